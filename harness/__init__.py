@@ -1,0 +1,3 @@
+"""shardproof: bitwise correctness testing and fault injection for sharded training state."""
+
+__version__ = "0.1.0"

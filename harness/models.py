@@ -1,0 +1,293 @@
+"""The zoo of tiny models: names, shapes, dtypes, optimizer groups, and which dim tensor parallelism shards.
+
+A model is data. Any system can build it: each module owns parameters and buffers, each parameter takes
+part in its module's forward through the probe only. Every spec says what it exposes, with ids from the
+bug corpus, and stays tiny: a whole model has a few hundred elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from harness.errors import UsageError
+from harness.scenario import DTypePolicy
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One parameter of a module.
+
+    name: local name. shape: logical shape. island: kept in fp32 under `mixed` storage (a router, A_log).
+    tp_dim: the dim tensor parallelism shards; None = replicated over tp. group: index into
+    `ModelSpec.groups`. used: False = not part of any forward, so it never gets a gradient.
+    trainable: `yes`, `no` (frozen) or `later` (frozen until the program's `unfreeze`).
+    tied_to: fully qualified name of the parameter this is the same object as.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    island: bool = False
+    tp_dim: int | None = None
+    group: int = 0
+    used: bool = True
+    trainable: str = "yes"
+    tied_to: str | None = None
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """One buffer of a module. dtype: fp32, bf16, int64 or bool. Integer buffers count steps (+1 each forward of
+    a training step's first microbatch); floating ones are constant."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "fp32"
+    persistent: bool = True
+
+
+@dataclass(frozen=True)
+class ModuleSpec:
+    """One module. path: dotted path from the root. unit: sharded as a unit (a bucket) of its own."""
+
+    path: str
+    params: tuple[ParamSpec, ...] = ()
+    buffers: tuple[BufferSpec, ...] = ()
+    unit: bool = True
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Overrides of one optimizer param group: multiplies lr, replaces weight decay (None = the optimizer's)."""
+
+    lr_scale: float = 1.0
+    weight_decay: float | None = None
+
+
+@dataclass(frozen=True)
+class NamedParam:
+    """A parameter with its fully qualified name and module."""
+
+    fqn: str
+    module: ModuleSpec
+    spec: ParamSpec
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A named tiny model: `doc` says what it exposes, `bugs` which corpus entries."""
+
+    name: str
+    doc: str
+    modules: tuple[ModuleSpec, ...]
+    groups: tuple[GroupSpec, ...] = (GroupSpec(),)
+    bugs: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def params(self) -> tuple[NamedParam, ...]:
+        """All parameters under every name, tied aliases included, in module order."""
+        return tuple(NamedParam(f"{m.path}.{p.name}", m, p) for m in self.modules for p in m.params)
+
+    @cached_property
+    def unique_params(self) -> tuple[NamedParam, ...]:
+        """One entry a parameter object: tied aliases left out."""
+        return tuple(p for p in self.params if p.spec.tied_to is None)
+
+    def uses(self, fqn: str) -> tuple[str, ...]:
+        """Every name under which the parameter `fqn` takes part in a forward."""
+        return tuple(
+            p.fqn
+            for p in self.params
+            if (p.fqn == fqn or p.spec.tied_to == fqn) and self.param(fqn).spec.used and p.spec.used
+        )
+
+    def param(self, fqn: str) -> NamedParam:
+        return self._by_fqn[fqn]
+
+    @cached_property
+    def _by_fqn(self) -> dict[str, NamedParam]:
+        return {p.fqn: p for p in self.params}
+
+    def buffers(self) -> Iterator[tuple[str, BufferSpec]]:
+        for module in self.modules:
+            for buffer in module.buffers:
+                yield f"{module.path}.{buffer.name}", buffer
+
+    @property
+    def has_later(self) -> bool:
+        return any(p.spec.trainable == "later" for p in self.params)
+
+    @property
+    def max_uses(self) -> int:
+        """How often the most-tied parameter takes part in one forward."""
+        return max(len(self.uses(p.fqn)) for p in self.unique_params)
+
+
+def storage_dtype(policy: DTypePolicy, spec: ParamSpec) -> str:
+    """The dtype a parameter is stored in under a policy: its own under `mixed`, the policy's otherwise."""
+    if policy.storage == "mixed":
+        return "fp32" if spec.island else "bf16"
+    return policy.storage
+
+
+def _linear(path: str, out: int, inp: int, tp_dim: int | None = None, **kw: object) -> ModuleSpec:
+    bias_dim = 0 if tp_dim == 0 else None
+    return ModuleSpec(
+        path,
+        (
+            ParamSpec("weight", (out, inp), tp_dim=tp_dim, **kw),  # type: ignore[arg-type]
+            ParamSpec("bias", (out,), tp_dim=bias_dim, **kw),  # type: ignore[arg-type]
+        ),
+    )
+
+
+def _zoo() -> Iterator[ModelSpec]:
+    yield ModelSpec(
+        "dense",
+        "Odd and prime sizes over several units: uneven shards, padding, more than one bucket.",
+        (
+            _linear("embed", 12, 5, tp_dim=0),
+            _linear("up", 16, 7, tp_dim=0),
+            _linear("down", 7, 16, tp_dim=1),
+            ModuleSpec("norm", (ParamSpec("weight", (13,)),)),
+        ),
+        bugs=("PT-136228", "PT-110762", "MLM-2576", "MLM-5898"),
+    )
+    yield ModelSpec(
+        "twins",
+        "Equal-shaped parameters of different dtype in one group: a swapped pair fits without an error.",
+        (
+            ModuleSpec("a", (ParamSpec("weight", (4, 4), tp_dim=0),)),
+            ModuleSpec("router", (ParamSpec("weight", (4, 4), island=True),)),
+            ModuleSpec("b", (ParamSpec("weight", (4, 4), tp_dim=0),)),
+            ModuleSpec("scale", (ParamSpec("weight", (4, 4), island=True),)),
+        ),
+        bugs=("MLM-2777", "MLM-5835a", "AM-2419b"),
+    )
+    yield ModelSpec(
+        "mixed_unit",
+        "Two storage dtypes inside one unit: a flat buffer or FSDP unit that must not assume one dtype.",
+        (
+            ModuleSpec(
+                "block",
+                (
+                    ParamSpec("weight", (6, 3), tp_dim=0),
+                    ParamSpec("A_log", (6,), island=True, tp_dim=0),
+                    ParamSpec("proj", (3, 6), tp_dim=1),
+                ),
+            ),
+            ModuleSpec("head", (ParamSpec("weight", (5, 3)),)),
+        ),
+        bugs=("AM-2419b", "MLM-2777"),
+    )
+    yield ModelSpec(
+        "short",
+        "Dim 0 smaller than the world: empty shards on most ranks, one of them alone in its unit.",
+        (
+            ModuleSpec("one", (ParamSpec("weight", (1, 6)), ParamSpec("bias", (1,)))),
+            ModuleSpec("two", (ParamSpec("weight", (2, 3), tp_dim=0),)),
+            ModuleSpec("three", (ParamSpec("weight", (3,)),)),
+        ),
+        bugs=("PT-150862", "TE-3207", "TE-3318", "MLM-6191"),
+    )
+    yield ModelSpec(
+        "many",
+        "Twelve units and a dim of 12: 10 sorts before 9 where names or shards are ordered as text.",
+        tuple(ModuleSpec(f"layers.{i}", (ParamSpec("weight", (12, 2), tp_dim=0),)) for i in range(12)),
+        bugs=("DS-5342", "DS-5395"),
+    )
+    yield ModelSpec(
+        "tied",
+        "Input and output embedding are one parameter, beside an uneven one, in one unit.",
+        (
+            ModuleSpec("embed", (ParamSpec("weight", (10, 3), tp_dim=0),), unit=False),
+            _linear("mid", 5, 3),
+            ModuleSpec("head", (ParamSpec("weight", (10, 3), tp_dim=0, tied_to="embed.weight"),), unit=False),
+        ),
+        bugs=("PT-148825", "PT-188346", "PT-176076", "ACC-3154"),
+    )
+    yield ModelSpec(
+        "frozen_tower",
+        "A frozen tower with persistent, non-persistent and integer buffers feeding a trained head.",
+        (
+            ModuleSpec(
+                "tower.vision",
+                (ParamSpec("weight", (6, 4), trainable="no"), ParamSpec("bias", (6,), trainable="no")),
+                (
+                    BufferSpec("running", (5,)),
+                    BufferSpec("inv_freq", (3,), persistent=False),
+                    BufferSpec("batches", (), "int64"),
+                ),
+            ),
+            ModuleSpec("head", (ParamSpec("weight", (7, 6), tp_dim=0),), (BufferSpec("mask", (3,), "bool"),)),
+        ),
+        bugs=("AM-2419d", "AM-2549", "FS-427", "FS-705", "ACC-3898", "PT-93391"),
+    )
+    yield ModelSpec(
+        "swiglu",
+        "A fused gate/up weight whose halves are split apart by checkpoint formats, plus its down projection.",
+        (
+            ModuleSpec("fc1", (ParamSpec("weight", (12, 3), tp_dim=0),)),
+            ModuleSpec("fc2", (ParamSpec("weight", (3, 6), tp_dim=1),)),
+        ),
+        bugs=("MLM-4423", "MLM-2769"),
+    )
+    yield ModelSpec(
+        "experts",
+        "Grouped 3-D expert weights: sharding dims shift by one against a single expert's weight.",
+        (
+            ModuleSpec("router", (ParamSpec("weight", (3, 4), island=True),)),
+            ModuleSpec("experts", (ParamSpec("w1", (3, 4, 2), tp_dim=1), ParamSpec("w2", (3, 2, 4), tp_dim=2))),
+        ),
+        bugs=("TE-2713a", "AM-1691", "TT-2227"),
+    )
+    yield ModelSpec(
+        "groups",
+        "Three param groups with their own lr and weight decay, interleaved against module order.",
+        (
+            ModuleSpec("a", (ParamSpec("weight", (6, 3), tp_dim=0), ParamSpec("bias", (6,), group=1, tp_dim=0))),
+            ModuleSpec("b", (ParamSpec("weight", (6, 3), group=2, tp_dim=0), ParamSpec("bias", (6,), group=1))),
+            ModuleSpec("c", (ParamSpec("weight", (3, 5)),)),
+        ),
+        (GroupSpec(), GroupSpec(1.0, 0.0), GroupSpec(0.25, 0.5)),
+        bugs=("MLM-mr3394", "FS-58", "PT-54736", "AO-2606"),
+    )
+    yield ModelSpec(
+        "unused",
+        "A trainable parameter that no forward uses: no gradient, so its optimizer state never exists.",
+        (
+            _linear("used", 5, 3),
+            ModuleSpec("dead", (ParamSpec("weight", (4, 3), used=False),)),
+            ModuleSpec("half", (ParamSpec("weight", (4, 2)), ParamSpec("dead", (6,), used=False))),
+        ),
+        bugs=("AM-1698", "PT-192202"),
+    )
+    yield ModelSpec(
+        "later",
+        "Parameters that are frozen first and trained later: state appears after the first save.",
+        (
+            _linear("base", 6, 3, trainable="later"),
+            ModuleSpec("adapter", (ParamSpec("weight", (5, 4)),)),
+        ),
+        bugs=("PT-192202", "PT-186998"),
+    )
+
+
+ZOO: dict[str, ModelSpec] = {spec.name: spec for spec in _zoo()}
+
+
+def model_spec(name: str) -> ModelSpec:
+    """The model of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in ZOO:
+        raise UsageError.of("model", name, ZOO, "dense")
+    return ZOO[name]

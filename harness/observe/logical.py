@@ -1,0 +1,40 @@
+"""Logical values: an observation after assembly, and what an oracle predicts in the same terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """What a value is: after which op, live or written, which role, which name."""
+
+    op: int
+    where: str
+    role: str
+    fqn: str
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A whole logical tensor: dtype name (see record.NUMPY_NAME), shape, raw row-major bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A defect of assembly itself: `gap`, `overlap`, `replica_conflict`, `shape`, `dtype` or `size`.
+
+    ranks: the ranks involved. detail: one sentence with the boxes or digests.
+    """
+
+    key: Key
+    kind: str
+    ranks: tuple[int, ...]
+    detail: str
+
+
+Logical = dict[Key, Value]

@@ -1,0 +1,101 @@
+"""Records: what one rank held of one thing at one point of the program, as raw bytes.
+
+Conventions every system, the reference and the twin follow, so that their observations are comparable:
+
+| role           | fqn                                 | dtype, shape                                          | when |
+|----------------|-------------------------------------|-------------------------------------------------------|------|
+| param          | every name, tied aliases included   | storage dtype, logical                                | every op |
+| compute_param  | every name used in a forward        | compute dtype, logical                                | after step/overflow (as the last microbatch's forward saw it) |
+| grad           | canonical name                      | as the optimizer saw it (unscaled, clipped); absent if it saw none | after step |
+| master         | canonical name                      | master dtype; only where a system keeps separate masters | every op |
+| exp_avg, exp_avg_sq, momentum | canonical name       | state dtype, logical; absent until created            | every op |
+| step           | canonical name                      | fp32, shape ()                                        | every op, absent until created |
+| hyperparameter | `group{i}.{key}` and `group{i}.params` | fp64 shape (); utf8 shape (bytes,) for `params`: canonical names joined by newlines | every op |
+| buffer         | every name                          | its own                                               | every op |
+| scheduler      | `last_epoch`, `last_lr.{i}`         | int64 / fp64, shape ()                                | every op if there is a schedule |
+| scaler         | `scale`, `growth_tracker`           | fp32 / int64, shape ()                                | every op if there is a loss scale |
+| norm           | `total_norm`                        | fp32, shape ()                                        | after step if clipping; checked by ULPs, not bits |
+| rng, warning, extra_state, quant_scale | see the system      |                                                       | per rank (no box) |
+
+Values of `hyperparameter`: lr, weight_decay and, by kind, betas as `beta1`/`beta2`, `eps`, `momentum`,
+`nesterov` (0.0 or 1.0). `written` records carry what a checkpoint holds after a `save`, read back by the
+independent reader: param, master, exp_avg, exp_avg_sq, momentum, step, hyperparameter, persistent buffers,
+scheduler and scaler, as far as the format stores them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+NUMPY_NAME = {
+    "fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16",
+    "int64": "int64", "int32": "int32", "int16": "int16", "uint8": "uint8", "utf8": "uint8", "bool": "bool",
+}  # fmt: skip
+
+ITEMSIZE = {
+    "fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int16": 2, "uint8": 1, "utf8": 1, "bool": 1,
+}  # fmt: skip
+
+LIVE, WRITTEN = "live", "written"
+
+PER_RANK_ROLES = frozenset({"rng", "warning", "extra_state"})
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A piece of a logical tensor.
+
+    op: index of the program's operation it was taken after. rank: global rank. where: `live` or `written`.
+    shape: of the whole logical tensor. start, size: the box this piece fills, one entry a dim; with
+    `flat`, one entry each, in elements of the row-major flattened tensor. data: the piece's bytes,
+    row-major, little endian; its length is product(size) times the dtype's item size.
+    """
+
+    op: int
+    rank: int
+    where: str
+    role: str
+    fqn: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    data: bytes
+    flat: bool = False
+
+
+def whole(op: int, rank: int, role: str, fqn: str, dtype: str, shape: tuple[int, ...], data: bytes,
+          where: str = LIVE) -> Record:  # fmt: skip
+    """A record that covers its whole logical tensor."""
+    return Record(op, rank, where, role, fqn, dtype, shape, (0,) * len(shape), shape, data)
+
+
+def pack(records: Iterable[Record]) -> bytes:
+    """Records as one self-describing blob: a JSON header line, then the raw bytes in order."""
+    kept = list(records)
+    header = [
+        [r.op, r.rank, r.where, r.role, r.fqn, r.dtype, r.shape, r.start, r.size, r.flat, len(r.data)] for r in kept
+    ]
+    return json.dumps(header).encode() + b"\n" + b"".join(r.data for r in kept)
+
+
+def unpack(blob: bytes) -> Iterator[Record]:
+    """The records of `pack`.
+
+    Raises:
+        ValueError: the blob is truncated or not one of ours.
+    """
+    head, newline, body = blob.partition(b"\n")
+    if not newline:
+        raise ValueError("not an observation: no header line")
+    position = 0
+    for op, rank, where, role, fqn, dtype, shape, start, size, flat, length in json.loads(head):
+        data = body[position : position + length]
+        if len(data) != length:
+            raise ValueError(f"truncated observation: {fqn} ({role}) has {len(data)} of {length} bytes")
+        position += length
+        yield Record(op, rank, where, role, fqn, dtype, tuple(shape), tuple(start), tuple(size), data, flat)
+    if position != len(body):
+        raise ValueError(f"observation has {len(body) - position} stray bytes")

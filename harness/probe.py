@@ -1,0 +1,143 @@
+"""The exact grid: gradients that survive any order of reduction and any divisor, and show any demotion.
+
+Each rank's contribution to a gradient is an integer number of units 2^-k. On average over the
+data-parallel ranks it is `mean_units`, which depends on name, iteration, microbatch and index only, so one
+unsharded twin serves every mesh. Around that mean the ranks deviate, so that a reduction over the wrong
+ranks changes bits.
+
+*Exact*: every contribution is a multiple of the odd part of the number of data-parallel ranks (so a
+pre-division is exact), and the sums of all positive and of all negative contributions stay below the
+significand of every declared stage (so every partial sum is exact in any order).
+
+*Sensitive*: on a `wide` grid some ranks hold coarse values (multiples of 256 units) and the others fine
+ones. Each contribution fits the 8 bits of bf16, their sum needs about 14: a stage that is declared fp32
+but accumulates, reduces or stores in bf16 or fp16 changes bits. A `narrow` grid serves policies whose
+stages are declared half precision. An `alternate` grid (one data-parallel rank, several microbatches,
+half-precision compute) puts coarse values into even microbatches and fine ones into odd ones.
+
+Pure numpy: used by ranks, reference and twin alike. It decides inputs, never expected results: the twin
+takes `mean_units`, ranks take `rank_units`, and a property test ties the two together.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """kind: `wide`, `narrow` or `alternate`. unit: the value of one unit, a power of two."""
+
+    kind: str
+    unit: float
+
+
+def choose_grid(stage_dtypes: tuple[str, ...], compute: str, dp: int, microbatches: int) -> Grid:
+    """The most sensitive grid that is exact.
+
+    Args:
+        stage_dtypes: declared dtypes of accumulate, reduce and main gradient.
+        compute: declared dtype of the forward and of the gradient it produces.
+        dp: number of data-parallel ranks. microbatches: forward/backward passes a step.
+    """
+    if any(dtype != "fp32" for dtype in stage_dtypes):
+        return Grid("narrow", 2.0**-4)
+    if compute == "fp32" or dp > 1:
+        return Grid("wide", 2.0**-12)
+    return Grid("alternate", 2.0**-12) if microbatches > 1 else Grid("narrow", 2.0**-4)
+
+
+def element_keys(fqn: str, shape: tuple[int, ...], seed: int) -> U64:
+    """One 64-bit key an element, shape (numel,): all randomness of a tensor derives from it."""
+    base = np.uint64((zlib.crc32(fqn.encode()) << 32) | (seed & 0xFFFFFFFF))
+    with np.errstate(over="ignore"):
+        return _mix((np.arange(1, prod(shape) + 1, dtype=np.uint64) * _GOLDEN) ^ _mix(base))
+
+
+def initial_values(keys: U64, init_seed: int) -> npt.NDArray[np.float32]:
+    """Initial parameter values in (-1, 1) with 24 significant bits, shape (numel,), fp32; never zero."""
+    bits = _mix(keys ^ _salt(1, init_seed, 0)) >> np.uint64(40)
+    return ((bits.astype(np.int64) * 2 - (1 << 24) + 1) * 2.0**-24).astype(np.float32)
+
+
+def mean_units(keys: U64, iteration: int, microbatch: int, grid: Grid) -> I64:
+    """The gradient's mean over data-parallel ranks in units, shape (n,)."""
+    coarse, fine = _targets(_hash(keys, iteration, microbatch), microbatch, grid)
+    return coarse * 256 + fine
+
+
+def rank_units(keys: U64, iteration: int, microbatch: int, dp: int, grid: Grid) -> I64:
+    """Every data-parallel rank's gradient in units, shape (dp, n); the mean over axis 0 is `mean_units`."""
+    hashed = _hash(keys, iteration, microbatch)
+    coarse, fine = _targets(hashed, microbatch, grid)
+    odd = dp // (dp & -dp)
+    share = dp // odd
+    if grid.kind == "wide" and dp > 1:
+        holders = (dp + 1) // 2
+        rows = np.concatenate(
+            [
+                _spread(coarse * share, holders, hashed >> np.uint64(12), 4) * (256 * odd),
+                _spread(fine * share, dp - holders, hashed >> np.uint64(28), 4) * odd,
+            ]
+        )
+    else:
+        total = coarse * 256 + fine
+        rows = _spread(total * share, dp, hashed >> np.uint64(12), 1) * odd
+    return np.roll(rows, iteration + microbatch, axis=0)
+
+
+def _targets(hashed: U64, microbatch: int, grid: Grid) -> tuple[I64, I64]:
+    """The mean's coarse (×256) and fine parts. Fine parts are odd, so that they are never lost by luck."""
+    coarse = (hashed & np.uint64(63)).astype(np.int64) - 32
+    fine = ((hashed >> np.uint64(6)) & np.uint64(31)).astype(np.int64) * 2 - 31
+    zero = np.zeros_like(coarse)
+    match grid.kind:
+        case "wide":
+            return coarse, fine
+        case "alternate":
+            return (coarse, zero) if microbatch % 2 == 0 else (zero, fine)
+        case "narrow":
+            small = (hashed & np.uint64(3)).astype(np.int64) * 2 - 3
+            return zero, small
+        case other:
+            raise ValueError(f"unknown grid kind {other!r}")
+
+
+def _spread(total: I64, ranks: int, hashed: U64, deviation: int) -> I64:
+    """Split `total` (n,) over `ranks` rows with zero-sum deviations of up to `deviation`: shape (ranks, n)."""
+    base, rest = np.divmod(total, ranks)
+    rows = base + (np.arange(ranks)[:, None] < rest)
+    span = np.uint64(2 * deviation + 1)
+    for pair in range(ranks // 2):
+        push = ((hashed >> np.uint64(4 * pair)) % span).astype(np.int64) - deviation
+        rows[2 * pair] += push
+        rows[2 * pair + 1] -= push
+    return rows
+
+
+def _hash(keys: U64, iteration: int, microbatch: int) -> U64:
+    return _mix(keys ^ _salt(2, iteration, microbatch))
+
+
+def _salt(purpose: int, first: int, second: int) -> np.uint64:
+    return np.uint64(((purpose << 48) | (first << 24) | second) * int(_GOLDEN) & 0xFFFFFFFFFFFFFFFF)
+
+
+def _mix(x: U64 | np.uint64) -> U64:
+    """splitmix64's finaliser (Steele, Lea, Flood, OOPSLA 2014)."""
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * _MIX1
+        x = (x ^ (x >> np.uint64(27))) * _MIX2
+        return x ^ (x >> np.uint64(31))  # type: ignore[return-value]

@@ -1,0 +1,159 @@
+"""Programs: the operations of a scenario, their legal sequences, and their static expansion.
+
+`expand` turns a scenario into a tuple of `Op`: every argument a rank needs (which iteration a step is,
+which seed a build initialises from, which checkpoint a load reads, which session and mesh it runs on) is
+decided here once, so that systems, reference and twin execute the same plan and cannot disagree on it.
+
+A *session* is one set of fresh ranks. `reshard` goes to the load mesh (in the same ranks when the mesh
+does not change), `restart` always to fresh ranks on the load mesh. Everything in memory is gone after
+either: the next operation is a `build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from harness.errors import UsageError
+from harness.scenario import Mesh, Scenario, load_mesh
+
+KINDS = (
+    "build",  # construct model and optimizer; parameters from the next initialisation seed
+    "step",  # all microbatches, gradient reduction, optimizer step
+    "overflow",  # a step one of whose gradients is infinite on one rank: must be skipped (needs a loss scale)
+    "save",  # write a checkpoint of model, optimizer and schedule
+    "load",  # read the latest checkpoint into the model and optimizer that exist now
+    "load_model_only",  # read the parameters and buffers of it only
+    "reload_params",  # refresh optimizer-owned master copies from the model's parameters
+    "unfreeze",  # make the parameters that the model marks `later` trainable
+    "reshard",
+    "restart",
+)
+
+PROGRAMS: dict[str, str] = {
+    # Three arms: uninterrupted (the step after save), cold (build, step), resumed (build, load, step).
+    "resume": "build step step save step reshard build step build load step",
+    # Load into an optimizer that has never stepped and save before the first step ever.
+    "save_first": "build save step reshard build load step step",
+    # Load over live state: the optimizer exists, has stepped, and its gradients are stale.
+    "load_after_step": "build step save step reshard build step load step",
+    # Weights only, then training: the optimizer must start from the loaded weights.
+    "model_only": "build step step save reshard build load_model_only reload_params step step",
+    # Weights only over an optimizer that has already stepped.
+    "model_only_late": "build step save reshard build step load_model_only reload_params step",
+    # A second generation: what was loaded is saved and loaded again.
+    "twice": "build step save reshard build load step save build load step",
+    # Roll back to the checkpoint in the same objects.
+    "rollback": "build step save step step load step",
+    # Always in fresh processes, also on the same mesh.
+    "restart": "build step save restart build step build load step",
+    # Parameters that become trainable after the first save.
+    "unfreeze": "build step unfreeze step save step reshard build unfreeze load step",
+    # An overflowing step in the middle must leave no trace but a smaller scale.
+    "overflow": "build step overflow step save step reshard build load step",
+    # No checkpoint at all.
+    "train": "build step step step",
+}
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation with every argument resolved.
+
+    index: position in the program. kind: one of `KINDS`. arm: `main`, `uninterrupted`, `cold` or
+    `resumed`, for readers. session, mesh: which fresh ranks run it. iteration: optimizer steps taken
+    before it on this trajectory (a load restores the saved count). init_seed: number of the build that
+    initialised the model, so that two builds never start equal. checkpoint: number of the checkpoint a
+    save writes or a load reads.
+    """
+
+    index: int
+    kind: str
+    arm: str
+    session: int
+    mesh: Mesh
+    iteration: int
+    init_seed: int
+    checkpoint: int = -1
+
+
+def operations(program: str) -> tuple[str, ...]:
+    """The operation names of a program given by name or spelled out.
+
+    Raises:
+        UsageError: an unknown name or an illegal sequence.
+    """
+    words = tuple(PROGRAMS.get(program, program).split())
+    unknown = [w for w in words if w not in KINDS]
+    if unknown or not words:
+        raise UsageError.of("program", program, (*PROGRAMS, f"or operations of: {' '.join(KINDS)}"), "resume")
+    problem = _illegal(words)
+    if problem:
+        raise UsageError(f"program {program!r}: {problem}; correct form: {PROGRAMS['resume']!r}")
+    return words
+
+
+def expand(scenario: Scenario) -> tuple[Op, ...]:
+    """The scenario's program with all arguments resolved; `reshard` and `restart` leave no Op of their own.
+
+    Raises:
+        UsageError: an illegal program, or a load relation that has no answer for the scenario's mesh.
+    """
+    words = operations(scenario.program)
+    target = load_mesh(scenario)
+    if target is None and {"reshard", "restart"} & set(words):
+        raise UsageError.of(
+            "load", scenario.load, f"a relation that mesh {scenario.mesh} can follow within world 8", "same"
+        )
+    ops: list[Op] = []
+    session, mesh, iteration, builds, saves = 0, scenario.mesh, 0, 0, 0
+    saved_iteration = 0
+    arm = "main"
+    for word in words:
+        match word:
+            case "reshard" | "restart":
+                assert target is not None
+                session += word == "restart" or target != mesh
+                mesh = target
+                continue
+            case "build":
+                builds, iteration = builds + 1, 0
+                arm = "cold" if saves else "main"
+            case "save":
+                saves, saved_iteration = saves + 1, iteration
+            case "load" | "load_model_only":
+                iteration = saved_iteration if word == "load" else iteration
+                arm = "resumed"
+        op = Op(len(ops), word, arm, session, mesh, iteration, builds - 1)
+        if word in ("save", "load", "load_model_only"):
+            op = replace(op, checkpoint=saves - 1)
+        ops.append(op)
+        if word == "step":
+            iteration += 1
+        elif word == "save" and arm == "main":
+            arm = "uninterrupted"
+    return tuple(ops)
+
+
+def sessions(ops: Sequence[Op]) -> list[list[Op]]:
+    """The operations of each session, in order."""
+    grouped: dict[int, list[Op]] = {}
+    for op in ops:
+        grouped.setdefault(op.session, []).append(op)
+    return list(grouped.values())
+
+
+def _illegal(words: tuple[str, ...]) -> str:
+    built, saved = False, False
+    for position, word in enumerate(words):
+        if word in ("reshard", "restart"):
+            built = False
+        elif word == "build":
+            built = True
+        elif not built:
+            return f"operation {position} ({word}) comes before a build"
+        elif word == "save":
+            saved = True
+        elif word.startswith("load") and not saved:
+            return f"operation {position} ({word}) comes before any save"
+    return "" if built else "it ends without a build"

@@ -1,0 +1,383 @@
+"""A scenario: one frozen, hashable value that says exactly what is built, run and compared.
+
+Every part has a canonical string form (`str(part)`, `Part.parse(text)`) that serves TOML, the command
+line and reports alike. A scenario's id is the digest of its non-default fields and the schema number,
+so that adding an axis later renames no existing scenario. This module imports nothing of ours but the
+error type and knows no library under test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import tomli_w
+
+from harness.errors import UsageError
+
+SCHEMA = 1
+
+FLOAT_DTYPES = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, order=True)
+class Mesh:
+    """A device mesh `(dp_replicate, dp_shard, tp)`; written `RxSxT`, e.g. `2x2x1`. The last dim varies fastest."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.dp_replicate, self.dp_shard, self.tp) < 1:
+            raise UsageError.of("mesh", str(self), "sizes of 1 or more", "2x2x1")
+
+    @property
+    def dp(self) -> int:
+        """Number of data-parallel ranks, replicate times shard: the divisor of a gradient average."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world(self) -> int:
+        return self.dp * self.tp
+
+    def coordinate(self, rank: int) -> tuple[int, int, int]:
+        """`(replicate, shard, tp)` index of a global rank, row-major."""
+        return rank // (self.dp_shard * self.tp), rank // self.tp % self.dp_shard, rank % self.tp
+
+    def dp_index(self, rank: int) -> int:
+        """Index of a global rank among the data-parallel ranks: which slice of the batch it sees."""
+        return rank // self.tp
+
+    def __str__(self) -> str:
+        return f"{self.dp_replicate}x{self.dp_shard}x{self.tp}"
+
+    @classmethod
+    def parse(cls, text: str) -> Mesh:
+        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text.strip())
+        if not match:
+            raise UsageError.of("mesh", text, "dp_replicate x dp_shard x tp", "2x2x1")
+        return cls(*(int(g) for g in match.groups()))
+
+
+@dataclass(frozen=True, order=True)
+class DTypePolicy:
+    """Which dtype each stage has, as the user asks for it. None means "whatever the stage before has".
+
+    Written as the storage dtype followed by the stages that differ, e.g. `fp32/param=bf16/reduce=fp32`.
+
+    storage: dtype of the model's parameters: `fp32`, `bf16`, `fp16`, or `mixed` (each parameter's own:
+        islands in fp32, the bulk in bf16).
+    param: dtype the forward computes in (FSDP2 `MixedPrecisionPolicy.param_dtype`).
+    reduce: dtype gradients are reduced in, and accumulated in before that.
+    output: dtype of the forward's floating-point output.
+    master: dtype of separate optimizer-owned master parameters (ZeRO-1 style systems).
+    """
+
+    storage: str = "fp32"
+    param: str | None = None
+    reduce: str | None = None
+    output: str | None = None
+    master: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.storage not in (*FLOAT_DTYPES, "mixed"):
+            raise UsageError.of("dtype storage", self.storage, (*FLOAT_DTYPES, "mixed"), "bf16")
+        for stage in ("param", "reduce", "output", "master"):
+            value = getattr(self, stage)
+            if value is not None and value not in FLOAT_DTYPES:
+                raise UsageError.of(f"dtype stage {stage!r}", value, FLOAT_DTYPES, f"fp32/{stage}=bf16")
+
+    def __str__(self) -> str:
+        stages = ((f.name, getattr(self, f.name)) for f in fields(self)[1:])
+        return "/".join([self.storage, *(f"{name}={value}" for name, value in stages if value)])
+
+    @classmethod
+    def parse(cls, text: str) -> DTypePolicy:
+        storage, *stages = text.strip().split("/")
+        return cls(storage, **_options("dtype", stages, ("param", "reduce", "output", "master"), "fp32/param=bf16"))
+
+
+@dataclass(frozen=True, order=True)
+class Offload:
+    """CPU offload: the fraction of the optimizer's elements that live on the host. `none`, `cpu`, `cpu=0.5`."""
+
+    fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.fraction <= 1.0:
+            raise UsageError.of("offload", self.fraction, "a fraction from 0 to 1", "cpu=0.5")
+
+    def __str__(self) -> str:
+        return "none" if self.fraction == 0 else "cpu" if self.fraction == 1 else f"cpu={self.fraction!r}"
+
+    @classmethod
+    def parse(cls, text: str) -> Offload:
+        match text.strip():
+            case "none":
+                return cls(0.0)
+            case "cpu":
+                return cls(1.0)
+            case other:
+                found = re.fullmatch(r"cpu=(\d*\.?\d+)", other)
+                if not found:
+                    raise UsageError.of("offload", text, "none, cpu, cpu=FRACTION", "cpu=0.5")
+                return cls(float(found[1]))
+
+
+OPTIMIZER_KINDS = ("sgd", "adam", "adamw")
+OPTIMIZER_IMPLEMENTATIONS = ("forloop", "foreach", "fused")
+
+
+@dataclass(frozen=True, order=True)
+class Optimizer:
+    """An optimizer and what surrounds its step; written `adamw/impl=foreach/clip=1.0`.
+
+    Numbers are python floats as torch.optim takes them. `momentum` and `nesterov` matter to sgd only,
+    `beta1`, `beta2`, `eps` to adam and adamw. `groups=model` applies the model's per-group overrides;
+    `groups=one` puts every parameter into one group. `clip` is the global-norm bound (0 = off),
+    `loss_scale` the initial dynamic loss scale, a power of two (0 = off), `schedule` the LR schedule:
+    `none` or `halve` (multiply by 0.5 after every step).
+    """
+
+    kind: str = "adamw"
+    impl: str = "foreach"
+    lr: float = 0.03125
+    weight_decay: float = 0.125
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    momentum: float = 0.9
+    nesterov: bool = False
+    groups: str = "model"
+    clip: float = 0.0
+    loss_scale: float = 0.0
+    schedule: str = "none"
+
+    def __post_init__(self) -> None:
+        _one_of("optimizer kind", self.kind, OPTIMIZER_KINDS, "adamw")
+        _one_of("optimizer impl", self.impl, OPTIMIZER_IMPLEMENTATIONS, "adamw/impl=fused")
+        _one_of("optimizer groups", self.groups, ("model", "one"), "adamw/groups=one")
+        _one_of("optimizer schedule", self.schedule, ("none", "halve"), "adamw/schedule=halve")
+        if self.nesterov and self.momentum <= 0:
+            raise UsageError.of(
+                "optimizer nesterov", self.momentum, "a momentum above 0", "sgd/nesterov=true/momentum=0.9"
+            )
+        if self.loss_scale and (self.loss_scale < 1 or self.loss_scale.hex().split("p")[0] != "0x1.0000000000000"):
+            raise UsageError.of(
+                "optimizer loss_scale", self.loss_scale, "0 or a power of two", "adamw/loss_scale=1024.0"
+            )
+
+    def __str__(self) -> str:
+        changed = [
+            f"{f.name}={_render(getattr(self, f.name))}" for f in fields(self)[1:] if getattr(self, f.name) != f.default
+        ]
+        return "/".join([self.kind, *changed])
+
+    @classmethod
+    def parse(cls, text: str) -> Optimizer:
+        kind, *options = text.strip().split("/")
+        types: dict[str, type] = {f.name: type(f.default) for f in fields(cls)[1:]}
+        raw = _options("optimizer", options, tuple(types), "adamw/impl=fused")
+        return cls(kind, **{k: _convert(f"optimizer {k}", v, types[k]) for k, v in raw.items()})
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One cell of the space. See the field comments for the axes' meaning; `axis_values` for their text form."""
+
+    system: str = "reference"  # which library; a key of systems.registry
+    version: str = ""  # release of that library; empty: the installed one
+    model: str = "dense"  # name of a ModelSpec in models.ZOO
+    dtype: DTypePolicy = field(default_factory=DTypePolicy)
+    mesh: Mesh = field(default_factory=Mesh)
+    load: str = "same"  # relation of the load mesh to `mesh`, or a mesh: see layout-free `load_mesh`
+    sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0) or zero1 (flat bucket buffers)
+    reshard_after_forward: str = "true"  # true, false, none, or a divisor of dp_shard
+    offload: Offload = field(default_factory=Offload)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    microbatches: int = 1  # forward/backward passes per optimizer step
+    grad_sync: str = "last"  # reduce gradients after the `last` microbatch only, or after `every` one
+    checkpoint: str = "dcp"  # checkpoint format with options, e.g. dcp, full+cpu_offload
+    program: str = "resume"  # name in program.PROGRAMS, or the operations separated by spaces
+    faults: tuple[str, ...] = ()  # ids of the fault catalogue
+    seed: int = 0  # initial weights and gradients derive from it
+
+    def __post_init__(self) -> None:
+        _one_of("sharding", self.sharding, ("fully_shard", "zero1"), "zero1")
+        _one_of("grad_sync", self.grad_sync, ("last", "every"), "last")
+        if not re.fullmatch(r"true|false|none|[1-9]\d*", self.reshard_after_forward):
+            raise UsageError.of(
+                "reshard_after_forward", self.reshard_after_forward, "true, false, none, or a divisor of dp_shard", "2"
+            )
+        if not 1 <= self.microbatches <= 3:
+            raise UsageError.of("microbatches", self.microbatches, "1 to 3 (the exact grid's bound)", "2")
+        if self.load not in LOAD_RELATIONS:
+            _load_mesh_literal(self.load)
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits: the digest of the non-default fields and the schema number."""
+        payload = json.dumps([SCHEMA, self.axis_values(only_changed=True)], sort_keys=True)
+        return hashlib.sha256(payload.encode()).hexdigest()[:12]
+
+    def axis_values(self, only_changed: bool = False) -> dict[str, str]:
+        """Axis name → canonical text. With `only_changed`, the fields that differ from the default."""
+        return {
+            f.name: _render(getattr(self, f.name))
+            for f in fields(self)
+            if not only_changed or getattr(self, f.name) != getattr(_DEFAULT, f.name)
+        }
+
+    def with_axes(self, values: Mapping[str, str]) -> Scenario:
+        """A copy with axes set from their text form.
+
+        Raises:
+            UsageError: an unknown axis, or a value its axis does not allow.
+        """
+        return replace(self, **{axis: parse_axis(axis, text) for axis, text in values.items()})
+
+    def __str__(self) -> str:
+        return " ".join(f"{axis}={value}" for axis, value in self.axis_values(only_changed=True).items()) or "defaults"
+
+    def to_toml(self, title: str = "") -> str:
+        """The scenario as a TOML document that `from_toml` reads back to an equal value."""
+        document: dict[str, Any] = {"schema": SCHEMA}
+        if title:
+            document["title"] = title
+        return tomli_w.dumps({**document, "scenario": self.axis_values(only_changed=True)})
+
+    @classmethod
+    def from_toml(cls, text: str, origin: str = "scenario file") -> Scenario:
+        """Read one scenario.
+
+        Raises:
+            UsageError: malformed TOML, another schema, an unknown axis or value.
+        """
+        document = load_toml(text, origin)
+        table = document.get("scenario")
+        if not isinstance(table, dict):
+            raise UsageError.of(origin, sorted(document), "a table [scenario]", '[scenario]\nmodel = "dense"')
+        return cls().with_axes({axis: str(value) for axis, value in table.items()})
+
+
+AXES: tuple[str, ...] = tuple(f.name for f in fields(Scenario))
+
+LOAD_RELATIONS = ("same", "grow", "shrink", "indivisible", "tp_change")
+
+
+def load_toml(text: str, origin: str) -> dict[str, Any]:
+    """Parse a TOML document of ours and check its schema number.
+
+    Raises:
+        UsageError: malformed TOML (with line and column), or another schema number.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"{origin}: malformed TOML: {error}; correct form: schema = {SCHEMA}, then [scenario]"
+        ) from None
+    if document.get("schema") != SCHEMA:
+        raise UsageError.of(f"{origin}: schema", document.get("schema"), (SCHEMA,), f"schema = {SCHEMA}")
+    return document
+
+
+def parse_axis(axis: str, text: str) -> Any:
+    """The typed value of one axis from its text form.
+
+    Raises:
+        UsageError: `axis` is unknown or `text` is not one of its values.
+    """
+    if axis not in AXES:
+        raise UsageError.of("axis", axis, AXES, "--set dtype=bf16")
+    parsers: dict[str, Callable[[str], Any]] = {
+        "dtype": DTypePolicy.parse,
+        "mesh": Mesh.parse,
+        "offload": Offload.parse,
+        "optimizer": Optimizer.parse,
+        "microbatches": lambda t: _convert("microbatches", t, int),
+        "seed": lambda t: _convert("seed", t, int),
+        "faults": lambda t: tuple(part for part in t.split(",") if part),
+    }
+    return parsers.get(axis, str)(text)
+
+
+def load_mesh(scenario: Scenario) -> Mesh | None:
+    """The mesh that a scenario's load phase runs on; None where the relation has no answer for its mesh.
+
+    same: the saving mesh. grow: twice dp_shard. shrink: dp_shard halved (rounded down). indivisible: a
+    dp_shard that neither divides nor is divided by the saving one (2→3, 4→3, 3→2 …). tp_change: tp 1↔2.
+    No relation leaves world 8.
+    """
+    mesh, shard = scenario.mesh, scenario.mesh.dp_shard
+    match scenario.load:
+        case "same":
+            return mesh
+        case "grow":
+            grown = replace(mesh, dp_shard=shard * 2)
+        case "shrink":
+            if shard < 2:
+                return None
+            grown = replace(mesh, dp_shard=shard // 2)
+        case "indivisible":
+            other = next((n for n in (3, 2, 4, 5) if n % shard and shard % n), None)
+            if other is None:
+                return None
+            grown = replace(mesh, dp_shard=other)
+        case "tp_change":
+            grown = replace(mesh, tp=2 if mesh.tp == 1 else 1)
+        case literal:
+            return _load_mesh_literal(literal)
+    return grown if grown.world <= 8 else None
+
+
+def _load_mesh_literal(text: str) -> Mesh:
+    try:
+        return Mesh.parse(text)
+    except UsageError:
+        raise UsageError.of("load", text, (*LOAD_RELATIONS, "a mesh RxSxT"), "shrink") from None
+
+
+def _options(what: str, parts: list[str], allowed: tuple[str, ...], form: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for part in parts:
+        name, separator, value = part.partition("=")
+        if not separator or name not in allowed or name in options:
+            raise UsageError.of(f"{what} option", part, [f"{a}=…" for a in allowed], form)
+        options[name] = value
+    return options
+
+
+def _one_of(what: str, value: str, allowed: tuple[str, ...], form: str) -> None:
+    if value not in allowed:
+        raise UsageError.of(what, value, allowed, form)
+
+
+def _convert(what: str, text: str, to: type) -> Any:
+    try:
+        if to is bool:
+            return {"true": True, "false": False}[text]
+        return to(text)
+    except (KeyError, ValueError):
+        raise UsageError.of(what, text, f"a value of type {to.__name__}", f"{what.split()[-1]}=1") from None
+
+
+def _render(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return repr(value)
+        case tuple():
+            return ",".join(str(v) for v in value)
+        case _:
+            return str(value)
+
+
+_DEFAULT = Scenario()

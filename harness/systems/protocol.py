@@ -1,0 +1,72 @@
+"""What a system under test is: declared in the parent without importing it, executed by every rank.
+
+A system has two halves. `SystemInfo` is data and pure functions: it lives in the parent, imports no
+library, and says what the system supports and why not. `RankSystem` runs inside a rank process with the
+real library; one instance lives for one session. Adding a system means writing both in one place and
+registering the info; the conformance suite tests the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from harness.models import ModelSpec
+from harness.observe.record import Record
+from harness.program import Op
+from harness.scenario import Mesh, Scenario
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """What a rank knows. directory: the scenario's own folder, shared by its ranks and sessions; checkpoints go
+    to `directory / "checkpoint{n}"`. rank: global rank in `mesh`, row-major."""
+
+    scenario: Scenario
+    model: ModelSpec
+    mesh: Mesh
+    rank: int
+    directory: Path
+
+    def checkpoint_path(self, op: Op) -> Path:
+        return self.directory / f"checkpoint{op.checkpoint}"
+
+
+class RankSystem(Protocol):
+    """The system on one rank. Every method runs on all ranks of the session, in program order.
+
+    Methods mutate the system's own state and raise what the library raises. `observe` must change nothing.
+    """
+
+    def build(self, op: Op) -> None: ...
+    def step(self, op: Op) -> None: ...
+    def overflow(self, op: Op) -> None: ...
+    def save(self, op: Op) -> None: ...
+    def load(self, op: Op) -> None: ...
+    def load_model_only(self, op: Op) -> None: ...
+    def reload_params(self, op: Op) -> None: ...
+    def unfreeze(self, op: Op) -> None: ...
+    def observe(self, op: Op) -> Iterable[Record]: ...
+
+
+@dataclass(frozen=True)
+class SystemInfo:
+    """A system as the parent sees it.
+
+    name: as in `--system`. doc: one line. world: `fork` (real ranks) or `lockstep` (one process).
+    entry: `module:Class` of the RankSystem (`fork`) or of the lockstep runner. unsupported: the reason why
+    the system refuses a scenario, or None. distributions: packages whose versions a result names.
+    emulated: what is not the real thing, shown in every result. warm_up: `module:function` the server
+    calls once before its first fork.
+    """
+
+    name: str
+    doc: str
+    world: str
+    entry: str
+    unsupported: Callable[[Scenario], str | None]
+    distributions: tuple[str, ...] = ()
+    emulated: tuple[str, ...] = ()
+    warm_up: str = ""

@@ -1,0 +1,69 @@
+"""Verdicts, how several merge into one, and the exit status of a run.
+
+A verdict is about one scenario. `unknown` means that the harness itself failed: it never counts as a
+pass and turns the whole run into exit status 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, IntEnum
+
+
+class Verdict(Enum):
+    """What one scenario showed, from best to worst in `SEVERITY` order."""
+
+    PASS = "pass"
+    UNSUPPORTED = "unsupported"
+    MISMATCH = "mismatch"
+    CRASH = "crash"
+    HANG = "hang"
+    NONDETERMINISTIC = "nondeterministic"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_failure(self) -> bool:
+        """True for a correctness failure of the system under test."""
+        return self in FAILURES
+
+
+FAILURES = frozenset({Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC})
+
+SEVERITY: tuple[Verdict, ...] = tuple(Verdict)
+
+
+class ExitStatus(IntEnum):
+    """The process exit status: the command-line contract others build on."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    HARNESS = 3
+    NOTHING_RUN = 4
+
+
+def merge(verdicts: Iterable[Verdict]) -> Verdict:
+    """The most severe of several verdicts.
+
+    Raises:
+        ValueError: `verdicts` is empty; nothing observed is never a pass.
+    """
+    worst = max(verdicts, key=SEVERITY.index, default=None)
+    if worst is None:
+        raise ValueError("no verdict to merge: a scenario without any check is not a pass")
+    return worst
+
+
+def exit_status(counts: dict[Verdict, int], known: int = 0) -> ExitStatus:
+    """The status of a run.
+
+    Args:
+        counts: number of results by verdict.
+        known: how many of the failing results are listed in `known_issues.toml` (walks only).
+    """
+    if counts.get(Verdict.UNKNOWN, 0):
+        return ExitStatus.HARNESS
+    if sum(counts.get(v, 0) for v in FAILURES) > known:
+        return ExitStatus.FAILURE
+    executed = sum(n for v, n in counts.items() if v is not Verdict.UNSUPPORTED)
+    return ExitStatus.OK if executed else ExitStatus.NOTHING_RUN

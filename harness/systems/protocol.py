@@ -51,6 +51,17 @@ class RankSystem(Protocol):
     def observe(self, op: Op) -> Iterable[Record]: ...
 
 
+class Refusal(Protocol):
+    """One rule of what a system refuses. A rule of few axes each, so that plans can tabulate it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def refuses(self) -> Callable[[Scenario], bool]: ...
+
+
 @dataclass(frozen=True)
 class SystemInfo:
     """A system as the parent sees it.
@@ -59,7 +70,7 @@ class SystemInfo:
     entry: `module:Class` of the RankSystem (`fork`) or of the lockstep runner. unsupported: the reason why
     the system refuses a scenario, or None. distributions: packages whose versions a result names.
     emulated: what is not the real thing, shown in every result. warm_up: `module:function` the server
-    calls once before its first fork.
+    calls once before its first fork. limits: `unsupported` rule by rule, where it is made of rules.
     """
 
     name: str
@@ -70,3 +81,4 @@ class SystemInfo:
     distributions: tuple[str, ...] = ()
     emulated: tuple[str, ...] = ()
     warm_up: str = ""
+    limits: tuple[Refusal, ...] = ()

@@ -1,0 +1,78 @@
+"""Apply every rule to the first failing operation and put what they find into ranked explanations.
+
+*Verifies* nothing. *Does not verify*: that an explanation is the only one; later operations are looked at
+only if no rule explains anything at the first, since what follows from a mismatch is no evidence of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from harness.diagnosis.explanation import CONFIDENCES, Context, Explanation, Finding, Rule
+from harness.diagnosis.rules import BUILT_IN
+from harness.diff import Difference
+
+CLAUSES = 3
+"""How many differences an explanation's text names; all of them are in its evidence."""
+
+CAUSE_FIRST = (
+    "compute_param", "grad", "norm", "scaler", "hyperparameter", "scheduler", "step",
+    "exp_avg", "exp_avg_sq", "momentum", "master", "param",
+)  # fmt: skip
+"""The order in which an optimizer step computes: a deviation of an earlier role explains those of later ones."""
+
+_RULES: list[Rule] = list(BUILT_IN)
+
+
+def register(rule: Rule) -> Rule:
+    """Add a rule; among equally confident explanations, rules registered earlier come first."""
+    _RULES.append(rule)
+    return rule
+
+
+def rules() -> tuple[Rule, ...]:
+    """All rules, the built-in ones from specific to general, then registered ones."""
+    return tuple(_RULES)
+
+
+def explain(differences: Iterable[Difference], context: Context) -> list[Explanation]:
+    """The mechanisms that the differences match, best first; empty if no rule knows any.
+
+    Best is: most confident, then (for a step) closest to the cause, then explaining most differences, then
+    the order of the rules.
+    """
+    failing = [d for d in differences if d.fails]
+    for index in sorted({d.key.op for d in failing}):
+        found = _of_operation([d for d in failing if d.key.op == index], context)
+        if found:
+            return found
+    return []
+
+
+def _of_operation(differences: Sequence[Difference], context: Context) -> list[Explanation]:
+    ranked: list[tuple[tuple[int, int, int, int], Explanation]] = []
+    for priority, rule in enumerate(_RULES):
+        matches = [(d, finding) for d in differences if (finding := rule.find(d, context)) is not None]
+        if not matches:
+            continue
+        explanation = _explanation(rule, [finding for _, finding in matches])
+        closeness = min(_distance_to_cause(d, context) for d, _ in matches)
+        rank = (CONFIDENCES.index(explanation.confidence), closeness, -len(matches), priority)
+        ranked.append((rank, explanation))
+    return [explanation for _, explanation in sorted(ranked, key=lambda item: item[0])]
+
+
+def _distance_to_cause(difference: Difference, context: Context) -> int:
+    if context.op_kind(difference.key.op) != "step" or difference.key.role not in CAUSE_FIRST:
+        return 0
+    return CAUSE_FIRST.index(difference.key.role)
+
+
+def _explanation(rule: Rule, findings: Sequence[Finding]) -> Explanation:
+    ordered = sorted(findings, key=lambda finding: CONFIDENCES.index(finding.confidence))
+    clauses = list(dict.fromkeys(finding.clause for finding in ordered))
+    text = f"{rule.lead}: {'; '.join(clauses[:CLAUSES])}"
+    if len(clauses) > CLAUSES:
+        text += f"; and {len(clauses) - CLAUSES} more"
+    evidence = tuple(finding.evidence for finding in ordered)
+    return Explanation(rule.mechanism, ordered[0].confidence, f"{text}.", evidence, rule.bug_ids)

@@ -1,0 +1,166 @@
+"""The nouns of diagnosis: what a rule is given, what it finds, and what the reader gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.diff import Difference, as_numbers
+from harness.models import ModelSpec, model_spec
+from harness.observe.assemble import Bits, as_bits
+from harness.observe.logical import Key, Logical, Value
+from harness.program import Op
+from harness.scenario import Scenario
+
+Confidence = Literal["certain", "likely", "possible"]
+CONFIDENCES: tuple[Confidence, ...] = ("certain", "likely", "possible")
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A mechanism that differences match.
+
+    mechanism: stable name, for clustering. confidence: `certain` (the bits are exactly what the mechanism
+    produces, in more places than chance allows), `likely` or `possible`. text: one to three sentences. evidence: one
+    mapping of JSON types for each difference explained. bug_ids: entries of the bug corpus with this mechanism.
+    """
+
+    mechanism: str
+    confidence: Confidence
+    text: str
+    evidence: tuple[Mapping[str, Any], ...]
+    bug_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found about one difference. clause: part of a sentence that names tensor, ranks and operations.
+    evidence: JSON types."""
+
+    confidence: Confidence
+    clause: str
+    evidence: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """mechanism: stable name. lead: the sentence that opens its explanation. bug_ids: corpus entries."""
+
+    mechanism: str
+    lead: str
+    find: Callable[[Difference, Context], Finding | None]
+    bug_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An expected and an observed value of equal dtype and shape. at: flat indices of the elements that differ."""
+
+    expected: Value
+    observed: Value
+    at: npt.NDArray[np.intp]
+
+    @cached_property
+    def expected_bits(self) -> Bits:
+        return as_bits(self.expected)[self.at]
+
+    @cached_property
+    def observed_bits(self) -> Bits:
+        return as_bits(self.observed)[self.at]
+
+    @cached_property
+    def wanted(self) -> Floats:
+        """Expected numbers where they differ."""
+        return as_numbers(self.expected)[self.at].astype(np.float64)
+
+    @cached_property
+    def got(self) -> Floats:
+        """Observed numbers where they differ."""
+        return as_numbers(self.observed)[self.at].astype(np.float64)
+
+    @property
+    def is_float(self) -> bool:
+        return self.expected.dtype.startswith(("fp", "bf"))
+
+    def explained_by(self, other: Value) -> bool:
+        """Whether every deviating element has the bits that `other` has in its place."""
+        if other.dtype != self.observed.dtype or len(other.data) != len(self.observed.data):
+            return False
+        return bool((as_bits(other)[self.at] == self.observed_bits).all())
+
+    @property
+    def strength(self) -> Confidence:
+        """How little chance explains a match: by the number of distinct bit patterns that matched."""
+        distinct = len(np.unique(self.observed_bits))
+        return "certain" if distinct >= 3 else "likely" if distinct == 2 else "possible"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What rules may look at. arms: further expected values by name, e.g. of a run that never loaded."""
+
+    expected: Logical
+    observed: Logical
+    scenario: Scenario
+    ops: tuple[Op, ...]
+    arms: Mapping[str, Logical] = field(default_factory=dict)
+
+    @cached_property
+    def model(self) -> ModelSpec:
+        return model_spec(self.scenario.model)
+
+    def op(self, index: int) -> Op | None:
+        """The operation of that index; None for what belongs to no operation."""
+        return self.ops[index] if 0 <= index < len(self.ops) else None
+
+    def op_kind(self, index: int) -> str:
+        op = self.op(index)
+        return op.kind if op else ""
+
+    def op_name(self, index: int) -> str:
+        """How texts name an operation."""
+        return f"operation {index} ({self.op_kind(index)})"
+
+    def pair(self, difference: Difference) -> Pair | None:
+        """The two values of a difference of bits; None for differences of structure."""
+        if difference.key not in self._pairs:
+            self._pairs[difference.key] = self._pair(difference.key)
+        return self._pairs[difference.key]
+
+    @cached_property
+    def _pairs(self) -> dict[Key, Pair | None]:
+        return {}
+
+    def _pair(self, key: Key) -> Pair | None:
+        expected, observed = self.expected.get(key), self.observed.get(key)
+        if expected is None or observed is None:
+            return None
+        if (expected.dtype, expected.shape) != (observed.dtype, observed.shape):
+            return None
+        at = np.flatnonzero(as_bits(expected) != as_bits(observed))
+        return Pair(expected, observed, at) if len(at) else None
+
+    def siblings(self, key: Key) -> Iterator[tuple[Key, Value]]:
+        """Expected values of the same role after the same operation under other names."""
+        for other, value in self.expected.items():
+            if other[:3] == key[:3] and other.fqn != key.fqn:
+                yield other, value
+
+    def earlier(self, key: Key) -> Iterator[tuple[int, Value]]:
+        """`(operation, expected value)` of the same live tensor after earlier operations, latest first."""
+        for index in range(key.op - 1, -1, -1):
+            value = self.expected.get(Key(index, "live", key.role, key.fqn))
+            if value is not None:
+                yield index, value
+
+
+def tensor(key: Key) -> str:
+    """How texts name a value: role and name, and whether it is in a checkpoint."""
+    return f"{'written ' if key.where == 'written' else ''}{key.role} of {key.fqn}"

@@ -1,0 +1,16 @@
+"""The built-in rules, from specific to general: the order decides among equally confident explanations."""
+
+from harness.diagnosis.explanation import Rule
+from harness.diagnosis.rules import counters, dtypes, gradients, order, presence, ranks, sources, updates
+
+BUILT_IN: tuple[Rule, ...] = (
+    *ranks.RULES,
+    *counters.RULES,
+    *dtypes.RULES,
+    *gradients.RULES,
+    *order.RULES,
+    *sources.RULES,
+    *updates.RULES,
+    *presence.RULES,
+    *ranks.GENERAL,
+)

@@ -1,0 +1,89 @@
+"""Scalars with a meaning of their own: step counters, schedule and scaler counts, hyperparameters of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.diagnosis.explanation import Context, Finding, Rule, tensor
+from harness.diff import Difference, as_numbers
+from harness.observe.logical import Value
+
+TORCH_DEFAULTS = {"lr": 1e-3, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.0}
+"""Defaults of torch.optim.AdamW and SGD (weight_decay: AdamW's)."""
+
+
+def counter_off(difference: Difference, context: Context) -> Finding | None:
+    """A counter is off by a whole number (PT-164929 ahead, DS-4396 back at 0, TE-3318 on some ranks)."""
+    key, pair = difference.key, context.pair(difference)
+    counts = key.role in ("step", "scheduler", "scaler") or (key.role == "buffer" and pair and not pair.is_float)
+    if pair is None or not counts or len(pair.expected.data) > 8 or key.fqn == "scale" or "last_lr" in key.fqn:
+        return None
+    wanted, got = pair.wanted[0], pair.got[0]
+    off = got - wanted
+    if off != int(off):
+        return None
+    how = "is back at 0" if got == 0 else f"is {abs(int(off))} {'ahead' if off > 0 else 'behind'}"
+    clause = f"{tensor(key)} {how} after {context.op_name(key.op)}: {got:g} instead of {wanted:g}"
+    return Finding("certain", clause, {"name": key.fqn, "expected": float(wanted), "observed": float(got)})
+
+
+def hyperparameter(difference: Difference, context: Context) -> Finding | None:
+    """A group's number is another group's, an earlier one, or a default (FS-58, MLM-mr3394)."""
+    key, pair = difference.key, context.pair(difference)
+    if pair is None or key.role not in ("hyperparameter", "scheduler") or pair.expected.dtype == "utf8":
+        return None
+    wanted, got = float(pair.wanted[0]), float(pair.got[0])
+    source = next((name for name, number in _candidates(difference, context) if number == got), "no known source")
+    clause = f"{key.fqn} is {got:g} instead of {wanted:g} after {context.op_name(key.op)}: {source}"
+    confidence = "likely" if source == "no known source" else "certain"
+    return Finding(confidence, clause, {"name": key.fqn, "expected": wanted, "observed": got, "source": source})  # type: ignore[arg-type]
+
+
+def _candidates(difference: Difference, context: Context) -> Iterator[tuple[str, float]]:
+    key = difference.key
+    setting = key.fqn.rpartition(".")[2]
+    for other, value in context.siblings(key):
+        if other.fqn.endswith(f".{setting}"):
+            yield f"that of {other.fqn.partition('.')[0]}", _number(value)
+    for index, value in context.earlier(key):
+        yield f"its value of {context.op_name(index)}", _number(value)
+    if hasattr(context.scenario.optimizer, setting):
+        yield "the optimizer's common setting", float(getattr(context.scenario.optimizer, setting))
+    if setting in TORCH_DEFAULTS:
+        yield "torch's default", TORCH_DEFAULTS[setting]
+
+
+def _number(value: Value) -> float:
+    return float(as_numbers(value)[0])
+
+
+def group_members(difference: Difference, context: Context) -> Finding | None:
+    """A group has other parameters, or the same in another order (MLM-mr3394, PT-127071)."""
+    key = difference.key
+    if key.role != "hyperparameter" or not key.fqn.endswith(".params"):
+        return None
+    held = (context.expected.get(key), context.observed.get(key))
+    wanted, got = ((value.data.decode().split("\n") if value and value.data else []) for value in held)
+    if sorted(wanted) == sorted(got):
+        how = "has its parameters in another order"
+    else:
+        how = f"lacks {sorted(set(wanted) - set(got))} and has {sorted(set(got) - set(wanted))} too many"
+    evidence = {"name": key.fqn, "expected": wanted, "observed": got}
+    return Finding("certain", f"{key.fqn.partition('.')[0]} {how} after {context.op_name(key.op)}", evidence)
+
+
+RULES = (
+    Rule(
+        "counter_off",
+        "A counter does not count the steps that were taken",
+        counter_off,
+        ("MLM-5976", "PT-164929", "DS-5104", "TT-4382", "DS-4396", "TE-3318", "PT-96251", "AO-4915", "ACC-4289"),
+    ),
+    Rule(
+        "hyperparameter",
+        "A param group has lost its own setting",
+        hyperparameter,
+        ("FS-58", "MLM-mr3394", "AO-2606", "PT-127071", "PT-139575", "TT-4598", "APEX-766", "MLM-1505db"),
+    ),
+    Rule("group_members", "Param groups were rebuilt differently", group_members, ("MLM-mr3394", "ACC-3564")),
+)

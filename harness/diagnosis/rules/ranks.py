@@ -1,0 +1,78 @@
+"""What concerns ranks and aliases: diverged replicas, split ties, holes between shards, one rank alone."""
+
+from __future__ import annotations
+
+from harness.diagnosis.explanation import Context, Finding, Rule, tensor
+from harness.diff import Difference
+
+
+def replicas_diverged(difference: Difference, context: Context) -> Finding | None:
+    """Ranks that hold the same box hold different bits (AM-3135, AM-3822)."""
+    if difference.kind != "replica_conflict":
+        return None
+    clause = f"{tensor(difference.key)} after {context.op_name(difference.key.op)}, {difference.detail}"
+    return Finding("certain", clause, {"name": difference.key.fqn, "ranks": list(difference.ranks)})
+
+
+def bad_partition(difference: Difference, context: Context) -> Finding | None:
+    """Shards leave elements out, overlap, or do not fit their boxes (MLM-5898, PT-150862, TE-2424)."""
+    if difference.kind not in ("gap", "overlap", "size"):
+        return None
+    clause = f"{tensor(difference.key)} after {context.op_name(difference.key.op)}: {difference.detail}"
+    evidence = {"name": difference.key.fqn, "kind": difference.kind, "ranks": list(difference.ranks)}
+    return Finding("certain", clause, evidence)
+
+
+def tie_split(difference: Difference, context: Context) -> Finding | None:
+    """Two names of one parameter hold different bits (PT-188346, ACC-3154)."""
+    key = difference.key
+    known = next((p for p in context.model.params if p.fqn == key.fqn), None)
+    if known is None or key.role not in ("param", "compute_param"):
+        return None
+    canonical = known.spec.tied_to or key.fqn
+    own = context.observed.get(key)
+    for other in context.model.params:
+        value = context.observed.get(key._replace(fqn=other.fqn))
+        tied = other.fqn != key.fqn and canonical in (other.fqn, other.spec.tied_to)
+        if tied and value is not None and own is not None and value != own:
+            clause = f"{key.role} of {key.fqn} and {other.fqn} differ after {context.op_name(key.op)}"
+            return Finding("certain", clause, {"name": key.fqn, "tied_to": other.fqn})
+    return None
+
+
+def one_rank(difference: Difference, context: Context) -> Finding | None:
+    """Only some ranks' parts deviate: what those ranks have in common is the clue (DS-7601, TE-3318)."""
+    op = context.op(difference.key.op)
+    if op is None or not difference.ranks or difference.kind == "replica_conflict":
+        return None
+    if len(difference.ranks) * 2 > op.mesh.world:
+        return None
+    ranks = list(difference.ranks)
+    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
+    last = ", the last one" if ranks == [op.mesh.world - 1] else ""
+    clause = f"{tensor(difference.key)} deviates on {which}{last} of {op.mesh.world}"
+    return Finding("possible", clause, {"name": difference.key.fqn, "ranks": ranks})
+
+
+RULES = (
+    Rule(
+        "replicas_diverged",
+        "Replicas of one tensor are not equal",
+        replicas_diverged,
+        ("AM-3135", "AM-3822", "PT-176076", "DS-7985"),
+    ),
+    Rule(
+        "tie_split",
+        "A tied parameter fell apart",
+        tie_split,
+        ("PT-188346", "ACC-3154", "PT-176076", "PT-148825"),
+    ),
+    Rule(
+        "bad_partition",
+        "The shards do not add up to the tensor",
+        bad_partition,
+        ("PT-150862", "MLM-5898", "TE-2424", "TE-2795", "PT-136228", "DS-1380"),
+    ),
+)
+
+GENERAL = (Rule("one_rank", "Only a part of the ranks is affected", one_rank, ("DS-7601", "TE-3318", "DS-2059")),)

@@ -1,0 +1,137 @@
+"""Right bits in the wrong place: values of another parameter, another role, an earlier moment, another arm."""
+
+from __future__ import annotations
+
+from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, tensor
+from harness.diff import Difference
+from harness.observe.logical import Key
+
+STATE_ROLES = ("param", "master", "grad", "exp_avg", "exp_avg_sq", "momentum")
+
+
+def other_parameter(difference: Difference, context: Context) -> Finding | None:
+    """The deviating elements are those expected of another parameter (MLM-2777: an index map in another order)."""
+    pair = context.pair(difference)
+    if pair is None or difference.key.role in ("step", "hyperparameter", "scheduler", "scaler"):
+        return None
+    for other, value in context.siblings(difference.key):
+        if pair.explained_by(value):
+            clause = f"{tensor(difference.key)} holds what belongs to {other.fqn}{_after(difference.key, context)}"
+            return Finding(pair.strength, clause, {"name": difference.key.fqn, "holds": other.fqn, **_where(pair)})
+    return None
+
+
+def other_role(difference: Difference, context: Context) -> Finding | None:
+    """The deviating elements are those expected of another role of the same parameter (exp_avg against exp_avg_sq)."""
+    pair = context.pair(difference)
+    if pair is None or difference.key.role not in STATE_ROLES:
+        return None
+    for role in STATE_ROLES:
+        value = context.expected.get(difference.key._replace(role=role))
+        if role != difference.key.role and value is not None and pair.explained_by(value):
+            clause = f"{tensor(difference.key)} holds its {role}{_after(difference.key, context)}"
+            return Finding(pair.strength, clause, {"name": difference.key.fqn, "holds": role, **_where(pair)})
+    return None
+
+
+def load_did_nothing(difference: Difference, context: Context) -> Finding | None:
+    """After a load or a refresh, the value is still the one of just before (PT-140898, MBR-4893, MLM-mr2871)."""
+    key = difference.key
+    if context.op_kind(key.op) not in ("load", "load_model_only", "reload_params") or key.where != "live":
+        return None
+    before = context.expected.get(key._replace(op=key.op - 1))
+    clause = f"{tensor(key)} is unchanged by {context.op_name(key.op)}"
+    evidence = {"name": key.fqn, "role": key.role, "unchanged_since": key.op - 1}
+    if difference.kind == "missing":
+        return None if before is not None else Finding("likely", f"{tensor(key)} is still absent", evidence)
+    pair = context.pair(difference)
+    if pair is None or before is None or not pair.explained_by(before):
+        return None
+    return Finding(_at_least_likely(pair), clause, evidence)
+
+
+def stale_value(difference: Difference, context: Context) -> Finding | None:
+    """The deviating elements are those expected after an earlier operation (PT-163130, DS-7707, TT-4598)."""
+    return _earlier(difference, context, initial=False)
+
+
+def initial_value(difference: Difference, context: Context) -> Finding | None:
+    """The deviating elements are still those of the initialisation (MBR-3949, DS-762)."""
+    return _earlier(difference, context, initial=True)
+
+
+def _earlier(difference: Difference, context: Context, *, initial: bool) -> Finding | None:
+    key, pair = difference.key, context.pair(difference)
+    if pair is None or key.role in ("step", "scheduler"):
+        return None
+    matching = [index for index, value in context.earlier(key) if pair.explained_by(value)]
+    if not matching or (context.op_kind(matching[-1]) == "build") is not initial:
+        return None
+    source = matching[-1] if initial else matching[0]
+    what = "its initial value" if initial else f"its value of {context.op_name(source)}"
+    clause = f"{tensor(key)} has {what}{_after(key, context)}"
+    return Finding(_at_least_likely(pair), clause, {"name": key.fqn, "value_of_op": source, **_where(pair)})
+
+
+def other_arm(difference: Difference, context: Context) -> Finding | None:
+    """The deviating elements are those of a run that did something else, e.g. never loaded."""
+    pair = context.pair(difference)
+    if pair is None:
+        return None
+    for name, arm in context.arms.items():
+        value = arm.get(difference.key)
+        if value is not None and pair.explained_by(value):
+            clause = f"{tensor(difference.key)} is as in the {name} run{_after(difference.key, context)}"
+            return Finding(pair.strength, clause, {"name": difference.key.fqn, "arm": name, **_where(pair)})
+    return None
+
+
+def zeroed(difference: Difference, context: Context) -> Finding | None:
+    """The deviating elements are zero: dropped or never filled (MLM-4423, TE-3207, TT-1226)."""
+    pair = context.pair(difference)
+    if pair is None or not pair.is_float or pair.observed_bits.any():
+        return None
+    clause = f"{len(pair.at)} of {difference.total} elements of {tensor(difference.key)} are zero"
+    confidence: Confidence = "likely" if len(pair.at) > 1 else "possible"
+    return Finding(confidence, clause + _after(difference.key, context), {"name": difference.key.fqn, **_where(pair)})
+
+
+def _at_least_likely(pair: Pair) -> Confidence:
+    """A tensor's own earlier bits are no coincidence even where there are few."""
+    return "likely" if pair.strength == "possible" else pair.strength
+
+
+def _after(key: Key, context: Context) -> str:
+    return f" after {context.op_name(key.op)}"
+
+
+def _where(pair: Pair) -> dict[str, int]:
+    return {"elements": len(pair.at)}
+
+
+RULES = (
+    Rule(
+        "load_did_nothing",
+        "The load had no effect on some state",
+        load_did_nothing,
+        ("PT-140898", "MBR-4893", "MBR-5680", "MLM-mr2871", "PT-129079"),
+    ),
+    Rule(
+        "other_parameter",
+        "Values are stored under another parameter's name",
+        other_parameter,
+        ("MLM-2777", "MLM-5835a", "MLM-4046", "MLM-7162", "PT-54736", "FS-1071", "DS-7585", "ACC-3982"),
+    ),
+    Rule("other_role", "State tensors of one parameter are exchanged", other_role),
+    Rule(
+        "initial_value", "The initialisation was never overwritten", initial_value, ("MBR-3949", "DS-762", "MLM-5071")
+    ),
+    Rule(
+        "stale_value",
+        "A copy from an earlier moment was not refreshed",
+        stale_value,
+        ("DS-7707", "PT-163130", "PT-138575", "MBR-3397", "MLM-7449a", "MLM-6871", "TT-4598", "PT-176076"),
+    ),
+    Rule("other_arm", "The state is that of another course of the program", other_arm),
+    Rule("zeroed", "Values were dropped or never filled in", zeroed, ("MLM-4423", "TE-3207", "TT-1226", "PT-140898")),
+)

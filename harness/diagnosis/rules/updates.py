@@ -1,0 +1,89 @@
+"""Wrong updates: the step started from other weights, decayed them once too often, or used another kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.diagnosis.explanation import Context, Finding, Floats, Rule, tensor
+from harness.diff import Difference, as_numbers
+from harness.models import GroupSpec
+
+STEP_RADIUS = 4.0
+"""How far one step may move a weight, in learning rates: an Adam update is close to 1 in most elements, and
+weight decay adds at most lr × weight decay × |weight|."""
+
+KERNEL_ULPS = 2
+
+
+def continued_from(difference: Difference, context: Context) -> Finding | None:
+    """The step started from an earlier value instead of the current one (MBR-3949, DS-762: stale masters win)."""
+    key, pair = difference.key, context.pair(difference)
+    if pair is None or context.op_kind(key.op) != "step" or key.role not in ("param", "master") or len(pair.at) < 3:
+        return None
+    radius = STEP_RADIUS * context.scenario.optimizer.lr
+    before = context.expected.get(key._replace(op=key.op - 1))
+    if before is None or _within(as_numbers(before)[pair.at], pair.got, radius):
+        return None
+    for index, value in context.earlier(key):
+        if value.shape == pair.observed.shape and _within(as_numbers(value)[pair.at], pair.got, radius):
+            clause = f"{tensor(key)} after {context.op_name(key.op)} is one update away from its value of "
+            clause += f"{context.op_name(index)}, not from that of {context.op_name(key.op - 1)}"
+            return Finding("likely", clause, {"name": key.fqn, "role": key.role, "continued_from": index})
+    return None
+
+
+def _within(values: npt.NDArray[np.generic], got: Floats, radius: float) -> bool:
+    return bool(np.abs(values.astype(np.float64) - got).max() <= radius)
+
+
+def weight_decay(difference: Difference, context: Context) -> Finding | None:
+    """The weights are off by one application of decoupled weight decay (PT-125708: an initialising step decays)."""
+    key, pair = difference.key, context.pair(difference)
+    if pair is None or key.role not in ("param", "master") or not pair.is_float or len(pair.at) < 3:
+        return None
+    before = context.expected.get(key._replace(op=key.op - 1)) if context.op_kind(key.op) == "step" else pair.expected
+    if before is None or before.shape != pair.expected.shape:
+        return None
+    base = as_numbers(before)[pair.at].astype(np.float64)
+    group = _group(key.fqn, context)
+    optimizer = context.scenario.optimizer
+    decay = optimizer.weight_decay if group.weight_decay is None else group.weight_decay
+    amount = optimizer.lr * group.lr_scale * decay
+    excess = (pair.wanted - pair.got) / np.where(base == 0, 1.0, base)
+    for times, how in ((1, "once too often"), (-1, "once too little")):
+        if amount and base.all() and (np.abs(excess - times * amount) <= amount * 0.05).all():
+            clause = f"{tensor(key)} was decayed {how} by {context.op_name(key.op)}"
+            return Finding("likely", clause, {"name": key.fqn, "lr_times_decay": amount, "times": times})
+    return None
+
+
+def _group(fqn: str, context: Context) -> GroupSpec:
+    """The overrides of the group that the parameter is in."""
+    known = next((p for p in context.model.params if p.fqn == fqn), None)
+    if known is None or context.scenario.optimizer.groups == "one":
+        return GroupSpec()
+    return context.model.groups[known.spec.group]
+
+
+def other_kernel(difference: Difference, context: Context) -> Finding | None:
+    """All deviations are within two units in the last place: another kernel or another order, not other data."""
+    if difference.kind != "bits" or difference.max_ulp is None or difference.nan_mismatches:
+        return None
+    if not 0 < difference.max_ulp <= KERNEL_ULPS or context.op_kind(difference.key.op) not in ("step", "overflow"):
+        return None
+    clause = f"{tensor(difference.key)} is off by at most {difference.max_ulp} ULP in {difference.mismatched} of "
+    clause += f"{difference.total} elements after {context.op_name(difference.key.op)}"
+    return Finding("likely", clause, {"name": difference.key.fqn, "max_ulp": difference.max_ulp})
+
+
+RULES = (
+    Rule(
+        "continued_from",
+        "An update started from stale weights",
+        continued_from,
+        ("MBR-3949", "MLM-5071", "MLM-mr2871", "DS-762"),
+    ),
+    Rule("weight_decay", "Weight decay was not applied as often as steps were taken", weight_decay, ("PT-125708",)),
+    Rule("other_kernel", "The arithmetic was rounded differently", other_kernel, ("DS-7982",)),
+)

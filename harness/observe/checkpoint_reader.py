@@ -1,0 +1,179 @@
+"""What a checkpoint holds, read back by our own reader: a symmetric mistake hides in a self-round-trip.
+
+`read` gives records to assemble and compare with `expected_written`; `describe` and `render` serve `shardproof
+inspect`; `accept` is the check before a library may load a checkpoint that is not ours. None of them imports torch
+or executes anything out of the file; formats and limits are in `harness.readers`.
+
+*Verifies*: that the files are sound (see `harness.readers`), and what every chunk holds, with its box, so that
+assembly finds gaps and overlaps. *Does not verify*: what the conventions do not name (see `readers.roles`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from harness.models import ModelSpec
+from harness.observe.logical import Key, Logical
+from harness.observe.record import ITEMSIZE, LIVE, WRITTEN, Record
+from harness.readers.errors import CheckpointError, bad
+from harness.readers.pieces import ObjectPiece, Piece, TensorPiece, key_of, pieces
+from harness.readers.roles import records_of
+
+__all__ = ["CheckpointError", "Row", "accept", "describe", "expected_written", "read", "render"]
+
+STORED_ROLES = frozenset(
+    {"param", "master", "exp_avg", "exp_avg_sq", "momentum", "step", "hyperparameter", "buffer", "scheduler", "scaler"}
+)
+
+
+def read(path: Path, op: int, model: ModelSpec) -> list[Record]:
+    """The `written` records of a checkpoint; a chunk's rank is the one whose file it lies in.
+
+    Args:
+        path: a distributed checkpoint's folder, a torch.save file, or a folder with `full.pt`.
+        op: index of the save. model: says which names are buffers.
+
+    Raises:
+        CheckpointError: missing, truncated, foreign, inconsistent or hostile.
+    """
+    return list(records_of(pieces(path), op, model, str(path)))
+
+
+def expected_written(live: Logical, op: int, checkpoint: str, model: ModelSpec) -> Logical:
+    """What the checkpoint of the save at `op` must hold, from the oracle's live values after it.
+
+    Gradients, compute parameters and non-persistent buffers are not stored; tied parameters are, under every
+    name. With the option `flatten` each parameter has its own copy of its group's hyperparameters, named
+    `{parameter}.{key}`, and no group (torch StateDictOptions.flatten_optimizer_state_dict).
+
+    Args:
+        live: any operations' values. checkpoint: the scenario's format with options, e.g. `dcp+flatten`.
+    """
+    transient = {name for name, buffer in model.buffers() if not buffer.persistent}
+    written: Logical = {}
+    for key, value in live.items():
+        stored = key.role in STORED_ROLES and not (key.role == "buffer" and key.fqn in transient)
+        if stored and key.op == op and key.where == LIVE:
+            written[key._replace(where=WRITTEN)] = value
+    return _flattened(written) if "flatten" in checkpoint.split("+")[1:] else written
+
+
+def _flattened(written: Logical) -> Logical:
+    """Group hyperparameters handed down to the group's parameters."""
+    flat: Logical = {key: value for key, value in written.items() if key.role != "hyperparameter"}
+    groups: dict[str, dict[str, Key]] = {}
+    for key in written:
+        if key.role == "hyperparameter":
+            group, _, name = key.fqn.partition(".")
+            groups.setdefault(group, {})[name] = key
+    for members in groups.values():
+        for fqn in written[members["params"]].data.decode().split("\n"):
+            for name, key in members.items():
+                if name != "params" and fqn:
+                    flat[key._replace(fqn=f"{fqn}.{name}")] = written[key]
+    return flat
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One key of a checkpoint.
+
+    kind: `tensor` or `object`. dtype: of a tensor; an object's type otherwise. chunks: number of pieces.
+    coverage: `ok`, `gap` or `overlap`. digest: twelve hex digits of the SHA-256 of the whole tensor's bytes, or of
+    an object's text; empty where chunks do not cover it. value: an object's text, shortened.
+    """
+
+    key: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: int
+    coverage: str
+    digest: str
+    value: str = ""
+
+
+def describe(path: Path) -> list[Row]:
+    """Every key of a checkpoint, by name; holds one tensor at a time.
+
+    Raises:
+        CheckpointError: missing, truncated, foreign, inconsistent or hostile; a gap or overlap is a row, not an error.
+    """
+    rows = [_row(key_of(key), list(group)) for key, group in groupby(pieces(path), key=lambda piece: piece.path)]
+    return sorted(rows, key=lambda row: row.key)
+
+
+def accept(path: Path) -> list[Row]:
+    """`describe` for a checkpoint that must be complete: what may be handed to a library.
+
+    Raises:
+        CheckpointError: also where chunks leave a gap or overlap, a key occurs twice, or there is nothing at all.
+    """
+    rows = describe(path)
+    form = "a complete checkpoint, written once"
+    if not rows:
+        raise bad(f"{path}: number of keys", 0, "1 or more", form)
+    seen: set[str] = set()
+    for row in rows:
+        if row.coverage != "ok":
+            raise bad(f"{path}: chunks of {row.key!r}", row.coverage, f"every element of {row.shape} once", form)
+        if row.key in seen:
+            raise bad(f"{path}: key", row.key, "every key once", form)
+        seen.add(row.key)
+    return rows
+
+
+def render(rows: Iterable[Row]) -> str:
+    """The rows as an aligned plain-text table; characters that a terminal would obey are escaped."""
+    head = ("key", "dtype", "shape", "chunks", "coverage", "sha256", "value")
+    cells = [head]
+    for row in rows:
+        shape = "×".join(map(str, row.shape)) if row.shape else "scalar" if row.kind == "tensor" else ""
+        cells.append((_printable(row.key), row.dtype, shape, str(row.chunks), row.coverage, row.digest, row.value))
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    return "".join("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in cells)
+
+
+def _row(key: str, group: list[Piece]) -> Row:
+    first = group[0]
+    if isinstance(first, ObjectPiece):
+        text = repr(first.value)
+        shown = _printable(text if len(text) <= 40 else f"{text[:39]}…")
+        return Row(key, "object", type(first.value).__name__, (), len(group), "ok" if len(group) == 1 else "overlap",
+                   _digest(text.encode(errors="replace")), shown)  # fmt: skip
+    alike = [p for p in group if isinstance(p, TensorPiece) and (p.dtype, p.shape) == (first.dtype, first.shape)]
+    coverage, data = _join(first, alike) if len(alike) == len(group) else ("overlap", None)
+    return Row(key, "tensor", first.dtype, first.shape, len(group), coverage, "" if data is None else _digest(data))
+
+
+def _join(first: TensorPiece, chunks: list[TensorPiece]) -> tuple[str, bytes | None]:
+    """How chunks of one tensor cover it, and its bytes if they do. Nothing larger than the chunks is allocated."""
+    total = sum(prod(chunk.size) for chunk in chunks)
+    if total != prod(first.shape):
+        return "gap" if total < prod(first.shape) else "overlap", None
+    if total == 0:
+        return "ok", b""
+    tensor = np.zeros(first.shape, f"V{ITEMSIZE[first.dtype]}")
+    covered = np.zeros(first.shape, np.bool_)
+    for chunk in chunks:
+        box = tuple(slice(at, at + n) for at, n in zip(chunk.start, chunk.size, strict=True))
+        if covered[box].any():
+            return "overlap", None
+        tensor[box] = np.frombuffer(chunk.data, tensor.dtype).reshape(chunk.size)
+        covered[box] = True
+    return "ok", tensor.tobytes()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)

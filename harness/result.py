@@ -1,0 +1,193 @@
+"""A result: what one scenario showed, with everything a reader or a tool needs, and its JSON form.
+
+The JSON form is the command line's contract (`--json`, the database and the reports all use it): keys may
+be added, never renamed. `Result.from_json(r.to_json()) == r` for every result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.codec import from_plain, to_plain
+from harness.diagnosis import Explanation
+from harness.diff import Difference
+from harness.observe.logical import Key
+from harness.observe.record import LIVE
+from harness.scenario import Scenario
+from harness.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class FailedOp:
+    """The first operation at which the scenario failed: its index in the expanded program, and its kind."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception, a death or a deadline in a rank.
+
+    type: qualified name of the exception, or `killed` / `deadline`. rank: None where no single rank is to
+    blame. op: index of the operation that the rank was in, if known.
+    """
+
+    type: str
+    message: str
+    rank: int | None = None
+    traceback: str = ""
+    op: int | None = None
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """How often a failure came again in freshly started ranks: `times` of `attempts`."""
+
+    times: int
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """The verdict of one scenario.
+
+    version: release of the library that really ran. reason: why it is `unsupported` or `unknown`.
+    normalisations: differences that the contract allows (verdict notes `equivalent`), listed and counted,
+    never silently equal. emulated: what was not the real thing. phases_s: seconds by phase (fork, run, compare …).
+    """
+
+    scenario: Scenario
+    system: str
+    version: str
+    verdict: Verdict
+    duration_s: float = 0.0
+    failed_op: FailedOp | None = None
+    differences: tuple[Difference, ...] = ()
+    explanations: tuple[Explanation, ...] = ()
+    error: Failure | None = None
+    reason: str = ""
+    reproduced: Reproduced | None = None
+    normalisations: tuple[Difference, ...] = ()
+    known_issue: str | None = None
+    emulated: tuple[str, ...] = ()
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return self.scenario.id
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """What failed, in the words that known issues match: `exp_avg bits`, `RuntimeError: …`.
+
+        Differences count at the first operation that has any: what follows from them is no separate evidence.
+        """
+        first = min((d.key.op for d in self.differences), default=None)
+        found = sorted({describe(d) for d in self.differences if d.key.op == first})
+        if self.error is not None:
+            found.insert(0, f"{self.error.type.rpartition('.')[2]}: {_first_line(self.error.message)}")
+        return tuple(found)
+
+    @property
+    def signature(self) -> str:
+        """Equal for failures that look alike, whatever their mesh, dtype or model; empty without a failure."""
+        if not self.verdict.is_failure and self.verdict is not Verdict.UNKNOWN:
+            return ""
+        where = f" in {self.failed_op.name}" if self.failed_op else ""
+        return f"{self.system} {self.verdict.value}{where}: {'; '.join(self.evidence) or self.reason or 'no evidence'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The result by the command line's contract; JSON types only."""
+        return {
+            "id": self.id,
+            "scenario": self.scenario.axis_values(),
+            "system": self.system,
+            "version": self.version,
+            "verdict": self.verdict.value,
+            "failed_op": to_plain(self.failed_op),
+            "differences": differences_to_json(self.differences),
+            "explanations": explanations_to_json(self.explanations),
+            "error": to_plain(self.error),
+            "emulated": list(self.emulated),
+            "duration_s": self.duration_s,
+            "known_issue": self.known_issue,
+            "reason": self.reason,
+            "reproduced": to_plain(self.reproduced),
+            "normalisations": differences_to_json(self.normalisations),
+            "signature": self.signature,
+            "phases_s": dict(self.phases_s),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Result:
+        """Read what `to_json` wrote; keys that this release does not know are ignored.
+
+        Raises:
+            UsageError: the scenario has an axis or value that this release does not know.
+        """
+        return cls(
+            scenario=Scenario().with_axes(data["scenario"]),
+            system=data["system"],
+            version=data["version"],
+            verdict=Verdict(data["verdict"]),
+            duration_s=data["duration_s"],
+            failed_op=from_plain(FailedOp | None, data["failed_op"]),
+            differences=differences_from_json(data["differences"]),
+            explanations=explanations_from_json(data["explanations"]),
+            error=from_plain(Failure | None, data["error"]),
+            reason=data["reason"],
+            reproduced=from_plain(Reproduced | None, data["reproduced"]),
+            normalisations=differences_from_json(data["normalisations"]),
+            known_issue=data["known_issue"],
+            emulated=tuple(data["emulated"]),
+            phases_s=data["phases_s"],
+        )
+
+
+def describe(difference: Difference) -> str:
+    """What kind of difference it is, in the words of known issues: `exp_avg bits`, `written step missing`."""
+    where = "" if difference.key.where == LIVE else f"{difference.key.where} "
+    return f"{where}{difference.key.role} {difference.kind}"
+
+
+def differences_to_json(differences: Iterable[Difference]) -> list[dict[str, Any]]:
+    """Differences by the contract: `name`, `role`, `op_index` and `where` in place of the key."""
+    return [_difference_to_json(difference) for difference in differences]
+
+
+def differences_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[Difference, ...]:
+    """Read what `differences_to_json` wrote."""
+    return tuple(_difference_from_json(item) for item in data)
+
+
+def explanations_to_json(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
+    """Explanations by the contract."""
+    return [to_plain(explanation) for explanation in explanations]
+
+
+def explanations_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[Explanation, ...]:
+    """Read what `explanations_to_json` wrote."""
+    return tuple(from_plain(Explanation, item) for item in data)
+
+
+def _difference_to_json(difference: Difference) -> dict[str, Any]:
+    plain: dict[str, Any] = to_plain(difference)
+    key = plain.pop("key")
+    return {"name": key["fqn"], "role": key["role"], "op_index": key["op"], "where": key["where"], **plain}
+
+
+def _difference_from_json(data: Mapping[str, Any]) -> Difference:
+    key = Key(data["op_index"], data["where"], data["role"], data["name"])
+    difference: Difference = from_plain(Difference, {**data, "key": to_plain(key)})
+    return difference
+
+
+def _first_line(message: str) -> str:
+    """The first line of an error with what varies between scenarios masked: numbers, addresses, paths, quotes."""
+    line = message.strip().split("\n", 1)[0][:200]
+    line = re.sub(r"(/[\w.\-]+){2,}", "PATH", line)
+    return re.sub(r"0x[0-9a-fA-F]+|\d+", "N", line)

@@ -1,0 +1,179 @@
+"""The warm server's process: imports torch and the library once, then forks a supervisor for each job.
+
+It is single-threaded in its own code, holds no result, and ends when the parent's socket closes. Everything imported
+or computed before the first fork is shared with all ranks copy-on-write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.systems.registry import system_info
+from harness.world import process, wire
+from harness.world.entry import resolve
+from harness.world.job import Job, shortened
+from harness.world.supervisor import supervise
+from harness.world.worker import serve
+
+BACKSTOP_S = 15.0  # a supervisor that has not answered this long after its deadline is killed itself
+
+
+@dataclass
+class _Supervised:
+    """A job in progress, as the server sees it."""
+
+    job_id: int
+    pid: int
+    pidfd: int
+    channel: socket.socket
+    give_up: float
+
+
+@dataclass
+class _Host:
+    control: socket.socket
+    selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    jobs: dict[int, _Supervised] = field(default_factory=dict)  # pidfd → job
+    workers: dict[int, tuple[int, int]] = field(default_factory=dict)  # pidfd → (worker id, pid)
+
+
+def main(control_fd: int, parent: int, warm_up: Sequence[str], plugins: Sequence[str]) -> None:
+    """Warm up, say so, and serve until the parent is gone."""
+    process.die_with_parent(parent)
+    process.adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=control_fd)
+    try:
+        warm(warm_up, plugins)
+    except BaseException:
+        wire.send(control, {"kind": "failed", "traceback": shortened(traceback.format_exc())})
+        os._exit(1)
+    wire.send(control, {"kind": "ready"})
+    _serve(_Host(control))
+    os._exit(0)
+
+
+def warm(warm_up: Sequence[str], plugins: Sequence[str]) -> None:
+    """Import and run once everything that every rank would otherwise import and run for itself."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.sqrt(torch.ones(64))  # MKL's first call initialises itself, with a race
+    for module in ("torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+                   "harness.systems.builtin", "harness.world.rank", *plugins):  # fmt: skip
+        importlib.import_module(module)
+    for entry in warm_up:
+        resolve(entry)()
+    gc.collect()
+    gc.freeze()
+
+
+def _serve(host: _Host) -> None:
+    host.selector.register(host.control, selectors.EVENT_READ)
+    while True:
+        ready = {key.fd for key, _ in host.selector.select(_time_left(host))}
+        for pidfd in ready & host.workers.keys():
+            _worker_ended(host, pidfd)
+        for pidfd in ready & host.jobs.keys():
+            _job_ended(host, pidfd)
+        _kill_overdue(host)
+        if host.control.fileno() in ready and not _obey(host):
+            process.kill_children()
+            return
+
+
+def _time_left(host: _Host) -> float | None:
+    return min((max(0.0, job.give_up - time.monotonic()) for job in host.jobs.values()), default=None)
+
+
+def _obey(host: _Host) -> bool:
+    """Carry out one request of the parent; False when it is gone."""
+    message, fds = wire.receive(host.control, max_fds=1)
+    if message is None:
+        return False
+    match message["kind"]:
+        case "job":
+            _start_job(host, message["id"], Job.from_json(message["job"]))
+        case "worker":
+            _start_worker(host, message["id"], fds[0])
+        case "kill_worker":
+            for worker_id, pid in host.workers.values():
+                if worker_id == message["id"]:
+                    os.kill(pid, signal.SIGKILL)
+        case other:
+            raise ValueError(f"unknown request {other!r}")
+    return True
+
+
+def _start_job(host: _Host, job_id: int, job: Job) -> None:
+    with contextlib.suppress(Exception):  # a library that cannot be imported is reported by the ranks, as their error
+        resolve(system_info(job.scenario.system).entry)
+    ours, theirs = wire.packet_pair()
+    pid = _fork(theirs, lambda: supervise(job, theirs))
+    pidfd = os.pidfd_open(pid)
+    host.selector.register(pidfd, selectors.EVENT_READ)
+    host.jobs[pidfd] = _Supervised(job_id, pid, pidfd, ours, time.monotonic() + job.deadline_s + BACKSTOP_S)
+
+
+def _start_worker(host: _Host, worker_id: int, fd: int) -> None:
+    channel = socket.socket(fileno=fd)
+    pid = _fork(channel, lambda: serve(channel))
+    pidfd = os.pidfd_open(pid)
+    host.selector.register(pidfd, selectors.EVENT_READ)
+    host.workers[pidfd] = (worker_id, pid)
+
+
+def _fork(channel: socket.socket, run: Callable[[], None]) -> int:
+    """Fork a child that keeps nothing of ours open but `channel`, which is closed here."""
+    parent = os.getpid()
+
+    def child() -> None:
+        process.die_with_parent(parent)
+        process.close_all_but([channel.fileno()])
+        run()
+
+    pid = process.fork(child)
+    channel.close()
+    return pid
+
+
+def _job_ended(host: _Host, pidfd: int) -> None:
+    """Pass the outcome on, or say that there is none, and clean up behind a supervisor that failed."""
+    job = host.jobs.pop(pidfd)
+    status = _forget(host, pidfd, job.pid)
+    message, _ = wire.receive(job.channel)
+    job.channel.close()
+    if message is None:
+        process.kill_children(spare=[*(j.pid for j in host.jobs.values()), *(pid for _, pid in host.workers.values())])
+    answer: dict[str, Any] = {"outcome": message} if message else {"lost": process.ended_how(status)}
+    wire.send(host.control, {"kind": "outcome", "id": job.job_id, **answer})
+
+
+def _worker_ended(host: _Host, pidfd: int) -> None:
+    _, pid = host.workers.pop(pidfd)
+    _forget(host, pidfd, pid)
+
+
+def _forget(host: _Host, pidfd: int, pid: int) -> int:
+    host.selector.unregister(pidfd)
+    os.close(pidfd)
+    return os.waitpid(pid, 0)[1]
+
+
+def _kill_overdue(host: _Host) -> None:
+    now = time.monotonic()
+    for job in host.jobs.values():
+        if job.give_up <= now:
+            os.kill(job.pid, signal.SIGKILL)
+            job.give_up = float("inf")

@@ -1,0 +1,139 @@
+"""Linux process control: dying with the parent, adopting orphans, and a progress board shared with ranks."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import struct
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PF_EXITING = 4
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent, process `parent`, ends (the forking thread, strictly)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, also of those that called setsid."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def fork(child: Callable[[], None]) -> int:
+    """Fork; run `child` in the new process, which then ends without any clean-up of its own. Returns its pid."""
+    pid = os.fork()
+    if not pid:
+        _run_and_exit(child)
+    return pid
+
+
+def close_all_but(keep: Iterable[int]) -> None:
+    """Close every inherited descriptor but standard input, output and error and `keep`."""
+    kept = sorted(keep)
+    for low, high in zip([2, *kept], [*kept, 1 << 20], strict=True):
+        os.closerange(low + 1, high)
+
+
+def kill_children(spare: Collection[int] = ()) -> int:
+    """Kill and reap this process's children, and theirs as they are adopted, until none is left but `spare`.
+
+    Needs `adopt_orphans`. Returns the number of processes that were still alive.
+    """
+    killed: set[int] = set()
+    while remaining := [pid for pid in _children() if pid not in spare]:
+        for pid in remaining:
+            if pid not in killed and not is_ending(pid):
+                killed.add(pid)
+            _kill(pid)
+        for pid in remaining:
+            os.waitpid(pid, 0)
+    return len(killed)
+
+
+def ended_how(status: int) -> str:
+    """A wait status in words: `signal SIGKILL` or `exit 7`."""
+    code = os.waitstatus_to_exitcode(status)
+    return f"exit {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+class Board:
+    """Progress marks of a job's ranks in shared memory: readable after a rank was killed, and no disk can be full.
+
+    Each rank owns 4 KiB: the number of marks, then marks of (op index, stage, monotonic nanoseconds). Of a longer
+    program than fits, the last mark is overwritten.
+    """
+
+    _MARK = struct.Struct("<hhxxxxq")
+    _COUNT = struct.Struct("<q")
+    _BYTES = 4096
+    _CAPACITY = (_BYTES - _COUNT.size) // _MARK.size
+
+    def __init__(self, world: int) -> None:
+        self._memory = mmap.mmap(-1, world * self._BYTES)
+
+    def mark(self, rank: int, op_index: int, stage: int) -> None:
+        """Note that `rank` enters a stage of an op now."""
+        base = rank * self._BYTES
+        (count,) = self._COUNT.unpack_from(self._memory, base)
+        slot = min(count, self._CAPACITY - 1)
+        position = base + self._COUNT.size + slot * self._MARK.size
+        self._MARK.pack_into(self._memory, position, op_index, stage, time.monotonic_ns())
+        self._COUNT.pack_into(self._memory, base, slot + 1)
+
+    def marks(self, rank: int) -> list[tuple[int, int, int]]:
+        """The rank's marks so far: (op index, stage, monotonic nanoseconds)."""
+        base = rank * self._BYTES
+        (count,) = self._COUNT.unpack_from(self._memory, base)
+        start = base + self._COUNT.size
+        return [self._MARK.unpack_from(self._memory, start + i * self._MARK.size) for i in range(count)]
+
+
+def _run_and_exit(child: Callable[[], None]) -> NoReturn:
+    status = 70
+    try:
+        child()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _children() -> list[int]:
+    pids: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        pids += map(int, (task / "children").read_text().split())
+    return pids
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process is a zombie or on its way to become one; the kernel says so before it closes its sockets."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return fields[0] == "Z" or bool(int(fields[6]) & _PF_EXITING)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")

@@ -1,0 +1,132 @@
+"""A rank: one freshly forked process that runs a session of a scenario on a real system and writes what it saw.
+
+It runs in the scenario's process group with its output in a file, joins a gloo group over loopback, runs the
+session's operations, and appends an observation after each. Errors go to the supervisor over a socket, so that a full
+disk cannot swallow them; only an error in the stage `record` is ours and not the system's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import struct
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from harness.models import model_spec
+from harness.observe.record import pack
+from harness.program import Op
+from harness.systems.protocol import RankContext, RankSystem
+from harness.systems.registry import system_info
+from harness.world import process, wire
+from harness.world.entry import resolve
+from harness.world.job import STAGES, Job, RankError, shortened
+
+LENGTH = struct.Struct("<Q")
+START, CONSTRUCT, OP, OBSERVE, RECORD, DONE = range(len(STAGES))
+
+
+@dataclass(frozen=True)
+class RankSeat:
+    """What the supervisor gives a rank. channel: where its last word goes. store_fd: a listening socket bound to
+    store_port, which rank 0 serves the group's store on."""
+
+    job: Job
+    rank: int
+    world: int
+    board: process.Board
+    channel: socket.socket
+    store_fd: int
+    store_port: int
+
+
+@dataclass
+class _Place:
+    """Where the rank is, for its error message and the progress board."""
+
+    seat: RankSeat
+    op: Op | None = None
+    stage: int = START
+
+    def enter(self, stage: int, op: Op | None = None) -> None:
+        self.op, self.stage = op, stage
+        self.seat.board.mark(self.seat.rank, op.index if op else -1, stage)
+
+
+def run_rank(seat: RankSeat) -> None:
+    """Run the session and send one message: `done` or the error. Never returns normally into the caller's state."""
+    place = _Place(seat)
+    place.enter(START)
+    status = 0
+    try:
+        _run(seat, place)
+        wire.send(seat.channel, {"rank": seat.rank, "done": True})
+    except BaseException as error:  # a library may raise SystemExit or DCP's CheckpointException, a BaseException
+        status = 1
+        wire.send(seat.channel, {"rank": seat.rank, "error": vars(_described(error, place))})
+    os._exit(status)
+
+
+def _run(seat: RankSeat, place: _Place) -> None:
+    _join_group(seat)
+    place.enter(CONSTRUCT)
+    ops = seat.job.ops
+    context = RankContext(
+        seat.job.scenario, model_spec(seat.job.scenario.model), ops[0].mesh, seat.rank, seat.job.directory
+    )
+    factory: Callable[[RankContext], RankSystem] = resolve(system_info(seat.job.scenario.system).entry)
+    system = factory(context)
+    place.enter(RECORD)
+    with seat.job.observation(seat.rank).open("wb", buffering=0) as file:
+        for op in ops:
+            place.enter(OP, op)
+            getattr(system, op.kind)(op)
+            place.enter(OBSERVE, op)
+            blob = pack(system.observe(op))
+            place.enter(RECORD, op)
+            _append(file, blob)
+    place.enter(DONE)
+
+
+def _append(file: BinaryIO, blob: bytes) -> None:
+    data = memoryview(LENGTH.pack(len(blob)) + blob)
+    while data:
+        data = data[file.write(data) :]
+
+
+def _join_group(seat: RankSeat) -> None:
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
+    os.environ.update(
+        RANK=str(seat.rank), LOCAL_RANK=str(seat.rank), WORLD_SIZE=str(seat.world), LOCAL_WORLD_SIZE=str(seat.world),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(seat.store_port),
+    )  # fmt: skip
+    timeout = datetime.timedelta(seconds=seat.job.deadline_s)
+    store = TCPStore(
+        "127.0.0.1",
+        seat.store_port,
+        seat.world,
+        is_master=seat.rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=seat.store_fd if seat.rank == 0 else None,
+    )
+    dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.world, timeout=timeout)
+
+
+def _described(error: BaseException, place: _Place) -> RankError:
+    text = "".join(traceback.format_exception(error))
+    return RankError(
+        rank=place.seat.rank,
+        op_index=place.op.index if place.op else -1,
+        op=place.op.kind if place.op else "",
+        stage=STAGES[place.stage],
+        type=type(error).__qualname__,
+        message=shortened(str(error)),
+        errno=error.errno if isinstance(error, OSError) else None,
+        traceback=shortened(text),
+    )

@@ -1,0 +1,194 @@
+"""A job's supervisor: forks its ranks, enforces the deadline, and ends only when nothing of the job is left alive.
+
+One supervisor a job, forked from the warm server. It adopts the orphans of its ranks, so that whatever a rank leaves
+behind, daemons included, is known to belong to this job and is killed with it, while other jobs go on.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+
+from harness.world import process, wire
+from harness.world.job import STAGES, Job, JobOutcome, RankError, RankPlace
+from harness.world.rank import RankSeat, run_rank
+
+GRACE_S = 1.0  # after a rank failed, the others get this long to report their own errors
+
+
+@dataclass
+class _Ranks:
+    """The live ranks and what was heard of the others."""
+
+    pidfds: dict[int, int] = field(default_factory=dict)  # pidfd → rank
+    pids: dict[int, int] = field(default_factory=dict)  # rank → pid
+    errors: list[RankError] = field(default_factory=list)
+    died: list[tuple[int, str]] = field(default_factory=list)
+    reported: set[int] = field(default_factory=set)
+    first_failed: int | None = None
+
+
+def supervise(job: Job, outcome_channel: socket.socket) -> None:
+    """Run the job and send its outcome; called in the supervisor's own process."""
+    process.adopt_orphans()
+    wire.send(outcome_channel, run_job(job).to_json())
+
+
+def run_job(job: Job) -> JobOutcome:
+    """Fork the ranks of a job and wait for their end. This process must have no other children."""
+    started_ns = time.monotonic_ns()
+    world = job.ops[0].mesh.world
+    board = process.Board(world)
+    ours, theirs = wire.packet_pair()
+    ranks = _fork_ranks(job, world, board, theirs)
+    theirs.close()
+    timed_out = _wait(ranks, ours, started_ns / 1e9 + job.deadline_s)
+    stuck = [_place(job, board, rank) for rank in sorted(ranks.pidfds.values())]
+    strays = _end(ranks, ours)
+    ended_ns = time.monotonic_ns()
+    return JobOutcome(
+        errors=tuple(ranks.errors),
+        died=tuple(ranks.died),
+        first_failed=ranks.first_failed,
+        timed_out=timed_out,
+        stuck=tuple(stuck),
+        strays=strays,
+        duration_s=(ended_ns - started_ns) / 1e9,
+        cpu_s=sum(os.times()[:4]),
+        profile=_profile(job, board, world, started_ns, ended_ns),
+        observations=tuple(job.observation(rank) for rank in range(world)),
+    )
+
+
+def _fork_ranks(job: Job, world: int, board: process.Board, channel: socket.socket) -> _Ranks:
+    ranks = _Ranks()
+    supervisor = os.getpid()
+    with socket.create_server(("127.0.0.1", 0), backlog=4 * world) as store:
+        port = store.getsockname()[1]
+        for rank in range(world):
+            seat = RankSeat(job, rank, world, board, channel, store.fileno(), port)
+            group = ranks.pids.get(0, 0)
+            pid = process.fork(lambda seat=seat, group=group: _become_rank(seat, group, supervisor))  # type: ignore[misc]
+            _join_process_group(pid, group or pid)
+            ranks.pids[rank] = pid
+            ranks.pidfds[os.pidfd_open(pid)] = rank
+    return ranks
+
+
+def _become_rank(seat: RankSeat, group: int, supervisor: int) -> None:
+    process.die_with_parent(supervisor)
+    os.setpgid(0, group)
+    _redirect_output(seat)
+    process.close_all_but([seat.channel.fileno(), seat.store_fd][: 2 if seat.rank == 0 else 1])
+    run_rank(seat)
+
+
+def _redirect_output(seat: RankSeat) -> None:
+    """Standard input from nowhere, output into the rank's log; into nowhere when the log cannot be created."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        log = os.open(seat.job.log(seat.rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        log = null
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
+def _join_process_group(pid: int, group: int) -> None:
+    try:
+        os.setpgid(pid, group)
+    except (ProcessLookupError, PermissionError):
+        return  # the rank has done it itself, and may be gone
+
+
+def _wait(ranks: _Ranks, channel: socket.socket, deadline: float) -> bool:
+    """Until every rank has ended, the deadline passes, or the grace after a failure; True for the deadline."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    for pidfd in ranks.pidfds:
+        poll.register(pidfd, select.POLLIN)
+    give_up = deadline
+    while ranks.pidfds:
+        remaining = give_up - time.monotonic()
+        if remaining <= 0:
+            return ranks.first_failed is None
+        ready = [fd for fd, _ in poll.poll(remaining * 1000 + 1)]
+        _hear(ranks, channel)
+        for pidfd in ready:
+            if pidfd in ranks.pidfds:
+                poll.unregister(pidfd)
+                _bury(ranks, pidfd)
+        if ranks.first_failed is not None and give_up == deadline:
+            give_up = min(deadline, time.monotonic() + GRACE_S)
+    return False
+
+
+def _hear(ranks: _Ranks, channel: socket.socket) -> None:
+    while select.select([channel], [], [], 0)[0]:
+        message, _ = wire.receive(channel)
+        if message is None:
+            return
+        ranks.reported.add(message["rank"])
+        if "error" in message:
+            ranks.errors.append(RankError(**message["error"]))
+            _note_failure(ranks, message["rank"])
+
+
+def _bury(ranks: _Ranks, pidfd: int) -> None:
+    """Reap an ended rank; one that ended without a word died."""
+    rank = ranks.pidfds.pop(pidfd)
+    os.close(pidfd)
+    _, status = os.waitpid(ranks.pids[rank], 0)
+    if rank not in ranks.reported:
+        ranks.died.append((rank, process.ended_how(status)))
+        _note_failure(ranks, rank)
+
+
+def _note_failure(ranks: _Ranks, rank: int) -> None:
+    """Keep who failed first. An error may be the echo of another rank's death that is not known yet."""
+    if ranks.first_failed is None:
+        silent = [r for r in ranks.pidfds.values() if r not in ranks.reported and process.is_ending(ranks.pids[r])]
+        ranks.first_failed = next(iter(silent), rank)
+
+
+def _end(ranks: _Ranks, channel: socket.socket) -> int:
+    """Kill what is left of the job; the number of live processes killed that were not ranks."""
+    for pidfd, rank in ranks.pidfds.items():
+        os.kill(ranks.pids[rank], signal.SIGKILL)
+        os.close(pidfd)
+    for rank in ranks.pidfds.values():
+        os.waitpid(ranks.pids[rank], 0)
+    strays = process.kill_children()
+    _hear(ranks, channel)
+    channel.close()
+    return strays
+
+
+def _place(job: Job, board: process.Board, rank: int) -> RankPlace:
+    marks = board.marks(rank)
+    op_index, stage, _ = marks[-1] if marks else (-1, 0, 0)
+    return RankPlace(rank, op_index, _kind(job, op_index), STAGES[stage])
+
+
+def _kind(job: Job, op_index: int) -> str:
+    return next((op.kind for op in job.ops if op.index == op_index), "")
+
+
+def _profile(
+    job: Job, board: process.Board, world: int, started_ns: int, ended_ns: int
+) -> tuple[tuple[str, float], ...]:
+    """Seconds of each phase on the rank where it took longest; `fork` before the first mark, `exit` after the last."""
+    slowest: dict[str, int] = {}
+    for rank in range(world):
+        previous, name = started_ns, "fork"
+        for op_index, stage, at_ns in [*board.marks(rank), (-1, -1, ended_ns)]:
+            slowest[name] = max(slowest.get(name, 0), at_ns - previous)
+            previous = at_ns
+            where = f"{op_index} {_kind(job, op_index)} " if op_index >= 0 else ""
+            name = "exit" if STAGES[stage] == "done" else where + STAGES[stage]
+    return tuple((name, nanoseconds / 1e9) for name, nanoseconds in slowest.items())

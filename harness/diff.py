@@ -30,6 +30,9 @@ KINDS = (*STRUCTURE, "bits", "norm", "equivalent")
 NOTHING = Key(-1, "live", "", "")
 """The key of the `missing` difference that a comparison without anything expected gives."""
 
+RUNS = 64
+"""How many runs of deviating elements a difference lists: a picture of the pattern, not a copy of the tensor."""
+
 NORM_ULPS = {"fp32": 128, "fp16": 12 << 12, "bf16": 12 << 15}
 """How far a reported gradient norm may be from the exact one, in fp32 ULPs, by the narrowest gradient dtype.
 
@@ -51,6 +54,7 @@ class Difference:
     (structure, text, only NaNs). nan_mismatches: deviating elements that are NaN on either side: they have
     no distance. ulp_histogram: `(distances, count)` by power of two. expected_first, observed_first: the
     first deviating element, as number and bit pattern. detail: one sentence, where there is more to say.
+    runs: `(start, length)` of the deviating elements in the flattened tensor, the first `RUNS` of them.
     """
 
     key: Key
@@ -68,6 +72,7 @@ class Difference:
     expected_first: str = ""
     observed_first: str = ""
     detail: str = ""
+    runs: tuple[tuple[int, int], ...] = ()
 
     @property
     def fails(self) -> bool:
@@ -216,6 +221,7 @@ def _unequal(key: Key, value: Value, other: Value, expected: Logical) -> Differe
         observed_digest=digest(other),
         expected_first=_show(value, int(differing[0])),
         observed_first=_show(other, int(differing[0])),
+        runs=_runs(differing),
     )
     if key.role != "norm":
         return found
@@ -289,6 +295,13 @@ def _histogram(distances: npt.NDArray[np.uint64], nan: int) -> tuple[tuple[str, 
         counts[distance.bit_length()] = counts.get(distance.bit_length(), 0) + 1
     labelled = [(_bucket(bits), counts[bits]) for bits in sorted(counts)]
     return tuple([*labelled, ("nan", nan)] if nan else labelled)
+
+
+def _runs(at: npt.NDArray[np.intp]) -> tuple[tuple[int, int], ...]:
+    """Ascending flat indices as `(start, length)` of consecutive ones, the first `RUNS`."""
+    starts = np.flatnonzero(np.diff(at, prepend=at[0] - 2) != 1)
+    lengths = np.diff(starts, append=len(at))
+    return tuple((int(at[start]), int(n)) for start, n in zip(starts[:RUNS], lengths[:RUNS], strict=True))
 
 
 def _bucket(bits: int) -> str:

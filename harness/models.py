@@ -264,7 +264,7 @@ def _zoo() -> Iterator[ModelSpec]:
         (
             _linear("used", 5, 3),
             ModuleSpec("dead", (ParamSpec("weight", (4, 3), used=False),)),
-            ModuleSpec("half", (ParamSpec("weight", (4, 2)), ParamSpec("dead", (6,), used=False))),
+            ModuleSpec("partly", (ParamSpec("weight", (4, 2)), ParamSpec("dead", (6,), used=False))),
         ),
         bugs=("AM-1698", "PT-192202"),
     )

@@ -14,6 +14,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import tomli_w
@@ -124,7 +125,7 @@ class Offload:
             case "cpu":
                 return cls(1.0)
             case other:
-                found = re.fullmatch(r"cpu=(\d*\.?\d+)", other)
+                found = re.fullmatch(r"cpu=(\d*\.?\d+(?:e-?\d+)?)", other)
                 if not found:
                     raise UsageError.of("offload", text, "none, cpu, cpu=FRACTION", "cpu=0.5")
                 return cls(float(found[1]))
@@ -315,8 +316,13 @@ def load_mesh(scenario: Scenario) -> Mesh | None:
     dp_shard that neither divides nor is divided by the saving one (2→3, 4→3, 3→2 …). tp_change: tp 1↔2.
     No relation leaves world 8.
     """
-    mesh, shard = scenario.mesh, scenario.mesh.dp_shard
-    match scenario.load:
+    return _load_mesh(scenario.mesh, scenario.load)
+
+
+@lru_cache(maxsize=1024)
+def _load_mesh(mesh: Mesh, load: str) -> Mesh | None:
+    shard = mesh.dp_shard
+    match load:
         case "same":
             return mesh
         case "grow":

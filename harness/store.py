@@ -340,7 +340,7 @@ def _problem(connection: sqlite3.Connection) -> str:
     if version > SCHEMA_VERSION:
         return f"this one has schema {version}, from a newer shardproof; this release writes {SCHEMA_VERSION}"
     (check,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    return "" if check == "ok" else f"this one is damaged: {check}"
+    return "" if check == "ok" else f"this one is damaged: {' '.join(check.split())}"
 
 
 def _prepare(connection: sqlite3.Connection) -> str:

@@ -22,7 +22,8 @@ from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import ITEMSIZE, PER_RANK_ROLES, Record
 
 _identity = attrgetter("op", "where", "role", "fqn")
-_content = attrgetter("dtype", "shape", "flat", "start", "size", "data")
+_CONTENT = slice(Record._fields.index("dtype"), None)
+"""The fields of a record that replicas have in common: all from `dtype` on."""
 
 Bits = npt.NDArray[np.unsignedinteger[Any]]
 Element = TypeVar("Element", bound=np.generic)
@@ -88,21 +89,9 @@ def _join_sound(pieces: list[Record]) -> Value | None:
         return None
     total = prod(shape) * itemsize
     if len(data) == total and first.size == shape and not first.flat:
-        start = first.start
-        if len(start) != len(shape) or any(start):
-            return None
-        for piece in pieces:
-            if (
-                piece.data != data
-                or piece.size != shape
-                or piece.start != start
-                or piece.dtype != dtype
-                or piece.shape != shape
-                or piece.flat
-            ):
-                break
-        else:
-            return Value(dtype, shape, data)
+        content = first[_CONTENT]
+        if all(piece[_CONTENT] == content for piece in pieces):
+            return None if any(first.start) or len(first.start) != len(shape) else Value(dtype, shape, data)
     return _join_intervals(pieces, dtype, shape, itemsize, total) if shape else None
 
 
@@ -113,8 +102,8 @@ def _join_intervals(
     row_bytes = prod(inner) * itemsize
     origin = (0,) * len(inner)
     parts: dict[int, bytes] = {}
-    for its_dtype, its_shape, flat, start, size, data in map(_content, pieces):
-        if its_dtype != dtype or its_shape != shape:
+    for _, _, _, _, _, own_dtype, own_shape, start, size, data, flat in pieces:
+        if own_dtype != dtype or own_shape != shape:
             return None
         if flat:
             if len(start) != 1 or len(size) != 1:

@@ -11,9 +11,9 @@ assembly finds gaps and overlaps. *Does not verify*: what the conventions do not
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import prod
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from harness.readers.errors import CheckpointError, bad
 from harness.readers.pieces import ObjectPiece, Piece, TensorPiece, key_of, pieces
 from harness.readers.roles import records_of
 
-__all__ = ["CheckpointError", "Row", "accept", "describe", "expected_written", "read", "render"]
+__all__ = ["CheckpointError", "Row", "accept", "check_complete", "describe", "expected_written", "read", "render"]
 
 STORED_ROLES = frozenset(
     {"param", "master", "exp_avg", "exp_avg_sq", "momentum", "step", "hyperparameter", "buffer", "scheduler", "scaler"}
@@ -111,23 +111,27 @@ def describe(path: Path) -> list[Row]:
 
 
 def accept(path: Path) -> list[Row]:
-    """`describe` for a checkpoint that must be complete: what may be handed to a library.
+    """`describe` and `check_complete`: what a library may be given to load."""
+    rows = describe(path)
+    check_complete(path, rows)
+    return rows
+
+
+def check_complete(path: Path, rows: Sequence[Row]) -> None:
+    """Refuse what `describe` only reports.
 
     Raises:
-        CheckpointError: also where chunks leave a gap or overlap, a key occurs twice, or there is nothing at all.
+        CheckpointError: chunks leave a gap or overlap, a key occurs twice, or there is nothing at all.
     """
-    rows = describe(path)
     form = "a complete checkpoint, written once"
     if not rows:
         raise bad(f"{path}: number of keys", 0, "1 or more", form)
-    seen: set[str] = set()
     for row in rows:
         if row.coverage != "ok":
             raise bad(f"{path}: chunks of {row.key!r}", row.coverage, f"every element of {row.shape} once", form)
-        if row.key in seen:
+    for before, row in pairwise(rows):  # sorted by key
+        if before.key == row.key:
             raise bad(f"{path}: key", row.key, "every key once", form)
-        seen.add(row.key)
-    return rows
 
 
 def render(rows: Iterable[Row]) -> str:

@@ -15,8 +15,7 @@ class Key(NamedTuple):
     fqn: str
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """A whole logical tensor: dtype name (see record.NUMPY_NAME), shape, raw row-major bytes."""
 
     dtype: str

@@ -1,0 +1,1 @@
+"""What must be: the unsharded twin and the contracts of each system."""

@@ -197,7 +197,7 @@ class _Twin:
         seen: dict[tuple[str, str], torch.Tensor] = {}
         for fqn in model.params:
             for use in self.spec.uses(fqn):
-                seen["compute_param", use] = model.params[fqn].to(TORCH_DTYPE[model.stages[fqn].compute])
+                seen["compute_param", use] = model.params[fqn].to(TORCH_DTYPE[model.stages[fqn].compute], copy=True)
         for fqn, spec in self.spec.buffers():
             if spec.dtype == "int64":
                 model.buffers[fqn] += 1

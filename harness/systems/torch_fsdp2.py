@@ -106,6 +106,8 @@ def _undivided(scenario: Scenario) -> bool:
     return after.isdecimal() and any(size % int(after) for size in _shard_sizes(scenario))
 
 
+MAX_FP16_LOSS_SCALE = 2048.0
+
 LIMITS: tuple[Limit, ...] = (
     Limit(
         "mixed-storage-group",
@@ -151,6 +153,12 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: checkpoint_plan(s.checkpoint) is None,
         "torch has these checkpoint formats: "
         + ", ".join("".join([form, *(f"[+{o}]" for o in options)]) for form, options in FORMATS.items()),
+    ),
+    Limit(
+        "fp16-range",
+        lambda s: s.optimizer.loss_scale > MAX_FP16_LOSS_SCALE and "fp16" in (s.dtype.param, s.dtype.reduce),
+        f"the probe's gradients, up to 4 in each of 3 microbatches of 2 uses, leave fp16's range with a loss scale "
+        f"above {MAX_FP16_LOSS_SCALE:g}",
     ),
     Limit(
         "logical-faults",

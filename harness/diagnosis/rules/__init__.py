@@ -4,13 +4,14 @@ from harness.diagnosis.explanation import Rule
 from harness.diagnosis.rules import counters, dtypes, gradients, order, presence, ranks, sources, updates
 
 BUILT_IN: tuple[Rule, ...] = (
+    *gradients.OVERFLOW,
     *ranks.RULES,
     *counters.RULES,
     *dtypes.RULES,
     *gradients.RULES,
     *order.RULES,
-    *sources.RULES,
     *updates.RULES,
+    *sources.RULES,
     *presence.RULES,
     *ranks.GENERAL,
 )

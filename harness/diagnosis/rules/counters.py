@@ -18,6 +18,8 @@ def counter_off(difference: Difference, context: Context) -> Finding | None:
     counts = key.role in ("step", "scheduler", "scaler") or (key.role == "buffer" and pair and not pair.is_float)
     if pair is None or not counts or len(pair.expected.data) > 8 or key.fqn == "scale" or "last_lr" in key.fqn:
         return None
+    if key.role == "buffer" and any(pair.explained_by(value) for _, value in context.earlier(key)):
+        return None  # a buffer need not be a counter: that it is an earlier value says more
     wanted, got = pair.wanted[0], pair.got[0]
     off = got - wanted
     if off != int(off):

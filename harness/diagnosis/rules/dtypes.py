@@ -75,7 +75,7 @@ RULES = (
         "narrowed",
         "Values went through a narrower dtype",
         narrowed,
-        ("FO-2", "AM-2549", "AM-2484", "AM-2419c", "ORB-2714", "MLM-2895", "PT-186998"),
+        ("FO-2", "AM-2549", "AM-2484", "AM-2419c", "ORB-2714", "PT-186998", "TT-4166", "FS-56", "TT-4615"),
     ),
     Rule("partly_narrowed", "Some elements went through a narrower dtype", partly_narrowed, ("MLM-2895",)),
 )

@@ -6,15 +6,15 @@ exactly, not by its size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from harness import probe
-from harness.diagnosis.explanation import Context, Finding, Pair, Rule, tensor
-from harness.diff import Difference, numpy_dtype
+from harness.diagnosis.explanation import Context, Finding, Floats, Pair, Rule, tensor
+from harness.diff import Difference, as_numbers, numpy_dtype
 from harness.oracle.contracts import stages
+from harness.scenario import Mesh
 
 LINEAR_ROLES = ("grad", "exp_avg", "momentum", "norm")
 
@@ -69,24 +69,37 @@ def _known_factors(context: Context, index: int) -> Iterator[tuple[str, float]]:
 
 def missing_contribution(difference: Difference, context: Context) -> Finding | None:
     """The gradient is the exact sum of some contributions only (DS-7981, DS-7985, AM-3135)."""
+    return _assembled(difference, context, _partial_sums)
+
+
+def narrowed_sum(difference: Difference, context: Context) -> Finding | None:
+    """The gradient is what comes out if contributions are added in a narrower dtype (AM-2484, PT-186998)."""
+    return _assembled(difference, context, _narrow_sums)
+
+
+def _assembled(
+    difference: Difference, context: Context, hypotheses: Callable[[Floats, Mesh], Iterator[tuple[str, Floats]]]
+) -> Finding | None:
+    """The first hypothesis that gives every deviating element its bits.
+
+    A hypothesis is a name and the gradients it allows, shape (alternatives, numel): where ranks differ, each
+    element may follow another one, since each belongs to some rank's shard.
+    """
     key, pair = difference.key, context.pair(difference)
     op = context.op(key.op)
     if pair is None or op is None or key.role != "grad" or op.kind != "step" or context.scenario.optimizer.clip:
         return None
     contributions = _contributions(key.fqn, op.iteration, op.mesh.dp, context)
     dtype = numpy_dtype(pair.expected.dtype)
-    for name, kept in _hypotheses(contributions.shape[0], op.mesh.dp, op.mesh.dp_shard):
-        total = contributions[kept].sum(axis=0)[pair.at]
-        for divisor in sorted({op.mesh.dp, int(kept.any(axis=0).sum())}, reverse=True):
-            value = (total / divisor).astype(dtype)
-            if (np.frombuffer(value.tobytes(), pair.observed_bits.dtype) == pair.observed_bits).all():
-                clause = f"{tensor(key)} consists of {name}, divided by {divisor}, after {context.op_name(key.op)}"
-                evidence = {"name": key.fqn, "contributions": name, "divisor": divisor}
-                return Finding(pair.strength, clause, evidence)
+    for name, values in hypotheses(contributions, op.mesh):
+        rounded = np.ascontiguousarray(values[:, pair.at].astype(dtype))
+        if (rounded.view(pair.observed_bits.dtype) == pair.observed_bits).any(axis=0).all():
+            clause = f"{tensor(key)} is {name}, after {context.op_name(key.op)}"
+            return Finding(pair.strength, clause, {"name": key.fqn, "is": name})
     return None
 
 
-def _contributions(fqn: str, iteration: int, dp: int, context: Context) -> npt.NDArray[np.float64]:
+def _contributions(fqn: str, iteration: int, dp: int, context: Context) -> Floats:
     """Every microbatch's and data-parallel rank's gradient, shape (microbatches, dp, numel)."""
     scenario, param = context.scenario, context.model.param(fqn)
     stage = stages(scenario, param.spec)
@@ -101,41 +114,80 @@ def _contributions(fqn: str, iteration: int, dp: int, context: Context) -> npt.N
     return np.stack(units).astype(np.float64) * np.float64(grid.unit)
 
 
-def _hypotheses(microbatches: int, dp: int, dp_shard: int) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
-    """Which contributions might have been kept: a name, and a mask of shape (microbatches, dp)."""
-
-    def mask(batches: object = slice(None), ranks: object = slice(None)) -> npt.NDArray[np.bool_]:
-        chosen = np.zeros((microbatches, dp), np.bool_)
-        chosen[batches, ranks] = True  # type: ignore[index]
-        return chosen
-
-    if microbatches > 1:
-        for m in range(microbatches):
-            yield f"all microbatches but {m}", ~mask(m)
-            yield f"microbatch {m} alone", mask(m)
+def _partial_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
+    """Sums that leave contributions out. every: shape (microbatches, dp, numel)."""
+    batches, dp, _ = every.shape
+    for m in range(batches) if batches > 1 else ():
+        yield f"the average over all microbatches but {m}", np.delete(every, m, 0).sum(axis=(0, 1))[None] / dp
+        yield f"the average of microbatch {m} alone", every[m].sum(axis=0)[None] / dp
+    for r in range(dp) if dp > 1 else ():
+        rest = np.delete(every, r, 1).sum(axis=(0, 1))
+        yield (
+            f"the sum over all data-parallel ranks but {r}, divided by {dp} or {dp - 1}",
+            np.stack([rest / dp, rest / (dp - 1)]),
+        )
+    if 1 < mesh.dp_shard < dp:
+        groups = every.sum(axis=0).reshape(mesh.dp_replicate, mesh.dp_shard, -1)
+        averages = [groups.sum(axis=1) / mesh.dp_shard, groups.sum(axis=1) / dp]
+        yield "the average over one replica group alone", np.concatenate(averages)
+        averages = [groups.sum(axis=0) / mesh.dp_replicate, groups.sum(axis=0) / dp]
+        yield "the average over one shard index of all replicas alone", np.concatenate(averages)
     if dp > 1:
-        for r in range(dp):
-            yield f"all data-parallel ranks but {r}", ~mask(ranks=r)
-            yield f"data-parallel rank {r} alone", mask(ranks=r)
-    if 1 < dp_shard < dp:
-        for j in range(dp // dp_shard):
-            yield f"replica group {j} alone", mask(ranks=slice(j * dp_shard, (j + 1) * dp_shard))
-    if microbatches > 1 and dp > 1:
-        for r in range(dp):
-            local_last = mask(slice(0, microbatches - 1)) | mask(microbatches - 1, r)
-            yield f"all but the last microbatch, and rank {r}'s share of that", local_last
+        own = every.sum(axis=0)
+        yield "one data-parallel rank's own contribution alone", np.concatenate([own, own / dp])
+    if batches > 1 and dp > 1:
+        reduced = every[:-1].sum(axis=(0, 1)) / dp
+        late = np.concatenate([reduced + every[-1], reduced + every[-1] / dp])
+        yield "the average of all microbatches but the last plus one rank's own last one", late
+
+
+def _narrow_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
+    """Averages whose partial sums are rounded. every: shape (microbatches, dp, numel)."""
+    for name in ("bf16", "fp16"):
+        dtype = numpy_dtype(name)
+        accumulated = np.zeros_like(every[0])
+        with np.errstate(over="ignore"):
+            for batch in every:
+                accumulated = (accumulated + batch).astype(dtype).astype(np.float64)
+            yield f"accumulated over microbatches in {name}", accumulated.sum(axis=0)[None] / mesh.dp
+            single = every.astype(dtype).astype(np.float64)
+            yield f"the average of contributions rounded to {name}", single.sum(axis=(0, 1))[None] / mesh.dp
+            reduced = np.zeros_like(every[0, 0])
+            for rank in accumulated:
+                reduced = (reduced + rank).astype(dtype).astype(np.float64)
+            yield f"accumulated and reduced in {name}", reduced[None] / mesh.dp
+
+
+def gradient_kept(difference: Difference, context: Context) -> Finding | None:
+    """The gradient of an earlier step was added, or not yet cleared."""
+    key, pair = difference.key, context.pair(difference)
+    if pair is None or key.role != "grad":
+        return None
+    total = as_numbers(pair.expected).astype(np.float64)
+    for index, value in context.earlier(key):
+        total = total + as_numbers(value).astype(np.float64)
+        if pair.explained_by(value._replace(data=total.astype(numpy_dtype(value.dtype)).tobytes())):
+            clause = (
+                f"{tensor(key)} after {context.op_name(key.op)} contains the gradients since {context.op_name(index)}"
+            )
+            return Finding(pair.strength, clause, {"name": key.fqn, "since_op": index})
+    return None
 
 
 def overflow_not_skipped(difference: Difference, context: Context) -> Finding | None:
     """A step with an infinite gradient left a trace in the state instead of being skipped."""
     key, pair = difference.key, context.pair(difference)
-    if context.op_kind(key.op) != "overflow" or key.role in ("scaler", "compute_param", "buffer", "hyperparameter"):
+    stepped = ("param", "master", "exp_avg", "exp_avg_sq", "momentum", "step")
+    if context.op_kind(key.op) != "overflow" or key.role not in stepped:
         return None
-    if pair is None and difference.kind not in ("extra", "missing"):
+    if pair is None and difference.kind not in ("extra", "missing", "replica_conflict"):
         return None
     broken = pair is not None and pair.is_float and not np.isfinite(pair.got).all()
-    clause = f"{tensor(key)} {'became infinite or NaN' if broken else 'was updated'} by {context.op_name(key.op)}"
-    return Finding("certain" if broken else "likely", clause, {"name": key.fqn, "role": key.role})
+    where = f" on ranks {list(difference.ranks)}" if difference.ranks else ""
+    clause = (
+        f"{tensor(key)} {'became infinite or NaN' if broken else 'was changed'} by {context.op_name(key.op)}{where}"
+    )
+    return Finding("certain", clause, {"name": key.fqn, "role": key.role, "ranks": list(difference.ranks)})
 
 
 RULES = (
@@ -145,6 +197,11 @@ RULES = (
         missing_contribution,
         ("DS-7981", "DS-7985", "AM-3135", "PT-102901"),
     ),
+    Rule("gradient_kept", "Gradients of earlier steps were not cleared", gradient_kept, ("MLM-6871",)),
+    Rule("narrowed_sum", "Gradients were added in a narrower dtype", narrowed_sum, ("AM-2484", "PT-186998", "AM-3540")),
     Rule("scaled", "A gradient has the wrong scale", scaled, ("TT-1551", "MLM-3023")),
-    Rule("overflow_not_skipped", "A step that overflowed was applied", overflow_not_skipped, ("ACC-4289",)),
+)
+
+OVERFLOW = (
+    Rule("overflow_not_skipped", "A step that overflowed was not skipped", overflow_not_skipped, ("ACC-4289",)),
 )

@@ -79,6 +79,25 @@ def _shorten(order: Sequence[int]) -> str:
     return f"[{shown}{', …' if len(order) > 16 else ''}]"
 
 
+def misplaced(difference: Difference, context: Context) -> Finding | None:
+    """Slices along dim 0 come from elsewhere in the tensor, some twice, some not at all (PT-136228, MLM-4423)."""
+    pair, key = context.pair(difference), difference.key
+    if pair is None or not pair.expected.shape or permuted(difference, context) is not None:
+        return None
+    shape = pair.expected.shape
+    wanted, got = (as_bits(value).reshape(shape[0], -1) for value in (pair.expected, pair.observed))
+    places = {part.tobytes(): index for index, part in enumerate(wanted)}
+    moved = {int(row): places.get(got[row].tobytes(), -1) for row in np.flatnonzero((wanted != got).any(axis=1))}
+    empty = [row for row, source in moved.items() if source < 0 and not got[row].any()]
+    found = [source for source in moved.values() if source >= 0]
+    if len(places) != len(wanted) or not found or len(found) + len(empty) != len(moved):
+        return None
+    pairs = ", ".join(f"{row} holds {'zeros' if row in empty else moved[row]}" for row in list(moved)[:6])
+    clause = f"in {tensor(key)} after {context.op_name(key.op)}, slice {pairs}{', …' if len(moved) > 6 else ''}"
+    evidence = {"name": key.fqn, "slices": list(moved), "sources": list(moved.values())}
+    return Finding("certain" if len(set(found)) >= 3 else "likely", clause, evidence)
+
+
 def transposed(difference: Difference, context: Context) -> Finding | None:
     """The data are those of the transposed tensor under the original shape (AM-1691, CAI-5819)."""
     pair, key = context.pair(difference), difference.key
@@ -124,6 +143,17 @@ RULES = (
         permuted,
         ("PT-130760", "DS-5342", "DS-5395", "MLM-ROCM63", "MLM-2769"),
     ),
+    Rule(
+        "misplaced",
+        "Parts of a tensor come from a wrong offset of the same tensor",
+        misplaced,
+        ("PT-136228", "PT-130760", "MLM-4423", "MLM-2769", "PT-110762", "DS-7601"),
+    ),
     Rule("transposed", "A tensor's dims are exchanged", transposed, ("AM-1691", "CAI-5819")),
-    Rule("shifted", "A tensor is read or written at a wrong offset", shifted, ("DS-1380", "DS-8158", "DS-7601")),
+    Rule(
+        "shifted",
+        "A tensor is read or written at a wrong offset",
+        shifted,
+        ("DS-1380", "DS-8158", "MLM-5898", "MLM-2576"),
+    ),
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from harness.diagnosis.explanation import Context, Finding, Rule, tensor
 from harness.diff import NOTHING, Difference
 
+LAZY_ROLES = ("exp_avg", "exp_avg_sq", "momentum", "step")
+
 
 def not_saved(difference: Difference, context: Context) -> Finding | None:
     """A checkpoint lacks a value that the format stores (AM-3250, PT-192202, APEX-704)."""
@@ -18,6 +20,18 @@ def state_missing(difference: Difference, context: Context) -> Finding | None:
     if difference.kind != "missing" or difference.key.where != "live" or difference.key == NOTHING:
         return None
     return _finding(difference, f"{tensor(difference.key)} does not exist after", context)
+
+
+def initialising_step(difference: Difference, context: Context) -> Finding | None:
+    """Optimizer state appeared in an operation that takes no step (TT-4382, PT-164929: a dummy step materialises it)."""
+    key = difference.key
+    if difference.kind != "extra" or key.role not in LAZY_ROLES or context.op_kind(key.op) in ("step", "overflow"):
+        return None
+    if key.where != "live" or key._replace(op=key.op - 1) in context.observed:
+        return None
+    return Finding(
+        "certain", f"{tensor(key)} was created by {context.op_name(key.op)}", {"name": key.fqn, "role": key.role}
+    )
 
 
 def state_invented(difference: Difference, context: Context) -> Finding | None:
@@ -40,6 +54,12 @@ def _finding(difference: Difference, clause: str, context: Context) -> Finding:
 
 
 RULES = (
+    Rule(
+        "initialising_step",
+        "State was created by an operation that takes no step",
+        initialising_step,
+        ("TT-4382", "PT-164929", "MLM-5976", "DS-5104", "PT-125708"),
+    ),
     Rule("not_saved", "The checkpoint is incomplete", not_saved, ("AM-3250", "PT-192202", "APEX-704", "PT-148825")),
     Rule("state_missing", "State is missing", state_missing, ("AM-1698", "MLM-6191", "PT-192225", "PT-192202")),
     Rule("state_invented", "There is state that must not exist", state_invented, ("PT-192225", "MLM-2576")),

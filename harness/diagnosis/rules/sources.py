@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, tensor
 from harness.diff import Difference
 from harness.observe.logical import Key
@@ -19,6 +21,18 @@ def other_parameter(difference: Difference, context: Context) -> Finding | None:
             clause = f"{tensor(difference.key)} holds what belongs to {other.fqn}{_after(difference.key, context)}"
             return Finding(pair.strength, clause, {"name": difference.key.fqn, "holds": other.fqn, **_where(pair)})
     return None
+
+
+def text_order(findings: Sequence[Finding], context: Context) -> str:
+    """Whether the exchanged names are those of numbered modules taken in text order (DS-5342: 10 before 9)."""
+    holds = {finding.evidence["name"]: finding.evidence["holds"] for finding in findings}
+    names = [p.fqn for p in context.model.unique_params]
+    numbered = [name for name in names if any(c.isdigit() for c in name)]
+    for order in (sorted(numbered), sorted(numbered, reverse=True), numbered[::-1]):
+        moved = {name: held for name, held in zip(numbered, order, strict=True) if name != held}
+        if moved and moved == holds:
+            return "The names were taken in text order" if order == sorted(numbered) else "The names were reversed"
+    return ""
 
 
 def other_role(difference: Difference, context: Context) -> Finding | None:
@@ -43,7 +57,10 @@ def load_did_nothing(difference: Difference, context: Context) -> Finding | None
     clause = f"{tensor(key)} is unchanged by {context.op_name(key.op)}"
     evidence = {"name": key.fqn, "role": key.role, "unchanged_since": key.op - 1}
     if difference.kind == "missing":
-        return None if before is not None else Finding("likely", f"{tensor(key)} is still absent", evidence)
+        loaded_elsewhere = any(other[:3] == key[:3] for other in context.observed)
+        if before is not None or loaded_elsewhere:
+            return None
+        return Finding("likely", f"{tensor(key)} is still absent after {context.op_name(key.op)}", evidence)
     pair = context.pair(difference)
     if pair is None or before is None or not pair.explained_by(before):
         return None
@@ -120,11 +137,26 @@ RULES = (
         "other_parameter",
         "Values are stored under another parameter's name",
         other_parameter,
-        ("MLM-2777", "MLM-5835a", "MLM-4046", "MLM-7162", "PT-54736", "FS-1071", "DS-7585", "ACC-3982"),
+        (
+            "MLM-2777",
+            "MLM-5835a",
+            "MLM-4046",
+            "MLM-7162",
+            "PT-54736",
+            "FS-1071",
+            "DS-7585",
+            "ACC-3982",
+            "DS-5342",
+            "DS-5395",
+        ),
+        text_order,
     ),
     Rule("other_role", "State tensors of one parameter are exchanged", other_role),
     Rule(
-        "initial_value", "The initialisation was never overwritten", initial_value, ("MBR-3949", "DS-762", "MLM-5071")
+        "initial_value",
+        "The initialisation was never overwritten",
+        initial_value,
+        ("MBR-3949", "DS-762", "MLM-5071", "TT-1226"),
     ),
     Rule(
         "stale_value",

@@ -16,6 +16,20 @@ weight decay adds at most lr × weight decay × |weight|."""
 KERNEL_ULPS = 2
 
 
+def not_updated(difference: Difference, context: Context) -> Finding | None:
+    """A step left the value as it was (TE-3207: a rank's launch is dropped; ACC-3835: the optimizer holds orphans)."""
+    key, pair = difference.key, context.pair(difference)
+    if context.op_kind(key.op) != "step" or key.role not in ("param", "master", "exp_avg", "exp_avg_sq", "momentum"):
+        return None
+    before = context.expected.get(key._replace(op=key.op - 1))
+    if pair is None or before is None or not pair.explained_by(before):
+        return None
+    where = f" on ranks {list(difference.ranks)}" if difference.ranks else ""
+    clause = f"{len(pair.at)} of {difference.total} elements of {tensor(key)} are as before {context.op_name(key.op)}"
+    confidence = "likely" if pair.strength == "possible" else pair.strength
+    return Finding(confidence, clause + where, {"name": key.fqn, "role": key.role, "ranks": list(difference.ranks)})
+
+
 def continued_from(difference: Difference, context: Context) -> Finding | None:
     """The step started from an earlier value instead of the current one (MBR-3949, DS-762: stale masters win)."""
     key, pair = difference.key, context.pair(difference)
@@ -70,8 +84,11 @@ def other_kernel(difference: Difference, context: Context) -> Finding | None:
     """All deviations are within two units in the last place: another kernel or another order, not other data."""
     if difference.kind != "bits" or difference.max_ulp is None or difference.nan_mismatches:
         return None
-    if not 0 < difference.max_ulp <= KERNEL_ULPS or context.op_kind(difference.key.op) not in ("step", "overflow"):
+    if not 0 < difference.max_ulp <= KERNEL_ULPS or context.op_kind(difference.key.op) != "step":
         return None
+    gradient = difference.key._replace(role="grad")
+    if context.expected.get(gradient) != context.observed.get(gradient):
+        return None  # a consequence of other data
     clause = f"{tensor(difference.key)} is off by at most {difference.max_ulp} ULP in {difference.mismatched} of "
     clause += f"{difference.total} elements after {context.op_name(difference.key.op)}"
     return Finding("likely", clause, {"name": difference.key.fqn, "max_ulp": difference.max_ulp})
@@ -79,10 +96,16 @@ def other_kernel(difference: Difference, context: Context) -> Finding | None:
 
 RULES = (
     Rule(
+        "not_updated",
+        "The step did not reach everything",
+        not_updated,
+        ("TE-3207", "ACC-3835", "PT-176076", "ACC-3979"),
+    ),
+    Rule(
         "continued_from",
         "An update started from stale weights",
         continued_from,
-        ("MBR-3949", "MLM-5071", "MLM-mr2871", "DS-762"),
+        ("MBR-3949", "MLM-5071", "MLM-7449a", "MLM-mr2871", "DS-762"),
     ),
     Rule("weight_decay", "Weight decay was not applied as often as steps were taken", weight_decay, ("PT-125708",)),
     Rule("other_kernel", "The arithmetic was rounded differently", other_kernel, ("DS-7982",)),

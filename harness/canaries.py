@@ -1,0 +1,106 @@
+"""Canaries: what must be noticed in every CI run. A run in which one goes unnoticed has failed.
+
+*Verifies*: every fault of the catalogue, planted in its scenario, gives a mismatch, a crash or a hang, and the same
+scenario without it passes; every comparison of `faults.comparisons` finds the kind of difference that it must.
+*Does not verify*: that a fault's explanation is right; the table says whether its bug is among the first
+one and the first three explanations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.faults.catalogue import CATALOGUE, Fault, scenarios_of
+from harness.faults.comparisons import PAIRS, found_kind
+from harness.laboratory import Laboratory
+from harness.report.publish import publish
+from harness.result import Result
+from harness.verdict import ExitStatus, Verdict
+
+CAUGHT = (Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG)
+
+
+@dataclass(frozen=True)
+class Detection:
+    """One fault's outcome. detected: in every one of its scenarios. top1, top3: its bug, or its own id, is named by
+    the first or one of the first three explanations in every scenario. control: the scenarios pass without it."""
+
+    fault: Fault
+    results: tuple[Result, ...]
+    controls: tuple[Result, ...]
+
+    @property
+    def detected(self) -> bool:
+        return bool(self.results) and all(r.verdict in CAUGHT for r in self.results)
+
+    @property
+    def control(self) -> bool:
+        return all(r.verdict is Verdict.PASS for r in self.controls)
+
+    def named_within(self, first: int) -> bool:
+        """Whether every scenario's first few explanations name one of the fault's bugs."""
+        wanted = set(self.fault.bug_ids)
+        named = ({bug for e in r.explanations[:first] for bug in e.bug_ids} for r in self.results)
+        return bool(self.results) and all(wanted & bugs for bugs in named)
+
+
+def run_canaries(out: Path, json_file: Path | None, jobs: int) -> int:
+    """Plant every fault and make every comparison; print the table; the contract's exit status."""
+    detections = _plant_all(jobs, out)
+    missed_pairs = [name for name, (a, b, kind) in PAIRS.items() if found_kind(a, b) != kind]
+    print(_table(detections))
+    print(f"comparisons that must differ: {len(PAIRS) - len(missed_pairs)} of {len(PAIRS)} noticed")
+    if json_file:
+        publish(json_file, json.dumps({"faults": [_plain(d) for d in detections]}, indent=1) + "\n")
+    missed = [d.fault.id for d in detections if not d.detected] + missed_pairs
+    broken = [d.fault.id for d in detections if not d.control]
+    for name in missed:
+        print(f"NOT NOTICED: {name}")
+    for name in broken:
+        print(f"FAILS WITHOUT ITS FAULT: {name}")
+    return ExitStatus.HARNESS if missed or broken else ExitStatus.OK
+
+
+def _plant_all(jobs: int, out: Path) -> list[Detection]:
+    planted = {fault.id: scenarios_of(fault) for fault in CATALOGUE.values()}
+    everything = {s for scenarios in planted.values() for s in scenarios}
+    everything |= {replace(s, faults=()) for s in everything}
+    with Laboratory(jobs=jobs, deadline_s=20.0, keep=out / "logs") as laboratory:
+        results = {r.scenario: r for r in laboratory.examine(everything, lambda scenario, blob: None)}
+    return [
+        Detection(
+            CATALOGUE[fault],
+            tuple(results[s] for s in scenarios),
+            tuple(results[replace(s, faults=())] for s in scenarios),
+        )
+        for fault, scenarios in planted.items()
+    ]
+
+
+def _table(detections: Sequence[Detection]) -> str:
+    width = max(len(d.fault.id) for d in detections)
+    lines = [f"{'fault':<{width}}  noticed  top1  top3  bugs"]
+    for d in detections:
+        marks = ("yes" if d.detected else "NO", _mark(d.named_within(1)), _mark(d.named_within(3)))
+        lines.append(f"{d.fault.id:<{width}}  {marks[0]:<7}  {marks[1]:<4}  {marks[2]:<4}  {', '.join(d.fault.bug_ids)}")
+    lines.append(f"{sum(d.detected for d in detections)} of {len(detections)} faults noticed")
+    return "\n".join(lines)
+
+
+def _plain(detection: Detection) -> dict[str, object]:
+    return {
+        "id": detection.fault.id,
+        "bug_ids": list(detection.fault.bug_ids),
+        "detected": detection.detected,
+        "scenarios": [r.id for r in detection.results],
+        "verdicts": [r.verdict.value for r in detection.results],
+        "top1": detection.named_within(1),
+        "top3": detection.named_within(3),
+    }
+
+
+def _mark(value: bool) -> str:
+    return "yes" if value else "-"

@@ -1,0 +1,435 @@
+"""The command line: `shardproof COMMAND`. It parses, calls, prints and maps errors to the contract's exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from harness import __version__
+from harness.errors import HarnessError, UsageError
+from harness.verdict import ExitStatus
+
+if TYPE_CHECKING:
+    from harness.known_issues import KnownIssues
+    from harness.plan import Plan
+    from harness.result import Result
+    from harness.verdict import Verdict
+
+
+def entry(arguments: Sequence[str]) -> int:
+    """Run a command line; the process's exit status.
+
+    Every error that a user can cause is one message on stderr and status 2; a failure of our own is status 3.
+    """
+    try:
+        status = cli.main(args=list(arguments), prog_name="shardproof", standalone_mode=False)
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return ExitStatus.USAGE
+    except UsageError as error:
+        print(f"shardproof: {error}", file=sys.stderr)
+        return ExitStatus.USAGE
+    except HarnessError as error:
+        print(f"shardproof: the harness failed: {error}", file=sys.stderr)
+        return ExitStatus.HARNESS
+    return int(status or 0)
+
+
+class _Commands(click.Group):
+    """Commands in the order in which a user meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="shardproof")
+def cli() -> None:
+    """Bitwise correctness testing and fault injection for sharded training state.
+
+    \b
+    shardproof run                                  the smoke scenarios, on the reference and on FSDP2 + DCP
+    shardproof plan nightly                         what the nightly would run, and how long it takes
+    shardproof run --system torch-fsdp2 --set dtype=bf16 --set mesh=1x4x1,2x2x1
+    shardproof run scenarios/regressions/torch-fsdp2-164929.toml
+    shardproof replay 1a2b3c4d5e6f                  one scenario again, in fresh processes
+
+    Exit status: 0 all pass, 1 a correctness failure, 2 bad usage or input, 3 the harness failed, 4 nothing was run.
+    """
+
+
+def _selection(command: click.decorators.FC) -> click.decorators.FC:
+    """The options that choose scenarios, shared by `run` and `plan`."""
+    options = (
+        click.argument("names", nargs=-1, metavar="[NAME | FILE.toml]..."),
+        click.option("--system", "systems", multiple=True, metavar="NAME[@VERSION]", help="Only this system; repeatable."),
+        click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]...", help="Override or widen an axis; repeatable."),
+        click.option("--strength", default=None, metavar="all|2|3|...", help="Interaction strength of the covering array."),
+        click.option("--sample", type=click.IntRange(min=1), default=None, metavar="N", help="N scenarios, drawn by --seed."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample, of weights and gradients."),
+        click.option("--fault", "faults", multiple=True, metavar="ID", help="Plant a fault of the catalogue; repeatable."),
+        click.option("--shard", default=None, metavar="I/N", help="The I-th of N parts, by scenario id."),
+        click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@cli.command()
+@_selection
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Scenarios at once (default: cores + 1).")
+@click.option(
+    "--deadline-s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a session may take."
+)
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where ranks compute."
+)
+@click.option("--python", default=None, metavar="PATH", help="Interpreter of the ranks (another torch).")
+@click.option(
+    "--executor", type=click.Choice(["local"]), default="local", show_default=True, help="Where scenarios run."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Folder of results [reports/NAME]."
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JSON."
+)
+@click.option(
+    "--junit", "junit_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JUnit XML."
+)
+@click.pass_context
+def run(
+    ctx: click.Context, names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None,
+    sample: int | None, seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...], jobs: int | None,
+    deadline_s: float, device: str, python: str | None, executor: str, out: Path | None, json_file: Path | None,
+    junit_file: Path | None,
+) -> int:  # fmt: skip
+    """Run scenarios: a NAME of `scenarios/` (default: smoke) or scenario files.
+
+    \b
+    shardproof run
+    shardproof run nightly --system reference --json nightly.json
+    shardproof run --system torch-fsdp2 --set mesh=2x2x1 --set dtype=bf16,fp32/param=bf16
+    shardproof run bug.toml --set optimizer=adamw/impl=forloop,adamw/impl=fused
+    """
+    from harness.report.text import render_text, wants_colour
+    from harness.run import Request
+    from harness.run import run as execute
+
+    plan = _planned(names, systems, sets, strength, sample, seed, faults, shard, plugins)
+    plan.require_budget()
+    if device == "cuda":
+        raise UsageError.of("--device", device, "cpu: no system of this release runs on CUDA ranks yet", "--device cpu")
+    request = Request(
+        plan, _folder(out or Path("reports") / _title(names)), tuple(sys.argv[1:]), seed, jobs or (os.cpu_count() or 1) + 1,
+        deadline_s, plugins, python, _known(plan, faults), json_file, junit_file,
+    )  # fmt: skip
+    outcome = execute(request)
+    print(render_text(outcome.report, outcome.page, wants_colour(sys.stdout, os.environ)), end="")
+    if outcome.interrupted:
+        print("interrupted: the same command resumes the run", file=sys.stderr)
+        return 130
+    return outcome.status
+
+
+@cli.command()
+@_selection
+def plan(
+    names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None, sample: int | None,
+    seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Print what `run` would run: counts, exclusions with reasons, coverage, time. Takes the same selection.
+
+    \b
+    shardproof plan nightly
+    shardproof plan nightly --system torch-fsdp2 --strength 2
+    """
+    from harness.plan import render_plan
+
+    planned = _planned(names, systems, sets, strength, sample, seed, faults, shard, plugins)
+    print(render_plan(planned), end="")
+    return ExitStatus.OK if planned.scenarios else ExitStatus.NOTHING_RUN
+
+
+@cli.command(name="list")
+@click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable.")
+def list_(plugins: tuple[str, ...]) -> int:
+    """Show the systems, models, axes, programs, spaces and faults there are.
+
+    \b
+    shardproof list
+    """
+    from harness.listing import render_listing
+
+    _load_plugins(plugins)
+    print(render_listing(), end="")
+    return ExitStatus.OK
+
+
+@cli.command()
+@click.argument("scenario_id", metavar="ID")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Folder whose database knows ID."
+)
+@click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Run it this often.")
+@click.option(
+    "--deadline-s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a session may take."
+)
+@click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable.")
+def replay(scenario_id: str, out: Path | None, times: int, deadline_s: float, plugins: tuple[str, ...]) -> int:
+    """Run one scenario of an earlier run again, in fresh processes, and print everything it shows.
+
+    \b
+    shardproof replay 1a2b3c4d5e6f
+    shardproof replay 1a2b --out reports/nightly --times 20
+    """
+    from harness.laboratory import Laboratory
+    from harness.report.text import render_result, wants_colour
+    from harness.verdict import exit_status
+
+    _load_plugins(plugins)
+    scenario = _stored(scenario_id, out).scenario
+    counts: dict[Verdict, int] = {}
+    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=plugins) as laboratory:
+        for attempt in range(times):
+            result = laboratory.examine_one(scenario)
+            counts[result.verdict] = counts.get(result.verdict, 0) + 1
+            if attempt == 0:
+                print(render_result(result, wants_colour(sys.stdout, os.environ)))
+    if times > 1:
+        print(", ".join(f"{verdict.value}: {n} of {times}" for verdict, n in counts.items()))
+    return exit_status(counts)
+
+
+@cli.command()
+@click.argument("scenario_id", metavar="ID")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Folder whose database knows ID."
+)
+@click.option("--toml", is_flag=True, help="Print the scenario as TOML instead.")
+def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
+    """Print what an earlier run found out about a scenario.
+
+    \b
+    shardproof explain 1a2b3c4d5e6f
+    shardproof explain 1a2b3c4d5e6f --toml > bug.toml
+    """
+    from harness.report.text import render_result, wants_colour
+
+    result = _stored(scenario_id, out)
+    print(result.scenario.to_toml() if toml else render_result(result, wants_colour(sys.stdout, os.environ)))
+    return ExitStatus.OK
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="RUN")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JSON."
+)
+@click.option(
+    "--junit", "junit_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JUnit XML."
+)
+def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int:
+    """Write the reports of the latest run in a folder again.
+
+    \b
+    shardproof report reports/nightly --json nightly.json
+    """
+    from harness.report.files import write_reports
+    from harness.report.model import Report
+    from harness.report.text import render_text, wants_colour
+    from harness.run import DATABASE
+    from harness.store import Store
+
+    if not (folder / DATABASE).is_file():
+        raise UsageError.of("RUN", str(folder), f"a folder with a {DATABASE}", "shardproof report reports/nightly")
+    with Store(folder / DATABASE) as store:
+        latest = store.latest_run()
+        if latest is None:
+            raise UsageError.of("RUN", str(folder), "a database with a run", "shardproof report reports/nightly")
+        found = Report.of(store, latest)
+    page = write_reports(found, folder, json_file, junit_file)
+    print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
+    return ExitStatus.OK
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the joined results."
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JSON."
+)
+@click.option(
+    "--junit", "junit_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JUnit XML."
+)
+def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_file: Path | None) -> int:
+    """Join the latest runs of several folders, such as the parts of --shard, into one report.
+
+    \b
+    shardproof merge part0 part1 part2 --out reports/nightly
+    """
+    from harness.report.files import write_reports
+    from harness.report.text import render_text, wants_colour
+    from harness.run import DATABASE, Outcome, merge_runs
+
+    found = merge_runs([folder / DATABASE for folder in folders], _folder(out) / DATABASE)
+    page = write_reports(found, out, json_file, junit_file)
+    print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
+    return Outcome(found, page, interrupted=False).status
+
+
+@cli.command()
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("reports/canaries"), metavar="DIR", help="Folder of results."
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JSON."
+)
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Scenarios at once (default: cores).")
+def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
+    """Plant every fault of the catalogue and make every comparison that must differ; fail if one goes unnoticed.
+
+    \b
+    shardproof faults --json faults.json
+    """
+    from harness.canaries import run_canaries
+
+    return run_canaries(_folder(out), json_file, jobs or os.cpu_count() or 1)
+
+
+@cli.command()
+def doctor() -> int:
+    """Show what is installed, and what each system can run here and why not.
+
+    \b
+    shardproof doctor
+    """
+    from harness.doctor import examine
+
+    print(examine(), end="")
+    return ExitStatus.OK
+
+
+@cli.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path), metavar="PATH")
+def inspect(checkpoint: Path) -> int:
+    """List what a checkpoint holds: a DCP directory or a torch.save file. Nothing in it is executed.
+
+    \b
+    shardproof inspect checkpoints/step-100
+    """
+    from harness.readers import describe, render_description
+
+    print(render_description(describe(checkpoint)), end="")
+    return ExitStatus.OK
+
+
+def _planned(
+    names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None, sample: int | None,
+    seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
+) -> Plan:  # fmt: skip
+    """The plan of a selection given on the command line."""
+    from harness.plan import Selection, make_plan, parse_shard
+    from harness.space import load_space, parse_settings
+
+    _load_plugins(plugins)
+    axes = parse_settings(sets)
+    if faults:
+        axes = {**axes, "faults": (",".join(faults),)}
+    selection = Selection(
+        systems, axes, _strength(strength), strength == "all", sample, seed, parse_shard(shard) if shard else (1, 1)
+    )
+    return make_plan([load_space(name) for name in names or ("smoke",)], selection)
+
+
+def _strength(text: str | None) -> int | None:
+    if text is None or text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError.of("--strength", text, "all, or a number of axes from 1", "--strength 2")
+    return int(text)
+
+
+def _load_plugins(modules: Sequence[str]) -> None:
+    """Import installed plugins and those named, which register their systems, models, faults and rules."""
+    from importlib.metadata import entry_points
+
+    import_module("harness.systems.builtin")
+    for point in entry_points(group="shardproof.plugins"):
+        point.load()
+    for module in modules:
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise UsageError.of(
+                "--plugin", module, f"a module that imports ({error})", "--plugin my_package.my_rules"
+            ) from None
+
+
+def _title(names: Sequence[str]) -> str:
+    return "-".join(Path(name).stem for name in names) or "smoke"
+
+
+def _folder(path: Path) -> Path:
+    """The folder, created and writable.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError.of(
+            "--out", str(path), f"a folder that can be written ({error.strerror})", "--out reports/mine"
+        ) from None
+    return path
+
+
+def _known(plan: Plan, faults: Sequence[str]) -> KnownIssues:
+    """Known issues, for walks only: scenario files and planted faults report their plain verdicts."""
+    from importlib.resources import as_file, files
+
+    from harness.known_issues import KnownIssues, load_known_issues
+
+    if faults or not plan.is_walk:
+        return KnownIssues()
+    with as_file(files("scenarios")) as folder:
+        return load_known_issues(folder / "known_issues.toml")
+
+
+def _stored(scenario_id: str, out: Path | None) -> Result:
+    """The newest result of a scenario, from one folder's database or from any under `reports/`."""
+    from harness.run import DATABASE
+    from harness.store import Store
+
+    databases = (
+        [out / DATABASE] if out else sorted(Path("reports").glob(f"*/{DATABASE}"), key=lambda p: -p.stat().st_mtime)
+    )
+    errors: list[UsageError] = []
+    for database in databases:
+        if not database.is_file():
+            raise UsageError.of("--out", str(out), f"a folder with a {DATABASE}", "--out reports/nightly")
+        with Store(database) as store:
+            try:
+                return store.result(scenario_id)
+            except UsageError as error:
+                errors.append(error)
+    raise (
+        errors[0]
+        if errors
+        else UsageError.of("ID", scenario_id, "a run under reports/, or --out DIR", "shardproof run")
+    )

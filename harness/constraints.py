@@ -1,0 +1,258 @@
+"""Constraints: which combinations of axis values the space leaves out, each with its written reason.
+
+A constraint is a rule over a whole scenario; nobody declares which axes it reads. `tabulate` finds them by
+running the rule on a scenario that notes every field read, and turns the rule into a truth table over those
+axes. The tables are what covering arrays are built from and what coverage is counted against. What a system
+refuses (`SystemInfo.unsupported`) is not a constraint: it is run, and its verdict is `unsupported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import HarnessError
+from harness.models import ParamSpec, model_spec
+from harness.oracle.contracts import stages
+from harness.oracle.kernels_table import POSITION_DEPENDENT
+from harness.program import operations
+from harness.scenario import AXES, Mesh, Scenario, load_mesh
+
+TABLE_LIMIT = 400_000
+PLAINEST_CHECKPOINTS = ("dcp", "gathered")
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """One rule of exclusion. id: stable name. reason: for the reader. excludes: whether a scenario is left out."""
+
+    id: str
+    reason: str
+    excludes: Callable[[Scenario], bool]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A rule over the axes it reads: `allowed[i, j, …]` for the i-th value of the first axis, and so on."""
+
+    id: str
+    reason: str
+    axes: tuple[str, ...]
+    allowed: Bools
+
+    @property
+    def excluded(self) -> int:
+        """How many combinations of the axes' values the rule takes out."""
+        return int(self.allowed.size - np.count_nonzero(self.allowed))
+
+
+@lru_cache(maxsize=4096)
+def _words(program: str) -> frozenset[str]:
+    return frozenset(operations(program))
+
+
+def _moves(scenario: Scenario) -> bool:
+    """Whether the program goes to the load mesh."""
+    return not _words(scenario.program).isdisjoint(("reshard", "restart"))
+
+
+def _has_tp(model: str) -> bool:
+    return any(p.spec.tp_dim is not None for p in model_spec(model).params)
+
+
+def _tp_change_without_effect(s: Scenario) -> bool:
+    target = 2 if s.load == "tp_change" else Mesh.parse(s.load).tp if "x" in s.load else 1
+    return target > 1 and not _has_tp(s.model)
+
+
+def _trivial_divisor(s: Scenario) -> bool:
+    if not s.reshard_after_forward.isdecimal():
+        return False
+    target = load_mesh(s) if _moves(s) else None
+    part = int(s.reshard_after_forward)
+    sizes = [s.mesh.dp_shard, *([target.dp_shard] if target else [])]
+    return any(size % part or part in (1, size) for size in sizes)
+
+
+def _repeats_dtype(s: Scenario) -> bool:
+    policy = s.dtype
+    compute = policy.param or policy.storage
+    return (
+        policy.param == policy.storage
+        or policy.reduce == compute
+        or policy.output == compute
+        or policy.master == policy.storage
+    )
+
+
+def _stepped_dtypes(s: Scenario) -> set[str]:
+    """The dtypes of the tensors the optimizer steps on."""
+    specs = (ParamSpec("bulk", (1,)), ParamSpec("island", (1,), island=True))
+    return {stage.master or stage.storage for stage in (stages(s, spec) for spec in specs)}
+
+
+def _kernel_constraints() -> Iterator[Constraint]:
+    """One constraint a reason of `POSITION_DEPENDENT`."""
+    for number, reason in enumerate(dict.fromkeys(POSITION_DEPENDENT.values())):
+        kernels = frozenset(key for key, value in POSITION_DEPENDENT.items() if value == reason)
+
+        def uses(s: Scenario, kernels: frozenset[tuple[str, str, str]] = kernels) -> bool:
+            return any((s.optimizer.kind, s.optimizer.impl, dtype) in kernels for dtype in _stepped_dtypes(s))
+
+        yield Constraint(f"kernel-{number}", reason, uses)
+
+
+CONSTRAINTS: tuple[Constraint, ...] = (
+    Constraint(
+        "load-mesh",
+        "the load relation has no answer for this mesh within world 8",
+        lambda s: _moves(s) and load_mesh(s) is None,
+    ),
+    Constraint(
+        "load-unused",
+        "the program never goes to the load mesh: another relation than `same` would repeat a scenario",
+        lambda s: s.load != "same" and not _moves(s),
+    ),
+    Constraint(
+        "checkpoint-unused",
+        "the program saves nothing: another checkpoint format than the plainest would repeat a scenario",
+        lambda s: s.checkpoint not in PLAINEST_CHECKPOINTS and "save" not in _words(s.program),
+    ),
+    Constraint(
+        "bucket-sharding",
+        "bucket_space checkpoints hold flat bucket buffers: per-parameter sharding has none",
+        lambda s: s.checkpoint == "bucket_space" and s.sharding != "zero1",
+    ),
+    Constraint(
+        "tp-nothing",
+        "tensor parallelism has nothing to shard: no parameter of the model has a tp dim",
+        lambda s: s.mesh.tp > 1 and not _has_tp(s.model),
+    ),
+    Constraint(
+        "tp-change-nothing",
+        "the load mesh changes tp, and no parameter of the model has a tp dim",
+        _tp_change_without_effect,
+    ),
+    Constraint(
+        "reshard-divisor",
+        "an integer reshard_after_forward divides dp_shard of every mesh and is neither 1 (false) nor dp_shard (true)",
+        _trivial_divisor,
+    ),
+    Constraint(
+        "reshard-zero1",
+        "zero1 keeps whole parameters: there is nothing to reshard after forward",
+        lambda s: s.reshard_after_forward != "true" and s.sharding == "zero1",
+    ),
+    Constraint(
+        "sync-single",
+        "with one microbatch, reducing after every one is reducing after the last",
+        lambda s: s.grad_sync == "every" and s.microbatches == 1,
+    ),
+    Constraint(
+        "overflow-scale",
+        "an overflowing step is skipped only under a loss scale",
+        lambda s: not s.optimizer.loss_scale and "overflow" in _words(s.program),
+    ),
+    Constraint(
+        "unfreeze-nothing",
+        "the program unfreezes, and the model marks no parameter `later`",
+        lambda s: "unfreeze" in _words(s.program) and not model_spec(s.model).has_later,
+    ),
+    Constraint(
+        "later-never",
+        "the model marks parameters `later`, and the program never unfreezes",
+        lambda s: "unfreeze" not in _words(s.program) and model_spec(s.model).has_later,
+    ),
+    Constraint(
+        "master-sharding",
+        "separate master parameters belong to zero1: per-parameter sharding steps on the storage itself",
+        lambda s: s.dtype.master is not None and s.sharding != "zero1",
+    ),
+    Constraint(
+        "stages-sharding",
+        "param and output dtypes are MixedPrecisionPolicy's: zero1 computes in the storage dtype",
+        lambda s: bool(s.dtype.param or s.dtype.output) and s.sharding == "zero1",
+    ),
+    Constraint(
+        "dtype-repeats",
+        "the policy names a stage's dtype that the stage before it already has: it would repeat a scenario",
+        _repeats_dtype,
+    ),
+    Constraint(
+        "offload-fraction",
+        "per-parameter sharding offloads everything or nothing: fractions belong to zero1",
+        lambda s: 0 < s.offload.fraction < 1 and s.sharding != "zero1",
+    ),
+    *_kernel_constraints(),
+)
+
+
+def violated(scenario: Scenario) -> Constraint | None:
+    """The first constraint that leaves `scenario` out, or None."""
+    return next((c for c in CONSTRAINTS if c.excludes(scenario)), None)
+
+
+class _Noting(Scenario):
+    """A scenario without its checks that notes which axes are read from it."""
+
+    def __init__(self, values: dict[str, Any], reads: set[str]) -> None:
+        object.__setattr__(self, "__dict__", {**values, "_reads": reads})
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _AXES:
+            object.__getattribute__(self, "_reads").add(name)
+        return object.__getattribute__(self, name)
+
+
+_AXES = frozenset(AXES)
+
+
+def tabulate(
+    rule_id: str,
+    reason: str,
+    excludes: Callable[[Scenario], object],
+    base: Scenario,
+    values: Mapping[str, Sequence[Any]],
+) -> Table | None:
+    """The truth table of a rule over the axes of `values` that it reads; None if it excludes nothing there.
+
+    A rule that returned after reading some axes returns the same for all values of the others, so that one
+    call settles a whole slab of the table.
+
+    Args:
+        rule_id, reason: kept in the table.
+        excludes: the rule; anything but None and False excludes.
+        base: gives the axes that `values` lacks.
+        values: typed values of each axis.
+
+    Raises:
+        HarnessError: the rule reads so many axes that its table would exceed `TABLE_LIMIT` entries.
+    """
+    plain = {axis: getattr(base, axis) for axis in AXES}
+    axes: tuple[str, ...] = ()
+    while True:
+        sizes = [len(values[axis]) for axis in axes]
+        if prod(sizes) > TABLE_LIMIT:
+            raise HarnessError(f"rule {rule_id!r} reads {', '.join(axes)} at once; split it into rules of fewer axes")
+        allowed, settled = np.zeros(sizes, np.bool_), np.zeros(sizes, np.bool_)
+        for index in np.ndindex(*sizes):
+            if settled[index]:
+                continue
+            chosen = {axis: values[axis][i] for axis, i in zip(axes, index, strict=True)}
+            reads: set[str] = set()
+            verdict = excludes(_Noting({**plain, **chosen}, reads)) in (None, False)
+            if not reads.isdisjoint(values.keys() - set(axes)):
+                axes = tuple(axis for axis in values if axis in axes or axis in reads)
+                break
+            slab = tuple(i if axis in reads else slice(None) for axis, i in zip(axes, index, strict=True))
+            allowed[slab], settled[slab] = verdict, True
+        else:
+            return None if allowed.all() else Table(rule_id, reason, axes, allowed)

@@ -1,0 +1,1 @@
+"""Deliberate defects: logical ones mutate the reference, boundary ones any system's surroundings."""

@@ -1,0 +1,213 @@
+"""From what ranks observed to what differs and why. Runs in a warm worker (torch, one thread), never in the parent.
+
+One scenario's records go in; the twin says what must be, the reference is asked whether it agrees, pieces
+are assembled, compared and explained; plain data comes out, which the laboratory turns into a verdict.
+
+*Verifies*: that twin and reference agree on this very scenario before either is believed; that every
+load can be seen (the expected state right before it differs from the one right after); structure, dtype,
+shape, coverage and bits of everything observed, live and written.
+*Does not verify*: that a failure reproduces (the laboratory does that, in fresh ranks).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.diagnosis import Context, Explanation, explain
+from harness.diff import LAZY_STATE, Difference, diff
+from harness.models import model_spec
+from harness.observe.assemble import assemble
+from harness.observe.logical import Key, Logical, Problem
+from harness.observe.record import LIVE, WRITTEN, Record, pack, unpack
+from harness.oracle import twin
+from harness.program import Op, expand
+from harness.readers import CheckpointError, expected_written, read_checkpoint
+from harness.reference import system as reference
+from harness.result import differences_to_json, explanations_to_json
+from harness.scenario import Scenario
+from harness.world.observations import read_observations
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one scenario's observation showed.
+
+    differences: failing ones, structure first. normalisations: differences that a contract allows, listed and
+    counted. explanations: mechanisms, most specific first. distrust: why no verdict can be given (twin and
+    reference disagree, or a load that could not be seen); empty when the oracle is sound.
+    """
+
+    differences: tuple[Difference, ...]
+    normalisations: tuple[Difference, ...]
+    explanations: tuple[Explanation, ...]
+    distrust: str
+
+
+def serve(payload: bytes) -> bytes:
+    """Worker entry: judge what real ranks observed.
+
+    The request is JSON: `scenario` (axes), `observations` (files the ranks wrote), `checkpoints` (number →
+    path) and `complete`: whether every rank finished every operation.
+    """
+    request = json.loads(payload)
+    scenario = Scenario().with_axes(request["scenario"])
+    ops = expand(scenario)
+    complete = request["complete"]
+    records = _finished(_read_observations(request["observations"], complete=complete), ops, complete=complete)
+    done = {r.op for r in records}
+    written, unreadable = _read_written(scenario, [op for op in ops if op.index in done], request["checkpoints"])
+    return _reply(judge(scenario, [*records, *written], unreadable))
+
+
+def serve_reference(payload: bytes) -> bytes:
+    """Worker entry: run the reference in lockstep and judge it. Replies with the judgement and its packed records."""
+    scenario = Scenario().with_axes(json.loads(payload)["scenario"])
+    records = reference.run(scenario)
+    reply = _reply(judge(scenario, records))
+    return struct.pack("<Q", len(reply)) + reply + pack(records)
+
+
+def judge(scenario: Scenario, records: Sequence[Record], problems: Sequence[Problem] = ()) -> Judgement:
+    """Compare a scenario's records with what must be.
+
+    Args:
+        records: of all ranks, live and written, of operations that every rank completed.
+        problems: found while reading what was written.
+    """
+    observed, found = assemble(records)
+    expected = _expected(scenario, observed)
+    distrust = _blind_load(scenario, expected) or _oracles_disagree(scenario)
+    differences = diff(expected, observed, [*problems, *found], (LAZY_STATE,), records)
+    failing = tuple(d for d in differences if d.fails)
+    context = Context(expected=expected, observed=observed, scenario=scenario, ops=expand(scenario))
+    explanations = tuple(explain(failing, context)) if failing else ()
+    return Judgement(failing, tuple(d for d in differences if not d.fails), explanations, distrust)
+
+
+def _expected(scenario: Scenario, observed: Logical) -> Logical:
+    """The twin's prediction for the operations that were observed, live, and for what they wrote."""
+    truth = _twin(twin_axes(scenario), _reported_norms(observed))
+    done = {key.op for key in observed}
+    expected = {key: value for key, value in truth.items() if key.op in done}
+    saves = [op for op in expand(scenario) if op.kind == "save" and op.index in done]
+    for op in saves:
+        live = {key: value for key, value in truth.items() if key.op == op.index}
+        expected |= expected_written(live, scenario, model_spec(scenario.model))
+    return expected
+
+
+def twin_axes(scenario: Scenario) -> Scenario:
+    """The scenario with every axis set to default that the twin does not depend on: scenarios that share it share
+    one twin. The mesh matters through the grid alone, that is through whether one rank or several reduce."""
+    plan = tuple((op.kind, op.mesh.dp > 1) for op in expand(scenario))
+    wide = any(many for _, many in plan)
+    uniform = all(many == wide for _, many in plan)
+    mesh = type(scenario.mesh)(1, 2 if wide else 1, 1) if uniform else scenario.mesh
+    return replace(
+        scenario, system="reference", version="", mesh=mesh, load="same" if uniform else scenario.load, faults=(),
+        offload=Scenario().offload, reshard_after_forward="true", checkpoint="dcp", grad_sync="last",
+    )  # fmt: skip
+
+
+def _reported_norms(observed: Logical) -> tuple[tuple[int, float], ...]:
+    return tuple(
+        (key.op, float(np.frombuffer(value.data, np.float32)[0]))
+        for key, value in observed.items()
+        if key.role == "norm" and value.dtype == "fp32" and len(value.data) == 4
+    )
+
+
+@lru_cache(maxsize=256)
+def _twin(scenario: Scenario, norms: tuple[tuple[int, float], ...]) -> Logical:
+    return twin.run(scenario, dict(norms))
+
+
+def _blind_load(scenario: Scenario, expected: Logical) -> str:
+    """Why a load of this scenario could do nothing unnoticed; empty if it could not."""
+    ops = expand(scenario)
+    for before, op in zip(ops, ops[1:], strict=False):
+        if op.kind not in ("load", "load_model_only") or not any(key.op == op.index for key in expected):
+            continue
+        states = [_params(expected, index) for index in (before.index, op.index)]
+        if states[0] == states[1]:
+            return f"operation {op.index} ({op.kind}) changes no parameter: a load that does nothing would pass"
+    return ""
+
+
+def _params(expected: Logical, op: int) -> dict[str, bytes]:
+    return {key.fqn: value.data for key, value in expected.items() if key.op == op and key.role == "param"}
+
+
+def _oracles_disagree(scenario: Scenario) -> str:
+    """How twin and reference differ on this scenario; empty when they agree bit for bit."""
+    mirror = replace(scenario, system="reference", version="", checkpoint="sharded", faults=())
+    return _reference_against_twin(mirror)
+
+
+@lru_cache(maxsize=4096)
+def _reference_against_twin(scenario: Scenario) -> str:
+    observed, problems = assemble(r for r in reference.run(scenario) if r.where == LIVE)
+    expected = _twin(twin_axes(scenario), _reported_norms(observed))
+    found = [d for d in diff(expected, observed, problems, (LAZY_STATE,)) if d.fails]
+    if not found:
+        return ""
+    first = found[0]
+    return (
+        f"twin and reference disagree in {len(found)} values, first after operation {first.key.op}: "
+        f"{first.key.role} of {first.key.fqn} ({first.kind}: {first.detail or f'{first.expected_first} against {first.observed_first}'})"
+    )
+
+
+def _read_observations(paths: Iterable[str], *, complete: bool) -> Iterator[Record]:
+    """The records of the ranks' files; what a dying rank cut off in the middle ends its file."""
+    for path in paths:
+        try:
+            yield from read_observations(Path(path))
+        except ValueError:
+            if complete:
+                raise
+
+
+def _finished(records: Iterable[Record], ops: Sequence[Op], *, complete: bool) -> list[Record]:
+    """Without the operations that some rank of their mesh did not complete."""
+    kept = list(records)
+    if complete:
+        return kept
+    ranks: dict[int, set[int]] = {}
+    for record in kept:
+        ranks.setdefault(record.op, set()).add(record.rank)
+    done = {op.index for op in ops if len(ranks.get(op.index, ())) == op.mesh.world}
+    return [r for r in kept if r.op in done]
+
+
+def _read_written(
+    scenario: Scenario, ops: Sequence[Op], paths: Mapping[str, str]
+) -> tuple[list[Record], list[Problem]]:
+    records: list[Record] = []
+    problems: list[Problem] = []
+    for op in ops:
+        if op.kind != "save":
+            continue
+        try:
+            records += read_checkpoint(Path(paths[str(op.checkpoint)]), op.index, model_spec(scenario.model))
+        except CheckpointError as error:
+            problems.append(Problem(Key(op.index, WRITTEN, "checkpoint", ""), "size", (), str(error)))
+    return records, problems
+
+
+def _reply(judgement: Judgement) -> bytes:
+    reply: dict[str, Any] = {
+        "differences": differences_to_json(judgement.differences),
+        "normalisations": differences_to_json(judgement.normalisations),
+        "explanations": explanations_to_json(judgement.explanations),
+        "distrust": judgement.distrust,
+    }
+    return json.dumps(reply).encode()

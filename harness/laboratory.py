@@ -1,0 +1,269 @@
+"""The laboratory: observes scenarios in the right world, has them judged, and confirms failures.
+
+One thread takes one scenario at a time from observation to verdict; ranks and judging run in other
+processes, so a few threads keep every core busy. A failure counts only after it was reproduced in freshly
+started ranks. Whatever goes wrong on our side becomes `unknown`, never a pass; a full disk stops the run.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from harness.errors import HarnessError
+from harness.program import expand, sessions
+from harness.result import (
+    FailedOp,
+    Failure,
+    Reproduced,
+    Result,
+    differences_from_json,
+    explanations_from_json,
+)
+from harness.scenario import Scenario
+from harness.store import StoreFull
+from harness.systems.protocol import SystemInfo
+from harness.systems.registry import all_systems, system_info
+from harness.verdict import Verdict, merge
+from harness.world.job import Job, JobOutcome
+from harness.world.server import ForkServer
+
+Observed = Callable[[Scenario, bytes], None]
+
+JUDGE_DEADLINE_S = 120.0
+RAM_DISK = Path("/dev/shm")
+
+
+@dataclass
+class _Trial:
+    """One attempt at a scenario: what its ranks reported, before it is judged."""
+
+    blob: bytes = b""
+    outcomes: list[JobOutcome] = field(default_factory=list)
+    judgement: dict[str, Any] = field(default_factory=dict)
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+
+class Laboratory:
+    """Warm servers and worker threads for a run.
+
+    Args:
+        jobs: scenarios in progress at once. deadline_s: seconds one session's ranks may take.
+        plugins: modules that ranks and workers import first. python: interpreter of ranks and workers.
+        keep: folder that receives the logs of failed scenarios, one subfolder each.
+    """
+
+    def __init__(
+        self,
+        *,
+        jobs: int,
+        deadline_s: float,
+        plugins: Sequence[str] = (),
+        python: str | None = None,
+        keep: Path | None = None,
+    ) -> None:
+        self.jobs, self.deadline_s, self.keep = jobs, deadline_s, keep
+        self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=RAM_DISK if RAM_DISK.is_dir() else None))
+        warm_up = [info.warm_up for info in all_systems() if info.warm_up]
+        interpreter = {"python": python} if python else {}
+        self._server = ForkServer(warm_up=warm_up, plugins=plugins, workers=jobs, **interpreter)
+
+    def __enter__(self) -> Self:
+        self._server.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.__exit__(kind, error, trace)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def examine(self, scenarios: Iterable[Scenario], observed: Observed) -> Iterator[Result]:
+        """Results in the order in which they are reached; `observed` gets every packed observation before its verdict.
+
+        Raises:
+            StoreFull: the disk filled; results given out before stay valid.
+        """
+        queue = iter(scenarios)
+        pool = ThreadPoolExecutor(self.jobs, thread_name_prefix="scenario")
+        running: set[Future[Result]] = set()
+        try:
+            while True:
+                while len(running) < 2 * self.jobs and (scenario := next(queue, None)) is not None:
+                    running.add(pool.submit(self.examine_one, scenario, observed))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def examine_one(self, scenario: Scenario, observed: Observed = lambda scenario, blob: None) -> Result:
+        """One scenario, from observation to confirmed verdict."""
+        started = time.monotonic()
+        try:
+            info = system_info(scenario.system)
+            reason = info.unsupported(scenario)
+            if reason:
+                result = Result(scenario, info.name, version_of(info), Verdict.UNSUPPORTED, reason=reason)
+            else:
+                result = self._confirmed(scenario, info, observed)
+        except StoreFull:
+            raise
+        except HarnessError as error:
+            result = Result(scenario, scenario.system, scenario.version, Verdict.UNKNOWN, reason=str(error))
+        return replace(result, duration_s=time.monotonic() - started)
+
+    def _confirmed(self, scenario: Scenario, info: SystemInfo, observed: Observed) -> Result:
+        first = self._attempt(scenario, info, observed)
+        if not first.verdict.is_failure:
+            return first
+        second = self._attempt(scenario, info, lambda scenario, blob: None)
+        if second.signature == first.signature:
+            return replace(first, reproduced=Reproduced(1, 1))
+        reason = f"in fresh ranks the failure did not come again: {second.signature or second.verdict.value}"
+        return replace(first, verdict=Verdict.NONDETERMINISTIC, reproduced=Reproduced(0, 1), reason=reason)
+
+    def _attempt(self, scenario: Scenario, info: SystemInfo, observed: Observed) -> Result:
+        directory = Path(tempfile.mkdtemp(prefix=f"{scenario.id}-", dir=self._scratch))
+        try:
+            trial = self._lockstep(scenario) if info.world == "lockstep" else self._forked(scenario, directory)
+            observed(scenario, trial.blob)
+            if info.world != "lockstep":
+                trial.judgement = self._judged(scenario, directory, trial)
+            result = _result(scenario, info, trial)
+            if self.keep and result.verdict.is_failure:
+                _keep_logs(directory, self.keep / scenario.id)
+            return result
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise StoreFull(f"no space left while observing scenario {scenario.id}: {error}") from error
+            raise
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _lockstep(self, scenario: Scenario) -> _Trial:
+        started = time.monotonic()
+        request = json.dumps({"scenario": scenario.axis_values(only_changed=True)}).encode()
+        reply = self._server.call("harness.judge:serve_reference", request, JUDGE_DEADLINE_S)
+        (length,) = struct.unpack_from("<Q", reply)
+        judgement, blob = json.loads(reply[8 : 8 + length]), reply[8 + length :]
+        return _Trial(blob, [], judgement, {"lockstep": time.monotonic() - started})
+
+    def _forked(self, scenario: Scenario, directory: Path) -> _Trial:
+        """Run every session in fresh ranks, until one fails."""
+        trial = _Trial()
+        for session in range(len(sessions(expand(scenario)))):
+            outcome = self._server.submit(Job(scenario, session, directory, self.deadline_s)).result()
+            trial.outcomes.append(outcome)
+            trial.phases_s[f"session {session}"] = outcome.duration_s
+            if any(error.errno == errno.ENOSPC for error in outcome.errors):
+                raise StoreFull(f"no space left in {directory} while scenario {scenario.id} ran")
+            if not outcome.ok:
+                break
+        trial.blob = b"".join(p.read_bytes() for o in trial.outcomes for p in o.observations if p.exists())
+        return trial
+
+    def _judged(self, scenario: Scenario, directory: Path, trial: _Trial) -> dict[str, Any]:
+        started = time.monotonic()
+        request = {
+            "scenario": scenario.axis_values(only_changed=True),
+            "observations": [str(path) for outcome in trial.outcomes for path in outcome.observations],
+            "checkpoints": {
+                op.checkpoint: str(directory / f"checkpoint{op.checkpoint}")
+                for op in expand(scenario)
+                if op.kind == "save"
+            },
+            "complete": all(outcome.ok for outcome in trial.outcomes),
+        }
+        reply = self._server.call("harness.judge:serve", json.dumps(request).encode(), JUDGE_DEADLINE_S)
+        trial.phases_s["judge"] = time.monotonic() - started
+        judgement: dict[str, Any] = json.loads(reply)
+        return judgement
+
+
+def _result(scenario: Scenario, info: SystemInfo, trial: _Trial) -> Result:
+    """The verdict of one attempt: the most severe of what its ranks and its judge say."""
+    differences = differences_from_json(trial.judgement["differences"])
+    distrust = trial.judgement["distrust"]
+    verdict, failure = _ranks_verdict(trial.outcomes)
+    if distrust:
+        verdict = Verdict.UNKNOWN
+    elif differences:
+        verdict = merge([verdict, Verdict.MISMATCH])
+    return Result(
+        scenario, info.name, version_of(info), verdict,
+        failed_op=_failed_op(scenario, differences, failure),
+        differences=differences,
+        explanations=explanations_from_json(trial.judgement["explanations"]),
+        error=failure,
+        reason=distrust,
+        normalisations=differences_from_json(trial.judgement["normalisations"]),
+        emulated=info.emulated,
+        phases_s=trial.phases_s,
+    )  # fmt: skip
+
+
+def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | None]:
+    """What became of the ranks. An error of our own recording is the harness's, not the system's.
+
+    Raises:
+        HarnessError: a rank could not record what it observed.
+    """
+    for outcome in outcomes:
+        ours = next((e for e in outcome.errors if e.stage in ("record", "start")), None)
+        if ours and ours.rank == outcome.first_failed:
+            raise HarnessError(f"rank {ours.rank} failed in {ours.stage}: {ours.type}: {ours.message}")
+        if outcome.timed_out:
+            where = outcome.stuck[0] if outcome.stuck else None
+            places = "; ".join(f"rank {p.rank} in {p.op or 'start-up'} ({p.stage})" for p in outcome.stuck)
+            failure = Failure(
+                "deadline", f"no end after {outcome.duration_s:.0f} s: {places}", op=where.op_index if where else None
+            )
+            return Verdict.HANG, failure
+        first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
+        if first:
+            return Verdict.CRASH, Failure(first.type, first.message, first.rank, first.traceback, first.op_index)
+        if outcome.died:
+            rank, how = next((d for d in outcome.died if d[0] == outcome.first_failed), outcome.died[0])
+            return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}", rank)
+    return Verdict.PASS, None
+
+
+def _failed_op(scenario: Scenario, differences: Sequence[Any], failure: Failure | None) -> FailedOp | None:
+    candidates = [d.key.op for d in differences if d.key.op >= 0]
+    if failure and failure.op is not None and failure.op >= 0:
+        candidates.append(failure.op)
+    if not candidates:
+        return None
+    return FailedOp(min(candidates), expand(scenario)[min(candidates)].kind)
+
+
+def _keep_logs(directory: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for log in directory.glob("*.log"):
+        if log.stat().st_size:
+            shutil.copyfile(log, target / log.name)
+
+
+@cache
+def version_of(info: SystemInfo) -> str:
+    """The installed release of a system's first distribution; the package's own version without one."""
+    name = info.distributions[0] if info.distributions else "shardproof"
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,49 @@
+"""What there is to choose from: systems, models, axes, programs, spaces and faults, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+from harness.faults.catalogue import CATALOGUE
+from harness.models import ZOO
+from harness.program import PROGRAMS
+from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
+from harness.space import space_names
+from harness.systems.registry import all_systems
+
+_AXIS_FORMS = {
+    "dtype": "STORAGE[/param=D][/reduce=D][/output=D][/master=D], e.g. fp32/param=bf16/reduce=fp32; STORAGE may be mixed",
+    "mesh": "DP_REPLICATExDP_SHARDxTP, e.g. 2x2x1",
+    "load": f"{', '.join(LOAD_RELATIONS)}, or a mesh",
+    "sharding": "fully_shard, zero1",
+    "reshard_after_forward": "true, false, none, or a divisor of dp_shard",
+    "offload": "none, cpu, cpu=FRACTION",
+    "optimizer": f"{'|'.join(OPTIMIZER_KINDS)}[/impl={'|'.join(OPTIMIZER_IMPLEMENTATIONS)}][/OPTION=V], options: "
+    + ", ".join(f.name for f in fields(Optimizer)[2:]),
+    "microbatches": "1 to 3",
+    "grad_sync": "last, every",
+    "checkpoint": "reference: gathered, bucket_space, model_space, sharded; torch-fsdp2: dcp, dcp-async, full …, +OPTION",
+    "program": "a program below, or its operations separated by spaces",
+    "faults": "ids of the faults below, joined by commas",
+}
+
+
+def render_listing() -> str:
+    """Everything as text, a section each."""
+    axes = ((axis, _AXIS_FORMS.get(axis, f"default {value}")) for axis, value in Scenario().axis_values().items())
+    sections = (
+        ("systems", ((info.name, info.doc) for info in all_systems())),
+        ("axes", axes),
+        ("models", ((spec.name, spec.doc) for spec in ZOO.values())),
+        ("programs", PROGRAMS.items()),
+        ("scenarios", ((name, "") for name in space_names())),
+        ("faults", ((fault.id, fault.doc) for fault in CATALOGUE.values())),
+    )
+    return "\n".join(_section(title, rows) for title, rows in sections)
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    kept = list(rows)
+    width = max((len(name) for name, _ in kept), default=0)
+    return "\n".join([title, *(f"  {name:<{width}}  {text}".rstrip() for name, text in kept), ""])

@@ -1,0 +1,182 @@
+"""Plans: what `run` will run, in which order, how long it takes, what was left out and why.
+
+A plan joins the walks and the explicit scenarios of several space files, orders them so that the cells which
+expose most come first (offload × low precision × resume, as public bug reports have it) and the cheap before the
+dear, takes the shard asked for, and refuses a budget that it would exceed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from math import inf
+
+from harness.constraints import violated
+from harness.cost import cost_model
+from harness.errors import UsageError
+from harness.scenario import AXES, DTypePolicy, Scenario
+from harness.space import Space
+from harness.systems.registry import system_info
+from harness.walk import Walked, follow
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the command line asks of a plan, beside the names of spaces.
+
+    systems: each `NAME[@VERSION]`; empty = the space's own. axes: `--set`, axis → values. strength: replaces the
+    space's. sample: this many random scenarios a walk. seed: of covering
+    arrays and samples. shard: (i, n) = the i-th of n parts, from 1.
+    """
+
+    systems: tuple[str, ...] = ()
+    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    strength: int | None = None
+    sample: int | None = None
+    seed: int = 0
+    shard: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The scenarios to run, in order, and the account of how they were chosen.
+
+    walked: one entry a walk, before sharding. budgets: system → seconds that its scenarios may take.
+    """
+
+    scenarios: tuple[Scenario, ...]
+    walked: tuple[Walked, ...] = ()
+    budgets: Mapping[str, float] = field(default_factory=dict)
+    shard: tuple[int, int] = (1, 1)
+
+    def estimate_s(self, scenario: Scenario) -> float:
+        """Seconds the scenario takes with two at once on two cores; nothing where its system refuses it."""
+        return 0.0 if refusal(scenario) else cost_model().estimate_s(scenario)
+
+    @property
+    def is_walk(self) -> bool:
+        """Whether spaces were walked; False for scenario files alone, which report their plain verdicts."""
+        return bool(self.walked)
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Expected seconds of each system's scenarios."""
+        total: dict[str, float] = defaultdict(float)
+        for scenario in self.scenarios:
+            total[scenario.system] += self.estimate_s(scenario)
+        return dict(total)
+
+    @property
+    def excluded(self) -> dict[str, int]:
+        """Reason → how many combinations of axis values it takes out, over all walks."""
+        total: Counter[str] = Counter()
+        for table in chain.from_iterable(walked.exclusions for walked in self.walked):
+            total[table.reason] += table.excluded
+        return dict(total)
+
+    @cached_property
+    def unsupported(self) -> dict[tuple[str, str], int]:
+        """(system, reason) → how many planned scenarios the system refuses for it."""
+        reasons = ((s.system, refusal(s)) for s in self.scenarios)
+        return dict(Counter((system, reason) for system, reason in reasons if reason))
+
+    def counts(self, axis: str) -> dict[str, int]:
+        """Value → number of planned scenarios that have it."""
+        return dict(Counter(str(getattr(scenario, axis)) for scenario in self.scenarios))
+
+    @property
+    def varied_axes(self) -> list[str]:
+        """The axes on which the scenarios differ."""
+        return [axis for axis in AXES if len({getattr(s, axis) for s in self.scenarios}) > 1]
+
+    def require_budget(self) -> None:
+        """Refuse a plan that takes longer than a space allows.
+
+        Raises:
+            UsageError: it would, with what to relax.
+        """
+        for system, budget in self.budgets.items():
+            estimate = self.seconds.get(system, 0.0)
+            if estimate > budget:
+                parts = int(-(-estimate * self.shard[1] // budget))
+                raise UsageError.of(
+                    f"time of {system}",
+                    f"{estimate:.0f} s",
+                    f"up to {budget:.0f} s, the budget of the space",
+                    f"--strength 2, fewer values (--set mesh=1x2x1,1x4x1), --sample N, or --shard 1/{parts}",
+                )
+
+
+def make_plan(spaces: Sequence[Space], selection: Selection = Selection()) -> Plan:
+    """The plan of several spaces under one selection.
+
+    Raises:
+        UsageError: an unknown system, axis or value; an explicit scenario that a constraint excludes; nothing that
+            any system supports.
+    """
+    chosen = [_selected(space, selection) for space in spaces]
+    walked = tuple(follow(walk, selection.seed, selection.sample) for space in chosen for walk in space.walks)
+    explicit = [scenario for space in chosen for scenario in space.scenarios]
+    for scenario in explicit:
+        _require_valid(scenario)
+    scenarios = dict.fromkeys(chain(explicit, *(chain(w.supported, w.refused) for w in walked)))
+    _require_supported(scenarios, walked)
+    budgets: dict[str, float] = defaultdict(float)
+    for entry in walked:
+        budgets[entry.walk.system] += entry.walk.budget_s or inf
+    part = [s for s in scenarios if in_shard(s, selection.shard)]
+    return Plan(tuple(sorted(part, key=_order)), walked, dict(budgets), selection.shard)
+
+
+def refusal(scenario: Scenario) -> str | None:
+    """Why the scenario's system refuses it; None where it does not."""
+    return system_info(scenario.system).unsupported(scenario)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`I/N`: the I-th of N parts.
+
+    Raises:
+        UsageError: not of that form, or I is not from 1 to N.
+    """
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise UsageError.of("--shard", text, "I/N with I from 1 to N", "--shard 2/4")
+    return int(part), int(parts)
+
+
+def in_shard(scenario: Scenario, shard: tuple[int, int]) -> bool:
+    """Whether a scenario belongs to a part: decided by its id alone, so that shards of any walk agree."""
+    part, parts = shard
+    return parts == 1 or int(scenario.id, 16) % parts == part - 1
+
+
+def _selected(space: Space, selection: Selection) -> Space:
+    space = space.on_systems(selection.systems).with_axes(selection.axes)
+    return space.at_strength(selection.strength) if selection.strength else space
+
+
+def _require_valid(scenario: Scenario) -> None:
+    constraint = violated(scenario)
+    if constraint:
+        raise UsageError.of("scenario", str(scenario), f"what constraint {constraint.id!r} leaves", constraint.reason)
+
+
+def _require_supported(scenarios: Mapping[Scenario, None], walked: Sequence[Walked]) -> None:
+    if any(not refusal(s) for s in scenarios):
+        return
+    reasons = dict.fromkeys(f"{s.system}: {refusal(s)}" for s in scenarios)
+    excluded = dict.fromkeys(table.reason for entry in walked for table in entry.exclusions)
+    given = next(iter(scenarios), "these axis values")
+    raise UsageError.of(
+        "scenarios", str(given), "what a system supports; " + "; ".join([*reasons, *excluded]), "shardproof plan smoke"
+    )
+
+
+def _order(scenario: Scenario) -> tuple[bool, bool, float]:
+    """Refused last (they cost nothing); first what exposes most; then cheap before dear."""
+    exposed = scenario.offload.fraction > 0 and scenario.dtype != DTypePolicy() and scenario.program != "train"
+    return refusal(scenario) is not None, not exposed, cost_model().estimate_s(scenario)

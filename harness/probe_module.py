@@ -1,0 +1,238 @@
+"""The child side of the probe: a tree of `torch.nn.Module` whose gradients are decided by `harness.probe`.
+
+Each module's real forward returns x + ⟨p, g_p⟩ for its parameters, so that backward produces exactly g_p
+through whatever hooks the library under test has put there, and records the parameter as the forward saw
+it. A system builds the tree with `build_model`, hands it to its library, and sets `Probe.slot` before each
+microbatch. Nothing here knows a library; DTensors are only unwrapped to their local part.
+
+*Verifies* nothing by itself. *Does not verify* that the forward of a real layer is right: no matmul runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from harness.models import BufferSpec, ModelSpec, ModuleSpec, NamedParam, storage_dtype
+from harness.oracle.contracts import stages
+from harness.probe import Grid, choose_grid, element_keys, initial_values, rank_units
+from harness.scenario import DTypePolicy, Mesh, Scenario
+
+TORCH_DTYPE: dict[str, torch.dtype] = {
+    "fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16,
+    "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "uint8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+
+DTYPE_NAME: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPE.items()}
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""`(start, size)` of a piece of a logical tensor, one entry a dim."""
+
+
+def tensor_bytes(tensor: torch.Tensor) -> bytes:
+    """The raw bytes of a plain tensor, row-major.
+
+    Reads only: it copies first, since `Tensor.numpy` marks the storage as not resizable, which FSDP2 needs.
+    """
+    copy = tensor.detach().cpu().reshape(-1).clone()
+    return copy.view(torch.uint8).numpy().tobytes() if copy.numel() else b""
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds: a DTensor's local tensor (differentiable), any other tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Which forward runs. overflow: one element of one gradient is +inf on data-parallel rank 0."""
+
+    iteration: int = 0
+    microbatch: int = 0
+    overflow: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A parameter as one forward saw it: this rank's piece of it."""
+
+    dtype: str
+    size: tuple[int, ...]
+    data: bytes
+
+
+@dataclass
+class Probe:
+    """What all modules of one rank's model share: which gradients to produce and what forwards saw.
+
+    box: from a parameter's name to the piece of it that this rank's forward computes with (the tensor-
+    parallel shard; everything without tensor parallelism).
+    """
+
+    scenario: Scenario
+    spec: ModelSpec
+    mesh: Mesh
+    rank: int
+    box: Callable[[str], Box]
+    slot: Slot = field(default_factory=Slot)
+    seen: dict[str, list[Seen]] = field(default_factory=dict)
+    poisoned: bool = False
+    _keys: dict[str, np.ndarray[tuple[int], np.dtype[np.uint64]]] = field(default_factory=dict)
+
+    def start_step(self) -> None:
+        """Forget what the previous step's forwards saw."""
+        self.seen.clear()
+        self.poisoned = False
+
+    def record(self, fqn: str, local: torch.Tensor) -> None:
+        """Keep what the forward sees: one entry, or several where the microbatches of a step saw different bytes."""
+        now = Seen(DTYPE_NAME[local.dtype], tuple(local.shape), tensor_bytes(local))
+        kept = self.seen.setdefault(fqn, [])
+        if now not in kept:
+            kept.append(now)
+
+    def gradient(self, fqn: str, local: torch.Tensor, trainable: bool) -> torch.Tensor:
+        """This rank's gradient for one use of a parameter in the current slot, in the shape and dtype of `local`."""
+        named = self.spec.param(fqn)
+        units = rank_units(
+            self._key(named), self.slot.iteration, self.slot.microbatch, self.mesh.dp, self._grid(named)
+        )[self.mesh.dp_index(self.rank)]
+        values = (units * self._grid(named).unit).reshape(named.spec.shape)
+        if self._poisons(trainable):
+            self.poisoned = True
+            if self.mesh.dp_index(self.rank) == 0:
+                values.reshape(-1)[0] = np.inf
+        start, size = self.box(fqn)
+        piece = values[tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))]
+        return torch.from_numpy(np.ascontiguousarray(piece)).to(local.dtype)
+
+    def _poisons(self, trainable: bool) -> bool:
+        return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned
+
+    def _key(self, named: NamedParam) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        if named.fqn not in self._keys:
+            self._keys[named.fqn] = element_keys(named.fqn, named.spec.shape, self.scenario.seed)
+        return self._keys[named.fqn]
+
+    def _grid(self, named: NamedParam) -> Grid:
+        canonical = self.spec.param(named.spec.tied_to or named.fqn)
+        declared = stages(self.scenario, canonical.spec)
+        return choose_grid(
+            (declared.accumulate, declared.reduce, declared.main_grad),
+            declared.compute,
+            self.mesh.dp,
+            self.scenario.microbatches,
+        )
+
+
+class ProbeModule(nn.Module):
+    """One module of a ModelSpec. forward: (1,) → (1,); each used parameter adds ⟨p, g_p⟩ to it."""
+
+    def __init__(self, spec: ModuleSpec, probe: Probe) -> None:
+        super().__init__()
+        self.spec = spec
+        self.probe = probe
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for spec in self.spec.params:
+            if spec.used:
+                x = x + self._term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)
+        if self.training and self.probe.slot.microbatch == 0:
+            self._count()
+        return x
+
+    def _term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
+        local = local_part(param)
+        self.probe.record(fqn, local)
+        return (local * self.probe.gradient(fqn, local, param.requires_grad)).sum()
+
+    def _count(self) -> None:
+        with torch.no_grad():
+            for spec in self.spec.buffers:
+                if spec.dtype.startswith("int"):
+                    getattr(self, spec.name).add_(1)
+
+
+class ProbeRoot(nn.Module):
+    """The root: calls the modules in the spec's order. Module paths with dots nest.
+
+    A module none of whose parameters is used is never called, as an unreachable branch of a real model.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.paths = tuple(m.path for m in spec.modules if m.buffers or any(p.used for p in m.params))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for path in self.paths:
+            x = self.get_submodule(path)(x)
+        return x
+
+
+def build_model(probe: Probe, init_seed: int) -> ProbeRoot:
+    """The model of `probe.spec` on one process, whole, with initial values; tied parameters are one object."""
+    spec, scenario = probe.spec, probe.scenario
+    root = ProbeRoot(spec)
+    for module_spec in spec.modules:
+        _attach(root, module_spec.path, ProbeModule(module_spec, probe))
+    for named in spec.unique_params:
+        values = initial_values(element_keys(named.fqn, named.spec.shape, scenario.seed), init_seed)
+        parameter = nn.Parameter(
+            _cast(values, named.spec.shape, scenario.dtype, named), requires_grad=named.spec.trainable == "yes"
+        )
+        root.get_submodule(named.module.path).register_parameter(named.spec.name, parameter)
+    for named in spec.params:
+        if named.spec.tied_to is not None:
+            shared = root.get_parameter(named.spec.tied_to)
+            root.get_submodule(named.module.path).register_parameter(named.spec.name, shared)
+    for fqn, buffer_spec in spec.buffers():
+        path, _, name = fqn.rpartition(".")
+        value = initial_buffer(fqn, buffer_spec, scenario.seed, init_seed)
+        root.get_submodule(path).register_buffer(name, value, persistent=buffer_spec.persistent)
+    return root
+
+
+def initial_buffer(fqn: str, spec: BufferSpec, seed: int, init_seed: int) -> torch.Tensor:
+    """A buffer's initial value: floats as a parameter's, booleans the low bit of the key, integers zero."""
+    keys = element_keys(fqn, spec.shape, seed)
+    match spec.dtype:
+        case "int64":
+            return torch.zeros(spec.shape, dtype=torch.int64)
+        case "bool":
+            return torch.from_numpy((keys & np.uint64(1)).astype(bool)).reshape(spec.shape)
+        case name:
+            return torch.from_numpy(initial_values(keys, init_seed)).reshape(spec.shape).to(TORCH_DTYPE[name])
+
+
+def whole_box(spec: ModelSpec) -> Callable[[str], Box]:
+    """The box of a forward that computes with whole parameters."""
+
+    def box(fqn: str) -> Box:
+        shape = spec.param(fqn).spec.shape
+        return (0,) * len(shape), shape
+
+    return box
+
+
+def _cast(
+    values: np.ndarray[tuple[int], np.dtype[np.float32]], shape: tuple[int, ...], policy: DTypePolicy, named: NamedParam
+) -> torch.Tensor:
+    assert values.size == prod(shape)
+    own = torch.tensor(values)  # a copy: storage that numpy owns cannot be resized
+    return own.reshape(shape).to(TORCH_DTYPE[storage_dtype(policy, named.spec)])
+
+
+def _attach(root: nn.Module, path: str, module: nn.Module) -> None:
+    *parents, leaf = path.split(".")
+    node = root
+    for name in parents:
+        if not hasattr(node, name):
+            node.add_module(name, nn.Module())
+        node = getattr(node, name)
+    node.add_module(leaf, module)

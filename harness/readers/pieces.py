@@ -1,0 +1,172 @@
+"""Any checkpoint as one flat stream of pieces: boxes of tensors and plain objects, each with its path.
+
+A directory is a distributed checkpoint (`.metadata` and `__{rank}_{n}.distcp`), a file, or a directory with `full.pt`,
+one `torch.save`.
+
+*Verifies*: items lie inside their file, files inside the directory, no two items share bytes, an item has the
+dtype and shape that the metadata gives it. *Does not verify*: bytes between items, files that no item refers to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from harness.readers import metadata
+from harness.readers.archive import MAX_CHECKPOINT_BYTES, Archive, Budget
+from harness.readers.errors import bad
+from harness.readers.metadata import Item, read_metadata
+from harness.readers.symbolic import MAX_BYTES
+from harness.readers.values import FORM, Tensor, Value
+
+FULL_FILE = "full.pt"
+"""What a folder holds that is a checkpoint in one file."""
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPiece:
+    """The box `start, size` of the tensor at `path`, written by `rank`; data row-major, little endian."""
+
+    path: KeyPath
+    rank: int
+    dtype: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPiece:
+    """A plain object at `path`, written by `rank`: a scalar, or a list without dicts and tensors."""
+
+    path: KeyPath
+    rank: int
+    value: Value
+
+
+Piece = TensorPiece | ObjectPiece
+
+
+def key_of(path: KeyPath) -> str:
+    """The path as DCP writes it: its parts joined by dots."""
+    return ".".join(str(part) for part in path)
+
+
+def pieces(path: Path) -> Iterator[Piece]:
+    """Everything a checkpoint holds, one tensor's pieces after another.
+
+    Memory: the pieces the caller keeps, and one file (`torch.save`) or one item (distributed).
+
+    Raises:
+        CheckpointError: missing, truncated, foreign, inconsistent or hostile.
+    """
+    if path.is_dir() and not (path / FULL_FILE).is_file():
+        yield from _distributed(path)
+    elif path.exists():
+        path = path / FULL_FILE if path.is_dir() else path
+        with _open(path, 0) as file:
+            size = os.fstat(file.fileno()).st_size
+            _check_total(size, path)
+            archive = Archive(file.read(size), str(path), Budget())
+        root = archive.value()
+        if not isinstance(root, dict):
+            raise bad(f"{path}: saved value", type(root).__name__, "a dict of state", FORM)
+        yield from _flatten((), root, 0, archive)
+    else:
+        raise bad("checkpoint", str(path), "an existing directory or file", "shardproof inspect checkpoints/step100")
+
+
+def _distributed(directory: Path) -> Iterator[Piece]:
+    meta = directory / ".metadata"
+    if not meta.exists():
+        raise bad(f"{directory}: file .metadata", "none", "a complete distributed checkpoint", metadata.FORM)
+    with _open(meta) as file:
+        items = read_metadata(file.read(MAX_BYTES + 1), str(meta))
+    sizes = _check_layout(directory, items)
+    _check_total(sum(sizes.values()), directory)
+    budget = Budget()
+    for item in items:
+        origin = f"{directory / item.file} at {item.offset}: key {item.key!r}"
+        with _open(directory / item.file) as file:
+            file.seek(item.offset)
+            archive = Archive(file.read(item.length), origin, budget)
+        rank = int(item.file.split("_")[2])
+        if item.box is None:
+            yield from _flatten(item.path, archive.value(), rank, archive)
+        else:
+            start, size = item.box
+            tensor = _expect_tensor(archive.value(), item, origin)
+            yield TensorPiece(item.path, rank, item.dtype, item.shape, start, size, archive.data(tensor))
+
+
+def _expect_tensor(value: Value, item: Item, origin: str) -> Tensor:
+    assert item.box is not None
+    expected = f"{item.dtype} of shape {item.box[1]}, as .metadata says"
+    if not isinstance(value, Tensor):
+        raise bad(f"{origin}: stored item", type(value).__name__, expected, metadata.FORM)
+    if (value.dtype, value.shape) != (item.dtype, item.box[1]):
+        raise bad(f"{origin}: stored item", f"{value.dtype} of shape {value.shape}", expected, metadata.FORM)
+    return value
+
+
+def _check_layout(directory: Path, items: Iterable[Item]) -> dict[str, int]:
+    """The size in bytes of each data file, after checking that items are inside them and apart."""
+    sizes: dict[str, int] = {}
+    end: dict[str, int] = {}
+    for item in sorted(items, key=lambda item: (item.file, item.offset)):
+        where = f"{directory}: item of key {item.key!r}"
+        if not re.fullmatch(r"__\d{1,6}_\d{1,6}\.distcp", item.file):
+            raise bad(f"{where}: file", item.file, "__{rank}_{n}.distcp beside .metadata", "__0_0.distcp")
+        if item.file not in sizes:
+            with _open(directory / item.file) as file:
+                sizes[item.file] = os.fstat(file.fileno()).st_size
+        if item.offset < end.get(item.file, 0) or item.length < 1 or item.offset + item.length > sizes[item.file]:
+            given = f"{item.length} bytes at {item.offset}"
+            allowed = (
+                f"from {end.get(item.file, 0)} (the end of the item before) to {sizes[item.file]} (the file's end)"
+            )
+            raise bad(f"{where}: place in {item.file}", given, allowed, metadata.FORM)
+        end[item.file] = item.offset + item.length
+    return sizes
+
+
+def _check_total(total: int, path: Path) -> None:
+    if total > MAX_CHECKPOINT_BYTES:
+        raise bad(f"{path}: size in bytes", total, f"at most {MAX_CHECKPOINT_BYTES}", "a checkpoint of a small model")
+
+
+def _open(path: Path, flags: int = os.O_NOFOLLOW) -> BinaryIO:
+    """A regular file for reading; by default not through a link, and never waiting for a pipe's other end."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise bad(f"{path}: cannot open", reason, "a readable file, not a link", metadata.FORM) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise bad(f"{path}: kind of file", "not a regular file", "a regular file", metadata.FORM)
+    return open(descriptor, "rb")
+
+
+def _flatten(path: KeyPath, value: Value, rank: int, archive: Archive) -> Iterator[Piece]:
+    """The leaves of a nested value; a list without dicts, lists and tensors is a leaf, as in DCP."""
+    match value:
+        case Tensor():
+            zeros = (0,) * len(value.shape)
+            yield TensorPiece(path, rank, value.dtype, value.shape, zeros, value.shape, archive.data(value))
+        case dict():
+            for key, entry in value.items():
+                yield from _flatten((*path, key if isinstance(key, int | str) else str(key)), entry, rank, archive)
+        case list() if any(isinstance(entry, dict | list | Tensor) for entry in value):
+            for index, entry in enumerate(value):
+                yield from _flatten((*path, index), entry, rank, archive)
+        case _:
+            yield ObjectPiece(path, rank, value)

@@ -1,0 +1,155 @@
+"""What each piece of a checkpoint is, in the terms of harness/observe/record.py.
+
+The keys are those of torch.distributed.checkpoint.state_dict in the layout `{"model", "optim", "extra"}`, bare or
+under one key `app`: parameters and buffers by fully qualified name, optimizer state by parameter name, param groups
+as a list or, with flatten_optimizer_state_dict, by parameter name; scheduler and scaler state in `extra`.
+
+*Does not verify*: group options that the conventions do not name (foreach, amsgrad, initial_lr …), the rest of the
+scheduler's and scaler's own state, the iteration count, and keys outside of the three sections.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from harness.models import ModelSpec
+from harness.observe.record import NUMPY_NAME, WRITTEN, Record, whole
+from harness.readers.errors import CheckpointError, bad
+from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, key_of
+
+SECTIONS = ("model", "optim", "extra")
+
+STATE_ROLE = {"momentum_buffer": "momentum"}
+"""Optimizer state whose role has another name; every other name is its own role."""
+
+GROUP_NUMBERS = ("lr", "weight_decay", "eps", "momentum", "nesterov")
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where converted records go: op, model, the checkpoint for messages."""
+
+    op: int
+    model: ModelSpec
+    origin: str
+
+
+def records_of(pieces: Iterable[Piece], op: int, model: ModelSpec, origin: str) -> Iterator[Record]:
+    """The records of a checkpoint's pieces, in their order.
+
+    A name that the model lacks is a `param`, and unknown optimizer state a role of its own name: both show
+    as `extra` when compared.
+
+    Args:
+        op: index of the save. origin: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: a hyperparameter, scheduler or scaler value that is no number.
+    """
+    target = _Target(op, model, origin)
+    buffers = {name for name, _ in model.buffers()}
+    for piece in pieces:
+        path = piece.path[1:] if piece.path[:1] == ("app",) else piece.path
+        section, rest = (path[0], path[1:]) if len(path) > 1 else ("", ())
+        if section == "model":
+            name = key_of(rest)
+            yield from _tensor(target, piece, "buffer" if name in buffers else "param", name)
+        elif section == "optim":
+            yield from _optim(target, piece, rest)
+        elif section == "extra":
+            yield from _extra(target, piece, rest)
+
+
+def _optim(target: _Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
+    if len(rest) > 2 and rest[0] == "param_groups" and isinstance(rest[1], int):
+        yield from _hyperparameter(target, piece, f"group{rest[1]}", key_of(rest[2:]))
+        return
+    kind, _, tail = key_of(rest).partition(".")
+    fqn, _, name = tail.rpartition(".")
+    if kind == "param_groups":
+        yield from _hyperparameter(target, piece, fqn, name)
+    elif kind == "state":
+        yield from _tensor(target, piece, STATE_ROLE.get(name, name), fqn)
+
+
+def _tensor(target: _Target, piece: Piece, role: str, fqn: str) -> Iterator[Record]:
+    """A tensor as it is; a bare number (a step counter) as a scalar of its own type."""
+    match piece:
+        case TensorPiece():
+            yield Record(target.op, piece.rank, WRITTEN, role, fqn, piece.dtype, piece.shape, piece.start, piece.size,
+                         piece.data)  # fmt: skip
+        case ObjectPiece(value=None):
+            return
+        case ObjectPiece(value=int(value)) if not isinstance(value, bool):
+            yield _integer(target, piece, role, fqn)
+        case ObjectPiece():
+            yield _number(target, piece, role, fqn)
+
+
+def _hyperparameter(target: _Target, piece: Piece, owner: str, name: str) -> Iterator[Record]:
+    """owner: `group{i}`, or a parameter name in the flattened form."""
+    role = "hyperparameter"
+    if name == "betas" and isinstance(piece, ObjectPiece) and isinstance(piece.value, list) and len(piece.value) == 2:
+        for number, value in enumerate(piece.value, 1):
+            yield _number(target, ObjectPiece(piece.path, piece.rank, value), role, f"{owner}.beta{number}")
+    elif name == "params" and isinstance(piece, ObjectPiece) and isinstance(piece.value, list):
+        text = "\n".join(str(fqn) for fqn in piece.value).encode(errors="replace")
+        yield whole(target.op, piece.rank, role, f"{owner}.params", "utf8", (len(text),), text, WRITTEN)
+    elif name in ("betas", "params"):
+        raise _not_a_number(target, piece, "something else than a pair of betas or a list of names")
+    elif name in GROUP_NUMBERS:
+        yield _number(target, piece, role, f"{owner}.{name}")
+
+
+def _extra(target: _Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
+    match rest:
+        case ("scheduler", "last_epoch"):
+            yield _integer(target, piece, "scheduler", "last_epoch")
+        case ("scheduler", "_last_lr") if isinstance(piece, ObjectPiece) and isinstance(piece.value, list):
+            for index, value in enumerate(piece.value):
+                yield _number(target, ObjectPiece(piece.path, piece.rank, value), "scheduler", f"last_lr.{index}")
+        case ("scaler", "scale"):
+            yield _number(target, piece, "scaler", "scale", "fp32")
+        case ("scaler", "_growth_tracker"):
+            yield _integer(target, piece, "scaler", "growth_tracker")
+
+
+def _number(target: _Target, piece: Piece, role: str, fqn: str, dtype: str = "fp64") -> Record:
+    value = _scalar(target, piece)
+    try:
+        data = struct.pack("<d" if dtype == "fp64" else "<f", value)
+    except (OverflowError, struct.error):
+        raise _not_a_number(target, piece, f"{value!r}") from None
+    return whole(target.op, piece.rank, role, fqn, dtype, (), data, WRITTEN)
+
+
+def _integer(target: _Target, piece: Piece, role: str, fqn: str) -> Record:
+    value = _scalar(target, piece)
+    if not -(1 << 63) <= value < 1 << 63 or value != int(value):
+        raise _not_a_number(target, piece, f"{value!r}")
+    return whole(target.op, piece.rank, role, fqn, "int64", (), struct.pack("<q", int(value)), WRITTEN)
+
+
+def _scalar(target: _Target, piece: Piece) -> int | float:
+    """A piece's one number; the lr may be a tensor with one element."""
+    match piece:
+        case ObjectPiece(value=int(value) | float(value)):
+            return value
+        case TensorPiece(dtype=dtype, data=data) if len(data) == np.dtype(_numpy(dtype)).itemsize:
+            return float(np.frombuffer(data, _numpy(dtype))[0])
+        case ObjectPiece(value=value):
+            raise _not_a_number(target, piece, type(value).__name__)
+    raise _not_a_number(target, piece, "a tensor with several elements")
+
+
+def _numpy(dtype: str) -> np.dtype[np.generic]:
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bf16" else NUMPY_NAME[dtype])
+
+
+def _not_a_number(target: _Target, piece: Piece, given: str) -> CheckpointError:
+    return bad(f"{target.origin}: value of {key_of(piece.path)!r}", given, "one number", "lr = 0.1")

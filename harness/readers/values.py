@@ -1,0 +1,161 @@
+"""What a torch.save pickle holds, as plain values: scalars, dicts, lists, and tensors that say where their bytes lie.
+
+A tensor is `torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)` and a storage the
+persistent id `("storage", type, key, device, numel)`, as torch.serialization and Tensor.__reduce_ex__ write them.
+Every other name but dicts, sizes and dtypes is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from harness.readers.errors import CheckpointError, bad
+from harness.readers.symbolic import PERSISTENT, Mapping, Name, Node
+
+STORAGE_DTYPE = {
+    "FloatStorage": "fp32", "DoubleStorage": "fp64", "HalfStorage": "fp16", "BFloat16Storage": "bf16",
+    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+}  # fmt: skip
+
+TORCH_DTYPE = {
+    "float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16",
+    "int64": "int64", "int32": "int32", "int16": "int16", "uint8": "uint8", "bool": "bool",
+}  # fmt: skip
+
+MAX_DEPTH = 64
+MAX_VALUES = 1_000_000
+MAX_DIMS = 32
+
+TENSOR = Name("torch._utils", "_rebuild_tensor_v2")
+PARAMETER = Name("torch._utils", "_rebuild_parameter")
+SIZE = Name("torch", "Size")
+DICTS = (Name("collections", "OrderedDict"), Name("collections", "Counter"))
+
+FORM = "torch.save({'model': model.state_dict()}, path)"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A flat run of elements: its dtype, its key in the archive (entry `data/{key}`), its element count."""
+
+    dtype: str
+    key: str
+    numel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor as a view of a storage: offset and stride count elements."""
+
+    storage: Storage
+    offset_elements: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def dtype(self) -> str:
+        return self.storage.dtype
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+Scalar = str | bytes | int | float | bool | None
+Value = Scalar | Tensor | dict[Scalar, "Value"] | list["Value"]
+
+
+def decode(node: object, origin: str) -> Value:
+    """The plain value of a parsed pickle; tuples and sizes become lists, dtypes text.
+
+    Args:
+        node: what `symbolic.parse` gave. origin: which file and part, for messages.
+
+    Raises:
+        CheckpointError: it names anything but plain data and tensors, or is too deep or too large.
+    """
+    return _Decoder(origin).value(node, MAX_DEPTH)
+
+
+class _Decoder:
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.visited = 0
+
+    def value(self, node: object, depth: int) -> Value:
+        self.visited += 1
+        if depth == 0 or self.visited > MAX_VALUES:
+            allowed = f"at most {MAX_DEPTH} levels and {MAX_VALUES} values"
+            raise bad(f"{self.origin}: saved structure", "a deeper or larger one", allowed, FORM)
+        match node:
+            case None | bool() | int() | float() | str() | bytes():
+                return node
+            case list() | tuple():
+                return [self.value(element, depth - 1) for element in node]
+            case Mapping(pairs=pairs):
+                return self.mapping(pairs, depth)
+            case Node(function=function, args=args, pairs=pairs, items=[]) if function in DICTS:
+                initial = [pair for arg in args if isinstance(arg, Mapping) for pair in arg.pairs]
+                return self.mapping(initial + pairs, depth)
+            case Node(function=function, args=args, state=None, pairs=[], items=[]):
+                return self.instance(function, args, depth)
+            case Name(module="torch", name=name) if name in TORCH_DTYPE:
+                return f"torch.{name}"
+        raise self.refused(node)
+
+    def mapping(self, pairs: list[tuple[object, object]], depth: int) -> dict[Scalar, Value]:
+        result: dict[Scalar, Value] = {}
+        for key, value in pairs:
+            if not isinstance(key, str | bytes | int | float | None):
+                raise bad(f"{self.origin}: type of a key", type(key).__name__, "text or a number", FORM)
+            if key in result:
+                raise bad(f"{self.origin}: key", repr(key), "every key once", FORM)
+            result[key] = self.value(value, depth - 1)
+        return result
+
+    def instance(self, function: Name, args: tuple[object, ...], depth: int) -> Value:
+        if function == SIZE and len(args) == 1:
+            return self.value(args[0], depth - 1)
+        if function == PARAMETER and args:
+            return self.value(args[0], depth - 1)
+        if function == TENSOR:
+            return self.tensor(args)
+        raise self.refused(function)
+
+    def tensor(self, args: tuple[object, ...]) -> Tensor:
+        match args:
+            case (Node(function=function, args=((*persistent,),)), int(offset), tuple(size), tuple(stride), *_):
+                shape, strides = integers(size), integers(stride)
+                flags = args[6] if len(args) > 6 else None  # conjugate and negative bits, which change the values
+                plain = flags is None or (isinstance(flags, Mapping) and not flags.pairs)
+                if function == PERSISTENT and shape is not None and strides is not None and plain and offset >= 0:
+                    return Tensor(self.storage(persistent), offset, shape, strides)
+        raise bad(f"{self.origin}: tensor", "damaged or with flags", "storage, offset, size and stride", FORM)
+
+    def storage(self, persistent: list[object]) -> Storage:
+        match persistent:
+            case ["storage", Name() as kind, str(key), str(), int(numel)] if numel >= 0:
+                dtype = STORAGE_DTYPE.get(kind.name) if kind.module == "torch" else None
+                if dtype is None:
+                    raise bad(f"{self.origin}: storage type", str(kind), STORAGE_DTYPE, "torch.FloatStorage")
+                return Storage(dtype, key, numel)
+        raise bad(f"{self.origin}: storage", "damaged", "('storage', type, key, device, numel)", FORM)
+
+    def refused(self, node: object) -> CheckpointError:
+        name = node.function if isinstance(node, Node) else node
+        given = str(name) if isinstance(name, Name) else type(name).__name__
+        return bad(f"{self.origin}: name in the pickle (nothing was executed)", given,
+                   (TENSOR, PARAMETER, SIZE, *DICTS, "torch dtypes and storages"), FORM)  # fmt: skip
+
+
+def integers(node: object) -> tuple[int, ...] | None:
+    """A shape, offset or stride: at most `MAX_DIMS` integers from 0 to 2^63 - 1, also as `torch.Size`; else None."""
+    if isinstance(node, Node) and node.function == SIZE and len(node.args) == 1:
+        node = node.args[0]
+    if not isinstance(node, tuple) or len(node) > MAX_DIMS:
+        return None
+    if not all(type(entry) is int and 0 <= entry < 1 << 63 for entry in node):
+        return None
+    return node

@@ -1,0 +1,218 @@
+"""What the reference's save writes: four formats, as plain data.
+
+A checkpoint is a plain dict of numpy arrays, kept in memory:
+
+* `gathered`: one full tensor for each parameter and moment, assembled on rank 0 (Megatron's dp_zero).
+* `sharded`: for each rank, the boxes of logical tensors that it owns (DCP).
+* `model_space`: for each rank, runs of the flattened logical tensors (Megatron's fully_sharded_model_space). A
+  fused gate/up weight is filed as its two halves.
+* `bucket_space`: for each rank, its share of every bucket, padding included, with a table of what lies where
+  (Megatron's dp_reshardable); `zero1` only. Parameters are filed as boxes.
+
+`common` holds what is the same on every rank: steps, groups, buffers, schedule and scaler. Of replicas only the
+first writes, of parameters that tensor parallelism replicates only its first coordinate. `restore` loads it,
+`readback` reads it independently of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from harness.reference.numerics import Array
+from harness.reference.placement import Fragment, Index, pieces, runs
+from harness.reference.state import Session, Shards, mesh_rank, moment_roles
+
+FORMATS = ("gathered", "sharded", "model_space", "bucket_space")
+
+Content = dict[str, Any]
+Logical = dict[str, dict[str, Array]]
+"""Role → name → the flattened logical tensor."""
+
+
+class Saver:
+    """Saves one session. Each public method is a seam for `faults.catalogue`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def save(self, form: str) -> Content:
+        """The checkpoint of the session's state in one of `FORMATS`."""
+        content: Content = {"format": form, "common": self.common()}
+        match form:
+            case "gathered":
+                content["full"] = self._full()
+            case "sharded" | "model_space":
+                content["ranks"] = self._ranks(self._entries(optimizer=True), form)
+            case "bucket_space":
+                content["ranks"] = self._ranks(self._entries(optimizer=False), "sharded")
+                content["buckets"], content["table"] = self._buckets(), self._table()
+            case other:
+                raise ValueError(f"the reference has no checkpoint format {other!r}")
+        return content
+
+    def common(self) -> Content:
+        session = self.session
+        scaler = session.scaler
+        return {
+            "steps": {name: session.steps[session.state_owner(name)] for name in self._with_state()},
+            "groups": [{"hyper": group.hyper, "params": group.names} for group in session.groups],
+            "buffers": self.persistent_buffers(),
+            "schedule": None if session.schedule_epoch is None else session.schedule_epoch,
+            "scaler": None if scaler is None else (scaler.scale, scaler.growth_tracker),
+        }
+
+    def persistent_buffers(self) -> dict[str, Array]:
+        return {fqn: self.session.buffers[fqn].copy() for fqn, b in self.session.model.buffers() if b.persistent}
+
+    def _with_state(self) -> list[str]:
+        owner = self.session.state_owner
+        return [p.fqn for p in self.session.catalogue.params if self.session.steps.get(owner(p.fqn))]
+
+    def export(self, role: str, values: Array) -> Array:
+        """The values of one role as a checkpoint stores them: their own dtype, untouched."""
+        return values.copy()
+
+    def _arrays(self, shards: Shards) -> dict[str, Array]:
+        """Optimizer state by role as the first replica holds it, (S, m)."""
+        arrays = {"master": shards.stepped[0]} if shards.stages.master else {}
+        return arrays | {role: shards.moments[role][0] for role in shards.moments}
+
+    def assemble(self, shards: Shards, values: Array, logical: Array) -> None:
+        """Put what the ranks of a replica own, (S, m), where it belongs in an array over the catalogue."""
+        logical[shards.layout.shard_element] = values
+
+    def _full(self) -> Logical:
+        session, catalogue = self.session, self.session.catalogue
+        by_storage: dict[tuple[str, str], Array] = {}
+        for shards in session.shards:
+            for role, values in {"param": shards.storage_shard[0], **self._arrays(shards)}.items():
+                key = (role, shards.layout.storage)
+                if key not in by_storage:
+                    by_storage[key] = np.zeros(catalogue.padding + 1, values.dtype)
+                self.assemble(shards, self.export(role, values), by_storage[key])
+        storage = {p.fqn: session.storage(p) for p in catalogue.params}
+        with_state = set(self._with_state())
+        full: Logical = {"param": {}}
+        for param in session.model.params:
+            owner = session.model.param(param.spec.tied_to or param.fqn)
+            full["param"][param.fqn] = by_storage["param", storage[owner.fqn]][catalogue.span(owner)]
+        for param in catalogue.params:
+            owner = session.model.param(session.state_owner(param.fqn))
+            for role in ("master", *(moment_roles(session.scenario) if param.fqn in with_state else ())):
+                if (role, storage[owner.fqn]) in by_storage:
+                    values = by_storage[role, storage[owner.fqn]][catalogue.span(owner)]
+                    full.setdefault(role, {})[param.fqn] = _same_size(values, param.spec.numel, param.fqn)
+        return full
+
+    def _entries(self, optimizer: bool) -> Iterator[tuple[int, str, str, Fragment, Array]]:
+        """`(rank, role, name, fragment, values)` of everything the writing ranks own, parameters first."""
+        session = self.session
+        aliases = [(p.fqn, p.spec.tied_to or p.fqn) for p in session.model.params]
+        for shards in session.shards:
+            flat = self.export("param", shards.storage_shard[0])
+            for fragment in self._written_fragments(shards):
+                rank = mesh_rank(session.mesh, 0, fragment.shard, shards.tp_index)
+                values = flat[fragment.shard, fragment.at : fragment.at + fragment.numel]
+                for alias, canonical in aliases:
+                    if canonical == fragment.slot.param.fqn:
+                        yield rank, "param", alias, fragment, values
+        if optimizer:
+            yield from self._state_entries()
+
+    def _state_entries(self) -> Iterator[tuple[int, str, str, Fragment, Array]]:
+        session = self.session
+        home: dict[tuple[str, int, int], tuple[Shards, Fragment]] = {}
+        for shards in session.shards:
+            for fragment in shards.layout.fragments():
+                home[fragment.slot.param.fqn, shards.tp_index, fragment.shard] = shards, fragment
+        for shards in session.shards:
+            for fragment in self._written_fragments(shards):
+                name = fragment.slot.param.fqn
+                rank = mesh_rank(session.mesh, 0, fragment.shard, shards.tp_index)
+                source, own = home[session.state_owner(name), shards.tp_index, fragment.shard]
+                stepped = session.steps.get(own.slot.param.fqn)
+                for role, array in self._arrays(source).items():
+                    if role == "master" or stepped:
+                        values = self.export(role, array[own.shard, own.at : own.at + own.numel])
+                        yield rank, role, name, fragment, _same_size(values, fragment.numel, name)
+
+    def _written_fragments(self, shards: Shards) -> Iterator[Fragment]:
+        for fragment in shards.layout.fragments():
+            if shards.tp_index == 0 or fragment.slot.param.spec.tp_dim is not None:
+                yield fragment
+
+    def _ranks(self, entries: Iterator[tuple[int, str, str, Fragment, Array]], form: str) -> Content:
+        """`{"rank_0": {role: {key: [{"start": …, "size": …, "data": …}]}}}`; keys are names or `name:half`."""
+        ranks: Content = {}
+        for rank, role, name, fragment, values in entries:
+            filed = ranks.setdefault(f"rank_{rank}", {}).setdefault(role, {})
+            if form == "sharded":
+                for piece in pieces(fragment, as_runs=False):
+                    data = values[piece.skip : piece.skip + piece.numel].reshape(piece.size)
+                    filed.setdefault(name, []).append({"start": piece.start, "size": piece.size, "data": data})
+                continue
+            elements = self._elements(fragment)
+            for begin, end in runs(elements):
+                for key, start, low, high in self._halves(fragment, int(elements[begin]), end - begin):
+                    data = values[begin + low : begin + high]
+                    filed.setdefault(key.replace(fragment.slot.param.fqn, name), []).append(
+                        {"start": (start,), "size": (high - low,), "data": data}
+                    )
+        return ranks
+
+    def _elements(self, fragment: Fragment) -> Index:
+        """The fragment's elements, numbered within the flattened logical tensor."""
+        slot = fragment.slot
+        within = self.session.catalogue.within(slot.param, slot.start, slot.size)
+        return within[fragment.start : fragment.start + fragment.numel] - self.session.catalogue.offset[slot.param.fqn]
+
+    def _halves(self, fragment: Fragment, start: int, numel: int) -> Iterator[tuple[str, int, int, int]]:
+        """Split a run of a fused gate/up weight: `(key, start within the half, from, to within the run)`."""
+        fqn = fragment.slot.param.fqn
+        if not fqn.endswith("fc1.weight"):
+            yield fqn, start, 0, numel
+            return
+        half = self.fused_numel(fragment) // 2
+        for key, begin in ((f"{fqn}:gate", 0), (f"{fqn}:up", half)):
+            low, high = max(start, begin), min(start + numel, begin + half)
+            if low < high:
+                yield key, low - begin, low - start, high - start
+
+    def fused_numel(self, fragment: Fragment) -> int:
+        """Number of elements of a fused weight that its halves are halves of: the whole logical tensor's."""
+        return fragment.slot.param.spec.numel
+
+    def _buckets(self) -> Content:
+        """`{"tp_0": {storage: {"bucket_0": {"rank_0": {role: share}}}}}`, shares with their padding."""
+        written: Content = {}
+        for shards in self.session.shards:
+            buckets = written.setdefault(f"tp_{shards.tp_index}", {}).setdefault(shards.layout.storage, {})
+            for number, bucket in enumerate(shards.layout.buckets):
+                buckets[f"bucket_{number}"] = {
+                    f"rank_{shard}": {
+                        role: self.export(role, array[shard, bucket.at : bucket.at + bucket.share])
+                        for role, array in self._arrays(shards).items()
+                    }
+                    for shard in range(self.session.mesh.dp_shard)
+                }
+        return written
+
+    def _table(self) -> Content:
+        """What lies where: `[(name, bucket, offset in it, start, size)]` by tp coordinate and storage dtype."""
+        table: Content = {}
+        for shards in self.session.shards:
+            table.setdefault(f"tp_{shards.tp_index}", {})[shards.layout.storage] = [
+                (slot.param.fqn, number, slot.offset - bucket.start, slot.start, slot.size)
+                for number, bucket in enumerate(shards.layout.buckets)
+                for slot in bucket.slots
+            ]
+        return table
+
+
+def _same_size(values: Array, numel: int, name: str) -> Array:
+    if values.size != numel:
+        raise ValueError(f"state of {name!r} has {values.size} elements where its parameter's shard has {numel}")
+    return values

@@ -1,0 +1,170 @@
+"""Loading a checkpoint of `checkpoint` into a session on any mesh.
+
+A load first makes logical tensors of what was written, then every rank takes the elements it owns. What a load
+changes: `load` everything a checkpoint holds; `load_model_only` parameters and persistent buffers, while masters
+and host copies stay stale until `reload_params`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from harness.reference.checkpoint import Content, Logical
+from harness.reference.numerics import Array
+from harness.reference.placement import Index
+from harness.reference.state import DTYPE, Group, Scaler, Session, Shards, moment_roles
+
+
+class Loader:
+    """Loads into one session. Each method is a seam for `faults.catalogue`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def load(self, content: Content) -> None:
+        """Restore model, optimizer, schedule and scaler."""
+        logical = self.read(content)
+        self.restore_model(logical, content)
+        self.restore_optimizer(logical, content["common"])
+        self.restore_groups(content["common"]["groups"])
+        self.restore_schedule(content["common"])
+        self.session.refresh_host_copies()
+
+    def load_model_only(self, content: Content) -> None:
+        """Restore parameters and persistent buffers."""
+        self.restore_model(self.read(content), content)
+        self.session.refresh_host_copies()
+
+    # -- from what was written to logical tensors
+
+    def read(self, content: Content) -> Logical:
+        """The logical tensors of a checkpoint."""
+        if content["format"] == "gathered":
+            full: Logical = content["full"]
+            return full
+        logical = self._from_ranks(content["ranks"])
+        if content["format"] == "bucket_space":
+            for role, tensors in self._from_buckets(content).items():
+                logical.setdefault(role, {}).update(tensors)
+        return logical
+
+    def _from_ranks(self, ranks: Content) -> Logical:
+        logical: Logical = {}
+        for rank in self.in_order(ranks):
+            for role, filed in ranks[rank].items():
+                for key, parts in filed.items():
+                    name, _, half = key.partition(":")
+                    shape = self.session.model.param(name).spec.shape
+                    tensors = logical.setdefault(role, {})
+                    if name not in tensors:
+                        tensors[name] = np.zeros(prod(shape), parts[0]["data"].dtype)
+                    for part in parts:
+                        self._insert(tensors[name], shape, half, part)
+        return logical
+
+    def _insert(self, tensor: Array, shape: tuple[int, ...], half: str, part: dict[str, Any]) -> None:
+        if len(part["start"]) == len(shape) and not half:
+            window = tuple(slice(a, a + n) for a, n in zip(part["start"], part["size"], strict=True))
+            tensor.reshape(shape)[window] = part["data"]
+            return
+        start = part["start"][0] + (tensor.size // 2 if half == "up" else 0)
+        tensor[start : start + part["size"][0]] = part["data"]
+
+    def _from_buckets(self, content: Content) -> Logical:
+        """Unpad every bucket, join the buckets, and cut the result at the parameters' offsets."""
+        logical: Logical = {}
+        for tp, by_storage in content["buckets"].items():
+            for storage, buckets in by_storage.items():
+                table = content["table"][tp][storage]
+                roles = buckets["bucket_0"]["rank_0"]
+                for role in roles:
+                    joined = np.concatenate([
+                        self.unpad(self._bucket(buckets[name], role), table, int(name.partition("_")[2]))
+                        for name in self.in_order(buckets)
+                    ])  # fmt: skip
+                    self._cut(joined, table, logical.setdefault(role, {}))
+        return logical
+
+    def _bucket(self, ranks: Content, role: str) -> Array:
+        return np.concatenate([ranks[rank][role] for rank in self.in_order(ranks)])
+
+    def unpad(self, bucket: Array, table: list[Any], number: int) -> Array:
+        """A bucket without the padding at its end."""
+        return bucket[: sum(prod(size) for _, home, _, _, size in table if home == number)]
+
+    def _cut(self, joined: Array, table: list[Any], tensors: dict[str, Array]) -> None:
+        position = 0
+        for name, _, _, start, size in table:
+            shape = self.session.model.param(name).spec.shape
+            tensor = tensors.setdefault(name, np.zeros(prod(shape), joined.dtype))
+            values = joined[position : position + prod(size)]
+            self._insert(tensor, shape, "", {"start": start, "size": size, "data": values.reshape(size)})
+            position += prod(size)
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """`rank_…` or `bucket_…` names by their number."""
+        return sorted(names, key=lambda name: int(name.rpartition("_")[2]))
+
+    # -- from logical tensors to every rank
+
+    def restore_model(self, logical: Logical, content: Content) -> None:
+        """Parameters and persistent buffers."""
+        for shards in self.session.shards:
+            storage = DTYPE[shards.layout.storage]
+            values = self._over_catalogue(shards, logical["param"], storage)
+            self.session.place_params(shards, values, self.owned(shards))
+        for fqn, value in content["common"]["buffers"].items():
+            self.session.buffers[fqn] = value.copy()
+
+    def restore_optimizer(self, logical: Logical, common: Content) -> None:
+        """Masters, moments and steps; whatever state existed before is gone."""
+        session = self.session
+        session.steps = {session.state_owner(name): step for name, step in common["steps"].items()}
+        for shards in session.shards:
+            if shards.stages.master is not None and "master" in logical:
+                shards.stepped = self.take(shards, "master", self._by_owner(logical["master"]), shards.stages.master)
+            shards.moments = {
+                role: self.take(shards, role, self._by_owner(logical[role]), shards.stages.state)
+                for role in moment_roles(session.scenario)
+                if role in logical
+            }
+
+    def _by_owner(self, tensors: dict[str, Array]) -> dict[str, Array]:
+        """State by the parameter that the index map says a name's state belongs to."""
+        return {self.session.state_owner(name): values for name, values in tensors.items()}
+
+    def take(self, shards: Shards, role: str, tensors: dict[str, Array], dtype: str) -> Array:
+        """Each rank's elements of logical tensors of one role, (R, S, m) in `dtype`."""
+        logical = self._over_catalogue(shards, tensors, DTYPE[dtype])
+        return self.session.spread(logical[self.owned(shards)], per_shard=True)
+
+    def owned(self, shards: Shards) -> Index:
+        """The catalogue numbers of what each rank owns, (S, m)."""
+        return shards.layout.shard_element
+
+    def _over_catalogue(self, shards: Shards, tensors: dict[str, Array], dtype: np.dtype[Any]) -> Array:
+        """Logical tensors of one storage dtype laid over the catalogue; zero where nothing was saved."""
+        catalogue = self.session.catalogue
+        logical = np.zeros(catalogue.padding + 1, dtype)
+        for slot in shards.layout.slots():
+            if slot.param.fqn in tensors:
+                logical[catalogue.span(slot.param)] = tensors[slot.param.fqn]
+        return logical
+
+    # -- what is the same on every rank
+
+    def restore_groups(self, groups: list[Content]) -> None:
+        """Hyperparameters of every group."""
+        self.session.groups = [
+            Group(saved["hyper"], own.names) for saved, own in zip(groups, self.session.groups, strict=True)
+        ]
+
+    def restore_schedule(self, common: Content) -> None:
+        """Schedule and loss scaler."""
+        self.session.schedule_epoch = common["schedule"]
+        if common["scaler"] is not None:
+            self.session.scaler = Scaler(*common["scaler"])

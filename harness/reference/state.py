@@ -1,0 +1,279 @@
+"""The training state of all simulated ranks: flat arrays with the leading axes (dp_replicate, dp_shard).
+
+A `Shards` holds everything of one storage dtype on one tensor-parallel coordinate; R, S are the mesh's replicate
+and shard sizes, n the flat buffer's length, m the elements each rank owns. Ranks never see each other's rows
+except through the reductions and gathers of `trainer` and the loads and saves of `checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from harness import probe
+from harness.models import BufferSpec, ModelSpec, NamedParam, storage_dtype
+from harness.oracle.contracts import Stages, stages
+from harness.program import Op
+from harness.reference.kernels import Hyper
+from harness.reference.numerics import Array
+from harness.reference.placement import Catalogue, FlatLayout, Index, lay_out
+from harness.scenario import Mesh, Scenario
+
+DTYPE: dict[str, np.dtype[np.generic]] = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp64": np.dtype(np.float64),
+    "int64": np.dtype(np.int64),
+    "bool": np.dtype(np.bool_),
+}
+NAME = {dtype: name for name, dtype in DTYPE.items()}
+
+GROWTH_INTERVAL = 2
+"""Steps without overflow after which the loss scale doubles."""
+
+
+def moment_roles(scenario: Scenario) -> tuple[str, ...]:
+    """The roles of the moments that the scenario's optimizer keeps."""
+    if scenario.optimizer.kind == "sgd":
+        return ("momentum",) if scenario.optimizer.momentum else ()
+    return ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(eq=False)
+class Shards:
+    """One storage dtype on one tensor-parallel coordinate.
+
+    stepped: what the optimizer steps on, the master or the storage itself, (R, S, m). model: the replicated
+    parameters of `zero1`, (R, S, n); None under `fully_shard`, where `stepped` is the storage. moments: role →
+    (R, S, m); the rows of parameters without a step mean nothing. offloaded: which elements live on the host,
+    (S, m); host: the copies they are stepped on, (R, S, m). computed: parameters as the last forward saw them,
+    (R, S, n). accumulated: gradients before reduction, (R, S, n). reduced, main_grad: after it, (R, S, m).
+    """
+
+    layout: FlatLayout
+    tp_index: int
+    stages: Stages
+    stepped: Array
+    model: Array | None = None
+    moments: dict[str, Array] = field(default_factory=dict)
+    offloaded: Array | None = None
+    host: Array | None = None
+    computed: Array | None = None
+    accumulated: Array | None = None
+    reduced: Array | None = None
+    main_grad: Array | None = None
+
+    @property
+    def storage_shard(self) -> Array:
+        """Each rank's own shard of the parameters in storage dtype, (R, S, m)."""
+        if self.model is None:
+            return self.stepped
+        ranks = np.arange(self.model.shape[1])[:, None]
+        own: Array = self.model[:, ranks, self.layout.order]
+        return own
+
+    def gathered(self, shards: Array) -> Array:
+        """All-gather over the shard ranks: (R, S, m) in shard order → (R, S, n) in buffer order, read-only."""
+        replicas, ranks, _ = shards.shape
+        full = np.empty((replicas, self.layout.element.size), shards.dtype)
+        full[:, self.layout.order] = shards
+        return np.broadcast_to(full[:, None], (replicas, ranks, full.shape[1]))
+
+
+@dataclass
+class Group:
+    """One optimizer param group. names: canonical names in the order the user gave them."""
+
+    hyper: Hyper
+    names: tuple[str, ...]
+
+
+@dataclass
+class Scaler:
+    """torch.amp.GradScaler's state: the scale and the steps without overflow since it last changed."""
+
+    scale: float
+    growth_tracker: int = 0
+
+
+class Session:
+    """Model, optimizer, schedule and scaler of all ranks, freshly built.
+
+    Attributes beside the constructor's: `shards` (all storage dtypes of tensor-parallel coordinate 0, then 1 …),
+    `groups`, `steps` (canonical name → steps taken; absent: no optimizer state), `trainable` (canonical names),
+    `buffers` (equal on every rank), `installed` (the groups' parameters in the order the optimizer holds them:
+    fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`).
+    """
+
+    def __init__(self, scenario: Scenario, model: ModelSpec, catalogue: Catalogue, op: Op) -> None:
+        self.scenario, self.model, self.catalogue, self.mesh = scenario, model, catalogue, op.mesh
+        self.init_seed = op.init_seed
+        self.shards: list[Shards] = []
+        self.groups: list[Group] = []
+        self.buffers: dict[str, Array] = {}
+        self.steps: dict[str, int] = {}
+        self.scaler: Scaler | None = None
+        self.schedule_epoch: int | None = None
+        self.trainable = {p.fqn for p in model.unique_params if p.spec.trainable == "yes"}
+
+    def build(self) -> None:
+        """Initialise everything from the seeds; needs no checkpoint and leaves nothing undefined."""
+        self._build_shards()
+        self._build_groups()
+        self.installed = [list(group.names) for group in self.groups]
+        self.reinstall()
+        self.index_map = self.build_index_map()
+        if self.scenario.offload.fraction:
+            self._place_on_host()
+            self.refresh_host_copies()
+        self.buffers = {fqn: self.initial_buffer(fqn, spec) for fqn, spec in self.model.buffers()}
+        if self.scenario.optimizer.loss_scale:
+            self.scaler = Scaler(self.scenario.optimizer.loss_scale)
+        if self.scenario.optimizer.schedule == "halve":
+            self.schedule_epoch = 0
+
+    @property
+    def zero1(self) -> bool:
+        return self.scenario.sharding == "zero1"
+
+    def storage(self, param: NamedParam) -> str:
+        return storage_dtype(self.scenario.dtype, param.spec)
+
+    def _build_shards(self) -> None:
+        keys = np.concatenate([self.catalogue.keys[p.fqn] for p in self.catalogue.params])
+        initial = np.append(probe.initial_values(keys, self.init_seed), np.float32(0))
+        by_storage: dict[str, list[NamedParam]] = {}
+        for param in self.catalogue.params:
+            by_storage.setdefault(self.storage(param), []).append(param)
+        for tp_index in range(self.mesh.tp):
+            for storage, params in by_storage.items():
+                layout = lay_out(self.catalogue, storage, params, self.mesh, tp_index, self.zero1)
+                shards = Shards(layout, tp_index, stages(self.scenario, params[0].spec), np.empty(0))
+                self.place_params(shards, initial.astype(DTYPE[storage]), layout.shard_element)
+                self.refresh_masters(shards)
+                self.shards.append(shards)
+
+    def place_params(self, shards: Shards, logical: Array, owned: Index) -> None:
+        """Set the storage parameters of every rank from values over the catalogue, in storage dtype.
+
+        Under `fully_shard` each rank takes the elements `owned`, (S, m); under `zero1` all.
+
+        Masters stay as they are; without one, the optimizer steps on the parameters themselves.
+        """
+        if self.zero1:
+            shards.model = self.spread(logical[shards.layout.element], per_shard=False)
+            if shards.stages.master is None:
+                self.refresh_masters(shards)
+        else:
+            shards.stepped = self.spread(logical[owned], per_shard=True)
+
+    def spread(self, values: Array, per_shard: bool) -> Array:
+        """For every rank: (n,) → (R, S, n), read-only, or with `per_shard` (S, m) → a copy (R, S, m)."""
+        replicas, ranks = self.mesh.dp_replicate, self.mesh.dp_shard
+        if per_shard:
+            return np.repeat(values[None], replicas, axis=0)
+        return np.broadcast_to(values, (replicas, ranks, values.size))
+
+    def refresh_masters(self, shards: Shards) -> None:
+        """Let the optimizer step on the model's parameters as they are now: widen them into the masters."""
+        if shards.model is not None:
+            shards.stepped = shards.storage_shard.astype(DTYPE[shards.stages.master or shards.stages.storage])
+
+    def refresh_host_copies(self) -> None:
+        """Copy what the optimizer steps on to the host."""
+        for shards in self.shards:
+            if shards.offloaded is not None:
+                shards.host = shards.stepped.copy()
+
+    def reload_params(self) -> None:
+        """Refresh masters and host copies from the model's parameters."""
+        for shards in self.shards:
+            self.refresh_masters(shards)
+        self.refresh_host_copies()
+
+    def unfreeze(self) -> None:
+        self.trainable |= {p.fqn for p in self.model.unique_params if p.spec.trainable == "later"}
+
+    def _build_groups(self) -> None:
+        ask = self.scenario.optimizer
+        common = Hyper(
+            ask.kind, ask.impl, ask.lr, ask.weight_decay, ask.beta1, ask.beta2, ask.eps, ask.momentum, ask.nesterov
+        )
+        params = self.model.unique_params
+        if ask.groups == "one":
+            self.groups = [Group(common, tuple(p.fqn for p in params))]
+            return
+        for index, override in enumerate(self.model.groups):
+            decay = ask.weight_decay if override.weight_decay is None else override.weight_decay
+            hyper = replace(common, lr=ask.lr * override.lr_scale, weight_decay=decay)
+            self.groups.append(Group(hyper, tuple(p.fqn for p in params if p.spec.group == index)))
+
+    def reinstall(self) -> None:
+        """Put each group into the order the optimizer holds it in: parameters stepped on directly, then masters."""
+        has_master = {p.fqn: stages(self.scenario, p.spec).master is not None for p in self.catalogue.params}
+        for names in self.installed:
+            names.sort(key=has_master.__getitem__)
+
+    def build_index_map(self) -> dict[str, tuple[int, int]]:
+        """Name → (group, position) of its state, from the order that is installed now."""
+        return {
+            name: (group, position) for group, names in enumerate(self.installed) for position, name in enumerate(names)
+        }
+
+    def state_owner(self, name: str) -> str:
+        """The parameter whose optimizer state a checkpoint files under `name`: what the index map points at."""
+        group, position = self.index_map[name]
+        return self.installed[group][position]
+
+    def _place_on_host(self) -> None:
+        """Offload the first `fraction` of each group's elements on each rank, whole fragments, in installed order."""
+        for tp_index in range(self.mesh.tp):
+            column = [s for s in self.shards if s.tp_index == tp_index]
+            owned = {f: s for s in column for f in s.layout.fragments()}
+            for shards in column:
+                shards.offloaded = np.zeros(shards.layout.order.shape, bool)
+            for names in self.installed:
+                rank = {name: position for position, name in enumerate(names)}
+                members = [f for f in owned if f.slot.param.fqn in rank]
+                members.sort(key=lambda f: rank[f.slot.param.fqn])
+                budget = np.zeros(self.mesh.dp_shard)
+                for fragment in members:
+                    budget[fragment.shard] += self.scenario.offload.fraction * fragment.numel
+                for fragment in members:
+                    if budget[fragment.shard] > 0:
+                        mask = owned[fragment].offloaded
+                        assert mask is not None
+                        mask[fragment.shard, fragment.at : fragment.at + fragment.numel] = True
+                        budget[fragment.shard] -= fragment.numel
+
+    def initial_buffer(self, fqn: str, spec: BufferSpec) -> Array:
+        """A module's buffer as its constructor makes it, in its own dtype and shape."""
+        keys = probe.element_keys(fqn, spec.shape, self.scenario.seed)
+        match spec.dtype:
+            case "int64":
+                return np.zeros(spec.shape, np.int64)
+            case "bool":
+                return (keys & np.uint64(1)).astype(bool).reshape(spec.shape)
+            case dtype:
+                return probe.initial_values(keys, self.init_seed).astype(DTYPE[dtype]).reshape(spec.shape)
+
+    def positions(self, shards: Shards, names: frozenset[str]) -> Index | None:
+        """Positions in a rank's flattened shards (S·m) of the named parameters; None where those are all it has."""
+        if all(slot.param.fqn in names for slot in shards.layout.slots()):
+            return None
+        return np.flatnonzero(self.belongs_to(names, shards.layout.shard_element.ravel()))
+
+    def belongs_to(self, names: Collection[str], elements: Index) -> npt.NDArray[np.bool_]:
+        """Which catalogue numbers are elements of the named parameters; padding is not."""
+        chosen = np.array([p.fqn in names for p in self.catalogue.params] + [False])
+        return chosen[self.catalogue.owners(elements)]
+
+
+def mesh_rank(mesh: Mesh, replica: int, shard: int, tp_index: int) -> int:
+    """The global rank at a mesh coordinate, row-major."""
+    return (replica * mesh.dp_shard + shard) * mesh.tp + tp_index

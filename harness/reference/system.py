@@ -1,0 +1,102 @@
+"""The reference as a system: the full sharded optimizer of all ranks in one process, no files, no library.
+
+`run` executes a scenario's expanded program in lockstep and returns what every rank held after every operation.
+Logical faults of `faults.catalogue` that the scenario names are installed into every session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from harness.errors import UsageError
+from harness.models import model_spec
+from harness.observe.record import Record
+from harness.program import Op, expand
+from harness.reference.checkpoint import Content, Saver
+from harness.reference.observe import Observer
+from harness.reference.placement import Catalogue
+from harness.reference.readback import read_back
+from harness.reference.restore import Loader
+from harness.reference.state import Session
+from harness.reference.trainer import Trainer
+from harness.scenario import Scenario
+
+
+class Ranks:
+    """All ranks of one build: the session and what steps, saves and loads it. Faults are installed here."""
+
+    def __init__(self, scenario: Scenario, catalogue: Catalogue, op: Op) -> None:
+        self.session = Session(scenario, model_spec(scenario.model), catalogue, op)
+        self.trainer = Trainer(self.session)
+        self.saver = Saver(self.session)
+        self.loader = Loader(self.session)
+        self.observer = Observer(self.session, self.trainer)
+
+    def perform(self, op: Op, checkpoints: dict[int, Content]) -> None:
+        """Execute one operation on all ranks."""
+        match op.kind:
+            case "build":
+                self.session.build()
+            case "step" | "overflow":
+                self.trainer.step(op)
+            case "save":
+                checkpoints[op.checkpoint] = self.saver.save(self.session.scenario.checkpoint)
+            case "load":
+                self.loader.load(checkpoints[op.checkpoint])
+            case "load_model_only":
+                self.loader.load_model_only(checkpoints[op.checkpoint])
+            case "reload_params":
+                self.session.reload_params()
+            case "unfreeze":
+                self.session.unfreeze()
+            case other:
+                raise ValueError(f"the reference has no operation {other!r}")
+
+
+def run(
+    scenario: Scenario,
+    observe_ops: Collection[int] | None = None,
+    install: Callable[[Ranks], None] | None = None,
+) -> list[Record]:
+    """Everything every rank of a scenario held.
+
+    Args:
+        scenario: any scenario that `reference.info.unsupported` accepts.
+        observe_ops: indices of the operations to observe; None observes all.
+        install: called with the ranks of every build before they build; by default installs the scenario's faults.
+
+    Raises:
+        UsageError: a fault that the catalogue does not have.
+    """
+    records: list[Record] = []
+    checkpoints: dict[int, Content] = {}
+    install = install or _installer(scenario)
+    catalogue = Catalogue(model_spec(scenario.model), scenario.seed)
+    ranks: Ranks | None = None
+    for op in expand(scenario):
+        if op.kind == "build":
+            ranks = Ranks(scenario, catalogue, op)
+            install(ranks)
+        assert ranks is not None
+        ranks.perform(op, checkpoints)
+        if observe_ops is None or op.index in observe_ops:
+            records.extend(ranks.observer.observe(op))
+            if op.kind == "save":
+                records.extend(read_back(checkpoints[op.checkpoint], ranks.session.model, op.index))
+    return records
+
+
+def _installer(scenario: Scenario) -> Callable[[Ranks], None]:
+    if not scenario.faults:
+        return lambda ranks: None
+    from harness.faults.catalogue import CATALOGUE
+
+    unknown = [fault for fault in scenario.faults if fault not in CATALOGUE]
+    if unknown:
+        raise UsageError.of("faults", ",".join(unknown), CATALOGUE, "--set faults=no-op-load")
+
+    def install(ranks: Ranks) -> None:
+        for fault in scenario.faults:
+            CATALOGUE[fault].install(ranks)
+
+    return install

@@ -1,0 +1,304 @@
+"""One optimizer step of all simulated ranks: forward, backward, reduction, unscaling, clipping, update.
+
+Each method is one stage, and each is a seam at which a logical fault of `faults.catalogue` replaces it. Every
+change of dtype on the way of a gradient goes through `cast_to_stage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from harness import probe
+from harness.program import Op
+from harness.reference.kernels import Hyper, update
+from harness.reference.numerics import Array
+from harness.reference.state import DTYPE, GROWTH_INTERVAL, Session, Shards, moment_roles
+
+STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
+
+
+class Trainer:
+    """Steps a session. `total_norm` is the gradient norm of the last step, None without clipping."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.total_norm: float | None = None
+
+    @np.errstate(all="ignore")
+    def step(self, op: Op) -> None:
+        """All microbatches, the reduction and the optimizer's step; with `overflow` one gradient is infinite."""
+        self.zero_grads()
+        self.count_forwards()
+        scale = self.session.scaler.scale if self.session.scaler else 1.0
+        self.forward()
+        every = self.session.scenario.grad_sync == "every"
+        for microbatch in range(self.session.scenario.microbatches):
+            self.backward(op, microbatch, scale)
+            if every:
+                self.synchronise()
+        if not every:
+            self.synchronise()
+        self.finish_gradients(scale)
+        if op.kind == "step":
+            self.clip()
+        skip = self.should_skip(self.overflowed())
+        if not skip:
+            self.update()
+            self.publish()
+            self.advance_schedule()
+        self.update_scale(skip)
+
+    def zero_grads(self) -> None:
+        """Forget the last step's gradients."""
+        for shards in self.session.shards:
+            shards.accumulated = shards.reduced = shards.main_grad = None
+
+    def count_forwards(self) -> None:
+        """Integer buffers count the training steps' first forwards."""
+        for fqn, spec in self.session.model.buffers():
+            if spec.dtype == "int64":
+                self.session.buffers[fqn] = self.session.buffers[fqn] + 1
+
+    def forward(self) -> None:
+        """Gather the parameters and cast them to the compute dtype."""
+        for shards in self.session.shards:
+            full = shards.gathered(shards.stepped) if shards.model is None else shards.model
+            shards.computed = self.cast_to_stage("compute", full, shards.stages.compute)
+
+    def backward(self, op: Op, microbatch: int, scale: float) -> None:
+        """Add one microbatch's gradients, in compute dtype, to every rank's accumulated ones."""
+        units: dict[probe.Grid, Array] = {}
+        for shards in self.session.shards:
+            grid = self.grid(shards)
+            if grid not in units:
+                units[grid] = self._units(op, microbatch, grid)
+            values = units[grid][:, shards.layout.element] * np.float32(grid.unit * scale)
+            if op.kind == "overflow" and microbatch == 0:
+                values[-1, shards.layout.element == self._first_with_gradient()] = inf
+            gradient = values.astype(DTYPE[shards.stages.compute]).reshape(
+                self.session.mesh.dp_replicate, self.session.mesh.dp_shard, -1
+            )
+            self.accumulate(shards, gradient)
+
+    def grid(self, shards: Shards) -> probe.Grid:
+        """The exact grid that gradients of this storage dtype are drawn from."""
+        st, scenario = shards.stages, self.session.scenario
+        return probe.choose_grid(
+            (st.accumulate, st.reduce, st.main_grad), st.compute, self.session.mesh.dp, scenario.microbatches
+        )
+
+    def has_gradient(self, name: str) -> bool:
+        return name in self.session.trainable and bool(self.session.catalogue.uses[name])
+
+    def _units(self, op: Op, microbatch: int, grid: probe.Grid) -> Array:
+        """Every data-parallel rank's gradient in units over the catalogue, fp32, shape (dp, elements + 1): the
+        sum over a parameter's uses, zero where there is no gradient and for padding."""
+        session, catalogue = self.session, self.session.catalogue
+        drawn = [p for p in catalogue.params if self.has_gradient(p.fqn)]
+        pool = [catalogue.keys[use] for p in drawn for use in catalogue.uses[p.fqn]]
+        total = np.zeros((session.mesh.dp, catalogue.padding + 1), np.float32)
+        if not pool:
+            return total
+        units = probe.rank_units(np.concatenate(pool), op.iteration, microbatch, session.mesh.dp, grid)
+        if len(pool) == len(catalogue.params) == len(drawn):
+            total[:, :-1] = units
+            return total
+        start = 0
+        for param in drawn:
+            for _ in catalogue.uses[param.fqn]:
+                total[:, catalogue.span(param)] += units[:, start : start + param.spec.numel]
+                start += param.spec.numel
+        return total
+
+    def _first_with_gradient(self) -> int:
+        catalogue = self.session.catalogue
+        return next(catalogue.offset[p.fqn] for p in catalogue.params if self.has_gradient(p.fqn))
+
+    def accumulate(self, shards: Shards, gradient: Array) -> None:
+        """Add a microbatch's gradient, shape (R, S, n), to the buffer in accumulate dtype."""
+        gradient = gradient.astype(DTYPE[shards.stages.accumulate], copy=False)
+        total = gradient if shards.accumulated is None else shards.accumulated + gradient
+        shards.accumulated = self.cast_to_stage("accumulate", total, shards.stages.accumulate)
+
+    def synchronise(self) -> None:
+        """Reduce what has accumulated and add it to what was reduced before."""
+        for shards in self.session.shards:
+            assert shards.accumulated is not None
+            reduced = self.reduce(shards, shards.accumulated.astype(DTYPE[shards.stages.reduce], copy=False))
+            shards.accumulated = None
+            if shards.model is None:
+                reduced = reduced.astype(DTYPE[shards.stages.main_grad], copy=False)
+            shards.reduced = reduced if shards.reduced is None else shards.reduced + reduced
+
+    def reduce(self, shards: Shards, gradients: Array) -> Array:
+        """Average over all data-parallel ranks, keep each rank's own share: (R, S, n) → (R, S, m)."""
+        scattered = self.reduce_scatter(gradients)[:, shards.layout.order]
+        summed = self.cast_to_stage("reduce", self.all_reduce(scattered), shards.stages.reduce)
+        average: Array = summed / summed.dtype.type(self.session.mesh.dp)
+        return average
+
+    def reduce_scatter(self, gradients: Array) -> Array:
+        """Sum over the shard ranks of each replica: (R, S, n) → (R, n)."""
+        summed: Array = gradients.sum(axis=1, dtype=gradients.dtype)
+        return summed
+
+    def all_reduce(self, scattered: Array) -> Array:
+        """Sum over the replicas and give each its copy: (R, S, m) → (R, S, m)."""
+        if len(scattered) == 1:
+            return scattered
+        summed: Array = scattered.sum(axis=0, dtype=scattered.dtype)
+        return np.repeat(summed[None], len(scattered), axis=0)
+
+    def finish_gradients(self, scale: float) -> None:
+        """Cast the reduced gradients to what the optimizer takes and undo the loss scale."""
+        for shards in self.session.shards:
+            assert shards.reduced is not None
+            gradient = shards.reduced.astype(DTYPE[shards.stages.main_grad], copy=False)
+            if scale != 1.0:
+                gradient = gradient * gradient.dtype.type(1 / scale)
+            shards.main_grad = self.cast_to_stage("main_grad", gradient, shards.stages.main_grad)
+
+    def cast_to_stage(self, stage: str, values: Array, dtype: str) -> Array:
+        """Values at one of `STAGES` in the dtype its contract declares."""
+        assert stage in STAGES
+        return values.astype(DTYPE[dtype], copy=False)
+
+    def overflowed(self) -> list[Array]:
+        """For each of the session's shards, which ranks see a gradient that is not finite: (R, S) booleans."""
+        if self.session.scaler is None:
+            return []
+        gradients = [s.main_grad for s in self.session.shards if s.main_grad is not None]
+        return [np.logical_not(np.isfinite(gradient).all(axis=2)) for gradient in gradients]
+
+    def should_skip(self, overflowed: Sequence[Array]) -> bool:
+        """Whether the step is left out: on every rank, if any of them saw an overflow."""
+        return any(ranks.any() for ranks in overflowed)
+
+    def clip(self) -> None:
+        """Scale all gradients so that their global norm is at most the bound (torch.nn.utils.clip_grad_norm_).
+
+        The norm is exact but for one rounding to the gradients' common dtype, in which torch computes it.
+        """
+        bound = self.session.scenario.optimizer.clip
+        self.total_norm = None
+        if not bound:
+            return
+        squares = 0.0
+        with_grad = [p for p in self.session.catalogue.params if self.has_gradient(p.fqn)]
+        for shards in self.session.shards:
+            assert shards.main_grad is not None
+            once = shards.main_grad[0].astype(np.float64)
+            if shards.tp_index:
+                split = {p.fqn for p in self.session.catalogue.params if p.spec.tp_dim is not None}
+                once = once[self.session.belongs_to(split, shards.layout.shard_element)]
+            squares += float(np.square(once).sum())
+        dtypes = {s.stages.main_grad for s in self.session.shards} if with_grad else set()
+        common = DTYPE[dtypes.pop()] if len(dtypes) == 1 else DTYPE["fp32"]
+        norm = common.type(np.sqrt(squares))
+        self.total_norm = float(norm)
+        self._scale_gradients(norm, bound)
+
+    def _scale_gradients(self, norm: np.generic, bound: float) -> None:
+        """Multiply by `bound / (norm + 1e-6)`, at most 1, every operation rounded to the norm's dtype."""
+        dtype = norm.dtype
+        padded = np.float32(norm + dtype.type(1e-6))  # type: ignore[operator]
+        inverse = np.float32(dtype.type(np.float32(1) / padded))
+        coefficient = min(np.float32(dtype.type(inverse * np.float32(bound))), np.float32(1))
+        for shards in self.session.shards:
+            assert shards.main_grad is not None
+            scaled = shards.main_grad.astype(np.float32) * coefficient
+            shards.main_grad = scaled.astype(shards.main_grad.dtype)
+
+    def update(self) -> None:
+        """Step every parameter that has a gradient, all ranks of a cohort at once.
+
+        A cohort is the parameters of one group that have taken equally many steps: one kernel call.
+        """
+        cohorts: dict[tuple[int, int], list[str]] = {}
+        for index, group in enumerate(self.session.groups):
+            for name in group.names:
+                if self.has_gradient(name):
+                    cohorts.setdefault((index, self.session.steps.get(name, 0)), []).append(name)
+        for shards in self.session.shards:
+            if shards.host is not None and shards.offloaded is not None:
+                shards.stepped = np.where(shards.offloaded, shards.host, shards.stepped)
+            for (group_index, steps), names in cohorts.items():
+                self.update_cohort(shards, self.session.groups[group_index].hyper, steps + 1, frozenset(names))
+            if shards.host is not None and shards.offloaded is not None:
+                shards.host = np.where(shards.offloaded, shards.stepped, shards.host)
+        for names in cohorts.values():
+            for name in names:
+                self.advance_step(name)
+
+    def advance_step(self, name: str) -> None:
+        """Count one step of a parameter."""
+        self.session.steps[name] = self.session.steps.get(name, 0) + 1
+
+    def update_cohort(self, shards: Shards, hyper: Hyper, step: int, names: frozenset[str]) -> None:
+        """Step number `step` of those of `names` that lie in `shards`."""
+        positions = self.session.positions(shards, names)
+        if positions is not None and not positions.size:
+            return
+        assert shards.main_grad is not None
+        for role in moment_roles(self.session.scenario):
+            if role not in shards.moments:
+                shards.moments[role] = np.zeros(shards.stepped.shape, DTYPE[shards.stages.state])
+        arrays = {"stepped": shards.stepped, "grad": shards.main_grad, **shards.moments}
+        flat = {k: _take(v, positions) for k, v in arrays.items()}
+        param, grad = flat.pop("stepped"), flat.pop("grad")
+        state = {} if step == 1 and hyper.kind == "sgd" else flat
+        update(hyper, param, grad, state, step)
+        shards.stepped = _put(shards.stepped, positions, param)
+        for role, values in state.items():
+            kept = self.cast_to_stage("state", values, shards.stages.state)
+            shards.moments[role] = _put(shards.moments[role], positions, kept)
+
+    def publish(self) -> None:
+        """Under `zero1`: round the stepped shards to storage dtype and all-gather them into the parameters."""
+        trainable = self.session.trainable
+        for shards in self.session.shards:
+            if shards.model is None:
+                continue
+            full = shards.gathered(shards.stepped.astype(DTYPE[shards.stages.storage], copy=False))
+            if not all(slot.param.fqn in trainable for slot in shards.layout.slots()):
+                full = np.where(self.session.belongs_to(trainable, shards.layout.element), full, shards.model)
+            shards.model = full
+
+    def advance_schedule(self) -> None:
+        """Halve every group's learning rate, if there is a schedule."""
+        if self.session.schedule_epoch is None:
+            return
+        self.session.schedule_epoch += 1
+        for group in self.session.groups:
+            group.hyper = replace(group.hyper, lr=group.hyper.lr * 0.5)
+
+    def update_scale(self, skipped: bool) -> None:
+        """Halve the loss scale after an overflow, double it after enough steps without one."""
+        scaler = self.session.scaler
+        if scaler is None:
+            return
+        scaler.growth_tracker = 0 if skipped else scaler.growth_tracker + 1
+        if skipped:
+            scaler.scale *= 0.5
+        elif scaler.growth_tracker == GROWTH_INTERVAL:
+            scaler.scale *= 2.0
+            scaler.growth_tracker = 0
+
+
+def _take(values: Array, positions: Array | None) -> Array:
+    """Chosen positions of every replica's flattened shards as one contiguous 1-D array."""
+    if positions is None:
+        return values.reshape(-1)
+    return values.reshape(len(values), -1)[:, positions].reshape(-1)
+
+
+def _put(values: Array, positions: Array | None, chosen: Array) -> Array:
+    """The inverse of `_take`: `values` with the chosen positions replaced."""
+    if positions is None:
+        return chosen.reshape(values.shape)
+    values.reshape(len(values), -1)[:, positions] = chosen.reshape(len(values), -1)
+    return values

@@ -1,0 +1,29 @@
+"""Every report file of a run, written in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.report.html import write_html
+from harness.report.json_report import render_json
+from harness.report.junit import render_junit
+from harness.report.model import Report
+from harness.report.publish import publish
+from harness.report.summary import render_summary
+
+SUMMARY = "summary.md"
+
+
+def write_reports(report: Report, out: Path, json: Path | None = None, junit: Path | None = None) -> Path:
+    """Write the pages and the job summary below `out`, JSON and JUnit XML where asked; the path of the index page.
+
+    Raises:
+        UsageError: a place cannot be written.
+        StoreFull: the disk is full.
+    """
+    if json is not None:
+        publish(json, render_json(report))
+    if junit is not None:
+        publish(junit, render_junit(report))
+    publish(out / SUMMARY, render_summary(report))
+    return write_html(report, out)

@@ -1,0 +1,45 @@
+"""The JSON report: one object with `run` and `results`, by the command line's contract."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from harness.report.model import Report
+from harness.store import Run
+
+
+def to_json(report: Report) -> dict[str, Any]:
+    """The whole report in JSON types. Keys may be added, never renamed."""
+    return {"run": _run(report), "results": [_result(report, result.to_json()) for result in report.results]}
+
+
+def render_json(report: Report) -> str:
+    """`to_json` as text: one result a line, so that it can be read with line tools and diffs well."""
+    document = to_json(report)
+    results = ",\n".join(json.dumps(result, allow_nan=False) for result in document["results"])
+    run = json.dumps(document["run"], indent=1, allow_nan=False)
+    return f'{{"run": {run},\n"results": [\n{results}\n]}}\n'
+
+
+def _run(report: Report) -> dict[str, Any]:
+    run: Run = report.run
+    return {
+        "id": run.id,
+        "versions": dict(run.versions),
+        "seed": run.seed,
+        "command": list(run.command),
+        "counts": {verdict.value: n for verdict, n in report.counts.items()},
+        "known": report.known,
+        "changes": {change.value: n for change, n in report.changes().items()},
+        "missing": [scenario.id for scenario in report.missing],
+        "exclusions": dict(run.exclusions),
+        "emulated": list(report.emulated),
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+    }
+
+
+def _result(report: Report, data: dict[str, Any]) -> dict[str, Any]:
+    past = report.before.get(data["id"])
+    return {**data, "previous": None if past is None else {"run": past.run_id, "verdict": past.verdict.value}}

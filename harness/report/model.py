@@ -1,0 +1,193 @@
+"""What every report shows: a run's results with their counts, clusters and history, before any rendering."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from harness.known_issues import KnownIssues
+from harness.result import Result, describe
+from harness.scenario import Scenario
+from harness.store import Past, Run, Store
+from harness.verdict import SEVERITY, Verdict
+
+URGENCY = (Verdict.UNKNOWN, Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC)
+"""The order in which a reader looks at causes: what puts all verdicts in doubt, then silent before loud."""
+
+
+class Change(Enum):
+    """How a verdict relates to the latest conclusive one of the same scenario."""
+
+    NEW = "new"
+    RECURRING = "recurring"
+    FIXED = "fixed"
+    NONE = ""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Failures of one cause, the simplest first.
+
+    mechanism: the best explanation's, empty if there is none. signature: of the simplest member.
+    """
+
+    mechanism: str
+    signature: str
+    known_issue: str | None
+    members: tuple[Result, ...]
+
+    @property
+    def simplest(self) -> Result:
+        return self.members[0]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the verdict table: a system at one release."""
+
+    system: str
+    version: str
+    counts: Mapping[Verdict, int]
+    duration_s: float
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run as its reports see it.
+
+    missing: planned scenarios without a verdict. before: scenario id → its verdict in an earlier run.
+    issues: what the results' `known_issue` refer to.
+    """
+
+    run: Run
+    results: tuple[Result, ...]
+    missing: tuple[Scenario, ...] = ()
+    before: Mapping[str, Past] = field(default_factory=dict)
+    issues: KnownIssues = field(default_factory=KnownIssues)
+
+    @classmethod
+    def of(cls, store: Store, run_id: str, issues: KnownIssues | None = None) -> Report:
+        """The report of a stored run.
+
+        Raises:
+            UsageError: there is no such run.
+        """
+        run = store.run(run_id)
+        results, missing = tuple(store.results(run_id)), tuple(store.unfinished(run_id))
+        return cls(run, results, missing, store.before(run_id), issues or KnownIssues())
+
+    @property
+    def counts(self) -> dict[Verdict, int]:
+        """Number of results by verdict, worst last; every verdict has an entry."""
+        found = Counter(result.verdict for result in self.results)
+        return {verdict: found[verdict] for verdict in SEVERITY}
+
+    @property
+    def known(self) -> int:
+        """How many failures are listed in `known_issues.toml`."""
+        return sum(1 for r in self.failures if r.known_issue is not None)
+
+    @property
+    def failures(self) -> tuple[Result, ...]:
+        """Correctness failures and `unknown`: everything a reader has to look at."""
+        return tuple(r for r in self.results if r.verdict.is_failure or r.verdict is Verdict.UNKNOWN)
+
+    @property
+    def emulated(self) -> tuple[str, ...]:
+        """Everything that was not the real thing in some result."""
+        return tuple(sorted({item for result in self.results for item in result.emulated}))
+
+    def change(self, result: Result) -> Change:
+        """New, recurring or fixed. A failure with another signature than last time is new."""
+        past = self.before.get(result.id)
+        failed_before = past is not None and past.verdict.is_failure
+        if result.verdict is Verdict.PASS:
+            return Change.FIXED if failed_before else Change.NONE
+        if not result.verdict.is_failure:
+            return Change.NONE
+        same = failed_before and past is not None and past.signature == result.signature
+        return Change.RECURRING if same else Change.NEW
+
+    def changes(self, results: Iterable[Result] | None = None) -> dict[Change, int]:
+        """Number of new, recurring and fixed among `results` (default: all)."""
+        found = Counter(self.change(r) for r in (self.results if results is None else results))
+        return {change: found[change] for change in (Change.NEW, Change.RECURRING, Change.FIXED)}
+
+    def table(self) -> list[Row]:
+        """Verdict counts by system and release, in the order in which they ran."""
+        grouped: dict[tuple[str, str], list[Result]] = {}
+        for result in self.results:
+            grouped.setdefault((result.system, result.version), []).append(result)
+        return [
+            Row(system, version, Counter(r.verdict for r in members), sum(r.duration_s for r in members))
+            for (system, version), members in grouped.items()
+        ]
+
+    def clusters(self) -> list[Cluster]:
+        """Failures by cause: new before known, then by verdict as in `URGENCY`, large before small."""
+        grouped: dict[tuple[str | None, ...], list[Result]] = {}
+        for result in self.failures:
+            grouped.setdefault(_cause(result), []).append(result)
+        clusters = [_cluster(members) for members in grouped.values()]
+        return sorted(clusters, key=_importance)
+
+    def unsupported(self) -> list[tuple[str, str, int]]:
+        """(system, reason, number of scenarios) of what a system refuses, most frequent first."""
+        found = Counter((r.system, r.reason) for r in self.results if r.verdict is Verdict.UNSUPPORTED)
+        return [(system, reason, n) for (system, reason), n in found.most_common()]
+
+    def normalisations(self) -> list[tuple[str, str, int]]:
+        """(system, what was equivalent, number of scenarios), most frequent first."""
+        found = Counter(
+            pair for r in self.results for pair in {(r.system, f"{describe(d)}: {d.detail}") for d in r.normalisations}
+        )
+        return [(system, what, n) for (system, what), n in found.most_common()]
+
+
+def headline(result: Result) -> str:
+    """A result in one sentence: the best explanation, or what was seen."""
+    if result.verdict is Verdict.PASS:
+        return "every compared bit is as expected"
+    if result.explanations:
+        return result.explanations[0].text
+    if result.error is not None:
+        rank = "" if result.error.rank is None else f" on rank {result.error.rank}"
+        return f"{result.error.type}{rank}: {first_line(result.error.message)}"
+    if result.differences:
+        return ", ".join(result.evidence) + f" ({len(result.differences)} differences)"
+    return result.reason or "no further detail"
+
+
+def first_line(text: str) -> str:
+    """The first line of a message, shortened to 300 characters."""
+    line = text.strip().split("\n", 1)[0]
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
+def _cause(result: Result) -> tuple[str | None, ...]:
+    op = result.failed_op.name if result.failed_op else None
+    why = result.explanations[0].mechanism if result.explanations else result.signature
+    return result.system, result.version, result.verdict.value, op, why, result.known_issue
+
+
+def _cluster(members: list[Result]) -> Cluster:
+    ordered = sorted(members, key=_simplicity)
+    simplest = ordered[0]
+    mechanism = simplest.explanations[0].mechanism if simplest.explanations else ""
+    return Cluster(mechanism, simplest.signature, simplest.known_issue, tuple(ordered))
+
+
+def _simplicity(result: Result) -> tuple[int, int, str]:
+    scenario = result.scenario
+    return scenario.mesh.world, len(scenario.axis_values(only_changed=True)), result.id
+
+
+def _importance(cluster: Cluster) -> tuple[bool, int, int, str]:
+    urgency = URGENCY.index(cluster.simplest.verdict)
+    return cluster.known_issue is not None, urgency, -len(cluster.members), cluster.signature

@@ -1,0 +1,50 @@
+"""The job summary in Markdown that GitHub shows under a workflow run: verdict table and causes, at most 1 MiB."""
+
+from __future__ import annotations
+
+import re
+
+from harness.report.model import Cluster, Report, headline
+from harness.verdict import SEVERITY, Verdict
+
+LIMIT_BYTES = 1_000_000
+
+
+def render_summary(report: Report) -> str:
+    """The run as Markdown; clusters that do not fit are counted in the last line."""
+    text = "\n".join([f"### shardproof run {report.run.id}", "", *_table(report), ""])
+    clusters = report.clusters()
+    for shown, cluster in enumerate(clusters):
+        block = _cluster(cluster, report)
+        if len((text + block).encode()) > LIMIT_BYTES - 200:
+            return text + f"\n… and {len(clusters) - shown} more causes, see the report.\n"
+        text += block
+    if report.missing:
+        text += f"\n**{len(report.missing)} planned scenarios have no verdict.**\n"
+    return text
+
+
+def _table(report: Report) -> list[str]:
+    shown = [v for v in SEVERITY if report.counts[v] or v is Verdict.PASS]
+    head = ["system", "version", *(v.value for v in shown), "total"]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for row in report.table():
+        cells = [row.system, row.version, *(str(row.counts.get(v, 0)) for v in shown), str(row.total)]
+        lines.append(f"| {' | '.join(map(_escape, cells))} |")
+    return lines
+
+
+def _cluster(cluster: Cluster, report: Report) -> str:
+    simplest = cluster.simplest
+    known = f", known issue {_escape(cluster.known_issue)}" if cluster.known_issue else ""
+    changes = "".join(f", {n} {change.value}" for change, n in report.changes(cluster.members).items() if n)
+    return (
+        f"\n**{_escape(cluster.signature)}** ({len(cluster.members)} scenarios{changes}{known})  \n"
+        f"{_escape(headline(simplest))}  \n`shardproof replay {simplest.id}`: {_escape(str(simplest.scenario))}\n"
+    )
+
+
+def _escape(text: str) -> str:
+    """Text from outside as inert Markdown on one line."""
+    flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*_{}\[\]#|~@])", r"\\\1", flat)

@@ -1,0 +1,210 @@
+"""The report on a terminal: a verdict table, failures by cause with the command that replays them, and what
+was not run. Plain text unless the stream is a terminal and `NO_COLOR` is unset."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from harness.diff import Difference
+from harness.report.model import Change, Cluster, Report, headline
+from harness.result import Result
+from harness.verdict import SEVERITY, Verdict
+
+_COLOURS = {
+    Verdict.PASS: "32",
+    Verdict.UNSUPPORTED: "2",
+    Verdict.MISMATCH: "31",
+    Verdict.CRASH: "31",
+    Verdict.HANG: "31",
+    Verdict.NONDETERMINISTIC: "35",
+    Verdict.UNKNOWN: "33",
+}
+
+Paint = Callable[[str, str], str]
+
+SHOWN_DIFFERENCES = 5
+
+_CONTROL = r"[^\n\t\x20-\x7e\xa0-\U0010ffff]"
+_CONTROL_BUT_COLOUR = r"(?!\x1b\[[0-9;]*m)" + _CONTROL
+
+
+def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Whether to colour: a terminal, and `NO_COLOR` empty or unset (https://no-color.org)."""
+    return stream.isatty() and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
+
+
+def render_text(report: Report, page: Path | None = None, colour: bool = False) -> str:
+    """The whole report as text, ending in a newline.
+
+    Args:
+        page: where the HTML report is; named in the last line.
+        colour: use ANSI colours.
+    """
+    paint: Paint = _ansi if colour else _plain
+    blocks = [
+        _heading(report),
+        _table(report, paint),
+        *(_cluster(n, cluster, report, paint) for n, cluster in enumerate(report.clusters(), 1)),
+        _left_out(report, paint),
+        _closing(report, page, paint),
+    ]
+    return _inert("\n\n".join(block for block in blocks if block), colour) + "\n"
+
+
+def render_result(result: Result, colour: bool = False) -> str:
+    """One result in full: scenario, verdict, explanations, every difference; what `explain` and `replay` print."""
+    paint: Paint = _ansi if colour else _plain
+    lines = [
+        f"{paint(result.verdict.value, _COLOURS[result.verdict])}  {result.system} {result.version}  {result.id}",
+        f"  scenario: {result.scenario}",
+    ]
+    if result.failed_op:
+        lines.append(f"  failed at operation {result.failed_op.index} ({result.failed_op.name})")
+    if result.emulated:
+        lines.append(f"  emulated: {', '.join(result.emulated)}")
+    for explanation in result.explanations:
+        bugs = f"; compare {', '.join(explanation.bug_ids)}" if explanation.bug_ids else ""
+        lines.append(f"  {explanation.mechanism} ({explanation.confidence}{bugs}): {explanation.text}")
+    if not result.explanations:
+        lines.append(f"  {headline(result)}")
+    lines += _indented((line for d in result.differences for line in difference_lines(d)), 2)
+    if result.error and result.error.traceback:
+        lines += ["", *_indented(result.error.traceback.rstrip().split("\n"), 2)]
+    return _inert("\n".join(lines), colour) + "\n"
+
+
+def difference_lines(difference: Difference) -> list[str]:
+    """One difference, in the wording of `torch.testing.assert_close` where it applies."""
+    key = difference.key
+    where = "" if key.where == "live" else f" ({key.where})"
+    ranks = f" on rank{'s' * (len(difference.ranks) > 1)} {_numbers(difference.ranks)}" if difference.ranks else ""
+    lines = [f"{key.role} {key.fqn}{where}, operation {key.op}{ranks}: {difference.kind}"]
+    if difference.detail:
+        lines.append(f"  {difference.detail}")
+    if difference.first_index or difference.kind in ("bits", "norm"):
+        share = difference.mismatched / difference.total if difference.total else 1.0
+        span = f", from index {difference.first_index} to {difference.last_index}" if difference.first_index else ""
+        lines.append(f"  Mismatched elements: {difference.mismatched} / {difference.total} ({share:.1%}){span}")
+    if difference.max_ulp is not None:
+        lines.append(f"  Greatest difference: {difference.max_ulp} ULP")
+    if difference.expected_first or difference.observed_first:
+        lines.append(
+            f"  Expected {difference.expected_first or 'nothing'} but got {difference.observed_first or 'nothing'}"
+        )
+    return lines
+
+
+def _heading(report: Report) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in report.run.versions.items())
+    lines = [f"run {report.run.id}   seed {report.run.seed}" + (f"   {versions}" if versions else "")]
+    if report.emulated:
+        lines.append(f"emulated: {', '.join(report.emulated)}")
+    return "\n".join(lines)
+
+
+def _table(report: Report, paint: Paint) -> str:
+    """Systems by verdicts; a verdict that nothing has is left out, except pass."""
+    rows = report.table()
+    if not rows:
+        return paint("nothing was run", "33")
+    shown = [v for v in SEVERITY if report.counts[v] or v is Verdict.PASS]
+    head = ["system", "version", *(v.value for v in shown), "total", "seconds"]
+    body = [
+        [row.system, row.version, *(str(row.counts.get(v, 0)) for v in shown), str(row.total), f"{row.duration_s:.1f}"]
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in [head, *body]) for column in range(len(head))]
+    colours = ["", "", *(_COLOURS[v] for v in shown), "", ""]
+    lines = [_line(head, widths), _line(["-" * width for width in widths], widths)]
+    for cells in body:
+        padded = _line(cells, widths, lambda text, column: paint(text, colours[column] if text.strip() != "0" else "2"))
+        lines.append(padded)
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], dress: Callable[[str, int], str] = lambda text, _: text) -> str:
+    padded = (
+        cell.ljust(width) if column < 2 else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join(dress(text, column) for column, text in enumerate(padded)).rstrip()
+
+
+def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str:
+    simplest = cluster.simplest
+    changes = report.changes(cluster.members)
+    notes = [f"{len(cluster.members)} scenario{'s' * (len(cluster.members) > 1)}"]
+    notes += [f"{n} {change.value}" for change, n in changes.items() if n]
+    if cluster.known_issue:
+        notes.append(f"known issue {cluster.known_issue}")
+    title = paint(cluster.signature, _COLOURS[simplest.verdict] if not cluster.known_issue else "2")
+    lines = [f"{number}. {title}  [{', '.join(notes)}]"]
+    if cluster.mechanism:
+        best = simplest.explanations[0]
+        bugs = f"; compare {', '.join(best.bug_ids)}" if best.bug_ids else ""
+        lines.append(f"   {cluster.mechanism} ({best.confidence}{bugs})")
+    lines.append(f"   {headline(simplest)}")
+    lines.append(f"   smallest: {simplest.scenario}")
+    if simplest.failed_op:
+        lines.append(f"   failed at operation {simplest.failed_op.index} ({simplest.failed_op.name})")
+    for difference in simplest.differences[:SHOWN_DIFFERENCES]:
+        lines += _indented(difference_lines(difference), 5)
+    hidden = len(simplest.differences) - SHOWN_DIFFERENCES
+    if hidden > 0:
+        lines.append(f"     … and {hidden} more differences")
+    lines.append(f"   replay: {paint(f'shardproof replay {simplest.id}', '1')}")
+    return "\n".join(lines)
+
+
+def _left_out(report: Report, paint: Paint) -> str:
+    """What the verdicts above do not cover."""
+    lines = []
+    if report.missing:
+        some = ", ".join(s.id for s in report.missing[:5]) + (", …" if len(report.missing) > 5 else "")
+        lines.append(paint(f"not finished: {len(report.missing)} planned scenarios have no verdict ({some})", "33"))
+    lines += [f"unsupported: {n} × {system}: {reason}" for system, reason, n in report.unsupported()]
+    lines += [f"equivalent: {n} × {system}: {what}" for system, what, n in report.normalisations()]
+    excluded = sum(report.run.exclusions.values())
+    if excluded:
+        reasons = len(report.run.exclusions)
+        lines.append(f"excluded: {excluded} combinations for {reasons} reason{'s' * (reasons > 1)}, see the report")
+    return "\n".join(lines)
+
+
+def _closing(report: Report, page: Path | None, paint: Paint) -> str:
+    counts = report.counts
+    shown = [paint(f"{n} {verdict.value}", _COLOURS[verdict]) for verdict, n in counts.items() if n]
+    lines = [", ".join(shown) or "no results"]
+    if report.known:
+        lines[0] += f" ({report.known} known)"
+    changes = report.changes()
+    if report.before and any(changes.values()):
+        told = (Change.NEW, Change.RECURRING, Change.FIXED)
+        lines.append("against earlier runs: " + ", ".join(f"{changes[change]} {change.value}" for change in told))
+    if page is not None:
+        lines.append(f"report: {page}")
+    return "\n".join(lines)
+
+
+def _indented(lines: Iterable[str], spaces: int) -> list[str]:
+    return [" " * spaces + line for line in lines]
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _inert(text: str, colour: bool) -> str:
+    """Without control characters, so that text from a library cannot drive the terminal; colours stay if wanted."""
+    return re.sub(_CONTROL_BUT_COLOUR if colour else _CONTROL, "", text)
+
+
+def _plain(text: str, code: str) -> str:
+    return text
+
+
+def _ansi(text: str, code: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if code else text

@@ -1,0 +1,130 @@
+"""The whole flow, scenario to report. Read this first: it is the map of everything.
+
+    request ── plan ──► store (planned) ──► laboratory ──► results ──► store ──► reports
+                                            │ observe: world (fresh ranks, or lockstep) → records → store
+                                            │ judge:   twin and reference → assemble → diff → diagnosis
+                                            └ confirm: a failure is observed again in fresh ranks
+
+A run is resumed when its folder holds an unfinished one of the same plan. Ctrl-C, a dead server or a full
+disk keep everything that was committed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from harness.known_issues import KnownIssues
+from harness.laboratory import Laboratory
+from harness.plan import Plan
+from harness.report.files import write_reports
+from harness.report.model import Report
+from harness.report.progress import Progress
+from harness.result import Result
+from harness.scenario import Scenario
+from harness.store import Store
+from harness.systems.registry import system_info
+from harness.verdict import ExitStatus, exit_status
+
+DATABASE = "results.sqlite"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run was asked for.
+
+    out: folder of the database and the reports. command: the arguments, for the record. known: issues that
+    count as known; empty when scenario files were named, which report their plain verdicts. json, junit:
+    further files to write.
+    """
+
+    plan: Plan
+    out: Path
+    command: tuple[str, ...]
+    seed: int
+    jobs: int
+    deadline_s: float
+    plugins: tuple[str, ...] = ()
+    python: str | None = None
+    known: KnownIssues = KnownIssues()
+    json: Path | None = None
+    junit: Path | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. interrupted: by Ctrl-C, with `report` holding what was reached."""
+
+    report: Report
+    page: Path
+    interrupted: bool
+
+    @property
+    def status(self) -> ExitStatus:
+        """The contract's exit status: planned scenarios without a verdict, short of Ctrl-C, are the harness's fault."""
+        if self.report.missing and not self.interrupted:
+            return ExitStatus.HARNESS
+        return exit_status(self.report.counts, self.report.known)
+
+
+def run(request: Request) -> Outcome:
+    """Execute a request and write its reports.
+
+    Raises:
+        UsageError: the folder cannot be written, or its database is not a sound one of ours.
+        StoreFull: the disk filled; everything committed before is kept.
+    """
+    with Store(request.out / DATABASE) as store:
+        run_id, todo = _begin(store, request)
+        interrupted = False
+        try:
+            for result in _examined(store, run_id, todo, request):
+                store.finished(run_id, replace(result, known_issue=request.known.match(result)))
+            store.end_run(run_id)
+        except KeyboardInterrupt:
+            interrupted = True
+        store.prune(run_id)
+        report = Report.of(store, run_id)
+        return Outcome(report, write_reports(report, request.out, request.json, request.junit), interrupted)
+
+
+def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
+    """A new run with its plan stored, or the unfinished run of the same plan and what it still has to do."""
+    latest = store.latest_run()
+    planned = {scenario.id for scenario in request.plan.scenarios}
+    if latest and store.run(latest).ended_at is None and {s.id for s in store.planned(latest)} == planned:
+        todo = store.unfinished(latest)
+        print(f"resuming run {latest}: {len(planned) - len(todo)} of {len(planned)} done", file=sys.stderr)
+        return latest, todo
+    run_id = store.begin_run(request.command, request.seed, versions(request.plan), request.plan.excluded)
+    store.plan(run_id, request.plan.scenarios)
+    return run_id, list(request.plan.scenarios)
+
+
+def _examined(store: Store, run_id: str, todo: Iterable[Scenario], request: Request) -> Iterator[Result]:
+    estimates = {scenario.id: request.plan.estimate_s(scenario) for scenario in todo}
+    laboratory = Laboratory(
+        jobs=request.jobs, deadline_s=request.deadline_s, plugins=request.plugins, python=request.python,
+        keep=request.out / "logs",
+    )  # fmt: skip
+    with laboratory, Progress(estimates, sys.stderr) as progress:
+        for result in laboratory.examine(todo, lambda s, blob: store.observed(run_id, s.id, blob)):
+            progress.finished(result)
+            yield result
+
+
+def versions(plan: Plan) -> dict[str, str]:
+    """Releases of everything a plan's results depend on."""
+    wanted = {"shardproof", "torch", "numpy", "ml_dtypes"}
+    for system in {scenario.system for scenario in plan.scenarios}:
+        wanted |= set(system_info(system).distributions)
+    found = {"python": sys.version.split()[0]}
+    for name in sorted(wanted):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

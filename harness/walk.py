@@ -1,0 +1,205 @@
+"""From a walk to its scenarios: exhaustive cells, covering rows on top of them, or a seeded sample.
+
+What a system refuses is kept apart from what the space excludes. Covering rows are drawn from supported
+scenarios only, so that no combination counts as covered by a scenario that never ran. Cells and pairs that only
+refused scenarios contain are planned too: they run as `unsupported`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from harness.constraints import CONSTRAINTS, Table, tabulate
+from harness.cost import cost_model
+from harness.coverage import Coverage, coverage
+from harness.covering import Cover, Rows
+from harness.errors import UsageError
+from harness.feasible import Axes, Bools, Factor, count, factor, project, projections
+from harness.scenario import Mesh, Scenario, parse_axis
+from harness.space import Walk
+from harness.systems.registry import system_info
+
+ENUMERATION_LIMIT = 200_000
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What a walk came to. supported, refused: scenarios to run, and those that the system will call unsupported.
+
+    exclusions: the constraints that took something out. cells: exhaustive combinations as (supported, refused,
+    excluded). valid: number of valid supported scenarios of the space. coverages: as counted on `supported`.
+    """
+
+    walk: Walk
+    supported: tuple[Scenario, ...]
+    refused: tuple[Scenario, ...]
+    exclusions: tuple[Table, ...]
+    cells: tuple[int, int, int]
+    valid: int
+    coverages: tuple[Coverage, ...]
+
+
+def follow(walk: Walk, seed: int = 0, sample: int | None = None) -> Walked:
+    """The scenarios of a walk.
+
+    Args:
+        seed: of the random choices; the same seed gives the same scenarios.
+        sample: draw this many supported scenarios at random instead of walking.
+
+    Raises:
+        UsageError: `strength = "all"` of a space too large to enumerate.
+    """
+    problem = _Problem(walk)
+    if sample is not None:
+        supported, refused = problem.sample(sample, seed), problem.nothing
+    else:
+        every = walk.strength >= len(walk.axes)
+        supported = problem.enumerated() if every else problem.covering(seed)
+        refused = problem.refused_rows(seed)
+    scenarios = problem.scenarios(supported)
+    return Walked(
+        walk,
+        scenarios,
+        problem.scenarios(refused),
+        problem.exclusions,
+        problem.cells,
+        count(problem.sizes, problem.supported),
+        tuple(problem.coverages(scenarios)),
+    )
+
+
+class _Problem:
+    """A walk in numbers: axes by position, values by index, rules as factors."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.values: dict[str, list[Any]] = {
+            axis: [parse_axis(axis, text) for text in texts] for axis, texts in walk.axes.items()
+        }
+        self.names = list(self.values)
+        self.sizes = [len(values) for values in self.values.values()]
+        self.base = Scenario(system=walk.system, version=walk.version)
+        self.exclusions = tuple(self._tables((c.id, c.reason, c.excludes) for c in CONSTRAINTS))
+        info = system_info(walk.system)
+        limits = [(limit.id, limit.reason, limit.refuses) for limit in info.limits]
+        refusals = self._tables(limits or [("unsupported", f"{info.name} refuses it", info.unsupported)])
+        self.valid = [self._factor(table) for table in self.exclusions]
+        self.supported = [*self.valid, *(self._factor(table) for table in refusals)]
+        self.nothing = np.empty((0, len(self.sizes)), np.int64)
+
+    @cached_property
+    def exhaustive(self) -> Axes:
+        return tuple(sorted(self.names.index(axis) for axis in self.walk.exhaustive if axis in self.values))
+
+    @cached_property
+    def _cell_tables(self) -> tuple[Bools, Bools]:
+        """Which exhaustive cells hold a supported scenario, and which hold a valid but no supported one."""
+        supported = project(self.sizes, self.supported, self.exhaustive)
+        return supported, project(self.sizes, self.valid, self.exhaustive) & ~supported
+
+    @property
+    def cells(self) -> tuple[int, int, int]:
+        if not self.exhaustive:
+            return 0, 0, 0
+        supported, refused = (int(np.count_nonzero(table)) for table in self._cell_tables)
+        return supported, refused, prod(self.sizes[axis] for axis in self.exhaustive) - supported - refused
+
+    def covering(self, seed: int) -> Rows:
+        """Rows for every supported cell, and more until the demanded strength is reached."""
+        cover = Cover(self.sizes, self.supported, self._demands(), seed, self._cost())
+        if self.exhaustive:
+            cover.start_from(self.exhaustive, np.argwhere(self._cell_tables[0]))
+        cover.fill()
+        return cover.rows
+
+    def refused_rows(self, seed: int) -> Rows:
+        """Rows for every cell, and every pair at most, that only refused scenarios contain."""
+        demands = list(combinations(range(len(self.sizes)), min(2, len(self.sizes))))
+        needless = dict(projections(self.sizes, self.supported, demands))
+        cover = Cover(self.sizes, self.valid, demands, seed, self._cost(), needless)
+        if self.exhaustive:
+            cover.start_from(self.exhaustive, np.argwhere(self._cell_tables[1]))
+        cover.fill()
+        return cover.rows
+
+    def enumerated(self) -> Rows:
+        """Every supported row."""
+        number = count(self.sizes, self.supported)
+        if number > ENUMERATION_LIMIT or prod(self.sizes) > 500 * ENUMERATION_LIMIT:
+            raise UsageError.of(
+                f"strength all on {self.walk.system}",
+                f"{number} scenarios",
+                f"up to {ENUMERATION_LIMIT}",
+                "--strength 2, or fewer values with --set model=dense --set program=resume",
+            )
+        return np.argwhere(project(self.sizes, self.supported, tuple(range(len(self.sizes)))))
+
+    def sample(self, number: int, seed: int) -> Rows:
+        """`number` different supported rows at random, or all of them where there are not more.
+
+        Each has some chance; they are not equally likely, since axes are drawn one after the other.
+        """
+        number = min(number, count(self.sizes, self.supported))
+        found = self.nothing
+        for attempt in range(1000):
+            if len(found) >= number:
+                break
+            draw = Cover(self.sizes, self.supported, (), seed + (attempt << 32))
+            draw.start_from((), np.empty((2 * number, 0), np.int64))
+            rows = np.concatenate([found, draw.rows])
+            _, first = np.unique(rows, axis=0, return_index=True)
+            found = rows[np.sort(first)]
+        return found[:number]
+
+    def coverages(self, scenarios: tuple[Scenario, ...]) -> Iterator[Coverage]:
+        """2-way and 3-way coverage of all axes, higher ones and `three_way` where the walk asks for them."""
+        several = sum(size > 1 for size in self.sizes)
+        for strength in sorted({2, 3, self.walk.strength} - {1}):
+            if strength <= several:
+                yield coverage(scenarios, self.values, self.supported, strength)
+        three = [axis for axis in self.walk.three_way if axis in self.values]
+        if len(three) >= 3 and self.walk.strength < 3:
+            yield coverage(scenarios, self.values, self.supported, 3, three)
+
+    def scenarios(self, rows: Rows) -> tuple[Scenario, ...]:
+        columns = list(self.values.values())
+        system, version = self.walk.system, self.walk.version
+        made = (
+            Scenario(
+                system=system,
+                version=version,
+                **{axis: column[i] for axis, column, i in zip(self.names, columns, row, strict=True)},
+            )
+            for row in np.unique(rows, axis=0).tolist()
+        )
+        return tuple(made)
+
+    def _demands(self) -> list[Axes]:
+        demands = set(combinations(range(len(self.sizes)), self.walk.strength))
+        three = sorted(self.names.index(axis) for axis in self.walk.three_way if axis in self.values)
+        return sorted(demands | (set(combinations(three, 3)) if self.walk.strength < 3 else set()))
+
+    def _cost(self) -> dict[int, Any]:
+        """Seconds of one session on each mesh: what makes one value of an axis dearer than another."""
+        if "mesh" not in self.values:
+            return {}
+        model = cost_model()
+        meshes: list[Mesh] = self.values["mesh"]
+        seconds = [model.estimate_s(Scenario(system=self.walk.system, mesh=m, program="train")) for m in meshes]
+        return {self.names.index("mesh"): np.array(seconds) / max(seconds)}
+
+    def _tables(self, rules: Iterable[tuple[str, str, Any]]) -> Iterator[Table]:
+        for rule_id, reason, refuses in rules:
+            table = tabulate(rule_id, reason, refuses, self.base, self.values)
+            if table:
+                yield table
+
+    def _factor(self, table: Table) -> Factor:
+        return factor([self.names.index(axis) for axis in table.axes], table.allowed)

@@ -1,0 +1,187 @@
+"""Layout arithmetic: partitions of the index set, brute force, torch.chunk and torch's own DTensor offsets."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.layout import (
+    Box,
+    bucket,
+    bucket_share,
+    chunk,
+    flat_index,
+    flat_interval,
+    flat_intervals,
+    inside,
+    intersect,
+    interval_boxes,
+    multi_index,
+    shard_box,
+)
+
+SHAPES = st.lists(st.integers(1, 6), max_size=4).map(tuple)
+MESHES = st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 4))
+
+
+@st.composite
+def shapes_and_boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], Box]:
+    shape = draw(SHAPES)
+    start = tuple(draw(st.integers(0, n)) for n in shape)
+    return shape, Box(start, tuple(draw(st.integers(0, n - at)) for n, at in zip(shape, start, strict=True)))
+
+
+def cells(box: Box) -> set[tuple[int, ...]]:
+    return set(product(*(range(at, at + n) for at, n in zip(box.start, box.size, strict=True))))
+
+
+def flat_cells(shape: tuple[int, ...], box: Box) -> np.ndarray:
+    numbers = np.arange(prod(shape)).reshape(shape)
+    return numbers[tuple(slice(at, at + n) for at, n in zip(box.start, box.size, strict=True))].reshape(-1)
+
+
+@given(st.integers(0, 40), st.integers(1, 40))
+def test_chunks_partition_a_dim_as_torch_does(size: int, parts: int) -> None:
+
+    intervals = [chunk(size, parts, i) for i in range(parts)]
+    assert [n for _, n in intervals if n] == [t.numel() for t in torch.arange(size).chunk(parts) if t.numel()]
+    end = 0
+    for start, n in intervals:
+        assert start == end
+        end += n
+    assert end == size
+
+
+def test_empty_chunks_start_at_the_end() -> None:
+    assert [chunk(4, 3, i) for i in range(3)] == [(0, 2), (2, 2), (4, 0)]
+    with pytest.raises(ValueError, match="allowed: 0 to 2"):
+        chunk(4, 3, 3)
+
+
+@given(SHAPES, MESHES, st.data())
+def test_shards_partition_the_index_set(
+    shape: tuple[int, ...], sizes: tuple[int, int, int], data: st.DataObject
+) -> None:
+    tp_dim = data.draw(st.sampled_from([None, *range(len(shape))]))
+    seen: dict[tuple[int, ...], int] = {}
+    for coordinate in product(*map(range, sizes)):
+        box = shard_box(shape, sizes, coordinate, tp_dim)
+        assert inside(shape, box)
+        for cell in cells(box):
+            seen[cell] = seen.get(cell, 0) + 1
+    copies = sizes[0] * (sizes[2] if tp_dim is None else 1) * (1 if shape else sizes[1])
+    assert seen == dict.fromkeys(product(*map(range, shape)), copies)
+
+
+@given(SHAPES.filter(bool), MESHES, st.data())
+def test_shards_agree_with_cutting_numpy_arrays(
+    shape: tuple[int, ...], sizes: tuple[int, int, int], data: st.DataObject
+) -> None:
+
+    tp_dim = data.draw(st.sampled_from([None, *range(len(shape))]))
+    coordinate = tuple(data.draw(st.integers(0, n - 1)) for n in sizes)
+    whole = torch.arange(prod(shape)).reshape(shape)
+
+    def piece(tensor, parts, index, dim):  # type: ignore[no-untyped-def]
+        chunks = tensor.chunk(parts, dim)
+        return chunks[index] if index < len(chunks) else tensor.narrow(dim, 0, 0)
+
+    local = whole if tp_dim is None else piece(whole, sizes[2], coordinate[2], tp_dim)
+    local = piece(local, sizes[1], coordinate[1], 0)
+    box = shard_box(shape, sizes, coordinate, tp_dim)
+    assert box.size == tuple(local.shape) or box.volume == local.numel() == 0
+    assert flat_cells(shape, box).tolist() == local.reshape(-1).tolist()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 3, 1), (1, 2, 2), (1, 4, 2), (2, 2, 2), (1, 3, 3)])
+def test_shards_agree_with_dtensor_offsets(sizes: tuple[int, int, int]) -> None:
+    """torch's private offset function, on every coordinate, for even and uneven sizes.
+
+    FSDP2 cuts with `_StridedShard(split_factor=tp)` where tp shards dim 0 too. torch defines that only for
+    shards of equal length, so uneven tp × dp pairs are checked against chunking alone (above).
+    """
+
+    from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+    from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+
+    shards = sizes[1] * sizes[2]
+    for shape, tp_dim in [((n, m), dim) for n in range(1, 14) for m in (1, 3, 4) for dim in (None, 0, 1)]:
+        if tp_dim == 0 and sizes[2] > 1 and shape[0] % shards:
+            continue
+        if tp_dim == 0 and sizes[2] > 1:
+            placements = [Replicate(), _StridedShard(0, split_factor=sizes[2]), Shard(0)]
+        else:
+            placements = [Replicate(), Shard(0), Replicate() if tp_dim is None else Shard(tp_dim)]
+        for coordinate in product(*map(range, sizes)):
+            size, start = _compute_local_shape_and_global_offset(shape, sizes, list(coordinate), placements)
+            assert shard_box(shape, sizes, coordinate, tp_dim) == (start, size)
+
+
+@given(shapes_and_boxes())
+def test_flat_intervals_cover_exactly_the_box(case: tuple[tuple[int, ...], Box]) -> None:
+    shape, box = case
+    intervals = list(flat_intervals(shape, box))
+    assert [i for at, n in intervals for i in range(at, at + n)] == flat_cells(shape, box).tolist()
+    assert all(at + n < following for (at, n), (following, _) in pairwise(intervals)), "maximal"
+    assert flat_interval(shape, box) == (intervals[0] if len(intervals) == 1 else None)
+
+
+@given(SHAPES, st.data())
+def test_interval_boxes_cover_exactly_the_interval(shape: tuple[int, ...], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, prod(shape)))
+    length = data.draw(st.integers(0, prod(shape) - start))
+    boxes = list(interval_boxes(shape, start, length))
+    assert all(inside(shape, box) and box.volume for box in boxes)
+    covered = [i for box in boxes for i in flat_cells(shape, box).tolist()]
+    assert covered == list(range(start, start + length))
+    with pytest.raises(ValueError, match="is not inside"):
+        list(interval_boxes(shape, start, prod(shape) + 1))
+
+
+@given(shapes_and_boxes(), st.data())
+def test_intersection_is_that_of_the_cells(case: tuple[tuple[int, ...], Box], data: st.DataObject) -> None:
+    shape, a = case
+    start = tuple(data.draw(st.integers(0, n)) for n in shape)
+    b = Box(start, tuple(data.draw(st.integers(0, n - at)) for n, at in zip(shape, start, strict=True)))
+    shared = intersect(a, b)
+    assert (cells(shared) if shared else set()) == cells(a) & cells(b)
+
+
+@given(SHAPES, st.data())
+def test_flat_and_multi_index_are_inverse(shape: tuple[int, ...], data: st.DataObject) -> None:
+    flat = data.draw(st.integers(0, prod(shape) - 1))
+    assert multi_index(shape, flat) == tuple(int(i) for i in np.unravel_index(flat, shape))
+    assert flat_index(shape, multi_index(shape, flat)) == flat
+
+
+@given(st.lists(st.integers(0, 20), max_size=8), st.integers(1, 9), st.integers(1, 8))
+def test_bucket_shares_partition_every_tensor(numels: list[int], parts: int, align: int) -> None:
+    layout = bucket(numels, parts, align)
+    assert layout.total % parts == 0
+    assert all(start % align == 0 for start in layout.starts)
+    shares = [bucket_share(layout, parts, i) for i in range(parts)]
+    for tensor, n in enumerate(numels):
+        covered = [i for share in shares for i in range(share[tensor][0], sum(share[tensor]))]
+        assert covered == list(range(n))
+
+
+@pytest.mark.parametrize(
+    ("shape", "box", "expected"),
+    [
+        ((4,), Box((0,), (4,)), True),
+        ((4,), Box((4,), (0,)), True),
+        ((4,), Box((3,), (2,)), False),
+        ((4,), Box((-1,), (2,)), False),
+        ((4,), Box((), ()), False),
+        ((), Box((), ()), True),
+    ],
+)
+def test_inside(shape: tuple[int, ...], box: Box, expected: bool) -> None:
+    assert inside(shape, box) is expected

@@ -1,0 +1,143 @@
+"""The grid's two promises: exact in any order under any divisor, and sensitive to a demotion at any stage."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.probe import Grid, choose_grid, element_keys, initial_values, mean_units, rank_units
+
+SIGNIFICAND = {"fp32": 1 << 24, "fp16": 1 << 11, "bf16": 1 << 8}
+NUMPY = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+MICROBATCHES, USES = 3, 2
+
+fqns = st.text("abcdefgh.0123456789", min_size=1, max_size=12)
+seeds = st.integers(0, 2**31)
+iterations = st.integers(0, 20)
+microbatches = st.integers(0, MICROBATCHES - 1)
+ranks = st.integers(1, 8)
+kinds = st.sampled_from(("wide", "narrow"))
+
+
+def contributions(fqn: str, seed: int, iteration: int, microbatch: int, dp: int, kind: str) -> npt.NDArray[np.int64]:
+    return rank_units(element_keys(fqn, (40, 25), seed), iteration, microbatch, dp, Grid(kind, 1.0))
+
+
+def inexact(units: npt.NDArray[np.int64], dtype: str) -> npt.NDArray[np.bool_]:
+    """Which values do not survive a cast to `dtype` and back."""
+    values = units.astype(np.float64)
+    return values != values.astype(np.float32).astype(NUMPY[dtype]).astype(np.float64)
+
+
+@given(fqns, seeds, iterations, microbatches, ranks, kinds)
+def test_the_mean_over_ranks_is_the_twins_gradient_on_every_mesh(
+    fqn: str, seed: int, iteration: int, microbatch: int, dp: int, kind: str
+) -> None:
+    mean = mean_units(element_keys(fqn, (40, 25), seed), iteration, microbatch, Grid(kind, 1.0))
+    assert (contributions(fqn, seed, iteration, microbatch, dp, kind).sum(axis=0) == dp * mean).all()
+
+
+@given(fqns, seeds, iterations, microbatches, ranks, kinds)
+def test_a_division_before_the_reduction_is_exact(
+    fqn: str, seed: int, iteration: int, microbatch: int, dp: int, kind: str
+) -> None:
+    units = contributions(fqn, seed, iteration, microbatch, dp, kind)
+    assert (units % (dp // (dp & -dp)) == 0).all()
+
+
+@pytest.mark.parametrize("dp", range(1, 9))
+@pytest.mark.parametrize(("kind", "dtype"), [("wide", "fp32"), ("narrow", "bf16"), ("narrow", "fp16")])
+@given(seed=seeds, iteration=iterations)
+def test_every_partial_sum_fits_the_declared_dtype(kind: str, dtype: str, dp: int, seed: int, iteration: int) -> None:
+    """In any order: the sum of all positive contributions and that of all negative ones bound every partial sum."""
+    parts = [
+        contributions(name, seed, iteration, microbatch, dp, kind)
+        for microbatch in range(MICROBATCHES)
+        for name in ("tied.first", "tied.second")[:USES]
+    ]
+    assert np.maximum(parts, 0).sum(axis=(0, 1)).max() < SIGNIFICAND[dtype]
+    assert np.minimum(parts, 0).sum(axis=(0, 1)).min() > -SIGNIFICAND[dtype]
+
+
+@given(seeds, iterations, microbatches, st.integers(2, 8))
+def test_on_a_wide_grid_what_one_rank_holds_fits_half_precision(
+    seed: int, iteration: int, microbatch: int, dp: int
+) -> None:
+    """Also where two names of a tied parameter add up in the compute dtype before the reduction."""
+    first, second = (contributions(name, seed, iteration, microbatch, dp, "wide") for name in ("one", "two"))
+    for units in (first, second, first + second):
+        assert not inexact(units, "bf16").any()
+        assert not inexact(units, "fp16").any()
+
+
+@given(seeds, iterations, microbatches, st.integers(2, 8), st.sampled_from(("bf16", "fp16")))
+def test_a_half_precision_reduction_of_a_wide_grid_changes_bits(
+    seed: int, iteration: int, microbatch: int, dp: int, dtype: str
+) -> None:
+    total = contributions("weight", seed, iteration, microbatch, dp, "wide").sum(axis=0)
+    assert inexact(total, dtype).mean() >= 0.25
+
+
+@given(seeds, iterations, st.sampled_from(("bf16", "fp16")))
+def test_a_half_precision_accumulation_of_an_alternate_grid_changes_bits(seed: int, iteration: int, dtype: str) -> None:
+    keys = element_keys("weight", (40, 25), seed)
+    coarse, fine = (rank_units(keys, iteration, microbatch, 1, Grid("alternate", 1.0))[0] for microbatch in (0, 1))
+    assert not inexact(coarse, dtype).any()
+    assert not inexact(fine, dtype).any()
+    assert inexact(coarse + fine, dtype).mean() >= 0.25
+
+
+@given(seeds, iterations, microbatches, st.integers(2, 8), kinds)
+def test_ranks_differ_so_that_a_reduction_over_the_wrong_ranks_changes_bits(
+    seed: int, iteration: int, microbatch: int, dp: int, kind: str
+) -> None:
+    units = contributions("weight", seed, iteration, microbatch, dp, kind)
+    for rank in range(1, dp):
+        assert (units[rank] != units[0]).any()
+
+
+@given(seeds, iterations)
+def test_names_steps_and_microbatches_have_gradients_of_their_own(seed: int, iteration: int) -> None:
+    grid = Grid("wide", 1.0)
+    base = mean_units(element_keys("a", (50,), seed), iteration, 0, grid)
+    assert (base != mean_units(element_keys("b", (50,), seed), iteration, 0, grid)).any()
+    assert (base != mean_units(element_keys("a", (50,), seed), iteration + 1, 0, grid)).any()
+    assert (base != mean_units(element_keys("a", (50,), seed), iteration, 1, grid)).any()
+    assert (base != 0).all()
+
+
+@given(fqns, seeds)
+def test_initial_values_fill_the_fp32_significand_and_differ_between_builds(fqn: str, seed: int) -> None:
+    keys = element_keys(fqn, (200,), seed)
+    first, second = initial_values(keys, 0), initial_values(keys, 1)
+    assert first.dtype == np.float32
+    assert (np.abs(first) < 1).all()
+    assert (first != 0).all()
+    assert (first != second).any()
+    assert (first != first.astype(ml_dtypes.bfloat16).astype(np.float32)).mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("stages", "compute", "dp", "microbatches", "kind"),
+    [
+        (("fp32", "fp32", "fp32"), "fp32", 1, 1, "wide"),
+        (("fp32", "fp32", "fp32"), "bf16", 4, 1, "wide"),
+        (("fp32", "fp32", "fp32"), "bf16", 1, 2, "alternate"),
+        (("fp32", "fp32", "fp32"), "bf16", 1, 1, "narrow"),
+        (("fp32", "bf16", "fp32"), "fp32", 4, 2, "narrow"),
+        (("fp32", "fp32", "fp16"), "fp32", 4, 2, "narrow"),
+    ],
+)
+def test_the_most_sensitive_exact_grid_is_chosen(
+    stages: tuple[str, ...], compute: str, dp: int, microbatches: int, kind: str
+) -> None:
+    assert choose_grid(stages, compute, dp, microbatches).kind == kind
+
+
+def test_an_unknown_grid_is_an_error() -> None:
+    with pytest.raises(ValueError, match="unknown grid kind 'round'"):
+        mean_units(element_keys("a", (3,), 0), 0, 0, Grid("round", 1.0))

@@ -1,0 +1,114 @@
+"""Results of every verdict, with hostile text, and a report made of them: input of the report tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.diagnosis import Explanation
+from harness.diff import Difference
+from harness.known_issues import KnownIssue, KnownIssues, Pattern
+from harness.observe.logical import Key
+from harness.report.model import Report
+from harness.result import FailedOp, Failure, Reproduced, Result
+from harness.scenario import Scenario
+from harness.store import Past, Run
+from harness.verdict import Verdict
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def scenario(**axes: str) -> Scenario:
+    return Scenario().with_axes(axes)
+
+
+def passing(seed: int = 0, system: str = "torch-fsdp2", **axes: str) -> Result:
+    return Result(scenario(system=system, seed=str(seed), **axes), system, "2.13.0", Verdict.PASS, duration_s=0.25)
+
+
+def mismatch(**axes: str) -> Result:
+    differences = (
+        Difference(
+            Key(8, "live", "exp_avg", "embed.weight"), "dtype", (0, 1), 60, 60, expected_digest="a" * 16,
+            observed_digest="b" * 16, expected_first="0.125 (0x3e000000)", observed_first="0.125 (0x3e00)",
+            detail="dtype bf16 instead of fp32",
+        ),
+        Difference(
+            Key(8, "written", "step", f"norm.{HOSTILE}"), "missing", (), 1, 1, expected_digest="c" * 16,
+            expected_first="2.0 (0x40000000)",
+        ),
+        Difference(
+            Key(8, "live", "param", "up.weight"), "bits", (1,), 37, 112, (8, 0), (15, 6), 513, 2,
+            (("1", 11), ("2-3", 14), ("512-1023", 10), ("nan", 2)), "d" * 16, "e" * 16,
+            "0.5 (0x3f000000)", "0.5000001 (0x3f000001)", "", ((56, 20), (78, 17)),
+        ),
+    )  # fmt: skip
+    explanation = Explanation(
+        "wrong_dtype", "certain", f"State was cast to the parameter's dtype: exp_avg of embed.weight {HOSTILE}.",
+        ({"name": "embed.weight", "expected": "fp32", "observed": "bf16", "ranks": [0, 1]},), ("MLM-1842",),
+    )  # fmt: skip
+    return Result(
+        scenario(system="torch-fsdp2", dtype="bf16", mesh="1x2x1", offload="cpu", **axes), "torch-fsdp2", "2.13.0",
+        Verdict.MISMATCH, 0.5, FailedOp(8, "load"), differences, (explanation,), reproduced=Reproduced(1, 1),
+        phases_s={"session 0": 0.4, "judge": 0.1},
+    )  # fmt: skip
+
+
+def crash(**axes: str) -> Result:
+    error = Failure(
+        "builtins.RuntimeError", f"size of tensor a (3) must match b (4) {HOSTILE}\x00\nsecond line", 5,
+        f"Traceback:\n  File 'state_dict.py'\n{HOSTILE}", 3,
+    )  # fmt: skip
+    return Result(
+        scenario(system="torch-fsdp2", mesh="1x8x1", **axes), "torch-fsdp2", "2.13.0", Verdict.CRASH, 1.5,
+        FailedOp(3, "save"), error=error, reproduced=Reproduced(1, 1), emulated=("CUDA streams",),
+    )  # fmt: skip
+
+
+def hang(known: str | None = "torch-fsdp2-1") -> Result:
+    return Result(
+        scenario(system="torch-fsdp2", program="unfreeze"), "torch-fsdp2", "2.13.0", Verdict.HANG, 20.0,
+        FailedOp(7, "load"), error=Failure("deadline", "rank 3 did not answer for 20 s", 3, op=7), known_issue=known,
+    )  # fmt: skip
+
+
+def unsupported(seed: int = 0) -> Result:
+    reason = "FSDP2 offloads all of a unit or nothing"
+    return replace(passing(seed, offload="cpu=0.5"), verdict=Verdict.UNSUPPORTED, reason=reason, duration_s=0.0)
+
+
+def unknown() -> Result:
+    return replace(passing(7), verdict=Verdict.UNKNOWN, reason="twin and reference disagree")
+
+
+def equivalent() -> Result:
+    lazy = Difference(Key(5, "live", "exp_avg", "dead.weight"), "equivalent", mismatched=12, total=12, detail="zeros")
+    return replace(passing(8), normalisations=(lazy,))
+
+
+def every_kind() -> tuple[Result, ...]:
+    return (
+        passing(1), passing(2, "reference"), mismatch(), mismatch(seed="3"), crash(), hang(), unsupported(),
+        unsupported(1), unknown(), equivalent(),
+    )  # fmt: skip
+
+
+ISSUES = KnownIssues(
+    (
+        KnownIssue(
+            "torch-fsdp2-1", "Loading after unfreezing hangs.", "torch-fsdp2", "state_dict.py:612 (2.13.0)", "2.6.0",
+            "https://github.com/pytorch/pytorch/issues/1", "regressions/torch-fsdp2-1.toml",
+            Pattern(Verdict.HANG, "load", (), {"program": ("unfreeze",)}),
+        ),
+    )
+)  # fmt: skip
+
+RUN = Run(
+    "20260102-030405-abcd", "2026-01-02T03:04:05.000+00:00", "2026-01-02T03:14:05.000+00:00",
+    ("shardproof", "run", "nightly"), 7, {"torch": "2.13.0"}, {"world above 8": 120},
+)  # fmt: skip
+
+
+def report(*results: Result) -> Report:
+    shown = results or every_kind()
+    before = {mismatch().id: Past("20260101-030405-abcd", "2.13.0", Verdict.MISMATCH, mismatch().signature)}
+    return Report(RUN, shown, (scenario(seed="99"),), before, ISSUES)

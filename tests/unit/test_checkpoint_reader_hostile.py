@@ -1,0 +1,458 @@
+"""The independent checkpoint reader on files that are missing, damaged, foreign or hostile: an error, nothing run."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import checkpoint_samples as samples
+import pytest
+import torch
+from test_checkpoint_reader import MODEL
+
+from harness.errors import UsageError
+from harness.observe.checkpoint_reader import CheckpointError, accept, describe, read
+from harness.readers.symbolic import parse
+
+
+def refusal(path: Path) -> str:
+    """The message with which the reader refuses; the same for every entry point, and complete."""
+    with pytest.raises(CheckpointError) as caught:
+        describe(path)
+    message = str(caught.value)
+    with pytest.raises(CheckpointError) as again:
+        read(path, 0, MODEL)
+    assert str(again.value) == message
+    assert isinstance(caught.value, UsageError)
+    assert all(part in message for part in ("given ", "; allowed: ", "; for example: "))
+    assert len(message) < 1500
+    return message
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return samples.save_dcp(samples.STATE, tmp_path / "c")
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    return tmp_path / "executed"
+
+
+# Missing and foreign
+
+
+def test_missing(tmp_path: Path) -> None:
+    assert "existing directory or file" in refusal(tmp_path / "nothing")
+
+
+def test_a_folder_without_metadata(checkpoint: Path) -> None:
+    (checkpoint / ".metadata").unlink()
+    assert "file .metadata" in refusal(checkpoint)
+
+
+def test_a_missing_data_file(checkpoint: Path) -> None:
+    (checkpoint / "__0_0.distcp").unlink()
+    assert "No such file" in refusal(checkpoint)
+
+
+def foreign_files() -> dict[str, bytes]:
+    safetensors = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("readme.txt", "hello")
+    return {
+        "empty": b"",
+        "text": b"these are not weights\n",
+        "plain pickle": pickle.dumps({"model": {}}),
+        "safetensors": struct.pack("<Q", len(safetensors)) + safetensors + bytes(4),
+        "another zip": archive.getvalue(),
+        "zeros": bytes(4096),
+    }
+
+
+@pytest.mark.parametrize("kind", foreign_files())
+def test_a_foreign_file(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "c").write_bytes(foreign_files()[kind])
+    refusal(tmp_path / "c")
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "safetensors", "another zip", "zeros"])
+def test_foreign_metadata(checkpoint: Path, kind: str) -> None:
+    (checkpoint / ".metadata").write_bytes(foreign_files()[kind])
+    refusal(checkpoint)
+
+
+def test_metadata_that_is_another_pickle(checkpoint: Path) -> None:
+    (checkpoint / ".metadata").write_bytes(pickle.dumps({"state_dict_metadata": {}}, protocol=4))
+    assert "nothing was executed" in refusal(checkpoint)
+
+
+def test_a_legacy_torch_file(tmp_path: Path) -> None:
+    torch.save({"model": {"w": torch.zeros(1)}}, tmp_path / "c", _use_new_zipfile_serialization=False)
+    assert "not a torch.save archive" in refusal(tmp_path / "c")
+
+
+def test_a_file_that_is_not_a_dict(tmp_path: Path) -> None:
+    assert "a dict of state" in refusal(samples.save_full([1, 2], tmp_path / "c"))
+
+
+def test_a_pipe_does_not_block(checkpoint: Path) -> None:
+    (checkpoint / ".metadata").unlink()
+    os.mkfifo(checkpoint / ".metadata")
+    assert "regular file" in refusal(checkpoint)
+
+
+# Hostile pickles
+
+
+def test_a_hostile_metadata_is_not_executed(checkpoint: Path, marker: Path) -> None:
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(samples.Touch(marker), protocol=4))
+    assert "posix.system" in refusal(checkpoint)
+    assert not marker.exists()
+
+
+def test_a_hostile_value_inside_metadata_is_not_executed(checkpoint: Path, marker: Path) -> None:
+    samples.edit_metadata(checkpoint, lambda m: m.state_dict_metadata.update({"model.a.weight": samples.Touch(marker)}))
+    refusal(checkpoint)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("key", ["extra.iteration", "model.a.weight"])
+def test_a_hostile_item_is_not_executed(checkpoint: Path, marker: Path, key: str) -> None:
+    samples.replace_item(checkpoint, key, samples.saved(samples.Touch(marker)))
+    assert "posix.system" in refusal(checkpoint)
+    assert not marker.exists()
+
+
+def test_a_hostile_full_file_is_not_executed(tmp_path: Path, marker: Path) -> None:
+    path = samples.save_full({"model": {"w": torch.zeros(1), "x": samples.Touch(marker)}}, tmp_path / "c")
+    assert "posix.system" in refusal(path)
+    assert not marker.exists()
+
+
+def test_the_payload_of_these_tests_would_run(marker: Path) -> None:
+    pickle.loads(pickle.dumps(samples.Touch(marker)))
+    assert marker.exists()
+
+
+class Arbitrary:
+    pass
+
+
+@pytest.mark.parametrize("value", [Arbitrary(), torch.nn.Linear(1, 1), print, {1, 2}, complex(1), torch.device("cpu")])
+def test_other_objects_are_refused_by_name(tmp_path: Path, value: object) -> None:
+    refusal(samples.save_full({"x": value}, tmp_path / "c"))
+
+
+# Truncated and altered
+
+
+def test_truncated_metadata(checkpoint: Path) -> None:
+    data = (checkpoint / ".metadata").read_bytes()
+    for length in range(0, len(data), 41):
+        (checkpoint / ".metadata").write_bytes(data[:length])
+        refusal(checkpoint)
+    (checkpoint / ".metadata").write_bytes(data + b"x")
+    refusal(checkpoint)
+
+
+def test_a_truncated_data_file(checkpoint: Path) -> None:
+    file = checkpoint / "__0_0.distcp"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1])
+    assert "the file's end" in refusal(checkpoint)
+    file.write_bytes(b"")
+    refusal(checkpoint)
+
+
+def test_a_truncated_full_file(tmp_path: Path) -> None:
+    path = samples.save_full(samples.STATE, tmp_path / "c")
+    data = path.read_bytes()
+    for length in range(0, len(data), 97):
+        path.write_bytes(data[:length])
+        refusal(path)
+
+
+def test_an_altered_element_is_found_by_its_checksum(checkpoint: Path) -> None:
+    file = checkpoint / "__0_0.distcp"
+    data = file.read_bytes()
+    assert data.count(struct.pack("<6f", *range(6))) == 1
+    file.write_bytes(data.replace(struct.pack("<6f", *range(6)), struct.pack("<6f", *range(1, 7))))
+    assert "CRC" in refusal(checkpoint)
+
+
+# Metadata that contradicts the files
+
+
+def _item(metadata: Any, key: str = "model.a.weight") -> Any:
+    return next(info for index, info in metadata.storage_data.items() if index.fqn == key)
+
+
+def _set(**changes: object) -> Callable[[Any], None]:
+    return lambda metadata: _item(metadata).__dict__.update(changes)
+
+
+def _entry(metadata: Any) -> Any:
+    return metadata.state_dict_metadata["model.a.weight"]
+
+
+def _chunk(start: tuple[int, ...], size: tuple[int, ...]) -> Callable[[Any], None]:
+    def edit(metadata: Any) -> None:
+        _entry(metadata).chunks = [samples.ChunkStorageMetadata(torch.Size(start), torch.Size(size))]
+
+    return edit
+
+
+def _store_twice(metadata: Any) -> None:
+    metadata.storage_data = {**metadata.storage_data, samples.MetadataIndex("model.b", (0, 0)): _item(metadata)}
+    metadata.state_dict_metadata["model.b"] = _entry(metadata)
+
+
+WRONG: dict[str, Callable[[Any], None]] = {
+    "path outside": _set(relative_path="../../etc/passwd"),
+    "absolute path": _set(relative_path="/etc/passwd"),
+    "a path with a null byte": _set(relative_path="__0_0.distcp\0"),
+    "another kind of file": _set(relative_path=".metadata"),
+    "a path that is no text": _set(relative_path=7),
+    "offset behind the end": _set(offset=1 << 40),
+    "negative offset": _set(offset=-1),
+    "absurd length": _set(length=1 << 62),
+    "longer than any machine's numbers": _set(length=1 << 200),
+    "empty item": _set(length=0),
+    "length of half an item": _set(length=700),
+    "transformed item": _set(transform_descriptors=["zstd"]),
+    "chunk outside of the tensor": _chunk((1, 0), (3, 2)),
+    "chunk of another rank": _chunk((0,), (3,)),
+    "chunk smaller than its item": _chunk((0, 0), (2, 2)),
+    "negative size": lambda m: setattr(_entry(m), "size", (-3, 2)),
+    "size that is no shape": lambda m: setattr(_entry(m), "size", "3x2"),
+    "endless shape": lambda m: setattr(_entry(m), "size", tuple([1] * 1000)),
+    "no chunks": lambda m: _entry(m).chunks.clear(),
+    "two chunks at one place": lambda m: _entry(m).chunks.append(_entry(m).chunks[0]),
+    "another dtype": lambda m: setattr(_entry(m).properties, "dtype", torch.int32),
+    "unknown dtype": lambda m: setattr(_entry(m).properties, "dtype", torch.complex64),
+    "dtype of a name that is none": lambda m: setattr(_entry(m).properties, "dtype", torch.strided),
+    "no item": lambda m: m.storage_data.pop(samples.MetadataIndex("model.a.weight", (0, 0))),
+    "item of no key": lambda m: m.state_dict_metadata.pop("model.a.weight"),
+    "tensor that is an object": lambda m: m.state_dict_metadata.update({"extra.iteration": _entry(m)}),
+    "object that is a tensor": lambda m: m.state_dict_metadata.update(
+        {"model.a.weight": samples.BytesStorageMetadata()}
+    ),
+    "one item for two keys": _store_twice,
+    "path of another key": lambda m: m.planner_data.update({"model.a.weight": ("model", "b.weight")}),
+    "no storage data": lambda m: setattr(m, "storage_data", None),
+    "a list for a dict": lambda m: setattr(m, "state_dict_metadata", []),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_metadata(checkpoint: Path, what: str) -> None:
+    refusal(samples.edit_metadata(checkpoint, WRONG[what]))
+
+
+def test_a_data_file_may_not_be_a_link(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "__0_0.distcp").rename(tmp_path / "elsewhere")
+    (checkpoint / "__0_0.distcp").symlink_to(tmp_path / "elsewhere")
+    assert "not a link" in refusal(checkpoint)
+
+
+def test_duplicate_keys(checkpoint: Path) -> None:
+    data = (checkpoint / ".metadata").read_bytes()
+    assert data.count(b"model.a.weight") == 1
+    (checkpoint / ".metadata").write_bytes(
+        data.replace(b"model.a.weight", b"model.a.count\0"[:14]).replace(b"\0", b"!")
+    )
+    refusal(checkpoint)
+    twice = b"\x80\x02}(X\x01\x00\x00\x00aK\x01X\x01\x00\x00\x00aK\x02u."
+    assert pickle.loads(twice) == {"a": 2}
+    path = archive(checkpoint.parent / "f", twice)
+    assert "every key once" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "boxes", [[((0, 0), (2, 2))], [((0, 0), (2, 2)), ((1, 0), (2, 2))], [((0, 0), (2, 2)), ((1, 1), (2, 1))]]
+)
+def test_accept_refuses_gaps_and_overlaps(tmp_path: Path, boxes: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
+    path = samples.write_chunks(tmp_path / "c", "model.w", torch.arange(6).reshape(3, 2), boxes)
+    with pytest.raises(CheckpointError, match="every element of"):
+        accept(path)
+
+
+def test_accept_refuses_a_key_that_occurs_twice(tmp_path: Path) -> None:
+    path = samples.save_full({"model": {"w": 1}, "model.w": 2}, tmp_path / "c")
+    assert [row.key for row in describe(path)] == ["model.w", "model.w"]
+    with pytest.raises(CheckpointError, match="every key once"):
+        accept(path)
+
+
+def test_accept_refuses_nothing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="number of keys"):
+        accept(samples.save_full({"model": {}}, tmp_path / "c"))
+
+
+# Archives made by hand
+
+
+def archive(
+    path: Path, pickled: bytes, storage: bytes = bytes(4), how: int = zipfile.ZIP_STORED, order: str = "little"
+) -> Path:
+    with zipfile.ZipFile(path, "w", how) as file:
+        file.writestr("x/data.pkl", pickled)
+        file.writestr("x/byteorder", order)
+        file.writestr("x/data/0", storage)
+    return path
+
+
+def tensor(
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int = 0,
+    numel: int = 1,
+    kind: str = "FloatStorage",
+    key: str = "0",
+) -> bytes:
+    """The pickle of `{"w": tensor}` over one storage, as torch.save writes it."""
+
+    def number(n: int) -> bytes:
+        raw = n.to_bytes(16, "little", signed=True)
+        return b"\x8a\x10" + raw
+
+    def numbers(entries: tuple[int, ...]) -> bytes:
+        return b"(" + b"".join(map(number, entries)) + b"t"
+
+    def text(value: str) -> bytes:
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    storage = b"(" + text("storage") + f"ctorch\n{kind}\n".encode() + text(key) + text("cpu") + number(numel) + b"tQ"
+    hooks = b"\x89ccollections\nOrderedDict\n)R"
+    view = storage + number(offset) + numbers(size) + numbers(stride) + hooks
+    return b"\x80\x02}" + text("w") + b"ctorch._utils\n_rebuild_tensor_v2\n(" + view + b"tRs."
+
+
+def test_an_archive_made_by_hand_is_read(tmp_path: Path) -> None:
+    (row,) = describe(archive(tmp_path / "c", tensor((1, 2), (2, 1), 1, 3), bytes(12)))
+    assert (row.dtype, row.shape, row.coverage) == ("fp32", (1, 2), "ok")
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        tensor((2,), (1,)),
+        tensor((1,), (1,), offset=1),
+        tensor((1,), (1,), offset=-1),
+        tensor((2,), (-1,), offset=1, numel=2),
+        tensor((-1,), (1,)),
+        tensor((1, 1), (1,)),
+        tensor((1,), (1,), numel=2),
+        tensor((1,), (1,), numel=-1),
+        tensor((1,), (1,), kind="ComplexFloatStorage"),
+        tensor((1,), (1,), kind="UntypedStorage"),
+        tensor((1,), (1,), key="1"),
+        tensor((1,), (1,), key="../data.pkl"),
+        tensor((1 << 62,), (1 << 61,)),
+        tensor((1 << 62,) * 5, (1 << 61,) * 5),
+        tensor((1,) * 33, (1,) * 33),
+    ],
+)
+def test_a_tensor_that_leaves_its_storage_or_has_none(tmp_path: Path, pickled: bytes) -> None:
+    refusal(archive(tmp_path / "c", pickled))
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 20, 1 << 20), (1 << 62, 1 << 62)])
+def test_an_endless_tensor_is_refused_before_it_is_made(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    assert "in one checkpoint" in refusal(archive(tmp_path / "c", tensor(shape, (0,) * len(shape))))
+
+
+def test_a_zip_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = archive(tmp_path / "c", tensor((1 << 26,), (1,), numel=1 << 26), bytes(4 << 26), zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 1 << 20
+    assert "compressed" in refusal(path)
+
+
+def test_a_sparse_file_of_a_terabyte_is_not_read(checkpoint: Path, tmp_path: Path) -> None:
+    os.truncate(checkpoint / "__0_0.distcp", 1 << 40)
+    assert "size in bytes" in refusal(checkpoint)
+    (tmp_path / "f").touch()
+    os.truncate(tmp_path / "f", 1 << 40)
+    assert "size in bytes" in refusal(tmp_path / "f")
+    os.truncate(checkpoint / ".metadata", 1 << 40)
+    assert "size of the pickle" in refusal(checkpoint)
+
+
+def test_another_byte_order(tmp_path: Path) -> None:
+    assert "byte order" in refusal(archive(tmp_path / "c", tensor((1,), (1,)), order="big"))
+
+
+NESTED = b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b"."
+DOUBLED = b"\x80\x02]" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(80)) + b"."
+CYCLE = b"\x80\x02]q\x00h\x00a."
+
+
+@pytest.mark.parametrize("pickled", [NESTED, DOUBLED, CYCLE, b"\x80\x02}q\x00X\x01\x00\x00\x00ah\x00s."])
+def test_structures_that_do_not_end(tmp_path: Path, pickled: bytes) -> None:
+    begin = time.monotonic()
+    refusal(archive(tmp_path / "c", pickled))
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"\x80\x02(lp0\n.",  # opcodes of protocol 0
+        b"\x80\x05N.",
+        b"\x80\x02.",
+        b"\x80\x02NN.",
+        b"\x80\x02(N.",
+        b"\x80\x02h\x05.",
+        b"\x80\x02K\x01R.",
+        b"\x80\x02K\x01)R.",
+        b"\x80\x02]}b.",
+        b"\x80\x02]K\x01K\x02s.",
+        b"\x80\x02}K\x01a.",
+        b"\x80\x02}(K\x01u.",
+        b"\x80\x02K\x01(b.",
+        b"\x80\x02X\xff\xff\xff\xffa.",
+        b"\x80\x02X\x01\x00\x00\x00\xff.",
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffa.",
+        b"\x80\x02cos\nsystem",
+        b"\x80\x04K\x01K\x02\x93.",
+        b"\x80\x02r\xff\xff\xff\xff.",
+    ],
+)
+def test_damaged_pickles(pickled: bytes) -> None:
+    with pytest.raises(CheckpointError):
+        parse(pickled, "test")
+
+
+def test_a_huge_memo_index_costs_nothing() -> None:
+    assert parse(b"\x80\x02Nr\xff\xff\xff\xff.", "test") is None
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"optim": {"param_groups": [{"lr": "fast"}]}},
+        {"optim": {"param_groups": [{"lr": torch.zeros(2)}]}},
+        {"optim": {"param_groups": [{"betas": 0}]}},
+        {"optim": {"param_groups": [{"params": 0}]}},
+        {"extra": {"scheduler": {"last_epoch": 0.5}}},
+        {"extra": {"scheduler": {"last_epoch": float("nan")}}},
+        {"extra": {"scheduler": {"last_epoch": float("inf")}}},
+        {"extra": {"scaler": {"scale": 1e300}}},
+        {"extra": {"scaler": {"_growth_tracker": 1 << 70}}},
+        {"optim": {"param_groups": [{"lr": 1 << 2000}]}},
+        {"model": {"w": "text"}},
+    ],
+)
+def test_a_value_that_is_no_number(tmp_path: Path, state: dict[str, Any]) -> None:
+    path = samples.save_full(state, tmp_path / "c")
+    with pytest.raises(CheckpointError):
+        read(path, 0, MODEL)

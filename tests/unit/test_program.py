@@ -1,0 +1,82 @@
+"""Programs: legal sequences, and what `expand` decides for every operation."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.errors import UsageError
+from harness.program import PROGRAMS, expand, operations, sessions
+from harness.scenario import Mesh, Scenario
+
+
+def test_every_named_program_is_legal_and_ends_with_something_to_compare() -> None:
+    for name in PROGRAMS:
+        assert operations(name)[-1] == "step", name
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("", "given ''"),
+        ("resum", "given 'resum'"),
+        ("build fly", "given 'build fly'"),
+        ("step", r"operation 0 \(step\) comes before a build"),
+        ("build load", r"operation 1 \(load\) comes before any save"),
+        ("build save reshard load", r"operation 3 \(load\) comes before a build"),
+        ("build save reshard", "it ends without a build"),
+    ],
+)
+def test_illegal_programs_are_refused_with_the_operation(program: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        operations(program)
+
+
+def test_resume_has_three_arms() -> None:
+    ops = expand(Scenario(mesh=Mesh(1, 2, 1), load="grow"))
+    assert [op.arm for op in ops] == ["main"] * 4 + ["uninterrupted"] + ["cold"] * 3 + ["resumed"] * 2
+    assert [op.kind for op in ops] == ["build", "step", "step", "save", "step", "build", "step", "build", "load", "step"]
+
+
+def test_iterations_follow_the_trajectory_and_a_load_restores_them() -> None:
+    ops = expand(Scenario())
+    assert [op.iteration for op in ops if op.kind == "step"] == [0, 1, 2, 0, 2]
+
+
+def test_a_model_only_load_keeps_the_iteration() -> None:
+    ops = expand(Scenario(program="model_only"))
+    assert [op.iteration for op in ops if op.kind == "step"] == [0, 1, 0, 1]
+
+
+def test_every_build_starts_from_other_values() -> None:
+    builds = [op for op in expand(Scenario(program="twice")) if op.kind == "build"]
+    assert [op.init_seed for op in builds] == [0, 1, 2]
+
+
+def test_loads_read_the_latest_checkpoint() -> None:
+    ops = expand(Scenario(program="twice"))
+    assert [(op.kind, op.checkpoint) for op in ops if op.checkpoint >= 0] == [
+        ("save", 0),
+        ("load", 0),
+        ("save", 1),
+        ("load", 1),
+    ]
+
+
+def test_reshard_keeps_the_ranks_on_the_same_mesh_and_restart_never_does() -> None:
+    same, grown = Scenario(), Scenario(mesh=Mesh(1, 2, 1), load="grow")
+    restart = Scenario(program="restart")
+    assert [len(sessions(expand(s))) for s in (same, grown, restart)] == [1, 2, 2]
+    assert {op.mesh for op in expand(grown) if op.session == 1} == {Mesh(1, 4, 1)}
+
+
+def test_indices_are_positions_in_what_is_observed() -> None:
+    for name in PROGRAMS:
+        ops = expand(Scenario(program=name))
+        assert [op.index for op in ops] == list(range(len(ops)))
+
+
+def test_a_relation_without_an_answer_is_refused_only_where_it_is_needed() -> None:
+    stuck = Scenario(mesh=Mesh(1, 8, 1), load="grow")
+    with pytest.raises(UsageError, match="a relation that mesh 1x8x1 can follow within world 8"):
+        expand(stuck)
+    assert expand(stuck.with_axes({"program": "train"}))

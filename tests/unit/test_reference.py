@@ -1,0 +1,165 @@
+"""The reference against the twin on a spread of scenarios, live and written, and what its entry promises."""
+
+import os
+
+os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first kernel runs
+
+import itertools
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from harness.constraints import CONSTRAINTS
+from harness.errors import UsageError
+from harness.models import ZOO
+from harness.observe.assemble import assemble
+from harness.observe.logical import Key, Logical
+from harness.observe.record import LIVE, WRITTEN
+from harness.oracle import twin
+from harness.program import PROGRAMS, expand
+from harness.reference import info, system
+from harness.reference.checkpoint import FORMATS
+from harness.scenario import Scenario, load_mesh
+
+MESHES = ("1x1x1", "1x2x1", "1x3x1", "1x4x1", "2x2x1", "1x2x2", "2x1x1", "2x2x2", "1x3x2", "1x1x2", "1x8x1")
+
+
+def observed(scenario: Scenario) -> Logical:
+    logical, problems = assemble(system.run(scenario))
+    assert problems == []
+    return logical
+
+
+def predicted(scenario: Scenario, logical: Logical) -> Logical:
+    norms = {key.op: float(np.frombuffer(v.data, np.float32)[0]) for key, v in logical.items() if key.role == "norm"}
+    return twin.run(scenario, norms)
+
+
+def assert_equals_twin(scenario: Scenario) -> None:
+    logical = observed(scenario)
+    expected = predicted(scenario, logical)
+    assert {k for k in logical if k.where == LIVE} == set(expected), scenario
+    for key, value in logical.items():
+        if key.role == "norm":
+            continue
+        assert value == expected[key._replace(where=LIVE)], (str(scenario), key)
+    for op in expand(scenario):
+        if op.kind == "save":
+            written = {key._replace(where=LIVE) for key in logical if key.op == op.index and key.where == WRITTEN}
+            assert {k for k in expected if k.op == op.index and k.role != "buffer"} <= written, scenario
+
+
+def draw(rng: random.Random) -> Scenario:
+    """A scenario over every axis the reference has."""
+    sharding, storage = rng.choice(("fully_shard", "zero1")), rng.choice(("fp32", "bf16", "fp16", "mixed"))
+    stages = ("param", "reduce") if sharding == "fully_shard" else ("reduce", "master")
+    chosen = [f"/{stage}={rng.choice(('fp32', 'bf16'))}" for stage in stages if rng.random() < 0.5]
+    kind = rng.choice(("sgd", "sgd/nesterov=true", "sgd/momentum=0.0", "adam", "adamw"))
+    options = ("groups=one", "clip=1.0", "loss_scale=1024.0", "schedule=halve")
+    optimizer = "/".join(
+        [kind, f"impl={rng.choice(('forloop', 'foreach', 'fused'))}", "eps=0.0009765625"][: 2 + (kind[0] == "a")]
+    )
+    axes = {
+        "model": rng.choice(tuple(ZOO)),
+        "mesh": rng.choice(MESHES),
+        "load": rng.choice(("same", "grow", "shrink", "indivisible", "tp_change", "1x3x2")),
+        "sharding": sharding,
+        "dtype": storage + "".join(chosen),
+        "offload": rng.choice(("none", "cpu=0.3", "cpu=0.5", "cpu")),
+        "optimizer": "/".join([optimizer, *(o for o in options if rng.random() < 0.3)]),
+        "microbatches": rng.choice("123"),
+        "grad_sync": rng.choice(("last", "every")),
+        "checkpoint": rng.choice(FORMATS),
+        "program": rng.choice((*PROGRAMS, "build step save step load_model_only step")),
+        "seed": str(rng.randrange(9)),
+    }
+    return Scenario().with_axes(axes)
+
+
+def sample(seed: int) -> Iterator[Scenario]:
+    rng = random.Random(seed)
+    while True:
+        scenario = draw(rng)
+        scaled_fp16 = scenario.optimizer.loss_scale and scenario.dtype.storage == "fp16" and not scenario.dtype.master
+        refused = load_mesh(scenario) is None or scaled_fp16 or info.unsupported(scenario)
+        if not refused and not any(c.excludes(scenario) for c in CONSTRAINTS):
+            yield scenario
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_reference_equals_twin_on_a_sample(seed: int) -> None:
+    for scenario in itertools.islice(sample(seed), 10):
+        assert_equals_twin(scenario)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("load", ["1x2x1", "1x3x1", "1x2x2", "2x2x1"])
+def test_every_format_loads_onto_every_mesh(form: str, load: str) -> None:
+    for mesh, model in (("1x4x1", "dense"), ("2x2x2", "mixed_unit"), ("1x3x2", "swiglu")):
+        axes = {"sharding": "zero1", "dtype": "mixed/reduce=fp32/master=fp32", "checkpoint": form, "load": load}
+        assert_equals_twin(Scenario().with_axes({**axes, "mesh": mesh, "model": model}))
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "fully_shard"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program(program: str, sharding: str) -> None:
+    optimizer = "adamw/loss_scale=1024.0/schedule=halve/clip=0.5"
+    axes = {"program": program, "sharding": sharding, "optimizer": optimizer, "checkpoint": "sharded"}
+    for model, mesh in (("later", "1x2x1"), ("frozen_tower", "2x1x2"), ("tied", "1x4x1")):
+        assert_equals_twin(
+            Scenario().with_axes(
+                {**axes, "model": model, "mesh": mesh, "load": "shrink" if mesh == "1x4x1" else "same"}
+            )
+        )
+
+
+def test_eleven_shards() -> None:
+    axes = {"model": "many", "mesh": "1x12x1", "load": "1x11x1", "sharding": "zero1", "checkpoint": "bucket_space"}
+    assert_equals_twin(Scenario().with_axes(axes))
+
+
+def test_observing_some_operations_gives_their_records_and_changes_nothing() -> None:
+    scenario = Scenario().with_axes({"mesh": "1x2x1", "checkpoint": "sharded"})
+    last = len(expand(scenario)) - 1
+    everything = system.run(scenario)
+    assert system.run(scenario) == everything
+    assert system.run(scenario, [last]) == [r for r in everything if r.op == last]
+    assert system.run(scenario, []) == []
+
+
+def test_every_rank_observes_every_operation() -> None:
+    scenario = Scenario().with_axes({"mesh": "2x2x2", "load": "1x3x1", "checkpoint": "gathered"})
+    seen = {(r.op, r.rank) for r in system.run(scenario) if r.where == LIVE}
+    assert seen == {(op.index, rank) for op in expand(scenario) for rank in range(op.mesh.world)}
+
+
+def test_overflow_changes_the_scale_and_counters_only() -> None:
+    axes = {"program": "overflow", "optimizer": "adamw/loss_scale=1024.0/schedule=halve", "model": "frozen_tower"}
+    logical = observed(Scenario().with_axes({**axes, "checkpoint": "sharded", "mesh": "1x2x1"}))
+    after = {op: {(k.role, k.fqn): v for k, v in logical.items() if k.op == op} for op in (1, 2)}
+    changed = {key for key in after[1] if key in after[2] and after[1][key] != after[2][key]}
+    assert {role for role, _ in changed} == {"scaler", "buffer", "compute_param"}
+    assert np.frombuffer(after[2]["scaler", "scale"].data, np.float32) == 512
+    assert not any(role in ("grad", "norm") for role, _ in after[2])
+
+
+def test_parameters_without_a_gradient_never_get_state() -> None:
+    logical = observed(Scenario().with_axes({"model": "unused", "program": "train"}))
+    unused = {p.fqn for p in ZOO["unused"].unique_params if not p.spec.used}
+    assert unused
+    assert not [k for k in logical if k.fqn in unused and k.role not in ("param", "master")]
+
+
+def test_master_is_the_widened_storage_at_build() -> None:
+    axes = {"sharding": "zero1", "dtype": "bf16/master=fp32", "program": "train"}
+    logical = observed(Scenario().with_axes(axes))
+    param, master = (logical[Key(0, LIVE, role, "up.weight")] for role in ("param", "master"))
+    assert (param.dtype, master.dtype) == ("bf16", "fp32")
+    assert np.array_equal(np.frombuffer(master.data, np.uint32) >> 16, np.frombuffer(param.data, np.uint16))
+
+
+def test_an_unknown_fault_is_refused() -> None:
+    with pytest.raises(UsageError, match="no-such-fault"):
+        system.run(Scenario(faults=("no-such-fault",)))

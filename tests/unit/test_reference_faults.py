@@ -1,0 +1,65 @@
+"""Every fault of the catalogue shows in the scenario that it names, and its scenario is clean without it."""
+
+import os
+
+os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first kernel runs
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from harness.constraints import CONSTRAINTS
+from harness.faults.catalogue import CATALOGUE, STAGES, Fault, canary_scenarios, scenarios_of
+from harness.faults.logical import override
+from harness.observe.assemble import assemble
+from harness.observe.record import WRITTEN
+from harness.reference import info, system
+from harness.reference.trainer import STAGES as TRAINER_STAGES
+from harness.scenario import Scenario
+
+
+@pytest.mark.parametrize(("scenario", "fault"), canary_scenarios(), ids=lambda value: getattr(value, "id", ""))
+def test_fault_changes_what_is_observed(scenario: Scenario, fault: Fault) -> None:
+    clean, problems = assemble(system.run(replace(scenario, faults=())))
+    assert problems == []
+    faulty, problems = assemble(system.run(scenario))
+    assert problems or faulty != clean
+
+
+@pytest.mark.parametrize("fault", CATALOGUE.values(), ids=lambda fault: fault.id)
+def test_fault_is_documented_and_its_scenarios_are_in_the_space(fault: Fault) -> None:
+    assert fault.doc
+    assert fault.scenario_axes
+    for scenario in scenarios_of(fault):
+        assert scenario.faults == (fault.id,)
+        assert info.unsupported(scenario) is None
+        assert not [c.id for c in CONSTRAINTS if c.excludes(scenario)]
+
+
+def test_one_demotion_canary_for_each_stage() -> None:
+    assert STAGES == TRAINER_STAGES
+    assert {f"demote-{stage}" for stage in STAGES} <= set(CATALOGUE)
+
+
+def test_enough_faults_come_from_real_bugs() -> None:
+    assert sum(bool(fault.bug_ids) for fault in CATALOGUE.values()) >= 14
+
+
+def test_a_stale_index_map_hides_in_a_self_round_trip() -> None:
+    (scenario, *_) = scenarios_of(CATALOGUE["stale-index-map"])
+    clean, _ = assemble(system.run(replace(scenario, faults=())))
+    faulty, _ = assemble(system.run(scenario))
+    differing = {key.where for key in clean if clean[key] != faulty.get(key)}
+    assert differing == {WRITTEN}
+
+
+def test_a_seam_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(AttributeError):
+        override(object(), "no_such_seam", lambda: None)
+
+
+def test_the_catalogue_imports_no_torch() -> None:
+    code = "import sys, harness.faults.catalogue; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

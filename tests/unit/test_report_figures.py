@@ -1,0 +1,115 @@
+"""The figures of the page: the geometry says what the data says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import report_samples as samples
+
+from harness.diff import RUNS, Difference, diff
+from harness.observe.logical import Key, Value
+from harness.program import PROGRAMS, expand
+from harness.report.figures import heatmaps, strip, timeline, timings, ulp_bars
+from harness.result import FailedOp, Result
+from harness.verdict import Verdict
+
+UP = Key(8, "live", "param", "up.weight")  # shape (16, 7) in the model `dense`
+
+
+def differing_at(*at: int, elements: int = 112) -> Difference:
+    expected = np.zeros(elements, np.float32)
+    observed = expected.copy()
+    observed[list(at)] = 1
+    shape = (16, 7) if elements == 112 else (elements,)
+    values = (Value("fp32", shape, side.tobytes()) for side in (expected, observed))
+    (found,) = diff({UP: next(values)}, {UP: next(values)})
+    return found
+
+
+def test_runs_are_the_deviating_elements() -> None:
+    assert differing_at(0).runs == ((0, 1),)
+    assert differing_at(3, 4, 5, 9, 110, 111).runs == ((3, 3), (9, 1), (110, 2))
+    assert differing_at(*range(112)).runs == ((0, 112),)
+    assert len(differing_at(*range(0, 1000, 2), elements=1000).runs) == RUNS
+
+
+@pytest.mark.parametrize("mesh", ["1x1x1", "1x3x1", "2x2x1", "1x2x2", "2x2x2", "1x8x1"])
+def test_owners_share_every_element_of_the_strip(mesh: str) -> None:
+    result = replace(samples.mismatch(), scenario=samples.scenario(mesh=mesh))
+    figure = strip(result, differing_at(0, 111))
+    assert figure is not None
+    assert sum(segment.width for _, segment in figure.owners) == pytest.approx(1)
+    assert [segment.label for segment in figure.deviating] == ["0 to 0", "111 to 111"]
+
+
+def test_a_deviation_of_one_shard_lies_under_its_owner() -> None:
+    figure = strip(samples.mismatch(), differing_at(*range(56, 112)))
+    assert figure is not None
+    (owner,) = [s for _, s in figure.owners if s.label.startswith("rank 1:")]
+    assert (owner.x, owner.width) == (figure.deviating[0].x, figure.deviating[0].width)
+
+
+def test_no_strip_without_a_known_layout() -> None:
+    found, result = differing_at(0), samples.mismatch()
+    assert strip(replace(result, scenario=samples.scenario(sharding="zero1")), found) is None
+    assert strip(replace(result, scenario=samples.scenario(model="of a plugin")), found) is None
+    for key in (UP._replace(fqn="unknown"), UP._replace(role="step")):
+        assert strip(result, replace(found, key=key)) is None
+    assert strip(result, result.differences[0]) is None
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_operation_has_its_place_in_the_timeline(program: str) -> None:
+    result = replace(samples.crash(), scenario=samples.scenario(program=program, mesh="1x2x1", load="grow"))
+    figure = timeline(result)
+    assert figure is not None
+    assert [box.op for box in figure.boxes] == list(expand(result.scenario))
+    assert len({box.x for box in figure.boxes}) == len(figure.boxes)
+    assert [box.op.index for box in figure.boxes if box.state == "failed"] == [3]
+    for span in figure.sessions:
+        assert span.x + span.width <= figure.width
+
+
+def test_states_of_operations() -> None:
+    figure = timeline(replace(samples.mismatch(), failed_op=FailedOp(7, "build")))
+    assert figure is not None
+    assert [box.state for box in figure.boxes] == ["ok"] * 7 + ["failed", "differs", "after"]
+    assert "failed at 7 build" in figure.caption
+
+
+def test_a_cell_has_the_worst_verdict_of_what_ran() -> None:
+    results = [samples.passing(1), samples.unsupported(), samples.passing(2, dtype="bf16")]
+    results += [replace(samples.crash(), scenario=samples.passing(3).scenario)]
+    (figure,) = heatmaps(samples.report(*results))
+    assert [row for row, _ in figure.rows] == ["bf16", "fp32"]
+    cells = {row: cells[0] for row, cells in figure.rows}
+    assert cells["bf16"] is not None
+    assert cells["bf16"].worst is Verdict.PASS
+    assert cells["fp32"] is not None
+    assert (cells["fp32"].worst, cells["fp32"].failing, cells["fp32"].total) == (Verdict.CRASH, 1, 3)
+    assert cells["fp32"].link == results[-1].id
+
+
+def test_columns_are_ordered_by_world_and_holes_stay_empty() -> None:
+    results: list[Result] = [samples.passing(1, mesh="1x8x1"), samples.passing(1, mesh="2x2x1", dtype="bf16")]
+    (figure,) = heatmaps(samples.report(*results))
+    assert figure.columns == ("2x2x1", "1x8x1")
+    assert figure.rows[0][1][1] is None
+
+
+def test_timing_counts_everything_that_ran_once() -> None:
+    seconds = [0.0, 0.01, 0.02, 0.5, 100.0]
+    results = [replace(samples.passing(n), duration_s=s) for n, s in enumerate(seconds)]
+    (figure,) = timings(samples.report(*results, samples.unsupported()))
+    assert sum(bar.count for bar in figure.bars) == len(seconds)
+    assert (figure.median_s, figure.slowest_s) == (0.02, 100.0)
+    assert max(bar.share for bar in figure.bars) == 1
+
+
+def test_ulp_bars_are_shares_of_the_tallest() -> None:
+    bars = ulp_bars(samples.mismatch().differences[2])
+    assert [bar.label for bar in bars] == ["1", "2-3", "512-1023", "nan"]
+    assert bars[1].share == 1
+    assert ulp_bars(samples.mismatch().differences[0]) == ()

@@ -1,0 +1,162 @@
+"""The HTML page: self-contained, escaped, complete, small."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import report_samples as samples
+
+from harness.report.html import PAGES_A_CAUSE, render_failure, render_index, write_html
+from harness.verdict import Verdict
+
+VOID = {"meta", "link", "input", "br"}
+
+
+class Page(HTMLParser):
+    """Collects tags and attributes and checks that elements nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open
+        assert self.open.pop() == tag, f"</{tag}> does not close the innermost element"
+
+
+PAGES = {
+    "index": lambda: render_index(samples.report()),
+    "mismatch": lambda: render_failure(samples.report(), samples.mismatch()),
+    "crash": lambda: render_failure(samples.report(), samples.crash()),
+    "hang": lambda: render_failure(samples.report(), samples.hang()),
+    "unknown": lambda: render_failure(samples.report(), samples.unknown()),
+}
+
+
+@pytest.fixture(params=PAGES)
+def text(request: pytest.FixtureRequest) -> str:
+    return PAGES[request.param]()
+
+
+def test_elements_nest_and_ids_are_unique(text: str) -> None:
+    ids = [attrs["id"] for _, attrs in Page(text).tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+
+
+def test_hostile_text_is_escaped_everywhere(text: str) -> None:
+    assert samples.HOSTILE not in text
+    scripts = [tag for tag, _ in Page(text).tags if tag == "script"]
+    assert scripts == ["script"]
+
+
+def test_nothing_is_loaded_from_anywhere(text: str) -> None:
+    for tag, attrs in Page(text).tags:
+        assert "src" not in attrs
+        assert tag not in ("link", "iframe", "object", "embed", "img")
+        assert not any(name.startswith("on") or name == "style" for name in attrs)
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_the_policy_admits_exactly_the_inline_style_and_script(text: str) -> None:
+    policy = next(a["content"] for t, a in Page(text).tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    for tag in ("style", "script"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_links_inside_the_index_lead_somewhere() -> None:
+    page = Page(render_index(samples.report()))
+    ids = {attrs.get("id") for _, attrs in page.tags}
+    for tag, attrs in page.tags:
+        if tag == "a" and (attrs["href"] or "").startswith("#"):
+            assert (attrs["href"] or "")[1:] in ids
+
+
+def test_links_to_pages_lead_to_files(tmp_path: Path) -> None:
+    index = write_html(samples.report(), tmp_path)
+    linked = [a["href"] or "" for t, a in Page(index.read_text()).tags if t == "a"]
+    pages = [link for link in linked if link.startswith("failures/")]
+    assert pages
+    assert all((tmp_path / page).is_file() for page in pages)
+
+
+def test_the_index_says_everything_a_reader_needs() -> None:
+    text = render_index(samples.report())
+    for needed in (
+        "1 scenarios could not be judged",
+        "shardproof replay " + samples.mismatch().id,
+        "wrong_dtype", "MLM-1842", "512-1023", "0x3f000001", "a" * 16,
+        "Loading after unfreezing hangs.", "https://github.com/pytorch/pytorch/issues/1",
+        "FSDP2 offloads all of a unit or nothing", "world above 8", "Planned, without a verdict: 1",
+        "emulated: CUDA streams", "shardproof run nightly", "torch <b>2.13.0</b>", "exp_avg equivalent: zeros",
+    ):  # fmt: skip
+        assert needed in text, needed
+
+
+def test_a_failure_page_has_its_evidence() -> None:
+    text = render_failure(samples.report(), samples.mismatch())
+    for needed in ("uninterrupted", "cold", "resumed", "8 load ✗", "written", "rank 1: elements", "dtype bf16 instead"):
+        assert needed in text, needed
+    crash = render_failure(samples.report(), samples.crash())
+    for needed in ("on rank 5", "in operation 3", "state_dict.py", "second line"):
+        assert needed in crash, needed
+
+
+@pytest.mark.parametrize(
+    ("results", "banner", "look"),
+    [
+        ([samples.passing()], "All 1 scenarios that ran pass", "pass"),
+        ([samples.passing(), samples.hang()], "No new failures: 1 pass, 1 are known issues", "known"),
+        ([samples.passing(), samples.crash()], "1 of 2 scenarios fail, with 1 cause", "crash"),
+        ([samples.unsupported()], "Nothing was run", "unknown"),
+        ([samples.unknown(), samples.crash()], "1 scenarios could not be judged", "unknown"),
+    ],
+)
+def test_the_banner_is_honest(results: list, banner: str, look: str) -> None:  # type: ignore[type-arg]
+    text = render_index(replace(samples.report(*results), missing=()))
+    assert f'<div class="banner {look}" role="status">{banner}' in text
+
+
+def test_a_run_that_lost_scenarios_is_not_shown_as_a_success() -> None:
+    assert "1 planned scenarios have no verdict" in render_index(samples.report(samples.passing()))
+
+
+def test_an_empty_run_renders() -> None:
+    assert "Nothing was run" in render_index(replace(samples.report(), results=(), missing=()))
+
+
+def test_three_thousand_results_stay_below_five_megabytes(tmp_path: Path) -> None:
+    results = [samples.passing(n, dtype=("fp32", "bf16")[n % 2], mesh=f"1x{n % 8 + 1}x1") for n in range(2600)]
+    results += [samples.mismatch(seed=str(n)) for n in range(400)]
+    began = time.process_time()
+    index = write_html(samples.report(*results), tmp_path)
+    assert time.process_time() - began < 10
+    assert index.stat().st_size < 5_000_000
+    assert len(list((tmp_path / "failures").iterdir())) == PAGES_A_CAUSE
+
+
+def test_a_program_that_does_not_expand_still_has_a_page() -> None:
+    broken = replace(samples.crash(), scenario=samples.scenario(program="load"), verdict=Verdict.CRASH)
+    assert "shardproof replay" in render_failure(samples.report(), broken)

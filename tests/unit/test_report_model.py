@@ -1,0 +1,87 @@
+"""What all reports share: counts, clusters, history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import report_samples as samples
+
+from harness.report.model import Change, Report, headline
+from harness.store import Past, Store
+from harness.verdict import Verdict
+
+
+def test_counts_name_every_verdict() -> None:
+    report = samples.report()
+    assert sum(report.counts.values()) == len(report.results)
+    assert set(report.counts) == set(Verdict)
+    assert report.known == 1
+    assert report.emulated == ("CUDA streams",)
+
+
+def test_a_failure_with_another_signature_is_new() -> None:
+    failing = samples.mismatch()
+
+    def change(past: Past | None, result=failing) -> Change:  # type: ignore[no-untyped-def]
+        return replace(samples.report(), before={result.id: past} if past else {}).change(result)
+
+    same = Past("r", "2.12.0", Verdict.MISMATCH, failing.signature)
+    assert change(None) is Change.NEW
+    assert change(same) is Change.RECURRING
+    assert change(replace(same, signature="another")) is Change.NEW
+    assert change(replace(same, verdict=Verdict.PASS, signature="")) is Change.NEW
+    passing = samples.passing()
+    assert change(same, passing) is Change.FIXED
+    assert change(None, passing) is Change.NONE
+    assert change(same, samples.unsupported()) is Change.NONE
+
+
+def test_one_mechanism_is_one_cluster_with_its_simplest_member_first() -> None:
+    big = samples.mismatch(seed="3", model="twins", checkpoint="full")
+    clusters = samples.report(big, samples.mismatch(), samples.passing()).clusters()
+    assert [c.members for c in clusters] == [(samples.mismatch(), big)]
+    assert clusters[0].mechanism == "wrong_dtype"
+    assert clusters[0].simplest == samples.mismatch()
+
+
+def test_a_known_member_never_hides_among_new_ones_nor_the_other_way_round() -> None:
+    new, known = samples.hang(None), replace(samples.hang(), scenario=samples.scenario(seed="5"))
+    clusters = samples.report(known, new).clusters()
+    assert [c.known_issue for c in clusters] == [None, "torch-fsdp2-1"]
+
+
+def test_causes_are_ordered_by_urgency() -> None:
+    verdicts = [c.simplest.verdict for c in samples.report().clusters()]
+    assert verdicts == [Verdict.UNKNOWN, Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG]
+
+
+def test_what_was_left_out_is_counted() -> None:
+    report = samples.report()
+    assert report.unsupported() == [("torch-fsdp2", "FSDP2 offloads all of a unit or nothing", 2)]
+    assert report.normalisations() == [("torch-fsdp2", "exp_avg equivalent: zeros", 1)]
+
+
+def test_headlines_fall_back_from_explanation_to_error_to_differences_to_reason() -> None:
+    mismatch = samples.mismatch()
+    assert headline(mismatch).startswith("State was cast")
+    assert headline(samples.crash()).startswith("builtins.RuntimeError on rank 5: size of tensor a (3)")
+    unexplained = replace(mismatch, explanations=())
+    assert headline(unexplained) == "exp_avg dtype, param bits, written step missing (3 differences)"
+    assert headline(samples.unknown()) == "twin and reference disagree"
+    assert headline(samples.passing()) == "every compared bit is as expected"
+    assert headline(replace(samples.passing(), verdict=Verdict.HANG)) == "no further detail"
+
+
+def test_a_report_of_a_stored_run(tmp_path: Path) -> None:
+    results = samples.every_kind()
+    with Store(tmp_path / "results.sqlite") as store:
+        for count in (len(results), 4):
+            run = store.begin_run(["shardproof"], 0, {})
+            store.plan(run, [r.scenario for r in results])
+            store.finished_many(run, results[:count])
+        report = Report.of(store, run, samples.ISSUES)
+    assert report.results == results[:4]
+    assert report.missing == tuple(r.scenario for r in results[4:])
+    assert report.change(results[2]) is Change.RECURRING
+    assert "torch-fsdp2-1" in report.issues

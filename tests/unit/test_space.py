@@ -1,0 +1,253 @@
+"""Spaces, constraints and plans on real space files and on small ones written here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.constraints import CONSTRAINTS, violated
+from harness.errors import UsageError
+from harness.models import ZOO
+from harness.plan import Selection, in_shard, make_plan, parse_shard, refusal
+from harness.plan_text import render_plan
+from harness.program import PROGRAMS
+from harness.scenario import LOAD_RELATIONS, Mesh, Scenario
+from harness.space import ALL, WALKED_AXES, load_space, meshes, parse_settings, parse_strength, space_names
+from harness.systems.torch_fsdp2 import FORMATS
+
+SMALL = """
+schema = 1
+[space]
+title = "small"
+exhaustive = ["dtype", "mesh"]
+strength = 2
+[axes]
+dtype = ["fp32", "bf16", "mixed"]
+mesh = ["world<=2"]
+load = ["same", "grow", "shrink"]
+model = ["dense", "short", "mixed_unit"]
+program = ["resume", "train"]
+[system.torch-fsdp2]
+budget_s = 100
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return str(path)
+
+
+EXCLUDED = [
+    ("load-mesh", {"mesh": "1x8x1", "load": "grow"}),
+    ("load-unused", {"program": "train", "load": "grow", "mesh": "1x2x1"}),
+    ("checkpoint-unused", {"program": "train", "checkpoint": "full"}),
+    ("bucket-sharding", {"checkpoint": "bucket_space"}),
+    ("tp-nothing", {"mesh": "1x1x2", "model": "unused"}),
+    ("tp-change-nothing", {"load": "tp_change", "model": "unused"}),
+    ("reshard-divisor", {"mesh": "1x4x1", "reshard_after_forward": "3"}),
+    ("reshard-divisor", {"mesh": "1x4x1", "reshard_after_forward": "4"}),
+    ("reshard-divisor", {"mesh": "1x4x1", "reshard_after_forward": "2", "load": "indivisible"}),
+    ("reshard-zero1", {"sharding": "zero1", "reshard_after_forward": "false"}),
+    ("sync-single", {"grad_sync": "every"}),
+    ("overflow-scale", {"program": "overflow"}),
+    ("unfreeze-nothing", {"program": "unfreeze"}),
+    ("later-never", {"model": "later"}),
+    ("master-sharding", {"dtype": "bf16/master=fp32"}),
+    ("stages-sharding", {"sharding": "zero1", "dtype": "fp32/param=bf16"}),
+    ("dtype-repeats", {"dtype": "bf16/param=bf16"}),
+    ("dtype-repeats", {"dtype": "fp32/param=bf16/reduce=bf16"}),
+    ("offload-fraction", {"offload": "cpu=0.5"}),
+    ("kernel-0", {"optimizer": "sgd/impl=fused", "dtype": "bf16"}),
+    ("kernel-0", {"optimizer": "sgd/impl=fused", "dtype": "mixed"}),
+]
+
+
+@pytest.mark.parametrize(("constraint", "axes"), EXCLUDED)
+def test_each_constraint_excludes_its_example(constraint: str, axes: dict[str, str]) -> None:
+    found = violated(Scenario().with_axes(axes))
+    assert found is not None
+    assert found.id == constraint
+
+
+def test_every_constraint_has_an_example_and_a_reason_of_its_own() -> None:
+    assert {name for name, _ in EXCLUDED} == {c.id for c in CONSTRAINTS}
+    assert len({c.reason for c in CONSTRAINTS}) == len(CONSTRAINTS)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"mesh": "1x4x1", "reshard_after_forward": "2"},
+        {"mesh": "1x8x1", "program": "rollback"},
+        {"program": "overflow", "optimizer": "adamw/loss_scale=8.0"},
+        {"program": "unfreeze", "model": "later"},
+        {"sharding": "zero1", "dtype": "bf16/master=fp32", "offload": "cpu=0.5", "checkpoint": "bucket_space"},
+        {"sharding": "zero1", "dtype": "bf16/master=fp32", "optimizer": "sgd/impl=fused"},
+        {"dtype": "mixed/reduce=fp32"},
+    ],
+)
+def test_sound_scenarios_are_left_in(axes: dict[str, str]) -> None:
+    assert violated(Scenario().with_axes(axes)) is None
+
+
+def test_there_are_38_meshes_up_to_world_8() -> None:
+    assert len(meshes(8)) == 38
+    assert meshes(2) == [Mesh(), Mesh(1, 1, 2), Mesh(1, 2, 1), Mesh(2, 1, 1)]
+
+
+def test_the_plan_holds_every_valid_cell_and_no_excluded_scenario(small: str) -> None:
+    plan = make_plan([load_space(small)])
+    cells = {(str(s.dtype), str(s.mesh)) for s in plan.scenarios if not refusal(s)}
+    assert cells == {(d, str(m)) for d in ("fp32", "bf16", "mixed") for m in meshes(2)}
+    assert all(violated(s) is None for s in plan.scenarios)
+    assert len(set(plan.scenarios)) == len({s.id for s in plan.scenarios}) == len(plan.scenarios)
+    assert all(c.complete for w in plan.walked for c in w.coverages if c.strength == 2)
+
+
+def test_what_a_system_refuses_is_planned_counted_and_last(small: str) -> None:
+    plan = make_plan([load_space(small)])
+    refused = [refusal(s) is not None for s in plan.scenarios]
+    assert refused == sorted(refused)
+    assert sum(refused) == sum(plan.unsupported.values()) > 0
+    assert {(s.model, str(s.dtype)) for s in plan.scenarios if refusal(s)} == {("mixed_unit", "mixed")}
+    assert all(plan.estimate_s(s) == 0 for s in plan.scenarios if refusal(s))
+
+
+def test_exclusions_carry_their_reason_and_count(small: str) -> None:
+    plan = make_plan([load_space(small)])
+    unused = next(c.reason for c in CONSTRAINTS if c.id == "load-unused")
+    assert plan.excluded[unused] == 2  # (grow, train) and (shrink, train)
+
+
+def test_the_same_seed_gives_the_same_plan(small: str) -> None:
+    first, second, other = (make_plan([load_space(small)], Selection(seed=seed)) for seed in (0, 0, 1))
+    assert first.scenarios == second.scenarios
+    assert first.scenarios != other.scenarios
+
+
+def test_shards_partition_the_plan_by_id(small: str) -> None:
+    whole = make_plan([load_space(small)])
+    parts = [make_plan([load_space(small)], Selection(shard=(i, 3))).scenarios for i in (1, 2, 3)]
+    assert sorted(s.id for part in parts for s in part) == sorted(s.id for s in whole.scenarios)
+    assert all(sum(in_shard(s, (i, 3)) for i in (1, 2, 3)) == 1 for s in whole.scenarios)
+
+
+def test_samples_are_distinct_valid_supported_and_seeded(small: str) -> None:
+    plans = [make_plan([load_space(small)], Selection(sample=20, seed=seed)) for seed in (0, 0, 1)]
+    assert plans[0].scenarios == plans[1].scenarios != plans[2].scenarios
+    assert len(set(plans[0].scenarios)) == 20
+    assert not any(violated(s) or refusal(s) for s in plans[0].scenarios)
+    everything = make_plan([load_space(small)], Selection(sample=10**6))
+    assert len(everything.scenarios) == everything.walked[0].valid
+
+
+def test_strength_all_is_every_valid_scenario(small: str) -> None:
+    plan = make_plan([load_space(small)], Selection(strength=ALL))
+    supported = [s for s in plan.scenarios if not refusal(s)]
+    assert len(supported) == plan.walked[0].valid
+    with pytest.raises(UsageError, match=r"strength all on reference: given '\d+ scenarios'; allowed: up to 200000"):
+        make_plan([load_space("nightly")], Selection(strength=ALL))
+
+
+def test_set_replaces_and_widens_axes(small: str) -> None:
+    chosen = parse_settings(["dtype=bf16", "seed=1,2", "dtype=fp32"])
+    plan = make_plan([load_space(small)], Selection(axes=chosen))
+    assert set(plan.counts("dtype")) == {"bf16", "fp32"}
+    assert set(plan.counts("seed")) == {"1", "2"}
+
+
+def test_a_comma_joins_faults_and_a_repeated_option_separates_them() -> None:
+    assert parse_settings(["faults=a,b", "faults=c"]) == {"faults": ("a,b", "c")}
+
+
+def test_systems_can_be_chosen_with_a_version(small: str) -> None:
+    plan = make_plan([load_space(small)], Selection(systems=("torch-fsdp2@2.13.0",)))
+    assert {(s.system, s.version) for s in plan.scenarios} == {("torch-fsdp2", "2.13.0")}
+
+
+def test_a_plan_over_its_budget_is_refused_with_what_to_relax(small: str) -> None:
+    space = load_space(small)
+    plan = make_plan([space])
+    plan.require_budget()
+    Path(small).write_text(SMALL.replace("budget_s = 100", "budget_s = 0.5"))
+    with pytest.raises(UsageError, match=r"time of torch-fsdp2: given '\d+ s'; allowed: up to 0 s.*--shard 1/\d+"):
+        make_plan([load_space(small)]).require_budget()
+
+
+def test_scenario_files_are_planned_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    wanted = Scenario(system="torch-fsdp2", mesh=Mesh(1, 2, 1), model="twins")
+    path.write_text(wanted.to_toml("a bug"))
+    space = load_space(str(path))
+    plan = make_plan([space])
+    assert plan.scenarios == (wanted,)
+    assert space.title == "a bug"
+    assert not plan.is_walk
+
+
+def test_a_file_may_list_several_scenarios(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text('schema = 1\n[[scenario]]\nmodel = "short"\n[[scenario]]\nmicrobatches = 2\nsystem = "torch-fsdp2"\n')
+    assert [str(s) for s in load_space(str(path)).scenarios] == ["model=short", "system=torch-fsdp2 microbatches=2"]
+
+
+@pytest.mark.parametrize("name", ["smoke", "nightly", pytest.param("weekly", marks=pytest.mark.nightly)])
+def test_shipped_spaces_are_complete_at_their_strength_within_budget(name: str) -> None:
+    plan = make_plan([load_space(name)])
+    plan.require_budget()
+    for walked in plan.walked:
+        reached = {c.strength: c.complete for c in walked.coverages if len(c.axes) == len(walked.coverages[0].axes)}
+        assert reached[walked.walk.strength], walked.walk.system
+        assert all(c.complete for c in walked.coverages if set(c.axes) <= set(walked.walk.three_way))
+    assert render_plan(plan).startswith(f"{len(plan.scenarios)} scenarios")
+
+
+def test_smoke_is_small() -> None:
+    plan = make_plan([load_space("smoke")])
+    assert 40 <= len(plan.scenarios) <= 80
+    assert sum(plan.seconds.values()) < 40
+    assert max(s.mesh.world for s in plan.scenarios) <= 4
+
+
+@pytest.mark.parametrize("name", ["nightly", "weekly"])
+def test_the_nightly_and_weekly_leave_out_no_mesh_model_program_relation_or_format(name: str) -> None:
+    for walk in load_space(name).walks:
+        assert set(walk.axes["mesh"]) == {str(mesh) for mesh in meshes(8)}
+        assert set(walk.axes["model"]) == set(ZOO)
+        assert set(walk.axes["program"]) == set(PROGRAMS)
+        assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
+        assert {"dtype", "mesh", "offload"} <= set(walk.exhaustive)
+        if walk.system == "torch-fsdp2":
+            options = {f"{form}+{option}" for form, each in FORMATS.items() for option in each if form in ("dcp", "full")}
+            assert {*FORMATS, *options} <= set(walk.axes["checkpoint"])
+
+
+def test_the_exposed_cells_come_first(small: str) -> None:
+    selection = Selection(axes={"offload": ("none", "cpu"), "program": ("resume",)})
+    plan = make_plan([load_space(small)], selection)
+    first = plan.scenarios[0]
+    assert str(first.offload) == "cpu"
+    assert str(first.dtype) != "fp32"
+
+
+def test_shipped_names_are_listed() -> None:
+    assert {"smoke", "nightly", "weekly"} <= set(space_names())
+    assert not {"costs", "known_issues"} & set(space_names())
+
+
+def test_strengths_and_shards_parse() -> None:
+    assert (parse_strength("2"), parse_strength("all")) == (2, ALL)
+    assert len(WALKED_AXES) == ALL
+    assert parse_shard("2/4") == (2, 4)
+
+
+def test_planning_imports_nothing_heavy() -> None:
+    program = "import sys, harness.plan_text; print([m for m in ('torch', 'hypothesis', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

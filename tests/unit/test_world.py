@@ -1,0 +1,291 @@
+"""The fork server with a stub system: what goes wrong in a job costs that job only, and is described truthfully."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.observe.record import Record
+from harness.scenario import Mesh, Scenario
+from harness.world.job import Job, JobOutcome, shortened
+from harness.world.observations import read_observations
+from harness.world.server import ForkServer
+
+BASE = Scenario(system="stub", mesh=Mesh(1, 2, 1), program="build step build")
+ROOT = Path(__file__).parents[2]
+
+
+def stub_server(**options: object) -> ForkServer:
+    return ForkServer(
+        path_prefix=[ROOT], plugins=["tests.unit.world_stub"], warm_up=["tests.unit.world_stub:warm_up"], **options  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with stub_server(workers=2) as running:
+        yield running
+
+
+def run(server: ForkServer, directory: Path, *faults: str, deadline_s: float = 30.0, **axes: object) -> JobOutcome:
+    scenario = replace(BASE, faults=faults, **axes)  # type: ignore[arg-type]
+    return server.submit(Job(scenario, 0, directory, deadline_s)).result(timeout=60)
+
+
+def descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_job_runs_its_session_on_every_rank(server: ForkServer, tmp_path: Path, world: int) -> None:
+    outcome = run(server, tmp_path, mesh=Mesh(1, world, 1))
+    assert outcome.ok, outcome
+    assert outcome.errors == outcome.died == outcome.stuck == ()
+    assert outcome.first_failed is None
+    assert outcome.strays == 0
+    assert [len(list(read_observations(path))) for path in outcome.observations] == [3] * world
+    records = [r for path in outcome.observations for r in read_observations(path)]
+    assert records[-1] == Record(2, world - 1, "live", "param", "w", "uint8", (2,), (0,), (2,), bytes([2, world - 1]))
+    assert (tmp_path / "session0.rank0.log").read_text() == "building 0\nbuilding 0\n"
+    phases = [phase for phase, _ in outcome.profile]
+    assert phases[0] == "fork"
+    assert phases[-1] == "exit"
+    assert "1 step op" in phases
+    assert all(seconds >= 0 for _, seconds in outcome.profile)
+
+
+def test_only_the_session_asked_for_runs(server: ForkServer, tmp_path: Path) -> None:
+    scenario = replace(BASE, program="build step step restart build", load="grow")
+    outcome = server.submit(Job(scenario, 1, tmp_path, 30)).result(timeout=60)
+    assert [path.name for path in outcome.observations] == [f"session1.rank{rank}.obs" for rank in range(4)]
+    assert [record.op for record in read_observations(outcome.observations[3])] == [3]
+
+
+def test_a_rank_that_raises_is_described(server: ForkServer, tmp_path: Path) -> None:
+    outcome = run(server, tmp_path, "raise")
+    assert not outcome.timed_out
+    assert outcome.first_failed == 1
+    first = outcome.errors[0]
+    assert (first.rank, first.op_index, first.op, first.stage) == (1, 1, "step", "op")
+    assert (first.type, first.message, first.errno) == ("KeyError", "'absent'", None)
+    assert "world_stub.py" in first.traceback
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"),
+    [("kill", "signal SIGKILL"), ("segfault", "signal SIGSEGV"), ("exit", "exit 7"), ("exit0", "exit 0")],
+)
+def test_a_rank_that_ends_without_a_word_died(server: ForkServer, tmp_path: Path, fault: str, how: str) -> None:
+    outcome = run(server, tmp_path, fault)
+    assert outcome.died == ((1, how),)
+    assert outcome.first_failed == 1
+    assert not outcome.timed_out
+    assert outcome.duration_s < 10
+
+
+def test_a_hang_names_the_op_each_rank_was_in(server: ForkServer, tmp_path: Path) -> None:
+    outcome = run(server, tmp_path, "hang", deadline_s=1.0)
+    assert outcome.timed_out
+    assert [(p.rank, p.op_index, p.op, p.stage) for p in outcome.stuck] == [(0, 1, "step", "op"), (1, 1, "step", "op")]
+    assert not outcome.ok
+    assert outcome.died == outcome.errors == ()
+
+
+def test_a_rank_that_waits_for_a_failed_one_is_no_hang(server: ForkServer, tmp_path: Path) -> None:
+    outcome = run(server, tmp_path, "daemon", "raise", deadline_s=60)
+    assert outcome.first_failed == 1
+    assert not outcome.timed_out
+    assert outcome.duration_s < 10
+
+
+@pytest.mark.parametrize(("fault", "strays"), [("daemon", 1), ("fork_bomb", 6)])
+def test_what_a_rank_leaves_behind_is_killed(server: ForkServer, tmp_path: Path, fault: str, strays: int) -> None:
+    outcome = run(server, tmp_path, fault)
+    assert outcome.ok
+    assert outcome.strays == strays
+    assert server.pid
+    assert descendants(server.pid) == []
+
+
+def test_a_rank_that_signals_its_process_group_hits_its_job_only(server: ForkServer, tmp_path: Path) -> None:
+    outcome = run(server, tmp_path, "killpg")
+    assert (1, "signal SIGKILL") in outcome.died
+    assert run(server, tmp_path).ok
+
+
+def test_system_exit_and_a_very_long_message_are_errors(server: ForkServer, tmp_path: Path) -> None:
+    assert run(server, tmp_path, "system_exit").errors[0].type == "SystemExit"
+    long = run(server, tmp_path, "long").errors[0]
+    assert len(long.message) < 20_000
+    assert "characters left out" in long.message
+
+
+@pytest.mark.parametrize("stage", ["construct", "observe"])
+def test_the_stage_of_an_error(server: ForkServer, tmp_path: Path, stage: str) -> None:
+    assert run(server, tmp_path, stage).errors[0].stage == stage
+
+
+def test_a_library_without_space_differs_from_us_without_space(server: ForkServer, tmp_path: Path) -> None:
+    library = run(server, tmp_path, "disk").errors[0]
+    assert (library.stage, library.type, library.errno) == ("op", "OSError", 28)
+    for rank in range(2):
+        (tmp_path / f"session0.rank{rank}.obs").unlink()
+        (tmp_path / f"session0.rank{rank}.obs").symlink_to("/dev/full")
+    ours = run(server, tmp_path).errors[0]
+    assert (ours.stage, ours.type, ours.errno) == ("record", "OSError", 28)
+
+
+def test_a_system_that_cannot_be_imported_is_the_jobs_error(server: ForkServer, tmp_path: Path) -> None:
+    error = run(server, tmp_path, system="missing").errors[0]
+    assert (error.stage, error.type) == ("construct", "ModuleNotFoundError")
+
+
+def test_jobs_run_side_by_side_and_do_not_harm_each_other(server: ForkServer, tmp_path: Path) -> None:
+    faults = ["hang", "", "kill", "", "raise", "", "daemon", ""]
+    folders = [tmp_path / str(i) for i in range(len(faults))]
+    for folder in folders:
+        folder.mkdir()
+    jobs = [
+        server.submit(Job(replace(BASE, faults=(fault,) if fault else ()), 0, folder, 3))
+        for fault, folder in zip(faults, folders, strict=True)
+    ]
+    outcomes = [future.result(timeout=60) for future in jobs]
+    assert [o.ok for o in outcomes] == [False, True, False, True, False, True, True, True]
+    assert [o.timed_out for o in outcomes] == [True, *[False] * 7]
+
+
+def test_call_answers_and_keeps_its_worker(server: ForkServer) -> None:
+    big = bytes(range(256)) * 4096
+    assert server.call("tests.unit.world_stub:echo", big, 30) == big
+    assert server.call("tests.unit.world_stub:echo", b"", 30) == b""
+    assert server.call("tests.unit.world_stub:pid", b"", 30) == server.call("tests.unit.world_stub:pid", b"", 30)
+
+
+def test_workers_and_ranks_have_the_deterministic_environment(server: ForkServer) -> None:
+    answer = server.call("tests.unit.world_stub:environment", b"", 30).decode()
+    assert answer == f"default 1 ['yes'] {ROOT}" or answer.startswith("default 1 ['yes'] ")
+
+
+def test_call_reports_a_traceback_and_goes_on(server: ForkServer) -> None:
+    with pytest.raises(HarnessError, match="ValueError: because"):
+        server.call("tests.unit.world_stub:fail", b"because", 30)
+    with pytest.raises(HarnessError, match="no_such_module"):
+        server.call("tests.unit.no_such_module:f", b"", 30)
+    assert server.call("tests.unit.world_stub:echo", b"again", 30) == b"again"
+
+
+def test_a_worker_that_hangs_or_dies_is_replaced(server: ForkServer) -> None:
+    with pytest.raises(HarnessError, match=r"no answer within 0\.5 s"):
+        server.call("tests.unit.world_stub:act", b"hang", 0.5)
+    with pytest.raises(HarnessError, match="ended in the middle"):
+        server.call("tests.unit.world_stub:act", b"kill", 30)
+    assert server.call("tests.unit.world_stub:echo", b"again", 30) == b"again"
+
+
+def test_calls_from_several_threads(server: ForkServer) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        payloads = [str(i).encode() for i in range(200)]
+        answers = list(threads.map(lambda p: server.call("tests.unit.world_stub:echo", p, 30), payloads))
+    assert answers == payloads
+
+
+def test_a_call_costs_little(server: ForkServer) -> None:
+    server.call("tests.unit.world_stub:echo", b"x" * 1000, 30)
+    times = []
+    for _ in range(300):
+        start = time.perf_counter()
+        server.call("tests.unit.world_stub:echo", b"x" * 1000, 30)
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[len(times) // 10] < 0.001
+
+
+def test_a_server_that_dies_fails_its_jobs_and_is_replaced(tmp_path: Path) -> None:
+    with stub_server() as server:
+        assert run(server, tmp_path).ok
+        first = server.pid
+        assert first
+        future = server.submit(Job(replace(BASE, faults=("hang",)), 0, tmp_path, 60))
+        while len(descendants(first)) < 3:
+            time.sleep(0.01)
+        ranks = descendants(first)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(HarnessError, match="fork server died"):
+            future.result(timeout=30)
+        assert run(server, tmp_path).ok
+        assert server.call("tests.unit.world_stub:echo", b"x", 30) == b"x"
+        assert server.pid != first
+        assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+def test_close_ends_everything(tmp_path: Path) -> None:
+    server = stub_server()
+    future = server.submit(Job(replace(BASE, faults=("hang", "daemon")), 0, tmp_path, 60))
+    server.call("tests.unit.world_stub:echo", b"x", 30)
+    pid = server.pid
+    assert pid
+    while len(descendants(pid)) < 4:
+        time.sleep(0.01)
+    processes = [pid, *descendants(pid)]
+    server.close()
+    with pytest.raises(HarnessError):
+        future.result(timeout=10)
+    assert not any(Path(f"/proc/{p}").exists() for p in processes)
+
+
+def test_a_warm_up_that_fails_says_why(tmp_path: Path) -> None:
+    with ForkServer(path_prefix=[ROOT], warm_up=["tests.unit.world_stub:broken_warm_up"]) as server:
+        with pytest.raises(HarnessError, match="the library does not start"):
+            server.submit(Job(BASE, 0, tmp_path, 30)).result(timeout=60)
+        with pytest.raises(HarnessError, match="the library does not start"):
+            server.call("tests.unit.world_stub:echo", b"", 30)
+
+
+def test_an_interpreter_that_does_not_exist_says_so(tmp_path: Path) -> None:
+    with ForkServer(python="/nonexistent/python") as server, pytest.raises(HarnessError, match="could not be started"):
+        server.submit(Job(BASE, 0, tmp_path, 30)).result(timeout=60)
+
+
+def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
+    program = (
+        "import sys, os, signal\n"
+        "from tests.unit.test_world import *\n"
+        "server = stub_server()\n"
+        "server.submit(Job(replace(BASE, faults=('hang',)), 0, Path(sys.argv[1]), 60))\n"
+        "while server.pid is None or len(descendants(server.pid)) < 3: time.sleep(0.01)\n"
+        "print(server.pid, *descendants(server.pid), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, check=False)
+    pids = ran.stdout.split()
+    assert len(pids) == 4, ran.stderr
+    give_up = time.monotonic() + 10
+    while any(Path(f"/proc/{int(pid)}").exists() for pid in pids) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    assert not any(Path(f"/proc/{int(pid)}").exists() for pid in pids)
+
+
+def test_the_parents_side_does_not_import_torch() -> None:
+    program = "import sys, harness.world.server; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
+def test_shortened_keeps_both_ends() -> None:
+    assert shortened("short") == "short"
+    text = shortened("a" * 50_000 + "z" * 50_000, 1000)
+    assert len(text) < 1100
+    assert text[0] == "a"
+    assert text[-1] == "z"

@@ -1,0 +1,129 @@
+"""A system without a library, for tests of the world: what it does in its second operation is told by a fault.
+
+The server imports this module as a plugin. `die`, `raise`, `hang` and so on strike rank 1 (or the only rank).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+from harness.observe.record import Record, whole
+from harness.program import Op
+from harness.scenario import Scenario
+from harness.systems.protocol import RankContext, SystemInfo
+from harness.systems.registry import register
+
+
+def supported(scenario: Scenario) -> str | None:
+    return None
+
+
+register(SystemInfo("stub", "does nothing", "fork", "tests.unit.world_stub:StubRank", supported))
+register(SystemInfo("missing", "cannot be imported", "fork", "tests.unit.no_such_module:Rank", supported))
+
+warmed: list[str] = []
+
+
+def warm_up() -> None:
+    warmed.append("yes")
+
+
+def broken_warm_up() -> None:
+    raise RuntimeError("the library does not start")
+
+
+def daemon() -> None:
+    """A grandchild in its own session whose parent is gone, with the rank's descriptors open."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+
+
+def fork_bomb() -> None:
+    for _ in range(5):
+        daemon()
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+def fill_disk() -> NoReturn:
+    raise OSError(28, "No space left on device")
+
+
+def group_signal() -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+ACTIONS: dict[str, Callable[[], object]] = {
+    "hang": lambda: time.sleep(600),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "exit": lambda: os._exit(7),
+    "exit0": lambda: os._exit(0),
+    "system_exit": lambda: sys.exit("leaving"),
+    "raise": lambda: {}["absent"],
+    "long": lambda: (_ for _ in ()).throw(ValueError("x" * 1_000_000)),
+    "daemon": daemon,
+    "fork_bomb": fork_bomb,
+    "disk": fill_disk,
+    "killpg": group_signal,
+}
+
+
+class StubRank:
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        if "construct" in context.scenario.faults:
+            raise ValueError("no such thing")
+
+    def build(self, op: Op) -> None:
+        print("building", self.context.rank, flush=True)
+
+    def step(self, op: Op) -> None:
+        import torch
+        import torch.distributed as dist
+
+        world = self.context.mesh.world
+        if self.context.rank == min(1, world - 1):
+            for fault in self.context.scenario.faults:
+                ACTIONS.get(fault, lambda: None)()
+        ones = torch.ones(3)
+        dist.all_reduce(ones)
+        assert ones.tolist() == [world] * 3
+
+    def observe(self, op: Op) -> Iterable[Record]:
+        if "observe" in self.context.scenario.faults:
+            raise RuntimeError("cannot look")
+        data = bytes([op.index, self.context.rank])
+        yield whole(op.index, self.context.rank, "param", "w", "uint8", (2,), data)
+
+
+def echo(payload: bytes) -> bytes:
+    return payload
+
+
+def fail(payload: bytes) -> bytes:
+    raise ValueError(payload.decode())
+
+
+def act(payload: bytes) -> bytes:
+    ACTIONS[payload.decode()]()
+    return b"acted"
+
+
+def environment(payload: bytes) -> bytes:
+    import torch
+
+    return f"{os.environ['ATEN_CPU_CAPABILITY']} {torch.get_num_threads()} {warmed} {sys.path[0]}".encode()
+
+
+def pid(payload: bytes) -> bytes:
+    return str(os.getpid()).encode()

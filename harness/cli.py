@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -39,6 +40,10 @@ def entry(arguments: Sequence[str]) -> int:
         return ExitStatus.USAGE
     except HarnessError as error:
         print(f"shardproof: the harness failed: {error}", file=sys.stderr)
+        return ExitStatus.HARNESS
+    except Exception:
+        traceback.print_exc()
+        print("shardproof: the harness failed: an error of its own, above; please report it", file=sys.stderr)
         return ExitStatus.HARNESS
     return int(status or 0)
 
@@ -153,7 +158,7 @@ def plan(
     shardproof plan nightly
     shardproof plan nightly --system torch-fsdp2 --strength 2
     """
-    from harness.plan import render_plan
+    from harness.plan_text import render_plan
 
     planned = _planned(names, systems, sets, strength, sample, seed, faults, shard, plugins)
     print(render_plan(planned), end="")
@@ -256,7 +261,7 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
         latest = store.latest_run()
         if latest is None:
             raise UsageError.of("RUN", str(folder), "a database with a run", "shardproof report reports/nightly")
-        found = Report.of(store, latest)
+        found = Report.of(store, latest, _shipped_issues())
     page = write_reports(found, folder, json_file, junit_file)
     print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
     return ExitStatus.OK
@@ -283,7 +288,7 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     from harness.report.text import render_text, wants_colour
     from harness.run import DATABASE, Outcome, merge_runs
 
-    found = merge_runs([folder / DATABASE for folder in folders], _folder(out) / DATABASE)
+    found = merge_runs([folder / DATABASE for folder in folders], _folder(out) / DATABASE, _shipped_issues())
     page = write_reports(found, out, json_file, junit_file)
     print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
     return Outcome(found, page, interrupted=False).status
@@ -329,9 +334,11 @@ def inspect(checkpoint: Path) -> int:
     \b
     shardproof inspect checkpoints/step-100
     """
-    from harness.readers import describe, render_description
+    from harness.readers import check_complete, describe, render_description
 
-    print(render_description(describe(checkpoint)), end="")
+    rows = describe(checkpoint)
+    print(render_description(rows), end="")
+    check_complete(checkpoint, rows)
     return ExitStatus.OK
 
 
@@ -341,24 +348,21 @@ def _planned(
 ) -> Plan:  # fmt: skip
     """The plan of a selection given on the command line."""
     from harness.plan import Selection, make_plan, parse_shard
-    from harness.space import load_space, parse_settings
+    from harness.space import load_space, parse_settings, parse_strength
 
     _load_plugins(plugins)
     axes = parse_settings(sets)
     if faults:
         axes = {**axes, "faults": (",".join(faults),)}
     selection = Selection(
-        systems, axes, _strength(strength), strength == "all", sample, seed, parse_shard(shard) if shard else (1, 1)
+        systems,
+        axes,
+        parse_strength(strength) if strength else None,
+        sample,
+        seed,
+        parse_shard(shard) if shard else (1, 1),
     )
     return make_plan([load_space(name) for name in names or ("smoke",)], selection)
-
-
-def _strength(text: str | None) -> int | None:
-    if text is None or text == "all":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError.of("--strength", text, "all, or a number of axes from 1", "--strength 2")
-    return int(text)
 
 
 def _load_plugins(modules: Sequence[str]) -> None:
@@ -401,12 +405,16 @@ def _folder(path: Path) -> Path:
 
 def _known(plan: Plan, faults: Sequence[str]) -> KnownIssues:
     """Known issues, for walks only: scenario files and planted faults report their plain verdicts."""
+    from harness.known_issues import KnownIssues
+
+    return KnownIssues() if faults or not plan.is_walk else _shipped_issues()
+
+
+def _shipped_issues() -> KnownIssues:
     from importlib.resources import as_file, files
 
-    from harness.known_issues import KnownIssues, load_known_issues
+    from harness.known_issues import load_known_issues
 
-    if faults or not plan.is_walk:
-        return KnownIssues()
     with as_file(files("scenarios")) as folder:
         return load_known_issues(folder / "known_issues.toml")
 

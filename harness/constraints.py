@@ -32,11 +32,16 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Constraint:
-    """One rule of exclusion. id: stable name. reason: for the reader. excludes: whether a scenario is left out."""
+    """One rule of exclusion.
+
+    id: stable name. reason: for the reader. excludes: whether a scenario is left out. repeats: it is sound but
+    does what another one does: walks leave it out, a scenario file may still ask for it.
+    """
 
     id: str
     reason: str
     excludes: Callable[[Scenario], bool]
+    repeats: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,11 +125,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "load-unused",
         "the program never goes to the load mesh: another relation than `same` would repeat a scenario",
         lambda s: s.load != "same" and not _moves(s),
+        repeats=True,
     ),
     Constraint(
         "checkpoint-unused",
         "the program saves nothing: another checkpoint format than the plainest would repeat a scenario",
         lambda s: s.checkpoint not in PLAINEST_CHECKPOINTS and "save" not in _words(s.program),
+        repeats=True,
     ),
     Constraint(
         "bucket-sharding",
@@ -135,11 +142,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "tp-nothing",
         "tensor parallelism has nothing to shard: no parameter of the model has a tp dim",
         lambda s: s.mesh.tp > 1 and not _has_tp(s.model),
+        repeats=True,
     ),
     Constraint(
         "tp-change-nothing",
         "the load mesh changes tp, and no parameter of the model has a tp dim",
         _tp_change_without_effect,
+        repeats=True,
     ),
     Constraint(
         "reshard-divisor",
@@ -150,11 +159,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "reshard-zero1",
         "zero1 keeps whole parameters: there is nothing to reshard after forward",
         lambda s: s.reshard_after_forward != "true" and s.sharding == "zero1",
+        repeats=True,
     ),
     Constraint(
         "sync-single",
         "with one microbatch, reducing after every one is reducing after the last",
         lambda s: s.grad_sync == "every" and s.microbatches == 1,
+        repeats=True,
     ),
     Constraint(
         "overflow-scale",
@@ -165,11 +176,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "unfreeze-nothing",
         "the program unfreezes, and the model marks no parameter `later`",
         lambda s: "unfreeze" in _words(s.program) and not model_spec(s.model).has_later,
+        repeats=True,
     ),
     Constraint(
         "later-never",
         "the model marks parameters `later`, and the program never unfreezes",
         lambda s: "unfreeze" not in _words(s.program) and model_spec(s.model).has_later,
+        repeats=True,
     ),
     Constraint(
         "master-sharding",
@@ -185,6 +198,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "dtype-repeats",
         "the policy names a stage's dtype that the stage before it already has: it would repeat a scenario",
         _repeats_dtype,
+        repeats=True,
     ),
     Constraint(
         "offload-fraction",
@@ -196,8 +210,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 
 
 def violated(scenario: Scenario) -> Constraint | None:
-    """The first constraint that leaves `scenario` out, or None."""
+    """The first constraint that leaves `scenario` out of walks, or None."""
     return next((c for c in CONSTRAINTS if c.excludes(scenario)), None)
+
+
+def impossible(scenario: Scenario) -> Constraint | None:
+    """The first constraint under which `scenario` cannot be run at all, or None."""
+    return next((c for c in CONSTRAINTS if not c.repeats and c.excludes(scenario)), None)
 
 
 class _Noting(Scenario):

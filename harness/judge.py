@@ -11,6 +11,7 @@ shape, coverage and bits of everything observed, live and written.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from harness.diff import LAZY_STATE, Difference, diff
 from harness.models import model_spec
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem
-from harness.observe.record import LIVE, WRITTEN, Record, pack, unpack
+from harness.observe.record import LIVE, WRITTEN, Record, pack
 from harness.oracle import twin
 from harness.program import Op, expand
 from harness.readers import CheckpointError, expected_written, read_checkpoint
@@ -133,7 +134,7 @@ def _twin(scenario: Scenario, norms: tuple[tuple[int, float], ...]) -> Logical:
 def _blind_load(scenario: Scenario, expected: Logical) -> str:
     """Why a load of this scenario could do nothing unnoticed; empty if it could not."""
     ops = expand(scenario)
-    for before, op in zip(ops, ops[1:], strict=False):
+    for before, op in itertools.pairwise(ops):
         if op.kind not in ("load", "load_model_only") or not any(key.op == op.index for key in expected):
             continue
         states = [_params(expected, index) for index in (before.index, op.index)]
@@ -160,9 +161,10 @@ def _reference_against_twin(scenario: Scenario) -> str:
     if not found:
         return ""
     first = found[0]
+    seen = first.detail or f"{first.expected_first} against {first.observed_first}"
     return (
         f"twin and reference disagree in {len(found)} values, first after operation {first.key.op}: "
-        f"{first.key.role} of {first.key.fqn} ({first.kind}: {first.detail or f'{first.expected_first} against {first.observed_first}'})"
+        f"{first.key.role} of {first.key.fqn} ({first.kind}: {seen})"
     )
 
 

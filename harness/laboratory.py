@@ -11,6 +11,7 @@ import errno
 import json
 import shutil
 import struct
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -77,8 +78,7 @@ class Laboratory:
         self.jobs, self.deadline_s, self.keep = jobs, deadline_s, keep
         self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=RAM_DISK if RAM_DISK.is_dir() else None))
         warm_up = [info.warm_up for info in all_systems() if info.warm_up]
-        interpreter = {"python": python} if python else {}
-        self._server = ForkServer(warm_up=warm_up, plugins=plugins, workers=jobs, **interpreter)
+        self._server = ForkServer(python=python or sys.executable, warm_up=warm_up, plugins=plugins, workers=jobs)
 
     def __enter__(self) -> Self:
         self._server.__enter__()

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import chain
 from math import inf
 
-from harness.constraints import violated
+from harness.constraints import impossible
 from harness.cost import cost_model
 from harness.errors import UsageError
 from harness.scenario import AXES, DTypePolicy, Scenario
@@ -114,7 +114,7 @@ def make_plan(spaces: Sequence[Space], selection: Selection = Selection()) -> Pl
     """The plan of several spaces under one selection.
 
     Raises:
-        UsageError: an unknown system, axis or value; an explicit scenario that a constraint excludes; nothing that
+        UsageError: an unknown system, axis or value; an explicit scenario that is impossible; nothing that
             any system supports.
     """
     chosen = [_selected(space, selection) for space in spaces]
@@ -160,9 +160,18 @@ def _selected(space: Space, selection: Selection) -> Space:
 
 
 def _require_valid(scenario: Scenario) -> None:
-    constraint = violated(scenario)
-    if constraint:
-        raise UsageError.of("scenario", str(scenario), f"what constraint {constraint.id!r} leaves", constraint.reason)
+    constraint = impossible(scenario)
+    if constraint is None:
+        return
+    default = Scenario().axis_values()
+    resets = ({axis: default[axis]} for axis in scenario.axis_values(only_changed=True))
+    remedy = next((reset for reset in resets if not impossible(scenario.with_axes(reset))), default)
+    raise UsageError.of(
+        "scenario",
+        str(scenario),
+        f"all that constraint {constraint.id!r} leaves ({constraint.reason})",
+        "the same with " + " ".join(f"{axis}={value}" for axis, value in remedy.items()),
+    )
 
 
 def _require_supported(scenarios: Mapping[Scenario, None], walked: Sequence[Walked]) -> None:
@@ -172,7 +181,7 @@ def _require_supported(scenarios: Mapping[Scenario, None], walked: Sequence[Walk
     excluded = dict.fromkeys(table.reason for entry in walked for table in entry.exclusions)
     given = next(iter(scenarios), "these axis values")
     raise UsageError.of(
-        "scenarios", str(given), "what a system supports; " + "; ".join([*reasons, *excluded]), "shardproof plan smoke"
+        "scenarios", str(given), f"what a system supports ({'; '.join([*reasons, *excluded])})", "shardproof plan smoke"
     )
 
 

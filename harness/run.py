@@ -12,11 +12,12 @@ disk keep everything that was committed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
+from harness.errors import UsageError
 from harness.known_issues import KnownIssues
 from harness.laboratory import Laboratory
 from harness.plan import Plan
@@ -25,7 +26,7 @@ from harness.report.model import Report
 from harness.report.progress import Progress
 from harness.result import Result
 from harness.scenario import Scenario
-from harness.store import Store
+from harness.store import Run, Store
 from harness.systems.registry import system_info
 from harness.verdict import ExitStatus, exit_status
 
@@ -49,7 +50,7 @@ class Request:
     deadline_s: float
     plugins: tuple[str, ...] = ()
     python: str | None = None
-    known: KnownIssues = KnownIssues()
+    known: KnownIssues = field(default_factory=KnownIssues)
     json: Path | None = None
     junit: Path | None = None
 
@@ -87,7 +88,7 @@ def run(request: Request) -> Outcome:
         except KeyboardInterrupt:
             interrupted = True
         store.prune(run_id)
-        report = Report.of(store, run_id)
+        report = Report.of(store, run_id, request.known)
         return Outcome(report, write_reports(report, request.out, request.json, request.junit), interrupted)
 
 
@@ -128,3 +129,32 @@ def versions(plan: Plan) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def merge_runs(databases: Sequence[Path], target: Path, known: KnownIssues) -> Report:
+    """Join the latest runs of several databases into a new run of `target`.
+
+    Raises:
+        UsageError: one of them is no database of ours, or holds no run.
+    """
+    parts: list[tuple[Run, list[Scenario], list[Result]]] = []
+    for database in databases:
+        if not database.is_file():
+            raise UsageError.of(
+                "RUN", str(database.parent), f"a folder with a {DATABASE}", "shardproof merge part1 part2 --out all"
+            )
+        with Store(database) as store:
+            latest = store.latest_run()
+            if latest is None:
+                raise UsageError.of(
+                    "RUN", str(database.parent), "a folder with a run", "shardproof merge part1 part2 --out all"
+                )
+            parts.append((store.run(latest), store.planned(latest), store.results(latest)))
+    first = parts[0][0]
+    with Store(target) as store:
+        exclusions = {reason: n for run, _, _ in parts for reason, n in run.exclusions.items()}
+        run_id = store.begin_run(first.command, first.seed, first.versions, exclusions)
+        store.plan(run_id, [scenario for _, planned, _ in parts for scenario in planned])
+        store.finished_many(run_id, [result for _, _, results in parts for result in results])
+        store.end_run(run_id)
+        return Report.of(store, run_id, known)

@@ -55,7 +55,7 @@ def _of_operation(differences: Sequence[Difference], context: Context) -> list[E
         matches = [(d, finding) for d in differences if (finding := rule.find(d, context)) is not None]
         if not matches:
             continue
-        explanation = _explanation(rule, [finding for _, finding in matches], context)
+        explanation = _explanation(rule, [finding for _, finding in matches])
         closeness = min(_distance_to_cause(d, context) for d, _ in matches)
         rank = (CONFIDENCES.index(explanation.confidence), closeness, -len(matches), priority)
         ranked.append((rank, explanation))
@@ -68,13 +68,11 @@ def _distance_to_cause(difference: Difference, context: Context) -> int:
     return CAUSE_FIRST.index(difference.key.role)
 
 
-def _explanation(rule: Rule, findings: Sequence[Finding], context: Context) -> Explanation:
+def _explanation(rule: Rule, findings: Sequence[Finding]) -> Explanation:
     ordered = sorted(findings, key=lambda finding: CONFIDENCES.index(finding.confidence))
     clauses = list(dict.fromkeys(finding.clause for finding in ordered))
     text = f"{rule.lead}: {'; '.join(clauses[:CLAUSES])}"
     if len(clauses) > CLAUSES:
         text += f"; and {len(clauses) - CLAUSES} more"
     evidence = tuple(finding.evidence for finding in ordered)
-    conclusion = rule.conclude(ordered, context)
-    text += f". {conclusion}." if conclusion else "."
-    return Explanation(rule.mechanism, ordered[0].confidence, text, evidence, rule.bug_ids)
+    return Explanation(rule.mechanism, ordered[0].confidence, f"{text}.", evidence, rule.bug_ids)

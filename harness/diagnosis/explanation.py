@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -52,13 +52,12 @@ class Finding:
 @dataclass(frozen=True)
 class Rule:
     """mechanism: stable name. lead: what opens its explanation, followed by the findings' clauses. bug_ids: corpus
-    entries. conclude: a sentence on what all its findings have in common, or an empty string."""
+    entries."""
 
     mechanism: str
     lead: str
     find: Callable[[Difference, Context], Finding | None]
     bug_ids: tuple[str, ...] = ()
-    conclude: Callable[[Sequence[Finding], Context], str] = lambda findings, context: ""
 
 
 @dataclass(frozen=True)

@@ -279,9 +279,8 @@ def initialising_save(ranks: Ranks) -> None:
 
     def save(form: str) -> Content:
         session = ranks.session
-        for param in session.catalogue.params:
-            if ranks.trainer.has_gradient(param.fqn) and param.fqn not in session.steps:
-                session.steps[param.fqn] = 1
+        for param in session.with_gradient:
+            session.steps.setdefault(param.fqn, 1)
         for shards in session.shards:
             for role in ("exp_avg", "exp_avg_sq"):
                 shards.moments.setdefault(role, np.zeros_like(shards.stepped))

@@ -321,6 +321,6 @@ def _hyperparameters(model: _Model) -> dict[tuple[str, str], Value]:
 
 
 def _value(tensor: torch.Tensor) -> Value:
-    tensor = tensor.detach().contiguous()
+    tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
     data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return Value(NAME_OF[tensor.dtype], tuple(tensor.shape), data)

@@ -1,5 +1,24 @@
 """Independent readers of checkpoint files, which use neither torch nor any library under test.
 
-`symbolic` reads a pickle without executing it, `archive` a torch.save file, `dcp` a distributed checkpoint
-directory, `pieces` any of them as one flat stream, and `roles` says what each piece is. They run in the parent.
+`read_checkpoint` gives records to assemble and compare with `expected_written`: a symmetric mistake hides in a
+self-round-trip. `describe` and `render_description` serve `shardproof inspect`; `accept` is the check before a library
+may load a checkpoint that is not ours. Nothing out of a file is executed, and all of it runs in the parent.
+
+`symbolic` reads a pickle as data, `archive` a torch.save file, `metadata` that of a distributed checkpoint, `pieces`
+either as one flat stream; `roles` says what each piece is.
 """
+
+from harness.readers.checkpoint import expected_written, read_checkpoint
+from harness.readers.description import Row, accept, check_complete, describe, render_description
+from harness.readers.errors import CheckpointError
+
+__all__ = [
+    "CheckpointError",
+    "Row",
+    "accept",
+    "check_complete",
+    "describe",
+    "expected_written",
+    "read_checkpoint",
+    "render_description",
+]

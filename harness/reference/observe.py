@@ -70,7 +70,7 @@ class Observer:
         if shards.stages.master is not None:
             _record(records, op, "master", shards.stepped, owned, self._canonical)
         if op.kind == "step" and shards.main_grad is not None:
-            seen = {fqn for fqn in self._canonical if self.trainer.has_gradient(fqn)}
+            seen = {p.fqn for p in self.session.with_gradient}
             _record(records, op, "grad", shards.main_grad, owned, seen)
         for role in moment_roles(self.session.scenario) if stepped else ():
             if role in shards.moments:

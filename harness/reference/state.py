@@ -106,6 +106,7 @@ class Session:
 
     Attributes beside the constructor's: `shards` (all storage dtypes of tensor-parallel coordinate 0, then 1 …),
     `groups`, `steps` (canonical name → steps taken; absent: no optimizer state), `trainable` (canonical names),
+    `with_gradient` (the trainable parameters that some forward uses),
     `buffers` (equal on every rank), `installed` (the groups' parameters in the order the optimizer holds them:
     fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`).
     """
@@ -119,7 +120,7 @@ class Session:
         self.steps: dict[str, int] = {}
         self.scaler: Scaler | None = None
         self.schedule_epoch: int | None = None
-        self.trainable = {p.fqn for p in model.unique_params if p.spec.trainable == "yes"}
+        self._set_trainable({p.fqn for p in model.unique_params if p.spec.trainable == "yes"})
 
     def build(self) -> None:
         """Initialise everything from the seeds; needs no checkpoint and leaves nothing undefined."""
@@ -197,7 +198,12 @@ class Session:
         self.refresh_host_copies()
 
     def unfreeze(self) -> None:
-        self.trainable |= {p.fqn for p in self.model.unique_params if p.spec.trainable == "later"}
+        """Make the parameters that the model marks `later` trainable."""
+        self._set_trainable({p.fqn for p in self.model.unique_params if p.spec.trainable != "no"})
+
+    def _set_trainable(self, names: set[str]) -> None:
+        self.trainable = names
+        self.with_gradient = [p for p in self.catalogue.params if p.fqn in names and self.catalogue.uses[p.fqn]]
 
     def _build_groups(self) -> None:
         ask = self.scenario.optimizer

@@ -91,14 +91,11 @@ class Trainer:
             (st.accumulate, st.reduce, st.main_grad), st.compute, self.session.mesh.dp, scenario.microbatches
         )
 
-    def has_gradient(self, name: str) -> bool:
-        return name in self.session.trainable and bool(self.session.catalogue.uses[name])
-
     def _units(self, op: Op, microbatch: int, grid: probe.Grid) -> Array:
         """Every data-parallel rank's gradient in units over the catalogue, fp32, shape (dp, elements + 1): the
         sum over a parameter's uses, zero where there is no gradient and for padding."""
         session, catalogue = self.session, self.session.catalogue
-        drawn = [p for p in catalogue.params if self.has_gradient(p.fqn)]
+        drawn = session.with_gradient
         pool = [catalogue.keys[use] for p in drawn for use in catalogue.uses[p.fqn]]
         total = np.zeros((session.mesh.dp, catalogue.padding + 1), np.float32)
         if not pool:
@@ -115,8 +112,7 @@ class Trainer:
         return total
 
     def _first_with_gradient(self) -> int:
-        catalogue = self.session.catalogue
-        return next(catalogue.offset[p.fqn] for p in catalogue.params if self.has_gradient(p.fqn))
+        return self.session.catalogue.offset[self.session.with_gradient[0].fqn]
 
     def accumulate(self, shards: Shards, gradient: Array) -> None:
         """Add a microbatch's gradient, shape (R, S, n), to the buffer in accumulate dtype."""
@@ -188,7 +184,6 @@ class Trainer:
         if not bound:
             return
         squares = 0.0
-        with_grad = [p for p in self.session.catalogue.params if self.has_gradient(p.fqn)]
         for shards in self.session.shards:
             assert shards.main_grad is not None
             once = shards.main_grad[0].astype(np.float64)
@@ -196,7 +191,7 @@ class Trainer:
                 split = {p.fqn for p in self.session.catalogue.params if p.spec.tp_dim is not None}
                 once = once[self.session.belongs_to(split, shards.layout.shard_element)]
             squares += float(np.square(once).sum())
-        dtypes = {s.stages.main_grad for s in self.session.shards} if with_grad else set()
+        dtypes = {s.stages.main_grad for s in self.session.shards} if self.session.with_gradient else set()
         common = DTYPE[dtypes.pop()] if len(dtypes) == 1 else DTYPE["fp32"]
         norm = common.type(np.sqrt(squares))
         self.total_norm = float(norm)
@@ -219,9 +214,10 @@ class Trainer:
         A cohort is the parameters of one group that have taken equally many steps: one kernel call.
         """
         cohorts: dict[tuple[int, int], list[str]] = {}
+        stepping = {p.fqn for p in self.session.with_gradient}
         for index, group in enumerate(self.session.groups):
             for name in group.names:
-                if self.has_gradient(name):
+                if name in stepping:
                     cohorts.setdefault((index, self.session.steps.get(name, 0)), []).append(name)
         for shards in self.session.shards:
             if shards.host is not None and shards.offloaded is not None:

@@ -16,6 +16,8 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4
+_MADV_COLLAPSE = 25
+_HUGE_PAGE = 1 << 21
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,6 +46,22 @@ def close_all_but(keep: Iterable[int]) -> None:
     kept = sorted(keep)
     for low, high in zip([2, *kept], [*kept, 1 << 20], strict=True):
         os.closerange(low + 1, high)
+
+
+def collapse_memory() -> int:
+    """Move this process's private memory into huge pages, so that a fork copies hundreds of entries, not 60,000.
+
+    Returns how many MiB were moved; 0 on kernels without MADV_COLLAPSE (before Linux 6.1). Contents do not change.
+    """
+    moved = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access, *_, inode = line.split()[:5]
+        first, last = (int(address, 16) for address in span.split("-"))
+        if access != "rw-p" or inode != "0" or "[stack" in line:
+            continue
+        for address in range(-(-first // _HUGE_PAGE) * _HUGE_PAGE, last - _HUGE_PAGE + 1, _HUGE_PAGE):
+            moved += not _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_PAGE), _MADV_COLLAPSE)
+    return moved * (_HUGE_PAGE >> 20)
 
 
 def kill_children(spare: Collection[int] = ()) -> int:

@@ -1,4 +1,4 @@
-"""Feasibility and covering arrays against plain enumeration of small spaces, tabulation against the rules themselves."""
+"""Feasibility and covering arrays against enumeration of small spaces, tabulation against the rules themselves."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def contributions(fqn: str, seed: int, iteration: int, microbatch: int, dp: int,
 
 
 def inexact(units: npt.NDArray[np.int64], dtype: str) -> npt.NDArray[np.bool_]:
-    """Which values do not survive a cast to `dtype` and back."""
-    values = units.astype(np.float64)
+    """Which values do not survive a cast to `dtype` and back; in units of 2^-12, so that fp16 does not overflow."""
+    values = units * 2.0**-12
     return values != values.astype(np.float32).astype(NUMPY[dtype]).astype(np.float64)
 
 

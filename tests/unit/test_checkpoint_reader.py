@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import struct
 import subprocess
@@ -15,9 +16,10 @@ import torch
 from harness.diff import diff
 from harness.models import BufferSpec, ModelSpec, ModuleSpec, ParamSpec
 from harness.observe.assemble import assemble
-from harness.observe.checkpoint_reader import accept, describe, expected_written, read, render
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, WRITTEN
+from harness.readers import accept, describe, expected_written, read_checkpoint, render_description
+from harness.scenario import Scenario
 
 MODEL = ModelSpec(
     "tiny",
@@ -63,23 +65,27 @@ def live() -> Logical:
         ("scaler", "scale"): Value("fp32", (), struct.pack("<f", 8)),
         ("scaler", "growth_tracker"): Value("int64", (), struct.pack("<q", 1)),
     }
-    return {Key(op, LIVE, *name): value for op in (2, 3) for name, value in values.items()}
+    return {Key(3, LIVE, *name): value for name, value in values.items()}
+
+
+def expected(checkpoint: str) -> Logical:
+    return expected_written(live(), Scenario(checkpoint=checkpoint), MODEL)
 
 
 def written(path: Path) -> Logical:
-    logical, problems = assemble(read(path, 3, MODEL))
+    logical, problems = assemble(read_checkpoint(path, 3, MODEL))
     assert problems == []
     return logical
 
 
 @pytest.mark.parametrize("save", [FULL, DISTRIBUTED])
 def test_written_state_is_what_the_oracle_expects(tmp_path: Path, save: type) -> None:
-    assert written(save(samples.STATE, tmp_path / "c")) == expected_written(live(), 3, "dcp", MODEL)
+    assert written(save(samples.STATE, tmp_path / "c")) == expected("dcp")
 
 
 @pytest.mark.parametrize("save", [FULL, DISTRIBUTED])
 def test_an_application_object_around_it_changes_nothing(tmp_path: Path, save: type) -> None:
-    assert written(save({"app": samples.STATE}, tmp_path / "c")) == expected_written(live(), 3, "dcp-stateful", MODEL)
+    assert written(save({"app": samples.STATE}, tmp_path / "c")) == expected("dcp-stateful")
 
 
 @pytest.mark.parametrize("save", [FULL, DISTRIBUTED])
@@ -92,9 +98,8 @@ def test_flattened_optimizer_state_has_hyperparameters_by_parameter(tmp_path: Pa
         "param_groups.a.weight.nesterov": True,
     }
     path = save({**samples.STATE, "optim": optim}, tmp_path / "c")
-    expected = expected_written(live(), 3, "full+cpu_offload+flatten", MODEL)
-    assert written(path) == expected
-    assert Key(3, WRITTEN, "hyperparameter", "a.weight.beta2") in expected
+    assert written(path) == expected("full+cpu_offload+flatten")
+    assert Key(3, WRITTEN, "hyperparameter", "a.weight.beta2") in written(path)
 
 
 def test_values_swapped_between_equal_parameters_are_seen(tmp_path: Path) -> None:
@@ -109,7 +114,7 @@ def test_values_swapped_between_equal_parameters_are_seen(tmp_path: Path) -> Non
 
 def test_a_folder_with_full_pt_is_that_file(tmp_path: Path) -> None:
     samples.save_full(samples.STATE, tmp_path / "full.pt")
-    assert written(tmp_path) == expected_written(live(), 3, "full", MODEL)
+    assert written(tmp_path) == expected("full")
 
 
 def test_a_group_names_its_parameters_by_index_also_where_a_parameter_is_called_0(tmp_path: Path) -> None:
@@ -139,12 +144,33 @@ def test_unknown_names_are_kept_so_that_they_show_as_extra(tmp_path: Path) -> No
     assert roles == {("param", "ghost"): "fp32", ("max_exp_avg_sq", "a.weight"): "fp32", ("step", "a.weight"): "int64"}
 
 
+def test_what_scripts_save_beside_tensors_is_read(tmp_path: Path) -> None:
+    module = torch.nn.Linear(2, 1)
+    counts = collections.Counter({3: 1})
+    state = {
+        "net": module.state_dict(),
+        "p": module.bias,
+        "s": torch.Size([2]),
+        "d": torch.bfloat16,
+        "m": counts,
+    }
+    rows = {row.key: (row.dtype, row.value) for row in accept(samples.save_full(state, tmp_path / "c"))}
+    assert rows == {
+        "net.weight": ("fp32", ""),
+        "net.bias": ("fp32", ""),
+        "p": ("fp32", ""),
+        "s": ("list", "[2]"),
+        "d": ("str", "'torch.bfloat16'"),
+        "m.3": ("int", "1"),
+    }
+
+
 def test_chunks_keep_their_box_and_their_writer(tmp_path: Path) -> None:
     whole = torch.arange(10.0).reshape(5, 2)
     path = samples.write_chunks(
         tmp_path / "c", "model.w", whole, [((3, 0), (2, 2)), ((0, 0), (3, 2)), ((5, 0), (0, 2))]
     )
-    records = read(path, 1, MODEL)
+    records = read_checkpoint(path, 1, MODEL)
     assert [(r.rank, r.start, r.size) for r in records] == [
         (1, (0, 0), (3, 2)),
         (0, (3, 0), (2, 2)),
@@ -172,7 +198,7 @@ def test_coverage_is_described_by_describe_and_found_by_assembly(
     (row,) = describe(path)
     assert row.coverage == coverage
     assert bool(row.digest) == (coverage == "ok")
-    _, problems = assemble(read(path, 1, MODEL))
+    _, problems = assemble(read_checkpoint(path, 1, MODEL))
     assert bool(problems) == (coverage != "ok")
 
 
@@ -185,7 +211,7 @@ def test_a_digest_is_that_of_the_whole_tensor_whatever_the_format(tmp_path: Path
 
 def test_render_is_a_table_that_no_key_can_break(tmp_path: Path) -> None:
     state = {"model": {"w": torch.zeros(2, 3, dtype=torch.bool), "s": torch.tensor(1.0)}, "evil\x1b[2J\n": "x\x07" * 50}
-    lines = render(accept(samples.save_full(state, tmp_path / "c"))).split("\n")
+    lines = render_description(accept(samples.save_full(state, tmp_path / "c"))).split("\n")
     assert [line.split() for line in lines] == [
         ["key", "dtype", "shape", "chunks", "coverage", "sha256", "value"],
         ["evil\\x1b[2J\\n", "str", "1", "ok", digest(repr("x\x07" * 50).encode()), "'" + "x\\x07" * 7 + "x\\x…"],
@@ -203,7 +229,7 @@ def digest(data: bytes) -> str:
 def test_the_reader_does_not_import_torch(tmp_path: Path) -> None:
     path = samples.save_dcp(samples.STATE, tmp_path / "c")
     code = (
-        "import sys; from pathlib import Path; from harness.observe.checkpoint_reader import accept;"
+        "import sys; from pathlib import Path; from harness.readers import accept;"
         f"rows = accept(Path({str(path)!r})); assert rows and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

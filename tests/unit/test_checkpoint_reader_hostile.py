@@ -18,7 +18,7 @@ import torch
 from test_checkpoint_reader import MODEL
 
 from harness.errors import UsageError
-from harness.observe.checkpoint_reader import CheckpointError, accept, describe, read
+from harness.readers import CheckpointError, accept, describe, read_checkpoint
 from harness.readers.symbolic import parse
 
 
@@ -28,7 +28,7 @@ def refusal(path: Path) -> str:
         describe(path)
     message = str(caught.value)
     with pytest.raises(CheckpointError) as again:
-        read(path, 0, MODEL)
+        read_checkpoint(path, 0, MODEL)
     assert str(again.value) == message
     assert isinstance(caught.value, UsageError)
     assert all(part in message for part in ("given ", "; allowed: ", "; for example: "))
@@ -147,9 +147,17 @@ class Arbitrary:
     pass
 
 
-@pytest.mark.parametrize("value", [Arbitrary(), torch.nn.Linear(1, 1), print, {1, 2}, complex(1), torch.device("cpu")])
+@pytest.mark.parametrize(
+    "value", [Arbitrary(), torch.nn.Linear(1, 1), print, {1, 2}, complex(1), torch.device("cpu"), {(1, 2): 3}]
+)
 def test_other_objects_are_refused_by_name(tmp_path: Path, value: object) -> None:
     refusal(samples.save_full({"x": value}, tmp_path / "c"))
+
+
+def test_a_tensor_whose_flags_change_its_values_is_refused(tmp_path: Path) -> None:
+    negated = torch.zeros(2, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    assert "flags" in refusal(samples.save_full({"w": negated}, tmp_path / "c"))
 
 
 # Truncated and altered
@@ -455,4 +463,4 @@ def test_a_huge_memo_index_costs_nothing() -> None:
 def test_a_value_that_is_no_number(tmp_path: Path, state: dict[str, Any]) -> None:
     path = samples.save_full(state, tmp_path / "c")
     with pytest.raises(CheckpointError):
-        read(path, 0, MODEL)
+        read_checkpoint(path, 0, MODEL)

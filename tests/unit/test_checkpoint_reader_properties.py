@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from test_checkpoint_reader import MODEL
 
 from harness.observe.assemble import assemble
-from harness.observe.checkpoint_reader import CheckpointError, accept, read
 from harness.observe.logical import Value
+from harness.readers import CheckpointError, accept, read_checkpoint
 from harness.readers.pieces import ObjectPiece, TensorPiece, pieces
 from harness.readers.symbolic import Mapping, parse
 
@@ -139,7 +139,7 @@ def test_chunks_of_any_partition_assemble_to_the_tensor(
         path = samples.write_chunks(Path(folder, "c"), "model.w", whole, boxes)
         (row,) = accept(path)
         assert row.chunks == len(boxes)
-        logical, problems = assemble(read(path, 0, MODEL))
+        logical, problems = assemble(read_checkpoint(path, 0, MODEL))
     assert problems == []
     assert list(logical.values()) == [Value(DTYPES[whole.dtype], tuple(whole.shape), samples.raw(whole))]
 
@@ -191,6 +191,6 @@ def test_damage_gives_an_error_or_sound_data(tmp_path: Path, file: str) -> None:
         target.write_bytes(data[: int(damage[0][0] * len(data))] if cut else data)
         with contextlib.suppress(CheckpointError):
             accept(checkpoint)
-            read(checkpoint, 0, MODEL)
+            read_checkpoint(checkpoint, 0, MODEL)
 
     check()

@@ -11,8 +11,8 @@ import pytest
 from harness.diff import diff
 from harness.models import model_spec
 from harness.observe.assemble import assemble
-from harness.observe.checkpoint_reader import accept, expected_written, read
 from harness.oracle import twin
+from harness.readers import accept, expected_written, read_checkpoint
 from harness.scenario import Mesh, Optimizer, Scenario
 
 pytestmark = pytest.mark.real
@@ -53,9 +53,10 @@ def test_what_real_ranks_write_is_what_the_twin_expects(folder: Path, number: in
     scenario, path = SCENARIOS[number], folder / str(number) / "checkpoint0"
     model = model_spec(scenario.model)
     assert accept(path)
-    records = read(path, 3, model)
+    records = read_checkpoint(path, 3, model)
     logical, problems = assemble(records)
     assert problems == []
-    expected = expected_written(twin.run(scenario), 3, scenario.checkpoint, model)
+    live = {key: value for key, value in twin.run(scenario).items() if key.op == 3}
+    expected = expected_written(live, scenario, model)
     assert diff(expected, logical) == []
     assert {record.rank for record in records} == ({0} if scenario.checkpoint.startswith("full") else {0, 1})

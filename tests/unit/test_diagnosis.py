@@ -261,6 +261,41 @@ def test_an_overflow_that_was_applied() -> None:
     assert (found.mechanism, found.confidence) == ("overflow_not_skipped", "certain")
 
 
+def test_the_last_microbatch_added_after_the_reduction() -> None:
+    """Each rank adds its own last microbatch, so that the halves of a sharded gradient differ in the rank."""
+    scenario = Scenario(mesh=Mesh(1, 2, 1), microbatches=2)
+    grid = probe.choose_grid(("fp32",) * 3, "fp32", 2, 2)
+    keys = probe.element_keys("up.weight", (16, 7), 0)
+    first, last = (probe.rank_units(keys, 0, m, 2, grid) * grid.unit for m in range(2))
+    wrong = first.mean(axis=0) + np.where(np.arange(112) < 56, last[0], last[1])
+    found = top(diagnose(scenario, change(live(STEP, "grad", "up.weight"), lambda a: wrong), since=STEP))
+    assert (found.mechanism, found.confidence) == ("missing_contribution", "certain")
+    assert "all microbatches but the last plus one rank's own last one" in found.text
+
+
+def test_accumulation_in_a_narrower_dtype() -> None:
+    scenario = Scenario(mesh=Mesh(1, 2, 1), microbatches=3)
+    grid = probe.choose_grid(("fp32",) * 3, "fp32", 2, 3)
+    keys = probe.element_keys("up.weight", (16, 7), 0)
+    total = np.zeros((2, 112))
+    for microbatch in range(3):
+        total = total + probe.rank_units(keys, 0, microbatch, 2, grid) * grid.unit
+        total = total.astype(ml_dtypes.bfloat16).astype(np.float64)
+    wrong = total.sum(axis=0) / 2
+    found = top(diagnose(scenario, change(live(STEP, "grad", "up.weight"), lambda a: wrong), since=STEP))
+    assert (found.mechanism, found.confidence) == ("narrowed_sum", "certain")
+    assert "accumulated over microbatches in bf16" in found.text
+
+
+def test_gradients_that_were_not_cleared() -> None:
+    def keep(state: Logical) -> None:
+        now, before = live(2, "grad", "up.weight"), live(1, "grad", "up.weight")
+        state[now] = like(state[now], as_numbers(state[now]) + as_numbers(state[before]))
+
+    found = top(diagnose(DENSE, keep, since=2))
+    assert (found.mechanism, found.confidence, found.evidence[0]["since_op"]) == ("gradient_kept", "certain", 1)
+
+
 # --- order ---------------------------------------------------------------------------------------------------
 
 
@@ -285,6 +320,14 @@ def test_strided_shards_read_as_plain_ones() -> None:
 def test_permuted_columns() -> None:
     found = top(diagnose(DENSE, change(live(LOAD, "param", "down.weight"), lambda a: a[:, ::-1]), since=LOAD))
     assert (found.mechanism, found.evidence[0]["dim"]) == ("permuted", 1)
+
+
+def test_uneven_shards_read_at_floor_offsets() -> None:
+    """Rank 1 of 3 reads rows 5 to 10 of 16 where its own are 6 to 11; rank 2 rows 10 to 13 instead of 12 to 15."""
+    order = [*range(6), *range(5, 11), *range(10, 14)]
+    found = top(diagnose(DENSE, change(live(LOAD, "param", "up.weight"), lambda a: a[order]), since=LOAD))
+    assert (found.mechanism, found.confidence) == ("misplaced", "certain")
+    assert "slice 6 holds 5, 7 holds 6" in found.text
 
 
 def test_transposed() -> None:
@@ -319,7 +362,7 @@ def test_step_counters(count: float, how: str) -> None:
 def test_integer_buffers_count_too() -> None:
     scenario = replace(DENSE, model="frozen_tower")
     key = live(LOAD, "buffer", "tower.vision.batches")
-    assert top(diagnose(scenario, change(key, lambda a: a - 2), since=LOAD)).mechanism == "counter_off"
+    assert top(diagnose(scenario, change(key, lambda a: a + 5), since=LOAD)).mechanism == "counter_off"
 
 
 @pytest.mark.parametrize(
@@ -379,6 +422,17 @@ def test_a_step_that_started_from_stale_masters() -> None:
     found = top(diagnose(scenario, stale, since=step))
     assert (found.mechanism, found.evidence[0]["continued_from"]) == ("continued_from", load - 1)
     assert "MBR-3949" in found.bug_ids
+
+
+def test_a_rank_that_was_left_out_of_the_step() -> None:
+    def keep(state: Logical) -> None:
+        now, before = (as_numbers(state[live(op, "param", "up.weight")]).copy() for op in (2, 1))
+        now[98:] = before[98:]
+        state[live(2, "param", "up.weight")] = like(state[live(2, "param", "up.weight")], now)
+
+    found = top(diagnose(DENSE, keep, since=2))
+    assert (found.mechanism, found.confidence) == ("not_updated", "certain")
+    assert "14 of 112 elements of param of up.weight are as before operation 2 (step)" in found.text
 
 
 def test_decay_by_an_initialising_step() -> None:
@@ -457,6 +511,19 @@ def test_missing_state(where: str, op: int, mechanism: str) -> None:
     observed = {k: v for k, v in expected.items() if k != key}
     found = top(explain(diff(expected, observed), Context(expected, observed, DENSE, expand(DENSE))))
     assert found.mechanism == mechanism
+
+
+def test_a_save_that_creates_state() -> None:
+    scenario = replace(DENSE, program="save_first")
+
+    def create(state: Logical) -> None:
+        for role in ("exp_avg", "exp_avg_sq"):
+            state[live(1, role, "up.weight")] = like(state[live(1, "param", "up.weight")], np.zeros(112))
+        state[live(1, "step", "up.weight")] = Value("fp32", (), np.float32(1).tobytes())
+
+    found = top(diagnose(scenario, create, since=1))
+    assert (found.mechanism, found.confidence) == ("initialising_step", "certain")
+    assert "was created by operation 1 (save)" in found.text
 
 
 def test_invented_and_misshapen_state() -> None:

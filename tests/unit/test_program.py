@@ -34,7 +34,18 @@ def test_illegal_programs_are_refused_with_the_operation(program: str, message: 
 def test_resume_has_three_arms() -> None:
     ops = expand(Scenario(mesh=Mesh(1, 2, 1), load="grow"))
     assert [op.arm for op in ops] == ["main"] * 4 + ["uninterrupted"] + ["cold"] * 3 + ["resumed"] * 2
-    assert [op.kind for op in ops] == ["build", "step", "step", "save", "step", "build", "step", "build", "load", "step"]
+    assert [op.kind for op in ops] == [
+        "build",
+        "step",
+        "step",
+        "save",
+        "step",
+        "build",
+        "step",
+        "build",
+        "load",
+        "step",
+    ]
 
 
 def test_iterations_follow_the_trajectory_and_a_load_restores_them() -> None:

@@ -191,9 +191,20 @@ def test_scenario_files_are_planned_as_they_are(tmp_path: Path) -> None:
     assert not plan.is_walk
 
 
+def test_a_scenario_file_may_ask_for_what_walks_leave_out_as_a_repetition(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text(Scenario(system="torch-fsdp2", grad_sync="every").to_toml())
+    assert len(make_plan([load_space(str(path))]).scenarios) == 1
+    path.write_text(Scenario(system="torch-fsdp2", program="overflow").to_toml())
+    with pytest.raises(UsageError, match="overflow-scale"):
+        make_plan([load_space(str(path))])
+
+
 def test_a_file_may_list_several_scenarios(tmp_path: Path) -> None:
     path = tmp_path / "two.toml"
-    path.write_text('schema = 1\n[[scenario]]\nmodel = "short"\n[[scenario]]\nmicrobatches = 2\nsystem = "torch-fsdp2"\n')
+    path.write_text(
+        'schema = 1\n[[scenario]]\nmodel = "short"\n[[scenario]]\nmicrobatches = 2\nsystem = "torch-fsdp2"\n'
+    )
     assert [str(s) for s in load_space(str(path)).scenarios] == ["model=short", "system=torch-fsdp2 microbatches=2"]
 
 
@@ -224,7 +235,9 @@ def test_the_nightly_and_weekly_leave_out_no_mesh_model_program_relation_or_form
         assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
         assert {"dtype", "mesh", "offload"} <= set(walk.exhaustive)
         if walk.system == "torch-fsdp2":
-            options = {f"{form}+{option}" for form, each in FORMATS.items() for option in each if form in ("dcp", "full")}
+            options = {
+                f"{form}+{option}" for form, each in FORMATS.items() for option in each if form in ("dcp", "full")
+            }
             assert {*FORMATS, *options} <= set(walk.axes["checkpoint"])
 
 

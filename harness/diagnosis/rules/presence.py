@@ -23,7 +23,7 @@ def state_missing(difference: Difference, context: Context) -> Finding | None:
 
 
 def initialising_step(difference: Difference, context: Context) -> Finding | None:
-    """Optimizer state appeared in an operation that takes no step (TT-4382, PT-164929: a dummy step materialises it)."""
+    """Optimizer state appeared in an operation that takes no step (TT-4382, PT-164929: a dummy step)."""
     key = difference.key
     if difference.kind != "extra" or key.role not in LAZY_ROLES or context.op_kind(key.op) in ("step", "overflow"):
         return None

@@ -41,11 +41,11 @@ def tie_split(difference: Difference, context: Context) -> Finding | None:
 
 
 def one_rank(difference: Difference, context: Context) -> Finding | None:
-    """Only some ranks' parts deviate: what those ranks have in common is the clue (DS-7601, TE-3318)."""
+    """Part of a tensor deviates, on few ranks: what those have in common is the clue (DS-7601, TE-3318)."""
     op = context.op(difference.key.op)
-    if op is None or not difference.ranks or difference.kind == "replica_conflict":
+    if op is None or not difference.ranks or difference.kind != "bits" or difference.key.where != "live":
         return None
-    if len(difference.ranks) * 2 > op.mesh.world:
+    if len(difference.ranks) * 2 > op.mesh.world or difference.mismatched == difference.total:
         return None
     ranks = list(difference.ranks)
     which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
@@ -71,7 +71,7 @@ RULES = (
         "bad_partition",
         "The shards do not add up to the tensor",
         bad_partition,
-        ("PT-150862", "MLM-5898", "TE-2424", "TE-2795", "PT-136228", "DS-1380"),
+        ("PT-150862", "MLM-5898", "TE-2424", "TE-2795", "PT-136228", "DS-1380", "MLM-4423"),
     ),
 )
 

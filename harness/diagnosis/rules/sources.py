@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, tensor
 from harness.diff import Difference
 from harness.observe.logical import Key
@@ -21,18 +19,6 @@ def other_parameter(difference: Difference, context: Context) -> Finding | None:
             clause = f"{tensor(difference.key)} holds what belongs to {other.fqn}{_after(difference.key, context)}"
             return Finding(pair.strength, clause, {"name": difference.key.fqn, "holds": other.fqn, **_where(pair)})
     return None
-
-
-def text_order(findings: Sequence[Finding], context: Context) -> str:
-    """Whether the exchanged names are those of numbered modules taken in text order (DS-5342: 10 before 9)."""
-    holds = {finding.evidence["name"]: finding.evidence["holds"] for finding in findings}
-    names = [p.fqn for p in context.model.unique_params]
-    numbered = [name for name in names if any(c.isdigit() for c in name)]
-    for order in (sorted(numbered), sorted(numbered, reverse=True), numbered[::-1]):
-        moved = {name: held for name, held in zip(numbered, order, strict=True) if name != held}
-        if moved and moved == holds:
-            return "The names were taken in text order" if order == sorted(numbered) else "The names were reversed"
-    return ""
 
 
 def other_role(difference: Difference, context: Context) -> Finding | None:
@@ -131,7 +117,7 @@ RULES = (
         "load_did_nothing",
         "The load had no effect on some state",
         load_did_nothing,
-        ("PT-140898", "MBR-4893", "MBR-5680", "MLM-mr2871", "PT-129079"),
+        ("PT-140898", "MBR-4893", "MBR-5680", "MLM-mr2871", "DS-762", "PT-129079"),
     ),
     Rule(
         "other_parameter",
@@ -149,7 +135,6 @@ RULES = (
             "DS-5342",
             "DS-5395",
         ),
-        text_order,
     ),
     Rule("other_role", "State tensors of one parameter are exchanged", other_role),
     Rule(

@@ -35,20 +35,20 @@ def continued_from(difference: Difference, context: Context) -> Finding | None:
     key, pair = difference.key, context.pair(difference)
     if pair is None or context.op_kind(key.op) != "step" or key.role not in ("param", "master") or len(pair.at) < 3:
         return None
-    radius = STEP_RADIUS * context.scenario.optimizer.lr
-    before = context.expected.get(key._replace(op=key.op - 1))
-    if before is None or _within(as_numbers(before)[pair.at], pair.got, radius):
+    far = STEP_RADIUS * context.scenario.optimizer.lr
+    distances = {i: _farthest(as_numbers(value)[pair.at], pair.got) for i, value in context.earlier(key)}
+    if distances.get(key.op - 1, 0.0) <= far:
         return None
-    for index, value in context.earlier(key):
-        if value.shape == pair.observed.shape and _within(as_numbers(value)[pair.at], pair.got, radius):
-            clause = f"{tensor(key)} after {context.op_name(key.op)} is one update away from its value of "
-            clause += f"{context.op_name(index)}, not from that of {context.op_name(key.op - 1)}"
-            return Finding("likely", clause, {"name": key.fqn, "role": key.role, "continued_from": index})
-    return None
+    distance, start = min((distance, index) for index, distance in distances.items())
+    if distance > far:
+        return None
+    clause = f"{tensor(key)} after {context.op_name(key.op)} is one update away from its value of "
+    clause += f"{context.op_name(start)}, not from that of {context.op_name(key.op - 1)}"
+    return Finding("likely", clause, {"name": key.fqn, "role": key.role, "continued_from": start})
 
 
-def _within(values: npt.NDArray[np.generic], got: Floats, radius: float) -> bool:
-    return bool(np.abs(values.astype(np.float64) - got).max() <= radius)
+def _farthest(values: npt.NDArray[np.generic], got: Floats) -> float:
+    return float(np.abs(values.astype(np.float64) - got).max())
 
 
 def weight_decay(difference: Difference, context: Context) -> Finding | None:

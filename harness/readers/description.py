@@ -1,11 +1,7 @@
-"""What a checkpoint holds, read back by our own reader: a symmetric mistake hides in a self-round-trip.
+"""A checkpoint's keys as a table, for `shardproof inspect`, and the check that a checkpoint is complete.
 
-`read` gives records to assemble and compare with `expected_written`; `describe` and `render` serve `shardproof
-inspect`; `accept` is the check before a library may load a checkpoint that is not ours. None of them imports torch
-or executes anything out of the file; formats and limits are in `harness.readers`.
-
-*Verifies*: that the files are sound (see `harness.readers`), and what every chunk holds, with its box, so that
-assembly finds gaps and overlaps. *Does not verify*: what the conventions do not name (see `readers.roles`).
+*Verifies*: that the chunks of each tensor cover it, each element once; that keys are distinct. *Does not verify*: which
+keys a model needs, nor any value.
 """
 
 from __future__ import annotations
@@ -19,66 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.models import ModelSpec
-from harness.observe.logical import Key, Logical
-from harness.observe.record import ITEMSIZE, LIVE, WRITTEN, Record
-from harness.readers.errors import CheckpointError, bad
+from harness.observe.record import ITEMSIZE
+from harness.readers.errors import bad
 from harness.readers.pieces import ObjectPiece, Piece, TensorPiece, key_of, pieces
-from harness.readers.roles import records_of
-
-__all__ = ["CheckpointError", "Row", "accept", "check_complete", "describe", "expected_written", "read", "render"]
-
-STORED_ROLES = frozenset(
-    {"param", "master", "exp_avg", "exp_avg_sq", "momentum", "step", "hyperparameter", "buffer", "scheduler", "scaler"}
-)
-
-
-def read(path: Path, op: int, model: ModelSpec) -> list[Record]:
-    """The `written` records of a checkpoint; a chunk's rank is the one whose file it lies in.
-
-    Args:
-        path: a distributed checkpoint's folder, a torch.save file, or a folder with `full.pt`.
-        op: index of the save. model: says which names are buffers.
-
-    Raises:
-        CheckpointError: missing, truncated, foreign, inconsistent or hostile.
-    """
-    return list(records_of(pieces(path), op, model, str(path)))
-
-
-def expected_written(live: Logical, op: int, checkpoint: str, model: ModelSpec) -> Logical:
-    """What the checkpoint of the save at `op` must hold, from the oracle's live values after it.
-
-    Gradients, compute parameters and non-persistent buffers are not stored; tied parameters are, under every
-    name. With the option `flatten` each parameter has its own copy of its group's hyperparameters, named
-    `{parameter}.{key}`, and no group (torch StateDictOptions.flatten_optimizer_state_dict).
-
-    Args:
-        live: any operations' values. checkpoint: the scenario's format with options, e.g. `dcp+flatten`.
-    """
-    transient = {name for name, buffer in model.buffers() if not buffer.persistent}
-    written: Logical = {}
-    for key, value in live.items():
-        stored = key.role in STORED_ROLES and not (key.role == "buffer" and key.fqn in transient)
-        if stored and key.op == op and key.where == LIVE:
-            written[key._replace(where=WRITTEN)] = value
-    return _flattened(written) if "flatten" in checkpoint.split("+")[1:] else written
-
-
-def _flattened(written: Logical) -> Logical:
-    """Group hyperparameters handed down to the group's parameters."""
-    flat: Logical = {key: value for key, value in written.items() if key.role != "hyperparameter"}
-    groups: dict[str, dict[str, Key]] = {}
-    for key in written:
-        if key.role == "hyperparameter":
-            group, _, name = key.fqn.partition(".")
-            groups.setdefault(group, {})[name] = key
-    for members in groups.values():
-        for fqn in written[members["params"]].data.decode().split("\n"):
-            for name, key in members.items():
-                if name != "params" and fqn:
-                    flat[key._replace(fqn=f"{fqn}.{name}")] = written[key]
-    return flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +73,7 @@ def check_complete(path: Path, rows: Sequence[Row]) -> None:
             raise bad(f"{path}: key", row.key, "every key once", form)
 
 
-def render(rows: Iterable[Row]) -> str:
+def render_description(rows: Iterable[Row]) -> str:
     """The rows as an aligned plain-text table; characters that a terminal would obey are escaped."""
     head = ("key", "dtype", "shape", "chunks", "coverage", "sha256", "value")
     cells = [head]

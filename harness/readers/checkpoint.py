@@ -1,0 +1,65 @@
+"""What a checkpoint holds, as records, and what it must hold.
+
+*Verifies*: that the files are sound (see the modules below), and what every chunk holds, with its box, so that
+assembly finds gaps and overlaps. *Does not verify*: what the conventions do not name (see `roles`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.models import ModelSpec
+from harness.observe.logical import Key, Logical
+from harness.observe.record import LIVE, WRITTEN, Record
+from harness.readers.pieces import pieces
+from harness.readers.roles import records_of
+from harness.scenario import Scenario
+
+STORED_ROLES = frozenset(
+    {"param", "master", "exp_avg", "exp_avg_sq", "momentum", "step", "hyperparameter", "buffer", "scheduler", "scaler"}
+)
+
+
+def read_checkpoint(path: Path, op: int, model: ModelSpec) -> list[Record]:
+    """The `written` records of a checkpoint; a chunk's rank is the one whose file it lies in.
+
+    Args:
+        path: a distributed checkpoint's folder, a torch.save file, or a folder with `full.pt`.
+        op: index of the save. model: says which names are buffers.
+
+    Raises:
+        CheckpointError: missing, truncated, foreign, inconsistent or hostile.
+    """
+    return list(records_of(pieces(path), op, model, str(path)))
+
+
+def expected_written(live: Logical, scenario: Scenario, model: ModelSpec) -> Logical:
+    """What a scenario's checkpoint must hold, from the oracle's live values after the save.
+
+    Gradients, compute parameters and non-persistent buffers are not stored; tied parameters are, under every
+    name. With the option `flatten` each parameter has its own copy of its group's hyperparameters, named
+    `{parameter}.{key}`, and no group (torch StateDictOptions.flatten_optimizer_state_dict).
+    """
+    transient = {name for name, buffer in model.buffers() if not buffer.persistent}
+    written: Logical = {}
+    for key, value in live.items():
+        stored = key.role in STORED_ROLES and not (key.role == "buffer" and key.fqn in transient)
+        if stored and key.where == LIVE:
+            written[key._replace(where=WRITTEN)] = value
+    return _flattened(written) if "flatten" in scenario.checkpoint.split("+")[1:] else written
+
+
+def _flattened(written: Logical) -> Logical:
+    """Group hyperparameters handed down to the group's parameters."""
+    flat: Logical = {key: value for key, value in written.items() if key.role != "hyperparameter"}
+    groups: dict[tuple[int, str], dict[str, Key]] = {}
+    for key in written:
+        if key.role == "hyperparameter":
+            group, _, name = key.fqn.partition(".")
+            groups.setdefault((key.op, group), {})[name] = key
+    for members in groups.values():
+        for fqn in written[members["params"]].data.decode().split("\n"):
+            for name, key in members.items():
+                if name != "params" and fqn:
+                    flat[key._replace(fqn=f"{fqn}.{name}")] = written[key]
+    return flat

@@ -43,8 +43,13 @@ class UpstreamCase:
         environment = {**os.environ, **DETERMINISM, "PYTHONPATH": str(ROOT), "BENCH_WORLD": str(world)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.world_cases", kind, str(world), str(scratch)],
-            env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
 
     def run(self) -> float:
         assert self.process.stdin

@@ -84,8 +84,10 @@ def _table(detections: Sequence[Detection]) -> str:
     width = max(len(d.fault.id) for d in detections)
     lines = [f"{'fault':<{width}}  noticed  top1  top3  bugs"]
     for d in detections:
-        marks = ("yes" if d.detected else "NO", _mark(d.named_within(1)), _mark(d.named_within(3)))
-        lines.append(f"{d.fault.id:<{width}}  {marks[0]:<7}  {marks[1]:<4}  {marks[2]:<4}  {', '.join(d.fault.bug_ids)}")
+        noticed, (top1, top3) = "yes" if d.detected else "NO", (_mark(d, first) for first in (1, 3))
+        lines.append(
+            f"{d.fault.id:<{width}}  {noticed:<7}  {top1:<4}  {top3:<4}  {', '.join(d.fault.bug_ids)}".rstrip()
+        )
     lines.append(f"{sum(d.detected for d in detections)} of {len(detections)} faults noticed")
     return "\n".join(lines)
 
@@ -97,10 +99,12 @@ def _plain(detection: Detection) -> dict[str, object]:
         "detected": detection.detected,
         "scenarios": [r.id for r in detection.results],
         "verdicts": [r.verdict.value for r in detection.results],
-        "top1": detection.named_within(1),
-        "top3": detection.named_within(3),
+        "top1": detection.named_within(1) if detection.fault.bug_ids else None,
+        "top3": detection.named_within(3) if detection.fault.bug_ids else None,
     }
 
 
-def _mark(value: bool) -> str:
-    return "yes" if value else "-"
+def _mark(detection: Detection, first: int) -> str:
+    if not detection.fault.bug_ids:
+        return ""
+    return "yes" if detection.named_within(first) else "no"

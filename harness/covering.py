@@ -12,6 +12,7 @@ elimination*, 1999), and every feasible combination is reached.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ import numpy.typing as npt
 from harness.feasible import Axes, Bools, Factor, buckets, projections
 
 Rows = npt.NDArray[np.int64]
+Scalar = TypeVar("Scalar", bound=np.generic)
+_ByOthers = tuple[Axes, npt.NDArray[Scalar]]
 
 COVERED = 0
 LARGEST_BATCH = 128
@@ -50,11 +53,11 @@ class Cover:
             axes: (table & ~needless[axes] if needless else table).astype(np.int8)
             for axes, table in projections(sizes, factors, demands)
         }
-        self._by_axis: dict[int, list[tuple[Axes, npt.NDArray[np.int8]]]] = {axis: [] for axis in range(len(sizes))}
-        for axes, table in self._open.items():
-            for place, axis in enumerate(axes):
-                others = (*axes[:place], *axes[place + 1 :])
-                self._by_axis[axis].append((others, np.moveaxis(table, place, -1)))
+        self._by_axis: list[list[_ByOthers[np.int8]]] = [
+            [_by_others(axes, table, axis) for axes, table in self._open.items() if axis in axes]
+            for axis in range(len(sizes))
+        ]
+        self._routes: dict[Axes, list[tuple[int, list[_ByOthers[np.bool_]]]]] = {}
         self._rows: list[Rows] = []
 
     @property
@@ -81,25 +84,37 @@ class Cover:
             self._add(axes, self._random.permutation(cells)[:size])
 
     def _add(self, axes: Axes, cells: Rows) -> None:
-        rows = self._complete(axes, cells)
+        columns = self._complete(axes, cells)
         for demand, table in self._open.items():
-            table[tuple(rows[:, axis] for axis in demand)] = COVERED
-        self._rows.append(rows)
+            table[tuple(columns[axis] for axis in demand)] = COVERED
+        self._rows.append(np.stack([columns[axis] for axis in range(len(self._sizes))], axis=1))
 
-    def _complete(self, axes: Axes, cells: Rows) -> Rows:
-        rows = np.full((len(cells), len(self._sizes)), -1, np.int64)
-        rows[:, axes] = cells
-        assigned = set(axes)
-        for axis, tables in buckets(self._sizes, self._factors, axes):
+    def _complete(self, axes: Axes, cells: Rows) -> dict[int, Rows]:
+        """Axis → the value of every row, shape (rows,), for rows that start with `cells` on `axes`."""
+        columns = {axis: np.ascontiguousarray(cells[:, place]) for place, axis in enumerate(axes)}
+        for axis, refused in self._route(axes):
             score = self._random.random((len(cells), self._sizes[axis]), np.float32)
             if axis in self._cost:
                 score = score * 0.01 - self._cost[axis].astype(np.float32)
             for others, opened in self._by_axis[axis]:
-                if assigned.issuperset(others):
-                    score += opened[tuple(rows[:, other] for other in others)]
-            for each in tables:
-                allowed = np.moveaxis(each.allowed, each.axes.index(axis), -1)
-                score[..., ~allowed[tuple(rows[:, other] for other in each.axes if other != axis)]] = -np.inf
-            rows[:, axis] = score.argmax(axis=1)
-            assigned.add(axis)
-        return rows
+                if all(other in columns for other in others):
+                    score += opened[tuple(columns[other] for other in others)]
+            for others, table in refused:
+                score[..., table[tuple(columns[other] for other in others)]] = -np.inf
+            columns[axis] = score.argmax(axis=1)
+        return columns
+
+    def _route(self, axes: Axes) -> list[tuple[int, list[_ByOthers[np.bool_]]]]:
+        """`feasible.buckets`, turned round: for each axis the values refused, by the values of other axes."""
+        if axes not in self._routes:
+            self._routes[axes] = [
+                (axis, [_by_others(each.axes, ~each.allowed, axis) for each in tables])
+                for axis, tables in buckets(self._sizes, self._factors, axes)
+            ]
+        return self._routes[axes]
+
+
+def _by_others(axes: Axes, table: npt.NDArray[Scalar], axis: int) -> _ByOthers[Scalar]:
+    """The axes but `axis`, and a view of `table` with the dim of `axis` last."""
+    place = axes.index(axis)
+    return (*axes[:place], *axes[place + 1 :]), np.moveaxis(table, place, -1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 from typing import TypeVar
 
 import numpy as np
@@ -158,7 +159,7 @@ def _elimination_order(sizes: Sequence[int], factors: Iterable[Factor]) -> Axes:
 
         def built(axis: int, scopes: list[set[int]] = scopes) -> tuple[int, int]:
             scope = set().union(*(s for s in scopes if axis in s))
-            return int(np.prod([sizes[a] for a in scope])), axis
+            return prod(sizes[a] for a in scope), axis
 
         axis = min(remaining, key=built)
         scope = set().union(*(s for s in scopes if axis in s)) - {axis}
@@ -170,7 +171,7 @@ def _elimination_order(sizes: Sequence[int], factors: Iterable[Factor]) -> Axes:
 
 def _joined_size(factors: dict[Axes, Factor], axis: int, sizes: Sequence[int]) -> int:
     scope = {a for f in factors.values() if axis in f.axes for a in f.axes}
-    return int(np.prod([sizes[a] for a in scope]))
+    return prod(sizes[a] for a in scope)
 
 
 def _spread(each: Factor, axes: Axes) -> Bools:

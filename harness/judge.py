@@ -88,9 +88,16 @@ def judge(scenario: Scenario, records: Sequence[Record], problems: Sequence[Prob
     distrust = _blind_load(scenario, expected) or _oracles_disagree(scenario)
     differences = diff(expected, observed, [*problems, *found], (LAZY_STATE,), records)
     failing = tuple(d for d in differences if d.fails)
-    context = Context(expected=expected, observed=observed, scenario=scenario, ops=expand(scenario))
-    explanations = tuple(explain(failing, context)) if failing else ()
+    explanations = _explained(scenario, expected, observed, failing) if failing else ()
     return Judgement(failing, tuple(d for d in differences if not d.fails), explanations, distrust)
+
+
+def _explained(
+    scenario: Scenario, expected: Logical, observed: Logical, failing: Sequence[Difference]
+) -> tuple[Explanation, ...]:
+    cold = twin.run(scenario, dict(_reported_norms(observed)), loads=False)
+    context = Context(expected, observed, scenario, expand(scenario), cold)
+    return tuple(explain(failing, context))
 
 
 def _expected(scenario: Scenario, observed: Logical) -> Logical:

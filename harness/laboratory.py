@@ -35,6 +35,7 @@ from harness.result import (
 )
 from harness.scenario import Scenario
 from harness.store import StoreFull
+from harness.systems import builtin  # noqa: F401  (registers the systems)
 from harness.systems.protocol import SystemInfo
 from harness.systems.registry import all_systems, system_info
 from harness.verdict import Verdict, merge

@@ -83,7 +83,6 @@ class Probe:
     slot: Slot = field(default_factory=Slot)
     seen: dict[str, list[Seen]] = field(default_factory=dict)
     poisoned: bool = False
-    _keys: dict[str, np.ndarray[tuple[int], np.dtype[np.uint64]]] = field(default_factory=dict)
 
     def start_step(self) -> None:
         """Forget what the previous step's forwards saw."""
@@ -99,11 +98,10 @@ class Probe:
 
     def gradient(self, fqn: str, local: torch.Tensor, trainable: bool) -> torch.Tensor:
         """This rank's gradient for one use of a parameter in the current slot, in the shape and dtype of `local`."""
-        named = self.spec.param(fqn)
-        units = rank_units(
-            self._key(named), self.slot.iteration, self.slot.microbatch, self.mesh.dp, self._grid(named)
-        )[self.mesh.dp_index(self.rank)]
-        values = (units * self._grid(named).unit).reshape(named.spec.shape)
+        named, grid = self.spec.param(fqn), self._grid(fqn)
+        keys = element_keys(fqn, named.spec.shape, self.scenario.seed)
+        units = rank_units(keys, self.slot.iteration, self.slot.microbatch, self.mesh.dp, grid)
+        values = (units[self.mesh.dp_index(self.rank)] * grid.unit).reshape(named.spec.shape)
         if self._poisons(trainable):
             self.poisoned = True
             if self.mesh.dp_index(self.rank) == 0:
@@ -115,13 +113,8 @@ class Probe:
     def _poisons(self, trainable: bool) -> bool:
         return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned
 
-    def _key(self, named: NamedParam) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-        if named.fqn not in self._keys:
-            self._keys[named.fqn] = element_keys(named.fqn, named.spec.shape, self.scenario.seed)
-        return self._keys[named.fqn]
-
-    def _grid(self, named: NamedParam) -> Grid:
-        canonical = self.spec.param(named.spec.tied_to or named.fqn)
+    def _grid(self, fqn: str) -> Grid:
+        canonical = self.spec.param(self.spec.param(fqn).spec.tied_to or fqn)
         declared = stages(self.scenario, canonical.spec)
         return choose_grid(
             (declared.accumulate, declared.reduce, declared.main_grad),

@@ -147,16 +147,14 @@ class _Problem:
         Each has some chance; they are not equally likely, since axes are drawn one after the other.
         """
         number = min(number, count(self.sizes, self.supported))
-        found = self.nothing
+        found: dict[tuple[int, ...], None] = {}
         for attempt in range(1000):
             if len(found) >= number:
                 break
             draw = Cover(self.sizes, self.supported, (), seed + (attempt << 32))
             draw.start_from((), np.empty((2 * number, 0), np.int64))
-            rows = np.concatenate([found, draw.rows])
-            _, first = np.unique(rows, axis=0, return_index=True)
-            found = rows[np.sort(first)]
-        return found[:number]
+            found.update(dict.fromkeys(map(tuple, draw.rows.tolist())))
+        return np.array(list(found)[:number], np.int64).reshape(-1, len(self.sizes))
 
     def coverages(self, scenarios: tuple[Scenario, ...]) -> Iterator[Coverage]:
         """2-way and 3-way coverage of all axes, higher ones and `three_way` where the walk asks for them."""
@@ -177,7 +175,7 @@ class _Problem:
                 version=version,
                 **{axis: column[i] for axis, column, i in zip(self.names, columns, row, strict=True)},
             )
-            for row in np.unique(rows, axis=0).tolist()
+            for row in dict.fromkeys(map(tuple, rows.tolist()))
         )
         return tuple(made)
 

@@ -105,13 +105,13 @@ class Pair:
 
 @dataclass(frozen=True)
 class Context:
-    """What rules may look at. arms: further expected values by name, e.g. of a run that never loaded."""
+    """What rules may look at. cold: the expected values of a run in which no load did anything."""
 
     expected: Logical
     observed: Logical
     scenario: Scenario
     ops: tuple[Op, ...]
-    arms: Mapping[str, Logical] = field(default_factory=dict)
+    cold: Logical = field(default_factory=dict)
 
     @cached_property
     def model(self) -> ModelSpec:

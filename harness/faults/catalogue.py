@@ -120,7 +120,10 @@ def _gradients() -> tuple[Fault, ...]:
             "late-microbatch", ("DS-7985",), "the last microbatch is added after the average over ranks",
             ({**_ZERO1, "microbatches": "2"},), logical.late_microbatch,
         ),
-        Fault("gradients-kept", (), "gradients are not zeroed between steps", (_BASE,), logical.gradients_kept),
+        Fault(
+            "gradients-kept", ("MLM-6871",), "a step's gradient outlives it and enters the next step",
+            (_BASE,), logical.gradients_kept,
+        ),
         Fault(
             "overflow-per-rank", (), "each rank decides alone whether an overflowing step is skipped",
             ({**_BASE, "optimizer": "adamw/loss_scale=1024.0", "program": "overflow"},), logical.overflow_per_rank,

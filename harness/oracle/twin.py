@@ -13,7 +13,6 @@ map. A checkpoint is a deep copy of its own state. Clipping takes the total norm
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,27 +37,15 @@ NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step"}
 
 
-def run(scenario: Scenario, norms: Mapping[int, float] | None = None) -> Logical:
+def run(scenario: Scenario, norms: Mapping[int, float] | None = None, *, loads: bool = True) -> Logical:
     """What every observation of `scenario` must be.
 
     Args:
         scenario: any system's scenario; its mesh matters only through the grid.
         norms: op index → total gradient norm the system reported for that step; needed when clipping.
+        loads: False gives the cold arm: what would be observed if no load did anything.
     """
-    return _Twin(scenario, norms or {}).run()
-
-
-def serve(payload: bytes) -> bytes:
-    """Worker entry: `{"scenario": axes, "norms": {op: norm}}` as JSON → a packed `Logical`."""
-    request = json.loads(payload)
-    scenario = Scenario().with_axes(request["scenario"])
-    return pack(run(scenario, {int(op): float(norm) for op, norm in request["norms"].items()}))
-
-
-def pack(logical: Logical) -> bytes:
-    """A `Logical` as one blob: JSON header line, then the bytes in order."""
-    header = [[*key, value.dtype, value.shape, len(value.data)] for key, value in logical.items()]
-    return json.dumps(header).encode() + b"\n" + b"".join(value.data for value in logical.values())
+    return _Twin(scenario, norms or {}, loads).run()
 
 
 class _Model:
@@ -156,8 +143,8 @@ class _Model:
 
 
 class _Twin:
-    def __init__(self, scenario: Scenario, norms: Mapping[int, float]) -> None:
-        self.scenario, self.norms = scenario, norms
+    def __init__(self, scenario: Scenario, norms: Mapping[int, float], loads: bool) -> None:
+        self.scenario, self.norms, self.loads = scenario, norms, loads
         self.spec = model_spec(scenario.model)
         self.saved: dict[int, dict[str, Any]] = {}
         self.logical: Logical = {}
@@ -176,6 +163,8 @@ class _Twin:
                     step_roles = self._step(model, op)
                 case "save":
                     self.saved[op.checkpoint] = model.snapshot()
+                case "load" | "load_model_only" if not self.loads:
+                    pass
                 case "load":
                     model.restore(self.saved[op.checkpoint])
                 case "load_model_only":

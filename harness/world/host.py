@@ -89,9 +89,10 @@ def _forget_meshes() -> None:
     found an entry of another rank's, or of a group that is gone, would compute wrong chunks. Measured: after a
     rehearsal as rank 0 of a fake world of 2, real worlds of 2 saved overlapping boxes.
     """
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    import torch
+    import torch.distributed.tensor
 
-    _clear_sharding_prop_cache()
+    torch._C._clear_DTensor_sharding_propagator_cache()
     cached_type = type(functools.lru_cache(int))
     for found in gc.get_objects():
         if isinstance(found, cached_type) and str(found.__module__).startswith("torch.distributed.tensor"):

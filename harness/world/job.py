@@ -93,8 +93,8 @@ class JobOutcome:
     the rank whose error or death came first; what the others report may follow from it. timed_out: the
     deadline passed with no rank having failed before; a rank that waits for a failed one is not a hang.
     stuck: where the ranks were that had to be killed, after a deadline or beside a failed rank. strays: number of
-    processes that ranks left behind and that were killed. duration_s: from the fork to the last process's end. cpu_s: user and
-    system time of all its processes.
+    processes that ranks left behind and that were killed. duration_s: from the fork to the last process's end.
+    cpu_s: user and system time of all its processes.
     profile: (phase, seconds) of the slowest rank a phase, in order, for reports of where time goes.
     observations: the observation files, one a rank.
     """

@@ -6,18 +6,18 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import Record, unpack
+from harness.observe.record import pack, unpack
 from harness.program import expand, sessions
 from harness.scenario import Scenario
 from harness.systems.torch_fsdp2 import INFO, LIMITS, Limit, unsupported
 from harness.world.job import Job, JobOutcome
 from harness.world.server import ForkServer
+
+LENGTH = struct.Struct("<Q")
 
 pytestmark = pytest.mark.real
 
@@ -54,44 +54,40 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
         yield running
 
 
-def run(server: ForkServer, scenario: Scenario, folder: Path) -> tuple[list[Record], JobOutcome]:
-    """Every session of the scenario, up to the first that fails: what its ranks recorded, and the last outcome."""
-    records: list[Record] = []
+def run(server: ForkServer, scenario: Scenario, folder: Path) -> list[JobOutcome]:
+    """The outcome of every session of the scenario, up to the first that fails."""
+    outcomes: list[JobOutcome] = []
     for session in range(len(sessions(expand(scenario)))):
-        outcome = server.submit(Job(scenario, session, folder, 60.0)).result()
-        for path in outcome.observations:
-            records += read(path)
-        if not outcome.ok:
+        outcomes.append(server.submit(Job(scenario, session, folder, 60.0)).result())
+        if not outcomes[-1].ok:
             break
-    return records, outcome
+    return outcomes
 
 
-def read(path: Path) -> Iterator[Record]:
+def observed(outcomes: Sequence[JobOutcome]) -> list[Path]:
+    return [path for outcome in outcomes for path in outcome.observations]
+
+
+def blobs(path: Path) -> Iterator[bytes]:
+    """The packed observations of one rank's file, one an operation."""
     content, at = path.read_bytes(), 0
     while at < len(content):
-        (length,) = struct.unpack_from("<Q", content, at)
-        yield from unpack(content[at + 8 : at + 8 + length])
-        at += 8 + length
+        (length,) = LENGTH.unpack_from(content, at)
+        yield content[at + LENGTH.size : at + LENGTH.size + length]
+        at += LENGTH.size + length
 
 
-def expected(server: ForkServer, scenario: Scenario, observed: Logical) -> Logical:
-    """The twin's answer, computed under the server's numeric environment: it decides which kernels torch takes."""
-    norms = {k.op: float(np.frombuffer(v.data, np.float32)[0]) for k, v in observed.items() if k.role == "norm"}
-    request = {"scenario": scenario.axis_values(only_changed=True), "norms": norms}
-    header, _, body = server.call("harness.oracle.twin:serve", json.dumps(request).encode(), 60.0).partition(b"\n")
-    truth, at = Logical(), 0
-    for op, where, role, fqn, dtype, shape, length in json.loads(header):
-        truth[Key(op, where, role, fqn)] = Value(dtype, tuple(shape), body[at : at + length])
-        at += length
-    return truth
-
-
-def assert_bitwise(server: ForkServer, scenario: Scenario, records: Sequence[Record]) -> None:
-    observed, problems = assemble(records)
-    truth = expected(server, scenario, observed)
-    assert problems == []
-    assert observed.keys() == truth.keys()
-    assert [key for key in truth if key.role != "norm" and observed[key] != truth[key]] == []
+def judged(server: ForkServer, scenario: Scenario, folder: Path, observations: Sequence[Path]) -> dict[str, Any]:
+    """What differs from the twin, live and written. The server's numeric environment decides torch's kernels."""
+    saves = [op.checkpoint for op in expand(scenario) if op.kind == "save"]
+    request = {
+        "scenario": scenario.axis_values(only_changed=True),
+        "observations": [str(path) for path in observations],
+        "checkpoints": {number: str(folder / f"checkpoint{number}") for number in saves},
+        "complete": True,
+    }
+    judgement: dict[str, Any] = json.loads(server.call("harness.judge:serve", json.dumps(request).encode(), 60.0))
+    return judgement
 
 
 @pytest.mark.parametrize(
@@ -109,9 +105,11 @@ def assert_bitwise(server: ForkServer, scenario: Scenario, records: Sequence[Rec
 )  # fmt: skip
 def test_state_equals_the_twin_bit_for_bit(server: ForkServer, tmp_path: Path, axes: dict[str, str]) -> None:
     scenario = BASE.with_axes(axes)
-    records, outcome = run(server, scenario, tmp_path)
-    assert outcome.ok, outcome.errors
-    assert_bitwise(server, scenario, records)
+    outcomes = run(server, scenario, tmp_path)
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    judgement = judged(server, scenario, tmp_path, observed(outcomes))
+    assert judgement["differences"] == []
+    assert judgement["distrust"] == ""
 
 
 @pytest.mark.parametrize("limit", [limit for limit in LIMITS if limit.error], ids=lambda limit: limit.id)
@@ -119,30 +117,31 @@ def test_the_library_raises_what_the_limit_says(server: ForkServer, tmp_path: Pa
     scenario = BASE.with_axes(REFUSED[limit.id])
     assert limit.error
     assert unsupported(scenario) == limit.reason
-    _, outcome = run(server, scenario, tmp_path)
+    (outcome,) = run(server, scenario, tmp_path)
     first = next(error for error in outcome.errors if error.rank == outcome.first_failed)
     assert (first.type, first.op, first.stage) == (limit.error.kind, limit.error.op, "op")
     assert limit.error.message in first.message
 
 
-def test_the_comparison_sees_one_changed_bit(server: ForkServer, tmp_path: Path) -> None:
+def test_one_changed_bit_is_a_difference(server: ForkServer, tmp_path: Path) -> None:
     scenario = BASE.with_axes({"mesh": "1x2x1", "program": "build step"})
-    records, _ = run(server, scenario, tmp_path)
-    at = next(i for i, r in enumerate(records) if r.role == "exp_avg_sq" and r.data)
-    altered = bytes([records[at].data[0] ^ 1]) + records[at].data[1:]
-    records[at] = records[at]._replace(data=altered)
-    with pytest.raises(AssertionError):
-        assert_bitwise(server, scenario, records)
+    files = observed(run(server, scenario, tmp_path))
+    build, step = (list(unpack(blob)) for blob in blobs(files[1]))
+    at = next(i for i, r in enumerate(step) if r.role == "exp_avg_sq" and r.data)
+    step[at] = step[at]._replace(data=bytes([step[at].data[0] ^ 1]) + step[at].data[1:])
+    files[1].write_bytes(b"".join(LENGTH.pack(len(b)) + b for b in (pack(build), pack(step))))
+    (difference,) = judged(server, scenario, tmp_path, files)["differences"]
+    assert "exp_avg_sq" in json.dumps(difference)
 
 
 def test_observing_changes_nothing(server: ForkServer, tmp_path: Path) -> None:
     """The same program with an observation after every operation, and with one after the last only."""
     axes = {"mesh": "1x2x1", "model": "frozen_tower", "optimizer": "adamw/schedule=halve/loss_scale=64.0/clip=1.0"}
-    final: list[list[Record]] = []
+    final: list[list[bytes]] = []
     for system in ("torch-fsdp2", "quiet"):
         scenario = BASE.with_axes({**axes, "system": system, "program": "build step save step load step"})
         (tmp_path / system).mkdir()
-        records, outcome = run(server, scenario, tmp_path / system)
-        assert outcome.ok, outcome.errors
-        final.append([record for record in records if record.op == 5])
+        outcomes = run(server, scenario, tmp_path / system)
+        assert all(outcome.ok for outcome in outcomes), outcomes
+        final.append([list(blobs(path))[5] for path in observed(outcomes)])
     assert final[0] == final[1]

@@ -35,7 +35,7 @@ def predicted(scenario: Scenario) -> Logical:
 
 
 def diagnose(
-    scenario: Scenario, mutate: Callable[[Logical], object], *, since: int, arms: dict[str, Logical] | None = None
+    scenario: Scenario, mutate: Callable[[Logical], object], *, since: int, without_load: Logical | None = None
 ) -> list[Explanation]:
     """Explanations when `mutate` is applied to what the twin predicts and `since` is the last operation observed."""
     expected = {key: value for key, value in predicted(scenario).items() if key.op <= since}
@@ -43,7 +43,7 @@ def diagnose(
     mutate(observed)
     differences = diff(expected, observed, equivalences=(LAZY_STATE,))
     assert differences, "the mutation changed nothing"
-    context = Context(expected, observed, scenario, expand(scenario), arms or {})
+    context = Context(expected, observed, scenario, expand(scenario), without_load or {})
     return explain(differences, context)
 
 
@@ -147,8 +147,8 @@ def test_an_initial_value_that_was_never_overwritten() -> None:
 def test_the_cold_arm() -> None:
     cold = live(LAST, "param", "up.weight")
     value = predicted(DENSE)[live(6, "param", "up.weight")]
-    found = diagnose(DENSE, lambda state: state.update({cold: value}), since=LAST, arms={"cold": {cold: value}})
-    assert "other_arm" in [e.mechanism for e in found]
+    found = diagnose(DENSE, lambda state: state.update({cold: value}), since=LAST, without_load={cold: value})
+    assert "stale_copy_won" in [e.mechanism for e in found]
 
 
 def test_zeroed_halves() -> None:

@@ -23,7 +23,7 @@ REFUSED = [
     ("offload-fraction", {"offload": "cpu=0.5"}),
     ("checkpoint", {"checkpoint": "bucket"}),
     ("fp16-range", {"dtype": "fp32/param=fp16", "optimizer": "adamw/loss_scale=65536.0"}),
-    ("logical-faults", {"faults": "swapped-states"}),
+    ("faults", {"faults": "swapped-states"}),
 ]
 
 
@@ -49,7 +49,6 @@ def test_every_limit_is_covered_here() -> None:
         {"dtype": "fp32/param=fp16", "optimizer": "adamw/loss_scale=2048.0"},
         {"dtype": "fp32/param=bf16", "optimizer": "adamw/loss_scale=65536.0"},
         {"offload": "cpu", "checkpoint": "full+cpu_offload+broadcast_from_rank0"},
-        {"faults": "boundary.kill"},
     ],
     ids=str,
 )

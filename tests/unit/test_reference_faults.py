@@ -55,6 +55,13 @@ def test_a_stale_index_map_hides_in_a_self_round_trip() -> None:
     assert differing == {WRITTEN}
 
 
+@pytest.mark.parametrize("form", ["gathered", "model_space"])
+def test_a_stale_index_map_is_loud_where_shapes_differ(form: str) -> None:
+    axes = {**CATALOGUE["stale-index-map"].scenario_axes[0], "model": "mixed_unit", "checkpoint": form}
+    with pytest.raises(ValueError, match="elements where its parameter"):
+        system.run(Scenario().with_axes({**axes, "faults": "stale-index-map"}))
+
+
 def test_a_seam_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(AttributeError):
         override(object(), "no_such_seam", lambda: None)

@@ -19,6 +19,7 @@ from harness.observe.record import Record
 from harness.scenario import Mesh, Scenario
 from harness.world.job import Job, JobOutcome, shortened
 from harness.world.observations import read_observations
+from harness.world.process import Board
 from harness.world.server import ForkServer
 
 BASE = Scenario(system="stub", mesh=Mesh(1, 2, 1), program="build step build")
@@ -289,3 +290,21 @@ def test_shortened_keeps_both_ends() -> None:
     assert len(text) < 1100
     assert text[0] == "a"
     assert text[-1] == "z"
+
+
+def test_the_board_keeps_the_last_mark_of_a_program_that_is_too_long() -> None:
+    board = Board(2)
+    for index in range(1000):
+        board.mark(1, index, 2)
+    marks = board.marks(1)
+    assert board.marks(0) == []
+    assert [mark[0] for mark in marks[:3]] == [0, 1, 2]
+    assert marks[-1][:2] == (999, 2)
+
+
+def test_a_truncated_observation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "session0.rank0.obs"
+    assert list(read_observations(path)) == []
+    path.write_bytes((100).to_bytes(8, "little") + b"short")
+    with pytest.raises(ValueError, match="truncated: an observation of 100 bytes, 5 of them there"):
+        list(read_observations(path))

@@ -127,3 +127,9 @@ def environment(payload: bytes) -> bytes:
 
 def pid(payload: bytes) -> bytes:
     return str(os.getpid()).encode()
+
+
+def sharding_cache(payload: bytes) -> bytes:
+    from torch.distributed.tensor import DTensor
+
+    return str(DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_info().currsize).encode()

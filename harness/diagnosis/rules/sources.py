@@ -76,17 +76,23 @@ def _earlier(difference: Difference, context: Context, *, initial: bool) -> Find
     return Finding(_at_least_likely(pair), clause, {"name": key.fqn, "value_of_op": source, **_where(pair)})
 
 
-def other_arm(difference: Difference, context: Context) -> Finding | None:
-    """The deviating elements are those of a run that did something else, e.g. never loaded."""
-    pair = context.pair(difference)
-    if pair is None:
+def load_without_effect(difference: Difference, context: Context) -> Finding | None:
+    """After a load, the deviating elements are those of the cold arm, which never loaded (PT-140898)."""
+    return _cold(difference, context) if context.op_kind(difference.key.op).startswith("load") else None
+
+
+def stale_copy_won(difference: Difference, context: Context) -> Finding | None:
+    """After a step that followed a sound load, the deviating elements are those of the cold arm (MBR-3949, DS-762)."""
+    return _cold(difference, context) if context.op_kind(difference.key.op) == "step" else None
+
+
+def _cold(difference: Difference, context: Context) -> Finding | None:
+    """The deviating elements are those of a run in which no load did anything."""
+    pair, value = context.pair(difference), context.cold.get(difference.key)
+    if pair is None or value is None or not pair.explained_by(value):
         return None
-    for name, arm in context.arms.items():
-        value = arm.get(difference.key)
-        if value is not None and pair.explained_by(value):
-            clause = f"{tensor(difference.key)} is as in the {name} run{_after(difference.key, context)}"
-            return Finding(pair.strength, clause, {"name": difference.key.fqn, "arm": name, **_where(pair)})
-    return None
+    clause = f"{tensor(difference.key)} is as in the cold run{_after(difference.key, context)}"
+    return Finding(pair.strength, clause, {"name": difference.key.fqn, **_where(pair)})
 
 
 def zeroed(difference: Difference, context: Context) -> Finding | None:
@@ -149,6 +155,12 @@ RULES = (
         stale_value,
         ("DS-7707", "PT-163130", "PT-138575", "MBR-3397", "MLM-7449a", "MLM-6871", "TT-4598", "PT-176076"),
     ),
-    Rule("other_arm", "The state is that of another course of the program", other_arm),
+    Rule("load_without_effect", "The load did nothing", load_without_effect, ("PT-140898",)),
+    Rule(
+        "stale_copy_won",
+        "The load looked right, and the next update came out as if there had been none: a copy it did not reach won",
+        stale_copy_won,
+        ("MBR-3949", "MLM-5071", "DS-762"),
+    ),
     Rule("zeroed", "Values were dropped or never filled in", zeroed, ("MLM-4423", "TE-3207", "TT-1226", "PT-140898")),
 )

@@ -1,0 +1,91 @@
+"""The probe's forward and backward on one process, without any library under test."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from harness.models import ZOO, ModelSpec, model_spec
+from harness.probe import choose_grid, element_keys, initial_values, rank_units
+from harness.probe_module import Probe, ProbeRoot, Slot, build_model, tensor_bytes, whole_box
+from harness.scenario import Mesh, Scenario
+
+
+def built(model: str, dtype: str = "fp32", mesh: str = "1x1x1", rank: int = 0) -> tuple[Probe, ProbeRoot]:
+    scenario = Scenario().with_axes({"model": model, "dtype": dtype, "mesh": mesh})
+    probe = Probe(scenario, model_spec(model), Mesh.parse(mesh), rank, whole_box(model_spec(model)))
+    return probe, build_model(probe, init_seed=1)
+
+
+def backward(root: ProbeRoot) -> None:
+    root(torch.ones(1, requires_grad=True)).sum().backward()
+
+
+def grid_gradient(probe: Probe, fqn: str) -> torch.Tensor:
+    shape = probe.spec.param(fqn).spec.shape
+    grid = choose_grid(("fp32",) * 3, "fp32", probe.mesh.dp, 1)
+    units = rank_units(element_keys(fqn, shape, 0), probe.slot.iteration, probe.slot.microbatch, probe.mesh.dp, grid)
+    return torch.tensor(units[probe.rank] * grid.unit).reshape(shape).float()
+
+
+@pytest.mark.parametrize("spec", ZOO.values(), ids=ZOO)
+def test_every_model_can_be_built_and_gets_exactly_the_grid(spec: ModelSpec) -> None:
+    probe, root = built(spec.name, mesh="1x2x1", rank=1)
+    probe.slot = Slot(iteration=3)
+    backward(root)
+    assert {name for name, _ in root.named_parameters()} == {p.fqn for p in spec.unique_params}
+    for named in spec.unique_params:
+        parameter, uses = root.get_parameter(named.fqn), spec.uses(named.fqn)
+        keys = element_keys(named.fqn, named.spec.shape, 0)
+        assert tensor_bytes(parameter) == initial_values(keys, 1).tobytes()
+        if named.spec.trainable == "yes" and uses:
+            assert parameter.grad is not None
+            assert torch.equal(parameter.grad, torch.stack([grid_gradient(probe, use) for use in uses]).sum(0))
+        else:
+            assert parameter.grad is None
+    assert set(probe.seen) == {use for p in spec.unique_params for use in spec.uses(p.fqn)}
+
+
+def test_tied_parameters_are_one_object() -> None:
+    _, root = built("tied")
+    assert root.get_parameter("head.weight") is root.get_parameter("embed.weight")
+
+
+def test_a_forward_that_sees_other_bytes_leaves_both_on_record() -> None:
+    probe, root = built("dense")
+    backward(root)
+    with torch.no_grad():
+        root.get_parameter("up.weight").add_(1)
+    probe.slot = Slot(microbatch=1)
+    backward(root)
+    assert {fqn: len(kept) for fqn, kept in probe.seen.items() if len(kept) > 1} == {"up.weight": 2}
+    probe.start_step()
+    assert probe.seen == {}
+
+
+@pytest.mark.parametrize(("rank", "infinite"), [(0, 1), (1, 0)])
+def test_an_overflow_is_one_element_on_one_rank(rank: int, infinite: int) -> None:
+    probe, root = built("frozen_tower", mesh="1x2x1", rank=rank)
+    probe.slot = Slot(overflow=True)
+    backward(root)
+    gradients = [p.grad for p in root.parameters() if p.grad is not None]
+    assert sum(int(g.isinf().sum()) for g in gradients) == infinite
+    assert bool(gradients[0].reshape(-1)[0].isinf()) == bool(infinite)
+
+
+def test_integer_buffers_count_steps_not_microbatches() -> None:
+    probe, root = built("frozen_tower")
+    for microbatch in range(3):
+        probe.slot = Slot(microbatch=microbatch)
+        backward(root)
+    assert root.get_buffer("tower.vision.batches").item() == 1
+
+
+def test_reading_bytes_leaves_the_storage_resizable() -> None:
+    """FSDP2 frees unsharded parameters by resizing their storage."""
+    _, root = built("dense")
+    parameter = root.get_parameter("up.weight")
+    expected = np.array(parameter.detach().tolist(), np.float32).tobytes()
+    assert tensor_bytes(parameter) == expected
+    parameter.untyped_storage().resize_(0)

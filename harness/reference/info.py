@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from harness.scenario import Scenario
 from harness.systems.protocol import SystemInfo
 from harness.systems.registry import register
@@ -9,13 +12,43 @@ from harness.systems.registry import register
 CHECKPOINTS = ("gathered", "bucket_space", "model_space", "sharded")
 
 
+@dataclass(frozen=True)
+class Limit:
+    """A set of scenarios that the reference does not run, and why."""
+
+    id: str
+    refuses: Callable[[Scenario], bool]
+    reason: str
+
+
+def _fp16_gradients(scenario: Scenario) -> bool:
+    """Whether the optimizer sees fp16 gradients, which torch's GradScaler, and so the twin, refuses to unscale."""
+    policy = scenario.dtype
+    return policy.storage == "fp16" and (scenario.sharding == "fully_shard" or policy.master in (None, "fp16"))
+
+
+LIMITS = (
+    Limit(
+        "checkpoint",
+        lambda s: s.checkpoint not in CHECKPOINTS,
+        f"the reference has these checkpoint formats: {', '.join(CHECKPOINTS)}",
+    ),
+    Limit(
+        "bucket-space",
+        lambda s: s.checkpoint == "bucket_space" and s.sharding != "zero1",
+        "bucket_space stores flat buckets, which only zero1 has",
+    ),
+    Limit(
+        "scaler-fp16-gradients",
+        lambda s: s.optimizer.loss_scale > 0 and _fp16_gradients(s),
+        "torch's GradScaler refuses to unscale fp16 gradients",
+    ),
+)
+
+
 def unsupported(scenario: Scenario) -> str | None:
     """Why the reference does not run a scenario, or None."""
-    if scenario.checkpoint not in CHECKPOINTS:
-        return f"checkpoint format {scenario.checkpoint!r} is not one of the reference's: {', '.join(CHECKPOINTS)}"
-    if scenario.checkpoint == "bucket_space" and scenario.sharding != "zero1":
-        return "bucket_space stores flat buckets, which only zero1 has"
-    return None
+    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
 
 
 INFO = register(
@@ -25,5 +58,6 @@ INFO = register(
         world="lockstep",
         entry="harness.reference.system:run",
         unsupported=unsupported,
+        limits=LIMITS,
     )
 )

@@ -85,9 +85,13 @@ def judge(scenario: Scenario, records: Sequence[Record], problems: Sequence[Prob
     """
     observed, found = assemble(records)
     expected = _expected(scenario, observed)
-    distrust = _blind_load(scenario, expected) or _oracles_disagree(scenario)
     differences = diff(expected, observed, [*problems, *found], (LAZY_STATE,), records)
     failing = tuple(d for d in differences if d.fails)
+    distrust = _blind_load(scenario, expected)
+    if scenario.system == "reference" and not scenario.faults:
+        distrust = distrust or _disagreement(failing)
+    else:
+        distrust = distrust or _oracles_disagree(scenario)
     explanations = _explained(scenario, expected, observed, failing) if failing else ()
     return Judgement(failing, tuple(d for d in differences if not d.fails), explanations, distrust)
 
@@ -164,7 +168,10 @@ def _oracles_disagree(scenario: Scenario) -> str:
 def _reference_against_twin(scenario: Scenario) -> str:
     observed, problems = assemble(r for r in reference.run(scenario) if r.where == LIVE)
     expected = _twin(twin_axes(scenario), _reported_norms(observed))
-    found = [d for d in diff(expected, observed, problems, (LAZY_STATE,)) if d.fails]
+    return _disagreement([d for d in diff(expected, observed, problems, (LAZY_STATE,)) if d.fails])
+
+
+def _disagreement(found: Sequence[Difference]) -> str:
     if not found:
         return ""
     first = found[0]

@@ -62,12 +62,31 @@ def assemble(records: Iterable[Record]) -> tuple[Logical, list[Problem]]:
 
 
 def _add(key: Key, pieces: list[Record], logical: Logical, problems: list[Problem]) -> None:
+    if pieces[-1].replica or pieces[0].replica:
+        _add_copies(key, pieces, logical, problems)
+        return
     value = _join_sound(pieces)
     if value is None:
         value, found = _Inspection(key, pieces).result()
         problems.extend(found)
     if value is not None:
         logical[key] = value
+
+
+def _add_copies(key: Key, pieces: list[Record], logical: Logical, problems: list[Problem]) -> None:
+    """Copies that are cut differently: each assembled by itself, the first one's value kept, the others compared."""
+    copies: dict[int, list[Record]] = {}
+    for piece in pieces:
+        copies.setdefault(piece.replica, []).append(piece._replace(replica=0))
+    first: Logical = {}
+    for replica, own in copies.items():
+        joined: Logical = {}
+        _add(key, own, joined, problems)
+        if first and joined and first != joined:
+            detail = f"copy {replica}, on ranks {_ranks(own)}, differs from copy {next(iter(copies))}"
+            problems.append(Problem(key, "replica_conflict", tuple(_ranks(own)), detail))
+        first = first or joined
+    logical.update(first)
 
 
 def _by_rank(pieces: list[Record]) -> Iterable[tuple[Key, list[Record]]]:
@@ -102,7 +121,7 @@ def _join_intervals(
     row_bytes = prod(inner) * itemsize
     origin = (0,) * len(inner)
     parts: dict[int, bytes] = {}
-    for _, _, _, _, _, own_dtype, own_shape, start, size, data, flat in pieces:
+    for _, _, _, _, _, own_dtype, own_shape, start, size, data, flat, _ in pieces:
         if own_dtype != dtype or own_shape != shape:
             return None
         if flat:

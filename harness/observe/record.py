@@ -49,7 +49,9 @@ class Record(NamedTuple):
     op: index of the program's operation it was taken after. rank: global rank. where: `live` or `written`.
     shape: of the whole logical tensor. start, size: the box this piece fills, one entry a dim; with
     `flat`, one entry each, in elements of the row-major flattened tensor. data: the piece's bytes,
-    row-major, little endian; its length is product(size) times the dtype's item size.
+    row-major, little endian; its length is product(size) times the dtype's item size. replica: which copy of the
+    tensor the piece belongs to, where copies are cut differently (a tp-replicated parameter in flat buffers, which
+    lie differently on every tp rank); each copy must be whole, and all must agree.
     """
 
     op: int
@@ -63,6 +65,7 @@ class Record(NamedTuple):
     size: tuple[int, ...]
     data: bytes
     flat: bool = False
+    replica: int = 0
 
 
 def whole(op: int, rank: int, role: str, fqn: str, dtype: str, shape: tuple[int, ...], data: bytes,
@@ -75,7 +78,7 @@ def pack(records: Iterable[Record]) -> bytes:
     """Records as one self-describing blob: a JSON header line, then the raw bytes in order."""
     kept = list(records)
     header = [
-        [r.op, r.rank, r.where, r.role, r.fqn, r.dtype, r.shape, r.start, r.size, r.flat, len(r.data)] for r in kept
+        [r.op, r.rank, r.where, r.role, r.fqn, r.dtype, r.shape, r.start, r.size, r.flat, r.replica, len(r.data)] for r in kept
     ]
     return json.dumps(header).encode() + b"\n" + b"".join(r.data for r in kept)
 
@@ -90,11 +93,11 @@ def unpack(blob: bytes) -> Iterator[Record]:
     if not newline:
         raise ValueError("not an observation: no header line")
     position = 0
-    for op, rank, where, role, fqn, dtype, shape, start, size, flat, length in json.loads(head):
+    for op, rank, where, role, fqn, dtype, shape, start, size, flat, replica, length in json.loads(head):
         data = body[position : position + length]
         if len(data) != length:
             raise ValueError(f"truncated observation: {fqn} ({role}) has {len(data)} of {length} bytes")
         position += length
-        yield Record(op, rank, where, role, fqn, dtype, tuple(shape), tuple(start), tuple(size), data, flat)
+        yield Record(op, rank, where, role, fqn, dtype, tuple(shape), tuple(start), tuple(size), data, flat, replica)
     if position != len(body):
         raise ValueError(f"observation has {len(body) - position} stray bytes")

@@ -13,6 +13,7 @@ from math import inf
 import numpy as np
 
 from harness import probe
+from harness.oracle.contracts import stages
 from harness.program import Op
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import Array
@@ -211,19 +212,27 @@ class Trainer:
     def update(self) -> None:
         """Step every parameter that has a gradient, all ranks of a cohort at once.
 
-        A cohort is the parameters of one group that have taken equally many steps: one kernel call.
+        A cohort is the parameters of one group that have taken equally many steps: one kernel call. Where some
+        parameter of a group and dtype has no momentum yet, torch's foreach SGD treats all of them one by one, and
+        in half precision `Tensor.mul_` rounds otherwise than `_foreach_mul_` (torch/optim/sgd.py, 2.13).
         """
         cohorts: dict[tuple[int, int], list[str]] = {}
-        stepping = {p.fqn for p in self.session.with_gradient}
+        fresh: set[tuple[int, str]] = set()
+        stepping = {p.fqn: stages(self.session.scenario, p.spec).state for p in self.session.with_gradient}
         for index, group in enumerate(self.session.groups):
             for name in group.names:
                 if name in stepping:
+                    if name not in self.session.steps:
+                        fresh.add((index, stepping[name]))
                     cohorts.setdefault((index, self.session.steps.get(name, 0)), []).append(name)
         for shards in self.session.shards:
             if shards.host is not None and shards.offloaded is not None:
                 shards.stepped = np.where(shards.offloaded, shards.host, shards.stepped)
-            for (group_index, steps), names in cohorts.items():
-                self.update_cohort(shards, self.session.groups[group_index].hyper, steps + 1, frozenset(names))
+            for (index, steps), names in cohorts.items():
+                hyper = self.session.groups[index].hyper
+                if hyper.kind == "sgd" and hyper.impl == "foreach" and (index, shards.stages.state) in fresh:
+                    hyper = replace(hyper, impl="forloop")
+                self.update_cohort(shards, hyper, steps + 1, frozenset(names))
             if shards.host is not None and shards.offloaded is not None:
                 shards.host = np.where(shards.offloaded, shards.stepped, shards.host)
         for names in cohorts.values():

@@ -45,10 +45,10 @@ def run_job(job: Job) -> JobOutcome:
     board = process.Board(world)
     ours, theirs = wire.packet_pair()
     ranks = _fork_ranks(job, world, board, theirs)
-    theirs.close()
     timed_out = _wait(ranks, ours, started_ns / 1e9 + job.deadline_s)
     stuck = [_place(job, board, rank) for rank in sorted(ranks.pidfds.values())]
     strays = _end(ranks, ours)
+    theirs.close()  # not earlier: a channel without writers would wake the wait all the time
     ended_ns = time.monotonic_ns()
     return JobOutcome(
         errors=tuple(ranks.errors),
@@ -129,6 +129,20 @@ def _wait(ranks: _Ranks, channel: socket.socket, deadline: float) -> bool:
 
 
 def _hear(ranks: _Ranks, channel: socket.socket) -> None:
+    """Read what ranks said, and decide who failed first.
+
+    The first error may be the echo of another rank's silent death, whose end we have not seen yet. But that rank was
+    ending before the echo was sent, and a rank that is ending has said all it will ever say.
+    """
+    _drain(ranks, channel)
+    if ranks.errors and ranks.first_failed is None:
+        ending = {rank for rank in ranks.pidfds.values() if process.is_ending(ranks.pids[rank])}
+        _drain(ranks, channel)
+        silent = sorted(ending - ranks.reported)
+        ranks.first_failed = silent[0] if silent else ranks.errors[0].rank
+
+
+def _drain(ranks: _Ranks, channel: socket.socket) -> None:
     while select.select([channel], [], [], 0)[0]:
         message, _ = wire.receive(channel)
         if message is None:
@@ -136,7 +150,6 @@ def _hear(ranks: _Ranks, channel: socket.socket) -> None:
         ranks.reported.add(message["rank"])
         if "error" in message:
             ranks.errors.append(RankError(**message["error"]))
-            _note_failure(ranks, message["rank"])
 
 
 def _bury(ranks: _Ranks, pidfd: int) -> None:
@@ -146,14 +159,7 @@ def _bury(ranks: _Ranks, pidfd: int) -> None:
     _, status = os.waitpid(ranks.pids[rank], 0)
     if rank not in ranks.reported:
         ranks.died.append((rank, process.ended_how(status)))
-        _note_failure(ranks, rank)
-
-
-def _note_failure(ranks: _Ranks, rank: int) -> None:
-    """Keep who failed first. An error may be the echo of another rank's death that is not known yet."""
-    if ranks.first_failed is None:
-        silent = [r for r in ranks.pidfds.values() if r not in ranks.reported and process.is_ending(ranks.pids[r])]
-        ranks.first_failed = next(iter(silent), rank)
+        ranks.first_failed = rank if ranks.first_failed is None else ranks.first_failed
 
 
 def _end(ranks: _Ranks, channel: socket.socket) -> int:

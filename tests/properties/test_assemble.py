@@ -195,3 +195,17 @@ def test_elements_of_are_the_flat_indices_in_data_order(shape, sizes, data) -> N
     full, pieces = sharded(shape, "int32", sizes, data.draw(st.sampled_from([None, *range(len(shape))])))
     for piece in pieces:
         assert full.reshape(-1, 4)[elements_of(piece)].tobytes() == piece.data
+
+
+def test_copies_that_are_cut_differently_must_each_be_whole_and_agree() -> None:
+    def piece(rank: int, start: int, numbers: list[float], replica: int) -> Record:
+        data = np.array(numbers, np.float32).tobytes()
+        return Record(0, rank, "live", "master", "a", "fp32", (3,), (start,), (len(numbers),), data, True, replica)
+
+    first = [piece(0, 0, [1, 2], 0), piece(2, 2, [3], 0)]
+    logical, problems = assemble([*first, piece(1, 0, [1], 1), piece(3, 1, [2, 3], 1)])
+    assert (len(logical), problems) == (1, [])
+    _, problems = assemble([*first, piece(1, 0, [1], 1), piece(3, 1, [2, 4], 1)])
+    assert [(p.kind, p.ranks) for p in problems] == [("replica_conflict", (1, 3))]
+    _, problems = assemble([*first, piece(1, 0, [1], 1)])
+    assert [p.kind for p in problems] == ["gap"]

@@ -172,6 +172,11 @@ def test_master_is_the_widened_storage_at_build() -> None:
     assert np.array_equal(np.frombuffer(master.data, np.uint32) >> 16, np.frombuffer(param.data, np.uint16))
 
 
+def test_foreach_sgd_in_half_precision_beside_a_parameter_without_momentum() -> None:
+    axes = {"model": "later", "dtype": "fp16/reduce=fp32", "mesh": "1x3x1", "program": "unfreeze", "seed": "5"}
+    assert_equals_twin(Scenario().with_axes({**axes, "optimizer": "sgd/groups=one", "checkpoint": "gathered"}))
+
+
 def test_offload_takes_whole_fragments_in_installed_order() -> None:
     axes = {"sharding": "zero1", "dtype": "mixed/master=fp32", "model": "twins", "mesh": "1x2x1", "offload": "cpu=0.5"}
     scenario = Scenario().with_axes(axes)

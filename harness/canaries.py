@@ -1,7 +1,8 @@
 """Canaries: what must be noticed in every CI run. A run in which one goes unnoticed has failed.
 
-*Verifies*: every fault of the catalogue, planted in its scenario, gives a mismatch, a crash or a hang, and the same
-scenario without it passes; every comparison of `faults.comparisons` finds the kind of difference that it must.
+*Verifies*: every logical fault, planted in its scenarios, gives a mismatch, a crash or a hang, and the same
+scenarios without it pass; every boundary fault in real ranks comes to the verdict that it must; every comparison
+of `faults.comparisons` finds the kind of difference that it must.
 *Does not verify*: that a fault's explanation is right; the table says whether its bug is among the first
 one and the first three explanations.
 """
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.faults.boundary import BOUNDARY, BoundaryFault
 from harness.faults.catalogue import CATALOGUE, Fault, scenarios_of
 from harness.faults.comparisons import PAIRS, found_kind
 from harness.laboratory import Laboratory
@@ -50,12 +52,16 @@ class Detection:
 def run_canaries(out: Path, json_file: Path | None, jobs: int) -> int:
     """Plant every fault and make every comparison; print the table; the contract's exit status."""
     detections = _plant_all(jobs, out)
+    boundary = _strike_all(jobs)
     missed_pairs = [name for name, (a, b, kind) in PAIRS.items() if found_kind(a, b) != kind]
     print(_table(detections))
+    for fault, verdict in boundary.items():
+        print(f"{fault.id:<30} {'noticed' if verdict.value == fault.verdict else 'NOT NOTICED'}: {verdict.value}")
     print(f"comparisons that must differ: {len(PAIRS) - len(missed_pairs)} of {len(PAIRS)} noticed")
     if json_file:
         publish(json_file, json.dumps({"faults": [_plain(d) for d in detections]}, indent=1) + "\n")
     missed = [d.fault.id for d in detections if not d.detected] + missed_pairs
+    missed += [fault.id for fault, verdict in boundary.items() if verdict.value != fault.verdict]
     broken = [d.fault.id for d in detections if not d.control]
     for name in missed:
         print(f"NOT NOTICED: {name}")
@@ -78,6 +84,13 @@ def _plant_all(jobs: int, out: Path) -> list[Detection]:
         )
         for fault, scenarios in planted.items()
     ]
+
+
+def _strike_all(jobs: int) -> dict[BoundaryFault, Verdict]:
+    """What every boundary fault comes to; the deadline is what a stuck rank costs, twice."""
+    struck = {fault.scenario: fault for fault in BOUNDARY.values()}
+    with Laboratory(jobs=jobs, deadline_s=10.0) as laboratory:
+        return {struck[r.scenario]: r.verdict for r in laboratory.examine(struck, lambda scenario, blob: None)}
 
 
 def _table(detections: Sequence[Detection]) -> str:

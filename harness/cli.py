@@ -71,19 +71,36 @@ def cli() -> None:
     """
 
 
+_plugin_option = click.option(
+    "--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable."
+)
+_json_option = click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JSON."
+)
+_junit_option = click.option(
+    "--junit", "junit_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML."
+)
+_deadline_option = click.option(
+    "--deadline-s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a session may take."
+)
+_database_option = click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder whose database knows ID."
+)
+
+
 def _selection(command: click.decorators.FC) -> click.decorators.FC:
     """The options that choose scenarios, shared by `run` and `plan`."""
     options = (
         click.argument("names", nargs=-1, metavar="[NAME | FILE.toml]..."),
-        click.option("--system", "systems", multiple=True, metavar="NAME[@VERSION]", help="Only this system; repeatable."),
-        click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]...", help="Override or widen an axis; repeatable."),
-        click.option("--strength", default=None, metavar="all|2|3|...", help="Interaction strength of the covering array."),
-        click.option("--sample", type=click.IntRange(min=1), default=None, metavar="N", help="N scenarios, drawn by --seed."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sample, of weights and gradients."),
-        click.option("--fault", "faults", multiple=True, metavar="ID", help="Plant a fault of the catalogue; repeatable."),
-        click.option("--shard", default=None, metavar="I/N", help="The I-th of N parts, by scenario id."),
-        click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable."),
-    )  # fmt: skip
+        click.option("--system", "systems", multiple=True, metavar="NAME[@VERSION]", help="Only this; repeatable."),
+        click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]...", help="Override an axis; repeatable."),
+        click.option("--strength", metavar="all|2|3|...", help="How many axes interact in the covering array."),
+        click.option("--sample", type=click.IntRange(min=1), metavar="N", help="N scenarios, drawn by --seed."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrays and samples."),
+        click.option("--fault", "faults", multiple=True, metavar="ID", help="Plant a fault; repeatable."),
+        click.option("--shard", metavar="I/N", help="The I-th of N parts, by scenario id."),
+        _plugin_option,
+    )
     for option in reversed(options):
         command = option(command)
     return command
@@ -92,9 +109,7 @@ def _selection(command: click.decorators.FC) -> click.decorators.FC:
 @cli.command()
 @_selection
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Scenarios at once (default: cores + 1).")
-@click.option(
-    "--deadline-s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a session may take."
-)
+@_deadline_option
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where ranks compute."
 )
@@ -105,17 +120,12 @@ def _selection(command: click.decorators.FC) -> click.decorators.FC:
 @click.option(
     "--out", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Folder of results [reports/NAME]."
 )
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JSON."
-)
-@click.option(
-    "--junit", "junit_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JUnit XML."
-)
-@click.pass_context
+@_json_option
+@_junit_option
 def run(
-    ctx: click.Context, names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None,
-    sample: int | None, seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...], jobs: int | None,
-    deadline_s: float, device: str, python: str | None, executor: str, out: Path | None, json_file: Path | None,
+    names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None,
+    sample: int | None, seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
+    jobs: int | None, deadline_s: float, device: str, python: str | None, executor: str, out: Path | None, json_file: Path | None,
     junit_file: Path | None,
 ) -> int:  # fmt: skip
     """Run scenarios: a NAME of `scenarios/` (default: smoke) or scenario files.
@@ -134,10 +144,12 @@ def run(
     plan.require_budget()
     if device == "cuda":
         raise UsageError.of("--device", device, "cpu: no system of this release runs on CUDA ranks yet", "--device cpu")
+    folder = _folder(out or Path("reports") / _title(names))
+    jobs = jobs or (os.cpu_count() or 1) + 1
+    known = _known(plan, faults)
     request = Request(
-        plan, _folder(out or Path("reports") / _title(names)), tuple(sys.argv[1:]), seed, jobs or (os.cpu_count() or 1) + 1,
-        deadline_s, plugins, python, _known(plan, faults), json_file, junit_file,
-    )  # fmt: skip
+        plan, folder, tuple(sys.argv[1:]), seed, jobs, deadline_s, plugins, python, known, json_file, junit_file
+    )
     outcome = execute(request)
     print(render_text(outcome.report, outcome.page, wants_colour(sys.stdout, os.environ)), end="")
     if outcome.interrupted:
@@ -166,7 +178,7 @@ def plan(
 
 
 @cli.command(name="list")
-@click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable.")
+@_plugin_option
 def list_(plugins: tuple[str, ...]) -> int:
     """Show the systems, models, axes, programs, spaces and faults there are.
 
@@ -182,14 +194,10 @@ def list_(plugins: tuple[str, ...]) -> int:
 
 @cli.command()
 @click.argument("scenario_id", metavar="ID")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Folder whose database knows ID."
-)
+@_database_option
 @click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Run it this often.")
-@click.option(
-    "--deadline-s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a session may take."
-)
-@click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable.")
+@_deadline_option
+@_plugin_option
 def replay(scenario_id: str, out: Path | None, times: int, deadline_s: float, plugins: tuple[str, ...]) -> int:
     """Run one scenario of an earlier run again, in fresh processes, and print everything it shows.
 
@@ -217,9 +225,7 @@ def replay(scenario_id: str, out: Path | None, times: int, deadline_s: float, pl
 
 @cli.command()
 @click.argument("scenario_id", metavar="ID")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Folder whose database knows ID."
-)
+@_database_option
 @click.option("--toml", is_flag=True, help="Print the scenario as TOML instead.")
 def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
     """Print what an earlier run found out about a scenario.
@@ -237,12 +243,8 @@ def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
 
 @cli.command()
 @click.argument("folder", type=click.Path(path_type=Path), metavar="RUN")
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JSON."
-)
-@click.option(
-    "--junit", "junit_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JUnit XML."
-)
+@_json_option
+@_junit_option
 def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int:
     """Write the reports of the latest run in a folder again.
 
@@ -272,12 +274,8 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the joined results."
 )
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JSON."
-)
-@click.option(
-    "--junit", "junit_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JUnit XML."
-)
+@_json_option
+@_junit_option
 def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_file: Path | None) -> int:
     """Join the latest runs of several folders, such as the parts of --shard, into one report.
 
@@ -298,9 +296,7 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("reports/canaries"), metavar="DIR", help="Folder of results."
 )
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), default=None, metavar="FILE", help="Also write JSON."
-)
+@_json_option
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Scenarios at once (default: cores).")
 def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
     """Plant every fault of the catalogue and make every comparison that must differ; fail if one goes unnoticed.
@@ -362,7 +358,18 @@ def _planned(
         seed,
         parse_shard(shard) if shard else (1, 1),
     )
-    return make_plan([load_space(name) for name in names or ("smoke",)], selection)
+    made = make_plan([load_space(name) for name in names or ("smoke",)], selection)
+    _require_faults({fault for scenario in made.scenarios for fault in scenario.faults})
+    return made
+
+
+def _require_faults(wanted: set[str]) -> None:
+    from harness.faults.boundary import BOUNDARY
+    from harness.faults.catalogue import CATALOGUE
+
+    known = (*CATALOGUE, *BOUNDARY)
+    for fault in sorted(wanted - set(known)):
+        raise UsageError.of("--fault", fault, known, "--fault stale-masters")
 
 
 def _load_plugins(modules: Sequence[str]) -> None:

@@ -205,6 +205,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "per-parameter sharding offloads everything or nothing: fractions belong to zero1",
         lambda s: 0 < s.offload.fraction < 1 and s.sharding != "zero1",
     ),
+    Constraint(
+        "fp16-eps",
+        "Adam's eps below 2^-14 vanishes in fp16: moments underflow, values become NaN, and nothing is left to compare",
+        lambda s: (
+            s.optimizer.kind != "sgd"
+            and s.optimizer.impl != "fused"
+            and s.optimizer.eps < 2.0**-14
+            and "fp16" in _stepped_dtypes(s)
+        ),
+    ),
     *_kernel_constraints(),
 )
 

@@ -23,7 +23,7 @@ from harness.observe.assemble import Bits, as_bits, elements_of, record_key
 from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import NUMPY_NAME, PER_RANK_ROLES, Record
 
-STRUCTURE = ("missing", "extra", "dtype", "shape", "size", "gap", "overlap", "replica_conflict")
+STRUCTURE = ("unreadable", "missing", "extra", "dtype", "shape", "size", "gap", "overlap", "replica_conflict")
 
 KINDS = (*STRUCTURE, "bits", "norm", "equivalent")
 

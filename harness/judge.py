@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -84,7 +84,7 @@ def judge(scenario: Scenario, records: Sequence[Record], problems: Sequence[Prob
         problems: found while reading what was written.
     """
     observed, found = assemble(records)
-    expected = _expected(scenario, observed)
+    expected = _expected(scenario, observed, {p.key.op for p in problems})
     differences = diff(expected, observed, [*problems, *found], (LAZY_STATE,), records)
     failing = tuple(d for d in differences if d.fails)
     distrust = _blind_load(scenario, expected)
@@ -104,12 +104,12 @@ def _explained(
     return tuple(explain(failing, context))
 
 
-def _expected(scenario: Scenario, observed: Logical) -> Logical:
-    """The twin's prediction for the operations that were observed, live, and for what they wrote."""
+def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Logical:
+    """The twin's prediction for the operations that were observed, live, and for what they wrote and can be read."""
     truth = _twin(twin_axes(scenario), _reported_norms(observed))
     done = {key.op for key in observed}
     expected = {key: value for key, value in truth.items() if key.op in done}
-    saves = [op for op in expand(scenario) if op.kind == "save" and op.index in done]
+    saves = [op for op in expand(scenario) if op.kind == "save" and op.index in done - unreadable]
     for op in saves:
         live = {key: value for key, value in truth.items() if key.op == op.index}
         expected |= expected_written(live, scenario, model_spec(scenario.model))
@@ -215,7 +215,7 @@ def _read_written(
         try:
             records += read_checkpoint(Path(paths[str(op.checkpoint)]), op.index, model_spec(scenario.model))
         except CheckpointError as error:
-            problems.append(Problem(Key(op.index, WRITTEN, "checkpoint", ""), "size", (), str(error)))
+            problems.append(Problem(Key(op.index, WRITTEN, "checkpoint", "checkpoint"), "unreadable", (), str(error)))
     return records, problems
 
 

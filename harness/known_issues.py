@@ -1,8 +1,8 @@
 """Known issues: defects of a library that a nightly has already found, so that it tells known from new.
 
-*Verifies*: a result is known only if the system, the verdict, the kind of the failed operation, every axis
-pattern and **all** of its evidence agree with one entry. One tensor role more, another exception, or
-another operation makes it new, so that an entry cannot swallow a second defect.
+*Verifies*: a result is known only if **every** piece of its evidence is that of some entry, of the same system,
+operation and axes. One tensor role more, another exception, or another operation makes it new, so that an entry
+cannot swallow a second defect; a scenario that shows two known defects is known under both.
 *Does not verify*: that the entry's mechanism is the one at work; two defects with the same face look the same.
 
 The file (`scenarios/known_issues.toml`):
@@ -19,14 +19,13 @@ The file (`scenarios/known_issues.toml`):
     scenario = "regressions/torch-fsdp2-1842.toml"
 
     [issue.match]
-    verdict = "mismatch"
-    op = "load"                              # kind of the failed operation
+    op = "load"                              # kind of the operation that shows it; a list if there are several
     evidence = ["exp_avg dtype", "exp_avg_sq dtype"]       # `ROLE KIND`, all that may differ there
     axes = { offload = "cpu*", dtype = ["bf16", "mixed"] } # optional; shell patterns
 
-For a `crash` the evidence is one `TYPE: first line of the message`, e.g. `RuntimeError: size of tensor*`,
-with numbers written as N. Patterns are shell patterns (`*`, `?`, `[abc]`). A `hang` has no evidence but must
-name at least one axis.
+For a crash the evidence is `TYPE: first line of the message`, e.g. `RuntimeError: size of tensor*`, with numbers
+written as N; for a hang `deadline: *`. Patterns are shell patterns (`*`, `?`, `[abc]`). What does not
+reproduce (`nondeterministic`) is never known.
 """
 
 from __future__ import annotations
@@ -39,42 +38,36 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
 from harness.program import KINDS
-from harness.scenario import AXES, load_toml, parse_axis
+from harness.scenario import AXES, Scenario, load_toml, parse_axis
 from harness.verdict import Verdict
 
 if TYPE_CHECKING:
-    from harness.result import Result
+    from harness.result import Evidence, Result
 
 _TEXTS = ("id", "what", "system", "library_line", "since", "upstream", "scenario")
-_MATCHABLE = (Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC)
-_FORM = (
-    '[[issue]]\nid = "torch-fsdp2-1842" …\n'
-    '[issue.match]\nverdict = "mismatch"\nop = "load"\nevidence = ["exp_avg bits"]'
-)
+_FORM = '[[issue]]\nid = "torch-fsdp2-1842" …\n[issue.match]\nop = "load"\nevidence = ["exp_avg bits"]'
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a result must look like. evidence: shell patterns, of which every one of the result's must match one.
+    """What evidence must look like.
 
-    axes: axis → shell patterns of its canonical text, one of which must match.
+    ops: kinds of operation. evidence: shell patterns, one of which must match. axes: axis → shell patterns of its
+    canonical text, one of which must match.
     """
 
-    verdict: Verdict
-    op: str
+    ops: tuple[str, ...]
     evidence: tuple[str, ...]
     axes: Mapping[str, tuple[str, ...]]
 
-    def matches(self, result: Result) -> bool:
-        """Whether the result shows this and nothing else."""
-        if result.verdict is not self.verdict or result.failed_op is None or result.failed_op.name != self.op:
-            return False
-        values = result.scenario.axis_values()
-        if not all(_any_match(values[axis], patterns) for axis, patterns in self.axes.items()):
-            return False
-        if self.verdict is Verdict.HANG:
-            return True
-        return bool(result.evidence) and all(_any_match(item, self.evidence) for item in result.evidence)
+    def applies(self, scenario: Scenario) -> bool:
+        """Whether the scenario lies in the pattern's axes."""
+        values = scenario.axis_values()
+        return all(_any_match(values[axis], patterns) for axis, patterns in self.axes.items())
+
+    def covers(self, item: Evidence) -> bool:
+        """Whether this is what the pattern describes."""
+        return item.op in self.ops and _any_match(item.text, self.evidence)
 
 
 @dataclass(frozen=True)
@@ -98,16 +91,16 @@ class KnownIssues:
     issues: tuple[KnownIssue, ...] = ()
 
     def match(self, result: Result) -> str | None:
-        """The id of the first entry that a result shows; None if it is new."""
-        if not result.verdict.is_failure:
+        """The ids of the entries that together cover all evidence, joined by `+`; None if anything is new."""
+        if not result.verdict.is_failure or result.verdict is Verdict.NONDETERMINISTIC or not result.evidence:
             return None
-        return next((i.id for i in self.issues if i.system == result.system and i.match.matches(result)), None)
+        able = [i for i in self.issues if i.system == result.system and i.match.applies(result.scenario)]
+        found = [next((i.id for i in able if i.match.covers(item)), None) for item in result.evidence]
+        return None if None in found else "+".join(dict.fromkeys(str(issue) for issue in found))
 
-    def __contains__(self, issue_id: object) -> bool:
-        return any(issue.id == issue_id for issue in self.issues)
-
-    def __getitem__(self, issue_id: str) -> KnownIssue:
-        return next(issue for issue in self.issues if issue.id == issue_id)
+    def of(self, known: str) -> list[KnownIssue]:
+        """The entries that `match` named."""
+        return [issue for issue in self.issues if issue.id in known.split("+")]
 
 
 def load_known_issues(path: Path) -> KnownIssues:
@@ -152,20 +145,15 @@ def _issue(where: str, entry: Mapping[str, Any], folder: Path) -> KnownIssue:
 
 
 def _pattern(where: str, table: Mapping[str, Any]) -> Pattern:
-    _exact_keys(where, table, required=("verdict", "op"), optional=("evidence", "axes"))
-    allowed = [verdict.value for verdict in _MATCHABLE]
-    if table["verdict"] not in allowed:
-        raise UsageError.of(f"{where}.verdict", table["verdict"], allowed, 'verdict = "mismatch"')
-    if table["op"] not in KINDS:
-        raise UsageError.of(f"{where}.op", table["op"], KINDS, 'op = "load"')
-    verdict = Verdict(table["verdict"])
-    evidence = _texts(f"{where}.evidence", table.get("evidence", []))
-    axes = _axes(f"{where}.axes", table.get("axes", {}))
-    if verdict is Verdict.HANG and (evidence or not axes):
-        raise UsageError.of(where, dict(table), "for a hang: axes, and no evidence", 'axes = { offload = "cpu" }')
-    if verdict is not Verdict.HANG and not any(pattern.strip("*?") for pattern in evidence):
+    _exact_keys(where, table, required=("op", "evidence"), optional=("axes",))
+    ops = _texts(f"{where}.op", [table["op"]] if isinstance(table["op"], str) else table["op"])
+    for op in ops:
+        if op not in KINDS:
+            raise UsageError.of(f"{where}.op", op, KINDS, 'op = "load"')
+    evidence = _texts(f"{where}.evidence", table["evidence"])
+    if not evidence or not all(pattern.strip("*?") for pattern in evidence):
         raise UsageError.of(f"{where}.evidence", list(evidence), "patterns that say something", '["exp_avg bits"]')
-    return Pattern(verdict, table["op"], evidence, axes)
+    return Pattern(ops, evidence, _axes(f"{where}.axes", table.get("axes", {})))
 
 
 def _axes(where: str, table: Any) -> dict[str, tuple[str, ...]]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
+from harness.faults.boundary import BOUNDARY
 from harness.faults.catalogue import CATALOGUE
 from harness.models import ZOO
+from harness.oracle.contracts import FSDP2, ZERO1
 from harness.program import PROGRAMS
 from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
 from harness.space import space_names
 from harness.systems.registry import all_systems
 
 _AXIS_FORMS = {
-    "dtype": "STORAGE[/param=D][/reduce=D][/output=D][/master=D], e.g. fp32/param=bf16/reduce=fp32; STORAGE may be mixed",
+    "dtype": "STORAGE[/param=D][/reduce=D][/output=D][/master=D]; D fp32, bf16, fp16; STORAGE also mixed",
     "mesh": "DP_REPLICATExDP_SHARDxTP, e.g. 2x2x1",
     "load": f"{', '.join(LOAD_RELATIONS)}, or a mesh",
     "sharding": "fully_shard, zero1",
@@ -23,7 +25,7 @@ _AXIS_FORMS = {
     + ", ".join(f.name for f in fields(Optimizer)[2:]),
     "microbatches": "1 to 3",
     "grad_sync": "last, every",
-    "checkpoint": "reference: gathered, bucket_space, model_space, sharded; torch-fsdp2: dcp, dcp-async, full …, +OPTION",
+    "checkpoint": "gathered, bucket_space, model_space, sharded (reference); dcp, dcp-async, full, … (torch-fsdp2)",
     "program": "a program below, or its operations separated by spaces",
     "faults": "ids of the faults below, joined by commas",
 }
@@ -38,7 +40,9 @@ def render_listing() -> str:
         ("models", ((spec.name, spec.doc) for spec in ZOO.values())),
         ("programs", PROGRAMS.items()),
         ("scenarios", ((name, "") for name in space_names())),
-        ("faults", ((fault.id, fault.doc) for fault in CATALOGUE.values())),
+        ("faults", [*((f.id, f.doc) for f in CATALOGUE.values()), *((f.id, f.doc) for f in BOUNDARY.values())]),
+        ("contract of fully_shard", ((c.promise, f"({c.source})") for c in FSDP2)),
+        ("contract of zero1", ((c.promise, f"({c.source})") for c in ZERO1)),
     )
     return "\n".join(_section(title, rows) for title, rows in sections)
 

@@ -22,6 +22,7 @@ takes `mean_units`, ranks take `rank_units`, and a property test ties the two to
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -64,6 +65,17 @@ def element_keys(fqn: str, shape: tuple[int, ...], seed: int) -> U64:
     base = np.uint64((zlib.crc32(fqn.encode()) << 32) | (seed & 0xFFFFFFFF))
     with np.errstate(over="ignore"):
         return _mix((np.arange(1, prod(shape) + 1, dtype=np.uint64) * _GOLDEN) ^ _mix(base))
+
+
+def element_keys_of(numels: Mapping[str, int], seed: int) -> dict[str, U64]:
+    """`element_keys` of many tensors at once: fully qualified name → keys, given each one's number of elements."""
+    bases = np.array([(zlib.crc32(fqn.encode()) << 32) | (seed & 0xFFFFFFFF) for fqn in numels], np.uint64)
+    counts = list(numels.values())
+    with np.errstate(over="ignore"):
+        ramp = np.arange(1, max(counts, default=0) + 1, dtype=np.uint64) * _GOLDEN
+    positions: U64 = np.concatenate([ramp[:n] for n in counts])
+    keys = _mix(positions ^ np.repeat(_mix(bases), counts))
+    return dict(zip(numels, np.split(keys, np.cumsum(counts)[:-1]), strict=True))
 
 
 def initial_values(keys: U64, init_seed: int) -> npt.NDArray[np.float32]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.codec import from_plain, to_plain
 from harness.diagnosis import Explanation
 from harness.diff import Difference
+from harness.errors import UsageError
 from harness.observe.logical import Key
 from harness.observe.record import LIVE
+from harness.program import expand
 from harness.scenario import Scenario
 from harness.verdict import Verdict
 
@@ -51,6 +53,13 @@ class Reproduced:
     attempts: int
 
 
+class Evidence(NamedTuple):
+    """One thing that failed: the kind of the operation it showed at, and what, e.g. `exp_avg bits` or `KeyError: …`."""
+
+    op: str
+    text: str
+
+
 @dataclass(frozen=True)
 class Result:
     """The verdict of one scenario.
@@ -81,24 +90,39 @@ class Result:
         return self.scenario.id
 
     @property
-    def evidence(self) -> tuple[str, ...]:
-        """What failed, in the words that known issues match: `exp_avg bits`, `RuntimeError: …`.
+    def evidence(self) -> tuple[Evidence, ...]:
+        """What failed, in the words that known issues match.
 
-        Differences count at the first operation that has any: what follows from them is no separate evidence.
+        Differences count at the first operation that has any: what follows from them is no separate evidence. An
+        error is evidence of its own, at the operation that raised.
         """
         first = min((d.key.op for d in self.differences), default=None)
-        found = sorted({describe(d) for d in self.differences if d.key.op == first})
+        kind = self._kind(first)
+        found = [Evidence(kind, text) for text in sorted({describe(d) for d in self.differences if d.key.op == first})]
         if self.error is not None:
-            found.insert(0, f"{self.error.type.rpartition('.')[2]}: {_first_line(self.error.message)}")
+            text = f"{self.error.type.rpartition('.')[2]}: {_first_line(self.error.message)}"
+            found.append(Evidence(self._kind(self.error.op), text))
         return tuple(found)
+
+    def _kind(self, op: int | None) -> str:
+        """The kind of an operation of the program; empty for none."""
+        if op is None or op < 0:
+            return ""
+        try:
+            return expand(self.scenario)[op].kind
+        except (UsageError, IndexError):  # a stored scenario of another release
+            return ""
 
     @property
     def signature(self) -> str:
         """Equal for failures that look alike, whatever their mesh, dtype or model; empty without a failure."""
         if not self.verdict.is_failure and self.verdict is not Verdict.UNKNOWN:
             return ""
-        where = f" in {self.failed_op.name}" if self.failed_op else ""
-        return f"{self.system} {self.verdict.value}{where}: {'; '.join(self.evidence) or self.reason or 'no evidence'}"
+        shown: dict[str, list[str]] = {}
+        for item in self.evidence:
+            shown.setdefault(item.op, []).append(item.text)
+        what = "; ".join(f"{op}: {', '.join(texts)}" if op else ", ".join(texts) for op, texts in shown.items())
+        return f"{self.system} {self.verdict.value}: {what or self.reason or 'no evidence'}"
 
     def to_json(self) -> dict[str, Any]:
         """The result by the command line's contract; JSON types only."""

@@ -25,7 +25,8 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A defect of assembly itself: `gap`, `overlap`, `replica_conflict`, `shape`, `dtype` or `size`.
+    """A defect of assembly itself: `gap`, `overlap`, `replica_conflict`, `shape`, `dtype` or
+    `size`, or `unreadable` for a checkpoint that the independent reader refuses.
 
     ranks: the ranks involved. detail: one sentence with the boxes or digests.
     """

@@ -2,20 +2,23 @@
 
 Conventions every system, the reference and the twin follow, so that their observations are comparable:
 
-| role           | fqn                                 | dtype, shape                                          | when |
-|----------------|-------------------------------------|-------------------------------------------------------|------|
-| param          | every name, tied aliases included   | storage dtype, logical                                | every op |
-| compute_param  | every name used in a forward        | compute dtype, logical                                | after step/overflow (as the last microbatch's forward saw it) |
-| grad           | canonical name                      | as the optimizer saw it (unscaled, clipped); absent if it saw none | after step |
-| master         | canonical name                      | master dtype; only where a system keeps separate masters | every op |
-| exp_avg, exp_avg_sq, momentum | canonical name       | state dtype, logical; absent until created            | every op |
-| step           | canonical name                      | fp32, shape ()                                        | every op, absent until created |
-| hyperparameter | `group{i}.{key}` and `group{i}.params` | fp64 shape (); utf8 shape (bytes,) for `params`: canonical names joined by newlines | every op |
-| buffer         | every name                          | its own                                               | every op |
-| scheduler      | `last_epoch`, `last_lr.{i}`         | int64 / fp64, shape ()                                | every op if there is a schedule |
-| scaler         | `scale`, `growth_tracker`           | fp32 / int64, shape ()                                | every op if there is a loss scale |
-| norm           | `total_norm`                        | fp32, shape ()                                        | after step if clipping; checked by ULPs, not bits |
-| rng, warning, extra_state, quant_scale | see the system      |                                                       | per rank (no box) |
+    role            fqn; dtype and shape; when
+    param           every name, tied aliases included; storage dtype, logical; every op
+    compute_param   every name used in a forward; compute dtype, logical; after step and overflow, as the last
+                    microbatch's forward saw it
+    grad            canonical name; as the optimizer saw it (unscaled, clipped), absent if it saw none; after step
+    master          canonical name; master dtype, only where a system keeps separate masters; every op
+    exp_avg, exp_avg_sq, momentum
+                    canonical name; state dtype, logical, absent until created; every op
+    step            canonical name; fp32, shape (), absent until created; every op
+    hyperparameter  `group{i}.{key}`: fp64, shape (); `group{i}.params`: utf8, shape (bytes,), canonical names
+                    joined by newlines; every op
+    buffer          every name; its own dtype and shape; every op
+    scheduler       `last_epoch`: int64, `last_lr.{i}`: fp64, shape (); every op if there is a schedule
+    scaler          `scale`: fp32, `growth_tracker`: int64, shape (); every op if there is a loss scale
+    norm            `total_norm`: fp32, shape (), compared by ULPs, not bits; after step if clipping
+    rng, warning, extra_state
+                    see the system; per rank, no box
 
 Values of `hyperparameter`: lr, weight_decay and, by kind, betas as `beta1`/`beta2`, `eps`, `momentum`,
 `nesterov` (0.0 or 1.0). `written` records carry what a checkpoint holds after a `save`, read back by the
@@ -44,7 +47,7 @@ PER_RANK_ROLES = frozenset({"rng", "warning", "extra_state"})
 
 
 class Record(NamedTuple):
-    """A piece of a logical tensor. A named tuple, since a scenario makes thousands (a frozen dataclass takes 3 µs each).
+    """A piece of a logical tensor. A named tuple: a scenario makes thousands, and a frozen dataclass takes 3 µs each.
 
     op: index of the program's operation it was taken after. rank: global rank. where: `live` or `written`.
     shape: of the whole logical tensor. start, size: the box this piece fills, one entry a dim; with
@@ -78,7 +81,8 @@ def pack(records: Iterable[Record]) -> bytes:
     """Records as one self-describing blob: a JSON header line, then the raw bytes in order."""
     kept = list(records)
     header = [
-        [r.op, r.rank, r.where, r.role, r.fqn, r.dtype, r.shape, r.start, r.size, r.flat, r.replica, len(r.data)] for r in kept
+        [r.op, r.rank, r.where, r.role, r.fqn, r.dtype, r.shape, r.start, r.size, r.flat, r.replica, len(r.data)]
+        for r in kept
     ]
     return json.dumps(header).encode() + b"\n" + b"".join(r.data for r in kept)
 

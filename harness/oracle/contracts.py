@@ -39,18 +39,43 @@ class Contract:
 
 
 FSDP2 = (
-    Contract("parameters compute in param_dtype, else in their storage dtype", "torch.distributed.fsdp.MixedPrecisionPolicy"),
-    Contract("gradients accumulate and reduce in reduce_dtype, else in the compute dtype", "torch FSDPParam.to_accumulated_grad_if_needed"),
-    Contract("the sharded gradient is cast to the storage dtype before the optimizer", "torch foreach_reduce, orig_dtype"),
-    Contract("optimizer state has the dtype of the tensor it steps on", "torch.optim.adam._init_group, zeros_like"),
-    Contract("dim 0 is sharded in torch.chunk order, inside the tp shard", "torch FSDPParam._init_sharded_param, _StridedShard"),
-)  # fmt: skip
+    Contract(
+        "parameters compute in param_dtype, else in their storage dtype",
+        "torch.distributed.fsdp.MixedPrecisionPolicy",
+    ),
+    Contract(
+        "gradients accumulate and reduce in reduce_dtype, else in the compute dtype",
+        "torch FSDPParam.to_accumulated_grad_if_needed",
+    ),
+    Contract(
+        "the sharded gradient is cast to the storage dtype before the optimizer",
+        "torch foreach_reduce, orig_dtype",
+    ),
+    Contract(
+        "optimizer state has the dtype of the tensor it steps on",
+        "torch.optim.adam._init_group, zeros_like",
+    ),
+    Contract(
+        "dim 0 is sharded in torch.chunk order, inside the tp shard",
+        "torch FSDPParam._init_sharded_param, _StridedShard",
+    ),
+)
 
 ZERO1 = (
-    Contract("gradient buffers hold reduce dtype, else storage dtype; accumulation happens in the buffer", "Megatron DistributedDataParallel grad_reduce_in_fp32"),
-    Contract("with masters the main gradient, master and moments have the master dtype; the model parameter is the rounded master", "Megatron DistributedOptimizer"),
-    Contract("a buffer is a flat concatenation of a dtype's parameters in reverse order, padded so that each rank owns an equal range of each bucket", "Megatron _ParamAndGradBuffer"),
-)  # fmt: skip
+    Contract(
+        "gradient buffers hold the reduce dtype, else the storage dtype; accumulation happens in the buffer",
+        "Megatron DistributedDataParallel, grad_reduce_in_fp32",
+    ),
+    Contract(
+        "with masters, main gradient, master and moments have their dtype; the model parameter is the rounded master",
+        "Megatron DistributedOptimizer",
+    ),
+    Contract(
+        "a buffer is a flat concatenation of a dtype's parameters in reverse order, padded so that each rank owns an "
+        "equal range of each bucket",
+        "Megatron _ParamAndGradBuffer",
+    ),
+)
 
 
 def stages(scenario: Scenario, spec: ParamSpec) -> Stages:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from harness.program import operations
 from harness.scenario import Scenario
 from harness.systems.protocol import SystemInfo
 from harness.systems.registry import register
@@ -29,6 +30,11 @@ def _fp16_gradients(scenario: Scenario) -> bool:
 
 LIMITS = (
     Limit(
+        "boundary-faults",
+        lambda s: any(fault.startswith("boundary.") for fault in s.faults),
+        "boundary faults strike real ranks; the reference runs in lockstep",
+    ),
+    Limit(
         "checkpoint",
         lambda s: s.checkpoint not in CHECKPOINTS,
         f"the reference has these checkpoint formats: {', '.join(CHECKPOINTS)}",
@@ -42,6 +48,15 @@ LIMITS = (
         "scaler-fp16-gradients",
         lambda s: s.optimizer.loss_scale > 0 and _fp16_gradients(s),
         "torch's GradScaler refuses to unscale fp16 gradients",
+    ),
+    Limit(
+        "fused-sgd-unfreeze",
+        lambda s: (
+            (s.optimizer.kind, s.optimizer.impl) == ("sgd", "fused")
+            and s.optimizer.momentum != 0
+            and "unfreeze" in operations(s.program)
+        ),
+        "torch's fused SGD, and so the twin, raises TypeError when some parameters of a group have no momentum yet",
     ),
 )
 

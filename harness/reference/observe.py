@@ -18,7 +18,10 @@ from harness.reference.trainer import Trainer
 
 
 class Window(NamedTuple):
-    """Where one rank's piece of a name lies in an array of all ranks: elements `begin` to `end`, and as which box."""
+    """Where one rank's piece of a name lies in an array of all ranks: elements `begin` to `end`, and as which box.
+
+    copy: the tp index of a tp-replicated parameter in flat buffers: they lie differently on every tp rank.
+    """
 
     rank: int
     fqn: str
@@ -28,6 +31,7 @@ class Window(NamedTuple):
     flat: bool
     begin: int
     end: int
+    copy: int = 0
 
 
 class Observer:
@@ -114,12 +118,13 @@ class Observer:
         mesh, length = self.session.mesh, shards.layout.order.shape[1]
         for fragment in shards.layout.fragments():
             param = fragment.slot.param
+            copy = shards.tp_index if shards.layout.flat_records and param.spec.tp_dim is None else 0
             for flat, start, size, skip, numel in pieces(fragment, shards.layout.flat_records):
                 for replica in range(mesh.dp_replicate):
                     rank = mesh_rank(mesh, replica, fragment.shard, shards.tp_index)
                     at = (replica * mesh.dp_shard + fragment.shard) * length + fragment.at + skip
                     for fqn in self._names[param.fqn]:
-                        yield Window(rank, fqn, param.spec.shape, start, size, flat, at, at + numel)
+                        yield Window(rank, fqn, param.spec.shape, start, size, flat, at, at + numel, copy)
 
 
 def _record(
@@ -127,10 +132,10 @@ def _record(
 ) -> None:
     """Append the records of one role, of those `names` only if they are given."""
     index, dtype, item, blob = op.index, NAME[values.dtype], values.dtype.itemsize, values.tobytes()
-    for rank, fqn, shape, start, size, flat, begin, end in windows:
+    for rank, fqn, shape, start, size, flat, begin, end, copy in windows:
         if names is None or fqn in names:
             data = blob[begin * item : end * item]
-            records.append(Record(index, rank, LIVE, role, fqn, dtype, shape, start, size, data, flat))
+            records.append(Record(index, rank, LIVE, role, fqn, dtype, shape, start, size, data, flat, copy))
 
 
 def shared_values(session: Session, trainer: Trainer, op: Op) -> Iterator[tuple[str, str, Array]]:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.models import ModelSpec, NamedParam
-from harness.probe import element_keys
+from harness.probe import element_keys_of
 from harness.scenario import Mesh
 
 Index = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class Catalogue:
 
     def __init__(self, model: ModelSpec, seed: int) -> None:
         self.params = model.unique_params
-        self.keys = {p.fqn: element_keys(p.fqn, p.spec.shape, seed) for p in model.params}
+        self.keys = element_keys_of({p.fqn: p.spec.numel for p in model.params}, seed)
         self.uses = {p.fqn: model.uses(p.fqn) for p in self.params}
         self.offset: dict[str, int] = {}
         total = 0

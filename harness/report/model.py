@@ -160,7 +160,7 @@ def headline(result: Result) -> str:
         rank = "" if result.error.rank is None else f" on rank {result.error.rank}"
         return f"{result.error.type}{rank}: {first_line(result.error.message)}"
     if result.differences:
-        return ", ".join(result.evidence) + f" ({len(result.differences)} differences)"
+        return ", ".join(item.text for item in result.evidence) + f" ({len(result.differences)} differences)"
     return result.reason or "no further detail"
 
 

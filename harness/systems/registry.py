@@ -26,4 +26,5 @@ def system_info(name: str) -> SystemInfo:
 
 
 def all_systems() -> tuple[SystemInfo, ...]:
+    """Every registered system, in the order of registration."""
     return tuple(_SYSTEMS.values())

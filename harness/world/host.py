@@ -95,7 +95,7 @@ def _forget_meshes() -> None:
     torch._C._clear_DTensor_sharding_propagator_cache()
     cached_type = type(functools.lru_cache(int))
     for found in gc.get_objects():
-        if isinstance(found, cached_type) and str(found.__module__).startswith("torch.distributed.tensor"):
+        if type(found) is cached_type and str(found.__module__).startswith("torch.distributed.tensor"):
             found.cache_clear()
 
 

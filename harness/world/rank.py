@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from harness.faults.boundary import perform
 from harness.models import model_spec
 from harness.observe.record import pack
 from harness.program import Op
@@ -83,7 +84,7 @@ def _run(seat: RankSeat, place: _Place) -> None:
     with seat.job.observation(seat.rank).open("wb", buffering=0) as file:
         for op in ops:
             place.enter(OP, op)
-            getattr(system, op.kind)(op)
+            perform(getattr(system, op.kind), op, context)
             place.enter(OBSERVE, op)
             blob = pack(system.observe(op))
             place.enter(RECORD, op)
@@ -120,6 +121,7 @@ def _join_group(seat: RankSeat) -> None:
 
 def _described(error: BaseException, place: _Place) -> RankError:
     text = "".join(traceback.format_exception(error))
+    error = _root_cause(error)
     return RankError(
         rank=place.seat.rank,
         op_index=place.op.index if place.op else -1,
@@ -130,3 +132,12 @@ def _described(error: BaseException, place: _Place) -> RankError:
         errno=error.errno if isinstance(error, OSError) else None,
         traceback=shortened(text),
     )
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """What a rank really raised: DCP wraps the errors of all ranks into one, `failures`: rank → (error, trace)."""
+    failures = getattr(error, "failures", None)
+    if not isinstance(failures, dict) or not failures:
+        return error
+    wrapped = failures[min(failures)][0]
+    return wrapped if isinstance(wrapped, BaseException) else error

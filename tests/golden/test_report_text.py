@@ -26,7 +26,7 @@ reference    2.13.0      1            0         0      0     0        0      1  
    smallest: system=torch-fsdp2 seed=7
    replay: shardproof replay {unknown}
 
-2. torch-fsdp2 mismatch in load: exp_avg dtype; param bits; written step missing  [2 scenarios, 1 new, 1 recurring]
+2. torch-fsdp2 mismatch: load: exp_avg dtype, param bits, written step missing  [2 scenarios, 1 new, 1 recurring]
    wrong_dtype (certain; compare MLM-1842)
    State was cast to the parameter's dtype: exp_avg of embed.weight <script>alert(1)</script>.
    smallest: system=torch-fsdp2 dtype=bf16 mesh=1x2x1 offload=cpu
@@ -48,7 +48,7 @@ reference    2.13.0      1            0         0      0     0        0      1  
    failed at operation 3 (save)
    replay: shardproof replay {crash}
 
-4. torch-fsdp2 hang in load: deadline: rank N did not answer for N s  [1 scenario, 1 new, known issue torch-fsdp2-1]
+4. torch-fsdp2 hang: load: deadline: rank N did not answer for N s  [1 scenario, 1 new, known issue torch-fsdp2-1]
    deadline on rank 3: rank 3 did not answer for 20 s
    smallest: system=torch-fsdp2 program=unfreeze
    failed at operation 7 (load)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.models import ZOO
+from harness.probe import element_keys
 from harness.reference.placement import Catalogue, FlatLayout, Piece, chunk, lay_out, pieces, runs
 from harness.scenario import Mesh
 
@@ -24,6 +25,14 @@ def test_chunk_is_torch_chunk(size: int, parts: int) -> None:
 def layouts(model: str, mesh: Mesh, zero1: bool) -> tuple[Catalogue, list[FlatLayout]]:
     catalogue = Catalogue(ZOO[model], seed=0)
     return catalogue, [lay_out(catalogue, "fp32", catalogue.params, mesh, tp, zero1) for tp in range(mesh.tp)]
+
+
+@pytest.mark.parametrize("model", ZOO)
+def test_keys_are_those_of_the_probe(model: str) -> None:
+    keys = Catalogue(ZOO[model], seed=7).keys
+    assert list(keys) == [p.fqn for p in ZOO[model].params]
+    for param in ZOO[model].params:
+        assert np.array_equal(keys[param.fqn], element_keys(param.fqn, param.spec.shape, 7))
 
 
 CELLS = [(m, mesh, z) for m in ZOO for mesh in ("1x1x1", "1x3x1", "2x2x2", "1x8x1", "1x1x3") for z in (True, False)]

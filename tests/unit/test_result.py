@@ -52,7 +52,7 @@ def test_differences_alone() -> None:
 def test_evidence_is_of_the_first_failing_operation() -> None:
     result = samples.mismatch()
     later = replace(result.differences[0], key=result.differences[0].key._replace(op=9, role="master"))
-    assert result.evidence == ("exp_avg dtype", "param bits", "written step missing")
+    assert [item.text for item in result.evidence] == ["exp_avg dtype", "param bits", "written step missing"]
     assert replace(result, differences=(*result.differences, later)).evidence == result.evidence
 
 
@@ -60,10 +60,10 @@ def test_signatures_of_one_error_agree_across_sizes_ranks_addresses_and_paths() 
     crash = samples.crash()
     other = replace(
         crash,
-        error=Failure("builtins.RuntimeError", f"size of tensor a (5) must match b (16) {samples.HOSTILE}\x00", 2),
+        error=Failure("builtins.RuntimeError", f"size of tensor a (5) must match b (16) {samples.HOSTILE}\x00", 2, op=crash.error.op),
     )
     assert crash.signature == other.signature
-    assert crash.signature.startswith("torch-fsdp2 crash in save: RuntimeError: size of tensor a (N) must match b (N)")
+    assert crash.signature.startswith("torch-fsdp2 crash: save: RuntimeError: size of tensor a (N) must match b (N)")
     first = replace(crash, error=Failure("OSError", "cannot open /tmp/a1/checkpoint0 at 0x7f10"))
     second = replace(crash, error=Failure("OSError", "cannot open /tmp/b2/other at 0x7eff"))
     assert first.signature == second.signature

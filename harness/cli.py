@@ -18,8 +18,8 @@ from harness.verdict import ExitStatus
 
 if TYPE_CHECKING:
     from harness.known_issues import KnownIssues
-    from harness.plan import Plan
     from harness.result import Result
+    from harness.space.plan import Plan
     from harness.verdict import Verdict
 
 
@@ -125,8 +125,8 @@ def _selection(command: click.decorators.FC) -> click.decorators.FC:
 def run(
     names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None,
     sample: int | None, seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
-    jobs: int | None, deadline_s: float, device: str, python: str | None, executor: str, out: Path | None, json_file: Path | None,
-    junit_file: Path | None,
+    jobs: int | None, deadline_s: float, device: str, python: str | None, executor: str, out: Path | None,
+    json_file: Path | None, junit_file: Path | None,
 ) -> int:  # fmt: skip
     """Run scenarios: a NAME of `scenarios/` (default: smoke) or scenario files.
 
@@ -170,7 +170,7 @@ def plan(
     shardproof plan nightly
     shardproof plan nightly --system torch-fsdp2 --strength 2
     """
-    from harness.plan_text import render_plan
+    from harness.space.plan_text import render_plan
 
     planned = _planned(names, systems, sets, strength, sample, seed, faults, shard, plugins)
     print(render_plan(planned), end="")
@@ -343,8 +343,8 @@ def _planned(
     seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
 ) -> Plan:  # fmt: skip
     """The plan of a selection given on the command line."""
-    from harness.plan import Selection, make_plan, parse_shard
-    from harness.space import load_space, parse_settings, parse_strength
+    from harness.space.files import load_space, parse_settings, parse_strength
+    from harness.space.plan import Selection, make_plan, parse_shard
 
     _load_plugins(plugins)
     axes = parse_settings(sets)

@@ -11,7 +11,7 @@ from harness.models import ZOO
 from harness.oracle.contracts import FSDP2, ZERO1
 from harness.program import PROGRAMS
 from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
-from harness.space import space_names
+from harness.space.files import space_names
 from harness.systems.registry import all_systems
 
 _AXIS_FORMS = {

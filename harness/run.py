@@ -20,12 +20,12 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.known_issues import KnownIssues
 from harness.laboratory import Laboratory
-from harness.plan import Plan
 from harness.report.files import write_reports
 from harness.report.model import Report
 from harness.report.progress import Progress
 from harness.result import Result
 from harness.scenario import Scenario
+from harness.space.plan import Plan
 from harness.store import Run, Store
 from harness.systems.registry import system_info
 from harness.verdict import ExitStatus, exit_status

@@ -40,11 +40,6 @@ LIMITS = (
         f"the reference has these checkpoint formats: {', '.join(CHECKPOINTS)}",
     ),
     Limit(
-        "bucket-space",
-        lambda s: s.checkpoint == "bucket_space" and s.sharding != "zero1",
-        "bucket_space stores flat buckets, which only zero1 has",
-    ),
-    Limit(
         "scaler-fp16-gradients",
         lambda s: s.optimizer.loss_scale > 0 and _fp16_gradients(s),
         "torch's GradScaler refuses to unscale fp16 gradients",

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.plan import Selection, make_plan, parse_shard
 from harness.program import operations
 from harness.scenario import Scenario, load_toml
-from harness.space import load_space, parse_settings, parse_strength
+from harness.space.files import load_space, parse_settings, parse_strength
+from harness.space.plan import Selection, make_plan, parse_shard
 
 GOLDEN = Path(__file__).with_name("errors.txt")
 SPACE = "schema = 1\n[space]\n[axes]\n"

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.constraints import tabulate
-from harness.coverage import coverage
-from harness.covering import Cover
 from harness.errors import HarnessError
-from harness.feasible import Factor, buckets, count, factor, project, projections
 from harness.scenario import Mesh, Scenario
+from harness.space.constraints import tabulate
+from harness.space.coverage import coverage
+from harness.space.covering import Cover
+from harness.space.feasible import Factor, buckets, count, factor, project, projections
 
 
 @st.composite

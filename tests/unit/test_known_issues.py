@@ -81,9 +81,7 @@ def test_whatever_differs_makes_it_new(write: Write, other: Result) -> None:
 
 
 def test_a_crash_matches_by_its_message_with_numbers_masked(write: Write) -> None:
-    issues = load_known_issues(
-        write('op = "save"\nevidence = ["RuntimeError: size of tensor a (N) must match*"]')
-    )
+    issues = load_known_issues(write('op = "save"\nevidence = ["RuntimeError: size of tensor a (N) must match*"]'))
     assert issues.match(samples.crash()) == "issue-0"
     other = replace(samples.crash(), error=Failure("ValueError", "size of tensor a (3) must match"))
     assert issues.match(other) is None

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from harness.constraints import CONSTRAINTS
 from harness.errors import UsageError
 from harness.models import ZOO
 from harness.observe.assemble import assemble
@@ -24,6 +23,7 @@ from harness.reference.checkpoint import FORMATS
 from harness.reference.placement import Catalogue
 from harness.reference.state import Session
 from harness.scenario import Scenario, load_mesh
+from harness.space.constraints import CONSTRAINTS
 
 MESHES = ("1x1x1", "1x2x1", "1x3x1", "1x4x1", "2x2x1", "1x2x2", "2x1x1", "2x2x2", "1x3x2", "1x1x2", "1x8x1")
 

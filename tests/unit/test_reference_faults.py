@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 
-from harness.constraints import CONSTRAINTS
 from harness.faults.catalogue import CATALOGUE, STAGES, Fault, canary_scenarios, scenarios_of
 from harness.faults.logical import override
 from harness.observe.assemble import assemble
@@ -18,6 +17,7 @@ from harness.observe.record import WRITTEN
 from harness.reference import info, system
 from harness.reference.trainer import STAGES as TRAINER_STAGES
 from harness.scenario import Scenario
+from harness.space.constraints import CONSTRAINTS
 
 
 @pytest.mark.parametrize(("scenario", "fault"), canary_scenarios(), ids=lambda value: getattr(value, "id", ""))

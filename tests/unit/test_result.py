@@ -60,7 +60,12 @@ def test_signatures_of_one_error_agree_across_sizes_ranks_addresses_and_paths() 
     crash = samples.crash()
     other = replace(
         crash,
-        error=Failure("builtins.RuntimeError", f"size of tensor a (5) must match b (16) {samples.HOSTILE}\x00", 2, op=crash.error.op),
+        error=Failure(
+            "builtins.RuntimeError",
+            f"size of tensor a (5) must match b (16) {samples.HOSTILE}\x00",
+            2,
+            op=crash.error.op,
+        ),
     )
     assert crash.signature == other.signature
     assert crash.signature.startswith("torch-fsdp2 crash: save: RuntimeError: size of tensor a (N) must match b (N)")

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import HarnessError
-from harness.feasible import Axes, Factor, projections
 from harness.scenario import Scenario
+from harness.space.feasible import Axes, Factor, projections
 
 
 @dataclass(frozen=True)

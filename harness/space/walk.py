@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from harness.constraints import CONSTRAINTS, Table, tabulate
-from harness.cost import cost_model
-from harness.coverage import Coverage, coverage
-from harness.covering import Cover, Rows
 from harness.errors import UsageError
-from harness.feasible import Axes, Bools, Factor, count, factor, project, projections
 from harness.scenario import Mesh, Scenario, parse_axis
-from harness.space import Walk
+from harness.space.constraints import CONSTRAINTS, Table, tabulate
+from harness.space.cost import cost_model
+from harness.space.coverage import Coverage, coverage
+from harness.space.covering import Cover, Rows
+from harness.space.feasible import Axes, Bools, Factor, count, factor, project, projections
+from harness.space.files import Walk
 from harness.systems.registry import system_info
 
 ENUMERATION_LIMIT = 200_000

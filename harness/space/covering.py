@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from harness.feasible import Axes, Bools, Factor, buckets, projections
+from harness.space.feasible import Axes, Bools, Factor, buckets, projections
 
 Rows = npt.NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)

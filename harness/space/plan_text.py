@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from harness.coverage import Coverage
-from harness.plan import Plan
-from harness.walk import Walked
+from harness.space.coverage import Coverage
+from harness.space.plan import Plan
+from harness.space.walk import Walked
 
 WIDTH = 110
 SHOWN_VALUES = 40

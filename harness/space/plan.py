@@ -14,13 +14,13 @@ from functools import cached_property
 from itertools import chain
 from math import inf
 
-from harness.constraints import impossible
-from harness.cost import cost_model
 from harness.errors import UsageError
 from harness.scenario import AXES, DTypePolicy, Scenario
-from harness.space import Space
+from harness.space.constraints import impossible
+from harness.space.cost import cost_model
+from harness.space.files import Space
+from harness.space.walk import Walked, follow
 from harness.systems.registry import system_info
-from harness.walk import Walked, follow
 
 
 @dataclass(frozen=True)

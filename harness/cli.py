@@ -6,30 +6,26 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from harness import __version__
+from harness import __version__, arguments
 from harness.errors import HarnessError, UsageError
 from harness.verdict import ExitStatus
 
 if TYPE_CHECKING:
-    from harness.known_issues import KnownIssues
-    from harness.result import Result
-    from harness.space.plan import Plan
     from harness.verdict import Verdict
 
 
-def entry(arguments: Sequence[str]) -> int:
+def entry(words: Sequence[str]) -> int:
     """Run a command line; the process's exit status.
 
     Every error that a user can cause is one message on stderr and status 2; a failure of our own is status 3.
     """
     try:
-        status = cli.main(args=list(arguments), prog_name="shardproof", standalone_mode=False)
+        status = cli.main(args=list(words), prog_name="shardproof", standalone_mode=False)
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
@@ -140,15 +136,19 @@ def run(
     from harness.run import Request
     from harness.run import run as execute
 
-    plan = _planned(names, systems, sets, strength, sample, seed, faults, shard, plugins)
+    modules = arguments.load_plugins(plugins)
+    plan = arguments.planned(names, systems, sets, strength, sample, seed, faults, shard)
     plan.require_budget()
     if device == "cuda":
         raise UsageError.of("--device", device, "cpu: no system of this release runs on CUDA ranks yet", "--device cpu")
-    folder = _folder(out or Path("reports") / _title(names))
+    arguments.require_interpreter(python)
+    arguments.require_writable_file(json_file, "--json")
+    arguments.require_writable_file(junit_file, "--junit")
+    folder = arguments.writable_folder(out or Path("reports") / arguments.title(names, shard))
     jobs = jobs or (os.cpu_count() or 1) + 1
-    known = _known(plan, faults)
+    known = arguments.known_issues(plan, faults)
     request = Request(
-        plan, folder, tuple(sys.argv[1:]), seed, jobs, deadline_s, plugins, python, known, json_file, junit_file
+        plan, folder, tuple(sys.argv[1:]), seed, jobs, deadline_s, modules, python, known, json_file, junit_file
     )
     outcome = execute(request)
     print(render_text(outcome.report, outcome.page, wants_colour(sys.stdout, os.environ)), end="")
@@ -172,7 +172,8 @@ def plan(
     """
     from harness.space.plan_text import render_plan
 
-    planned = _planned(names, systems, sets, strength, sample, seed, faults, shard, plugins)
+    arguments.load_plugins(plugins)
+    planned = arguments.planned(names, systems, sets, strength, sample, seed, faults, shard)
     print(render_plan(planned), end="")
     return ExitStatus.OK if planned.scenarios else ExitStatus.NOTHING_RUN
 
@@ -187,7 +188,7 @@ def list_(plugins: tuple[str, ...]) -> int:
     """
     from harness.listing import render_listing
 
-    _load_plugins(plugins)
+    arguments.load_plugins(plugins)
     print(render_listing(), end="")
     return ExitStatus.OK
 
@@ -207,12 +208,14 @@ def replay(scenario_id: str, out: Path | None, times: int, deadline_s: float, pl
     """
     from harness.laboratory import Laboratory
     from harness.report.text import render_result, wants_colour
+    from harness.systems.registry import system_info
     from harness.verdict import exit_status
 
-    _load_plugins(plugins)
-    scenario = _stored(scenario_id, out).scenario
+    modules = arguments.load_plugins(plugins)
+    scenario = arguments.stored(scenario_id, out).scenario
+    system_info(scenario.system)
     counts: dict[Verdict, int] = {}
-    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=plugins) as laboratory:
+    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules) as laboratory:
         for attempt in range(times):
             result = laboratory.examine_one(scenario)
             counts[result.verdict] = counts.get(result.verdict, 0) + 1
@@ -236,7 +239,7 @@ def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
     """
     from harness.report.text import render_result, wants_colour
 
-    result = _stored(scenario_id, out)
+    result = arguments.stored(scenario_id, out)
     print(result.scenario.to_toml() if toml else render_result(result, wants_colour(sys.stdout, os.environ)))
     return ExitStatus.OK
 
@@ -263,7 +266,7 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
         latest = store.latest_run()
         if latest is None:
             raise UsageError.of("RUN", str(folder), "a database with a run", "shardproof report reports/nightly")
-        found = Report.of(store, latest, _shipped_issues())
+        found = Report.of(store, latest, arguments.shipped_issues())
     page = write_reports(found, folder, json_file, junit_file)
     print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
     return ExitStatus.OK
@@ -286,7 +289,9 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     from harness.report.text import render_text, wants_colour
     from harness.run import DATABASE, Outcome, merge_runs
 
-    found = merge_runs([folder / DATABASE for folder in folders], _folder(out) / DATABASE, _shipped_issues())
+    found = merge_runs(
+        [folder / DATABASE for folder in folders], arguments.writable_folder(out) / DATABASE, arguments.shipped_issues()
+    )
     page = write_reports(found, out, json_file, junit_file)
     print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
     return Outcome(found, page, interrupted=False).status
@@ -306,7 +311,7 @@ def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
     """
     from harness.canaries import run_canaries
 
-    return run_canaries(_folder(out), json_file, jobs or os.cpu_count() or 1)
+    return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1)
 
 
 @cli.command()
@@ -336,115 +341,3 @@ def inspect(checkpoint: Path) -> int:
     print(render_description(rows), end="")
     check_complete(checkpoint, rows)
     return ExitStatus.OK
-
-
-def _planned(
-    names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None, sample: int | None,
-    seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
-) -> Plan:  # fmt: skip
-    """The plan of a selection given on the command line."""
-    from harness.space.files import load_space, parse_settings, parse_strength
-    from harness.space.plan import Selection, make_plan, parse_shard
-
-    _load_plugins(plugins)
-    axes = parse_settings(sets)
-    if faults:
-        axes = {**axes, "faults": (",".join(faults),)}
-    selection = Selection(
-        systems,
-        axes,
-        parse_strength(strength) if strength else None,
-        sample,
-        seed,
-        parse_shard(shard) if shard else (1, 1),
-    )
-    made = make_plan([load_space(name) for name in names or ("smoke",)], selection)
-    _require_faults({fault for scenario in made.scenarios for fault in scenario.faults})
-    return made
-
-
-def _require_faults(wanted: set[str]) -> None:
-    from harness.faults.boundary import BOUNDARY
-    from harness.faults.catalogue import CATALOGUE
-
-    known = (*CATALOGUE, *BOUNDARY)
-    for fault in sorted(wanted - set(known)):
-        raise UsageError.of("--fault", fault, known, "--fault stale-masters")
-
-
-def _load_plugins(modules: Sequence[str]) -> None:
-    """Import installed plugins and those named, which register their systems, models, faults and rules."""
-    from importlib.metadata import entry_points
-
-    import_module("harness.systems.builtin")
-    for point in entry_points(group="shardproof.plugins"):
-        point.load()
-    for module in modules:
-        try:
-            import_module(module)
-        except ImportError as error:
-            raise UsageError.of(
-                "--plugin", module, f"a module that imports ({error})", "--plugin my_package.my_rules"
-            ) from None
-
-
-def _title(names: Sequence[str]) -> str:
-    return "-".join(Path(name).stem for name in names) or "smoke"
-
-
-def _folder(path: Path) -> Path:
-    """The folder, created and writable.
-
-    Raises:
-        UsageError: it cannot be.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UsageError.of(
-            "--out", str(path), f"a folder that can be written ({error.strerror})", "--out reports/mine"
-        ) from None
-    return path
-
-
-def _known(plan: Plan, faults: Sequence[str]) -> KnownIssues:
-    """Known issues, for walks only: scenario files and planted faults report their plain verdicts."""
-    from harness.known_issues import KnownIssues
-
-    return KnownIssues() if faults or not plan.is_walk else _shipped_issues()
-
-
-def _shipped_issues() -> KnownIssues:
-    from importlib.resources import as_file, files
-
-    from harness.known_issues import load_known_issues
-
-    with as_file(files("scenarios")) as folder:
-        return load_known_issues(folder / "known_issues.toml")
-
-
-def _stored(scenario_id: str, out: Path | None) -> Result:
-    """The newest result of a scenario, from one folder's database or from any under `reports/`."""
-    from harness.run import DATABASE
-    from harness.store import Store
-
-    databases = (
-        [out / DATABASE] if out else sorted(Path("reports").glob(f"*/{DATABASE}"), key=lambda p: -p.stat().st_mtime)
-    )
-    errors: list[UsageError] = []
-    for database in databases:
-        if not database.is_file():
-            raise UsageError.of("--out", str(out), f"a folder with a {DATABASE}", "--out reports/nightly")
-        with Store(database) as store:
-            try:
-                return store.result(scenario_id)
-            except UsageError as error:
-                errors.append(error)
-    raise (
-        errors[0]
-        if errors
-        else UsageError.of("ID", scenario_id, "a run under reports/, or --out DIR", "shardproof run")
-    )

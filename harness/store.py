@@ -94,7 +94,8 @@ class Store:
     """An open results database. Any thread may call it; writes are serialised and each call is one commit.
 
     Raises:
-        UsageError: at construction, when the file cannot be opened or is not a sound database of ours.
+        UsageError: at construction, when the file cannot be opened or is not a sound database of ours; by every
+            reading method, when it turns out to be damaged.
         StoreFull: by every writing method, when there is no space left.
     """
 
@@ -231,7 +232,7 @@ class Store:
             " p.scenario_id = r.scenario_id WHERE r.run_id = ? ORDER BY p.position, r.rowid",
             run_id,
         )
-        return [Result.from_json(json.loads(row[0])) for row in rows]
+        return [self._decoded(row[0]) for row in rows]
 
     def result(self, scenario_id: str) -> Result:
         """The newest verdict of the scenario whose id starts with `scenario_id`.
@@ -248,7 +249,7 @@ class Store:
         if len(matching) != 1:
             allowed = matching or "the id of a result, as `shardproof report` lists them"
             raise UsageError.of(f"scenario in {self.path}", scenario_id, allowed, "shardproof replay 1a2b3c4d5e6f")
-        return Result.from_json(json.loads(rows[0][1]))
+        return self._decoded(rows[0][1])
 
     def observation(self, run_id: str, scenario_id: str) -> bytes | None:
         """A scenario's packed observation; None if it has none or it was pruned.
@@ -301,16 +302,34 @@ class Store:
 
     def _read(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
         with self._lock:
-            return self._connection.execute(query, parameters).fetchall()
+            try:
+                return self._connection.execute(query, parameters).fetchall()
+            except sqlite3.ProgrammingError:
+                raise  # ours, such as a call after `close`
+            except sqlite3.DatabaseError as error:
+                raise _damaged(self.path, error) from error
+
+    def _decoded(self, content: str) -> Result:
+        try:
+            return Result.from_json(json.loads(content))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _damaged(self.path, error) from error
+
+
+_FORM = "a path to a new file, or to one that shardproof wrote"
+
+
+def _damaged(path: Path, error: Exception) -> UsageError:
+    why = f"{_FORM} (this one is damaged: {type(error).__name__}: {error})"
+    return UsageError.of("results database", str(path), why, "--out reports/another-folder")
 
 
 def _open(path: Path) -> sqlite3.Connection:
     """A connection to a sound database of ours at `path`, created if there is no file."""
-    form = "a path to a new file, or to one that shardproof wrote"
     try:
         connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
     except sqlite3.OperationalError as error:
-        raise UsageError.of("results database", str(path), f"{form} ({error})", "--out reports/nightly") from None
+        raise UsageError.of("results database", str(path), f"{_FORM} ({error})", "--out reports/nightly") from None
     try:
         problem = _guarded(lambda: _problem(connection))
         problem = problem or _guarded(lambda: _prepare(connection))
@@ -319,7 +338,7 @@ def _open(path: Path) -> sqlite3.Connection:
         raise
     if problem:
         connection.close()
-        raise UsageError.of("results database", str(path), f"{form} ({problem})", "--out reports/another-folder")
+        raise UsageError.of("results database", str(path), f"{_FORM} ({problem})", "--out reports/another-folder")
     return connection
 
 

@@ -1,0 +1,167 @@
+"""What the words of a command line mean: plans, folders, plugins, stored results. Each says what is wrong with a word.
+
+Every function raises UsageError for what a user can cause, before anything has run and without touching what is there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.known_issues import KnownIssues
+    from harness.result import Result
+    from harness.space.plan import Plan
+
+
+def planned(
+    names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None, sample: int | None,
+    seed: int, faults: tuple[str, ...], shard: str | None,
+) -> Plan:  # fmt: skip
+    """The plan of a selection given on the command line."""
+    from harness.space.files import load_space, parse_settings, parse_strength
+    from harness.space.plan import Selection, make_plan, parse_shard
+
+    axes = parse_settings(sets)
+    if faults:
+        axes = {**axes, "faults": (",".join(faults),)}
+    _require_faults({fault for value in axes.get("faults", ()) for fault in value.split(",") if fault})
+    selection = Selection(
+        systems,
+        axes,
+        parse_strength(strength) if strength else None,
+        sample,
+        seed,
+        parse_shard(shard) if shard else (1, 1),
+    )
+    made = make_plan([load_space(name) for name in names or ("smoke",)], selection)
+    _require_faults({fault for scenario in made.scenarios for fault in scenario.faults})
+    return made
+
+
+def _require_faults(wanted: set[str]) -> None:
+    from harness.faults.boundary import BOUNDARY
+    from harness.faults.catalogue import CATALOGUE
+
+    known = (*CATALOGUE, *BOUNDARY)
+    for fault in sorted(wanted - set(known)):
+        raise UsageError.of("--fault", fault, known, "--fault stale-masters")
+
+
+def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
+    """Import installed plugins and those named, which register their systems, models, faults and rules.
+
+    Returns all their modules, for the ranks to import too. A module beside the user is found, as `python -m` and the
+    ranks find it.
+    """
+    from importlib.metadata import entry_points
+
+    import_module("harness.systems.builtin")
+    if modules and not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+    installed = [point.module for point in entry_points(group="shardproof.plugins")]
+    wanted = tuple(dict.fromkeys((*installed, *modules)))
+    for module in wanted:
+        try:
+            import_module(module)
+        except (Exception, SystemExit) as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UsageError.of(
+                "--plugin" if module in modules else "installed plugin (entry-point group shardproof.plugins)",
+                module,
+                f"a module that imports ({why})",
+                "--plugin my_package.my_rules",
+            ) from error
+    return wanted
+
+
+def title(names: Sequence[str], shard: str | None) -> str:
+    """The default folder's name under `reports/`; the parts of a shard have one each."""
+    return ("-".join(Path(name).stem for name in names) or "smoke") + (f"-{shard.replace('/', 'of')}" if shard else "")
+
+
+def writable_folder(path: Path, option: str = "--out") -> Path:
+    """The folder, created and writable.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError.of(
+            option, str(path), f"a folder that can be written ({error.strerror})", f"{option} reports/mine"
+        ) from None
+    return path
+
+
+def require_writable_file(path: Path | None, option: str) -> None:
+    """A report file is written after hours of work: that it cannot be is said before.
+
+    Raises:
+        UsageError: it cannot be.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError.of(option, str(path), "a file, not a folder", f"{option} {path}/run.{option.strip('-')}")
+    writable_folder(path.parent, option)
+
+
+def require_interpreter(python: str | None) -> None:
+    """The interpreter of the ranks exists.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if python is not None and shutil.which(python) is None:
+        raise UsageError.of("--python", python, "an interpreter that can be executed", f"--python {sys.executable}")
+
+
+def known_issues(plan: Plan, faults: Sequence[str]) -> KnownIssues:
+    """Known issues, for walks only: scenario files and planted faults report their plain verdicts."""
+    from harness.known_issues import KnownIssues
+
+    return KnownIssues() if faults or not plan.is_walk else shipped_issues()
+
+
+def shipped_issues() -> KnownIssues:
+    """The known issues that ship with shardproof."""
+    from importlib.resources import as_file, files
+
+    from harness.known_issues import load_known_issues
+
+    with as_file(files("scenarios")) as folder:
+        return load_known_issues(folder / "known_issues.toml")
+
+
+def stored(scenario_id: str, out: Path | None) -> Result:
+    """The newest result of a scenario, from one folder's database or from any under `reports/`."""
+    from harness.run import DATABASE
+    from harness.store import Store
+
+    if out and not (out / DATABASE).is_file():
+        raise UsageError.of("--out", str(out), f"a folder with a {DATABASE}", "--out reports/nightly")
+    databases = (
+        [out / DATABASE] if out else sorted(Path("reports").glob(f"*/{DATABASE}"), key=lambda p: -p.stat().st_mtime)
+    )
+    errors: list[UsageError] = []
+    for database in databases:
+        try:
+            with Store(database) as store:
+                return store.result(scenario_id)
+        except UsageError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    raise UsageError.of("ID", scenario_id, "a result of a run under reports/, or --out DIR", "shardproof explain 1a2b")

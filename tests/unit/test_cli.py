@@ -1,0 +1,476 @@
+"""The command line under a hostile user: every mistake is status 2 with one message that says what is allowed.
+
+Nothing here starts a rank: where a command gets past its checks and would run, `harness.run.run` is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import pytest
+
+from harness import arguments
+from harness.cli import entry
+from harness.report.model import Report
+from harness.result import Result
+from harness.run import DATABASE, Outcome, Request
+from harness.scenario import Scenario
+from harness.store import SCHEMA_VERSION, Store
+from harness.verdict import ExitStatus, Verdict
+from tests import report_samples
+
+ROOT = Path(__file__).parents[2]
+SCENARIO = 'schema = 1\n[scenario]\nsystem = "reference"\ncheckpoint = "sharded"\n'
+TINY = ("--system", "reference", "--set", "mesh=1x1x1,1x2x1", "--sample", "3")
+
+
+class Cli:
+    """The command line in this process, in an empty folder; what it would run is kept, not run."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.requests: list[Request] = []
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: str | Path) -> int:
+        status = entry([str(argument) for argument in arguments])
+        self.out, self.err = self._capsys.readouterr()
+        return status
+
+    def refuses(self, *arguments: str | Path) -> str:
+        """The message of a refused command; nothing on stdout, no traceback, nothing run."""
+        status = self(*arguments)
+        assert status == ExitStatus.USAGE, (status, self.out, self.err)
+        assert "Traceback" not in self.err
+        assert self.out == ""
+        assert not self.requests
+        return self.err
+
+    def refuses_in_three_parts(self, *arguments: str | Path) -> str:
+        """The same; the message says what was given, what is allowed and a correct form."""
+        message = self.refuses(*arguments)
+        parts = all(part in message for part in ("given ", "; allowed: ", "; for example: "))
+        assert parts or "; correct form: " in message, message
+        assert message.count("\n") == 1, message
+        return message
+
+
+@pytest.fixture
+def shardproof(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    command = Cli(capsys)
+
+    def record(request: Request) -> Outcome:
+        command.requests.append(request)
+        return Outcome(Report(report_samples.RUN, (passing(1),)), request.out / "index.html", interrupted=False)
+
+    monkeypatch.setattr("harness.run.run", record)
+    return command
+
+
+def stored(folder: Path, *results: Result) -> Path:
+    """A folder with a finished run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Store(folder / DATABASE) as store:
+        run_id = store.begin_run(["run"], 0, {})
+        store.plan(run_id, [result.scenario for result in results])
+        store.finished_many(run_id, results)
+        store.end_run(run_id)
+    return folder
+
+
+def passing(seed: int) -> Result:
+    return report_samples.passing(seed)
+
+
+# --- selections ---------------------------------------------------------------------------------------
+
+SELECTIONS: dict[str, tuple[str, ...]] = {
+    "unknown axis": ("--set", "colour=red"),
+    "unknown value": ("--set", "dtype=fp8"),
+    "setting without a value": ("--set", "dtype"),
+    "impossible mesh": ("--set", "mesh=0x1x1"),
+    "mesh that is no mesh": ("--set", "mesh=two"),
+    "unknown system": ("--system", "torch-fsdp3"),
+    "unknown model": ("--set", "model=gpt"),
+    "illegal program": ("--set", "program=load build"),
+    "unknown name": ("smokey",),
+    "missing file": ("absent.toml",),
+    "bad shard": ("--shard", "4/3"),
+    "shard without parts": ("--shard", "1"),
+    "zeroth shard": ("--shard", "0/3"),
+    "bad strength": ("--strength", "0"),
+    "strength in words": ("--strength", "most"),
+    "unknown fault": ("--fault", "gremlins"),
+    "fault that no system can show": ("--system", "torch-fsdp2", "--fault", "stale-masters"),
+    "boundary fault in the reference": ("--system", "reference", "--fault", "boundary.kill-rank"),
+    "missing plugin": ("--plugin", "no_such_module"),
+    "empty plugin": ("--plugin", ""),
+    "relative plugin": ("--plugin", ".rules"),
+    "space that no system supports": ("--system", "reference", "--set", "checkpoint=dcp"),
+}
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize("case", SELECTIONS)
+def test_a_wrong_selection_is_refused(shardproof: Cli, command: str, case: str) -> None:
+    shardproof.refuses_in_three_parts(command, *SELECTIONS[case])
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--sample", "0"), ("--sample", "many"), ("--seed", "x"), ("-j", "0"), ("--deadline-s", "0"), ("--nope",),
+        ("--executor", "cloud"), ("--device", "tpu"), ("--out",),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_refused(shardproof: Cli, options: tuple[str, ...]) -> None:
+    message = shardproof.refuses("run", *options)
+    assert options[0].lstrip("-") in message
+    assert list(Path().iterdir()) == []
+
+
+def test_a_wrong_command_is_refused(shardproof: Cli) -> None:
+    assert "No such command 'rum'" in shardproof.refuses("rum")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "schema = 1\n[scenario\n", "", "schema = 1\n[scenario]\ncolour = 1\n",
+        "schema = 1\n[scenario]\nmesh = [1, 2, 1]\n",
+        "schema = 7\n[scenario]\n", "schema = 1\nscenario = 3\n", "schema = 1\n[scenario]\nseed = 1e999\n",
+        'schema = 1\n[scenario]\nsystem = "nobody"\n', "\x00", "schema = 1\n[scenario.mesh]\nx = 1\n",
+        "schema = 1\n[[scenario]]\n[[scenario]]\nmicrobatches = 9\n",
+    ],
+)  # fmt: skip
+def test_a_wrong_scenario_file_is_refused(shardproof: Cli, text: str) -> None:
+    Path("bug.toml").write_text(text)
+    message = shardproof.refuses("run", "bug.toml")
+    assert "allowed: " in message or "correct form: " in message
+    assert [path.name for path in Path().iterdir()] == ["bug.toml"]
+
+
+def test_a_scenario_that_its_system_refuses_says_why(shardproof: Cli) -> None:
+    Path("bug.toml").write_text(SCENARIO.replace("sharded", "dcp"))
+    assert "the reference has these checkpoint formats" in shardproof.refuses_in_three_parts("run", "bug.toml")
+
+
+def test_a_budget_that_would_be_exceeded_is_refused_by_run_and_shown_by_plan(shardproof: Cli) -> None:
+    space = "schema = 1\n[space]\nbudget_s = 0.001\n[axes]\ncheckpoint = ['sharded']\n[system.reference]\n"
+    Path("mine.toml").write_text(space)
+    message = shardproof.refuses_in_three_parts("run", "mine.toml")
+    assert "--shard 1/" in message
+    assert "--sample" in message
+    assert shardproof("plan", "mine.toml") == ExitStatus.OK
+
+
+@pytest.mark.parametrize(
+    ("plugin", "said"),
+    [("raise RuntimeError('no licence')", "no licence"), ("def broken(:", "invalid syntax"),
+     ("import nowhere_", "nowhere_"), ("raise SystemExit(0)", "SystemExit")],
+)  # fmt: skip
+def test_a_plugin_that_does_not_import_is_refused(
+    shardproof: Cli, monkeypatch: pytest.MonkeyPatch, plugin: str, said: str
+) -> None:
+    monkeypatch.syspath_prepend(".")
+    Path("bad_plugin_.py").write_text(plugin)
+    assert said in shardproof.refuses_in_three_parts("list", "--plugin", "bad_plugin_")
+
+
+def test_an_installed_plugin_that_does_not_import_is_named(shardproof: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = EntryPoints([EntryPoint("rules", "no_such_package_.rules", "shardproof.plugins")])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **kwargs: broken)
+    assert "no_such_package_.rules" in shardproof.refuses_in_three_parts("list")
+
+
+def test_named_and_installed_plugins_go_to_the_ranks(shardproof: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = EntryPoints([EntryPoint("rules", "tests.report_samples:scenario", "shardproof.plugins")])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **kwargs: installed)
+    assert shardproof("run", *TINY, "--plugin", "tests.unit.world_stub", "--out", "out") == ExitStatus.OK
+    assert shardproof.requests[0].plugins == ("tests.report_samples", "tests.unit.world_stub")
+
+
+def test_a_plugin_beside_the_user_is_found(tmp_path: Path) -> None:
+    """As by `python -m harness` and by the ranks; the installed command has no current folder on its path."""
+    (tmp_path / "my_rules_.py").write_text("print('my rules')")
+    script = "import sys; sys.path = list(filter(None, sys.path)); from harness.cli import entry; entry(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "list", "--plugin", "my_rules_"],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("my rules\n")
+
+
+# --- places to write to -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "/proc/nothing", "/dev/null"])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(shardproof: Cli, out: str) -> None:
+    Path("file").write_text("mine")
+    assert "--out" in shardproof.refuses_in_three_parts("run", *TINY, "--out", out)
+    assert Path("file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("option", ["--json", "--junit"])
+@pytest.mark.parametrize("file", ["file/below.json", "/proc/nothing/x.json", "folder"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(shardproof: Cli, option: str, file: str) -> None:
+    Path("file").write_text("mine")
+    Path("folder").mkdir()
+    assert option in shardproof.refuses_in_three_parts("run", *TINY, "--out", "out", option, file)
+    assert Path("file").read_text() == "mine"
+
+
+def test_an_interpreter_that_does_not_exist_is_refused(shardproof: Cli) -> None:
+    assert "--python" in shardproof.refuses_in_three_parts("run", *TINY, "--python", "/nowhere/python")
+
+
+def test_cuda_is_refused_while_no_system_runs_there(shardproof: Cli) -> None:
+    assert "--device" in shardproof.refuses_in_three_parts("run", *TINY, "--device", "cuda")
+
+
+# --- databases and runs -------------------------------------------------------------------------------
+
+
+@contextmanager
+def changed(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        yield connection
+
+
+def text_file(path: Path) -> None:
+    path.write_text("these are my notes\n" * 50)
+
+
+def another_program(path: Path) -> None:
+    with changed(path) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+
+
+def newer(path: Path) -> None:
+    stored(path.parent, passing(1))
+    with changed(path) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+
+
+def truncated(path: Path) -> None:
+    stored(path.parent, *map(passing, range(40)))
+    path.write_bytes(path.read_bytes()[:-3000])
+
+
+def scribbled(path: Path) -> None:
+    stored(path.parent, *map(passing, range(40)))
+    content = bytearray(path.read_bytes())
+    content[4096:12288] = b"\xa5" * 8192
+    path.write_bytes(content)
+
+
+def without_tables(path: Path) -> None:
+    stored(path.parent)
+    with changed(path) as connection:
+        for table in ("results", "observations", "planned", "runs"):
+            connection.execute(f"DROP TABLE {table}")
+
+
+def with_foreign_content(path: Path) -> None:
+    stored(path.parent, passing(1))
+    with changed(path) as connection:
+        connection.execute("UPDATE results SET content = '{\"half\": '")
+
+
+DAMAGED: tuple[Callable[[Path], None], ...] = (
+    text_file, another_program, newer, truncated, scribbled, without_tables, with_foreign_content,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("explain", "1a2b", "--out", "bad"), ("replay", "1a2b", "--out", "bad"), ("report", "bad"),
+        ("merge", "bad", "--out", "all"),
+    ],
+)  # fmt: skip
+def test_a_damaged_or_foreign_database_is_refused_and_left_alone(
+    shardproof: Cli, command: tuple[str, ...], damage: Callable[[Path], None]
+) -> None:
+    database = Path("bad") / DATABASE
+    database.parent.mkdir()
+    damage(database)
+    before = database.read_bytes()
+    command = tuple(passing(1).id if part == "1a2b" else part for part in command)
+    message = shardproof.refuses_in_three_parts(*command)
+    assert str(database) in message
+    assert database.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", [("report", "bad"), ("merge", "good", "bad", "--out", "all")])
+def test_a_folder_that_is_no_run_is_refused(shardproof: Cli, command: tuple[str, ...]) -> None:
+    stored(Path("good"), passing(1))
+    before = (Path("good") / DATABASE).read_bytes()
+    assert "'bad'" in shardproof.refuses_in_three_parts(*command)
+    Path("bad").mkdir()
+    assert "'bad'" in shardproof.refuses_in_three_parts(*command)
+    with Store(Path("bad") / DATABASE):
+        pass  # a database without a run
+    assert "'bad'" in shardproof.refuses_in_three_parts(*command)
+    assert (Path("good") / DATABASE).read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["explain", "replay"])
+def test_an_unknown_or_ambiguous_id_is_refused(shardproof: Cli, command: str) -> None:
+    assert "a run under reports/" in shardproof.refuses_in_three_parts(command, "1a2b")
+    results = [passing(seed) for seed in range(20)]
+    stored(Path("reports/mine"), *results)
+    assert "the id of a result" in shardproof.refuses_in_three_parts(command, "zzzz")
+    assert "a folder with a" in shardproof.refuses_in_three_parts(command, results[0].id, "--out", "nowhere")
+    assert sorted(r.id for r in results)[0] in shardproof.refuses_in_three_parts(command, "")
+
+
+def test_explain_finds_the_newest_folder_and_survives_a_damaged_one(shardproof: Cli) -> None:
+    result = passing(1)
+    stored(Path("reports/sound"), result)
+    Path("reports/damaged").mkdir()
+    text_file(Path("reports/damaged") / DATABASE)
+    assert shardproof("explain", result.id[:8]) == ExitStatus.OK
+    assert result.id in shardproof.out
+    assert shardproof("explain", result.id, "--toml") == ExitStatus.OK
+    assert Scenario.from_toml(shardproof.out) == result.scenario
+
+
+def test_replay_of_a_scenario_whose_system_is_gone_is_refused(shardproof: Cli) -> None:
+    gone = Result(Scenario(system="my-system"), "my-system", "1.0", Verdict.PASS)
+    stored(Path("reports/mine"), gone)
+    assert "my-system" in shardproof.refuses_in_three_parts("replay", gone.id)
+
+
+def test_report_writes_every_file_again(shardproof: Cli) -> None:
+    folder = stored(Path("mine"), passing(1), report_samples.crash())
+    assert shardproof("report", folder, "--json", "a/run.json", "--junit", "a/run.xml") == ExitStatus.OK
+    assert {v: n for v, n in json.loads(Path("a/run.json").read_text())["run"]["counts"].items() if n} == {
+        "pass": 1,
+        "crash": 1,
+    }
+    assert "<testsuites" in Path("a/run.xml").read_text()
+    assert (folder / "index.html").is_file()
+
+
+def test_merge_joins_parts_and_keeps_them(shardproof: Cli) -> None:
+    parts = [stored(Path(f"part{i}"), passing(i), passing(i + 10)) for i in range(3)]
+    before = [(part / DATABASE).read_bytes() for part in parts]
+    assert shardproof("merge", *parts, "--out", "all", "--json", "all.json") == ExitStatus.OK
+    assert json.loads(Path("all.json").read_text())["run"]["counts"]["pass"] == 6
+    assert [(part / DATABASE).read_bytes() for part in parts] == before
+
+
+def test_merge_with_an_unfinished_part_says_that_the_harness_failed(shardproof: Cli) -> None:
+    with Store(stored(Path("part"), passing(1)) / DATABASE) as store:
+        store.plan(store.begin_run(["run"], 0, {}), [passing(2).scenario])
+    assert shardproof("merge", "part", "--out", "all") == ExitStatus.HARNESS
+
+
+# --- checkpoints --------------------------------------------------------------------------------------
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (Path("exploded"),)
+
+
+def nothing(path: Path) -> None:
+    pass
+
+
+def empty_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def binary_noise(path: Path) -> None:
+    path.write_bytes(bytes(range(256)) * 16)
+
+
+def bomb(path: Path) -> None:
+    import pickle
+
+    path.mkdir()
+    (path / ".metadata").write_bytes(pickle.dumps(Bomb()))
+
+
+def bomb_file(path: Path) -> None:
+    import pickle
+
+    path.write_bytes(pickle.dumps(Bomb()))
+
+
+def bomb_archive(path: Path) -> None:
+    import pickle
+    import zipfile
+
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/data.pkl", pickle.dumps(Bomb()))
+        archive.writestr("x/byteorder", "little")
+
+
+def half_archive(path: Path) -> None:
+    bomb_archive(path)
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    "make", [nothing, empty_folder, binary_noise, bomb, bomb_file, bomb_archive, half_archive, text_file]
+)
+def test_inspect_refuses_what_is_no_sound_checkpoint_and_executes_nothing(
+    shardproof: Cli, make: Callable[[Path], None]
+) -> None:
+    make(Path("checkpoint"))
+    message = shardproof.refuses("inspect", "checkpoint")
+    assert "checkpoint" in message
+    assert "; allowed: " in message
+    assert not Path("exploded").exists()
+
+
+# --- statuses and failures of our own -----------------------------------------------------------------
+
+
+def test_the_parts_of_a_shard_go_to_folders_of_their_own(shardproof: Cli) -> None:
+    assert shardproof("run", *TINY, "--shard", "1/2") == ExitStatus.OK
+    assert shardproof.requests[0].out == Path("reports/smoke-1of2")
+
+
+def test_known_issues_count_in_walks_only(shardproof: Cli) -> None:
+    Path("bug.toml").write_text(SCENARIO)
+    shardproof("run", *TINY)
+    shardproof("run", "bug.toml")
+    shardproof("run", "--system", "reference", "--set", "mesh=1x2x1", "--sample", "2", "--fault", "no-op-load")
+    walk, file, fault = (request.known.issues for request in shardproof.requests)
+    assert walk
+    assert not file
+    assert not fault
+
+
+def test_a_failure_of_our_own_is_status_3(shardproof: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(request: Request) -> Outcome:
+        raise KeyError("oops")
+
+    monkeypatch.setattr("harness.run.run", broken)
+    assert shardproof("run", *TINY) == ExitStatus.HARNESS
+    assert "please report it" in shardproof.err
+
+
+def test_ctrl_c_before_the_run_is_130(shardproof: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(names: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.listing.render_listing", interrupted)
+    monkeypatch.setattr(arguments, "load_plugins", interrupted)
+    assert shardproof("list") == 130
+    assert "Traceback" not in shardproof.err

@@ -77,7 +77,7 @@ _junit_option = click.option(
     "--junit", "junit_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML."
 )
 _deadline_option = click.option(
-    "--deadline-s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds a session may take."
+    "--deadline-s", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="Seconds a session may take."
 )
 _database_option = click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder whose database knows ID."

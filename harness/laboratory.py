@@ -229,11 +229,7 @@ def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | N
         if ours and ours.rank == outcome.first_failed:
             raise HarnessError(f"rank {ours.rank} failed in {ours.stage}: {ours.type}: {ours.message}")
         if outcome.timed_out:
-            where = outcome.stuck[0] if outcome.stuck else None
-            places = "; ".join(f"rank {p.rank} in {p.op or 'start-up'} ({p.stage})" for p in outcome.stuck)
-            failure = Failure(
-                "deadline", f"no end after {outcome.duration_s:.0f} s: {places}", op=where.op_index if where else None
-            )
+            failure = _hung(outcome)
             return Verdict.HANG, failure
         first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
         if first:
@@ -242,6 +238,15 @@ def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | N
             rank, how = next((d for d in outcome.died if d[0] == outcome.first_failed), outcome.died[0])
             return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}", rank)
     return Verdict.PASS, None
+
+
+def _hung(outcome: JobOutcome) -> Failure:
+    """A deadline that passed: where the ranks were, with the Python stack of the first that was still there."""
+    places = sorted({f"{place.op or 'start-up'} ({place.stage})" for place in outcome.stuck})
+    ranks = "; ".join(f"rank {p.rank} in {p.op or 'start-up'} ({p.stage})" for p in outcome.stuck)
+    message = f"no end after {outcome.duration_s:.0f} s, in {', '.join(places)}\n{ranks}"
+    op = outcome.stuck[0].op_index if outcome.stuck else None
+    return Failure("deadline", message, None, outcome.stack, op)
 
 
 def _failed_op(scenario: Scenario, differences: Sequence[Any], failure: Failure | None) -> FailedOp | None:

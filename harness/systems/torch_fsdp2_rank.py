@@ -26,6 +26,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.layout import shard_box
 from harness.models import NamedParam, model_spec
@@ -42,7 +43,7 @@ from harness.probe_module import (
     tensor_bytes,
 )
 from harness.program import Op, expand
-from harness.scenario import Scenario
+from harness.scenario import Mesh, Scenario
 from harness.systems import torch_fsdp2_checkpoint as checkpoint
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2 import CheckpointPlan, checkpoint_plan
@@ -335,18 +336,30 @@ def _hyperparameters(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
         yield "nesterov", float(group["nesterov"])
 
 
+REHEARSAL_MESH = Mesh(1, 16, 1)  # larger than any real world here, so that no cached entry could serve a rank
+
+
 def warm_up() -> None:
-    """Run small one-rank scenarios in this process, so that ranks forked from it inherit every lazy import."""
-    base = Scenario(system="torch-fsdp2", model="frozen_tower", program="build step save load step")
+    """Run small scenarios in this process, so that ranks forked from it inherit every lazy import and cache.
+
+    One rank alone saves and loads; a rank of a larger world, whose collectives go nowhere, shards and steps.
+    """
+    base = Scenario(system="torch-fsdp2", model="frozen_tower", program="build step save build load step")
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-        try:
-            for form in ("dcp", "full"):
-                scenario = replace(base, checkpoint=form)
-                context = RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, Path(folder, form))
-                system = Fsdp2Rank(context)
-                for op in expand(scenario):
-                    getattr(system, op.kind)(op)
-                    list(system.observe(op))
-        finally:
-            dist.destroy_process_group()
+        for form in ("dcp", "full"):
+            _rehearse(replace(base, checkpoint=form), Path(folder, form))
+        dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=REHEARSAL_MESH.world)
+        for optimizer in ("adamw", "adamw/impl=fused", "sgd", "adam/impl=forloop"):
+            asked = {"optimizer": optimizer, "model": "dense", "program": "build step"}
+            _rehearse(replace(base, mesh=REHEARSAL_MESH).with_axes(asked), Path(folder))
+        dist.destroy_process_group()
+
+
+def _rehearse(scenario: Scenario, folder: Path) -> None:
+    context = RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, folder)
+    system = Fsdp2Rank(context)
+    for op in expand(scenario):
+        getattr(system, op.kind)(op)
+        list(system.observe(op))

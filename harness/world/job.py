@@ -96,7 +96,7 @@ class JobOutcome:
     processes that ranks left behind and that were killed. duration_s: from the fork to the last process's end.
     cpu_s: user and system time of all its processes.
     profile: (phase, seconds) of the slowest rank a phase, in order, for reports of where time goes.
-    observations: the observation files, one a rank.
+    observations: the observation files, one a rank. stack: the Python stack of the first stuck rank.
     """
 
     errors: tuple[RankError, ...]
@@ -109,6 +109,7 @@ class JobOutcome:
     cpu_s: float
     profile: tuple[tuple[str, float], ...]
     observations: tuple[Path, ...]
+    stack: str = ""
 
     @property
     def ok(self) -> bool:
@@ -134,6 +135,7 @@ class JobOutcome:
             cpu_s=message["cpu_s"],
             profile=tuple((phase, seconds) for phase, seconds in message["profile"]),
             observations=tuple(Path(path) for path in message["observations"]),
+            stack=message["stack"],
         )
 
 

@@ -8,7 +8,9 @@ disk cannot swallow them; only an error in the stage `record` is ours and not th
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import os
+import signal
 import socket
 import struct
 import traceback
@@ -26,6 +28,7 @@ from harness.world import process, wire
 from harness.world.entry import resolve
 from harness.world.job import STAGES, Job, RankError, shortened
 
+DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write its Python stack into its log
 LENGTH = struct.Struct("<Q")
 START, CONSTRUCT, OP, OBSERVE, RECORD, DONE = range(len(STAGES))
 
@@ -59,6 +62,7 @@ class _Place:
 
 def run_rank(seat: RankSeat) -> None:
     """Run the session and send one message: `done` or the error. Never returns normally into the caller's state."""
+    faulthandler.register(DUMP_SIGNAL, file=2, all_threads=False)
     place = _Place(seat)
     place.enter(START)
     status = 0

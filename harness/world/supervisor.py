@@ -14,9 +14,10 @@ import time
 from dataclasses import dataclass, field
 
 from harness.world import process, wire
-from harness.world.job import STAGES, Job, JobOutcome, RankError, RankPlace
-from harness.world.rank import RankSeat, run_rank
+from harness.world.job import STAGES, Job, JobOutcome, RankError, RankPlace, shortened
+from harness.world.rank import DUMP_SIGNAL, RankSeat, run_rank
 
+DUMP_S = 0.2  # what a rank gets to write its stack
 GRACE_S = 1.0  # after a rank failed, the others get this long to report their own errors
 
 
@@ -47,6 +48,7 @@ def run_job(job: Job) -> JobOutcome:
     ranks = _fork_ranks(job, world, board, theirs)
     timed_out = _wait(ranks, ours, started_ns / 1e9 + job.deadline_s)
     stuck = [_place(job, board, rank) for rank in sorted(ranks.pidfds.values())]
+    stack = _dump_stacks(job, ranks) if timed_out else ""
     strays = _end(ranks, ours)
     theirs.close()  # not earlier: a channel without writers would wake the wait all the time
     ended_ns = time.monotonic_ns()
@@ -61,6 +63,7 @@ def run_job(job: Job) -> JobOutcome:
         cpu_s=sum(os.times()[:4]),
         profile=_profile(job, board, world, started_ns, ended_ns),
         observations=tuple(job.observation(rank) for rank in range(world)),
+        stack=stack,
     )
 
 
@@ -126,6 +129,18 @@ def _wait(ranks: _Ranks, channel: socket.socket, deadline: float) -> bool:
         if ranks.first_failed is not None and give_up == deadline:
             give_up = min(deadline, time.monotonic() + GRACE_S)
     return False
+
+
+def _dump_stacks(job: Job, ranks: _Ranks) -> str:
+    """Have the ranks that are still alive write their Python stacks into their logs; the stack of the first."""
+    for rank in ranks.pidfds.values():
+        os.kill(ranks.pids[rank], DUMP_SIGNAL)
+    time.sleep(DUMP_S)
+    try:
+        log = job.log(min(ranks.pidfds.values())).read_text(errors="replace")
+    except OSError:  # a full disk has no logs
+        return ""
+    return shortened(log[max(log.rfind("Current thread"), log.rfind("Stack (most recent call first)"), 0) :])
 
 
 def _hear(ranks: _Ranks, channel: socket.socket) -> None:

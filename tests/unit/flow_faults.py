@@ -1,0 +1,73 @@
+"""A plugin for servers: boundary faults that strike once, and judges that die, hang, raise or are wrong.
+
+A scenario's fault chooses the first, its seed the second. Imported in the parent it would make the parent's own judge
+fail: give it to a Laboratory or a subprocess as a plugin.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness import judge
+from harness.faults.boundary import BOUNDARY, BoundaryFault, Perform
+from harness.observe.logical import Logical
+from harness.oracle import twin
+from harness.program import Op
+from harness.scenario import Scenario
+from harness.systems.protocol import RankContext
+
+DIES, HANGS, RAISES, DISAGREES = 101, 102, 103, 104
+MARKERS = "SHARDPROOF_TEST_MARKERS"
+
+
+def _flaky(act: Perform, op: Op, context: RankContext) -> None:
+    """Fails in the first step that any process of this test takes."""
+    marker = Path(os.environ[MARKERS]) / context.scenario.id
+    if op.kind == "step" and not marker.exists():
+        marker.touch()
+        raise ConnectionError("once")
+    act()
+
+
+def _broken(act: Perform, op: Op, context: RankContext) -> None:
+    if op.kind == "step":
+        raise ZeroDivisionError(f"always, on rank {context.rank}")
+    act()
+
+
+def _slow(act: Perform, op: Op, context: RankContext) -> None:
+    time.sleep(0.2)
+    act()
+
+
+for _fault in (
+    BoundaryFault("boundary.flaky", "raises in the first step of all", "nondeterministic", _flaky),
+    BoundaryFault("boundary.broken", "raises in every step", "crash", _broken),
+    BoundaryFault("boundary.slow", "takes its time", "pass", _slow),
+):
+    BOUNDARY[_fault.id] = _fault
+
+_FAILING: dict[int, Callable[[], object]] = {
+    DIES: lambda: os._exit(9),
+    HANGS: lambda: time.sleep(600),
+    RAISES: lambda: {}["absent"],
+}
+_judge, _twin = judge.judge, twin.run
+
+
+def _failing_judge(scenario: Scenario, *rest: Any) -> judge.Judgement:
+    _FAILING.get(scenario.seed, lambda: None)()
+    return _judge(scenario, *rest)
+
+
+def _wrong_twin(scenario: Scenario, *rest: Any, **options: Any) -> Logical:
+    return _twin(replace(scenario, seed=0) if scenario.seed == DISAGREES else scenario, *rest, **options)
+
+
+judge.judge = _failing_judge
+twin.run = _wrong_twin

@@ -60,7 +60,7 @@ def cli() -> None:
     shardproof run                                  the smoke scenarios, on the reference and on FSDP2 + DCP
     shardproof plan nightly                         what the nightly would run, and how long it takes
     shardproof run --system torch-fsdp2 --set dtype=bf16 --set mesh=1x4x1,2x2x1
-    shardproof run scenarios/regressions/torch-fsdp2-164929.toml
+    shardproof run regressions/torch-fsdp2-164929   a defect of PyTorch, kept
     shardproof replay 1a2b3c4d5e6f                  one scenario again, in fresh processes
 
     Exit status: 0 all pass, 1 a correctness failure, 2 bad usage or input, 3 the harness failed, 4 nothing was run.

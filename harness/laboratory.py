@@ -14,6 +14,7 @@ import struct
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,8 @@ Observed = Callable[[Scenario, bytes], None]
 
 JUDGE_DEADLINE_S = 120.0
 RAM_DISK = Path("/dev/shm")
+LEAST_FREE_BYTES = 1 << 20  # a session that fails with less than this left on the scratch disk is no evidence
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
@@ -126,6 +129,11 @@ class Laboratory:
             raise
         except HarnessError as error:
             result = Result(scenario, scenario.system, scenario.version, Verdict.UNKNOWN, reason=str(error))
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _NO_SPACE:
+                raise StoreFull(f"no space left while observing scenario {scenario.id}: {error}") from error
+            reason = "an error of shardproof's own: " + "".join(traceback.format_exception(error))
+            result = Result(scenario, scenario.system, scenario.version, Verdict.UNKNOWN, reason=reason)
         return replace(result, duration_s=time.monotonic() - started)
 
     def _confirmed(self, scenario: Scenario, info: SystemInfo, observed: Observed) -> Result:
@@ -149,10 +157,6 @@ class Laboratory:
             if self.keep and result.verdict.is_failure:
                 _keep_logs(directory, self.keep / scenario.id)
             return result
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                raise StoreFull(f"no space left while observing scenario {scenario.id}: {error}") from error
-            raise
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -171,9 +175,8 @@ class Laboratory:
             outcome = self._server.submit(Job(scenario, session, directory, self.deadline_s)).result()
             trial.outcomes.append(outcome)
             trial.phases_s[f"session {session}"] = outcome.duration_s
-            if any(error.errno == errno.ENOSPC for error in outcome.errors):
-                raise StoreFull(f"no space left in {directory} while scenario {scenario.id} ran")
             if not outcome.ok:
+                _require_space(scenario, directory, outcome)
                 break
         trial.blob = b"".join(p.read_bytes() for o in trial.outcomes for p in o.observations if p.exists())
         return trial
@@ -194,6 +197,17 @@ class Laboratory:
         trial.phases_s["judge"] = time.monotonic() - started
         judgement: dict[str, Any] = json.loads(reply)
         return judgement
+
+
+def _require_space(scenario: Scenario, directory: Path, outcome: JobOutcome) -> None:
+    """Whatever fails on a full disk says nothing about the system. Not every library passes the errno on.
+
+    Raises:
+        StoreFull: a rank says so, or there is next to nothing left.
+    """
+    free = shutil.disk_usage(directory).free
+    if free < LEAST_FREE_BYTES or any(error.errno in _NO_SPACE for error in outcome.errors):
+        raise StoreFull(f"no space left for scenario {scenario.id}: {free} bytes are free in {directory}")
 
 
 def _result(scenario: Scenario, info: SystemInfo, trial: _Trial) -> Result:

@@ -1,0 +1,83 @@
+"""Scenarios a second of the reference on one core, nothing cached between scenarios, and where the time goes.
+
+The scenario: 12 parameters of mixed dtype, AdamW with fp32 masters, zero1 over dp 4, three steps, save, load on dp 2, one
+step. Its final state, as all ranks hold it, is assembled and compared bit for bit with the twin's, which is computed
+once (one twin serves every mesh). `every operation` also observes and compares what every earlier operation left.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+import statistics
+import time
+
+from harness.diff import LAZY_STATE, diff
+from harness.models import ZOO, ModelSpec, ModuleSpec, ParamSpec
+from harness.observe.assemble import assemble
+from harness.observe.logical import Logical
+from harness.oracle import twin
+from harness.program import expand
+from harness.reference import system as reference
+from harness.scenario import Scenario
+
+AXES = {
+    "model": "bench12", "sharding": "zero1", "dtype": "mixed/reduce=fp32/master=fp32", "mesh": "1x4x1", "load": "1x2x1",
+    "optimizer": "adamw", "checkpoint": "gathered", "program": "build step step step save reshard build load step",
+}  # fmt: skip
+
+
+def bench_model() -> ModelSpec:
+    """Twelve parameters in four units, a third of them fp32 islands."""
+    shapes = ((12, 5), (7,), (6, 4))
+    modules = tuple(
+        ModuleSpec(f"layers.{n}", tuple(ParamSpec(f"p{i}", s, island=i == 1) for i, s in enumerate(shapes)))
+        for n in range(4)
+    )
+    return ModelSpec("bench12", "for benchmarks", modules)
+
+
+def one(truth: Logical, ops: tuple[int, ...]) -> None:
+    """A whole scenario: from its axes to the verdict."""
+    scenario = Scenario().with_axes(AXES)
+    observed, problems = assemble(r for r in reference.run(scenario, ops) if r.where == "live")
+    found = diff({k: v for k, v in truth.items() if k.op in ops}, observed, problems, (LAZY_STATE,))
+    assert not found, found[0]
+
+
+def rate(truth: Logical, ops: tuple[int, ...], seconds: float) -> list[float]:
+    """Milliseconds of each repetition."""
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        one(truth, ops)
+        taken.append((time.perf_counter() - began) * 1e3)
+    return taken
+
+
+def main(seconds: float = 5.0) -> None:
+    """Measure and print."""
+    ZOO["bench12"] = bench_model()
+    scenario = Scenario().with_axes(AXES)
+    truth = twin.run(scenario)
+    every = tuple(op.index for op in expand(scenario))
+    for name, ops in (("final state", every[-1:]), ("every operation", every)):
+        one(truth, ops)
+        taken = rate(truth, ops, seconds)
+        low, mid = min(taken), statistics.median(taken)
+        print(f"reference, {name:<16} {1e3 / mid:6.0f}/s at the median ({mid:.2f} ms), {1e3 / low:6.0f}/s at best")
+    profile = cProfile.Profile()
+    profile.enable()
+    rate(truth, every[-1:], seconds / 2)
+    profile.disable()
+    print("where the time goes (final state, under the profiler):")
+    stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    rows = sorted(((v[3], k) for k, v in stats.items() if "/harness/" in k[0]), reverse=True)
+    total = rows[0][0]
+    for cumulative, (file, _line, function) in rows[1:16]:
+        print(f"  {100 * cumulative / total:5.1f} %  {file.rpartition('/harness/')[2]}: {function}")
+
+
+if __name__ == "__main__":
+    main()

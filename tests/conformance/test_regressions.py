@@ -1,0 +1,47 @@
+"""Every kept regression still shows its defect on the installed release, and its known issue recognises it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.known_issues import KnownIssues, load_known_issues
+from harness.laboratory import Laboratory
+from harness.scenario import Scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+FILES = sorted((SCENARIOS / "regressions").glob("*.toml"))
+HANGS = {"torch-fsdp2-empty-tp-hang"}
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[Laboratory]:
+    with Laboratory(jobs=1, deadline_s=10.0) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def issues() -> KnownIssues:
+    return load_known_issues(SCENARIOS / "known_issues.toml")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "file", [pytest.param(f, marks=pytest.mark.nightly) if f.stem in HANGS else f for f in FILES], ids=lambda f: f.stem
+)
+def test_a_regression_is_seen_confirmed_and_known(file: Path, laboratory: Laboratory, issues: KnownIssues) -> None:
+    result = laboratory.examine_one(Scenario.from_toml(file.read_text(), file.name))
+    assert result.verdict.is_failure
+    assert result.reproduced
+    assert result.reproduced.times == result.reproduced.attempts
+    known = issues.match(result)
+    assert known is not None, result.signature
+    assert file.stem.startswith(known)
+
+
+def test_every_issue_names_a_regression_and_every_regression_an_issue(issues: KnownIssues) -> None:
+    named = {Path(issue.scenario).stem for issue in issues.issues}
+    assert named <= {file.stem for file in FILES}
+    assert all(any(file.stem.startswith(issue.id) for issue in issues.issues) for file in FILES)

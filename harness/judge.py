@@ -25,6 +25,7 @@ import numpy as np
 from harness.diagnosis import Context, Explanation, explain
 from harness.diff import LAZY_STATE, Difference, diff
 from harness.models import model_spec
+from harness.observe.ambient import expected_generators
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem
 from harness.observe.record import LIVE, WRITTEN, Record, pack
@@ -109,6 +110,8 @@ def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Lo
     truth = _twin(twin_axes(scenario), _reported_norms(observed))
     done = {key.op for key in observed}
     expected = {key: value for key, value in truth.items() if key.op in done}
+    if any(key.role == "rng" for key in observed):
+        expected |= expected_generators(scenario.seed, [op for op in expand(scenario) if op.index in done])
     saves = [op for op in expand(scenario) if op.kind == "save" and op.index in done - unreadable]
     for op in saves:
         live = {key: value for key, value in truth.items() if key.op == op.index}

@@ -147,8 +147,8 @@ def _linear(path: str, out: int, inp: int, tp_dim: int | None = None, **kw: obje
     )
 
 
-def _zoo() -> Iterator[ModelSpec]:
-    yield ModelSpec(
+_SPECS = (
+    ModelSpec(
         "dense",
         "Odd and prime sizes over several units: uneven shards, padding, more than one bucket.",
         (
@@ -158,8 +158,8 @@ def _zoo() -> Iterator[ModelSpec]:
             ModuleSpec("norm", (ParamSpec("weight", (13,)),)),
         ),
         bugs=("PT-136228", "PT-110762", "MLM-2576", "MLM-5898"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "twins",
         "Equal-shaped parameters of different dtype in one group: a swapped pair fits without an error.",
         (
@@ -169,8 +169,8 @@ def _zoo() -> Iterator[ModelSpec]:
             ModuleSpec("scale", (ParamSpec("weight", (4, 4), island=True),)),
         ),
         bugs=("MLM-2777", "MLM-5835a", "AM-2419b"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "mixed_unit",
         "Two storage dtypes inside one unit: a flat buffer or FSDP unit that must not assume one dtype.",
         (
@@ -185,8 +185,8 @@ def _zoo() -> Iterator[ModelSpec]:
             ModuleSpec("head", (ParamSpec("weight", (5, 3)),)),
         ),
         bugs=("AM-2419b", "MLM-2777"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "short",
         "Dim 0 smaller than the world: empty shards on most ranks, one of them alone in its unit.",
         (
@@ -195,14 +195,14 @@ def _zoo() -> Iterator[ModelSpec]:
             ModuleSpec("three", (ParamSpec("weight", (3,)),)),
         ),
         bugs=("PT-150862", "TE-3207", "TE-3318", "MLM-6191"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "many",
         "Twelve units and a dim of 12: 10 sorts before 9 where names or shards are ordered as text.",
         tuple(ModuleSpec(f"layers.{i}", (ParamSpec("weight", (12, 2), tp_dim=0),)) for i in range(12)),
         bugs=("DS-5342", "DS-5395"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "tied",
         "Input and output embedding are one parameter, beside an uneven one, in one unit.",
         (
@@ -211,8 +211,8 @@ def _zoo() -> Iterator[ModelSpec]:
             ModuleSpec("head", (ParamSpec("weight", (10, 3), tp_dim=0, tied_to="embed.weight"),), unit=False),
         ),
         bugs=("PT-148825", "PT-188346", "PT-176076", "ACC-3154"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "frozen_tower",
         "A frozen tower with persistent, non-persistent and integer buffers feeding a trained head.",
         (
@@ -228,8 +228,8 @@ def _zoo() -> Iterator[ModelSpec]:
             ModuleSpec("head", (ParamSpec("weight", (7, 6), tp_dim=0),), (BufferSpec("mask", (3,), "bool"),)),
         ),
         bugs=("AM-2419d", "AM-2549", "FS-427", "FS-705", "ACC-3898", "PT-93391"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "swiglu",
         "A fused gate/up weight whose halves are split apart by checkpoint formats, plus its down projection.",
         (
@@ -237,8 +237,8 @@ def _zoo() -> Iterator[ModelSpec]:
             ModuleSpec("fc2", (ParamSpec("weight", (3, 6), tp_dim=1),)),
         ),
         bugs=("MLM-4423", "MLM-2769"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "experts",
         "Grouped 3-D expert weights: sharding dims shift by one against a single expert's weight.",
         (
@@ -246,8 +246,8 @@ def _zoo() -> Iterator[ModelSpec]:
             ModuleSpec("experts", (ParamSpec("w1", (3, 4, 2), tp_dim=1), ParamSpec("w2", (3, 2, 4), tp_dim=2))),
         ),
         bugs=("TE-2713a", "AM-1691", "TT-2227"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "groups",
         "Three param groups with their own lr and weight decay, interleaved against module order.",
         (
@@ -257,8 +257,8 @@ def _zoo() -> Iterator[ModelSpec]:
         ),
         (GroupSpec(), GroupSpec(1.0, 0.0), GroupSpec(0.25, 0.5)),
         bugs=("MLM-mr3394", "FS-58", "PT-54736", "AO-2606"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "unused",
         "A trainable parameter that no forward uses: no gradient, so its optimizer state never exists.",
         (
@@ -267,8 +267,8 @@ def _zoo() -> Iterator[ModelSpec]:
             ModuleSpec("partly", (ParamSpec("weight", (4, 2)), ParamSpec("dead", (6,), used=False))),
         ),
         bugs=("AM-1698", "PT-192202"),
-    )
-    yield ModelSpec(
+    ),
+    ModelSpec(
         "later",
         "Parameters that are frozen first and trained later: state appears after the first save.",
         (
@@ -276,10 +276,10 @@ def _zoo() -> Iterator[ModelSpec]:
             ModuleSpec("adapter", (ParamSpec("weight", (5, 4)),)),
         ),
         bugs=("PT-192202", "PT-186998"),
-    )
+    ),
+)
 
-
-ZOO: dict[str, ModelSpec] = {spec.name: spec for spec in _zoo()}
+ZOO: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def model_spec(name: str) -> ModelSpec:

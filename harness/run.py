@@ -5,14 +5,14 @@
                                             │ judge:   twin and reference → assemble → diff → diagnosis
                                             └ confirm: a failure is observed again in fresh ranks
 
-A run is resumed when its folder holds an unfinished one of the same plan. Ctrl-C, a dead server or a full
+A run is resumed when its folder holds an unfinished one of the same plan and releases. Ctrl-C, a dead server or a full
 disk keep everything that was committed.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -93,16 +93,21 @@ def run(request: Request) -> Outcome:
 
 
 def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
-    """A new run with its plan stored, or the unfinished run of the same plan and what it still has to do."""
-    latest = store.latest_run()
+    """A new run with its plan stored, or the unfinished run of the same plan and releases, and what is left of it."""
+    latest, releases = store.latest_run(), versions(request.plan)
     planned = {scenario.id for scenario in request.plan.scenarios}
-    if latest and store.run(latest).ended_at is None and {s.id for s in store.planned(latest)} == planned:
+    if latest and _goes_on(store, store.run(latest), planned, releases):
         todo = store.unfinished(latest)
         print(f"resuming run {latest}: {len(planned) - len(todo)} of {len(planned)} done", file=sys.stderr)
         return latest, todo
-    run_id = store.begin_run(request.command, request.seed, versions(request.plan), request.plan.excluded)
+    run_id = store.begin_run(request.command, request.seed, releases, request.plan.excluded)
     store.plan(run_id, request.plan.scenarios)
     return run_id, list(request.plan.scenarios)
+
+
+def _goes_on(store: Store, run: Run, planned: Set[str], releases: Mapping[str, str]) -> bool:
+    unfinished = run.ended_at is None and run.versions == releases
+    return unfinished and {scenario.id for scenario in store.planned(run.id)} == planned
 
 
 def _examined(store: Store, run_id: str, todo: Iterable[Scenario], request: Request) -> Iterator[Result]:

@@ -17,8 +17,8 @@ Conventions every system, the reference and the twin follow, so that their obser
     scheduler       `last_epoch`: int64, `last_lr.{i}`: fp64, shape (); every op if there is a schedule
     scaler          `scale`: fp32, `growth_tracker`: int64, shape (); every op if there is a loss scale
     norm            `total_norm`: fp32, shape (), compared by ULPs, not bits; after step if clipping
-    rng, warning, extra_state
-                    see the system; per rank, no box
+    rng, warning    see observe/ambient.py; per rank, no box; every op
+    extra_state     see the system; per rank, no box
 
 Values of `hyperparameter`: lr, weight_decay and, by kind, betas as `beta1`/`beta2`, `eps`, `momentum`,
 `nesterov` (0.0 or 1.0). `written` records carry what a checkpoint holds after a `save`, read back by the
@@ -44,6 +44,9 @@ ITEMSIZE = {
 LIVE, WRITTEN = "live", "written"
 
 PER_RANK_ROLES = frozenset({"rng", "warning", "extra_state"})
+
+UNPREDICTED = frozenset({"extra_state"})
+"""Roles that are recorded and, as long as no oracle predicts them, not compared."""
 
 
 class Record(NamedTuple):

@@ -72,7 +72,7 @@ def warm(warm_up: Sequence[str], plugins: Sequence[str]) -> None:
     torch.set_num_threads(1)
     torch.sqrt(torch.ones(64))  # MKL's first call initialises itself, with a race
     for module in ("torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp",
-                   "harness.systems.builtin", "harness.world.rank", *plugins):  # fmt: skip
+                   "harness.systems.builtin", "harness.observe.ambient", "harness.world.rank", *plugins):  # fmt: skip
         importlib.import_module(module)
     for entry in warm_up:
         resolve(entry)()

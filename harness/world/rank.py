@@ -76,12 +76,15 @@ def run_rank(seat: RankSeat) -> None:
 
 
 def _run(seat: RankSeat, place: _Place) -> None:
+    from harness.observe.ambient import Ambient
+
     _join_group(seat)
     place.enter(CONSTRUCT)
     ops = seat.job.ops
     context = RankContext(
         seat.job.scenario, model_spec(seat.job.scenario.model), ops[0].mesh, seat.rank, seat.job.directory
     )
+    ambient = Ambient(seat.job.scenario.seed)
     factory: Callable[[RankContext], RankSystem] = resolve(system_info(seat.job.scenario.system).entry)
     system = factory(context)
     place.enter(RECORD)
@@ -90,7 +93,7 @@ def _run(seat: RankSeat, place: _Place) -> None:
             place.enter(OP, op)
             perform(getattr(system, op.kind), op, context)
             place.enter(OBSERVE, op)
-            blob = pack(system.observe(op))
+            blob = pack([*ambient.records(op, seat.rank), *system.observe(op)])
             place.enter(RECORD, op)
             _append(file, blob)
     place.enter(DONE)

@@ -52,7 +52,7 @@ FORBIDDEN = {
 """Module or package → what neither it nor anything under it imports. Oracle, reference and layout share no code."""
 
 CHILD = (
-    "harness.judge", "harness.oracle.twin", "harness.probe_module",
+    "harness.judge", "harness.observe.ambient", "harness.oracle.twin", "harness.probe_module",
     "harness.reference.checkpoint", "harness.reference.kernels", "harness.reference.numerics",
     "harness.reference.observe", "harness.reference.readback", "harness.reference.restore", "harness.reference.state",
     "harness.reference.system", "harness.reference.trainer",

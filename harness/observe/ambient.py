@@ -1,0 +1,80 @@
+"""What a rank's process has around the library: random generators and warnings. Child side.
+
+No operation of a scenario draws random numbers, and a library that draws some all the same (a dummy
+initialisation, say) changes what a user's run draws next. No operation deserves a warning either: one that shows
+up in a clean scenario is a false alarm to everybody who reads it.
+
+*Verifies*, with `expected_generators`: the states of torch's, numpy's and Python's generators are those of the seed
+after every operation; nothing but deprecations was warned about.
+*Does not verify*: CUDA generators, warnings printed by C++ code, and deprecations, which change with the release.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from harness.observe.logical import Key, Logical, Value
+from harness.observe.record import LIVE, Record, whole
+from harness.program import Op
+
+_QUIET = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
+
+
+class Ambient:
+    """Seeds the process and listens to it. One a rank, created before the system."""
+
+    def __init__(self, seed: int) -> None:
+        self._heard: list[str] = []
+        warnings.resetwarnings()
+        for category in _QUIET:
+            warnings.simplefilter("ignore", category)
+        warnings.showwarning = self._hear  # type: ignore[assignment]
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+
+    def records(self, op: Op, rank: int) -> Iterator[Record]:
+        """The generators now, and the warnings since the last call."""
+        states = (torch.get_rng_state(), np.random.get_state(), random.getstate())
+        for name, digest in _digests(*states).items():
+            yield whole(op.index, rank, "rng", name, "uint8", (len(digest),), digest)
+        for number, text in enumerate(self._heard):
+            data = text.encode()
+            yield whole(op.index, rank, "warning", str(number), "utf8", (len(data),), data)
+        self._heard = []
+
+    def _hear(self, message: Warning | str, category: type[Warning], filename: str, *_: object) -> None:
+        self._heard.append(f"{category.__name__}: {message} ({'/'.join(filename.split('/')[-3:])})")
+
+
+def expected_generators(seed: int, ops: list[Op]) -> Logical:
+    """What `Ambient` must record after each of `ops`, on every rank of its mesh."""
+    own = (
+        torch.Generator().manual_seed(seed).get_state(),
+        np.random.RandomState(seed).get_state(),
+        random.Random(seed).getstate(),
+    )
+    values = {name: Value("uint8", (len(digest),), digest) for name, digest in _digests(*own).items()}
+    return {
+        Key(op.index, LIVE, "rng", f"rank{rank}.{name}"): value
+        for op in ops
+        for rank in range(op.mesh.world)
+        for name, value in values.items()
+    }
+
+
+def _digests(torch_state: torch.Tensor, numpy_state: object, python_state: object) -> dict[str, bytes]:
+    """Sixteen bytes a generator."""
+    raw = {
+        "torch": torch_state.numpy().tobytes(),
+        "numpy": pickle.dumps(numpy_state),
+        "python": pickle.dumps(python_state),
+    }
+    return {name: hashlib.blake2b(data, digest_size=16).digest() for name, data in raw.items()}

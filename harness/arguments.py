@@ -87,22 +87,26 @@ def title(names: Sequence[str], shard: str | None) -> str:
     return ("-".join(Path(name).stem for name in names) or "smoke") + (f"-{shard.replace('/', 'of')}" if shard else "")
 
 
-def writable_folder(path: Path, option: str = "--out") -> Path:
+def writable_folder(path: Path) -> Path:
     """The folder, created and writable.
 
     Raises:
         UsageError: it cannot be.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
+        _try_writing(path)
     except OSError as error:
         raise UsageError.of(
-            option, str(path), f"a folder that can be written ({error.strerror})", f"{option} reports/mine"
+            "--out", str(path), f"a folder that can be written ({error.strerror})", "--out reports/mine"
         ) from None
     return path
+
+
+def _try_writing(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / ".writable"
+    probe.touch()
+    probe.unlink()
 
 
 def require_writable_file(path: Path | None, option: str) -> None:
@@ -113,9 +117,14 @@ def require_writable_file(path: Path | None, option: str) -> None:
     """
     if path is None:
         return
+    form = f"{option} run.{'xml' if option == '--junit' else 'json'}"
     if path.is_dir():
-        raise UsageError.of(option, str(path), "a file, not a folder", f"{option} {path}/run.{option.strip('-')}")
-    writable_folder(path.parent, option)
+        raise UsageError.of(option, str(path), "a file, not a folder", form)
+    try:
+        _try_writing(path.parent)
+    except OSError as error:
+        why = f"a file in a folder that can be written ({error.strerror})"
+        raise UsageError.of(option, str(path), why, form) from None
 
 
 def require_interpreter(python: str | None) -> None:

@@ -287,11 +287,10 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     """
     from harness.report.files import write_reports
     from harness.report.text import render_text, wants_colour
-    from harness.run import DATABASE, Outcome, merge_runs
+    from harness.run import DATABASE, Outcome, merge_runs, read_parts
 
-    found = merge_runs(
-        [folder / DATABASE for folder in folders], arguments.writable_folder(out) / DATABASE, arguments.shipped_issues()
-    )
+    parts = read_parts([folder / DATABASE for folder in folders])
+    found = merge_runs(parts, arguments.writable_folder(out) / DATABASE, arguments.shipped_issues())
     page = write_reports(found, out, json_file, junit_file)
     print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
     return Outcome(found, page, interrupted=False).status

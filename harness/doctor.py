@@ -42,11 +42,18 @@ def _state(info: SystemInfo) -> str:
     if missing:
         return f"cannot run: {', '.join(missing)} not installed"
     module = info.entry.partition(":")[0]
-    if find_spec(module) is None:
+    if not _exists(module):
         return f"cannot run: its module {module} does not exist"
     releases = ", ".join(f"{name} {_release(name)}" for name in info.distributions)
     where = "lockstep, one process" if info.world == "lockstep" else "forked gloo ranks, CPU"
     return f"ready: {where}{', ' + releases if releases else ''}"
+
+
+def _exists(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package on the way
+        return False
 
 
 def _release(name: str) -> str:

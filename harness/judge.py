@@ -64,6 +64,8 @@ def serve(payload: bytes) -> bytes:
     ops = expand(scenario)
     complete = request["complete"]
     records = _finished(_read_observations(request["observations"], complete=complete), ops, complete=complete)
+    if not complete and not records:
+        return _reply(Judgement((), (), (), ""))  # the ranks failed before there was anything to compare
     done = {r.op for r in records}
     written, unreadable = _read_written(scenario, [op for op in ops if op.index in done], request["checkpoints"])
     return _reply(judge(scenario, [*records, *written], unreadable))

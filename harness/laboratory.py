@@ -62,7 +62,7 @@ class _Trial:
 
 
 class Laboratory:
-    """Warm servers and worker threads for a run.
+    """A warm server and worker threads for a run.
 
     Args:
         jobs: scenarios in progress at once. deadline_s: seconds one session's ranks may take.
@@ -82,7 +82,9 @@ class Laboratory:
         self.jobs, self.deadline_s, self.keep = jobs, deadline_s, keep
         self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=RAM_DISK if RAM_DISK.is_dir() else None))
         warm_up = [info.warm_up for info in all_systems() if info.warm_up]
-        self._server = ForkServer(python=python or sys.executable, warm_up=warm_up, plugins=plugins, workers=jobs)
+        self._server = ForkServer(
+            python=python or sys.executable, warm_up=warm_up, plugins=("harness.judge", *plugins), workers=jobs
+        )
 
     def __enter__(self) -> Self:
         self._server.__enter__()
@@ -141,7 +143,7 @@ class Laboratory:
         if not first.verdict.is_failure:
             return first
         second = self._attempt(scenario, info, lambda scenario, blob: None)
-        if second.signature == first.signature:
+        if _same_failure(first, second):
             return replace(first, reproduced=Reproduced(1, 1))
         reason = f"in fresh ranks the failure did not come again: {second.signature or second.verdict.value}"
         return replace(first, verdict=Verdict.NONDETERMINISTIC, reproduced=Reproduced(0, 1), reason=reason)
@@ -197,6 +199,15 @@ class Laboratory:
         trial.phases_s["judge"] = time.monotonic() - started
         judgement: dict[str, Any] = json.loads(reply)
         return judgement
+
+
+def _same_failure(first: Result, second: Result) -> bool:
+    """Whether the second attempt failed like the first. How far the other ranks got before an error, and so what there
+    was to compare, is a matter of timing: an error is the same if it is the same at the same operation."""
+    if first.error is None or second.error is None:
+        return first.signature == second.signature
+    errors = (replace(result, differences=()).signature for result in (first, second))
+    return len(set(errors)) == 1
 
 
 def _require_space(scenario: Scenario, directory: Path, outcome: JobOutcome) -> None:

@@ -136,13 +136,16 @@ def versions(plan: Plan) -> dict[str, str]:
     return found
 
 
-def merge_runs(databases: Sequence[Path], target: Path, known: KnownIssues) -> Report:
-    """Join the latest runs of several databases into a new run of `target`.
+Part = tuple[Run, list[Scenario], list[Result]]
+
+
+def read_parts(databases: Sequence[Path]) -> list[Part]:
+    """The latest run of each database, with what it planned and its results.
 
     Raises:
         UsageError: one of them is no database of ours, or holds no run.
     """
-    parts: list[tuple[Run, list[Scenario], list[Result]]] = []
+    parts: list[Part] = []
     for database in databases:
         if not database.is_file():
             raise UsageError.of(
@@ -155,6 +158,11 @@ def merge_runs(databases: Sequence[Path], target: Path, known: KnownIssues) -> R
                     "RUN", str(database.parent), "a folder with a run", "shardproof merge part1 part2 --out all"
                 )
             parts.append((store.run(latest), store.planned(latest), store.results(latest)))
+    return parts
+
+
+def merge_runs(parts: Sequence[Part], target: Path, known: KnownIssues) -> Report:
+    """Join runs into a new run of the database `target`."""
     first = parts[0][0]
     with Store(target) as store:
         exclusions = {reason: n for run, _, _ in parts for reason, n in run.exclusions.items()}

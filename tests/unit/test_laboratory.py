@@ -219,6 +219,16 @@ def small_disk() -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.fixture(scope="module")
+def cramped(small_disk: Path) -> Iterator[Laboratory]:
+    """A laboratory whose scratch folder is on the small disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(laboratory, "RAM_DISK", small_disk)
+        running = Laboratory(jobs=1, deadline_s=30.0, plugins=PLUGINS)
+    with running:
+        yield running
+
+
 @contextmanager
 def ballast(disk: Path, leaving: int) -> Iterator[None]:
     file = disk / "ballast"
@@ -230,13 +240,13 @@ def ballast(disk: Path, leaving: int) -> Iterator[None]:
 
 
 def test_a_scratch_disk_that_fills_stops_the_run_and_is_no_crash_of_the_system(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    small_disk: Path, cramped: Laboratory
 ) -> None:
-    monkeypatch.setattr(laboratory, "RAM_DISK", small_disk)
-    with Laboratory(jobs=1, deadline_s=30.0, plugins=PLUGINS) as cramped, ballast(small_disk, leaving=8 * 1024):
-        assert cramped._scratch.parent == small_disk
-        with pytest.raises(StoreFull):
-            list(cramped.examine([ECHO], lambda s, blob: None))
+    assert cramped._scratch.parent == small_disk
+    assert cramped.examine_one(ECHO).verdict is Verdict.PASS
+    with ballast(small_disk, leaving=8 * 1024), pytest.raises(StoreFull):
+        list(cramped.examine([ECHO], lambda s, blob: None))
+    assert cramped.examine_one(ECHO).verdict is Verdict.PASS
 
 
 REAL = Scenario(system="torch-fsdp2", mesh=Mesh(1, 2, 1), program="build step save step build load step")
@@ -245,11 +255,9 @@ REAL = Scenario(system="torch-fsdp2", mesh=Mesh(1, 2, 1), program="build step sa
 @pytest.mark.real
 @pytest.mark.parametrize("checkpoint", ["dcp", "dcp-async", "full"])
 def test_a_disk_that_fills_under_a_librarys_save_is_no_crash_of_the_library(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: str
+    small_disk: Path, cramped: Laboratory, checkpoint: str
 ) -> None:
-    monkeypatch.setattr(laboratory, "RAM_DISK", small_disk)
-    full = pytest.raises(StoreFull)
-    with Laboratory(jobs=1, deadline_s=30.0) as cramped, ballast(small_disk, leaving=32 * 1024), full:
+    with ballast(small_disk, leaving=32 * 1024), pytest.raises(StoreFull):
         cramped.examine_one(replace(REAL, checkpoint=checkpoint))
 
 

@@ -338,10 +338,10 @@ def test_ranks_and_workers_get_the_plugins(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A disk of 640 KiB."""
+    """A disk of 256 KiB."""
     folder = Path(tempfile.mkdtemp())
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=640k", "none", str(folder)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)], capture_output=True, text=True, check=False
     )
     if mounted.returncode:
         pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
@@ -353,16 +353,22 @@ def small_disk() -> Iterator[Path]:
 def test_a_results_disk_that_fills_is_status_3_and_the_run_goes_on_when_there_is_room(
     small_disk: Path, shardproof: Callable[..., int], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("run", *SMALL, "--set", "model=dense", "--sample", 12, "--out", small_disk, "--json", "run.json")
+    words = ("run", *SMALL, "--set", "model=dense", "--sample", 20, "--out", small_disk, "--json", "run.json")
     assert shardproof(*words) == ExitStatus.HARNESS
     shown = capfd.readouterr().err
     assert "free some space and resume the run" in shown
     assert "Traceback" not in shown
-    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
     with Store(small_disk / DATABASE) as store:
         kept = [result.id for result in store.results(str(store.latest_run()))]
-    assert 0 < len(kept) < 12
-    assert shardproof("explain", kept[0], "--out", small_disk) == ExitStatus.OK
+    assert 0 < len(kept) < 20
+    assert shardproof("explain", kept[0], "--out", small_disk) == ExitStatus.OK, "readable while the disk is full"
+    assert shardproof(*words) == ExitStatus.HARNESS, "no better a second time, and no worse"
+    capfd.readouterr()
+    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+    with Store(small_disk / DATABASE) as store:
+        after = [result.id for result in store.results(str(store.latest_run()))]
+    assert set(after) >= set(kept)
+    kept = after
     assert shardproof(*words) == ExitStatus.OK
-    assert f"{len(kept)} of 12 done" in capfd.readouterr().err
-    assert verdicts("run.json") == {"pass": 12}
+    assert f"{len(kept)} of 20 done" in capfd.readouterr().err
+    assert verdicts("run.json") == {"pass": 20}

@@ -1,0 +1,94 @@
+"""What the command line prints, word for word, in `cli/*.txt`. SHARDPROOF_ACCEPT=1 rewrites them.
+
+Each text is printed by a process of its own, so that what other tests register is not in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).with_name("cli")
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("run", "plan", "list", "replay", "explain", "report", "merge", "faults", "doctor", "inspect")
+
+PRINTED: dict[str, tuple[str, ...]] = {
+    "help": ("--help",),
+    **{f"help-{command}": (command, "--help") for command in COMMANDS},
+    "list": ("list",),
+    "plan-smoke": ("plan", "smoke"),
+    "plan-shard": ("plan", "--system", "reference", "--set", "mesh=1x2x1", "--sample", "5", "--shard", "1/2"),
+}
+REFUSED: dict[str, tuple[str, ...]] = {
+    "no such command": ("rum",),
+    "no such option": ("run", "--sytem", "reference"),
+    "no such scenario": ("run", "smokey"),
+    "no such system": ("run", "--system", "torch-fsdp3"),
+    "no such axis": ("run", "--set", "colour=red"),
+    "no such value": ("run", "--set", "dtype=fp8"),
+    "no such fault": ("run", "--fault", "gremlins"),
+    "no such plugin": ("run", "--plugin", "no_such_module"),
+    "no such interpreter": ("run", "--python", "/nowhere/python"),
+    "no cuda": ("run", "--device", "cuda"),
+    "no such shard": ("run", "--shard", "4/3"),
+    "unwritable folder": ("run", "--out", "/proc/nothing"),
+    "unwritable file": ("run", "--json", "/proc/nothing/run.json"),
+    "no runs": ("explain", "1a2b"),
+    "no such run": ("report", "reports/nightly"),
+    "nothing to merge": ("merge", "part1", "part2", "--out", "all"),
+    "no such checkpoint": ("inspect", "checkpoints/step-100"),
+}
+
+
+def shardproof(folder: Path, words: tuple[str, ...]) -> tuple[int, str, str]:
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")}
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *words],
+        cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def golden(name: str, found: str) -> str:
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("SHARDPROOF_ACCEPT"):
+        GOLDEN.mkdir(exist_ok=True)
+        path.write_text(found, encoding="utf-8")
+    return path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_what_is_printed(name: str, tmp_path: Path) -> None:
+    status, out, err = shardproof(tmp_path, PRINTED[name])
+    assert (status, err) == (0, "")
+    out = re.sub(r"(  regressions/\S+\n)+", "  regressions/…\n", out)
+    assert out == golden(name, out)
+
+
+def test_what_refused_commands_say(tmp_path: Path) -> None:
+    texts = []
+    for case, words in REFUSED.items():
+        status, out, err = shardproof(tmp_path, words)
+        assert (status, out) == (2, ""), case
+        texts.append(f"# {case}: shardproof {' '.join(words)}\n{err}\n")
+    found = re.sub(r"--python /\S+", "--python PYTHON", "".join(texts).replace("/nowhere/python", "NOWHERE"))
+    found = re.sub(r"(regressions/\S+, )+", "regressions/…, ", found)
+    assert found == golden("refused", found)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_command_has_a_golden_help(tmp_path: Path) -> None:
+    _, out, _ = shardproof(tmp_path, ("--help",))
+    listed = re.findall(r"^  (\w+)  ", out.partition("Commands:")[2], re.MULTILINE)
+    assert sorted(listed) == sorted(COMMANDS)
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    status, out, _ = shardproof(tmp_path, ("--version",))
+    assert status == 0
+    assert re.fullmatch(r"shardproof, version \d+\.\d+\.\d+\n", out)

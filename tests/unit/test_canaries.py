@@ -1,0 +1,146 @@
+"""The canaries' own canary: a fault or a comparison that goes unnoticed fails the run, which says which one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import canaries
+from harness.canaries import Detection, run_canaries
+from harness.cli import entry
+from harness.diagnosis import Explanation
+from harness.faults import comparisons
+from harness.faults.boundary import BOUNDARY
+from harness.faults.catalogue import CATALOGUE, Fault, canary_scenarios, scenarios_of
+from harness.result import Result
+from harness.space.constraints import impossible
+from harness.systems.registry import system_info
+from harness.verdict import ExitStatus, Verdict
+
+FAULT = CATALOGUE["no-op-load"]
+BUG = FAULT.bug_ids[0]
+
+
+def explained(*bug_ids: str) -> Explanation:
+    return Explanation("stale", "likely", "text", (), bug_ids)
+
+
+def detection(
+    *verdicts: Verdict,
+    control: Verdict = Verdict.PASS,
+    explanations: tuple[Explanation, ...] = (),
+    fault: Fault = FAULT,
+) -> Detection:
+    scenarios = scenarios_of(fault)
+    planted = tuple(
+        Result(scenario, "reference", "1", verdict, explanations=explanations)
+        for scenario, verdict in zip(scenarios, verdicts, strict=False)
+    )
+    controls = tuple(Result(replace(s, faults=()), "reference", "1", control) for s in scenarios)
+    return Detection(fault, planted, controls)
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_only_a_failure_of_the_system_counts_as_noticed(verdict: Verdict) -> None:
+    noticed = verdict in (Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG)
+    assert detection(verdict).detected is noticed
+    assert detection(Verdict.MISMATCH, verdict).detected is noticed
+    assert detection(Verdict.MISMATCH, control=verdict).control is (verdict is Verdict.PASS)
+
+
+def test_a_fault_without_a_result_is_not_noticed() -> None:
+    assert not detection().detected
+    assert not detection().named_within(1)
+
+
+def test_top1_and_top3_are_about_the_faults_own_bugs() -> None:
+    others = (explained("X-1"), explained("X-2"))
+    assert detection(Verdict.MISMATCH, explanations=(explained(BUG), *others)).named_within(1)
+    third = detection(Verdict.MISMATCH, explanations=(*others, explained("X-3", BUG)))
+    assert (third.named_within(1), third.named_within(3)) == (False, True)
+    assert not detection(Verdict.MISMATCH, explanations=(*others, explained("X-3"), explained(BUG))).named_within(3)
+
+
+@pytest.fixture
+def outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, object]]:
+    """What the canaries find, to be spoilt by a test; everything is noticed."""
+    found: dict[str, object] = {
+        "planted": [detection(Verdict.MISMATCH, Verdict.MISMATCH)],
+        "struck": {fault: Verdict(fault.verdict) for fault in BOUNDARY.values()},
+    }
+    monkeypatch.setattr(canaries, "_plant_all", lambda jobs, out: found["planted"])
+    monkeypatch.setattr(canaries, "_strike_all", lambda jobs: found["struck"])
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def test_a_run_in_which_all_is_noticed(outcome: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry(["faults", "--json", "faults.json"]) == ExitStatus.OK
+    shown = capsys.readouterr().out
+    assert "1 of 1 faults noticed" in shown
+    assert f"{len(comparisons.PAIRS)} of {len(comparisons.PAIRS)} noticed" in shown
+    assert "NOT NOTICED" not in shown
+    (row,) = json.loads(Path("faults.json").read_text())["faults"]
+    assert row.keys() >= {"id", "bug_ids", "detected", "scenarios", "top1", "top3"}
+    assert (row["id"], row["detected"], row["bug_ids"]) == (FAULT.id, True, list(FAULT.bug_ids))
+
+
+def test_a_fault_that_goes_unnoticed_fails_the_run(
+    outcome: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome["planted"] = [detection(Verdict.MISMATCH, Verdict.PASS)]
+    assert run_canaries(Path(), Path("faults.json"), 1) == ExitStatus.HARNESS
+    assert f"NOT NOTICED: {FAULT.id}" in capsys.readouterr().out
+    assert json.loads(Path("faults.json").read_text())["faults"][0]["detected"] is False
+
+
+def test_a_control_that_fails_fails_the_run(outcome: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    outcome["planted"] = [detection(Verdict.MISMATCH, Verdict.MISMATCH, control=Verdict.MISMATCH)]
+    assert run_canaries(Path(), None, 1) == ExitStatus.HARNESS
+    assert f"FAILS WITHOUT ITS FAULT: {FAULT.id}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verdict", [Verdict.PASS, Verdict.UNKNOWN, Verdict.NONDETERMINISTIC])
+def test_a_boundary_fault_with_another_verdict_fails_the_run(
+    outcome: dict[str, object], capsys: pytest.CaptureFixture[str], verdict: Verdict
+) -> None:
+    fault = BOUNDARY["boundary.kill-rank"]
+    outcome["struck"] = {fault: verdict}
+    assert run_canaries(Path(), None, 1) == ExitStatus.HARNESS
+    assert f"NOT NOTICED: {fault.id}" in capsys.readouterr().out
+
+
+def test_a_comparison_that_finds_nothing_fails_the_run(
+    outcome: dict[str, object], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(canaries, "found_kind", lambda a, b: None)
+    assert run_canaries(Path(), None, 1) == ExitStatus.HARNESS
+    assert all(f"NOT NOTICED: {name}" in capsys.readouterr().out for name in list(comparisons.PAIRS)[:1])
+
+
+def test_every_canary_is_a_scenario_that_its_system_runs() -> None:
+    boundary = [fault.scenario for fault in BOUNDARY.values()]
+    for scenario in [*(scenario for scenario, _ in canary_scenarios()), *boundary]:
+        assert scenario.faults
+        assert system_info(scenario.system).unsupported(scenario) is None
+        assert impossible(scenario) is None
+
+
+def test_a_planted_fault_is_noticed_and_its_control_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(canaries, "CATALOGUE", {FAULT.id: FAULT})
+    (found,) = canaries._plant_all(1, tmp_path)
+    assert found.detected
+    assert found.control
+    assert found.named_within(3)
+    assert len(found.results) == len(FAULT.scenario_axes)
+
+
+@pytest.mark.real
+def test_a_struck_rank_comes_to_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = BOUNDARY["boundary.kill-rank"]
+    monkeypatch.setattr(canaries, "BOUNDARY", {fault.id: fault})
+    assert canaries._strike_all(1) == {fault: Verdict.CRASH}

@@ -28,7 +28,7 @@ from harness.models import model_spec
 from harness.observe.ambient import expected_generators
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem
-from harness.observe.record import LIVE, WRITTEN, Record, pack
+from harness.observe.record import LIVE, PER_RANK_ROLES, WRITTEN, Record, pack
 from harness.oracle import twin
 from harness.program import Op, expand
 from harness.readers import CheckpointError, expected_written, read_checkpoint
@@ -68,7 +68,8 @@ def serve(payload: bytes) -> bytes:
         return _reply(Judgement((), (), (), ""))  # the ranks failed before there was anything to compare
     done = {r.op for r in records}
     written, unreadable = _read_written(scenario, [op for op in ops if op.index in done], request["checkpoints"])
-    return _reply(judge(scenario, [*records, *written], unreadable))
+    absent = _absences(records, {op.index: op.mesh.world for op in ops})
+    return _reply(judge(scenario, [*records, *written], [*unreadable, *absent]))
 
 
 def serve_reference(payload: bytes) -> bytes:
@@ -87,7 +88,7 @@ def judge(scenario: Scenario, records: Sequence[Record], problems: Sequence[Prob
         problems: found while reading what was written.
     """
     observed, found = assemble(records)
-    expected = _expected(scenario, observed, {p.key.op for p in problems})
+    expected = _expected(scenario, observed, {p.key.op for p in problems if p.kind == "unreadable"})
     differences = diff(expected, observed, [*problems, *found], (LAZY_STATE,), records)
     failing = tuple(d for d in differences if d.fails)
     distrust = _blind_load(scenario, expected)
@@ -207,6 +208,19 @@ def _finished(records: Iterable[Record], ops: Sequence[Op], *, complete: bool) -
         ranks.setdefault(record.op, set()).add(record.rank)
     done = {op.index for op in ops if len(ranks.get(op.index, ())) == op.mesh.world}
     return [r for r in kept if r.op in done]
+
+
+def _absences(records: Iterable[Record], worlds: Mapping[int, int]) -> list[Problem]:
+    """What some ranks hold and others know nothing of: real ranks record every value, an empty shard too."""
+    holders: dict[Key, set[int]] = {}
+    for record in records:
+        if record.where == LIVE and record.role not in PER_RANK_ROLES:
+            holders.setdefault(Key(record.op, LIVE, record.role, record.fqn), set()).add(record.rank)
+    return [
+        Problem(key, "gap", missing, f"ranks {list(missing)} hold nothing of it")
+        for key, ranks in holders.items()
+        if (missing := tuple(sorted(set(range(worlds[key.op])) - ranks)))
+    ]
 
 
 def _read_written(

@@ -1,8 +1,9 @@
 """Known issues: defects of a library that a nightly has already found, so that it tells known from new.
 
 *Verifies*: a result is known only if **every** piece of its evidence is that of some entry, of the same system,
-operation and axes. One tensor role more, another exception, or another operation makes it new, so that an entry
-cannot swallow a second defect; a scenario that shows two known defects is known under both.
+operation and axes, and nothing differs later than the entries say. One tensor role more, another exception, or
+another operation makes it new, so that an entry cannot swallow a second defect; a scenario that shows two known
+defects is known under both.
 *Does not verify*: that the entry's mechanism is the one at work; two defects with the same face look the same.
 
 The file (`scenarios/known_issues.toml`):
@@ -21,11 +22,12 @@ The file (`scenarios/known_issues.toml`):
     [issue.match]
     op = "load"                              # kind of the operation that shows it; a list if there are several
     evidence = ["exp_avg dtype", "exp_avg_sq dtype"]       # `ROLE KIND`, all that may differ there
+    aftermath = ["exp_avg bits", "param bits"]             # optional: what may differ at later operations
     axes = { offload = "cpu*", dtype = ["bf16", "mixed"] } # optional; shell patterns
 
-For a crash the evidence is `TYPE: first line of the message`, e.g. `RuntimeError: size of tensor*`, with numbers
-written as N; for a hang `deadline: *`. Patterns are shell patterns (`*`, `?`, `[abc]`). What does not
-reproduce (`nondeterministic`) is never known.
+For a crash the evidence is `TYPE: first line of the message at FILE, FUNCTION`, e.g. `RuntimeError: size of
+tensor*`, with numbers written as N; for a hang `deadline: *`. Patterns are shell patterns (`*`, `?`, `[abc]`).
+What does not reproduce (`nondeterministic`) is never known.
 """
 
 from __future__ import annotations
@@ -53,12 +55,14 @@ class Pattern:
     """What evidence must look like.
 
     ops: kinds of operation. evidence: shell patterns, one of which must match. axes: axis → shell patterns of its
-    canonical text, one of which must match.
+    canonical text, one of which must match. aftermath: shell patterns of
+    what may differ at later operations.
     """
 
     ops: tuple[str, ...]
     evidence: tuple[str, ...]
     axes: Mapping[str, tuple[str, ...]]
+    aftermath: tuple[str, ...] = ()
 
     def applies(self, scenario: Scenario) -> bool:
         """Whether the scenario lies in the pattern's axes."""
@@ -95,8 +99,11 @@ class KnownIssues:
         if not result.verdict.is_failure or result.verdict is Verdict.NONDETERMINISTIC or not result.evidence:
             return None
         able = [i for i in self.issues if i.system == result.system and i.match.applies(result.scenario)]
-        found = [next((i.id for i in able if i.match.covers(item)), None) for item in result.evidence]
-        return None if None in found else "+".join(dict.fromkeys(str(issue) for issue in found))
+        found = [next((i for i in able if i.match.covers(item)), None) for item in result.evidence]
+        followed = tuple(pattern for issue in found if issue for pattern in issue.match.aftermath)
+        if None in found or not all(_any_match(text, followed) for text in result.aftermath):
+            return None
+        return "+".join(dict.fromkeys(issue.id for issue in found if issue))
 
     def of(self, known: str) -> list[KnownIssue]:
         """The entries that `match` named."""
@@ -145,7 +152,7 @@ def _issue(where: str, entry: Mapping[str, Any], folder: Path) -> KnownIssue:
 
 
 def _pattern(where: str, table: Mapping[str, Any]) -> Pattern:
-    _exact_keys(where, table, required=("op", "evidence"), optional=("axes",))
+    _exact_keys(where, table, required=("op", "evidence"), optional=("axes", "aftermath"))
     ops = _texts(f"{where}.op", [table["op"]] if isinstance(table["op"], str) else table["op"])
     for op in ops:
         if op not in KINDS:
@@ -153,7 +160,8 @@ def _pattern(where: str, table: Mapping[str, Any]) -> Pattern:
     evidence = _texts(f"{where}.evidence", table["evidence"])
     if not evidence or not all(pattern.strip("*?") for pattern in evidence):
         raise UsageError.of(f"{where}.evidence", list(evidence), "patterns that say something", '["exp_avg bits"]')
-    return Pattern(ops, evidence, _axes(f"{where}.axes", table.get("axes", {})))
+    aftermath = _texts(f"{where}.aftermath", table.get("aftermath", []))
+    return Pattern(ops, evidence, _axes(f"{where}.axes", table.get("axes", {})), aftermath)
 
 
 def _axes(where: str, table: Any) -> dict[str, tuple[str, ...]]:

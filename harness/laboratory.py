@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 import struct
 import sys
@@ -40,7 +41,7 @@ from harness.systems import builtin  # noqa: F401  (registers the systems)
 from harness.systems.protocol import SystemInfo
 from harness.systems.registry import all_systems, system_info
 from harness.verdict import Verdict, merge
-from harness.world.job import Job, JobOutcome
+from harness.world.job import Job, JobOutcome, RankError
 from harness.world.server import ForkServer
 
 Observed = Callable[[Scenario, bytes], None]
@@ -48,6 +49,7 @@ Observed = Callable[[Scenario, bytes], None]
 JUDGE_DEADLINE_S = 120.0
 RAM_DISK = Path("/dev/shm")
 LEAST_FREE_BYTES = 1 << 20  # a session that fails with less than this left on the scratch disk is no evidence
+PLENTY_BYTES = 256 << 20  # with more than this free, a library that says there is no space is wrong about it
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -142,16 +144,21 @@ class Laboratory:
         first = self._attempt(scenario, info, observed)
         if not first.verdict.is_failure:
             return first
-        second = self._attempt(scenario, info, lambda scenario, blob: None)
+        patience = 2.0 if first.verdict is Verdict.HANG else 1.0  # a slow machine is no hang
+        second = self._attempt(scenario, info, lambda scenario, blob: None, patience)
         if _same_failure(first, second):
             return replace(first, reproduced=Reproduced(1, 1))
         reason = f"in fresh ranks the failure did not come again: {second.signature or second.verdict.value}"
         return replace(first, verdict=Verdict.NONDETERMINISTIC, reproduced=Reproduced(0, 1), reason=reason)
 
-    def _attempt(self, scenario: Scenario, info: SystemInfo, observed: Observed) -> Result:
+    def _attempt(self, scenario: Scenario, info: SystemInfo, observed: Observed, patience: float = 1.0) -> Result:
         directory = Path(tempfile.mkdtemp(prefix=f"{scenario.id}-", dir=self._scratch))
         try:
-            trial = self._lockstep(scenario) if info.world == "lockstep" else self._forked(scenario, directory)
+            trial = (
+                self._lockstep(scenario)
+                if info.world == "lockstep"
+                else self._forked(scenario, directory, self.deadline_s * patience)
+            )
             observed(scenario, trial.blob)
             if info.world != "lockstep":
                 trial.judgement = self._judged(scenario, directory, trial)
@@ -170,11 +177,11 @@ class Laboratory:
         judgement, blob = json.loads(reply[8 : 8 + length]), reply[8 + length :]
         return _Trial(blob, [], judgement, {"lockstep": time.monotonic() - started})
 
-    def _forked(self, scenario: Scenario, directory: Path) -> _Trial:
+    def _forked(self, scenario: Scenario, directory: Path, deadline_s: float) -> _Trial:
         """Run every session in fresh ranks, until one fails."""
         trial = _Trial()
         for session in range(len(sessions(expand(scenario)))):
-            outcome = self._server.submit(Job(scenario, session, directory, self.deadline_s)).result()
+            outcome = self._server.submit(Job(scenario, session, directory, deadline_s)).result()
             trial.outcomes.append(outcome)
             trial.phases_s[f"session {session}"] = outcome.duration_s
             if not outcome.ok:
@@ -205,9 +212,14 @@ def _same_failure(first: Result, second: Result) -> bool:
     """Whether the second attempt failed like the first. How far the other ranks got before an error, and so what there
     was to compare, is a matter of timing: an error is the same if it is the same at the same operation."""
     if first.error is None or second.error is None:
-        return first.signature == second.signature
+        return first.signature == second.signature and _bits(first) == _bits(second)
     errors = (replace(result, differences=()).signature for result in (first, second))
     return len(set(errors)) == 1
+
+
+def _bits(result: Result) -> set[tuple[object, str, str]]:
+    """What was seen where it differed: a race that corrupts something else every time is not the same failure."""
+    return {(d.key, d.kind, d.observed_digest) for d in result.differences}
 
 
 def _require_space(scenario: Scenario, directory: Path, outcome: JobOutcome) -> None:
@@ -217,7 +229,8 @@ def _require_space(scenario: Scenario, directory: Path, outcome: JobOutcome) -> 
         StoreFull: a rank says so, or there is next to nothing left.
     """
     free = shutil.disk_usage(directory).free
-    if free < LEAST_FREE_BYTES or any(error.errno in _NO_SPACE for error in outcome.errors):
+    said = any(error.errno in _NO_SPACE for error in outcome.errors)
+    if free < LEAST_FREE_BYTES or (said and free < PLENTY_BYTES):
         raise StoreFull(f"no space left for scenario {scenario.id}: {free} bytes are free in {directory}")
 
 
@@ -257,12 +270,26 @@ def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | N
             failure = _hung(outcome)
             return Verdict.HANG, failure
         first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
+        if first and _is_ours(first):
+            raise HarnessError(
+                f"rank {first.rank} in {first.op or 'start-up'}: {first.type}: {first.message}\n{first.traceback}"
+            )
         if first:
             return Verdict.CRASH, Failure(first.type, first.message, first.rank, first.traceback, first.op_index)
         if outcome.died:
             rank, how = next((d for d in outcome.died if d[0] == outcome.first_failed), outcome.died[0])
             return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}", rank)
+        if not outcome.ok:
+            raise HarnessError(f"a session failed and no rank says why: {outcome}")
     return Verdict.PASS, None
+
+
+def _is_ours(error: RankError) -> bool:
+    """Whether an error came from our own code: from observing, or with our code innermost, outside of a fault."""
+    if error.stage == "observe":
+        return True
+    frames = re.findall(r'^\s*File "([^"]+)"', error.traceback, re.MULTILINE)
+    return bool(frames) and frames[-1].startswith(str(Path(__file__).parent)) and "/faults/" not in frames[-1]
 
 
 def _hung(outcome: JobOutcome) -> Failure:

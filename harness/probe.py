@@ -9,11 +9,13 @@ ranks changes bits.
 pre-division is exact), and the sums of all positive and of all negative contributions stay below the
 significand of every declared stage (so every partial sum is exact in any order).
 
-*Sensitive*: on a `wide` grid some ranks hold coarse values (multiples of 256 units) and the others fine
-ones. Each contribution fits the 8 bits of bf16, their sum needs about 14: a stage that is declared fp32
-but accumulates, reduces or stores in bf16 or fp16 changes bits. A `narrow` grid serves policies whose
-stages are declared half precision. An `alternate` grid (one data-parallel rank, several microbatches,
-half-precision compute) puts coarse values into even microbatches and fine ones into odd ones.
+*Sensitive*: on a `wide` grid some ranks hold coarse values (multiples of 256 units) and the others fine ones. Each
+contribution fits the 8 bits of bf16, their sum needs about 14: a stage that is declared fp32 but accumulates,
+reduces or stores in bf16 or fp16 changes bits. A `narrow` grid serves policies whose stages are declared half
+precision. A `cancelling` grid has the narrow mean, for gradients that end in bf16 after a sum in fp32: coarse values
+on two ranks cancel, and a sum in bf16 that meets one of them before a fine value loses that. It takes three ranks;
+with fewer, such a demotion shows in no gradient. An `alternate` grid (one data-parallel rank, several
+microbatches, half-precision compute) puts coarse values into even microbatches and fine ones into odd ones.
 
 Pure numpy: used by ranks, reference and twin alike. It decides inputs, never expected results: the twin
 takes `mean_units`, ranks take `rank_units`, and a property test ties the two together.
@@ -39,13 +41,13 @@ _MIX2 = np.uint64(0x94D049BB133111EB)
 
 @dataclass(frozen=True)
 class Grid:
-    """kind: `wide`, `narrow` or `alternate`. unit: the value of one unit, a power of two."""
+    """kind: `wide`, `narrow`, `cancelling` or `alternate`. unit: the value of one unit, a power of two."""
 
     kind: str
     unit: float
 
 
-def choose_grid(stage_dtypes: tuple[str, ...], compute: str, dp: int, microbatches: int) -> Grid:
+def choose_grid(stage_dtypes: tuple[str, str, str], compute: str, dp: int, microbatches: int) -> Grid:
     """The most sensitive grid that is exact.
 
     Args:
@@ -53,6 +55,9 @@ def choose_grid(stage_dtypes: tuple[str, ...], compute: str, dp: int, microbatch
         compute: declared dtype of the forward and of the gradient it produces.
         dp: number of data-parallel ranks. microbatches: forward/backward passes a step.
     """
+    accumulate, reduce, main_grad = stage_dtypes
+    if accumulate == reduce == "fp32" and main_grad == "bf16" and compute != "fp16" and dp >= 3:
+        return Grid("cancelling", 2.0**-4)
     if any(dtype != "fp32" for dtype in stage_dtypes):
         return Grid("narrow", 2.0**-4)
     if compute == "fp32" or dp > 1:
@@ -104,6 +109,10 @@ def rank_units(keys: U64, iteration: int, microbatch: int, dp: int, grid: Grid) 
                 _spread(fine * share, dp - holders, hashed >> np.uint64(28), 4) * odd,
             ]
         )
+    elif grid.kind == "cancelling":
+        push = (((hashed >> np.uint64(12)) & np.uint64(7)).astype(np.int64) + 1) * (256 * odd)
+        rest = _spread(fine * share, dp - 2, hashed >> np.uint64(16), 1) * odd
+        rows = np.concatenate([push[None], rest, -push[None]])
     else:
         total = coarse * 256 + fine
         rows = _spread(total * share, dp, hashed >> np.uint64(12), 1) * odd
@@ -120,7 +129,7 @@ def _targets(hashed: U64, microbatch: int, grid: Grid) -> tuple[I64, I64]:
             return coarse, fine
         case "alternate":
             return (coarse, zero) if microbatch % 2 == 0 else (zero, fine)
-        case "narrow":
+        case "narrow" | "cancelling":
             small = (hashed & np.uint64(3)).astype(np.int64) * 2 - 3
             return zero, small
         case other:

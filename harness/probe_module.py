@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,6 +125,28 @@ class Probe:
         )
 
 
+class _Term(torch.autograd.Function):
+    """⟨p, g⟩, which saves p for backward, as a matrix product would, and records what it finds there.
+
+    A library that frees parameters after the forward gathers them again before the backward; the gradient here does
+    not depend on p, so only looking shows whether it gathered the right thing.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, gradient: torch.Tensor, probe: Probe, fqn: str) -> torch.Tensor:
+        """The inner product; a scalar."""
+        ctx.save_for_backward(local, gradient)
+        ctx.probe, ctx.fqn = probe, fqn
+        return (local * gradient).sum()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        """Upstream times g, after recording the saved parameter."""
+        local, gradient = ctx.saved_tensors
+        ctx.probe.record(ctx.fqn, local)
+        return upstream * gradient, None, None, None
+
+
 class ProbeModule(nn.Module):
     """One module of a ModelSpec. forward: (1,) → (1,); each used parameter adds ⟨p, g_p⟩ to it."""
 
@@ -143,7 +166,9 @@ class ProbeModule(nn.Module):
     def _term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
         local = local_part(param)
         self.probe.record(fqn, local)
-        return (local * self.probe.gradient(fqn, local, param.requires_grad)).sum()
+        gradient = self.probe.gradient(fqn, local, param.requires_grad)
+        term: torch.Tensor = _Term.apply(local, gradient, self.probe, fqn)  # type: ignore[no-untyped-call]
+        return term
 
     def _count(self) -> None:
         with torch.no_grad():
@@ -192,13 +217,13 @@ def build_model(probe: Probe, init_seed: int) -> ProbeRoot:
 
 
 def initial_buffer(fqn: str, spec: BufferSpec, seed: int, init_seed: int) -> torch.Tensor:
-    """A buffer's initial value: floats as a parameter's, booleans the low bit of the key, integers zero."""
+    """A buffer's initial value: floats as a parameter's, booleans change with the build, integers are zero."""
     keys = element_keys(fqn, spec.shape, seed)
     match spec.dtype:
         case "int64":
             return torch.zeros(spec.shape, dtype=torch.int64)
         case "bool":
-            return torch.from_numpy((keys & np.uint64(1)).astype(bool)).reshape(spec.shape)
+            return torch.from_numpy(((keys ^ np.uint64(init_seed)) & np.uint64(1)).astype(bool)).reshape(spec.shape)
         case name:
             return torch.from_numpy(initial_values(keys, init_seed)).reshape(spec.shape).to(TORCH_DTYPE[name])
 

@@ -100,9 +100,15 @@ class Result:
         kind = self._kind(first)
         found = [Evidence(kind, text) for text in sorted({describe(d) for d in self.differences if d.key.op == first})]
         if self.error is not None:
-            text = f"{self.error.type.rpartition('.')[2]}: {_first_line(self.error.message)}"
+            text = f"{self.error.type.rpartition('.')[2]}: {_first_line(self.error.message)}{_raised_at(self.error)}"
             found.append(Evidence(self._kind(self.error.op), text))
         return tuple(found)
+
+    @property
+    def aftermath(self) -> tuple[str, ...]:
+        """What differed at later operations than the first: what followed from it, or something else."""
+        first = min((d.key.op for d in self.differences), default=None)
+        return tuple(sorted({describe(d) for d in self.differences if d.key.op != first}))
 
     def _kind(self, op: int | None) -> str:
         """The kind of an operation of the program; empty for none."""
@@ -208,6 +214,12 @@ def _difference_from_json(data: Mapping[str, Any]) -> Difference:
     key = Key(data["op_index"], data["where"], data["role"], data["name"])
     difference: Difference = from_plain(Difference, {**data, "key": to_plain(key)})
     return difference
+
+
+def _raised_at(error: Failure) -> str:
+    """Where a library raised: ` at FILE, FUNCTION` of the innermost frame below site-packages; empty for a deadline."""
+    frames = re.findall(r'File "[^"]*site-packages/([^"]+)", line \d+, in (\S+)', error.traceback)
+    return f" at {frames[-1][0]}, {frames[-1][1]}" if frames and error.type != "deadline" else ""
 
 
 def _first_line(message: str) -> str:

@@ -12,6 +12,7 @@ disk keep everything that was committed.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -143,7 +144,7 @@ def read_parts(databases: Sequence[Path]) -> list[Part]:
     """The latest run of each database, with what it planned and its results.
 
     Raises:
-        UsageError: one of them is no database of ours, or holds no run.
+        UsageError: one of them is no database of ours, holds no run, or shares scenarios with another.
     """
     parts: list[Part] = []
     for database in databases:
@@ -158,7 +159,24 @@ def read_parts(databases: Sequence[Path]) -> list[Part]:
                     "RUN", str(database.parent), "a folder with a run", "shardproof merge part1 part2 --out all"
                 )
             parts.append((store.run(latest), store.planned(latest), store.results(latest)))
+    _require_apart(parts)
     return parts
+
+
+def _require_apart(parts: Sequence[Part]) -> None:
+    """Parts of one run: of the same releases, and without a scenario in common.
+
+    Raises:
+        UsageError: they are not.
+    """
+    form = "shardproof merge part1 part2 --out all"
+    for run, _, _ in parts:
+        if run.versions != parts[0][0].versions:
+            raise UsageError.of("versions of a part", dict(run.versions), dict(parts[0][0].versions).items(), form)
+    ids = Counter(scenario.id for _, planned, _ in parts for scenario in planned)
+    twice = [scenario_id for scenario_id, times in ids.items() if times > 1]
+    if twice:
+        raise UsageError.of("scenarios in several parts", twice[:3], "each scenario in one part", form)
 
 
 def merge_runs(parts: Sequence[Part], target: Path, known: KnownIssues) -> Report:

@@ -174,6 +174,21 @@ class Optimizer:
                 "optimizer loss_scale", self.loss_scale, "0 or a power of two", "adamw/loss_scale=1024.0"
             )
 
+    def at_build(self, init_seed: int) -> Optimizer:
+        """The hyperparameters that a build starts with: these at the first build, others at every later one, so that a
+        load that does not restore them is seen."""
+        if init_seed == 0:
+            return self
+        return replace(
+            self,
+            lr=self.lr * 2,
+            weight_decay=self.weight_decay + 0.125,
+            beta1=self.beta1 / 2,
+            beta2=self.beta2 / 2,
+            eps=self.eps * 2,
+            momentum=self.momentum / 2,
+        )
+
     def __str__(self) -> str:
         changed = [
             f"{f.name}={_render(getattr(self, f.name))}" for f in fields(self)[1:] if getattr(self, f.name) != f.default

@@ -43,8 +43,7 @@ def perform(system_method: Callable[[Op], None], op: Op, context: RankContext) -
     """Perform an operation, with the scenario's boundary faults around it."""
     act: Perform = lambda: system_method(op)  # noqa: E731
     for fault_id in context.scenario.faults:
-        if fault_id in BOUNDARY:
-            act = _wrapped(BOUNDARY[fault_id], act, op, context)
+        act = _wrapped(BOUNDARY[fault_id], act, op, context)
     act()
 
 

@@ -23,6 +23,8 @@ _ZERO1 = {**_BASE, "sharding": "zero1", "checkpoint": "gathered"}
 _MASTERS = {**_ZERO1, "dtype": "bf16/reduce=fp32/master=fp32"}
 _MIXED = {**_ZERO1, "dtype": "mixed/reduce=fp32/master=fp32"}
 
+_HALF = {**_BASE, "mesh": "1x4x1", "dtype": "bf16/reduce=fp32", "microbatches": "3"}
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -194,7 +196,8 @@ def _demotions() -> tuple[Fault, ...]:
     return tuple(
         Fault(
             f"demote-{stage}", (), f"values are rounded to bf16 at the {stage} stage, which declares fp32",
-            ({**_ZERO1, "microbatches": "2"}, {**_BASE, "mesh": "2x2x1", "microbatches": "2"}), logical.demote(stage),
+            ({**_ZERO1, "microbatches": "2"}, {**_BASE, "mesh": "2x2x1", "microbatches": "2"},
+             *((_HALF,) if stage in ("accumulate", "reduce") else ())), logical.demote(stage),
         )
         for stage in STAGES
     )  # fmt: skip

@@ -393,13 +393,22 @@ def computed_buffers_rounded(ranks: Ranks) -> None:
 
 
 def demote(stage: str) -> Callable[[Ranks], None]:
-    """An installer that rounds values at one stage to bf16, whatever that stage's contract declares."""
+    """An installer that rounds values at one stage to bf16, in a reduction every partial sum, whatever that stage's
+    contract declares."""
 
     def install(ranks: Ranks) -> None:
         def cast_to_stage(at: str, values: Array, dtype: str) -> Array:
             kept: Array = original(at, values, dtype)
             return through_bf16(kept) if at == stage else kept
 
+        def reduce_scatter(gradients: Array) -> Array:
+            summed: Array = through_bf16(gradients[:, 0])
+            for shard in range(1, gradients.shape[1]):
+                summed = through_bf16(summed + gradients[:, shard])
+            return summed
+
         original = override(ranks.trainer, "cast_to_stage", cast_to_stage)
+        if stage == "reduce":
+            override(ranks.trainer, "reduce_scatter", reduce_scatter)
 
     return install

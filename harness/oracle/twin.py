@@ -59,7 +59,7 @@ class _Model:
         self.trainable = {p.fqn for p in spec.unique_params if p.spec.trainable == "yes"}
         self.buffers = {fqn: _initial_buffer(fqn, b, scenario.seed, init_seed) for fqn, b in spec.buffers()}
         self.group_names = self._groups()
-        self.optimizer = self._optimizer()
+        self.optimizer = self._optimizer(init_seed)
         self.scheduler = StepLR(self.optimizer, 1, 0.5) if scenario.optimizer.schedule == "halve" else None
         self.scaler: torch.amp.GradScaler | None = None
         if scenario.optimizer.loss_scale:
@@ -83,8 +83,8 @@ class _Model:
             [p.fqn for p in self.spec.unique_params if p.spec.group == index] for index in range(len(self.spec.groups))
         ]
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        ask = self.scenario.optimizer
+    def _optimizer(self, init_seed: int) -> torch.optim.Optimizer:
+        ask = self.scenario.optimizer.at_build(init_seed)
         groups: list[dict[str, Any]] = []
         for names, override in zip(self.group_names, self.spec.groups, strict=False):
             group: dict[str, Any] = {"params": [self.stepped[n] for n in names]}
@@ -264,7 +264,7 @@ def _initial_buffer(fqn: str, spec: BufferSpec, seed: int, init_seed: int) -> to
         case "int64":
             return torch.zeros(spec.shape, dtype=torch.int64)
         case "bool":
-            return torch.from_numpy((keys & np.uint64(1)).astype(bool)).reshape(spec.shape)
+            return torch.from_numpy(((keys ^ np.uint64(init_seed)) & np.uint64(1)).astype(bool)).reshape(spec.shape)
         case dtype:
             values = torch.from_numpy(probe.initial_values(keys, init_seed))
             return values.reshape(spec.shape).to(TORCH_DTYPE[dtype])

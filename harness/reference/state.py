@@ -206,7 +206,7 @@ class Session:
         self.with_gradient = [p for p in self.catalogue.params if p.fqn in names and self.catalogue.uses[p.fqn]]
 
     def _build_groups(self) -> None:
-        ask = self.scenario.optimizer
+        ask = self.scenario.optimizer.at_build(self.init_seed)
         common = Hyper(
             ask.kind, ask.impl, ask.lr, ask.weight_decay, ask.beta1, ask.beta2, ask.eps, ask.momentum, ask.nesterov
         )
@@ -264,7 +264,7 @@ class Session:
             case "int64":
                 return np.zeros(spec.shape, np.int64)
             case "bool":
-                return (keys & np.uint64(1)).astype(bool).reshape(spec.shape)
+                return ((keys ^ np.uint64(self.init_seed)) & np.uint64(1)).astype(bool).reshape(spec.shape)
             case dtype:
                 return probe.initial_values(keys, self.init_seed).astype(DTYPE[dtype]).reshape(spec.shape)
 

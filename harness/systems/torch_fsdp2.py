@@ -101,6 +101,13 @@ def _shard_sizes(scenario: Scenario) -> set[int]:
     return {scenario.mesh.dp_shard, *((target.dp_shard,) if target and moves else ())}
 
 
+def _tensor_parallel(scenario: Scenario) -> bool:
+    """Whether some mesh that the program runs on has tp > 1."""
+    target = load_mesh(scenario)
+    moves = {"reshard", "restart"} & set(operations(scenario.program))
+    return scenario.mesh.tp > 1 or bool(target and moves and target.tp > 1)
+
+
 def _undivided(scenario: Scenario) -> bool:
     after = scenario.reshard_after_forward
     return after.isdecimal() and any(size % int(after) for size in _shard_sizes(scenario))
@@ -122,6 +129,15 @@ LIMITS: tuple[Limit, ...] = (
         "FSDP2 takes an integer reshard_after_forward only if it is a factor of dp_shard",
         "torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info",
         LibraryError("ValueError", "it should be a factor of", "build"),
+    ),
+    Limit(
+        "reshard-divisor-tp",
+        lambda s: s.reshard_after_forward.isdecimal() and _tensor_parallel(s) and _steps(s),
+        "FSDP2 cannot reshard parameters of a tensor-parallel module to a smaller mesh yet",
+        "torch/distributed/fsdp/_fully_shard/_fsdp_param.py, to_sharded_post_forward",
+        LibraryError(
+            "NotImplementedError", "Resharding to smaller mesh is not supported for DTensor parameters", "step"
+        ),
     ),
     Limit(
         "fused-sgd",

@@ -77,7 +77,7 @@ class Fsdp2Rank:
             _tensor_parallel(root, self.mesh["tp"])
         self._fully_shard(root)
         self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params}
-        optimizer = self._optimizer()
+        optimizer = self._optimizer(op.init_seed)
         self.state = checkpoint.TrainState(root, optimizer, self._scheduler(optimizer), self._scaler())
 
     def step(self, op: Op) -> None:
@@ -139,8 +139,8 @@ class Fsdp2Rank:
             fully_shard(root.get_submodule(module.path), **options)
         fully_shard(root, **options)
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        ask = self.scenario.optimizer
+    def _optimizer(self, init_seed: int) -> torch.optim.Optimizer:
+        ask = self.scenario.optimizer.at_build(init_seed)
         groups: list[dict[str, Any]] = [{"params": list(self.params.values())}]
         if ask.groups == "model":
             groups = [

@@ -20,10 +20,11 @@ seeds = st.integers(0, 2**31)
 iterations = st.integers(0, 20)
 microbatches = st.integers(0, MICROBATCHES - 1)
 ranks = st.integers(1, 8)
-kinds = st.sampled_from(("wide", "narrow"))
+kinds = st.sampled_from(("wide", "narrow", "cancelling"))
 
 
 def contributions(fqn: str, seed: int, iteration: int, microbatch: int, dp: int, kind: str) -> npt.NDArray[np.int64]:
+    kind = "narrow" if kind == "cancelling" and dp < 3 else kind
     return rank_units(element_keys(fqn, (40, 25), seed), iteration, microbatch, dp, Grid(kind, 1.0))
 
 
@@ -50,7 +51,9 @@ def test_a_division_before_the_reduction_is_exact(
 
 
 @pytest.mark.parametrize("dp", range(1, 9))
-@pytest.mark.parametrize(("kind", "dtype"), [("wide", "fp32"), ("narrow", "bf16"), ("narrow", "fp16")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("wide", "fp32"), ("cancelling", "fp32"), ("narrow", "bf16"), ("narrow", "fp16")]
+)
 @given(seed=seeds, iteration=iterations)
 def test_every_partial_sum_fits_the_declared_dtype(kind: str, dtype: str, dp: int, seed: int, iteration: int) -> None:
     """In any order: the sum of all positive contributions and that of all negative ones bound every partial sum."""
@@ -129,6 +132,8 @@ def test_initial_values_fill_the_fp32_significand_and_differ_between_builds(fqn:
         (("fp32", "fp32", "fp32"), "bf16", 1, 2, "alternate"),
         (("fp32", "fp32", "fp32"), "bf16", 1, 1, "narrow"),
         (("fp32", "bf16", "fp32"), "fp32", 4, 2, "narrow"),
+        (("fp32", "fp32", "bf16"), "bf16", 3, 1, "cancelling"),
+        (("fp32", "fp32", "bf16"), "bf16", 2, 3, "narrow"),
         (("fp32", "fp32", "fp16"), "fp32", 4, 2, "narrow"),
     ],
 )
@@ -141,3 +146,17 @@ def test_the_most_sensitive_exact_grid_is_chosen(
 def test_an_unknown_grid_is_an_error() -> None:
     with pytest.raises(ValueError, match="unknown grid kind 'round'"):
         mean_units(element_keys("a", (3,), 0), 0, 0, Grid("round", 1.0))
+
+
+@given(seeds, iterations, microbatches, st.integers(3, 8))
+def test_on_a_cancelling_grid_a_sum_in_bf16_loses_fine_values(
+    seed: int, iteration: int, microbatch: int, dp: int
+) -> None:
+    """In rank order; each contribution by itself, and the mean, fit bf16."""
+    units = contributions("x", seed, iteration, microbatch, dp, "cancelling").astype(np.float32)
+    assert (units == units.astype(NUMPY["bf16"]).astype(np.float32)).all()
+    summed = units[0]
+    for one in units[1:]:
+        summed = (summed + one).astype(NUMPY["bf16"]).astype(np.float32)
+    adjacent = (iteration + microbatch) % dp == 1  # the two coarse values follow each other and cancel at once
+    assert adjacent or (summed != units.sum(axis=0)).mean() > 0.05

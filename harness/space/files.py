@@ -194,6 +194,11 @@ def meshes(world: int) -> list[Mesh]:
     return sorted(found, key=lambda mesh: (mesh.world, mesh))
 
 
+def _choices() -> list[str]:
+    """The names for an error message; regressions, of which there are many, as one."""
+    return [*(name for name in space_names() if "/" not in name), "regressions/NAME (`shardproof list` has them)"]
+
+
 def _text(name: str) -> tuple[str, str]:
     """The file's text, and how to call it in errors."""
     path = Path(name)
@@ -201,13 +206,13 @@ def _text(name: str) -> tuple[str, str]:
         try:
             return path.read_text("utf-8"), name
         except OSError as error:
-            choices = f"a readable TOML file, or one of: {', '.join(space_names())}"
+            choices = f"a readable TOML file, or one of: {', '.join(_choices())}"
             raise UsageError.of(f"scenario file ({error.strerror})", name, choices, "shardproof run smoke") from None
         except UnicodeDecodeError:
             raise UsageError.of("scenario file", name, "a text file in UTF-8", "shardproof run smoke") from None
     packaged = resources.files("scenarios").joinpath(f"{name}.toml")
     if ".." in path.parts or path.is_absolute() or not packaged.is_file() or name not in space_names():
-        raise UsageError.of("scenario name", name, (*space_names(), "FILE.toml"), "shardproof run smoke")
+        raise UsageError.of("scenario name", name, (*_choices(), "FILE.toml"), "shardproof run smoke")
     return packaged.read_text("utf-8"), f"scenarios/{name}.toml"
 
 

@@ -51,7 +51,7 @@ reference    2.13.0      1            0         0      0     0        0      1  
 4. torch-fsdp2 hang: load: deadline: rank N did not answer for N s  [1 scenario, 1 new, known issue torch-fsdp2-1]
    deadline on rank 3: rank 3 did not answer for 20 s
    smallest: system=torch-fsdp2 program=unfreeze
-   failed at operation 7 (load)
+   failed at operation 8 (load)
    replay: shardproof replay {hang}
 
 not finished: 1 planned scenarios have no verdict ({missing})

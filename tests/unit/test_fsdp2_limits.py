@@ -16,6 +16,7 @@ BASE = Scenario(system="torch-fsdp2")
 REFUSED = [
     ("mixed-storage-group", {"model": "mixed_unit", "dtype": "mixed"}),
     ("reshard-divisor", {"mesh": "1x4x1", "reshard_after_forward": "3"}),
+    ("reshard-divisor-tp", {"mesh": "1x4x2", "reshard_after_forward": "2"}),
     ("fused-sgd", {"optimizer": "sgd/impl=fused"}),
     ("scaler-fp16-gradients", {"dtype": "fp16", "optimizer": "adamw/loss_scale=1024.0"}),
     ("sharding", {"sharding": "zero1"}),
@@ -23,7 +24,7 @@ REFUSED = [
     ("offload-fraction", {"offload": "cpu=0.5"}),
     ("checkpoint", {"checkpoint": "bucket"}),
     ("fp16-range", {"dtype": "fp32/param=fp16", "optimizer": "adamw/loss_scale=65536.0"}),
-    ("faults", {"faults": "swapped-states"}),
+    ("logical-faults", {"faults": "swapped-states"}),
 ]
 
 

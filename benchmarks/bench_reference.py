@@ -1,7 +1,7 @@
 """Scenarios a second of the reference on one core, nothing cached between scenarios, and where the time goes.
 
 The scenario: 12 parameters of mixed dtype, AdamW with fp32 masters, zero1 over dp 4, three steps, save, load on dp 2,
-one step. Its final state, as all ranks hold it, is assembled and compared bit for bit with the twin's, which is computed
+one step. Its final state, as all ranks hold it, is assembled and compared bit for bit with that of the twin, computed
 once (one twin serves every mesh). `every operation` also observes and compares what every earlier operation left.
 """
 

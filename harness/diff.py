@@ -268,7 +268,8 @@ def _distances(value: Value, other: Value, differing: npt.NDArray[np.intp]) -> t
         return np.empty(0, np.uint64), 0
     a, b = as_numbers(value)[differing], as_numbers(other)[differing]
     if value.dtype.startswith(("fp", "bf")):
-        nan = np.isnan(a) | np.isnan(b)
+        with np.errstate(invalid="ignore"):  # signalling NaNs are NaNs too
+            nan = np.isnan(a) | np.isnan(b)
         return ulp_distance(as_bits(value)[differing[~nan]], as_bits(other)[differing[~nan]]), int(nan.sum())
     wide = [side.astype(np.int64) for side in (a, b)]
     high, low = np.maximum(*wide), np.minimum(*wide)

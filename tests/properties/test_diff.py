@@ -230,11 +230,13 @@ def test_the_norm_bound_still_sees_a_missing_rank(dtype: str) -> None:
     assert int(ulp_distance(full, part)[0]) > NORM_ULPS[dtype]
 
 
-def test_per_rank_roles_are_extra_only_where_predicted() -> None:
-    rng = Key(2, "live", "rng", "rank0.cpu")
-    assert diff(PARAM, {**PARAM, rng: value("uint8", [1])}) == []
-    (found,) = diff({**PARAM, rng: value("uint8", [1])}, PARAM)
+def test_what_no_oracle_predicts_is_no_difference_and_a_warning_is_one() -> None:
+    extra, warning = (Key(2, "live", role, "rank0.0") for role in ("extra_state", "warning"))
+    assert diff(PARAM, {**PARAM, extra: value("uint8", [1])}) == []
+    (found,) = diff({**PARAM, extra: value("uint8", [1])}, PARAM)
     assert found.kind == "missing"
+    (found,) = diff(PARAM, {**PARAM, warning: value("utf8", [65])})
+    assert found.kind == "extra"
 
 
 def test_nan_with_signed_payload_is_shown_as_bits() -> None:

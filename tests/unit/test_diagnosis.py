@@ -384,7 +384,7 @@ def test_hyperparameters(group: str, number: float, source: str) -> None:
 def test_a_schedule_that_was_not_loaded() -> None:
     scenario = replace(DENSE, optimizer=Optimizer(schedule="halve"))
     key = live(LOAD, "hyperparameter", "group0.lr")
-    found = top(diagnose(scenario, change(key, lambda a: np.array(0.03125)), since=LOAD))
+    found = top(diagnose(scenario, change(key, lambda a: np.array(0.0625)), since=LOAD))
     assert "its value of operation 7 (build)" in found.text
 
 

@@ -160,7 +160,7 @@ def test_a_server_that_dies_costs_what_was_running_only(lab: Laboratory) -> None
 def test_any_error_of_ours_is_unknown_and_the_next_scenario_runs(
     lab: Laboratory, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def broken(scenario: Scenario, directory: Path) -> NoReturn:
+    def broken(scenario: Scenario, directory: Path, deadline_s: float) -> NoReturn:
         raise error
 
     monkeypatch.setattr(lab, "_forked", broken)

@@ -230,7 +230,9 @@ def test_smoke_is_small() -> None:
 @pytest.mark.parametrize("name", ["nightly", "weekly"])
 def test_the_nightly_and_weekly_leave_out_no_mesh_model_program_relation_or_format(name: str) -> None:
     for walk in load_space(name).walks:
-        assert set(walk.axes["mesh"]) == {str(mesh) for mesh in meshes(8)}
+        for_weekly = {"8x1x1", "1x1x8", "4x2x1", "4x1x2", "2x1x4", "1x2x4"}  # slow on real ranks
+        left_out = for_weekly if (name, walk.system) == ("nightly", "torch-fsdp2") else set()
+        assert set(walk.axes["mesh"]) == {str(mesh) for mesh in meshes(8)} - left_out
         assert set(walk.axes["model"]) == set(ZOO)
         assert set(walk.axes["program"]) == set(PROGRAMS)
         assert set(walk.axes["load"]) == set(LOAD_RELATIONS)

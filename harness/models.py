@@ -20,9 +20,9 @@ from harness.scenario import DTypePolicy
 class ParamSpec:
     """One parameter of a module.
 
-    name: local name. shape: logical shape. island: kept in fp32 under `mixed` storage (a router, A_log).
-    tp_dim: the dim tensor parallelism shards; None = replicated over tp. group: index into
-    `ModelSpec.groups`. used: False = not part of any forward, so it never gets a gradient.
+    name: local name. shape: logical shape. island: kept in fp32 under a mixed storage (a router, A_log).
+    tp_dim: the dim tensor parallelism shards; None = replicated over tp. ep_dim: the dim that expert parallelism
+    shares out, one expert an index; None = no expert. group: index into `ModelSpec.groups`. used: False = not part of any forward, so it never gets a gradient.
     trainable: `yes`, `no` (frozen) or `later` (frozen until the program's `unfreeze`).
     tied_to: fully qualified name of the parameter this is the same object as.
     """
@@ -31,6 +31,7 @@ class ParamSpec:
     shape: tuple[int, ...]
     island: bool = False
     tp_dim: int | None = None
+    ep_dim: int | None = None
     group: int = 0
     used: bool = True
     trainable: str = "yes"
@@ -130,10 +131,9 @@ class ModelSpec:
 
 
 def storage_dtype(policy: DTypePolicy, spec: ParamSpec) -> str:
-    """The dtype a parameter is stored in under a policy: its own under `mixed`, the policy's otherwise."""
-    if policy.storage == "mixed":
-        return "fp32" if spec.island else "bf16"
-    return policy.storage
+    """The dtype a parameter is stored in under a policy: its own where the policy mixes, the policy's otherwise."""
+    bulk = {"mixed": "bf16", "mixed_fp16": "fp16"}.get(policy.storage, policy.storage)
+    return "fp32" if spec.island and bulk != policy.storage else bulk
 
 
 def _linear(path: str, out: int, inp: int, tp_dim: int | None = None, **kw: object) -> ModuleSpec:
@@ -169,6 +169,16 @@ _SPECS = (
             ModuleSpec("scale", (ParamSpec("weight", (4, 4), island=True),)),
         ),
         bugs=("MLM-2777", "MLM-5835a", "AM-2419b"),
+    ),
+    ModelSpec(
+        "sandwich",
+        "An fp32 island between two half-precision parameters of other sizes, the half-precision one first.",
+        (
+            ModuleSpec("a", (ParamSpec("weight", (4, 3), tp_dim=0),)),
+            ModuleSpec("b", (ParamSpec("weight", (5, 2), island=True),)),
+            ModuleSpec("c", (ParamSpec("weight", (7, 2)),)),
+        ),
+        bugs=("MLM-2777", "MLM-5835b"),
     ),
     ModelSpec(
         "mixed_unit",
@@ -246,6 +256,16 @@ _SPECS = (
             ModuleSpec("experts", (ParamSpec("w1", (3, 4, 2), tp_dim=1), ParamSpec("w2", (3, 2, 4), tp_dim=2))),
         ),
         bugs=("TE-2713a", "AM-1691", "TT-2227"),
+    ),
+    ModelSpec(
+        "moe",
+        "Four experts that expert parallelism shares out, beside a router and a dense parameter that every rank has.",
+        (
+            ModuleSpec("router", (ParamSpec("weight", (4, 5), island=True),)),
+            ModuleSpec("experts", (ParamSpec("fc1", (4, 6, 3), ep_dim=0), ParamSpec("fc2", (4, 3, 6), ep_dim=0))),
+            ModuleSpec("dense", (ParamSpec("weight", (6, 5), tp_dim=0),)),
+        ),
+        bugs=("MLM-2777",),
     ),
     ModelSpec(
         "groups",

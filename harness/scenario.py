@@ -25,6 +25,8 @@ SCHEMA = 1
 
 FLOAT_DTYPES = ("fp32", "bf16", "fp16")
 
+STORAGE_DTYPES = (*FLOAT_DTYPES, "mixed", "mixed_fp16")
+
 
 @dataclass(frozen=True, order=True)
 class Mesh:
@@ -72,12 +74,14 @@ class DTypePolicy:
 
     Written as the storage dtype followed by the stages that differ, e.g. `fp32/param=bf16/reduce=fp32`.
 
-    storage: dtype of the model's parameters: `fp32`, `bf16`, `fp16`, or `mixed` (each parameter's own:
-        islands in fp32, the bulk in bf16).
+    storage: dtype of the model's parameters: `fp32`, `bf16`, `fp16`, or each parameter's own: islands in fp32, the
+        bulk in bf16 (`mixed`) or fp16 (`mixed_fp16`).
     param: dtype the forward computes in (FSDP2 `MixedPrecisionPolicy.param_dtype`).
     reduce: dtype gradients are reduced in, and accumulated in before that.
     output: dtype of the forward's floating-point output.
     master: dtype of separate optimizer-owned master parameters (ZeRO-1 style systems).
+    grad: dtype of the gradient that the optimizer reads, where it need not be the master's (precision-aware).
+    exp_avg, exp_avg_sq: dtypes the moments are stored in, where they need not be the master's (precision-aware).
     """
 
     storage: str = "fp32"
@@ -85,11 +89,14 @@ class DTypePolicy:
     reduce: str | None = None
     output: str | None = None
     master: str | None = None
+    grad: str | None = None
+    exp_avg: str | None = None
+    exp_avg_sq: str | None = None
 
     def __post_init__(self) -> None:
-        if self.storage not in (*FLOAT_DTYPES, "mixed"):
-            raise UsageError.of("dtype storage", self.storage, (*FLOAT_DTYPES, "mixed"), "bf16")
-        for stage in ("param", "reduce", "output", "master"):
+        if self.storage not in STORAGE_DTYPES:
+            raise UsageError.of("dtype storage", self.storage, STORAGE_DTYPES, "bf16")
+        for stage in _DTYPE_STAGES:
             value = getattr(self, stage)
             if value is not None and value not in FLOAT_DTYPES:
                 raise UsageError.of(f"dtype stage {stage!r}", value, FLOAT_DTYPES, f"fp32/{stage}=bf16")
@@ -101,7 +108,10 @@ class DTypePolicy:
     @classmethod
     def parse(cls, text: str) -> DTypePolicy:
         storage, *stages = text.strip().split("/")
-        return cls(storage, **_options("dtype", stages, ("param", "reduce", "output", "master"), "fp32/param=bf16"))
+        return cls(storage, **_options("dtype", stages, _DTYPE_STAGES, "fp32/param=bf16"))
+
+
+_DTYPE_STAGES = tuple(f.name for f in fields(DTypePolicy)[1:])
 
 
 @dataclass(frozen=True, order=True)
@@ -132,7 +142,7 @@ class Offload:
 
 
 OPTIMIZER_KINDS = ("sgd", "adam", "adamw")
-OPTIMIZER_IMPLEMENTATIONS = ("forloop", "foreach", "fused")
+OPTIMIZER_IMPLEMENTATIONS = ("forloop", "foreach", "fused", "multi_tensor")
 
 
 @dataclass(frozen=True, order=True)
@@ -141,9 +151,10 @@ class Optimizer:
 
     Numbers are python floats as torch.optim takes them. `momentum` and `nesterov` matter to sgd only,
     `beta1`, `beta2`, `eps` to adam and adamw. `groups=model` applies the model's per-group overrides;
-    `groups=one` puts every parameter into one group. `clip` is the global-norm bound (0 = off),
+    `groups=one` puts every parameter into one group. `impl`: torch.optim's `forloop`, `foreach` and `fused`, or
+    `multi_tensor`, the FusedAdam and FusedSGD of apex and TransformerEngine. `clip` is the global-norm bound (0 = off),
     `loss_scale` the initial dynamic loss scale, a power of two (0 = off), `schedule` the LR schedule:
-    `none` or `halve` (multiply by 0.5 after every step).
+    `none`, `halve` (multiply by 0.5 after every step) or `linear` (from lr to 0 in 8 steps).
     """
 
     kind: str = "adamw"
@@ -164,7 +175,7 @@ class Optimizer:
         _one_of("optimizer kind", self.kind, OPTIMIZER_KINDS, "adamw")
         _one_of("optimizer impl", self.impl, OPTIMIZER_IMPLEMENTATIONS, "adamw/impl=fused")
         _one_of("optimizer groups", self.groups, ("model", "one"), "adamw/groups=one")
-        _one_of("optimizer schedule", self.schedule, ("none", "halve"), "adamw/schedule=halve")
+        _one_of("optimizer schedule", self.schedule, ("none", "halve", "linear"), "adamw/schedule=halve")
         if self.nesterov and self.momentum <= 0:
             raise UsageError.of(
                 "optimizer nesterov", self.momentum, "a momentum above 0", "sgd/nesterov=true/momentum=0.9"
@@ -213,7 +224,8 @@ class Scenario:
     dtype: DTypePolicy = field(default_factory=DTypePolicy)
     mesh: Mesh = field(default_factory=Mesh)
     load: str = "same"  # relation of the load mesh to `mesh`, or a mesh: see layout-free `load_mesh`
-    sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0) or zero1 (flat bucket buffers)
+    expert_parallel: int = 1  # ranks of a data-parallel group that share the experts out; divides dp
+    sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0), zero1 (flat bucket buffers) or replicate
     reshard_after_forward: str = "true"  # true, false, none, or a divisor of dp_shard
     offload: Offload = field(default_factory=Offload)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -221,11 +233,12 @@ class Scenario:
     grad_sync: str = "last"  # reduce gradients after the `last` microbatch only, or after `every` one
     checkpoint: str = "dcp"  # checkpoint format with options, e.g. dcp, full+cpu_offload
     program: str = "resume"  # name in program.PROGRAMS, or the operations separated by spaces
+    options: tuple[str, ...] = ()  # the system's own switches, sorted, joined by `+`; see `list`
     faults: tuple[str, ...] = ()  # ids of the fault catalogue
     seed: int = 0  # initial weights and gradients derive from it
 
     def __post_init__(self) -> None:
-        _one_of("sharding", self.sharding, ("fully_shard", "zero1"), "zero1")
+        _one_of("sharding", self.sharding, ("fully_shard", "zero1", "replicate"), "zero1")
         _one_of("grad_sync", self.grad_sync, ("last", "every"), "last")
         if not re.fullmatch(r"true|false|none|[1-9]\d*", self.reshard_after_forward):
             raise UsageError.of(
@@ -233,6 +246,12 @@ class Scenario:
             )
         if not 1 <= self.microbatches <= 3:
             raise UsageError.of("microbatches", self.microbatches, "1 to 3 (the exact grid's bound)", "2")
+        if self.expert_parallel < 1 or self.mesh.dp % self.expert_parallel:
+            raise UsageError.of(
+                "expert_parallel", self.expert_parallel, f"a divisor of the {self.mesh.dp} data-parallel ranks", "2"
+            )
+        if tuple(sorted(set(self.options))) != self.options:
+            raise UsageError.of("options", self.options, "each option once, in order", "overlap+precision_aware")
         if self.load not in LOAD_RELATIONS:
             _load_mesh_literal(self.load)
 
@@ -245,7 +264,7 @@ class Scenario:
     def axis_values(self, only_changed: bool = False) -> dict[str, str]:
         """Axis name → canonical text. With `only_changed`, the fields that differ from the default."""
         return {
-            f.name: _render(getattr(self, f.name))
+            f.name: _render_axis(f.name, getattr(self, f.name))
             for f in fields(self)
             if not only_changed or getattr(self, f.name) != getattr(_DEFAULT, f.name)
         }
@@ -318,7 +337,9 @@ def parse_axis(axis: str, text: str) -> Any:
         "offload": Offload.parse,
         "optimizer": Optimizer.parse,
         "microbatches": lambda t: _convert("microbatches", t, int),
+        "expert_parallel": lambda t: _convert("expert_parallel", t, int),
         "seed": lambda t: _convert("seed", t, int),
+        "options": lambda t: tuple(sorted(part for part in t.split("+") if part)),
         "faults": lambda t: tuple(part for part in t.split(",") if part),
     }
     return parsers.get(axis, str)(text)
@@ -387,6 +408,10 @@ def _convert(what: str, text: str, to: type) -> Any:
         return to(text)
     except (KeyError, ValueError):
         raise UsageError.of(what, text, f"a value of type {to.__name__}", f"{what.split()[-1]}=1") from None
+
+
+def _render_axis(axis: str, value: object) -> str:
+    return "+".join(value) if axis == "options" and isinstance(value, tuple) else _render(value)
 
 
 def _render(value: object) -> str:

@@ -8,8 +8,8 @@ registering the info; the conformance suite tests the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -62,6 +62,14 @@ class Refusal(Protocol):
     def refuses(self) -> Callable[[Scenario], bool]: ...
 
 
+def _one_variant(scenario: Scenario) -> str:
+    return ""
+
+
+def _everything_exercised(scenario: Scenario) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class SystemInfo:
     """A system as the parent sees it.
@@ -71,6 +79,11 @@ class SystemInfo:
     the system refuses a scenario, or None. distributions: packages whose versions a result names.
     emulated: what is not the real thing, shown in every result. warm_up: `module:function` the server
     calls once before its first fork. limits: `unsupported` rule by rule, where it is made of rules.
+    package: the distribution under test, installed beside ours by release (see scenarios/systems.toml); empty where the
+    installed environment has it. variant: which of the system's environments a scenario needs, where a process can be
+    only one of them; its server finds it in SHARDPROOF_VARIANT. options: switch of the `options` axis → what it does.
+    not_exercised: what a scenario asks for that the world here cannot put to the test. owner_groups: hyperparameters
+    are recorded by parameter, on the ranks that own some of it.
     """
 
     name: str
@@ -82,3 +95,8 @@ class SystemInfo:
     emulated: tuple[str, ...] = ()
     warm_up: str = ""
     limits: tuple[Refusal, ...] = ()
+    package: str = ""
+    variant: Callable[[Scenario], str] = _one_variant
+    options: Mapping[str, str] = field(default_factory=dict)
+    not_exercised: Callable[[Scenario], tuple[str, ...]] = _everything_exercised
+    owner_groups: bool = False

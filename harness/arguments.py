@@ -5,19 +5,22 @@ Every function raises UsageError for what a user can cause, before anything has 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.known_issues import KnownIssues
+    from harness.releases import Package
     from harness.result import Result
+    from harness.scenario import Scenario
     from harness.space.plan import Plan
 
 
@@ -34,7 +37,7 @@ def planned(
         axes = {**axes, "faults": (",".join(faults),)}
     _require_faults({fault for value in axes.get("faults", ()) for fault in value.split(",") if fault})
     selection = Selection(
-        systems,
+        tuple(map(placed, systems)),
         axes,
         parse_strength(strength) if strength else None,
         sample,
@@ -127,14 +130,129 @@ def require_writable_file(path: Path | None, option: str) -> None:
         raise UsageError.of(option, str(path), why, form) from None
 
 
+RANKS_NEED = ("torch", "numpy", "ml_dtypes", "tomli_w")
+
+
 def require_interpreter(python: str | None) -> None:
-    """The interpreter of the ranks exists.
+    """The interpreter of the ranks exists, runs, and has what ranks need.
 
     Raises:
         UsageError: it does not.
     """
-    if python is not None and shutil.which(python) is None:
-        raise UsageError.of("--python", python, "an interpreter that can be executed", f"--python {sys.executable}")
+    from harness.world.interpreter import interpreter
+
+    if python is None:
+        return
+    found = interpreter(python)
+    missing = [name for name in RANKS_NEED if found.release(name) is None]
+    if missing or tuple(map(int, found.python.split(".")[:2])) < (3, 11):
+        has = f"Python {found.python} without {', '.join(missing)}" if missing else f"Python {found.python}"
+        allowed = f"Python 3.11 or later with {', '.join(RANKS_NEED)} ({has})"
+        raise UsageError.of("--python", python, allowed, f"--python {sys.executable}")
+
+
+def use_clones(clones: Sequence[str]) -> None:
+    """Name the clones of `--clone NAME=DIR`, for every later `NAME@git:REV` of this process.
+
+    Raises:
+        UsageError: not of that form, an unknown package, or no such folder.
+    """
+    from harness.releases import package
+    from harness.world.overlay import clone_variable
+
+    for clone in clones:
+        name, equals, folder = clone.partition("=")
+        if not equals or not Path(folder).is_dir():
+            raise UsageError.of("--clone", clone, "NAME=DIR, a folder", "--clone megatron-core=/src/Megatron-LM")
+        package(name)
+        os.environ[clone_variable(name)] = str(Path(folder).resolve())
+
+
+def placed(text: str) -> str:
+    """A version, or `NAME@VERSION`, with the folder of `path:DIR` absolute, so that it can be replayed anywhere."""
+    before, path, folder = text.partition("path:")
+    if not path or (before and not before.endswith("@")):
+        return text
+    return f"{before}path:{Path(folder).expanduser().resolve()}"
+
+
+def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[str, str]:
+    """Every release that was asked for by name is there and imports, before anything runs.
+
+    Returns package → releases that will run, for the record of a run.
+
+    Raises:
+        UsageError: one is not; with the last lines of what it said itself.
+    """
+    from harness.laboratory import require_installed
+    from harness.releases import package
+    from harness.systems.registry import system_info
+    from harness.world.interpreter import interpreter
+    from harness.world.overlay import OverlayError, build
+
+    found: dict[str, list[str]] = {}
+    for system, version in sorted({(scenario.system, scenario.version) for scenario in scenarios}):
+        info = system_info(system)
+        if info.package:
+            ran = package(info.package).newest.version
+            try:
+                ran = build(package(info.package), version, interpreter(python)).version if version else ran
+            except OverlayError as error:
+                allowed = "a release that can be installed and imported here"
+                raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
+            found.setdefault(info.package, []).append(ran)
+        elif version:
+            first = info.distributions[0] if info.distributions else ""
+            require_installed(info, version, interpreter(python).release(first) or "")
+    return {name: ", ".join(releases) for name, releases in found.items()}
+
+
+def one_scenario(name: str, system: str | None, out: Path | None) -> Scenario:
+    """The scenario that a file, a regression or the id of a stored result names; on another system, if one is given.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    from dataclasses import replace
+
+    from harness.space.files import load_space, space_names, split_system
+
+    if Path(name).suffix == ".toml" or name in space_names() or Path(name).is_file():
+        found = load_space(name).scenarios
+        if len(found) != 1 or load_space(name).walks:
+            form = "regressions/torch-fsdp2-164929"
+            raise UsageError.of("SCENARIO", name, f"a file with one [scenario]; this one has {len(found)}", form)
+        scenario = found[0]
+    else:
+        scenario = stored(name, out).scenario
+    return replace(scenario, system=split_system(system)[0] if system else scenario.system, version="")
+
+
+def package_of(scenario: Scenario) -> Package:
+    """The package whose releases a scenario can run on.
+
+    Raises:
+        UsageError: its system has none.
+    """
+    from harness.releases import package
+    from harness.systems.registry import all_systems, system_info
+
+    name = system_info(scenario.system).package
+    if not name:
+        systems = [info.name for info in all_systems() if info.package]
+        raise UsageError.of("--system", scenario.system, systems or "none here", "--system megatron-core")
+    return package(name)
+
+
+def columns() -> int:
+    """Width of the terminal; of what goes elsewhere, 120."""
+    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+
+
+def write_json(path: Path | None, document: Mapping[str, Any]) -> None:
+    """Write a document to a file that was found to be writable; nothing without one."""
+    if path is not None:
+        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", "utf-8")
 
 
 def known_issues(plan: Plan, faults: Sequence[str]) -> KnownIssues:

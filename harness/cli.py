@@ -6,12 +6,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from harness import __version__, arguments
+from harness import __version__, arguments, options
 from harness.errors import HarnessError, UsageError
 from harness.verdict import ExitStatus
 
@@ -61,68 +62,35 @@ def cli() -> None:
     shardproof plan nightly                         what the nightly would run, and how long it takes
     shardproof run --system torch-fsdp2 --set dtype=bf16 --set mesh=1x4x1,2x2x1
     shardproof run regressions/torch-fsdp2-164929   a defect of PyTorch, kept
+    shardproof run --system megatron-core@0.16.1    another release of a library, installed on the spot
     shardproof replay 1a2b3c4d5e6f                  one scenario again, in fresh processes
 
     Exit status: 0 all pass, 1 a correctness failure, 2 bad usage or input, 3 the harness failed, 4 nothing was run.
     """
 
 
-_plugin_option = click.option(
-    "--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable."
-)
-_json_option = click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JSON."
-)
-_junit_option = click.option(
-    "--junit", "junit_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML."
-)
-_deadline_option = click.option(
-    "--deadline-s", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="Seconds a session may take."
-)
-_database_option = click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder whose database knows ID."
-)
-
-
-def _selection(command: click.decorators.FC) -> click.decorators.FC:
-    """The options that choose scenarios, shared by `run` and `plan`."""
-    options = (
-        click.argument("names", nargs=-1, metavar="[NAME | FILE.toml]..."),
-        click.option("--system", "systems", multiple=True, metavar="NAME[@VERSION]", help="Only this; repeatable."),
-        click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]...", help="Override an axis; repeatable."),
-        click.option("--strength", metavar="all|2|3|...", help="How many axes interact in the covering array."),
-        click.option("--sample", type=click.IntRange(min=1), metavar="N", help="N scenarios, drawn by --seed."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrays and samples."),
-        click.option("--fault", "faults", multiple=True, metavar="ID", help="Plant a fault; repeatable."),
-        click.option("--shard", metavar="I/N", help="The I-th of N parts, by scenario id."),
-        _plugin_option,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 @cli.command()
-@_selection
+@options.selection
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Scenarios at once (default: cores + 1).")
-@_deadline_option
+@options.deadline
 @click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where ranks compute."
 )
-@click.option("--python", default=None, metavar="PATH", help="Interpreter of the ranks (another torch).")
+@options.python
+@options.clone
 @click.option(
     "--executor", type=click.Choice(["local"]), default="local", show_default=True, help="Where scenarios run."
 )
 @click.option(
     "--out", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Folder of results [reports/NAME]."
 )
-@_json_option
-@_junit_option
+@options.json
+@options.junit
 def run(
     names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None,
     sample: int | None, seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
-    jobs: int | None, deadline_s: float, device: str, python: str | None, executor: str, out: Path | None,
-    json_file: Path | None, junit_file: Path | None,
+    jobs: int | None, deadline_s: float, device: str, python: str | None, clones: tuple[str, ...], executor: str,
+    out: Path | None, json_file: Path | None, junit_file: Path | None,
 ) -> int:  # fmt: skip
     """Run scenarios: a NAME of `scenarios/` (default: smoke) or scenario files.
 
@@ -130,6 +98,7 @@ def run(
     shardproof run
     shardproof run nightly --system reference --json nightly.json
     shardproof run --system torch-fsdp2 --set mesh=2x2x1 --set dtype=bf16,fp32/param=bf16
+    shardproof run bug.toml --system megatron-core@0.14.0 --system megatron-core@path:../Megatron-LM
     shardproof run bug.toml --set optimizer=adamw/impl=forloop,adamw/impl=fused
     """
     from harness.report.text import render_text, wants_colour
@@ -142,13 +111,26 @@ def run(
     if device == "cuda":
         raise UsageError.of("--device", device, "cpu: no system of this release runs on CUDA ranks yet", "--device cpu")
     arguments.require_interpreter(python)
+    arguments.use_clones(clones)
     arguments.require_writable_file(json_file, "--json")
     arguments.require_writable_file(junit_file, "--junit")
+    releases = arguments.require_releases(plan.scenarios, python)
     folder = arguments.writable_folder(out or Path("reports") / arguments.title(names, shard))
     jobs = jobs or (os.cpu_count() or 1) + 1
     known = arguments.known_issues(plan, faults)
     request = Request(
-        plan, folder, tuple(sys.argv[1:]), seed, jobs, deadline_s, modules, python, known, json_file, junit_file
+        plan,
+        folder,
+        tuple(sys.argv[1:]),
+        seed,
+        jobs,
+        deadline_s,
+        modules,
+        python,
+        releases,
+        known,
+        json_file,
+        junit_file,
     )
     outcome = execute(request)
     print(render_text(outcome.report, outcome.page, wants_colour(sys.stdout, os.environ)), end="")
@@ -159,7 +141,7 @@ def run(
 
 
 @cli.command()
-@_selection
+@options.selection
 def plan(
     names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None, sample: int | None,
     seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
@@ -179,7 +161,7 @@ def plan(
 
 
 @cli.command(name="list")
-@_plugin_option
+@options.plugin
 def list_(plugins: tuple[str, ...]) -> int:
     """Show the systems, models, axes, programs, spaces and faults there are.
 
@@ -195,11 +177,16 @@ def list_(plugins: tuple[str, ...]) -> int:
 
 @cli.command()
 @click.argument("scenario_id", metavar="ID")
-@_database_option
+@options.database
 @click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Run it this often.")
-@_deadline_option
-@_plugin_option
-def replay(scenario_id: str, out: Path | None, times: int, deadline_s: float, plugins: tuple[str, ...]) -> int:
+@options.deadline
+@options.python
+@options.clone
+@options.plugin
+def replay(
+    scenario_id: str, out: Path | None, times: int, deadline_s: float, python: str | None, clones: tuple[str, ...],
+    plugins: tuple[str, ...],
+) -> int:  # fmt: skip
     """Run one scenario of an earlier run again, in fresh processes, and print everything it shows.
 
     \b
@@ -208,14 +195,15 @@ def replay(scenario_id: str, out: Path | None, times: int, deadline_s: float, pl
     """
     from harness.laboratory import Laboratory
     from harness.report.text import render_result, wants_colour
-    from harness.systems.registry import system_info
     from harness.verdict import exit_status
 
     modules = arguments.load_plugins(plugins)
+    arguments.require_interpreter(python)
+    arguments.use_clones(clones)
     scenario = arguments.stored(scenario_id, out).scenario
-    system_info(scenario.system)
+    arguments.require_releases([scenario], python)
     counts: dict[Verdict, int] = {}
-    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules) as laboratory:
+    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         for attempt in range(times):
             result = laboratory.examine_one(scenario)
             counts[result.verdict] = counts.get(result.verdict, 0) + 1
@@ -227,8 +215,101 @@ def replay(scenario_id: str, out: Path | None, times: int, deadline_s: float, pl
 
 
 @cli.command()
+@click.argument("name", metavar="SCENARIO")
+@options.system
+@click.option(
+    "--versions", "texts", multiple=True, metavar="A..B | V", help="Releases; or git:REV, path:DIR; repeatable [all]."
+)
+@click.option("-j", "--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Releases at once.")
+@options.deadline
+@options.python
+@options.clone
+@options.database
+@options.json
+@options.plugin
+def sweep(
+    name: str, system: str | None, texts: tuple[str, ...], jobs: int, deadline_s: float, python: str | None,
+    clones: tuple[str, ...], out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Run a scenario on several releases, side by side.
+
+    SCENARIO is a file, a regression, or the id of a result.
+
+    \b
+    shardproof sweep bug.toml --system megatron-core --versions 0.13.0..0.16.1
+    shardproof sweep 1a2b3c4d5e6f --versions 0.16.1 --versions git:main --clone megatron-core=../Megatron-LM
+    """
+    from harness.laboratory import Laboratory
+    from harness.report.releases_text import render_sweep
+    from harness.report.text import wants_colour
+    from harness.sweep import sweep as execute
+    from harness.sweep import versions
+
+    modules = arguments.load_plugins(plugins)
+    arguments.require_interpreter(python)
+    arguments.use_clones(clones)
+    arguments.require_writable_file(json_file, "--json")
+    scenario = arguments.one_scenario(name, system, out)
+    asked = versions(arguments.package_of(scenario), tuple(map(arguments.placed, texts)))
+    with Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
+        found = execute(scenario, asked, laboratory)
+    print(render_sweep(found, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
+    arguments.write_json(json_file, found.to_json())
+    return 130 if found.interrupted else found.status
+
+
+@cli.command()
+@click.argument("name", metavar="SCENARIO")
+@options.system
+@click.option("--good", required=True, metavar="VERSION", help="Where it passes: a release, or git:REV.")
+@click.option("--bad", required=True, metavar="VERSION", help="Where it fails; older than --good to find the fix.")
+@click.option("--any-failure", is_flag=True, help="Count every failure as the same, whatever its signature.")
+@options.deadline
+@options.python
+@options.clone
+@options.database
+@options.json
+@options.plugin
+def bisect(
+    name: str, system: str | None, good: str, bad: str, any_failure: bool, deadline_s: float, python: str | None,
+    clones: tuple[str, ...], out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Find the release or commit at which a failure came, or went.
+
+    It ends with the last good and the first bad one, or with the last bad and the first fixed. SCENARIO is a file, a
+    regression, or the id of a result.
+
+    \b
+    shardproof bisect bug.toml --good 0.13.0 --bad 0.16.1
+    shardproof bisect bug.toml --good git:core_v0.15.0 --bad git:main --clone megatron-core=../Megatron-LM
+    """
+    from harness import bisect as search
+    from harness.laboratory import Laboratory
+    from harness.report.releases_text import render_finding, tried_line
+    from harness.report.text import wants_colour
+
+    modules = arguments.load_plugins(plugins)
+    arguments.require_interpreter(python)
+    arguments.use_clones(clones)
+    arguments.require_writable_file(json_file, "--json")
+    scenario = arguments.one_scenario(name, system, out)
+    package = arguments.package_of(scenario)
+    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
+        searching = search.Bisection(
+            lambda version: laboratory.examine_one(replace(scenario, version=version)),
+            lambda *tried: print(tried_line(*tried), file=sys.stderr, flush=True),
+            any_failure=any_failure,
+        )
+        found = searching.run(package, good, bad)
+    subjects = {version: search.subject(package, version) for version in (found.before, found.after)}
+    print(render_finding(found, subjects, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
+    arguments.write_json(json_file, found.to_json())
+    return 130 if found.interrupted else ExitStatus.OK
+
+
+@cli.command()
 @click.argument("scenario_id", metavar="ID")
-@_database_option
+@options.database
 @click.option("--toml", is_flag=True, help="Print the scenario as TOML instead.")
 def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
     """Print what an earlier run found out about a scenario.
@@ -246,8 +327,8 @@ def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
 
 @cli.command()
 @click.argument("folder", type=click.Path(path_type=Path), metavar="RUN")
-@_json_option
-@_junit_option
+@options.json
+@options.junit
 def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int:
     """Write the reports of the latest run in a folder again.
 
@@ -277,8 +358,8 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the joined results."
 )
-@_json_option
-@_junit_option
+@options.json
+@options.junit
 def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_file: Path | None) -> int:
     """Join the latest runs of several folders, such as the parts of --shard, into one report.
 
@@ -300,7 +381,7 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("reports/canaries"), metavar="DIR", help="Folder of results."
 )
-@_json_option
+@options.json
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Scenarios at once (default: cores).")
 def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
     """Plant every fault of the catalogue and make every comparison that must differ; fail if one goes unnoticed.
@@ -314,15 +395,20 @@ def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
 
 
 @cli.command()
-def doctor() -> int:
-    """Show what is installed, and what each system can run here and why not.
+@options.python
+@options.clone
+@options.plugin
+def doctor(python: str | None, clones: tuple[str, ...], plugins: tuple[str, ...]) -> int:
+    """Show what is installed, and what each system and each of its releases can run here and why not.
 
     \b
     shardproof doctor
     """
     from harness.doctor import examine
 
-    print(examine(), end="")
+    arguments.load_plugins(plugins)
+    arguments.use_clones(clones)
+    print(examine(python), end="")
     return ExitStatus.OK
 
 

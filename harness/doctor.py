@@ -1,4 +1,8 @@
-"""What is installed here, and what each system can run and why not. Imports no library under test."""
+"""What is installed here, what each system and each release can run, and why not. Imports no library under test.
+
+*Verifies*: what is there, by its metadata; what upstream's declarations say about the pairs.
+*Does not verify*: that a release works: that is what scenarios are for.
+"""
 
 from __future__ import annotations
 
@@ -7,46 +11,103 @@ import platform
 import shutil
 import sys
 import tempfile
-from importlib import metadata
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from harness import __version__
+from harness.errors import UsageError
 from harness.laboratory import RAM_DISK
+from harness.releases import Package, package
+from harness.scenario import Scenario
+from harness.space.files import load_space
 from harness.systems.protocol import SystemInfo
 from harness.systems.registry import all_systems
+from harness.world.interpreter import Interpreter, interpreter
+from harness.world.overlay import cache_folder, clone_variable, is_cached
 
-_OURS = ("torch", "numpy", "ml_dtypes", "click", "rich", "jinja2", "tomli_w")
+_OURS = ("torch", "numpy", "ml_dtypes", "click", "filelock", "jinja2", "packaging", "rich", "tomli_w")
+_INDENT = " " * 24
 
 
-def examine() -> str:
-    """The whole examination as text."""
+def examine(python: str | None = None) -> str:
+    """The whole examination as text.
+
+    Args:
+        python: interpreter of the ranks; None for ours.
+
+    Raises:
+        UsageError: it cannot be run.
+    """
+    ranks = interpreter(python)
     lines = [
         f"shardproof {__version__}, Python {platform.python_version()} ({sys.executable}), {platform.system()}",
         f"cores {os.cpu_count()}, memory {_memory_gib():.1f} GiB, scratch {_scratch()}",
+        f"overlays {cache_folder()}",
+        *([f"ranks: Python {ranks.python} ({ranks.path})"] if python else []),
         "",
         "packages",
-        *(f"  {name:<10} {_release(name)}" for name in _OURS),
+        *(f"  {name:<10} {ranks.release(name) or 'not installed'}" for name in _OURS),
         "",
         "systems",
     ]
     for info in all_systems():
-        lines += [f"  {info.name:<22} {_state(info)}", f"  {'':<22} {info.doc}"]
+        lines += [f"  {info.name:<22}{_state(info, ranks)}", f"{_INDENT}{info.doc}"]
         if info.emulated:
-            lines.append(f"  {'':<22} emulated: {', '.join(info.emulated)}")
+            lines.append(f"{_INDENT}emulated: {', '.join(info.emulated)}")
+        if info.package:
+            lines += [_INDENT + line for line in _releases(info, package(info.package), ranks)]
     return "\n".join(lines) + "\n"
 
 
-def _state(info: SystemInfo) -> str:
-    missing = [name for name in info.distributions if _release(name) == "not installed"]
+def _state(info: SystemInfo, ranks: Interpreter) -> str:
+    needed = [name for name in info.distributions if name != info.package]
+    missing = [name for name in needed if ranks.release(name) is None]
     if missing:
         return f"cannot run: {', '.join(missing)} not installed"
     module = info.entry.partition(":")[0]
     if not _exists(module):
         return f"cannot run: its module {module} does not exist"
-    releases = ", ".join(f"{name} {_release(name)}" for name in info.distributions)
+    releases = ", ".join(f"{name} {ranks.release(name)}" for name in needed)
     where = "lockstep, one process" if info.world == "lockstep" else "forked gloo ranks, CPU"
     return f"ready: {where}{', ' + releases if releases else ''}"
+
+
+def _releases(info: SystemInfo, declared: Package, ranks: Interpreter) -> list[str]:
+    """Each declared release: whether it is there, what it refuses that others do not, and what upstream supported."""
+    clone = os.environ.get(clone_variable(declared.name))
+    lines = [f"commits (git:REV) of the clone {clone}" if clone else f"no clone: --clone {declared.name}=DIR"]
+    refused = _refused(info, [release.version for release in declared.releases])
+    for release in declared.releases:
+        there = "installed" if is_cached(declared, release.version, ranks) else "installed at its first use"
+        newest = ", the default" if release is declared.newest else ""
+        lines.append(f"{release.version:<9}{there}{newest}")
+        lines += [f"{'':<9}refuses: {reason}" for reason in refused[release.version]]
+        if outside := release.outside(ranks.installed):
+            lines.append(f"{'':<9}never supported by upstream: {'; '.join(outside)}")
+    return lines
+
+
+def _refused(info: SystemInfo, versions: Sequence[str]) -> dict[str, list[str]]:
+    """Version → reasons of the limits that strike it but not every other, each axis value of the nightly by itself."""
+    walks = [walk for walk in load_space("nightly").walks if walk.system == info.name]
+    settings = [{axis: text} for walk in walks for axis, texts in walk.axes.items() for text in texts]
+    found: dict[str, list[str]] = {}
+    for version in versions:
+        base = Scenario(system=info.name, version=version)
+        samples = [base, *(base.with_axes(setting) for setting in settings if _possible(setting))]
+        found[version] = [limit.reason for limit in info.limits if any(map(limit.refuses, samples))]
+    common = set.intersection(*map(set, found.values()))
+    return {version: [reason for reason in reasons if reason not in common] for version, reasons in found.items()}
+
+
+def _possible(setting: dict[str, str]) -> bool:
+    """Whether an axis value can stand beside the defaults of the others."""
+    try:
+        Scenario().with_axes(setting)
+    except UsageError:
+        return False
+    return True
 
 
 def _exists(module: str) -> bool:
@@ -54,13 +115,6 @@ def _exists(module: str) -> bool:
         return find_spec(module) is not None
     except ModuleNotFoundError:  # of a package on the way
         return False
-
-
-def _release(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _memory_gib() -> float:

@@ -20,21 +20,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from harness.diagnosis import Context, Explanation, explain
-from harness.diff import LAZY_STATE, Difference, diff
+from harness.diff import LAZY_STATE, Difference, as_numbers, diff
 from harness.models import model_spec
 from harness.observe.ambient import expected_generators
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem
-from harness.observe.record import LIVE, PER_RANK_ROLES, WRITTEN, Record, pack
+from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
 from harness.oracle import twin
+from harness.oracle.contracts import NEW_DECAY, PRECISION_AWARE, rules
+from harness.oracle.host_elements import mixes_kernels
 from harness.program import Op, expand
-from harness.readers import CheckpointError, expected_written, read_checkpoint
+from harness.readers import CheckpointError, must_be_written, read_written
 from harness.reference import system as reference
 from harness.result import differences_to_json, explanations_to_json
-from harness.scenario import Scenario
+from harness.scenario import Mesh, Offload, Scenario
 from harness.world.observations import read_observations
 
 
@@ -66,10 +66,12 @@ def serve(payload: bytes) -> bytes:
     records = _finished(_read_observations(request["observations"], complete=complete), ops, complete=complete)
     if not complete and not records:
         return _reply(Judgement((), (), (), ""))  # the ranks failed before there was anything to compare
+    records, emulated = _without_emulated(records)
     done = {r.op for r in records}
     written, unreadable = _read_written(scenario, [op for op in ops if op.index in done], request["checkpoints"])
-    absent = _absences(records, {op.index: op.mesh.world for op in ops})
-    return _reply(judge(scenario, [*records, *written], [*unreadable, *absent]))
+    by_owners = OWNER_ROLES if rules(scenario.system).owner_groups else frozenset()
+    absent = _absences(records, {op.index: op.mesh.world for op in ops}, by_owners)
+    return _reply(judge(scenario, [*records, *written], [*unreadable, *absent]), emulated)
 
 
 def serve_reference(payload: bytes) -> bytes:
@@ -118,28 +120,57 @@ def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Lo
     saves = [op for op in expand(scenario) if op.kind == "save" and op.index in done - unreadable]
     for op in saves:
         live = {key: value for key, value in truth.items() if key.op == op.index}
-        expected |= expected_written(live, scenario, model_spec(scenario.model))
+        expected |= must_be_written(live, op, scenario)
     return expected
 
 
 def twin_axes(scenario: Scenario) -> Scenario:
     """The scenario with every axis set to default that the twin does not depend on: scenarios that share it share
-    one twin. The mesh matters through the grid alone, that is through whether one rank or several reduce."""
-    plan = tuple((op.kind, op.mesh.dp > 1) for op in expand(scenario))
-    wide = any(many for _, many in plan)
-    uniform = all(many == wide for _, many in plan)
-    mesh = type(scenario.mesh)(1, 2 if wide else 1, 1) if uniform else scenario.mesh
+    one twin. The mesh matters through the grid, that is through whether one rank or several reduce, and where the
+    contract has the partition choose a kernel."""
+    mesh, load = _twin_meshes(scenario)
+    offload, options = _twin_offload(scenario)
     return replace(
-        scenario, system="reference", version="", mesh=mesh, load="same" if uniform else scenario.load, faults=(),
-        offload=Scenario().offload, reshard_after_forward="true", checkpoint="dcp", grad_sync="last",
+        scenario, system=_ruled_as(scenario.system), version="", mesh=mesh, load=load, faults=(),
+        expert_parallel=scenario.expert_parallel if _shares_experts(scenario) else 1,
+        sharding="zero1" if scenario.sharding == "replicate" else scenario.sharding,
+        offload=offload, options=options, reshard_after_forward="true", checkpoint="dcp", grad_sync="last",
     )  # fmt: skip
+
+
+def _ruled_as(system: str) -> str:
+    """The system that stands for all with the same rules."""
+    return "reference" if rules(system) == rules("reference") else system
+
+
+def _shares_experts(scenario: Scenario) -> bool:
+    """Whether experts are shared out, so that their gradients come from fewer ranks than others'."""
+    return scenario.expert_parallel > 1 and any(p.spec.ep_dim is not None for p in model_spec(scenario.model).params)
+
+
+def _twin_meshes(scenario: Scenario) -> tuple[Mesh, str]:
+    """Mesh and load relation as far as a twin depends on them."""
+    if _shares_experts(scenario) or mixes_kernels(scenario):
+        return scenario.mesh, scenario.load
+    wide = {op.mesh.dp > 1 for op in expand(scenario)}
+    if len(wide) > 1:
+        return scenario.mesh, scenario.load
+    return Mesh(1, 2 if True in wide else 1, 1), "same"
+
+
+def _twin_offload(scenario: Scenario) -> tuple[Offload, tuple[str, ...]]:
+    """Offload and switches as far as a twin depends on them: on what is precision-aware, and on the host's kernel."""
+    if mixes_kernels(scenario):
+        return scenario.offload, scenario.options
+    ruled = scenario.offload.fraction > 0 and rules(scenario.system).host_kernel
+    return Offload(1.0 if ruled else 0.0), tuple(o for o in scenario.options if o in (NEW_DECAY, PRECISION_AWARE))
 
 
 def _reported_norms(observed: Logical) -> tuple[tuple[int, float], ...]:
     return tuple(
-        (key.op, float(np.frombuffer(value.data, np.float32)[0]))
+        (key.op, float(as_numbers(value)[0]))
         for key, value in observed.items()
-        if key.role == "norm" and value.dtype == "fp32" and len(value.data) == 4
+        if key.role == "norm" and value.dtype in ("fp32", "fp64") and len(value.data) == ITEMSIZE[value.dtype]
     )
 
 
@@ -166,7 +197,7 @@ def _params(expected: Logical, op: int) -> dict[str, bytes]:
 
 def _oracles_disagree(scenario: Scenario) -> str:
     """How twin and reference differ on this scenario; empty when they agree bit for bit."""
-    mirror = replace(scenario, system="reference", version="", checkpoint="sharded", faults=())
+    mirror = replace(scenario, system=_ruled_as(scenario.system), version="", checkpoint="sharded", faults=())
     return _reference_against_twin(mirror)
 
 
@@ -210,11 +241,24 @@ def _finished(records: Iterable[Record], ops: Sequence[Op], *, complete: bool) -
     return [r for r in kept if r.op in done]
 
 
-def _absences(records: Iterable[Record], worlds: Mapping[int, int]) -> list[Problem]:
-    """What some ranks hold and others know nothing of: real ranks record every value, an empty shard too."""
+def _without_emulated(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
+    """The records to compare, and the emulated symbols that some rank touched."""
+    kept: list[Record] = []
+    symbols: set[str] = set()
+    for record in records:
+        if record.role == "emulated":
+            symbols |= set(record.data.decode().split("\n")) - {""}
+        else:
+            kept.append(record)
+    return kept, sorted(symbols)
+
+
+def _absences(records: Iterable[Record], worlds: Mapping[int, int], by_owners: Set[str]) -> list[Problem]:
+    """What some ranks hold and others know nothing of: real ranks record every value, an empty shard too, save for the
+    roles that only owners record."""
     holders: dict[Key, set[int]] = {}
     for record in records:
-        if record.where == LIVE and record.role not in PER_RANK_ROLES:
+        if record.where == LIVE and record.role not in PER_RANK_ROLES and record.role not in by_owners:
             holders.setdefault(Key(record.op, LIVE, record.role, record.fqn), set()).add(record.rank)
     return [
         Problem(key, "gap", missing, f"ranks {list(missing)} hold nothing of it")
@@ -232,17 +276,18 @@ def _read_written(
         if op.kind != "save":
             continue
         try:
-            records += read_checkpoint(Path(paths[str(op.checkpoint)]), op.index, model_spec(scenario.model))
+            records += read_written(Path(paths[str(op.checkpoint)]), op, scenario)
         except CheckpointError as error:
             problems.append(Problem(Key(op.index, WRITTEN, "checkpoint", "checkpoint"), "unreadable", (), str(error)))
     return records, problems
 
 
-def _reply(judgement: Judgement) -> bytes:
+def _reply(judgement: Judgement, emulated: Sequence[str] = ()) -> bytes:
     reply: dict[str, Any] = {
         "differences": differences_to_json(judgement.differences),
         "normalisations": differences_to_json(judgement.normalisations),
         "explanations": explanations_to_json(judgement.explanations),
         "distrust": judgement.distrust,
+        "emulated": list(emulated),
     }
     return json.dumps(reply).encode()

@@ -18,15 +18,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from harness.errors import HarnessError
+from harness import __version__
+from harness.errors import HarnessError, UsageError
 from harness.program import expand, sessions
+from harness.releases import package
 from harness.result import (
     FailedOp,
     Failure,
@@ -41,6 +42,8 @@ from harness.systems import builtin  # noqa: F401  (registers the systems)
 from harness.systems.protocol import SystemInfo
 from harness.systems.registry import all_systems, system_info
 from harness.verdict import Verdict, merge
+from harness.world.environments import Environments
+from harness.world.interpreter import interpreter
 from harness.world.job import Job, JobOutcome, RankError
 from harness.world.server import ForkServer
 
@@ -64,7 +67,8 @@ class _Trial:
 
 
 class Laboratory:
-    """A warm server and worker threads for a run.
+    """Warm servers and worker threads for a run: one server that judges and runs what the interpreter has installed,
+    and one for each release of a package under test.
 
     Args:
         jobs: scenarios in progress at once. deadline_s: seconds one session's ranks may take.
@@ -83,7 +87,9 @@ class Laboratory:
     ) -> None:
         self.jobs, self.deadline_s, self.keep = jobs, deadline_s, keep
         self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=RAM_DISK if RAM_DISK.is_dir() else None))
-        warm_up = [info.warm_up for info in all_systems() if info.warm_up]
+        warm_up = [info.warm_up for info in all_systems() if info.warm_up and not info.package]
+        self._python = python
+        self._environments = Environments(python, plugins)
         self._server = ForkServer(
             python=python or sys.executable, warm_up=warm_up, plugins=("harness.judge", *plugins), workers=jobs
         )
@@ -95,6 +101,7 @@ class Laboratory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._environments.close()
         self._server.__exit__(kind, error, trace)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -126,12 +133,12 @@ class Laboratory:
             info = system_info(scenario.system)
             reason = info.unsupported(scenario)
             if reason:
-                result = Result(scenario, info.name, version_of(info), Verdict.UNSUPPORTED, reason=reason)
+                result = Result(scenario, info.name, self._named(info, scenario), Verdict.UNSUPPORTED, reason=reason)
             else:
                 result = self._confirmed(scenario, info, observed)
         except StoreFull:
             raise
-        except HarnessError as error:
+        except (HarnessError, UsageError) as error:
             result = Result(scenario, scenario.system, scenario.version, Verdict.UNKNOWN, reason=str(error))
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _NO_SPACE:
@@ -162,7 +169,7 @@ class Laboratory:
             observed(scenario, trial.blob)
             if info.world != "lockstep":
                 trial.judgement = self._judged(scenario, directory, trial)
-            result = _result(scenario, info, trial)
+            result = replace(_result(scenario, info, trial), **self._ran(info, scenario))
             if self.keep and result.verdict.is_failure:
                 _keep_logs(directory, self.keep / scenario.id)
             return result
@@ -180,15 +187,39 @@ class Laboratory:
     def _forked(self, scenario: Scenario, directory: Path, deadline_s: float) -> _Trial:
         """Run every session in fresh ranks, until one fails."""
         trial = _Trial()
-        for session in range(len(sessions(expand(scenario)))):
-            outcome = self._server.submit(Job(scenario, session, directory, deadline_s)).result()
-            trial.outcomes.append(outcome)
-            trial.phases_s[f"session {session}"] = outcome.duration_s
-            if not outcome.ok:
-                _require_space(scenario, directory, outcome)
-                break
+        with self._server_of(scenario) as server:
+            for session in range(len(sessions(expand(scenario)))):
+                outcome = server.submit(Job(scenario, session, directory, deadline_s)).result()
+                trial.outcomes.append(outcome)
+                trial.phases_s[f"session {session}"] = outcome.duration_s
+                if not outcome.ok:
+                    _require_space(scenario, directory, outcome)
+                    break
         trial.blob = b"".join(p.read_bytes() for o in trial.outcomes for p in o.observations if p.exists())
         return trial
+
+    def _server_of(self, scenario: Scenario) -> AbstractContextManager[ForkServer]:
+        info = system_info(scenario.system)
+        if info.package:
+            return self._environments.server(info, scenario)
+        require_installed(info, scenario.version, self._named(info, scenario))
+        return nullcontext(self._server)
+
+    def _ran(self, info: SystemInfo, scenario: Scenario) -> dict[str, Any]:
+        """What really ran, as fields of a result."""
+        if not info.package:
+            return {"version": self._named(info, scenario)}
+        overlay = self._environments.overlay(info, scenario.version)
+        return {"version": overlay.version, "outside_support": overlay.outside}
+
+    def _named(self, info: SystemInfo, scenario: Scenario) -> str:
+        """The release that a scenario asks for, without installing it: of a system's package, or of its first
+        distribution; the release of shardproof for a system of ours."""
+        if info.package:
+            return scenario.version or package(info.package).newest.version
+        if not info.distributions:
+            return __version__
+        return interpreter(self._python).release(info.distributions[0]) or ""
 
     def _judged(self, scenario: Scenario, directory: Path, trial: _Trial) -> dict[str, Any]:
         started = time.monotonic()
@@ -206,6 +237,17 @@ class Laboratory:
         trial.phases_s["judge"] = time.monotonic() - started
         judgement: dict[str, Any] = json.loads(reply)
         return judgement
+
+
+def require_installed(info: SystemInfo, version: str, installed: str) -> None:
+    """A system without a package of its own runs in the release that its interpreter has, and in no other.
+
+    Raises:
+        UsageError: `version` is another one.
+    """
+    if version not in ("", installed, installed.partition("+")[0]):
+        allowed = f"{installed or 'none'}, which is installed; another one with --python PATH"
+        raise UsageError.of(f"version of {info.name}", version, allowed, f"--system {info.name}")
 
 
 def _same_failure(first: Result, second: Result) -> bool:
@@ -244,14 +286,15 @@ def _result(scenario: Scenario, info: SystemInfo, trial: _Trial) -> Result:
     elif differences:
         verdict = merge([verdict, Verdict.MISMATCH])
     return Result(
-        scenario, info.name, version_of(info), verdict,
+        scenario, info.name, scenario.version, verdict,
         failed_op=_failed_op(scenario, differences, failure),
         differences=differences,
         explanations=explanations_from_json(trial.judgement["explanations"]),
         error=failure,
         reason=distrust,
         normalisations=differences_from_json(trial.judgement["normalisations"]),
-        emulated=info.emulated,
+        emulated=(*info.emulated, *trial.judgement.get("emulated", ())),
+        not_exercised=info.not_exercised(scenario),
         phases_s=trial.phases_s,
     )  # fmt: skip
 
@@ -269,7 +312,7 @@ def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | N
         if outcome.timed_out:
             failure = _hung(outcome)
             return Verdict.HANG, failure
-        first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
+        first = _chosen_error(outcome)
         if first and _is_ours(first):
             raise HarnessError(
                 f"rank {first.rank} in {first.op or 'start-up'}: {first.type}: {first.message}\n{first.traceback}"
@@ -284,12 +327,32 @@ def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | N
     return Verdict.PASS, None
 
 
+_ECHO = re.compile(r"Connection (closed|reset) by peer|Broken pipe|gloo.*(Timeout|timed out)|Timed out waiting")
+"""What gloo says in ranks whose peer is gone."""
+
+
+def _chosen_error(outcome: JobOutcome) -> RankError | None:
+    """The error that stands for a session: which of several ranks raises first is a matter of timing, so that the lowest
+    rank speaks for those that raised something of their own in the operation of the first."""
+    first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
+    if first is None:
+        return None
+    own = [e for e in outcome.errors if e.op_index == first.op_index and not _ECHO.search(e.message)]
+    return min(own, key=lambda e: e.rank, default=first)
+
+
 def _is_ours(error: RankError) -> bool:
-    """Whether an error came from our own code: from observing, or with our code innermost, outside of a fault."""
+    """Whether an error came from our own code: from observing, or with our code innermost, outside of a fault.
+
+    The emulation stands in for a device: an error that it raises on purpose, or that comes out of a call that it passes
+    on, is its caller's.
+    """
     if error.stage == "observe":
         return True
-    frames = re.findall(r'^\s*File "([^"]+)"', error.traceback, re.MULTILINE)
-    return bool(frames) and frames[-1].startswith(str(Path(__file__).parent)) and "/faults/" not in frames[-1]
+    frames = re.findall(r'^\s*File "([^"]+)".*\n(.*)', error.traceback, re.MULTILINE)
+    while frames and "/emulation/" in frames[-1][0] and re.search(r"\braise\b|\(\*args", frames[-1][1]):
+        frames.pop()
+    return bool(frames) and frames[-1][0].startswith(str(Path(__file__).parent)) and "/faults/" not in frames[-1][0]
 
 
 def _hung(outcome: JobOutcome) -> Failure:
@@ -315,13 +378,3 @@ def _keep_logs(directory: Path, target: Path) -> None:
     for log in directory.glob("*.log"):
         if log.stat().st_size:
             shutil.copyfile(log, target / log.name)
-
-
-@cache
-def version_of(info: SystemInfo) -> str:
-    """The installed release of a system's first distribution; the package's own version without one."""
-    name = info.distributions[0] if info.distributions else "shardproof"
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""

@@ -22,7 +22,8 @@ class ParamSpec:
 
     name: local name. shape: logical shape. island: kept in fp32 under a mixed storage (a router, A_log).
     tp_dim: the dim tensor parallelism shards; None = replicated over tp. ep_dim: the dim that expert parallelism
-    shares out, one expert an index; None = no expert. group: index into `ModelSpec.groups`. used: False = not part of any forward, so it never gets a gradient.
+    shares out, one expert an index; None = no expert. group: index into `ModelSpec.groups`. used: False = not part of
+    any forward, so it never gets a gradient.
     trainable: `yes`, `no` (frozen) or `later` (frozen until the program's `unfreeze`).
     tied_to: fully qualified name of the parameter this is the same object as.
     """
@@ -144,6 +145,28 @@ def _linear(path: str, out: int, inp: int, tp_dim: int | None = None, **kw: obje
             ParamSpec("weight", (out, inp), tp_dim=tp_dim, **kw),  # type: ignore[arg-type]
             ParamSpec("bias", (out,), tp_dim=bias_dim, **kw),  # type: ignore[arg-type]
         ),
+    )
+
+
+def _gpt_layer(path: str, hidden: int, ffn: int) -> tuple[ModuleSpec, ...]:
+    """One transformer layer as Megatron-Core's local spec names and orders it: column-parallel weights are sharded over
+    their rows, row-parallel ones over their columns; biases and norms are not decayed (group 1)."""
+
+    def norm(name: str) -> ModuleSpec:
+        params = (ParamSpec("weight", (hidden,), group=1), ParamSpec("bias", (hidden,), group=1))
+        return ModuleSpec(f"{path}.{name}", params)
+
+    def linear(name: str, out: int, inp: int, tp_dim: int) -> ModuleSpec:
+        bias = ParamSpec("bias", (out,), group=1, tp_dim=0 if tp_dim == 0 else None)
+        return ModuleSpec(f"{path}.{name}", (ParamSpec("weight", (out, inp), tp_dim=tp_dim), bias))
+
+    return (
+        norm("input_layernorm"),
+        linear("self_attention.linear_proj", hidden, hidden, 1),
+        linear("self_attention.linear_qkv", 3 * hidden, hidden, 0),
+        norm("pre_mlp_layernorm"),
+        linear("mlp.linear_fc1", ffn, hidden, 0),
+        linear("mlp.linear_fc2", hidden, ffn, 1),
     )
 
 
@@ -296,6 +319,20 @@ _SPECS = (
             ModuleSpec("adapter", (ParamSpec("weight", (5, 4)),)),
         ),
         bugs=("PT-192202", "PT-186998"),
+    ),
+    ModelSpec(
+        "gpt",
+        "A transformer with tied embeddings, named as Megatron-Core's GPTModel, which that system really builds.",
+        (
+            ModuleSpec("embedding.word_embeddings", (ParamSpec("weight", (16, 8), tp_dim=0),)),
+            ModuleSpec("embedding.position_embeddings", (ParamSpec("weight", (4, 8)),)),
+            *_gpt_layer("decoder.layers.0", hidden=8, ffn=16),
+            ModuleSpec(
+                "decoder.final_layernorm", (ParamSpec("weight", (8,), group=1), ParamSpec("bias", (8,), group=1))
+            ),
+        ),
+        (GroupSpec(), GroupSpec(1.0, 0.0)),
+        bugs=("MLM-2777", "MLM-5835a"),
     ),
 )
 

@@ -101,18 +101,25 @@ class Probe:
         """This rank's gradient for one use of a parameter in the current slot, in the shape and dtype of `local`."""
         named, grid = self.spec.param(fqn), self._grid(fqn)
         keys = element_keys(fqn, named.spec.shape, self.scenario.seed)
-        units = rank_units(keys, self.slot.iteration, self.slot.microbatch, self.mesh.dp, grid)
-        values = (units[self.mesh.dp_index(self.rank)] * grid.unit).reshape(named.spec.shape)
+        ranks, sharers = self._ranks(fqn)
+        units = rank_units(keys, self.slot.iteration, self.slot.microbatch, ranks, grid) * sharers
+        values = (units[self.mesh.dp_index(self.rank) // sharers] * grid.unit).reshape(named.spec.shape)
         if self._poisons(trainable):
             self.poisoned = True
             if self.mesh.dp_index(self.rank) == 0:
                 values.reshape(-1)[0] = np.inf
         start, size = self.box(fqn)
         piece = values[tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))]
-        return torch.from_numpy(np.ascontiguousarray(piece)).to(local.dtype)
+        return torch.from_numpy(np.ascontiguousarray(piece)).to(device=local.device, dtype=local.dtype)
 
     def _poisons(self, trainable: bool) -> bool:
         return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned
+
+    def _ranks(self, fqn: str) -> tuple[int, int]:
+        """How many data-parallel ranks hold the same piece of a parameter, and how many share its experts out: a rank
+        computes the gradient of its experts for the whole group that shares them."""
+        sharers = self.scenario.expert_parallel if self.spec.param(fqn).spec.ep_dim is not None else 1
+        return self.mesh.dp // sharers, sharers
 
     def _grid(self, fqn: str) -> Grid:
         canonical = self.spec.param(self.spec.param(fqn).spec.tied_to or fqn)
@@ -120,7 +127,7 @@ class Probe:
         return choose_grid(
             (declared.accumulate, declared.reduce, declared.main_grad),
             declared.compute,
-            self.mesh.dp,
+            self._ranks(fqn)[0],
             self.scenario.microbatches,
         )
 

@@ -66,7 +66,9 @@ class Result:
 
     version: release of the library that really ran. reason: why it is `unsupported` or `unknown`.
     normalisations: differences that the contract allows (verdict notes `equivalent`), listed and counted,
-    never silently equal. emulated: what was not the real thing. phases_s: seconds by phase (fork, run, compare …).
+    never silently equal. emulated: what was not the real thing. not_exercised: what the scenario asks for that the
+    world here cannot put to the test. outside_support: with what upstream never supported the release that ran.
+    phases_s: seconds by phase (fork, run, compare …).
     """
 
     scenario: Scenario
@@ -83,6 +85,8 @@ class Result:
     normalisations: tuple[Difference, ...] = ()
     known_issue: str | None = None
     emulated: tuple[str, ...] = ()
+    not_exercised: tuple[str, ...] = ()
+    outside_support: tuple[str, ...] = ()
     phases_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -143,6 +147,8 @@ class Result:
             "explanations": explanations_to_json(self.explanations),
             "error": to_plain(self.error),
             "emulated": list(self.emulated),
+            "not_exercised": list(self.not_exercised),
+            "outside_support": list(self.outside_support),
             "duration_s": self.duration_s,
             "known_issue": self.known_issue,
             "reason": self.reason,
@@ -174,6 +180,8 @@ class Result:
             normalisations=differences_from_json(data["normalisations"]),
             known_issue=data["known_issue"],
             emulated=tuple(data["emulated"]),
+            not_exercised=tuple(data.get("not_exercised", ())),
+            outside_support=tuple(data.get("outside_support", ())),
             phases_s=data["phases_s"],
         )
 

@@ -15,9 +15,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 
+from harness import __version__
 from harness.errors import UsageError
 from harness.known_issues import KnownIssues
 from harness.laboratory import Laboratory
@@ -30,6 +30,7 @@ from harness.space.plan import Plan
 from harness.store import Run, Store
 from harness.systems.registry import system_info
 from harness.verdict import ExitStatus, exit_status
+from harness.world.interpreter import interpreter
 
 DATABASE = "results.sqlite"
 
@@ -38,9 +39,9 @@ DATABASE = "results.sqlite"
 class Request:
     """What a run was asked for.
 
-    out: folder of the database and the reports. command: the arguments, for the record. known: issues that
-    count as known; empty when scenario files were named, which report their plain verdicts. json, junit:
-    further files to write.
+    out: folder of the database and the reports. command: the arguments, for the record. python: interpreter of the
+    ranks. releases: package under test → releases that will run. known: issues that count as known; empty when
+    scenario files were named, which report their plain verdicts. json, junit: further files to write.
     """
 
     plan: Plan
@@ -51,6 +52,7 @@ class Request:
     deadline_s: float
     plugins: tuple[str, ...] = ()
     python: str | None = None
+    releases: Mapping[str, str] = field(default_factory=dict)
     known: KnownIssues = field(default_factory=KnownIssues)
     json: Path | None = None
     junit: Path | None = None
@@ -95,7 +97,7 @@ def run(request: Request) -> Outcome:
 
 def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
     """A new run with its plan stored, or the unfinished run of the same plan and releases, and what is left of it."""
-    latest, releases = store.latest_run(), versions(request.plan)
+    latest, releases = store.latest_run(), versions(request)
     planned = {scenario.id for scenario in request.plan.scenarios}
     if latest and _goes_on(store, store.run(latest), planned, releases):
         todo = store.unfinished(latest)
@@ -123,18 +125,14 @@ def _examined(store: Store, run_id: str, todo: Iterable[Scenario], request: Requ
             yield result
 
 
-def versions(plan: Plan) -> dict[str, str]:
-    """Releases of everything a plan's results depend on."""
-    wanted = {"shardproof", "torch", "numpy", "ml_dtypes"}
-    for system in {scenario.system for scenario in plan.scenarios}:
+def versions(request: Request) -> dict[str, str]:
+    """Releases of everything a run's results depend on, as the interpreter of its ranks has them."""
+    wanted = {"torch", "numpy", "ml_dtypes"}
+    for system in {scenario.system for scenario in request.plan.scenarios}:
         wanted |= set(system_info(system).distributions)
-    found = {"python": sys.version.split()[0]}
-    for name in sorted(wanted):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    ranks = interpreter(request.python)
+    found = {name: release for name in sorted(wanted) if (release := ranks.release(name))}
+    return {"python": ranks.python, "shardproof": __version__, **found, **request.releases}
 
 
 Part = tuple[Run, list[Scenario], list[Result]]

@@ -246,10 +246,8 @@ class Scenario:
             )
         if not 1 <= self.microbatches <= 3:
             raise UsageError.of("microbatches", self.microbatches, "1 to 3 (the exact grid's bound)", "2")
-        if self.expert_parallel < 1 or self.mesh.dp % self.expert_parallel:
-            raise UsageError.of(
-                "expert_parallel", self.expert_parallel, f"a divisor of the {self.mesh.dp} data-parallel ranks", "2"
-            )
+        if self.expert_parallel < 1:
+            raise UsageError.of("expert_parallel", self.expert_parallel, "1 or more", "2")
         if tuple(sorted(set(self.options))) != self.options:
             raise UsageError.of("options", self.options, "each option once, in order", "overlap+precision_aware")
         if self.load not in LOAD_RELATIONS:
@@ -268,6 +266,10 @@ class Scenario:
             for f in fields(self)
             if not only_changed or getattr(self, f.name) != getattr(_DEFAULT, f.name)
         }
+
+    def axis_text(self, axis: str) -> str:
+        """The canonical text of one axis."""
+        return _render_axis(axis, getattr(self, axis))
 
     def with_axes(self, values: Mapping[str, str]) -> Scenario:
         """A copy with axes set from their text form.

@@ -12,11 +12,19 @@ Conventions every system, the reference and the twin follow, so that their obser
                     canonical name; state dtype, logical, absent until created; every op
     step            canonical name; fp32, shape (), absent until created; every op
     hyperparameter  `group{i}.{key}`: fp64, shape (); `group{i}.params`: utf8, shape (bytes,), canonical names
-                    joined by newlines; every op
+                    joined by newlines; every op. Of a system with `owner_groups` instead `{parameter}.{key}`, of the
+                    parameters that the optimizer holds, by every rank that owns some of the parameter
     buffer          every name; its own dtype and shape; every op
-    scheduler       `last_epoch`: int64, `last_lr.{i}`: fp64, shape (); every op if there is a schedule
-    scaler          `scale`: fp32, `growth_tracker`: int64, shape (); every op if there is a loss scale
-    norm            `total_norm`: fp32, shape (), compared by ULPs, not bits; after step if clipping
+    scheduler       `last_epoch`: int64, the steps it has counted; `last_lr.{i}`: fp64, not with `owner_groups`;
+                    shape (); every op if there is a schedule
+    scaler          `scale`: fp32, `growth_tracker`: int64, and Megatron's `hysteresis_tracker`: int64, shape (); every
+                    op if there is a dynamic loss scale
+    norm            `total_norm`: shape (), in the dtype that the system reports it in and clips with (fp32; Megatron's
+                    python float: fp64), compared by ULPs, not bits; after step if clipping
+    host            canonical name; bool, logical: which elements a kernel of the host steps; every op where the kernels
+                    of host and device differ (`oracle.contracts.kernels`)
+    emulated        `symbols`: utf8, shape (bytes,), the emulated symbols touched so far, joined by newlines; per rank,
+                    collected, not compared
     rng, warning    see observe/ambient.py; per rank, no box; every op
     extra_state     see the system; per rank, no box
 
@@ -43,7 +51,10 @@ ITEMSIZE = {
 
 LIVE, WRITTEN = "live", "written"
 
-PER_RANK_ROLES = frozenset({"rng", "warning", "extra_state"})
+PER_RANK_ROLES = frozenset({"rng", "warning", "extra_state", "emulated"})
+
+OWNER_ROLES = frozenset({"hyperparameter", "step", "exp_avg", "exp_avg_sq", "momentum", "host"})
+"""Roles that in a system with `owner_groups` only the ranks record that own some of the parameter."""
 
 UNPREDICTED = frozenset({"extra_state"})
 """Roles that are recorded and, as long as no oracle predicts them, not compared."""

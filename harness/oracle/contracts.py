@@ -6,10 +6,12 @@ that stores, computes or reduces in another dtype than its contract is a mismatc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.models import ParamSpec, storage_dtype
-from harness.scenario import Scenario
+from harness.probe import Grid, choose_grid
+from harness.program import Op
+from harness.scenario import FLOAT_DTYPES, DTypePolicy, Optimizer, Scenario
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Stages:
 
     storage: the model's parameter. compute: inside the forward, and of the gradient that comes out of it.
     accumulate: sum over microbatches. reduce: sum over ranks. main_grad: as the optimizer sees it.
-    master: separate master parameter (None: the optimizer steps on `storage`). state: moments.
+    master: separate master parameter (None: the optimizer steps on `storage`). exp_avg, exp_avg_sq: Adam's moments.
     """
 
     storage: str
@@ -27,7 +29,17 @@ class Stages:
     reduce: str
     main_grad: str
     master: str | None
-    state: str
+    exp_avg: str
+    exp_avg_sq: str
+
+    @property
+    def stepped(self) -> str:
+        """The dtype of what the optimizer steps on, and of SGD's momentum."""
+        return self.master or self.storage
+
+    def moment(self, role: str) -> str:
+        """The dtype that optimizer state of a role (`exp_avg`, `exp_avg_sq`, `momentum`) is stored in."""
+        return {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}.get(role, self.stepped)
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,100 @@ ZERO1 = (
 )
 
 
+MEGATRON = (
+    Contract(
+        "the dynamic loss scale exists in fp16 only; it doubles after 2 steps without overflow, halves from the second "
+        "overflow on that no growth came between (hysteresis), and is at least 1",
+        "megatron.core.optimizer.grad_scaler.DynamicGradScaler",
+    ),
+    Contract(
+        "gradients are multiplied in fp32 by clip / (norm + 1e-6), a python float, if that is below 1",
+        "megatron.core.optimizer.clip_grads.clip_grad_by_total_norm_fp32",
+    ),
+    Contract(
+        "every trainable parameter has a gradient, zeros where no forward used it; frozen ones the optimizer lacks",
+        "megatron.core.distributed.param_and_grad_buffer, main_grad; optimizer._get_param_groups",
+    ),
+    Contract(
+        "floating-point buffers are cast with the model to the half dtype",
+        "megatron.core.transformer.module.Float16Module",
+    ),
+    Contract(
+        "the optimizer reads the gradient in fp32; a precision-aware one reads it in the buffer's dtype",
+        "megatron.core.optimizer.distrib_optimizer._copy_model_grads_to_main_grads",
+    ),
+    Contract(
+        "a bf16 parameter is its fp32 master rounded half away from zero where the optimizer keeps the lower 16 bits "
+        "of the master as a signed remainder",
+        "TransformerEngine FusedAdam, store_param_remainders",
+    ),
+    Contract(
+        "with CPU offload, elements on the host are stepped by torch.optim.AdamW(fused=True), those on the device by "
+        "FusedAdam, or by torch's too where use_torch_optimizer_for_cpu_offload asks for it or there is no FusedAdam",
+        "megatron.core.optimizer, optimizer_cpu_offload",
+    ),
+)
+
+PRECISION_AWARE = "precision_aware"
+TORCH_OFFLOAD = "torch_offload"
+NEW_DECAY = "new_decay"
+LINEAR_STEPS = 8
+"""Steps after which a linear schedule has reached a learning rate of 0."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a training loop around the optimizer does, where systems differ.
+
+    loss_scale: `torch` (torch.amp.GradScaler) or `megatron` (DynamicGradScaler, and only where something is stored in
+    fp16). clip: `torch` (torch.nn.utils.clip_grad_norm_) or `megatron`. norm_dtype: of the reported total norm.
+    zero_gradients: a trainable parameter that no forward uses has a gradient of zeros. trainable_only: the optimizer
+    holds trainable parameters only. half_buffers: floating-point buffers are cast to the half dtype of the storage.
+    owner_groups: hyperparameters are recorded parameter by parameter. host_kernel: what is offloaded to the host is
+    stepped by torch.optim, whatever steps the rest. same_decay: every build asks for the same weight decay unless the
+    scenario has the option `new_decay`: that the load does not restore it is one defect, which would hide others.
+    """
+
+    loss_scale: str = "torch"
+    clip: str = "torch"
+    norm_dtype: str = "fp32"
+    zero_gradients: bool = False
+    trainable_only: bool = False
+    half_buffers: bool = False
+    owner_groups: bool = False
+    host_kernel: bool = False
+    same_decay: bool = False
+
+
+_RULES = {
+    "megatron-core": Rules(
+        loss_scale="megatron",
+        clip="megatron",
+        norm_dtype="fp64",
+        zero_gradients=True,
+        trainable_only=True,
+        half_buffers=True,
+        owner_groups=True,
+        host_kernel=True,
+        same_decay=True,
+    )
+}
+
+
+def rules(system: str) -> Rules:
+    """The rules of a system; torch's for every system without its own."""
+    return _RULES.get(system, Rules())
+
+
+def at_build(scenario: Scenario, init_seed: int) -> Optimizer:
+    """The hyperparameters that a build starts with: others at every later build, so that a load that does not restore
+    them is seen."""
+    asked = scenario.optimizer.at_build(init_seed)
+    if rules(scenario.system).same_decay and NEW_DECAY not in scenario.options:
+        return replace(asked, weight_decay=scenario.optimizer.weight_decay)
+    return asked
+
+
 def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     """The dtype contract of one parameter under a scenario's sharding and dtype policy."""
     policy = scenario.dtype
@@ -85,7 +191,87 @@ def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     compute = policy.param or storage
     reduce = policy.reduce or compute
     if scenario.sharding == "fully_shard":
-        return Stages(storage, compute, reduce, reduce, storage, None, storage)
-    master = policy.master if policy.master and policy.master != storage else None
-    main_grad = master or storage
-    return Stages(storage, compute, reduce, reduce, main_grad, master, master or storage)
+        return Stages(storage, compute, reduce, reduce, storage, None, storage, storage)
+    master = _master(policy, storage)
+    stepped = master or storage
+    main_grad = (policy.grad or reduce) if PRECISION_AWARE in scenario.options else stepped
+    moments = (policy.exp_avg or stepped, policy.exp_avg_sq or stepped)
+    return Stages(storage, compute, reduce, reduce, main_grad, master, *moments)
+
+
+def stepped_dtype(scenario: Scenario, spec: ParamSpec) -> str:
+    """The dtype of the tensor that the optimizer steps on."""
+    storage = storage_dtype(scenario.dtype, spec)
+    return storage if scenario.sharding == "fully_shard" else _master(scenario.dtype, storage) or storage
+
+
+def _master(policy: DTypePolicy, storage: str) -> str | None:
+    return policy.master if policy.master and policy.master != storage else None
+
+
+def half_dtype(policy: DTypePolicy) -> str | None:
+    """The half-precision dtype that a policy stores the bulk of a model in; None for fp32."""
+    return {"bf16": "bf16", "fp16": "fp16", "mixed": "bf16", "mixed_fp16": "fp16"}.get(policy.storage)
+
+
+def buffer_dtype(scenario: Scenario, dtype: str) -> str:
+    """The dtype of a buffer that its module declares as `dtype`."""
+    half = half_dtype(scenario.dtype)
+    return half if half and rules(scenario.system).half_buffers and dtype in FLOAT_DTYPES else dtype
+
+
+def has_scaler(scenario: Scenario) -> bool:
+    """Whether training runs under a dynamic loss scale."""
+    if rules(scenario.system).loss_scale == "megatron" and half_dtype(scenario.dtype) != "fp16":
+        return False
+    return scenario.optimizer.loss_scale > 0
+
+
+def gradient_ranks(scenario: Scenario, spec: ParamSpec, dp: int) -> int:
+    """Number of distinct contributions to a parameter's gradient among `dp` data-parallel ranks: the ranks that share
+    the experts out have one between them."""
+    return dp // scenario.expert_parallel if spec.ep_dim is not None else dp
+
+
+def gradient_grid(scenario: Scenario, spec: ParamSpec, dp: int) -> Grid:
+    """The exact grid that a parameter's gradients are drawn from under `dp` data-parallel ranks."""
+    stage = stages(scenario, spec)
+    return choose_grid(
+        (stage.accumulate, stage.reduce, stage.main_grad),
+        stage.compute,
+        gradient_ranks(scenario, spec, dp),
+        scenario.microbatches,
+    )
+
+
+def linear_share(steps: int) -> float:
+    """The share of the learning rate that a linear schedule leaves after so many steps."""
+    return max(0.0, 1.0 - steps / LINEAR_STEPS)
+
+
+def masters_in_state(scenario: Scenario) -> bool:
+    """Whether masters are a part of the optimizer's state, made of the parameter by its first step."""
+    return PRECISION_AWARE in scenario.options and not scenario.offload.fraction
+
+
+def has_masters(scenario: Scenario, op: Op) -> bool:
+    """Whether masters have a definite value after an operation. Those in the optimizer's state have none between a load
+    of the model alone and the refresh that follows it: they may be kept as what the parameter lacks to them."""
+    return not (masters_in_state(scenario) and op.kind == "load_model_only")
+
+
+def rounds_half_away(scenario: Scenario, stage: Stages) -> bool:
+    """Whether a parameter is what remains of its master above a signed 16-bit remainder, not its nearest-even value."""
+    return masters_in_state(scenario) and (stage.storage, stage.master) == ("bf16", "fp32")
+
+
+def kernels(scenario: Scenario) -> tuple[str, str]:
+    """The implementations that step what is on the device and what is on the host (see `scenario.Optimizer.impl`)."""
+    impl = scenario.optimizer.impl
+    if not scenario.offload.fraction or not rules(scenario.system).host_kernel:
+        return impl, impl
+    if scenario.optimizer.kind == "sgd":
+        return "forloop", "forloop"
+    host = "fused"
+    device = impl if impl == "multi_tensor" and TORCH_OFFLOAD not in scenario.options else host
+    return (host if scenario.offload.fraction == 1 else device), host

@@ -1,9 +1,9 @@
 """The twin: the same optimizer code on whole, unsharded tensors, in one process. It says what must be.
 
-It executes the scenario's expanded program with torch.optim, torch's LR schedule, gradient clipping and
-loss scaler on logical tensors. Gradients are the grid's exact means, so the mesh of a step decides only
-which grid it draws from: `twin_key` names everything a twin depends on, and one twin serves every
-scenario with that key.
+It executes the scenario's expanded program with the system's optimizer classes (see `steppers`), torch's LR schedule,
+and the gradient clipping and loss scaler of the system's rules, on logical tensors. Gradients are the grid's exact
+means, so the mesh decides only which grid a step draws from, and where part of the elements is offloaded to a kernel of
+its own, which: `judge.twin_axes` keeps what a twin depends on, and one twin serves every scenario that shares it.
 
 *Verifies* nothing by itself; *does not know* layouts, ranks, buckets, checkpoints or any system's index
 map. A checkpoint is a deep copy of its own state. Clipping takes the total norm that the system reported
@@ -19,20 +19,30 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16)
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
 from harness import probe
 from harness.models import BufferSpec, ModelSpec, NamedParam, model_spec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
-from harness.oracle.contracts import Stages, stages
+from harness.oracle.contracts import (
+    Stages,
+    at_build,
+    buffer_dtype,
+    gradient_grid,
+    has_masters,
+    has_scaler,
+    linear_share,
+    rounds_half_away,
+    rules,
+    stages,
+)
+from harness.oracle.host_elements import host_elements
+from harness.oracle.scaler import MegatronScaler
+from harness.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_state, state_of
 from harness.program import Op, expand
 from harness.scenario import Scenario
 
-TORCH_DTYPE = {
-    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64,
-    "int64": torch.int64, "bool": torch.bool,
-}  # fmt: skip
 NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step"}
 
@@ -51,20 +61,20 @@ def run(scenario: Scenario, norms: Mapping[int, float] | None = None, *, loads: 
 class _Model:
     """The twin's parameters, masters, buffers, optimizer, schedule and scaler after one build."""
 
-    def __init__(self, scenario: Scenario, spec: ModelSpec, init_seed: int) -> None:
-        self.scenario, self.spec = scenario, spec
+    def __init__(self, scenario: Scenario, spec: ModelSpec, op: Op) -> None:
+        self.scenario, self.spec, self.rules = scenario, spec, rules(scenario.system)
         self.stages: dict[str, Stages] = {p.fqn: stages(scenario, p.spec) for p in spec.unique_params}
-        self.params = {p.fqn: self._initial(p, init_seed) for p in spec.unique_params}
-        self.stepped = {fqn: self._master(fqn) for fqn in self.params}
+        self.params = {p.fqn: self._initial(p, op.init_seed) for p in spec.unique_params}
         self.trainable = {p.fqn for p in spec.unique_params if p.spec.trainable == "yes"}
-        self.buffers = {fqn: _initial_buffer(fqn, b, scenario.seed, init_seed) for fqn, b in spec.buffers()}
+        self.held = [fqn for fqn in self.params if fqn in self.trainable or not self.rules.trainable_only]
+        self.stepped = {fqn: self._master(fqn) for fqn in self.params}
+        self.buffers = {fqn: _initial_buffer(fqn, b, scenario, op.init_seed) for fqn, b in spec.buffers()}
+        masks = host_elements(scenario, op.mesh)
+        self.on_host = {self.stepped[fqn]: torch.from_numpy(mask) for fqn, mask in masks.items()}
         self.group_names = self._groups()
-        self.optimizer = self._optimizer(init_seed)
-        self.scheduler = StepLR(self.optimizer, 1, 0.5) if scenario.optimizer.schedule == "halve" else None
-        self.scaler: torch.amp.GradScaler | None = None
-        if scenario.optimizer.loss_scale:
-            self.scaler = torch.amp.GradScaler("cpu", init_scale=scenario.optimizer.loss_scale, growth_interval=2)
-            self.scaler.scale(torch.zeros(()))
+        self.optimizer = self._optimizer(op)
+        self.scheduler = self._schedule()
+        self.scaler = self._scaler()
 
     def _initial(self, param: NamedParam, init_seed: int) -> torch.Tensor:
         keys = probe.element_keys(param.fqn, param.spec.shape, self.scenario.seed)
@@ -74,17 +84,19 @@ class _Model:
     def _master(self, fqn: str) -> torch.Tensor:
         """The tensor the optimizer steps on: the parameter itself, or its widened master."""
         master = self.stages[fqn].master
-        return self.params[fqn] if master is None else self.params[fqn].to(TORCH_DTYPE[master])
+        separate = master is not None and fqn in self.held
+        return self.params[fqn].to(TORCH_DTYPE[str(master)]) if separate else self.params[fqn]
 
     def _groups(self) -> list[list[str]]:
         if self.scenario.optimizer.groups == "one":
-            return [list(self.params)]
+            return [list(self.held)]
         return [
-            [p.fqn for p in self.spec.unique_params if p.spec.group == index] for index in range(len(self.spec.groups))
+            [p.fqn for p in self.spec.unique_params if p.spec.group == index and p.fqn in self.held]
+            for index in range(len(self.spec.groups))
         ]
 
-    def _optimizer(self, init_seed: int) -> torch.optim.Optimizer:
-        ask = self.scenario.optimizer.at_build(init_seed)
+    def _optimizer(self, op: Op) -> torch.optim.Optimizer:
+        ask = at_build(self.scenario, op.init_seed)
         groups: list[dict[str, Any]] = []
         for names, override in zip(self.group_names, self.spec.groups, strict=False):
             group: dict[str, Any] = {"params": [self.stepped[n] for n in names]}
@@ -92,14 +104,25 @@ class _Model:
                 group["lr"] = ask.lr * override.lr_scale
                 group["weight_decay"] = ask.weight_decay if override.weight_decay is None else override.weight_decay
             groups.append(group)
-        common: dict[str, Any] = {
-            "lr": ask.lr, "weight_decay": ask.weight_decay,
-            "foreach": ask.impl == "foreach", "fused": ask.impl == "fused",
-        }  # fmt: skip
-        if ask.kind == "sgd":
-            return torch.optim.SGD(groups, momentum=ask.momentum, nesterov=ask.nesterov, **common)
-        cls = torch.optim.Adam if ask.kind == "adam" else torch.optim.AdamW
-        return cls(groups, betas=(ask.beta1, ask.beta2), eps=ask.eps, **common)
+        return optimizer_for(self.scenario, ask, groups, self.on_host)
+
+    def _schedule(self) -> LRScheduler | None:
+        match self.scenario.optimizer.schedule:
+            case "halve":
+                return StepLR(self.optimizer, 1, 0.5)
+            case "linear":
+                return LambdaLR(self.optimizer, linear_share)
+        return None
+
+    def _scaler(self) -> torch.amp.GradScaler | MegatronScaler | None:
+        if not has_scaler(self.scenario):
+            return None
+        initial = self.scenario.optimizer.loss_scale
+        if self.rules.loss_scale == "megatron":
+            return MegatronScaler(initial)
+        scaler = torch.amp.GradScaler("cpu", init_scale=initial, growth_interval=2)
+        scaler.scale(torch.zeros(()))
+        return scaler
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a checkpoint stores, deep-copied."""
@@ -127,14 +150,26 @@ class _Model:
         for fqn, tensor in saved["stepped"].items():
             self.stepped[fqn].copy_(tensor)
             self.optimizer.state.pop(self.stepped[fqn], None)
-            if saved["state"][fqn]:
-                self.optimizer.state[self.stepped[fqn]] = saved["state"][fqn]
+            restore_state(self.optimizer, self.stepped[fqn], saved["state"][fqn])
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
+            for name in group.keys() - values.keys() - {"params"}:
+                del group[name]  # what a first step adds
             group.update(values)
         if self.scheduler:
             self.scheduler.load_state_dict(saved["scheduler"])
         if self.scaler:
             self.scaler.load_state_dict(saved["scaler"])
+
+    def publish(self) -> None:
+        """Round what was stepped into the model's parameters."""
+        for fqn, stepped in self.stepped.items():
+            if stepped is self.params[fqn] or fqn not in self.trainable:
+                continue
+            if rounds_half_away(self.scenario, self.stages[fqn]):
+                bits = (stepped.view(torch.int32) + 0x8000) >> 16
+                self.params[fqn].copy_(bits.to(torch.int16).view(torch.bfloat16))
+            else:
+                self.params[fqn].copy_(stepped)
 
     def reload_params(self) -> None:
         for fqn, stepped in self.stepped.items():
@@ -154,7 +189,7 @@ class _Twin:
         for op in expand(self.scenario):
             step_roles: dict[tuple[str, str], torch.Tensor] = {}
             if op.kind == "build":
-                model = _Model(self.scenario, self.spec, op.init_seed)
+                model = _Model(self.scenario, self.spec, op)
             assert model is not None
             match op.kind:
                 case "build":
@@ -175,7 +210,7 @@ class _Twin:
                     model.trainable |= {p.fqn for p in self.spec.unique_params if p.spec.trainable == "later"}
                 case other:
                     raise ValueError(f"the twin has no operation {other!r}")
-            for (role, fqn), tensor in (*_state(model), *step_roles.items()):
+            for (role, fqn), tensor in (*_state(model, op), *step_roles.items()):
                 self.logical[Key(op.index, LIVE, role, fqn)] = _value(tensor)
             for role_fqn, value in _hyperparameters(model).items():
                 self.logical[Key(op.index, LIVE, *role_fqn)] = value
@@ -191,30 +226,49 @@ class _Twin:
             if spec.dtype == "int64":
                 model.buffers[fqn] += 1
         gradients = {fqn: g for fqn in model.trainable if (g := self._gradient(model, fqn, op)) is not None}
-        scale = model.scaler.get_scale() if model.scaler else 1.0
-        for fqn, gradient in gradients.items():
-            model.stepped[fqn].grad = gradient * scale
-        if op.kind == "overflow":
-            first = next(p.fqn for p in self.spec.unique_params if p.fqn in gradients)
-            model.stepped[first].grad.view(-1)[0] = float("inf")  # type: ignore[union-attr]
-        if model.scaler:
-            model.scaler.unscale_(model.optimizer)
+        if model.rules.loss_scale == "torch":
+            self._scale_and_unscale(model, op, gradients)
         if self.scenario.optimizer.clip and op.kind == "step":
-            seen["norm", "total_norm"] = self._clip(model, op, gradients)
+            clip = _clip_as_torch if model.rules.clip == "torch" else _clip_as_megatron
+            exact = torch.sqrt(
+                sum((g.double().square().sum() for g in gradients.values()), torch.zeros((), dtype=torch.float64))
+            )
+            clip(gradients, self.scenario.optimizer.clip, self.norms.get(op.index, exact.item()))
+            seen["norm", "total_norm"] = exact.to(TORCH_DTYPE[model.rules.norm_dtype])
         if op.kind == "step":
-            for fqn in gradients:
-                seen["grad", fqn] = model.stepped[fqn].grad.clone()  # type: ignore[union-attr]
-        self._update(model, op)
+            seen |= {("grad", fqn): gradient.clone() for fqn, gradient in gradients.items()}
+        self._update(model, op, gradients)
         return seen
 
+    def _scale_and_unscale(self, model: _Model, op: Op, gradients: dict[str, torch.Tensor]) -> None:
+        """Gradients as they come out of a scaled backward and torch's GradScaler, which looks for overflows."""
+        scale = model.scaler.get_scale() if isinstance(model.scaler, torch.amp.GradScaler) else 1.0
+        for fqn in gradients:
+            gradients[fqn] = gradients[fqn] * scale
+        if op.kind == "overflow":
+            first = next(p.fqn for p in self.spec.unique_params if p.fqn in gradients)
+            gradients[first].view(-1)[0] = float("inf")
+        if isinstance(model.scaler, torch.amp.GradScaler):
+            self._hand_over(model, gradients)
+            model.scaler.unscale_(model.optimizer)
+
+    def _hand_over(self, model: _Model, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Give the optimizer its gradients: FusedAdam as they are, if it is precision-aware, torch's in its dtype."""
+        for fqn, gradient in gradients.items():
+            stepped = model.stepped[fqn]
+            if getattr(model.optimizer, "use_decoupled_grad", False):
+                stepped.decoupled_grad = gradient  # type: ignore[attr-defined]
+            else:
+                stepped.grad = gradient.to(stepped.dtype)
+
     def _gradient(self, model: _Model, fqn: str, op: Op) -> torch.Tensor | None:
-        """The exact mean gradient over ranks, summed over microbatches and uses; None where there is no use."""
+        """The exact mean gradient over ranks, summed over microbatches and uses; None where there is no gradient."""
         param, st = self.spec.param(fqn), model.stages[fqn]
         uses = self.spec.uses(fqn)
-        if not uses:
+        if not uses and not model.rules.zero_gradients:
             return None
         count = self.scenario.microbatches
-        grid = probe.choose_grid((st.accumulate, st.reduce, st.main_grad), st.compute, op.mesh.dp, count)
+        grid = gradient_grid(self.scenario, param.spec, op.mesh.dp)
         units = np.zeros(param.spec.numel, np.int64)
         for use in uses:
             keys = probe.element_keys(use, param.spec.shape, self.scenario.seed)
@@ -226,28 +280,40 @@ class _Twin:
             raise ArithmeticError(f"the grid is not exact in {st.main_grad} for {fqn}: a fault of the harness")
         return gradient
 
-    def _clip(self, model: _Model, op: Op, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Clip by the reported norm; return the exact norm, rounded once to fp32."""
-        with_grad = [model.stepped[fqn] for fqn in model.params if fqn in gradients]
-        exact = torch.sqrt(
-            sum((g.double().square().sum() for g in gradients.values()), torch.zeros((), dtype=torch.float64))
-        )
-        reported = torch.tensor(self.norms.get(op.index, exact.item()), dtype=_norm_dtype(with_grad))
-        torch.nn.utils.clip_grads_with_norm_(with_grad, self.scenario.optimizer.clip, reported)
-        return exact.float()
-
-    def _update(self, model: _Model, op: Op) -> None:
-        if model.scaler:
+    def _update(self, model: _Model, op: Op, gradients: Mapping[str, torch.Tensor]) -> None:
+        self._hand_over(model, gradients)
+        overflow = op.kind == "overflow"
+        if isinstance(model.scaler, torch.amp.GradScaler):
             model.scaler.step(model.optimizer)
             model.scaler.update()
-        else:
+        elif model.scaler is None or not overflow:
             model.optimizer.step()
-        if model.scheduler and op.kind == "step":
+        if isinstance(model.scaler, MegatronScaler):
+            model.scaler.update(overflow=overflow)
+        if model.scheduler and not overflow:
             model.scheduler.step()
         model.optimizer.zero_grad()
-        for fqn, stepped in model.stepped.items():
-            if stepped is not model.params[fqn] and fqn in model.trainable and op.kind == "step":
-                model.params[fqn].copy_(stepped)
+        if not overflow:
+            model.publish()
+
+
+def _clip_as_torch(gradients: dict[str, torch.Tensor], bound: float, norm: float) -> None:
+    """torch.nn.utils.clip_grad_norm_, given the total norm."""
+    params = []
+    for gradient in gradients.values():
+        param = torch.empty_like(gradient)
+        param.grad = gradient
+        params.append(param)
+    torch.nn.utils.clip_grads_with_norm_(params, bound, torch.tensor(norm, dtype=_norm_dtype(params)))
+
+
+def _clip_as_megatron(gradients: dict[str, torch.Tensor], bound: float, norm: float) -> None:
+    """Multiply in fp32 by a coefficient computed in double precision, if that is below 1."""
+    coefficient = bound / (norm + 1e-6)
+    if coefficient < 1.0:
+        for fqn, gradient in gradients.items():
+            scaled = gradient.float() * torch.tensor(coefficient, dtype=torch.float32)
+            gradients[fqn] = scaled.to(gradient.dtype)
 
 
 def _norm_dtype(params: list[torch.Tensor]) -> torch.dtype:
@@ -258,9 +324,9 @@ def _norm_dtype(params: list[torch.Tensor]) -> torch.dtype:
     return dtype
 
 
-def _initial_buffer(fqn: str, spec: BufferSpec, seed: int, init_seed: int) -> torch.Tensor:
-    keys = probe.element_keys(fqn, spec.shape, seed)
-    match spec.dtype:
+def _initial_buffer(fqn: str, spec: BufferSpec, scenario: Scenario, init_seed: int) -> torch.Tensor:
+    keys = probe.element_keys(fqn, spec.shape, scenario.seed)
+    match buffer_dtype(scenario, spec.dtype):
         case "int64":
             return torch.zeros(spec.shape, dtype=torch.int64)
         case "bool":
@@ -270,40 +336,55 @@ def _initial_buffer(fqn: str, spec: BufferSpec, seed: int, init_seed: int) -> to
             return values.reshape(spec.shape).to(TORCH_DTYPE[dtype])
 
 
-def _state(model: _Model) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
+def _state(model: _Model, op: Op) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
     """Every tensor the model and optimizer hold now, as ((role, fqn), tensor)."""
     for param in model.spec.params:
         yield ("param", param.fqn), model.params[param.spec.tied_to or param.fqn]
     for fqn, buffer in model.buffers.items():
         yield ("buffer", fqn), buffer
     for fqn, stepped in model.stepped.items():
-        if stepped is not model.params[fqn]:
+        if stepped is not model.params[fqn] and has_masters(model.scenario, op):
             yield ("master", fqn), stepped
-        for name, value in model.optimizer.state.get(stepped, {}).items():
-            if value is not None:
-                yield (STATE_ROLES[name], fqn), value
-    if model.scaler:
-        yield ("scaler", "scale"), torch.tensor(model.scaler.get_scale())
-        yield ("scaler", "growth_tracker"), torch.tensor(model.scaler._get_growth_tracker())
+        for name, value in state_of(model.optimizer, stepped):
+            yield (STATE_ROLES[name], fqn), value
+        if stepped in model.on_host:
+            yield ("host", fqn), model.on_host[stepped]
+    yield from _scaler_state(model.scaler)
     if model.scheduler:
         yield ("scheduler", "last_epoch"), torch.tensor(model.scheduler.last_epoch)
-        for index, lr in enumerate(model.scheduler.get_last_lr()):
+        for index, lr in enumerate(model.scheduler.get_last_lr() if not model.rules.owner_groups else ()):
             yield ("scheduler", f"last_lr.{index}"), torch.tensor(lr, dtype=torch.float64)
 
 
+def _scaler_state(
+    scaler: torch.amp.GradScaler | MegatronScaler | None,
+) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
+    match scaler:
+        case torch.amp.GradScaler():
+            yield ("scaler", "scale"), torch.tensor(scaler.get_scale())
+            yield ("scaler", "growth_tracker"), torch.tensor(scaler._get_growth_tracker())
+        case MegatronScaler():
+            yield ("scaler", "scale"), torch.tensor(scaler.scale)
+            yield ("scaler", "growth_tracker"), torch.tensor(scaler.growth)
+            yield ("scaler", "hysteresis_tracker"), torch.tensor(scaler.hysteresis)
+
+
 def _hyperparameters(model: _Model) -> dict[tuple[str, str], Value]:
+    """The numbers of each group and the names in it, or under `owner_groups` the numbers of each parameter."""
     values: dict[tuple[str, str], Value] = {}
     for index, (group, names) in enumerate(zip(model.optimizer.param_groups, model.group_names, strict=True)):
-        text = "\n".join(names).encode()
-        values["hyperparameter", f"group{index}.params"] = Value("utf8", (len(text),), text)
+        owners = names if model.rules.owner_groups else [f"group{index}"]
+        if not model.rules.owner_groups:
+            text = "\n".join(names).encode()
+            values["hyperparameter", f"group{index}.params"] = Value("utf8", (len(text),), text)
         numbers = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
         if "betas" in group:
             numbers |= {"beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"]}
         else:
             numbers |= {"momentum": group["momentum"], "nesterov": group["nesterov"]}
-        for name, number in numbers.items():
-            data = np.float64(number).tobytes()
-            values["hyperparameter", f"group{index}.{name}"] = Value("fp64", (), data)
+        for owner in owners:
+            for name, number in numbers.items():
+                values["hyperparameter", f"{owner}.{name}"] = Value("fp64", (), np.float64(number).tobytes())
     return values
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from harness.readers.errors import CheckpointError, bad
 from harness.readers.symbolic import Mapping, Name, Node, parse
@@ -22,6 +23,8 @@ FORM = "torch.distributed.checkpoint.save({'model': model.state_dict()}, checkpo
 
 _DCP = "torch.distributed.checkpoint"
 METADATA = Name(f"{_DCP}.metadata", "Metadata")
+MEGATRON_METADATA = Name("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
+"""What Megatron-Core 0.15 writes in its place, with a field more."""
 TENSOR = Name(f"{_DCP}.metadata", "TensorStorageMetadata")
 OBJECT = Name(f"{_DCP}.metadata", "BytesStorageMetadata")
 PROPERTIES = Name(f"{_DCP}.metadata", "TensorProperties")
@@ -34,7 +37,11 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One stored item. box: `(start, size)` in its tensor, None for an object. offset, length: bytes in `file`."""
+    """One stored item. box: `(start, size)` in its tensor, None for an object. offset, length: bytes in `file`.
+
+    whole: where Megatron-Core stored flat ranges of a tensor's shards, that tensor's shape; `shape` then is the number
+    of shards in each of its dims, and the elements of a shard.
+    """
 
     key: str
     path: Path
@@ -44,6 +51,7 @@ class Item:
     file: str
     offset: int
     length: int
+    whole: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +76,11 @@ def read_metadata(data: bytes, origin: str) -> list[Item]:
 class _Reader:
     def __init__(self, origin: str) -> None:
         self.origin = origin
+        self.wholes: dict[str, tuple[int, ...]] = {}
 
     def items(self, root: object) -> list[Item]:
-        fields = self.fields(root, METADATA)
+        fields = self.fields(root, METADATA, MEGATRON_METADATA)
+        self.wholes = self.reformulated(fields.get("mcore_data"))
         entries = dict(self.entries(fields.get("state_dict_metadata"), "state_dict_metadata"))
         paths = self.paths(fields.get("planner_data"))
         items: dict[tuple[str, tuple[int, ...] | None], Item] = {}
@@ -103,7 +113,32 @@ class _Reader:
         path = paths.get(key, (key,))
         if tensor is None or start is None:
             return Item(key, path, "", (), None, file, begin, length)
-        return Item(key, path, tensor.dtype, tensor.shape, (start, tensor.chunks[start]), file, begin, length)
+        box = (start, tensor.chunks[start])
+        return Item(key, path, tensor.dtype, tensor.shape, box, file, begin, length, self.whole(key, tensor.shape))
+
+    def reformulated(self, node: object) -> dict[str, tuple[int, ...]]:
+        """Key → shape of the tensor whose shards were flattened (Megatron-Core before 0.16)."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for key, value in [] if node is None else self.pairs(node, "mcore_data"):
+            told = dict(self.pairs(value, "mcore_data")).get("nd_reformulated_orig_global_shape")
+            if told is None:
+                continue
+            shape = integers(told)
+            if not isinstance(key, str) or shape is None:
+                raise self.bad("mcore_data", key, "a key and a shape")
+            shapes[key] = shape
+        return shapes
+
+    def whole(self, key: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The shape of the tensor that a stored one of `shape` holds the flat shards of, if it does."""
+        whole = self.wholes.get(key)
+        if whole is None:
+            return None
+        *grid, elements = shape or (0,)
+        divides = len(grid) == len(whole) and all(n and not size % n for size, n in zip(whole, grid, strict=True))
+        if not divides or elements * prod(grid) != prod(whole):
+            raise self.bad(f"shape of key {key!r}", str(shape), f"equal shards of {whole}")
+        return whole
 
     def entries(self, node: object, what: str) -> Iterator[tuple[str, _Tensor | None]]:
         seen: set[str] = set()
@@ -159,9 +194,9 @@ class _Reader:
             raise self.bad(what, type(node).__name__, "a dict")
         return node.pairs
 
-    def fields(self, node: object, expected: Name) -> dict[str, object]:
-        """The attributes of an instance of one allowed class."""
-        if not isinstance(node, Node) or node.function != expected:
+    def fields(self, node: object, expected: Name, *others: Name) -> dict[str, object]:
+        """The attributes of an instance of an allowed class."""
+        if not isinstance(node, Node) or node.function not in (expected, *others):
             given = node.function if isinstance(node, Node) else node if isinstance(node, Name) else type(node).__name__
             raise self.bad("name in the pickle (nothing was executed)", str(given), str(expected))
         if node.args or node.items or node.pairs or not isinstance(node.state, Mapping):

@@ -18,6 +18,8 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
+from harness.layout import interval_boxes
+from harness.observe.record import ITEMSIZE
 from harness.readers import metadata
 from harness.readers.archive import MAX_CHECKPOINT_BYTES, Archive, Budget
 from harness.readers.errors import bad
@@ -105,7 +107,24 @@ def _distributed(directory: Path) -> Iterator[Piece]:
         else:
             start, size = item.box
             tensor = _expect_tensor(archive.value(), item, origin)
-            yield TensorPiece(item.path, rank, item.dtype, item.shape, start, size, archive.data(tensor))
+            piece = TensorPiece(item.path, rank, item.dtype, item.shape, start, size, archive.data(tensor))
+            yield from [piece] if item.whole is None else _unflattened(piece, item.whole)
+
+
+def _unflattened(piece: TensorPiece, whole: tuple[int, ...]) -> Iterator[TensorPiece]:
+    """A flat range of one shard of a tensor of shape `whole`, in boxes of that tensor.
+
+    piece: its shape is the number of shards in each dim, then the elements of one; it lies within one shard.
+    """
+    *grid, elements = piece.shape
+    shard = tuple(size // n for size, n in zip(whole, grid, strict=True))
+    origin = tuple(index * size for index, size in zip(piece.start, shard, strict=False))
+    position = 0
+    for box in interval_boxes(shard, min(piece.start[-1], elements), piece.size[-1]):
+        start = tuple(o + s for o, s in zip(origin, box.start, strict=True))
+        end = position + box.volume * ITEMSIZE[piece.dtype]
+        yield TensorPiece(piece.path, piece.rank, piece.dtype, whole, start, box.size, piece.data[position:end])
+        position = end
 
 
 def _expect_tensor(value: Value, item: Item, origin: str) -> Tensor:

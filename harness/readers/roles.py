@@ -31,7 +31,7 @@ GROUP_NUMBERS = ("lr", "weight_decay", "eps", "momentum", "nesterov")
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class Target:
     """Where converted records go: op, model, the checkpoint for messages."""
 
     op: int
@@ -51,33 +51,33 @@ def records_of(pieces: Iterable[Piece], op: int, model: ModelSpec, origin: str) 
     Raises:
         CheckpointError: a hyperparameter, scheduler or scaler value that is no number.
     """
-    target = _Target(op, model, origin)
+    target = Target(op, model, origin)
     buffers = {name for name, _ in model.buffers()}
     for piece in pieces:
         path = piece.path[1:] if piece.path[:1] == ("app",) else piece.path
         section, rest = (path[0], path[1:]) if len(path) > 1 else ("", ())
         if section == "model":
             name = key_of(rest)
-            yield from _tensor(target, piece, "buffer" if name in buffers else "param", name)
+            yield from tensor_records(target, piece, "buffer" if name in buffers else "param", name)
         elif section == "optim":
             yield from _optim(target, piece, rest)
         elif section == "extra":
             yield from _extra(target, piece, rest)
 
 
-def _optim(target: _Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
+def _optim(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
     if len(rest) > 2 and rest[0] == "param_groups" and isinstance(rest[1], int):
-        yield from _hyperparameter(target, piece, f"group{rest[1]}", key_of(rest[2:]))
+        yield from hyperparameter_records(target, piece, f"group{rest[1]}", key_of(rest[2:]))
         return
     kind, _, tail = key_of(rest).partition(".")
     fqn, _, name = tail.rpartition(".")
     if kind == "param_groups":
-        yield from _hyperparameter(target, piece, fqn, name)
+        yield from hyperparameter_records(target, piece, fqn, name)
     elif kind == "state":
-        yield from _tensor(target, piece, STATE_ROLE.get(name, name), fqn)
+        yield from tensor_records(target, piece, STATE_ROLE.get(name, name), fqn)
 
 
-def _tensor(target: _Target, piece: Piece, role: str, fqn: str) -> Iterator[Record]:
+def tensor_records(target: Target, piece: Piece, role: str, fqn: str) -> Iterator[Record]:
     """A tensor as it is; a bare number (a step counter) as a scalar of its own type."""
     match piece:
         case TensorPiece():
@@ -86,40 +86,41 @@ def _tensor(target: _Target, piece: Piece, role: str, fqn: str) -> Iterator[Reco
         case ObjectPiece(value=None):
             return
         case ObjectPiece(value=int(value)) if not isinstance(value, bool):
-            yield _integer(target, piece, role, fqn)
+            yield integer_record(target, piece, role, fqn)
         case ObjectPiece():
-            yield _number(target, piece, role, fqn)
+            yield number_record(target, piece, role, fqn)
 
 
-def _hyperparameter(target: _Target, piece: Piece, owner: str, name: str) -> Iterator[Record]:
+def hyperparameter_records(target: Target, piece: Piece, owner: str, name: str) -> Iterator[Record]:
     """owner: `group{i}`, or a parameter name in the flattened form."""
     role = "hyperparameter"
     if name == "betas" and isinstance(piece, ObjectPiece) and isinstance(piece.value, list) and len(piece.value) == 2:
         for number, value in enumerate(piece.value, 1):
-            yield _number(target, ObjectPiece(piece.path, piece.rank, value), role, f"{owner}.beta{number}")
+            yield number_record(target, ObjectPiece(piece.path, piece.rank, value), role, f"{owner}.beta{number}")
     elif name == "params" and isinstance(piece, ObjectPiece) and isinstance(piece.value, list):
         text = "\n".join(str(fqn) for fqn in piece.value).encode(errors="replace")
         yield whole(target.op, piece.rank, role, f"{owner}.params", "utf8", (len(text),), text, WRITTEN)
     elif name in ("betas", "params"):
         raise _not_a_number(target, piece, "something else than a pair of betas or a list of names")
     elif name in GROUP_NUMBERS:
-        yield _number(target, piece, role, f"{owner}.{name}")
+        yield number_record(target, piece, role, f"{owner}.{name}")
 
 
-def _extra(target: _Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
+def _extra(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
     match rest:
         case ("scheduler", "last_epoch"):
-            yield _integer(target, piece, "scheduler", "last_epoch")
+            yield integer_record(target, piece, "scheduler", "last_epoch")
         case ("scheduler", "_last_lr") if isinstance(piece, ObjectPiece) and isinstance(piece.value, list):
             for index, value in enumerate(piece.value):
-                yield _number(target, ObjectPiece(piece.path, piece.rank, value), "scheduler", f"last_lr.{index}")
+                yield number_record(target, ObjectPiece(piece.path, piece.rank, value), "scheduler", f"last_lr.{index}")
         case ("scaler", "scale"):
-            yield _number(target, piece, "scaler", "scale", "fp32")
+            yield number_record(target, piece, "scaler", "scale", "fp32")
         case ("scaler", "_growth_tracker"):
-            yield _integer(target, piece, "scaler", "growth_tracker")
+            yield integer_record(target, piece, "scaler", "growth_tracker")
 
 
-def _number(target: _Target, piece: Piece, role: str, fqn: str, dtype: str = "fp64") -> Record:
+def number_record(target: Target, piece: Piece, role: str, fqn: str, dtype: str = "fp64") -> Record:
+    """A piece's one number, in a floating-point dtype."""
     value = _scalar(target, piece)
     try:
         data = struct.pack("<d" if dtype == "fp64" else "<f", value)
@@ -128,14 +129,15 @@ def _number(target: _Target, piece: Piece, role: str, fqn: str, dtype: str = "fp
     return whole(target.op, piece.rank, role, fqn, dtype, (), data, WRITTEN)
 
 
-def _integer(target: _Target, piece: Piece, role: str, fqn: str) -> Record:
+def integer_record(target: Target, piece: Piece, role: str, fqn: str) -> Record:
+    """A piece's one number, which must be whole."""
     value = _scalar(target, piece)
     if not -(1 << 63) <= value < 1 << 63 or value != int(value):
         raise _not_a_number(target, piece, f"{value!r}")
     return whole(target.op, piece.rank, role, fqn, "int64", (), struct.pack("<q", int(value)), WRITTEN)
 
 
-def _scalar(target: _Target, piece: Piece) -> int | float:
+def _scalar(target: Target, piece: Piece) -> int | float:
     """A piece's one number; the lr may be a tensor with one element."""
     match piece:
         case ObjectPiece(value=int(value) | float(value)):
@@ -151,5 +153,5 @@ def _numpy(dtype: str) -> np.dtype[np.generic]:
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bf16" else NUMPY_NAME[dtype])
 
 
-def _not_a_number(target: _Target, piece: Piece, given: str) -> CheckpointError:
+def _not_a_number(target: Target, piece: Piece, given: str) -> CheckpointError:
     return bad(f"{target.origin}: value of {key_of(piece.path)!r}", given, "one number", "lr = 0.1")

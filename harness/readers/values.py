@@ -2,7 +2,8 @@
 
 A tensor is `torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)` and a storage the
 persistent id `("storage", type, key, device, numel)`, as torch.serialization and Tensor.__reduce_ex__ write them.
-Every other name but dicts, sizes and dtypes is refused.
+Every other name but dicts, sizes and dtypes is refused. A dict's key that is a tuple of dtypes, as Megatron's buffers
+have it, becomes text.
 """
 
 from __future__ import annotations
@@ -107,13 +108,20 @@ class _Decoder:
 
     def mapping(self, pairs: list[tuple[object, object]], depth: int) -> dict[Scalar, Value]:
         result: dict[Scalar, Value] = {}
-        for key, value in pairs:
+        for named, value in pairs:
+            key = self.dtypes(named)
             if not isinstance(key, str | bytes | int | float | None):
                 raise bad(f"{self.origin}: type of a key", type(key).__name__, "text or a number", FORM)
             if key in result:
                 raise bad(f"{self.origin}: key", repr(key), "every key once", FORM)
             result[key] = self.value(value, depth - 1)
         return result
+
+    def dtypes(self, key: object) -> object:
+        """A key made of torch dtypes, which has no plain value, as python prints it; any other key as it is."""
+        names = [str(part) for part in key if isinstance(part, Name)] if isinstance(key, tuple) else []
+        known = names and all(name.removeprefix("torch.") in TORCH_DTYPE for name in names)
+        return f"({', '.join(names)})" if known and isinstance(key, tuple) and len(names) == len(key) else key
 
     def instance(self, function: Name, args: tuple[object, ...], depth: int) -> Value:
         if function == SIZE and len(args) == 1:

@@ -58,10 +58,10 @@ class Saver:
         scaler = session.scaler
         return {
             "steps": {name: session.steps[session.state_owner(name)] for name in self._with_state()},
-            "groups": [{"hyper": group.hyper, "params": group.names} for group in session.groups],
+            "groups": [{"hyper": g.hyper, "params": g.names, "peak_lr": g.peak_lr} for g in session.groups],
             "buffers": self.persistent_buffers(),
             "schedule": None if session.schedule_epoch is None else session.schedule_epoch,
-            "scaler": None if scaler is None else (scaler.scale, scaler.growth_tracker),
+            "scaler": None if scaler is None else (scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker),
         }
 
     def persistent_buffers(self) -> dict[str, Array]:
@@ -102,7 +102,7 @@ class Saver:
         for param in catalogue.params:
             owner = session.model.param(session.state_owner(param.fqn))
             for role in ("master", *(moment_roles(session.scenario) if param.fqn in with_state else ())):
-                if (role, storage[owner.fqn]) in by_storage:
+                if param.fqn in session.held and (role, storage[owner.fqn]) in by_storage:
                     values = by_storage[role, storage[owner.fqn]][catalogue.span(owner)]
                     full.setdefault(role, {})[param.fqn] = _same_size(values, param.spec.numel, param.fqn)
         return full
@@ -135,7 +135,7 @@ class Saver:
                 source, own = home[session.state_owner(name), shards.tp_index, fragment.shard]
                 stepped = session.steps.get(own.slot.param.fqn)
                 for role, array in self._arrays(source).items():
-                    if role == "master" or stepped:
+                    if stepped or (role == "master" and name in session.held):
                         values = self.export(role, array[own.shard, own.at : own.at + own.numel])
                         yield rank, role, name, fragment, _same_size(values, fragment.numel, name)
 

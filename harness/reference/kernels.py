@@ -12,6 +12,9 @@ contraction) and one thread:
   rounded to half in `_foreach_mul_`.
 * fused computes one step of an element in fp32 and rounds only what it stores. Its square root is correctly
   rounded, unlike that of `torch.sqrt` in fp32.
+* multi_tensor is FusedAdam of apex and TransformerEngine in IEEE arithmetic, one rounding an operation: scalars are
+  fp32, bias corrections come from the fp32 betas in double precision, each tensor has a dtype of its own. Their
+  FusedSGD takes the operations of torch's for-loop in fp32.
 
 Scalars that depend on hyperparameters (bias corrections, step size) are computed in double precision first.
 Kernels whose result depends on an element's position have no rule to follow here: see `oracle.kernels_table`.
@@ -37,8 +40,8 @@ DTYPE_NAMES: dict[np.dtype[Any], str] = {FP32: "fp32", BF16: "bf16", FP16: "fp16
 class Hyper:
     """Hyperparameters of one group, python floats as torch.optim takes them.
 
-    kind: `sgd`, `adam` (weight decay enters the gradient) or `adamw` (decoupled). impl: `forloop`, `foreach` or
-    `fused`. beta1, beta2, eps matter to adam and adamw only, momentum and nesterov to sgd only.
+    kind: `sgd`, `adam` (weight decay enters the gradient) or `adamw` (decoupled). impl: `forloop`, `foreach`,
+    `fused` or `multi_tensor`. beta1, beta2, eps matter to adam and adamw only, momentum and nesterov to sgd only.
     """
 
     kind: str
@@ -59,12 +62,13 @@ def update(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array], ste
     Args:
         hyper: the group's hyperparameters.
         param: shape (n,), float32, bfloat16 or float16. Updated.
-        grad: shape (n,), the dtype of `param`. Unchanged (torch's foreach SGD with nesterov and without weight
-            decay overwrites it; that is a fact about `.grad` after the step, not about the update).
-        state: `exp_avg` and `exp_avg_sq` (adam, adamw) or `momentum` (sgd), shape (n,), the dtype of `param`.
-            Updated. SGD with momentum creates a missing `momentum` as a copy of the (decayed) gradient. In a step
-            where only some tensors of a group lack it (after an unfreeze), torch's foreach takes the for-loop's
-            operations for the others: pass `impl="forloop"` then.
+        grad: shape (n,), the dtype of `param`; with multi_tensor any float dtype. Unchanged (torch's foreach SGD with
+            nesterov and without weight decay overwrites it; that is a fact about `.grad` after the step, not about
+            the update).
+        state: `exp_avg` and `exp_avg_sq` (adam, adamw) or `momentum` (sgd), shape (n,), the dtype of `param`; with
+            multi_tensor any float dtype. Updated. SGD with momentum creates a missing `momentum` as a copy of the
+            (decayed) gradient. In a step where only some tensors of a group lack it (after an unfreeze), torch's
+            foreach takes the for-loop's operations for the others: pass `impl="forloop"` then.
         step: number of this step, from 1; matters to adam and adamw only.
 
     Raises:
@@ -78,6 +82,8 @@ def update(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array], ste
             _sgd(hyper, param, grad, state)
         case _, "fused":
             _adam_fused(hyper, param, grad, state, step)
+        case _, "multi_tensor":
+            _adam_multi_tensor(hyper, param, grad, state, step)
         case _:
             _adam(hyper, param, grad, state, step)
 
@@ -151,6 +157,22 @@ def _adam_fused(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array]
     denom /= np.float32(math.sqrt(1 - hyper.beta2**step))
     denom += np.float32(hyper.eps)
     param[...] = _addcdiv(p, exp_avg, denom, -step_size)
+
+
+def _adam_multi_tensor(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+    """Adam and AdamW of FusedAdam: the update is lr · ((m / c1) / (√(v / c2) + eps) + decay · p)."""
+    p, g = param.astype(FP32), grad.astype(FP32)
+    beta1, beta2, decay, one = (np.float32(x) for x in (hyper.beta1, hyper.beta2, hyper.weight_decay, 1.0))
+    corrections = [np.float32(1.0 - math.pow(float(beta), step)) for beta in (beta1, beta2)]
+    if hyper.kind == "adam":
+        g = g + decay * p
+    exp_avg = beta1 * state["exp_avg"].astype(FP32) + (one - beta1) * g
+    exp_avg_sq = beta2 * state["exp_avg_sq"].astype(FP32) + (one - beta2) * g * g
+    change = (exp_avg / corrections[0]) / (np.sqrt(exp_avg_sq / corrections[1]) + np.float32(hyper.eps))
+    if hyper.kind == "adamw":
+        change = change + decay * p
+    param[...] = p - np.float32(hyper.lr) * change
+    state["exp_avg"][...], state["exp_avg_sq"][...] = exp_avg, exp_avg_sq
 
 
 def _working(x: Array) -> F32:

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.observe.record import LIVE, Record
+from harness.oracle.contracts import has_masters
 from harness.program import Op
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import Array
 from harness.reference.placement import pieces
-from harness.reference.state import NAME, Session, Shards, mesh_rank, moment_roles
+from harness.reference.state import DTYPE, NAME, Session, Shards, mesh_rank, moment_roles
 from harness.reference.trainer import Trainer
 
 
@@ -71,8 +72,11 @@ class Observer:
     ) -> None:
         """`master`, moments and `step`, and after a step the `grad` the optimizer saw."""
         stepped = {fqn for fqn, step in self.session.steps.items() if step}
-        if shards.stages.master is not None:
-            _record(records, op, "master", shards.stepped, owned, self._canonical)
+        if shards.stages.master is not None and has_masters(self.session.scenario, op):
+            _record(records, op, "master", shards.stepped, owned, self._canonical & self.session.held)
+        if shards.on_host is not None:
+            everywhere = np.repeat(shards.on_host[None], len(shards.stepped), axis=0)
+            _record(records, op, "host", everywhere, owned, self.session.held)
         if op.kind == "step" and shards.main_grad is not None:
             seen = {p.fqn for p in self.session.with_gradient}
             _record(records, op, "grad", shards.main_grad, owned, seen)
@@ -141,21 +145,25 @@ def _record(
 def shared_values(session: Session, trainer: Trainer, op: Op) -> Iterator[tuple[str, str, Array]]:
     """`(role, fqn, value)` of what every rank holds alike; text as bytes."""
     for index, group in enumerate(session.groups):
-        for key, number in hyperparameters(group.hyper).items():
-            yield "hyperparameter", f"group{index}.{key}", np.array(number, np.float64)
-        text = "\n".join(group.names).encode()
-        yield "hyperparameter", f"group{index}.params", np.frombuffer(text, np.uint8)
+        for owner in group.names if session.rules.owner_groups else (f"group{index}",):
+            for key, number in hyperparameters(group.hyper).items():
+                yield "hyperparameter", f"{owner}.{key}", np.array(number, np.float64)
+        if not session.rules.owner_groups:
+            text = "\n".join(group.names).encode()
+            yield "hyperparameter", f"group{index}.params", np.frombuffer(text, np.uint8)
     for fqn, value in session.buffers.items():
         yield "buffer", fqn, value
     if session.schedule_epoch is not None:
         yield "scheduler", "last_epoch", np.array(session.schedule_epoch, np.int64)
-        for index, group in enumerate(session.groups):
+        for index, group in enumerate(() if session.rules.owner_groups else session.groups):
             yield "scheduler", f"last_lr.{index}", np.array(group.hyper.lr, np.float64)
     if session.scaler is not None:
         yield "scaler", "scale", np.array(session.scaler.scale, np.float32)
         yield "scaler", "growth_tracker", np.array(session.scaler.growth_tracker, np.int64)
+        if session.scaler.hysteresis_tracker is not None:
+            yield "scaler", "hysteresis_tracker", np.array(session.scaler.hysteresis_tracker, np.int64)
     if op.kind == "step" and trainer.total_norm is not None:
-        yield "norm", "total_norm", np.array(trainer.total_norm, np.float32)
+        yield "norm", "total_norm", np.array(trainer.total_norm, DTYPE[session.rules.norm_dtype])
 
 
 def hyperparameters(hyper: Hyper) -> dict[str, float]:

@@ -82,7 +82,9 @@ def _common(common: Content, op: int) -> Iterator[Record]:
         rates = [group["hyper"].lr for group in common["groups"]]
         values += [("scheduler", f"last_lr.{index}", np.float64(rate)) for index, rate in enumerate(rates)]
     if common["scaler"] is not None:
-        scale, tracker = common["scaler"]
-        values += [("scaler", "scale", np.float32(scale)), ("scaler", "growth_tracker", np.int64(tracker))]
+        scale, growth, hysteresis = common["scaler"]
+        values += [("scaler", "scale", np.float32(scale)), ("scaler", "growth_tracker", np.int64(growth))]
+        if hysteresis is not None:
+            values.append(("scaler", "hysteresis_tracker", np.int64(hysteresis)))
     for role, fqn, value in values:
         yield whole(op, 0, role, fqn, NAME[value.dtype], value.shape, value.tobytes(), WRITTEN)

@@ -128,7 +128,7 @@ class Loader:
             if shards.stages.master is not None and "master" in logical:
                 shards.stepped = self.take(shards, "master", self._by_owner(logical["master"]), shards.stages.master)
             shards.moments = {
-                role: self.take(shards, role, self._by_owner(logical[role]), shards.stages.state)
+                role: self.take(shards, role, self._by_owner(logical[role]), shards.stages.moment(role))
                 for role in moment_roles(session.scenario)
                 if role in logical
             }
@@ -160,7 +160,8 @@ class Loader:
     def restore_groups(self, groups: list[Content]) -> None:
         """Hyperparameters of every group."""
         self.session.groups = [
-            Group(saved["hyper"], own.names) for saved, own in zip(groups, self.session.groups, strict=True)
+            Group(saved["hyper"], own.names, saved["peak_lr"])
+            for saved, own in zip(groups, self.session.groups, strict=True)
         ]
 
     def restore_schedule(self, common: Content) -> None:

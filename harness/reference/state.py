@@ -16,7 +16,16 @@ import numpy.typing as npt
 
 from harness import probe
 from harness.models import BufferSpec, ModelSpec, NamedParam, storage_dtype
-from harness.oracle.contracts import Stages, stages
+from harness.oracle.contracts import (
+    Stages,
+    at_build,
+    buffer_dtype,
+    has_scaler,
+    kernels,
+    rules,
+    stages,
+)
+from harness.oracle.host_elements import host_elements
 from harness.program import Op
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import Array
@@ -36,11 +45,15 @@ NAME = {dtype: name for name, dtype in DTYPE.items()}
 GROWTH_INTERVAL = 2
 """Steps without overflow after which the loss scale doubles."""
 
+HYSTERESIS = 2
+"""Overflows without growth between them after which Megatron's loss scale halves."""
+
 
 def moment_roles(scenario: Scenario) -> tuple[str, ...]:
-    """The roles of the moments that the scenario's optimizer keeps."""
-    if scenario.optimizer.kind == "sgd":
-        return ("momentum",) if scenario.optimizer.momentum else ()
+    """The roles of the moments that the scenario's optimizer keeps; FusedSGD has momentum buffers without momentum."""
+    ask = scenario.optimizer
+    if ask.kind == "sgd":
+        return ("momentum",) if ask.momentum or kernels(scenario)[0] == "multi_tensor" else ()
     return ("exp_avg", "exp_avg_sq")
 
 
@@ -49,9 +62,10 @@ class Shards:
     """One storage dtype on one tensor-parallel coordinate.
 
     stepped: what the optimizer steps on, the master or the storage itself, (R, S, m). model: the replicated
-    parameters of `zero1`, (R, S, n); None under `fully_shard`, where `stepped` is the storage. moments: role →
+    parameters of flat buffers, (R, S, n); None under `fully_shard`, where `stepped` is the storage. moments: role →
     (R, S, m); the rows of parameters without a step mean nothing. offloaded: which elements live on the host,
-    (S, m); host: the copies they are stepped on, (R, S, m). computed: parameters as the last forward saw them,
+    (S, m); host: the copies they are stepped on, (R, S, m). on_host: which elements the host's kernel steps where it is
+    another one, (S, m). computed: parameters as the last forward saw them,
     (R, S, n). accumulated: gradients before reduction, (R, S, n). reduced, main_grad: after it, (R, S, m).
     """
 
@@ -63,6 +77,7 @@ class Shards:
     moments: dict[str, Array] = field(default_factory=dict)
     offloaded: Array | None = None
     host: Array | None = None
+    on_host: Array | None = None
     computed: Array | None = None
     accumulated: Array | None = None
     reduced: Array | None = None
@@ -87,18 +102,22 @@ class Shards:
 
 @dataclass
 class Group:
-    """One optimizer param group. names: canonical names in the order the user gave them."""
+    """One optimizer param group. names: canonical names in the order the user gave them. peak_lr: what a schedule
+    starts from."""
 
     hyper: Hyper
     names: tuple[str, ...]
+    peak_lr: float
 
 
 @dataclass
 class Scaler:
-    """torch.amp.GradScaler's state: the scale and the steps without overflow since it last changed."""
+    """The scale, the steps without overflow since it last changed, and under Megatron's rules the overflows that it
+    bears before it shrinks (None: it shrinks at the first, as torch.amp.GradScaler's)."""
 
     scale: float
     growth_tracker: int = 0
+    hysteresis_tracker: int | None = None
 
 
 class Session:
@@ -108,12 +127,19 @@ class Session:
     `groups`, `steps` (canonical name → steps taken; absent: no optimizer state), `trainable` (canonical names),
     `with_gradient` (the trainable parameters that some forward uses),
     `buffers` (equal on every rank), `installed` (the groups' parameters in the order the optimizer holds them:
-    fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`).
+    fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`),
+    `held` (the parameters that the optimizer holds), `host_masks` (name → elements with the host's kernel).
     """
 
     def __init__(self, scenario: Scenario, model: ModelSpec, catalogue: Catalogue, op: Op) -> None:
         self.scenario, self.model, self.catalogue, self.mesh = scenario, model, catalogue, op.mesh
-        self.init_seed = op.init_seed
+        if scenario.sharding == "replicate":
+            self.mesh = Mesh(op.mesh.dp, 1, op.mesh.tp)
+        self.rules, self.init_seed = rules(scenario.system), op.init_seed
+        frozen = {p.fqn for p in model.unique_params if p.spec.trainable != "yes"}
+        self.held = {p.fqn for p in model.unique_params} - (frozen if self.rules.trainable_only else set())
+        self.device_kernel, self.host_kernel = kernels(scenario)
+        self.host_masks = host_elements(scenario, op.mesh)
         self.shards: list[Shards] = []
         self.groups: list[Group] = []
         self.buffers: dict[str, Array] = {}
@@ -133,14 +159,16 @@ class Session:
             self._place_on_host()
             self.refresh_host_copies()
         self.buffers = {fqn: self.initial_buffer(fqn, spec) for fqn, spec in self.model.buffers()}
-        if self.scenario.optimizer.loss_scale:
-            self.scaler = Scaler(self.scenario.optimizer.loss_scale)
-        if self.scenario.optimizer.schedule == "halve":
+        if has_scaler(self.scenario):
+            hysteresis = HYSTERESIS if self.rules.loss_scale == "megatron" else None
+            self.scaler = Scaler(self.scenario.optimizer.loss_scale, 0, hysteresis)
+        if self.scenario.optimizer.schedule != "none":
             self.schedule_epoch = 0
 
     @property
-    def zero1(self) -> bool:
-        return self.scenario.sharding == "zero1"
+    def flat(self) -> bool:
+        """Whether parameters lie whole in flat buffers, of which each rank steps a part (`replicate`: all of it)."""
+        return self.scenario.sharding != "fully_shard"
 
     def storage(self, param: NamedParam) -> str:
         return storage_dtype(self.scenario.dtype, param.spec)
@@ -153,20 +181,31 @@ class Session:
             by_storage.setdefault(self.storage(param), []).append(param)
         for tp_index in range(self.mesh.tp):
             for storage, params in by_storage.items():
-                layout = lay_out(self.catalogue, storage, params, self.mesh, tp_index, self.zero1)
+                layout = lay_out(self.catalogue, storage, params, self.mesh, tp_index, self.flat)
                 shards = Shards(layout, tp_index, stages(self.scenario, params[0].spec), np.empty(0))
                 self.place_params(shards, initial.astype(DTYPE[storage]), layout.shard_element)
                 self.refresh_masters(shards)
+                shards.on_host = self._on_host(layout)
                 self.shards.append(shards)
+
+    def _on_host(self, layout: FlatLayout) -> Array | None:
+        """Which of a rank's elements the host's kernel steps, (S, m); None where it is also the device's."""
+        if not self.host_masks:
+            return None
+        logical = np.zeros(self.catalogue.padding + 1, np.bool_)
+        for slot in layout.slots():
+            if slot.param.fqn in self.held:
+                logical[self.catalogue.span(slot.param)] = self.host_masks[slot.param.fqn].ravel()
+        return logical[layout.shard_element]
 
     def place_params(self, shards: Shards, logical: Array, owned: Index) -> None:
         """Set the storage parameters of every rank from values over the catalogue, in storage dtype.
 
-        Under `fully_shard` each rank takes the elements `owned`, (S, m); under `zero1` all.
+        Under `fully_shard` each rank takes the elements `owned`, (S, m); in flat buffers all.
 
         Masters stay as they are; without one, the optimizer steps on the parameters themselves.
         """
-        if self.zero1:
+        if self.flat:
             shards.model = self.spread(logical[shards.layout.element], per_shard=False)
             if shards.stages.master is None:
                 self.refresh_masters(shards)
@@ -203,21 +242,25 @@ class Session:
 
     def _set_trainable(self, names: set[str]) -> None:
         self.trainable = names
-        self.with_gradient = [p for p in self.catalogue.params if p.fqn in names and self.catalogue.uses[p.fqn]]
+        self.with_gradient = [
+            p
+            for p in self.catalogue.params
+            if p.fqn in names and (self.catalogue.uses[p.fqn] or self.rules.zero_gradients)
+        ]
 
     def _build_groups(self) -> None:
-        ask = self.scenario.optimizer.at_build(self.init_seed)
+        ask = at_build(self.scenario, self.init_seed)
         common = Hyper(
             ask.kind, ask.impl, ask.lr, ask.weight_decay, ask.beta1, ask.beta2, ask.eps, ask.momentum, ask.nesterov
         )
-        params = self.model.unique_params
+        params = [p for p in self.model.unique_params if p.fqn in self.held]
         if ask.groups == "one":
-            self.groups = [Group(common, tuple(p.fqn for p in params))]
+            self.groups = [Group(common, tuple(p.fqn for p in params), common.lr)]
             return
         for index, override in enumerate(self.model.groups):
             decay = ask.weight_decay if override.weight_decay is None else override.weight_decay
             hyper = replace(common, lr=ask.lr * override.lr_scale, weight_decay=decay)
-            self.groups.append(Group(hyper, tuple(p.fqn for p in params if p.spec.group == index)))
+            self.groups.append(Group(hyper, tuple(p.fqn for p in params if p.spec.group == index), hyper.lr))
 
     def reinstall(self) -> None:
         """Put each group into the order the optimizer holds it in: parameters stepped on directly, then masters."""
@@ -233,6 +276,8 @@ class Session:
 
     def state_owner(self, name: str) -> str:
         """The parameter whose optimizer state a checkpoint files under `name`: what the index map points at."""
+        if name not in self.index_map:
+            return name  # the optimizer does not hold it
         group, position = self.index_map[name]
         return self.installed[group][position]
 
@@ -260,7 +305,7 @@ class Session:
     def initial_buffer(self, fqn: str, spec: BufferSpec) -> Array:
         """A module's buffer as its constructor makes it, in its own dtype and shape."""
         keys = probe.element_keys(fqn, spec.shape, self.scenario.seed)
-        match spec.dtype:
+        match buffer_dtype(self.scenario, spec.dtype):
             case "int64":
                 return np.zeros(spec.shape, np.int64)
             case "bool":

@@ -13,11 +13,11 @@ from math import inf
 import numpy as np
 
 from harness import probe
-from harness.oracle.contracts import stages
+from harness.oracle.contracts import gradient_grid, gradient_ranks, linear_share, rounds_half_away, stages
 from harness.program import Op
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import Array
-from harness.reference.state import DTYPE, GROWTH_INTERVAL, Session, Shards, moment_roles
+from harness.reference.state import DTYPE, GROWTH_INTERVAL, HYSTERESIS, Scaler, Session, Shards, moment_roles
 
 STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
 
@@ -72,12 +72,9 @@ class Trainer:
 
     def backward(self, op: Op, microbatch: int, scale: float) -> None:
         """Add one microbatch's gradients, in compute dtype, to every rank's accumulated ones."""
-        units: dict[probe.Grid, Array] = {}
+        units: dict[tuple[probe.Grid, int], Array] = {}
         for shards in self.session.shards:
-            grid = self.grid(shards)
-            if grid not in units:
-                units[grid] = self._units(op, microbatch, grid)
-            values = units[grid][:, shards.layout.element] * np.float32(grid.unit * scale)
+            values = self._contributions(op, microbatch, shards, units) * np.float32(scale)
             if op.kind == "overflow" and microbatch == 0:
                 values[-1, shards.layout.element == self._first_with_gradient()] = inf
             gradient = values.astype(DTYPE[shards.stages.compute]).reshape(
@@ -85,24 +82,39 @@ class Trainer:
             )
             self.accumulate(shards, gradient)
 
-    def grid(self, shards: Shards) -> probe.Grid:
-        """The exact grid that gradients of this storage dtype are drawn from."""
-        st, scenario = shards.stages, self.session.scenario
-        return probe.choose_grid(
-            (st.accumulate, st.reduce, st.main_grad), st.compute, self.session.mesh.dp, scenario.microbatches
-        )
+    def _contributions(
+        self, op: Op, microbatch: int, shards: Shards, units: dict[tuple[probe.Grid, int], Array]
+    ) -> Array:
+        """Every data-parallel rank's gradient, fp32, shape (dp, n). Experts that ranks share out have one contribution
+        for each of those groups, so that their grid may be another one. units: what was drawn before."""
+        session, element = self.session, shards.layout.element
+        experts = {p.fqn for p in session.catalogue.params if p.spec.ep_dim is not None}
+        total = np.zeros((session.mesh.dp, element.size), np.float32)
+        for members in ({p.fqn for p in session.catalogue.params} - experts, experts):
+            present = [slot.param for slot in shards.layout.slots() if slot.param.fqn in members]
+            if not present:
+                continue
+            spec = present[0].spec
+            grid = gradient_grid(session.scenario, spec, session.mesh.dp)
+            ranks = gradient_ranks(session.scenario, spec, session.mesh.dp)
+            if (grid, ranks) not in units:
+                drawn = self._units(op, microbatch, grid, ranks)
+                units[grid, ranks] = np.repeat(drawn, session.mesh.dp // ranks, axis=0)
+            own = units[grid, ranks][:, element] * np.float32(grid.unit)
+            total = own if not experts else np.where(session.belongs_to(members, element), own, total)
+        return total
 
-    def _units(self, op: Op, microbatch: int, grid: probe.Grid) -> Array:
-        """Every data-parallel rank's gradient in units over the catalogue, fp32, shape (dp, elements + 1): the
-        sum over a parameter's uses, zero where there is no gradient and for padding."""
+    def _units(self, op: Op, microbatch: int, grid: probe.Grid, ranks: int) -> Array:
+        """The gradients that so many ranks contribute, in units over the catalogue, fp32, shape (ranks, elements + 1):
+        the sum over a parameter's uses, zero where there is no gradient and for padding."""
         session, catalogue = self.session, self.session.catalogue
         drawn = session.with_gradient
         pool = [catalogue.keys[use] for p in drawn for use in catalogue.uses[p.fqn]]
-        total = np.zeros((session.mesh.dp, catalogue.padding + 1), np.float32)
+        total = np.zeros((ranks, catalogue.padding + 1), np.float32)
         if not pool:
             return total
-        units = probe.rank_units(np.concatenate(pool), op.iteration, microbatch, session.mesh.dp, grid)
-        if len(pool) == len(catalogue.params) == len(drawn):
+        units = probe.rank_units(np.concatenate(pool), op.iteration, microbatch, ranks, grid)
+        if len(drawn) == len(catalogue.params) and all(len(catalogue.uses[p.fqn]) == 1 for p in drawn):
             total[:, :-1] = units
             return total
         start = 0
@@ -176,9 +188,10 @@ class Trainer:
         return any(ranks.any() for ranks in overflowed)
 
     def clip(self) -> None:
-        """Scale all gradients so that their global norm is at most the bound (torch.nn.utils.clip_grad_norm_).
+        """Scale all gradients so that their global norm is at most the bound, by the system's rule.
 
-        The norm is exact but for one rounding to the gradients' common dtype, in which torch computes it.
+        Under torch's (torch.nn.utils.clip_grad_norm_) the norm is exact but for one rounding to the gradients' common
+        dtype, in which torch computes it.
         """
         bound = self.session.scenario.optimizer.clip
         self.total_norm = None
@@ -192,11 +205,23 @@ class Trainer:
                 split = {p.fqn for p in self.session.catalogue.params if p.spec.tp_dim is not None}
                 once = once[self.session.belongs_to(split, shards.layout.shard_element)]
             squares += float(np.square(once).sum())
+        if self.session.rules.clip == "megatron":
+            self.total_norm = float(np.sqrt(squares))
+            self._clip_as_megatron(self.total_norm, bound)
+            return
         dtypes = {s.stages.main_grad for s in self.session.shards} if self.session.with_gradient else set()
         common = DTYPE[dtypes.pop()] if len(dtypes) == 1 else DTYPE["fp32"]
         norm = common.type(np.sqrt(squares))
         self.total_norm = float(norm)
         self._scale_gradients(norm, bound)
+
+    def _clip_as_megatron(self, norm: float, bound: float) -> None:
+        """Multiply in fp32 by `bound / (norm + 1e-6)`, computed in double precision, if that is below 1."""
+        coefficient = bound / (norm + 1e-6)
+        for shards in self.session.shards if coefficient < 1.0 else ():
+            assert shards.main_grad is not None
+            scaled = shards.main_grad.astype(np.float32) * np.float32(coefficient)
+            shards.main_grad = scaled.astype(shards.main_grad.dtype)
 
     def _scale_gradients(self, norm: np.generic, bound: float) -> None:
         """Multiply by `bound / (norm + 1e-6)`, at most 1, every operation rounded to the norm's dtype."""
@@ -218,7 +243,7 @@ class Trainer:
         """
         cohorts: dict[tuple[int, int], list[str]] = {}
         fresh: set[tuple[int, str]] = set()
-        stepping = {p.fqn: stages(self.session.scenario, p.spec).state for p in self.session.with_gradient}
+        stepping = {p.fqn: stages(self.session.scenario, p.spec).stepped for p in self.session.with_gradient}
         for index, group in enumerate(self.session.groups):
             for name in group.names:
                 if name in stepping:
@@ -230,14 +255,18 @@ class Trainer:
                 shards.stepped = np.where(shards.offloaded, shards.host, shards.stepped)
             for (index, steps), names in cohorts.items():
                 hyper = self.session.groups[index].hyper
-                if hyper.kind == "sgd" and hyper.impl == "foreach" and (index, shards.stages.state) in fresh:
+                if hyper.kind == "sgd" and hyper.impl == "foreach" and (index, shards.stages.stepped) in fresh:
                     hyper = replace(hyper, impl="forloop")
-                self.update_cohort(shards, hyper, steps + 1, frozenset(names))
+                self.update_cohort(shards, replace(hyper, impl=self._impl(hyper)), steps + 1, frozenset(names))
             if shards.host is not None and shards.offloaded is not None:
                 shards.host = np.where(shards.offloaded, shards.stepped, shards.host)
         for names in cohorts.values():
             for name in names:
                 self.advance_step(name)
+
+    def _impl(self, hyper: Hyper) -> str:
+        """The kernel of what is not on the host."""
+        return self.session.device_kernel if self.session.rules.host_kernel else hyper.impl
 
     def advance_step(self, name: str) -> None:
         """Count one step of a parameter."""
@@ -251,47 +280,84 @@ class Trainer:
         assert shards.main_grad is not None
         for role in moment_roles(self.session.scenario):
             if role not in shards.moments:
-                shards.moments[role] = np.zeros(shards.stepped.shape, DTYPE[shards.stages.state])
+                shards.moments[role] = np.zeros(shards.stepped.shape, DTYPE[shards.stages.moment(role)])
         arrays = {"stepped": shards.stepped, "grad": shards.main_grad, **shards.moments}
         flat = {k: _take(v, positions) for k, v in arrays.items()}
         param, grad = flat.pop("stepped"), flat.pop("grad")
         state = {} if step == 1 and hyper.kind == "sgd" else flat
-        update(hyper, param, grad, state, step)
+        if shards.on_host is None:
+            update(hyper, param, grad, state, step)
+        else:
+            on_host = _take(np.repeat(shards.on_host[None], len(shards.stepped), 0), positions)
+            self._update_with_both(hyper, on_host, (param, grad, state), step)
         shards.stepped = _put(shards.stepped, positions, param)
         for role, values in state.items():
-            kept = self.cast_to_stage("state", values, shards.stages.state)
+            kept = self.cast_to_stage("state", values, shards.stages.moment(role))
             shards.moments[role] = _put(shards.moments[role], positions, kept)
 
+    def _update_with_both(
+        self, hyper: Hyper, on_host: Array, tensors: tuple[Array, Array, dict[str, Array]], step: int
+    ) -> None:
+        """One step in place by the device's kernel, and by the host's where `on_host`, (n,), says so."""
+        param, grad, state = tensors
+        host_param, host_state = param.copy(), {role: values.copy() for role, values in state.items()}
+        update(hyper, param, grad, state, step)
+        update(replace(hyper, impl=self.session.host_kernel), host_param, grad, host_state, step)
+        np.copyto(param, host_param, where=on_host)
+        for role, values in state.items():
+            np.copyto(values, host_state[role], where=on_host)
+
     def publish(self) -> None:
-        """Under `zero1`: round the stepped shards to storage dtype and all-gather them into the parameters."""
+        """In flat buffers: round the stepped shards to storage dtype and all-gather them into the parameters."""
         trainable = self.session.trainable
         for shards in self.session.shards:
             if shards.model is None:
                 continue
-            full = shards.gathered(shards.stepped.astype(DTYPE[shards.stages.storage], copy=False))
+            full = shards.gathered(self.rounded_to_storage(shards))
             if not all(slot.param.fqn in trainable for slot in shards.layout.slots()):
                 full = np.where(self.session.belongs_to(trainable, shards.layout.element), full, shards.model)
             shards.model = full
 
+    def rounded_to_storage(self, shards: Shards) -> Array:
+        """What was stepped, (R, S, m), in storage dtype."""
+        if not rounds_half_away(self.session.scenario, shards.stages):
+            return shards.stepped.astype(DTYPE[shards.stages.storage], copy=False)
+        bits = shards.stepped.view(np.uint32)
+        return ((bits + np.uint32(0x8000)) >> np.uint32(16)).astype(np.uint16).view(DTYPE["bf16"])
+
     def advance_schedule(self) -> None:
-        """Halve every group's learning rate, if there is a schedule."""
+        """Move every group's learning rate one step on, if there is a schedule."""
         if self.session.schedule_epoch is None:
             return
         self.session.schedule_epoch += 1
         for group in self.session.groups:
-            group.hyper = replace(group.hyper, lr=group.hyper.lr * 0.5)
+            rate = group.hyper.lr * 0.5
+            if self.session.scenario.optimizer.schedule == "linear":
+                rate = group.peak_lr * linear_share(self.session.schedule_epoch)
+            group.hyper = replace(group.hyper, lr=rate)
 
     def update_scale(self, skipped: bool) -> None:
-        """Halve the loss scale after an overflow, double it after enough steps without one."""
+        """Shrink the loss scale after an overflow, double it after enough steps without one."""
         scaler = self.session.scaler
         if scaler is None:
             return
         scaler.growth_tracker = 0 if skipped else scaler.growth_tracker + 1
         if skipped:
-            scaler.scale *= 0.5
+            self._shrink(scaler)
         elif scaler.growth_tracker == GROWTH_INTERVAL:
             scaler.scale *= 2.0
             scaler.growth_tracker = 0
+            if scaler.hysteresis_tracker is not None:
+                scaler.hysteresis_tracker = HYSTERESIS
+
+    def _shrink(self, scaler: Scaler) -> None:
+        """Halve the scale, under Megatron's rules not before its hysteresis is used up and never below 1."""
+        if scaler.hysteresis_tracker is None:
+            scaler.scale *= 0.5
+            return
+        scaler.hysteresis_tracker -= 1
+        if scaler.hysteresis_tracker <= 0:
+            scaler.scale = max(scaler.scale * 0.5, 1.0)
 
 
 def _take(values: Array, positions: Array | None) -> Array:

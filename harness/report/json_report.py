@@ -35,6 +35,8 @@ def _run(report: Report) -> dict[str, Any]:
         "missing": [scenario.id for scenario in report.missing],
         "exclusions": dict(run.exclusions),
         "emulated": list(report.emulated),
+        "not_exercised": list(report.not_exercised),
+        "outside_support": dict(report.outside_support),
         "started_at": run.started_at,
         "ended_at": run.ended_at,
     }

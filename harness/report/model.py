@@ -103,6 +103,17 @@ class Report:
         """Everything that was not the real thing in some result."""
         return tuple(sorted({item for result in self.results for item in result.emulated}))
 
+    @property
+    def not_exercised(self) -> tuple[str, ...]:
+        """Everything that some scenario asks for and that the world here cannot put to the test."""
+        return tuple(sorted({item for result in self.results for item in result.not_exercised}))
+
+    @property
+    def outside_support(self) -> tuple[tuple[str, str], ...]:
+        """(system and release, with what upstream never supported it), of the releases that ran so."""
+        found = {(f"{r.system} {r.version}", "; ".join(r.outside_support)) for r in self.results if r.outside_support}
+        return tuple(sorted(found))
+
     def change(self, result: Result) -> Change:
         """New, recurring or fixed. A failure with another signature than last time is new."""
         past = self.before.get(result.id)

@@ -65,6 +65,10 @@ def render_result(result: Result, colour: bool = False) -> str:
         lines.append(f"  failed at operation {result.failed_op.index} ({result.failed_op.name})")
     if result.emulated:
         lines.append(f"  emulated: {', '.join(result.emulated)}")
+    if result.not_exercised:
+        lines.append(f"  not exercised: {'; '.join(result.not_exercised)}")
+    if result.outside_support:
+        lines.append(f"  never supported by upstream: {'; '.join(result.outside_support)}")
     for explanation in result.explanations:
         bugs = f"; compare {', '.join(explanation.bug_ids)}" if explanation.bug_ids else ""
         lines.append(f"  {explanation.mechanism} ({explanation.confidence}{bugs}): {explanation.text}")
@@ -102,6 +106,9 @@ def _heading(report: Report) -> str:
     lines = [f"run {report.run.id}   seed {report.run.seed}" + (f"   {versions}" if versions else "")]
     if report.emulated:
         lines.append(f"emulated: {', '.join(report.emulated)}")
+    if report.not_exercised:
+        lines.append(f"not exercised: {'; '.join(report.not_exercised)}")
+    lines += [f"{release}, never supported by upstream: {pairs}" for release, pairs in report.outside_support]
     return "\n".join(lines)
 
 

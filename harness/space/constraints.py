@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from harness.errors import HarnessError
 from harness.models import ParamSpec, model_spec
-from harness.oracle.contracts import stages
+from harness.oracle.contracts import PRECISION_AWARE, stages, stepped_dtype
+from harness.oracle.host_elements import mixes_kernels
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.program import operations
 from harness.scenario import AXES, Mesh, Scenario, load_mesh
@@ -98,10 +99,13 @@ def _repeats_dtype(s: Scenario) -> bool:
     )
 
 
+_SPECS = (ParamSpec("bulk", (1,)), ParamSpec("island", (1,), island=True))
+"""A parameter of each kind that a dtype policy tells apart."""
+
+
 def _stepped_dtypes(s: Scenario) -> set[str]:
     """The dtypes of the tensors the optimizer steps on."""
-    specs = (ParamSpec("bulk", (1,)), ParamSpec("island", (1,), island=True))
-    return {stage.master or stage.storage for stage in (stages(s, spec) for spec in specs)}
+    return {stepped_dtype(s, spec) for spec in _SPECS}
 
 
 def _kernel_constraints() -> Iterator[Constraint]:
@@ -204,6 +208,58 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "offload-fraction",
         "per-parameter sharding offloads everything or nothing: fractions belong to zero1",
         lambda s: 0 < s.offload.fraction < 1 and s.sharding != "zero1",
+    ),
+    Constraint(
+        "replicate-instances",
+        "without sharding there is nothing that dp_replicate and dp_shard divide between them: one of them is 1",
+        lambda s: s.sharding == "replicate" and s.mesh.dp_shard > 1 and s.mesh.dp_replicate > 1,
+        repeats=True,
+    ),
+    Constraint(
+        "experts-nothing",
+        "expert parallelism has nothing to share out: no parameter of the model is an expert's",
+        lambda s: s.expert_parallel > 1 and not any(p.spec.ep_dim is not None for p in model_spec(s.model).params),
+        repeats=True,
+    ),
+    Constraint(
+        "experts-load-mesh",
+        "expert parallelism must divide the data-parallel ranks of the load mesh too",
+        lambda s: (
+            s.expert_parallel > 1
+            and _moves(s)
+            and (target := load_mesh(s)) is not None
+            and target.dp % s.expert_parallel != 0
+        ),
+    ),
+    Constraint(
+        "precision-aware-dtypes",
+        "only a precision-aware optimizer has dtypes of its own for the gradient it reads and for its moments",
+        lambda s: bool(s.dtype.grad or s.dtype.exp_avg or s.dtype.exp_avg_sq) and PRECISION_AWARE not in s.options,
+    ),
+    Constraint(
+        "precision-aware-gradient",
+        "a precision-aware optimizer reads the gradient in the dtype it was reduced in",
+        lambda s: s.dtype.grad is not None and any(s.dtype.grad != stages(s, spec).reduce for spec in _SPECS),
+    ),
+    Constraint(
+        "precision-aware-moments",
+        "moments are stored in fp32 or bf16: FusedAdam scales fp16 ones by the largest value of the local shard",
+        lambda s: "fp16" in (s.dtype.exp_avg, s.dtype.exp_avg_sq),
+    ),
+    Constraint(
+        "precision-aware-offload",
+        "the hybrid optimizer of CPU offload takes no dtypes for its moments",
+        lambda s: s.offload.fraction > 0 and bool(s.dtype.exp_avg or s.dtype.exp_avg_sq),
+    ),
+    Constraint(
+        "offload-groups",
+        "which elements CPU offload leaves to which kernel depends on the order of param groups, which releases change",
+        lambda s: mixes_kernels(s) and s.optimizer.groups == "model" and len(model_spec(s.model).groups) > 1,
+    ),
+    Constraint(
+        "offload-experts",
+        "experts that ranks share out have an optimizer of their own: offload leaves one kernel to all of it or none",
+        lambda s: mixes_kernels(s) and s.expert_parallel > 1,
     ),
     Constraint(
         "fp16-eps",

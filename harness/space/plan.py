@@ -85,7 +85,7 @@ class Plan:
 
     def counts(self, axis: str) -> dict[str, int]:
         """Value → number of planned scenarios that have it."""
-        return dict(Counter(str(getattr(scenario, axis)) for scenario in self.scenarios))
+        return dict(Counter(scenario.axis_text(axis) for scenario in self.scenarios))
 
     @property
     def varied_axes(self) -> list[str]:

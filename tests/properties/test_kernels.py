@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import BF16, FP16, FP32, Array, torch_sqrt
-from harness.scenario import FLOAT_DTYPES, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS
+from harness.scenario import FLOAT_DTYPES, OPTIMIZER_KINDS
 
 DTYPES = {"fp32": FP32, "bf16": BF16, "fp16": FP16}
 TORCH_DTYPES = {FP32: torch.float32, BF16: torch.bfloat16, FP16: torch.float16}
-COMBINATIONS = list(itertools.product(OPTIMIZER_KINDS, OPTIMIZER_IMPLEMENTATIONS, FLOAT_DTYPES))
+TORCH_IMPLEMENTATIONS = ("forloop", "foreach", "fused")
+COMBINATIONS = list(itertools.product(OPTIMIZER_KINDS, TORCH_IMPLEMENTATIONS, FLOAT_DTYPES))
 CLEAN = [c for c in COMBINATIONS if c not in POSITION_DEPENDENT]
 TORCH_KEYS = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum": "momentum_buffer"}
 

@@ -13,7 +13,7 @@ import numpy as np
 from harness import probe
 from harness.diagnosis.explanation import Context, Finding, Floats, Pair, Rule, tensor
 from harness.diff import Difference, as_numbers, numpy_dtype
-from harness.oracle.contracts import stages
+from harness.oracle.contracts import gradient_grid, gradient_ranks
 from harness.scenario import Mesh
 
 LINEAR_ROLES = ("grad", "exp_avg", "momentum", "norm")
@@ -102,16 +102,16 @@ def _assembled(
 def _contributions(fqn: str, iteration: int, dp: int, context: Context) -> Floats:
     """Every microbatch's and data-parallel rank's gradient, shape (microbatches, dp, numel)."""
     scenario, param = context.scenario, context.model.param(fqn)
-    stage = stages(scenario, param.spec)
-    grid = probe.choose_grid(
-        (stage.accumulate, stage.reduce, stage.main_grad), stage.compute, dp, scenario.microbatches
-    )
+    grid, ranks = gradient_grid(scenario, param.spec, dp), gradient_ranks(scenario, param.spec, dp)
     keys = [probe.element_keys(use, param.spec.shape, scenario.seed) for use in context.model.uses(fqn)]
     units = [
-        sum((probe.rank_units(k, iteration, m, dp, grid) for k in keys), np.zeros((dp, param.spec.numel), np.int64))
+        sum(
+            (probe.rank_units(k, iteration, m, ranks, grid) for k in keys),
+            np.zeros((ranks, param.spec.numel), np.int64),
+        )
         for m in range(scenario.microbatches)
     ]
-    return np.stack(units).astype(np.float64) * np.float64(grid.unit)
+    return np.repeat(np.stack(units), dp // ranks, axis=1).astype(np.float64) * np.float64(grid.unit)
 
 
 def _partial_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:

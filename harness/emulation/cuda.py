@@ -1,0 +1,166 @@
+"""An emulated CUDA device for code that only runs on one: two memories, one device, `torch.cuda` answering.
+
+`with emulated():` makes this thread, and threads started inside it, see cuda:0. The values are computed by the CPU
+kernels in IEEE arithmetic. Code under test is not patched; symbols of torch are, and come back on exit.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from harness.emulation import functions, memory, symbols
+from harness.emulation import touched as record
+from harness.emulation.memory import Side
+
+_MISSING: Any = object()
+
+
+class _Process:
+    """What is replaced in this process, and how many `emulated()` are open in all threads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.depth = 0
+        self.originals: list[tuple[Any, str, Any]] = []
+
+    def enter(self) -> None:
+        with self.lock:
+            self.depth += 1
+            if self.depth > 1:
+                return
+            for owner, name, stand_in in _replacements():
+                self.originals.append((owner, name, owner.__dict__.get(name, _MISSING)))
+                setattr(owner, name, stand_in)
+
+    def leave(self) -> None:
+        with self.lock:
+            self.depth -= 1
+            while self.depth == 0 and self.originals:
+                owner, name, original = self.originals.pop()
+                if original is _MISSING:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, original)
+
+
+class _Thread(threading.local):
+    depth = 0
+
+
+_process = _Process()
+_thread = _Thread()
+_start = threading.Thread.start
+_engine_run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+
+def _start_emulated(self: threading.Thread) -> None:
+    """`Thread.start` for threads of code under test: they see the device as well."""
+    run = self.run
+
+    def run_emulated() -> None:
+        with emulated():
+            run()
+
+    self.run = run_emulated  # type: ignore[method-assign]
+    _start(self)
+
+
+def _run_backward(*args: Any, **kwargs: Any) -> Any:
+    """The backward pass runs Python of others (hooks, autograd functions) inside one intercepted function."""
+    if _thread.depth == 0 or functions.in_force():
+        return _engine_run_backward(*args, **kwargs)
+    with functions.TwoMemories():
+        return _engine_run_backward(*args, **kwargs)
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    return [
+        *symbols.replacements(),
+        (threading.Thread, "start", _start_emulated),
+        (torch.autograd, "_engine_run_backward", _run_backward),
+    ]
+
+
+@contextmanager
+def emulated() -> Iterator[None]:
+    """Emulate the device for this thread until the end of the block. Reentrant.
+
+    Threads started inside see it too; threads that ran before share `torch.cuda`'s answers, but their operations
+    leave no side on what they make. A forked child of a block is inside it.
+    """
+    _process.enter()
+    try:
+        if _thread.depth:
+            yield
+            return
+        _thread.depth += 1
+        try:
+            with functions.TwoMemories():
+                yield
+        finally:
+            _thread.depth -= 1
+    finally:
+        _process.leave()
+
+
+def active() -> bool:
+    """Whether this thread sees the device."""
+    return _thread.depth > 0
+
+
+def is_device(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lives on the device; answers outside the emulation as well."""
+    return memory.resolve(tensor) is Side.DEVICE
+
+
+def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the device: itself where it is there, else a copy (detached from no graph)."""
+    return _on(tensor, Side.DEVICE)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on the host: itself where it is there, else a copy (detached from no graph)."""
+    return _on(tensor, Side.HOST)
+
+
+def _on(tensor: torch.Tensor, side: Side) -> torch.Tensor:
+    with torch._C.DisableTorchFunction():
+        return functions.cross(tensor, tensor, side)
+
+
+def touched() -> tuple[str, ...]:
+    """The emulated symbols used in this process since the last reset, sorted."""
+    return tuple(sorted(record.symbols))
+
+
+def reset_touched() -> None:
+    """Forget what was used so far."""
+    record.symbols.clear()
+
+
+def _tag_location(storage: Any) -> str | None:
+    return "cuda:0" if _process.depth and memory.storage_side(storage) is Side.DEVICE else None
+
+
+def _restore_location(storage: Any, location: str) -> Any:
+    if not _process.depth or not location.startswith("cuda"):
+        return None
+    functions.device_side(location)
+    record.touch("torch.load(cuda)")
+    memory.put_storage(storage, Side.DEVICE)
+    return storage
+
+
+def _after_fork() -> None:
+    _process.lock = threading.Lock()
+
+
+# Files say where a tensor was, and `torch.load` puts it back there: asked before torch's own rule for the CPU (10).
+torch.serialization.register_package(5, _tag_location, _restore_location)
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,86 @@
+"""Two memories on one machine: each storage carries the side it lives on, host or device.
+
+All views of a storage share its tag, so a tensor cannot be on both sides, and only a copy crosses. A storage without
+a tag was made where the emulation does not look (inside autograd's C++, in another thread, before it began): its side
+is unknown, and `resolve` says how it is read.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+_TAG = "shardproof_side"
+_PINNED = "shardproof_pinned"
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Side(enum.Enum):
+    """A memory."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among arguments or results, lists and tuples of them opened."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The storage that holds the values: of the local shard, for a DTensor; None for a tensor that has none."""
+    if type(tensor) not in _PLAIN:
+        tensor = getattr(tensor, "_local_tensor", tensor)
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def tag_of(tensor: torch.Tensor) -> Side | None:
+    """The side of a tensor, or None where it is unknown."""
+    return getattr(storage_of(tensor), _TAG, None)
+
+
+def put(tensor: torch.Tensor, side: Side) -> None:
+    """Say where a new storage lives. One that has a side keeps it, as memory does not move; meta has none."""
+    storage = storage_of(tensor)
+    if storage is not None and getattr(storage, _TAG, None) is None and storage.device.type == "cpu":
+        setattr(storage, _TAG, side)
+
+
+def resolve(tensor: torch.Tensor) -> Side:
+    """The side that a tensor answers with: its tag; without one, device inside a backward pass and host elsewhere."""
+    return tag_of(tensor) or unknown_side()
+
+
+def unknown_side() -> Side:
+    """Gradients are born untagged inside autograd's C++ and are where their parameters are."""
+    return Side.DEVICE if torch._C._current_graph_task_id() >= 0 else Side.HOST
+
+
+def put_storage(storage: torch.UntypedStorage, side: Side) -> None:
+    """As `put`, for a storage that no tensor has yet."""
+    setattr(storage, _TAG, side)
+
+
+def storage_side(storage: Any) -> Side | None:
+    """The side of a storage, or None where it is unknown."""
+    return getattr(storage, _TAG, None)
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether a host tensor's memory is page-locked (a label here: there is no other effect)."""
+    return getattr(storage_of(tensor), _PINNED, False)
+
+
+def pin(tensor: torch.Tensor) -> None:
+    """Label a tensor's memory as page-locked."""
+    setattr(storage_of(tensor), _PINNED, True)

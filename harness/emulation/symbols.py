@@ -1,0 +1,220 @@
+"""The symbols of `torch.cuda` and around it that are replaced while the device is emulated.
+
+There is one device, cuda:0, always initialised. Streams and events do nothing: every operation has ended when it
+returns, so what depends on their order is not exercised. Memory figures are 0.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed
+
+from harness.emulation.functions import device_side
+from harness.emulation.generator import GENERATOR
+from harness.emulation.touched import touch
+
+_barrier = torch.distributed.barrier
+
+
+class Event:
+    """An event that has already happened."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        touch("torch.cuda.Event")
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing to record: operations end when they return."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Event) -> float:
+        return 0.0
+
+
+class Stream:
+    """A queue that is always empty."""
+
+    cuda_stream = 0
+    device_index = 0
+    priority = 0
+
+    def __init__(self, device: Any = None, priority: int = 0, **others: Any) -> None:
+        touch("torch.cuda.Stream")
+        device_side(device)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def wait_event(self, event: Event) -> None:
+        """Nothing to wait for."""
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Nothing to wait for."""
+
+    def record_event(self, event: Event | None = None) -> Event:
+        return event or Event()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing to leave."""
+
+
+class StreamContext:
+    """`with torch.cuda.stream(s)`."""
+
+    def __init__(self, stream: Any) -> None:
+        touch("torch.cuda.stream")
+
+    def __enter__(self) -> None:
+        """Nothing to switch."""
+
+    def __exit__(self, *exception: object) -> None:
+        """Nothing to switch back."""
+
+
+_STREAM: list[Stream] = []
+
+
+def _stream(device: Any = None) -> Stream:
+    if not _STREAM:
+        _STREAM.append(Stream())
+    return _STREAM[0]
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def _get_rng_state(device: Any = "cuda") -> torch.Tensor:
+    device_side(device)
+    return GENERATOR.get_state()
+
+
+def _set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+    device_side(device)
+    GENERATOR.set_state(new_state)
+
+
+def _manual_seed(seed: int) -> None:
+    GENERATOR.manual_seed(int(seed))
+
+
+def _set_device(device: Any) -> None:
+    device_side(device)
+
+
+def _lazy_call(callback: Callable[[], Any], **kwargs: Any) -> None:
+    callback()
+
+
+@contextmanager
+def _range(message: str, *args: Any, **kwargs: Any) -> Any:
+    yield
+
+
+def _barrier_without_devices(*args: Any, device_ids: Any = None, **kwargs: Any) -> Any:
+    return _barrier(*args, **kwargs)
+
+
+def _properties(device: Any = None) -> types.SimpleNamespace:
+    device_side(device)
+    return types.SimpleNamespace(
+        name="emulated", major=8, minor=0, multi_processor_count=1, total_memory=1 << 34, warp_size=32
+    )
+
+
+def _recorded(symbol: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        touch(symbol)
+        return function(*args, **kwargs)
+
+    call.__name__ = symbol.rpartition(".")[2]
+    return call
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "is_available": _constant(True),
+    "is_initialized": _constant(True),
+    "is_bf16_supported": _constant(True),
+    "is_current_stream_capturing": _constant(False),
+    "init": _constant(None),
+    "_lazy_init": _constant(None),
+    "_lazy_call": _lazy_call,
+    "_exchange_device": _constant(0),
+    "_maybe_exchange_device": _constant(0),
+    "current_device": _constant(0),
+    "device_count": _constant(1),
+    "set_device": _set_device,
+    "synchronize": _constant(None),
+    "empty_cache": _constant(None),
+    "ipc_collect": _constant(None),
+    "current_stream": _stream,
+    "default_stream": _stream,
+    "set_stream": _constant(None),
+    "get_device_capability": _constant((8, 0)),
+    "get_device_name": _constant("emulated"),
+    "get_device_properties": _properties,
+    "get_rng_state": _get_rng_state,
+    "set_rng_state": _set_rng_state,
+    "get_rng_state_all": lambda: [_get_rng_state()],
+    "set_rng_state_all": lambda states: _set_rng_state(states[0]),
+    "manual_seed": _manual_seed,
+    "manual_seed_all": _manual_seed,
+    "seed": lambda: _manual_seed(torch.seed()),
+    "initial_seed": lambda: GENERATOR.initial_seed(),
+    "memory_allocated": _constant(0),
+    "max_memory_allocated": _constant(0),
+    "memory_reserved": _constant(0),
+    "max_memory_reserved": _constant(0),
+    "reset_peak_memory_stats": _constant(None),
+    "memory_stats": lambda *args, **kwargs: {},
+    "mem_get_info": _constant((1 << 34, 1 << 34)),
+}
+_IN_RANDOM = (
+    "get_rng_state",
+    "set_rng_state",
+    "get_rng_state_all",
+    "set_rng_state_all",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "initial_seed",
+)
+
+
+def replacements() -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, stand-in) of every symbol that is replaced."""
+    cuda: Any = torch.cuda
+    recorded = {name: _recorded(f"torch.cuda.{name}", function) for name, function in _FUNCTIONS.items()}
+    found: list[tuple[Any, str, Any]] = [(cuda, name, function) for name, function in recorded.items()]
+    found += [(cuda.random, name, recorded[name]) for name in _IN_RANDOM]
+    found += [(cuda, "Stream", Stream), (cuda, "Event", Event), (cuda, "stream", StreamContext)]
+    found += [(cuda, "StreamContext", StreamContext), (cuda, "default_generators", (GENERATOR,))]
+    for name, function in (("range_push", _constant(0)), ("range_pop", _constant(0)), ("mark", _constant(None))):
+        found.append((cuda.nvtx, name, _recorded(f"torch.cuda.nvtx.{name}", function)))
+    found.append((cuda.nvtx, "range", _recorded("torch.cuda.nvtx.range", _range)))
+    found.append((torch._C, "_cuda_getDevice", _recorded("torch._C._cuda_getDevice", _constant(0))))
+    barrier = _recorded("torch.distributed.barrier(device_ids)", _barrier_without_devices)
+    found += [(torch.distributed, "barrier", barrier), (torch.distributed.distributed_c10d, "barrier", barrier)]
+    return found

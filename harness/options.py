@@ -1,0 +1,50 @@
+"""Options of the command line that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+plugin = click.option(
+    "--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable."
+)
+json = click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JSON.")
+junit = click.option(
+    "--junit", "junit_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML."
+)
+deadline = click.option(
+    "--deadline-s", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="Seconds a session may take."
+)
+database = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder whose database knows ID.")
+
+
+python = click.option("--python", default=None, metavar="PATH", help="Interpreter of the ranks (another torch).")
+clone = click.option(
+    "--clone", "clones", multiple=True, metavar="NAME=DIR", help="Clone of a library, for NAME@git:REV; repeatable."
+)
+system = click.option("--system", metavar="NAME", help="The library; default: the scenario's.")
+
+
+def selection(command: click.decorators.FC) -> click.decorators.FC:
+    """The options that choose scenarios, shared by `run` and `plan`."""
+    chosen = (
+        click.argument("names", nargs=-1, metavar="[NAME | FILE.toml]..."),
+        click.option(
+            "--system",
+            "systems",
+            multiple=True,
+            metavar="NAME[@VERSION]",
+            help="Only this; VERSION a release, path:DIR or git:REV; repeatable.",
+        ),
+        click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]...", help="Override an axis; repeatable."),
+        click.option("--strength", metavar="all|2|3|...", help="How many axes interact in the covering array."),
+        click.option("--sample", type=click.IntRange(min=1), metavar="N", help="N scenarios, drawn by --seed."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrays and samples."),
+        click.option("--fault", "faults", multiple=True, metavar="ID", help="Plant a fault; repeatable."),
+        click.option("--shard", metavar="I/N", help="The I-th of N parts, by scenario id."),
+        plugin,
+    )
+    for option in reversed(chosen):
+        command = option(command)
+    return command

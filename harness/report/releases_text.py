@@ -1,0 +1,117 @@
+"""Sweeps and bisections on a terminal: release × verdict × signature, and where a failure came or went."""
+
+from __future__ import annotations
+
+import io
+import re
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.bisect import Finding, State, names
+from harness.report.model import first_line
+from harness.result import Result
+from harness.sweep import Sweep
+from harness.verdict import Verdict
+
+_STYLES = {
+    Verdict.PASS: "green",
+    Verdict.UNSUPPORTED: "dim",
+    Verdict.MISMATCH: "red",
+    Verdict.CRASH: "red",
+    Verdict.HANG: "red",
+    Verdict.NONDETERMINISTIC: "magenta",
+    Verdict.UNKNOWN: "yellow",
+}
+
+
+def render_sweep(sweep: Sweep, width: int = 120, colour: bool = False) -> str:
+    """The table of a sweep, with the scenario above it and what was not the real thing below it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head, no_wrap in (("release", True), ("verdict", True), ("signature", False), ("seconds", True)):
+        table.add_column(head, no_wrap=no_wrap, justify="right" if head == "seconds" else "left", overflow="fold")
+    for row in sweep.rows:
+        result = row.result
+        ran = result.version or row.asked
+        table.add_row(
+            _inert(ran), Text(result.verdict.value, _STYLES[result.verdict]), _inert(what(result)),
+            f"{result.duration_s:.1f}",
+        )  # fmt: skip
+    results = [row.result for row in sweep.rows]
+    below = _noted("emulated", {item for result in results for item in result.emulated})
+    below += _noted("not exercised", {item for result in results for item in result.not_exercised})
+    below += [
+        f"{row.result.version}, never supported by upstream: {'; '.join(row.result.outside_support)}"
+        for row in sweep.rows
+        if row.result.outside_support
+    ]
+    if sweep.interrupted:
+        below.append("interrupted: the other releases were not tried")
+    return _drawn(f"{sweep.scenario}\n", table, below, width, colour)
+
+
+def what(result: Result) -> str:
+    """A result in one line: its signature without the words that the other columns have, or why there is none.
+
+    Of what a library said when it could not be installed or imported, the last line.
+    """
+    text = (result.signature or result.reason).removeprefix(f"{result.system} {result.verdict.value}: ")
+    lines = [line for line in text.splitlines() if line.strip()]
+    return first_line(f"{lines[0]} {lines[-1].strip()}" if len(lines) > 1 else text)
+
+
+def tried_line(asked: str, result: Result, state: State) -> str:
+    """One version of a bisection, as it is tried."""
+    return str(_inert(f"{asked}: {state.value} ({result.verdict.value}{': ' if what(result) else ''}{what(result)})"))
+
+
+def render_finding(finding: Finding, subjects: dict[str, str], width: int = 120, colour: bool = False) -> str:
+    """Where a failure came or went.
+
+    Args:
+        subjects: version → date and subject of the commit.
+    """
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for word, version in zip(finding.words, (finding.before, finding.after), strict=True):
+        style = "green" if word in ("last good", "first fixed") else "red"
+        ran = finding.results[version].version
+        shown = version if ran in ("", version) else f"{version} ({ran})"
+        table.add_row(Text(word, style), _inert(shown), _inert(subjects.get(version, "")))
+    below = [f"failure: {finding.signature}"]
+    if finding.note:
+        below.append(f"note: {finding.note}")
+    if finding.skipped:
+        why = "not tried" if finding.interrupted else "say nothing about this failure, so it may be one of them"
+        below.append(f"between them: {names(finding.skipped)}: {why}")
+    others = {v: r for v, r in finding.results.items() if v in finding.skipped}
+    below += [f"  {version}: {result.verdict.value}: {what(result)}" for version, result in others.items()]
+    below.append(f"tried {len(finding.results)} versions{'; interrupted' if finding.interrupted else ''}")
+    return _drawn("", table, below, width, colour)
+
+
+def _noted(word: str, items: set[str]) -> list[str]:
+    return [f"{word}: {', '.join(sorted(items))}"] if items else []
+
+
+def _drawn(above: str, table: Table, below: list[str], width: int, colour: bool) -> str:
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=width, force_terminal=colour, color_system="standard" if colour else None, highlight=False,
+        emoji=False, markup=False,
+    )  # fmt: skip
+    if above:
+        console.print(_inert(above))
+    console.print(table)
+    console.print()
+    for line in below:
+        console.print(_inert(line), soft_wrap=True)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def _inert(text: str) -> Text:
+    """Text as it is: no markup, and no control characters, so that a library's words cannot drive the terminal."""
+    return Text(re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "", text))

@@ -1,0 +1,112 @@
+"""One scenario on several releases of a library, side by side: release × verdict × signature.
+
+A release that cannot be installed or imported is a row that says so; it never ends the sweep and is never a pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from packaging.version import Version
+
+from harness.errors import UsageError
+from harness.laboratory import Laboratory
+from harness.releases import Package
+from harness.report.progress import Progress
+from harness.result import Result
+from harness.scenario import Scenario
+from harness.verdict import ExitStatus, Verdict, exit_status
+
+RANGE = ".."
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a scenario showed on one version. asked: the version as it was asked for."""
+
+    asked: str
+    result: Result
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Rows in the order of the versions asked for. interrupted: by Ctrl-C, with the rows that were reached."""
+
+    scenario: Scenario
+    rows: tuple[Row, ...]
+    interrupted: bool = False
+
+    @property
+    def status(self) -> ExitStatus:
+        """1 as soon as one release fails, whatever could not be told about others."""
+        verdicts = [row.result.verdict for row in self.rows]
+        if any(verdict.is_failure for verdict in verdicts):
+            return ExitStatus.FAILURE
+        return exit_status({verdict: verdicts.count(verdict) for verdict in Verdict})
+
+    def to_json(self) -> dict[str, Any]:
+        """The sweep in JSON types: `rows` are results by the command line's contract, with what was asked for."""
+        return {
+            "scenario": self.scenario.axis_values(),
+            "interrupted": self.interrupted,
+            "rows": [{"asked": row.asked, **row.result.to_json()} for row in self.rows],
+        }
+
+
+def versions(package: Package, texts: Sequence[str]) -> tuple[str, ...]:
+    """The versions that `--versions` means: ranges `A..B` of declared releases, releases, `git:REV` and `path:DIR`.
+
+    Without any: every declared release.
+
+    Raises:
+        UsageError: an end that is no version, or a range without a declared release.
+    """
+    if not texts:
+        return tuple(release.version for release in package.releases)
+    found: list[str] = []
+    for text in texts:
+        if text.startswith(("git:", "path:")) or RANGE not in text:
+            found.append(text if ":" in text else package.release(text).version)
+        else:
+            found += _declared(package, text)
+    return tuple(dict.fromkeys(found))
+
+
+def _declared(package: Package, text: str) -> list[str]:
+    first, _, last = text.partition(RANGE)
+    low, high = (Version(package.release(end).version) for end in (first or package.releases[0].version, last))
+    inside = [r.version for r in package.releases if low <= Version(r.version) <= high]
+    if not inside:
+        declared = ", ".join(release.version for release in package.releases)
+        oldest = package.releases[0].version
+        raise UsageError.of(
+            "--versions", text, f"a range with one of: {declared}", f"{oldest}{RANGE}{package.newest.version}"
+        )
+    return inside
+
+
+def sweep(scenario: Scenario, asked: Sequence[str], laboratory: Laboratory) -> Sweep:
+    """Run a scenario on every version, several at a time; Ctrl-C keeps the rows that are there.
+
+    Args:
+        laboratory: entered already.
+    """
+    cells = {replace(scenario, version=version): version for version in asked}
+    rows: dict[str, Row] = {}
+    interrupted = False
+    try:
+        for result in _examined(cells, laboratory):
+            rows[cells[result.scenario]] = Row(cells[result.scenario], result)
+    except KeyboardInterrupt:
+        interrupted = True
+    return Sweep(scenario, tuple(rows[version] for version in asked if version in rows), interrupted)
+
+
+def _examined(cells: dict[Scenario, str], laboratory: Laboratory) -> Iterator[Result]:
+    with Progress({cell.id: 1.0 for cell in cells}, sys.stderr) as progress:
+        for result in laboratory.examine(cells, lambda scenario, blob: None):
+            progress.finished(result)
+            yield result

@@ -1,0 +1,198 @@
+"""Megatron-Core's checkpoint formats: which there are, which release has which, and what each cannot do.
+
+Data only, for the parent and the ranks alike; imports neither torch nor the library. The facts are those of
+megatron/core/optimizer/distrib_optimizer.py, megatron/core/dist_checkpointing and megatron/training/checkpointing.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from harness.program import operations
+from harness.scenario import Scenario, load_mesh
+from harness.systems.torch_fsdp2 import LibraryError, Limit
+
+Release = tuple[int, int, int]
+
+NEWEST: Release = (1 << 30, 0, 0)
+"""Stands for a version that is no release number: a working tree, a commit, or the newest one declared."""
+
+LEGACY = ("dp_zero", "plain")
+"""Formats of one file a model-parallel rank, written by torch.save; all others go through dist_checkpointing."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One checkpoint format.
+
+    doc: one line. sharding: the scenario's `sharding` that it serves. switches: words that may follow its name, each
+    after a `+`. since, before: the releases that have it. any_tp: whether another tensor-parallel size may load it.
+    """
+
+    doc: str
+    sharding: str
+    switches: tuple[str, ...] = ()
+    since: Release = (0, 0, 0)
+    before: Release = (*NEWEST[:2], 1)
+    any_tp: bool = False
+
+
+FORMATS: dict[str, Format] = {
+    "dp_zero": Format("torch.save of the model and of whole buffers gathered on data-parallel rank 0", "zero1"),
+    "dp_zero_gather_scatter": Format("the same buffers as one object of a distributed checkpoint", "zero1", ("async",)),
+    "dp_reshardable": Format(
+        "each bucket a flat tensor; other data-parallel sizes", "zero1", ("async", "fully_parallel")
+    ),
+    "fully_reshardable": Format(
+        "each state as a tensor of its parameter's shape; other sizes of anything",
+        "zero1",
+        ("async", "fully_parallel", "mem_efficient"),
+        since=(0, 15, 0),
+        any_tp=True,
+    ),
+    "fully_sharded_model_space": Format(
+        "each state as flat ranges of its parameter; other sizes of anything",
+        "zero1",
+        ("async", "fully_parallel"),
+        before=(0, 16, 0),
+        any_tp=True,
+    ),
+    "fsdp_dtensor": Format("DTensors of Megatron FSDP", "zero1", any_tp=True),
+    "sharded": Format(
+        "each state as a tensor of its parameter's shape, by the optimizer without a distributed one",
+        "replicate",
+        ("async", "fully_parallel"),
+        any_tp=True,
+    ),
+    "plain": Format("torch.save of the model and of the optimizer's state dict", "replicate"),
+}
+"""Format → what it is. The switches: async (write in a forked process, waited for), fully_parallel (data-parallel ranks
+share the writing and reading), mem_efficient (gather on one rank, over gloo). fully_parallel is not for
+dp_zero_gather_scatter: only rank 0 has its object, and the training script refuses to load it so."""
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """A checkpoint format and the switches that its text asks for."""
+
+    form: str
+    fully_parallel: bool = False
+    asynchronous: bool = False
+    mem_efficient: bool = False
+
+    @property
+    def legacy(self) -> bool:
+        """Whether it is files of torch.save, not a distributed checkpoint."""
+        return self.form in LEGACY
+
+    def sharding_type(self, release: Release) -> str | None:
+        """The name of the form in `metadata['distrib_optim_sharding_type']`; None without a distributed optimizer.
+
+        Before 0.15 dp_reshardable was called fully_sharded_bucket_space.
+        """
+        if FORMATS[self.form].sharding != "zero1":
+            return None
+        if self.form == "dp_reshardable" and release < (0, 15, 0):
+            return "fully_sharded_bucket_space"
+        return self.form
+
+
+def checkpoint_plan(text: str) -> CheckpointPlan | None:
+    """The plan that a scenario's `checkpoint` text names; None where this system does not know it."""
+    form, *switches = text.split("+")
+    if form not in FORMATS or not set(switches) <= set(FORMATS[form].switches) or sorted(set(switches)) != switches:
+        return None
+    return CheckpointPlan(form, "fully_parallel" in switches, "async" in switches, "mem_efficient" in switches)
+
+
+def release_of(version: str) -> Release:
+    """The release that a scenario's `version` names; `NEWEST` for anything that is no release number."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else NEWEST
+
+
+def _format(scenario: Scenario) -> Format | None:
+    plan = checkpoint_plan(scenario.checkpoint)
+    return FORMATS[plan.form] if plan else None
+
+
+def _saves(scenario: Scenario) -> bool:
+    return "save" in operations(scenario.program)
+
+
+def _of_other_sharding(scenario: Scenario) -> bool:
+    found = _format(scenario)
+    return found is not None and found.sharding != scenario.sharding
+
+
+def _before_it_existed(scenario: Scenario) -> bool:
+    found = _format(scenario)
+    return found is not None and release_of(scenario.version) < found.since and _saves(scenario)
+
+
+def _after_it_went(scenario: Scenario) -> bool:
+    found = _format(scenario)
+    return found is not None and release_of(scenario.version) >= found.before and _saves(scenario)
+
+
+def _fsdp(scenario: Scenario) -> bool:
+    return scenario.checkpoint == "fsdp_dtensor" and _saves(scenario)
+
+
+def _changes_tp(scenario: Scenario) -> bool:
+    words = operations(scenario.program)
+    target = load_mesh(scenario)
+    moves = bool({"reshard", "restart"} & set(words)) and any(word.startswith("load") for word in words)
+    return moves and target is not None and target.tp != scenario.mesh.tp
+
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        "checkpoint",
+        lambda s: checkpoint_plan(s.checkpoint) is None,
+        "megatron-core has these checkpoint formats: "
+        + ", ".join("".join([name, *(f"[+{o}]" for o in form.switches)]) for name, form in FORMATS.items()),
+    ),
+    Limit(
+        "checkpoint-sharding",
+        _of_other_sharding,
+        "a checkpoint format serves either the distributed optimizer (sharding=zero1) or the one without "
+        "(sharding=replicate: " + ", ".join(n for n, f in FORMATS.items() if f.sharding == "replicate") + ")",
+    ),
+    Limit(
+        "checkpoint-fsdp",
+        lambda s: _fsdp(s) and release_of(s.version) >= (0, 14, 0),
+        "fsdp_dtensor is for Megatron FSDP, not for DistributedDataParallel",
+        "megatron/core/optimizer/distrib_optimizer.py, sharded_param_state_fsdp_dtensor",
+        LibraryError("AssertionError", "fsdp_dtensor sharding type is only supported with Megatron FSDP", "save"),
+    ),
+    Limit(
+        "checkpoint-fsdp-013",
+        lambda s: _fsdp(s) and release_of(s.version) < (0, 14, 0),
+        "fsdp_dtensor came with 0.14",
+        "megatron/core/optimizer/distrib_optimizer.py, sharded_state_dict",
+        LibraryError("NotImplementedError", "Unknown sharding_type", "save"),
+    ),
+    Limit(
+        "checkpoint-since",
+        _before_it_existed,
+        "fully_reshardable came with 0.15",
+        "megatron/core/optimizer/distrib_optimizer.py, sharded_state_dict",
+        LibraryError("NotImplementedError", "Unknown sharding_type", "save"),
+    ),
+    Limit(
+        "checkpoint-before",
+        _after_it_went,
+        "fully_sharded_model_space needs flattened ranges, which 0.16 took away, though it is still the default there",
+        "megatron/core/dist_checkpointing/mapping.py, ShardedTensor.validate_metadata_integrity",
+        LibraryError("CheckpointingException", "ShardedTensor.flattened_range is not supported", "save"),
+    ),
+    Limit(
+        "checkpoint-tp-legacy",
+        lambda s: (f := _format(s)) is not None and not f.any_tp and _changes_tp(s),
+        "a format that follows the buffers, or has a file a tensor-parallel rank, loads at the same such size only",
+        "megatron/training/checkpointing.py, load_checkpoint: (TP, PP) mismatch after resume",
+    ),
+)  # fmt: skip
+"""What the formats cannot do, in the form of a system's `limits`."""

@@ -1,0 +1,359 @@
+"""Megatron-Core on one rank: build, step, save and load as its training script does, through its own classes.
+
+The process group exists already and spans the mesh. Everything of the library runs on the emulated CUDA device. The
+library is imported once, by `warm_up` in the server or by the first rank, with the packages beside it that the
+variant in SHARDPROOF_VARIANT names: it looks for apex and TransformerEngine at import.
+
+*Verifies* nothing by itself. *Does not exercise* CUDA streams, NCCL, pipeline or context parallelism, fp8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from harness.emulation import cuda
+from harness.models import model_spec
+from harness.observe.record import Record
+from harness.oracle.contracts import at_build
+from harness.probe_module import TORCH_DTYPE, Box, Probe, Slot
+from harness.program import Op, expand
+from harness.scenario import Optimizer, Scenario
+from harness.systems import megatron_core_formats as formats
+from harness.systems.megatron_core import BUCKET_SIZE, SCHEDULE_STEPS, half_dtype
+from harness.systems.megatron_core_observe import observe
+from harness.systems.megatron_core_state import TrainState, local_box, release
+from harness.systems.protocol import RankContext
+
+R = TypeVar("R")
+
+QUIET = r"The \.grad attribute of a Tensor that is not a leaf Tensor is being accessed"
+"""What torch warns about wherever a distributed optimizer reads the gradient of an fp32 shard, which the library makes
+as a view of the parameter without detaching it: once a process, on a GPU as here, and of no consequence."""
+
+VARIANT = "SHARDPROOF_VARIANT"
+TE_VERSION = "2.10.0"  # whose FusedAdam is emulated
+
+
+@cache
+def library() -> None:
+    """Import Megatron-Core on the emulated device, after what its variant finds beside it. Once a process."""
+    from harness.emulation import apex
+
+    variant = os.environ.get(VARIANT, "apex")
+    with cuda.emulated():
+        if variant != "plain":
+            apex.install(te_optimizers=variant == "te")
+        from megatron.core import utils
+
+        if variant == "te":
+            with apex.te_version_known(TE_VERSION):
+                utils.get_te_version()
+        from harness.systems import megatron_core_model  # noqa: F401
+
+
+def emulated(method: Callable[[MegatronRank, Op], R]) -> Callable[[MegatronRank, Op], R]:
+    """Run an operation on the emulated device."""
+
+    @wraps(method)
+    def run(self: MegatronRank, op: Op) -> R:
+        with cuda.emulated():
+            return method(self, op)
+
+    return run
+
+
+class MegatronRank:
+    """The RankSystem of `megatron-core`."""
+
+    def __init__(self, context: RankContext) -> None:
+        library()
+        warnings.filterwarnings("ignore", QUIET, UserWarning)
+        self.context = context
+        self.scenario, self.spec = context.scenario, context.model
+        plan = formats.checkpoint_plan(self.scenario.checkpoint)
+        assert plan is not None, "the parent runs supported scenarios only"
+        self.plan = plan
+        self.probe = Probe(self.scenario, self.spec, context.mesh, context.rank, self._box)
+        self.state: TrainState
+        self.gradients: dict[int, torch.Tensor] = {}
+        self.norm: float | None = None
+        self.hook = register_optimizer_step_pre_hook(self._capture)
+        self._initialise_parallel()
+
+    @emulated
+    def build(self, op: Op) -> None:
+        from harness.systems import megatron_core_model
+
+        ask = at_build(self.scenario, op.init_seed)
+        model = megatron_core_model.build(self.probe, op.init_seed)
+        chunk = self._data_parallel(model)
+        optimizer = self._optimizer(chunk, ask)
+        scheduler = _scheduler(optimizer, ask)
+        self.state = TrainState(
+            self.scenario, self.spec, self.context.mesh, self.context.rank, release(), [chunk], optimizer, scheduler
+        )
+
+    @emulated
+    def step(self, op: Op) -> None:
+        self._train(op, overflow=False)
+        self.state.iteration += 1
+
+    @emulated
+    def overflow(self, op: Op) -> None:
+        self._train(op, overflow=True)
+
+    @emulated
+    def save(self, op: Op) -> None:
+        from harness.systems import megatron_core_checkpoint as checkpoint
+
+        with self._gathered():
+            checkpoint.save(self.state, self.plan, self.context.checkpoint_path(op))
+
+    @emulated
+    def load(self, op: Op) -> None:
+        from harness.systems import megatron_core_checkpoint as checkpoint
+
+        with self._gathered():
+            checkpoint.load(self.state, self.plan, self.context.checkpoint_path(op))
+
+    @emulated
+    def load_model_only(self, op: Op) -> None:
+        from harness.systems import megatron_core_checkpoint as checkpoint
+
+        with self._gathered():
+            checkpoint.load_model_only(self.state, self.plan, self.context.checkpoint_path(op))
+
+    @emulated
+    def reload_params(self, op: Op) -> None:
+        self.state.optimizer.reload_model_params()
+
+    def unfreeze(self, op: Op) -> None:
+        raise NotImplementedError("a limit: parameters cannot join a built optimizer")
+
+    @emulated
+    def observe(self, op: Op) -> Iterable[Record]:
+        return list(observe(self.state, op, self.probe, self.gradients, self.norm))
+
+    # Construction
+
+    def _initialise_parallel(self) -> None:
+        from megatron.core import parallel_state
+
+        mesh = self.context.mesh
+        with cuda.emulated():
+            parallel_state.initialize_model_parallel(
+                tensor_model_parallel_size=mesh.tp,
+                expert_model_parallel_size=self.scenario.expert_parallel,
+                expert_tensor_parallel_size=1 if self.scenario.expert_parallel > 1 else None,
+                num_distributed_optimizer_instances=mesh.dp_replicate,
+            )
+
+    def _data_parallel(self, model: torch.nn.Module) -> Any:
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+
+        options = self.scenario.options
+        config = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=self.scenario.dtype.reduce == "fp32",
+            overlap_grad_reduce="overlap_grad_reduce" in options,
+            overlap_param_gather="overlap_param_gather" in options,
+            use_distributed_optimizer=self.scenario.sharding == "zero1",
+            num_distributed_optimizer_instances=self.context.mesh.dp_replicate,
+            average_in_collective="average_in_collective" in options,
+            bucket_size=None if "one_bucket" in options else BUCKET_SIZE,
+        )
+        return DistributedDataParallel(model.config, config, model)
+
+    def _optimizer(self, chunk: Any, ask: Optimizer) -> Any:
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+
+        known = {field.name for field in dataclasses.fields(OptimizerConfig)}
+        values = _optimizer_config(self.scenario, ask)
+        config = OptimizerConfig(**{name: value for name, value in values.items() if name in known})
+        return get_megatron_optimizer(config, [chunk], **self._groups(chunk, ask))
+
+    def _groups(self, chunk: Any, ask: Optimizer) -> dict[str, Any]:
+        """How this release is told each parameter's group: by overrides (0.16), or by conditions before."""
+        names = {id(parameter): name for name, parameter in _root(chunk).named_parameters()}
+        group_of = {p.fqn: p.spec.group if ask.groups == "model" else 0 for p in self.spec.unique_params}
+        groups = self.spec.groups if ask.groups == "model" else self.spec.groups[:1]
+
+        def group(parameter: torch.Tensor) -> int:
+            return group_of[names[id(parameter)]]
+
+        def decays(index: int) -> float | None:
+            own = groups[index].weight_decay
+            return None if own is None or ask.weight_decay == own else own / (ask.weight_decay or 1.0)
+
+        if release() >= (0, 16, 0):
+            return {"config_overrides": _overrides(groups, group, decays, ask)}
+        scales = {g.lr_scale for g in groups} - {1.0}
+        return {
+            "no_weight_decay_cond": lambda name, parameter: decays(group(parameter)) == 0.0,
+            "scale_lr_cond": lambda name, parameter: groups[group(parameter)].lr_scale != 1.0,
+            "lr_mult": scales.pop() if scales else 1.0,
+        }
+
+    # One step
+
+    def _train(self, op: Op, *, overflow: bool) -> None:
+        """One iteration of the training script: all microbatches, gradient finalisation, update, schedule."""
+        from megatron.core.distributed import finalize_model_grads
+
+        self.probe.start_step()
+        self.gradients, self.norm = {}, None
+        chunk, optimizer, last = self.state.chunks[0], self.state.optimizer, self.scenario.microbatches - 1
+        chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        for microbatch in range(self.scenario.microbatches):
+            self.probe.slot = Slot(op.iteration, microbatch, overflow)
+            with nullcontext() if microbatch == last else chunk.no_sync():
+                loss = chunk(torch.ones(1, device="cuda", requires_grad=True)).sum()
+                optimizer.scale_loss(loss).backward()
+        finalize_model_grads([chunk])
+        successful, norm, _ = optimizer.step()
+        if successful:
+            self.state.scheduler.step(increment=1)
+            if self.scenario.optimizer.clip:
+                self.norm = norm
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """With overlap_param_gather, what the training script does around a checkpoint: gather what the next forward
+        would, and keep the hooks off until it is over."""
+        if "overlap_param_gather" not in self.scenario.options:
+            yield
+            return
+        for chunk in self.state.chunks:
+            chunk.disable_forward_pre_hook()
+        yield
+        for chunk in self.state.chunks:
+            chunk.enable_forward_pre_hook()
+
+    def _capture(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """Copies of the gradients as an optimizer is about to see them, by the identity of the parameter."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = getattr(parameter, "decoupled_grad", None)
+                gradient = parameter.grad if gradient is None else gradient
+                if gradient is not None:
+                    self.gradients[id(parameter)] = gradient.detach().clone()
+
+    def _box(self, fqn: str) -> Box:
+        """What a forward computes with."""
+        spec = self.spec.param(fqn).spec
+        box = local_box(spec, self.context.mesh, self.context.rank, self.scenario.expert_parallel)
+        return box.start, box.size
+
+
+def _optimizer_config(scenario: Scenario, ask: Optimizer) -> dict[str, Any]:
+    """The fields of OptimizerConfig; a release takes those that it knows."""
+    half, policy, options = half_dtype(scenario), scenario.dtype, scenario.options
+    fixed_scale = 1.0 if half == "fp16" and not ask.loss_scale else None
+    fraction = scenario.offload.fraction
+    dtypes = {
+        "main_grads_dtype": policy.grad, "main_params_dtype": policy.master,
+        "exp_avg_dtype": policy.exp_avg, "exp_avg_sq_dtype": policy.exp_avg_sq,
+    }  # fmt: skip
+    return {
+        "optimizer": "sgd" if ask.kind == "sgd" else "adam",
+        "lr": ask.lr, "min_lr": 0.0, "weight_decay": ask.weight_decay,
+        "decoupled_weight_decay": ask.kind == "adamw",
+        "adam_beta1": ask.beta1, "adam_beta2": ask.beta2, "adam_eps": ask.eps, "sgd_momentum": ask.momentum,
+        "bf16": half == "bf16", "fp16": half == "fp16", "params_dtype": TORCH_DTYPE[half or "fp32"],
+        "loss_scale": fixed_scale, "initial_loss_scale": ask.loss_scale or 1.0, "min_loss_scale": 1.0,
+        "loss_scale_window": 2, "hysteresis": 2,
+        "clip_grad": ask.clip,
+        "use_distributed_optimizer": scenario.sharding == "zero1",
+        "overlap_param_gather": "overlap_param_gather" in options,
+        "use_precision_aware_optimizer": "precision_aware" in options,
+        "optimizer_cpu_offload": fraction > 0, "optimizer_offload_fraction": fraction,
+        "use_torch_optimizer_for_cpu_offload": "torch_offload" in options,
+        "overlap_cpu_optimizer_d2h_h2d": "overlap_offload" in options,
+        **{name: TORCH_DTYPE[dtype or "fp32"] for name, dtype in dtypes.items()},
+    }  # fmt: skip
+
+
+def _overrides(groups: Any, group: Callable[[Any], int], decays: Callable[[int], float | None], ask: Optimizer) -> Any:
+    """The overrides of 0.16: a predicate for each group that asks for something of its own."""
+    from megatron.core.optimizer import ParamKey
+    from megatron.core.optimizer.optimizer_config import ParamPredicate
+
+    overrides = {}
+    for index, own in enumerate(groups):
+        values: dict[str, float] = {}
+        if (decay := decays(index)) is not None:
+            values["wd_mult"] = decay
+        if own.lr_scale != 1.0:
+            values["max_lr"] = ask.lr * own.lr_scale
+        if values:
+            predicate = ParamPredicate(f"group{index}", lambda parameter, index=index: group(parameter) == index)
+            overrides[ParamKey(predicate=predicate)] = values
+    return overrides
+
+
+def _scheduler(optimizer: Any, ask: Optimizer) -> Any:
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0, max_lr=ask.lr, min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=SCHEDULE_STEPS,
+        lr_decay_style="linear" if ask.schedule == "linear" else "constant",
+        start_wd=ask.weight_decay, end_wd=ask.weight_decay, wd_incr_steps=SCHEDULE_STEPS, wd_incr_style="constant",
+    )  # fmt: skip
+
+
+def _root(chunk: Any) -> torch.nn.Module:
+    module = chunk
+    while isinstance(inner := getattr(module, "module", None), torch.nn.Module):
+        module = inner
+    assert isinstance(module, torch.nn.Module)
+    return module
+
+
+def warm_up() -> None:
+    """Import the library and run small scenarios in this process, so that ranks forked from it inherit every lazy
+    import. Leaves no process group and none of the library's global state behind."""
+    library()
+    base = Scenario(
+        system="megatron-core", sharding="zero1", checkpoint="dp_zero", program="build step save build load"
+    )
+    impl = "forloop" if os.environ.get(VARIANT) == "plain" else "multi_tensor"
+    base = base.with_axes({"optimizer": f"adamw/impl={impl}", "dtype": "bf16/master=fp32"})
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        try:
+            for sharding in ("zero1", "replicate"):
+                rehearse(replace(base, sharding=sharding, program="build step"), Path(folder))
+        finally:
+            dist.destroy_process_group()
+            cuda.reset_touched()
+
+
+def rehearse(scenario: Scenario, folder: Path) -> None:
+    """Run a scenario's operations on one rank, here, and forget the library's state of it."""
+    from megatron.core import parallel_state
+
+    before = dict(vars(parallel_state))
+    system = MegatronRank(RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, folder))
+    try:
+        for op in expand(scenario):
+            getattr(system, op.kind)(op)
+            list(system.observe(op))
+    finally:
+        system.hook.remove()
+        parallel_state.destroy_model_parallel()
+        vars(parallel_state).update(before)  # some groups are not forgotten there, and a fork cannot destroy them

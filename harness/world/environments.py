@@ -1,0 +1,115 @@
+"""Servers of the libraries under test: one warm server a release and variant, started when first needed.
+
+A few are alive at a time: the one that has been idle longest makes room. A release that could not be installed or
+imported is remembered, so that a walk does not try it once a scenario.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import HarnessError, UsageError
+from harness.releases import package
+from harness.scenario import Scenario
+from harness.systems.protocol import SystemInfo
+from harness.world.interpreter import interpreter
+from harness.world.overlay import Overlay, build
+from harness.world.server import ForkServer
+
+ALIVE = 4
+VARIANT = "SHARDPROOF_VARIANT"
+
+_Key = tuple[str, str, str]  # system, version as given, variant
+
+
+@dataclass
+class _Place:
+    """A server and how many scenarios use it now."""
+
+    server: ForkServer
+    users: int = 0
+
+
+class Environments:
+    """Overlays and their servers. All methods may be called from several threads.
+
+    Args:
+        python: interpreter of the ranks; None for the parent's. plugins: modules that servers import first.
+    """
+
+    def __init__(self, python: str | None, plugins: Sequence[str]) -> None:
+        self._python, self._plugins = python, tuple(plugins)
+        self._building = threading.Lock()
+        self._overlays: dict[tuple[str, str], Overlay | HarnessError | UsageError] = {}
+        self._changed = threading.Condition()
+        self._places: dict[_Key, _Place] = {}  # the one used longest ago first
+        self._closed = False
+
+    def overlay(self, info: SystemInfo, version: str) -> Overlay:
+        """The overlay of a system's package.
+
+        Raises:
+            UsageError, OverlayError: as `harness.world.overlay.build`.
+        """
+        with self._building:
+            key = (info.package, version)
+            if key not in self._overlays:
+                try:
+                    self._overlays[key] = build(package(info.package), version, interpreter(self._python))
+                except (HarnessError, UsageError) as error:
+                    self._overlays[key] = error
+            found = self._overlays[key]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @contextmanager
+    def server(self, info: SystemInfo, scenario: Scenario) -> Iterator[ForkServer]:
+        """The warm server that a scenario's ranks are forked from; it stays alive inside the context."""
+        overlay, variant = self.overlay(info, scenario.version), info.variant(scenario)
+        key = (info.name, scenario.version, variant)
+        place = self._enter(key, info, overlay, variant)
+        try:
+            yield place.server
+        finally:
+            with self._changed:
+                place.users -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """End every server; whoever waits for one gets an error."""
+        with self._changed, ExitStack() as stack:
+            self._closed = True
+            self._changed.notify_all()
+            for place in self._places.values():
+                stack.callback(place.server.close)
+            self._places.clear()
+
+    def _enter(self, key: _Key, info: SystemInfo, overlay: Overlay, variant: str) -> _Place:
+        with self._changed:
+            while key not in self._places and len(self._places) >= ALIVE and not self._closed:
+                idle = next((name for name, place in self._places.items() if not place.users), None)
+                if idle is None:
+                    self._changed.wait()
+                else:
+                    self._places.pop(idle).server.close()
+            if self._closed:
+                raise HarnessError("the laboratory is closed")
+            place = self._places.pop(key, None) or _Place(self._start(info, overlay, variant))
+            place.users += 1
+            self._places[key] = place
+            return place
+
+    def _start(self, info: SystemInfo, overlay: Overlay, variant: str) -> ForkServer:
+        return ForkServer(
+            python=interpreter(self._python).path,
+            path_prefix=[*overlay.paths, Path.cwd()],  # plugins may lie beside the user, but nothing of the library
+            warm_up=[info.warm_up] if info.warm_up else [],
+            plugins=self._plugins,
+            env={**overlay.environment, VARIANT: variant},
+            workers=0,
+        )

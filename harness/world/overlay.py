@@ -1,0 +1,348 @@
+"""Overlays: folders with one release of a library under test, which come first on the path of the ranks.
+
+    <cache>/overlays/<name>-<version>-<digest>/site-packages    releases and what stands beside them, by pip
+    <cache>/overlays/<name>-git-<commit>/site-packages          the library's tree of a commit
+    <cache>/overlays/<name>-path-<digest>/site-packages         a link to a working tree, nothing else of it
+
+A folder appears complete or not at all, under a lock; it carries the digests of its files, so that a damaged one is
+seen and built again. Filled, it needs no network. Before it is used for the first time with an interpreter, the library
+is imported in it, and must come from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from filelock import FileLock, Timeout
+
+from harness.errors import HarnessError, UsageError
+from harness.releases import Package
+from harness.world.interpreter import Interpreter
+from harness.world.server import DETERMINISM
+
+CACHE_VARIABLE = "SHARDPROOF_CACHE"
+LOCK_S = 900.0
+INSTALL_S = 900.0
+IMPORT_S = 120.0
+SITE = "site-packages"  # as where a library is installed: reports name a library's files below it
+_MANIFEST = "overlay.json"
+_SHOWN_LINES, _SHOWN_CHARACTERS = 12, 300
+
+_IMPORT = """
+import importlib, json, sys
+module = importlib.import_module(sys.argv[1])
+print(json.dumps([getattr(module, "__version__", ""), module.__file__ or list(module.__path__)[0]]))
+"""
+
+
+class OverlayError(HarnessError):
+    """A library could not be installed or imported; says which, and the last lines of what it said itself."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """version: the release that really runs, with `+git.…` or `+path.…` where it is none. paths: what comes first on
+    `sys.path`. outside: what upstream never supported it with. live: whether it is somebody's working tree."""
+
+    version: str
+    paths: tuple[Path, ...]
+    outside: tuple[str, ...] = ()
+    live: bool = False
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its processes have in their environment: what lies in the current folder must not come before it."""
+        return {"PYTHONSAFEPATH": "1", **({"PYTHONDONTWRITEBYTECODE": "1"} if self.live else {})}
+
+
+def cache_folder() -> Path:
+    """Where overlays are kept: below SHARDPROOF_CACHE, or below ~/.cache/shardproof."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "shardproof") / "overlays"
+
+
+def clone_variable(name: str) -> str:
+    """The environment variable that names the clone of a package, such as SHARDPROOF_CLONE_MEGATRON_CORE."""
+    return "SHARDPROOF_CLONE_" + name.upper().replace("-", "_")
+
+
+def build(package: Package, version: str, python: Interpreter) -> Overlay:
+    """The overlay of a version of a package for an interpreter, from the cache or new.
+
+    Args:
+        version: as in `harness.releases`: a release, `path:DIR`, `git:REV`, or empty for the newest.
+
+    Raises:
+        UsageError: no version, no such folder, clone or commit. OverlayError: it cannot be installed or imported.
+    """
+    kind, colon, where = version.partition(":")
+    if colon and kind == "path":
+        return _of_tree(package, Path(where).expanduser(), python)
+    if colon and kind == "git":
+        return _of_commit(package, where, python)
+    release = package.release(version)
+    paths = (install((f"{package.name}=={release.version}",), python), *_beside(release.beside, python))
+    found = _imported(package, release.version, paths, python)
+    return Overlay(found, paths, release.outside(python.installed))
+
+
+def is_cached(package: Package, version: str, python: Interpreter) -> bool:
+    """Whether a release is installed already, so that it needs no network."""
+    release = package.release(version)
+    wanted = [(f"{package.name}=={release.version}",), *([release.beside] if release.beside else [])]
+    return all((cache_folder() / _key(requirements, python) / _MANIFEST).is_file() for requirements in wanted)
+
+
+def install(requirements: Sequence[str], python: Interpreter) -> Path:
+    """The folder that holds exactly these requirements, without their dependencies, for an interpreter.
+
+    Raises:
+        OverlayError: pip failed.
+    """
+
+    def fill(site: Path) -> None:
+        options = ["--no-deps", "--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
+        command = [python.path, "-m", "pip", "install", *options, "--target", str(site), *requirements]
+        print(f"installing {', '.join(requirements)}", file=sys.stderr, flush=True)
+        what = f"{', '.join(requirements)} cannot be installed for {python.path} (Python {python.python})"
+        _said(command, INSTALL_S, what, dict(os.environ))
+
+    return _filled(_key(requirements, python), fill)
+
+
+def commit_of(package: Package, revision: str) -> str:
+    """The full commit id of a revision of the package's clone.
+
+    Raises:
+        UsageError: no clone was named, or it has no such commit.
+    """
+    try:
+        return git(package, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").strip()
+    except subprocess.CalledProcessError:
+        clone = os.environ[clone_variable(package.name)]
+        form = f"{package.name}@git:HEAD"
+        raise UsageError.of(f"revision of {package.name}", revision, f"a commit of the clone {clone}", form) from None
+
+
+def git(package: Package, *arguments: str) -> str:
+    """What git says about the package's clone.
+
+    Raises:
+        UsageError: no clone was named, or it is none. CalledProcessError: git refuses.
+    """
+    return _git(package, *arguments).decode(errors="replace")
+
+
+def _of_tree(package: Package, folder: Path, python: Interpreter) -> Overlay:
+    folder = folder.resolve()
+    tree = next((t for root in package.roots if (t := folder / root / package.tree).is_dir()), None)
+    if tree is None:
+        where = f"a folder with {' or '.join(str(PurePosixPath(root) / package.tree) for root in package.roots)}"
+        raise UsageError.of(f"working tree of {package.name}", str(folder), where, f"{package.name}@path:/src/clone")
+
+    def link(site: Path) -> None:
+        target = site / package.tree
+        target.parent.mkdir(parents=True)
+        target.symlink_to(tree, target_is_directory=True)
+
+    key = f"{package.name}-path-{_digest(str(tree))}"
+    paths = (_filled(key, link), *_beside(package.beside, python))
+    state = _digest(*(f"{name} {digest}" for name, digest in _contents(tree).items()))[:7]
+    version = _imported(package, "", paths, python, lasting=False)
+    return Overlay(_local(version, f"path.{state}"), paths, live=True)
+
+
+def _of_commit(package: Package, revision: str, python: Interpreter) -> Overlay:
+    commit = commit_of(package, revision)
+    root = next((root for root in package.roots if _holds(package, commit, _in_repository(root, package.tree))), None)
+    if root is None:
+        trees = [_in_repository(root, package.tree) for root in package.roots]
+        raise OverlayError(f"commit {commit[:12]} of {package.name} has no tree {' or '.join(trees)}")
+
+    def export(site: Path) -> None:
+        tree = _in_repository(root, package.tree)
+        with tempfile.TemporaryDirectory(dir=site.parent) as scratch:
+            archive = _git(package, "archive", "--format=tar", commit, "--", tree)
+            with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+                members.extractall(scratch, filter="data")
+            (site / package.tree).parent.mkdir(parents=True)
+            (Path(scratch) / tree).rename(site / package.tree)
+
+    paths = (_filled(f"{package.name}-git-{commit[:16]}", export), *_beside(package.beside, python))
+    return Overlay(_local(_imported(package, "", paths, python), f"git.{commit[:7]}"), paths)
+
+
+def _in_repository(root: str, tree: str) -> str:
+    return str(PurePosixPath(root) / tree)
+
+
+def _holds(package: Package, commit: str, tree: str) -> bool:
+    try:
+        return git(package, "cat-file", "-t", f"{commit}:{tree}").strip() == "tree"
+    except subprocess.CalledProcessError:
+        return False
+
+
+def _git(package: Package, *arguments: str) -> bytes:
+    clone = os.environ.get(clone_variable(package.name), "")
+    if not clone or not Path(clone).is_dir():
+        allowed = f"the folder of a clone, by --clone {package.name}=DIR or {clone_variable(package.name)}"
+        raise UsageError.of(f"clone of {package.name}", clone, allowed, f"--clone {package.name}=/src/clone")
+    done = subprocess.run(["git", "-C", clone, *arguments], capture_output=True, check=False)
+    if done.returncode and b"not a git repository" in done.stderr:
+        raise UsageError.of(f"clone of {package.name}", clone, "a git repository", f"--clone {package.name}=/src/clone")
+    done.check_returncode()
+    return done.stdout
+
+
+def _beside(requirements: Sequence[str], python: Interpreter) -> tuple[Path, ...]:
+    return (install(requirements, python),) if requirements else ()
+
+
+def _local(version: str, label: str) -> str:
+    """A version with a local label, as PEP 440 writes it."""
+    return f"{version or '0'}{'.' if '+' in version else '+'}{label}"
+
+
+def _key(requirements: Sequence[str], python: Interpreter) -> str:
+    """Content address of a requirement list for an interpreter; readable in front."""
+    first = requirements[0].replace("==", "-") + ("-and-more" if len(requirements) > 1 else "")
+    return f"{first}-{_digest(*sorted(requirements), python.tag, python.platform)}"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _filled(key: str, fill: Callable[[Path], None]) -> Path:
+    """The folder of that key, filled by `fill` if it is not there or damaged; complete or not there at all."""
+    folder = cache_folder() / key
+    if not _damage(folder):
+        return folder / SITE
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.parent / f"{key}.lock", timeout=LOCK_S):
+            if damage := _damage(folder):
+                _fill(folder, fill, damage)
+    except Timeout:
+        raise OverlayError(f"{folder}: another process has been filling it for {LOCK_S:.0f} s") from None
+    except OSError as error:
+        raise OverlayError(f"the cache {folder.parent} cannot be written: {error}; set {CACHE_VARIABLE}") from error
+    return folder / SITE
+
+
+def _fill(folder: Path, fill: Callable[[Path], None], damage: str) -> None:
+    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed: we hold the lock
+        shutil.rmtree(leftover, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        (scratch / SITE).mkdir()
+        try:
+            fill(scratch / SITE)
+        except OverlayError as error:
+            if folder.exists():
+                raise OverlayError(f"{folder} is damaged ({damage}) and cannot be filled again: {error}") from None
+            raise
+        (scratch / _MANIFEST).write_text(json.dumps(_contents(scratch / SITE), indent=0))
+        if folder.exists():
+            folder.rename(scratch / "damaged")
+        scratch.chmod(0o755)
+        scratch.rename(folder)
+        shutil.rmtree(folder / "damaged", ignore_errors=True)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _damage(folder: Path) -> str:
+    """What is wrong with a cached folder; empty if nothing is."""
+    try:
+        expected = json.loads((folder / _MANIFEST).read_text())
+    except OSError:
+        return "not there"
+    except ValueError:
+        return f"{_MANIFEST} is not readable"
+    try:
+        found = _contents(folder / SITE)
+    except OSError as error:
+        return str(error)
+    wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+    return f"{wrong[0]} is not as installed" if wrong else ""
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    """Relative path → digest of every file but compiled bytecode; of a link, of where it leads."""
+    found = {}
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for path in (Path(parent) / name for name in [*names, *folders]):
+            if path.is_symlink():
+                found[str(path.relative_to(folder))] = f"-> {os.readlink(path)}"
+            elif path.is_file():
+                found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return dict(sorted(found.items()))
+
+
+def _imported(
+    package: Package, expected: str, paths: Sequence[Path], python: Interpreter, *, lasting: bool = True
+) -> str:
+    """The version that the library gives itself when it is imported from `paths`; empty if it has none.
+
+    Args:
+        expected: the release it must be. lasting: whether that it was imported is noted, and not tried again.
+
+    Raises:
+        OverlayError: it cannot be imported, is another release, or comes from elsewhere.
+    """
+    note = paths[0].parent / f"imported-{_digest(python.path, str(python.release('torch')), *map(str, paths))}"
+    if lasting:
+        with suppress(OSError):
+            return note.read_text()
+    what = f"{package.name} {expected} cannot be imported".replace("  ", " ") + f" by {python.path}"
+    environment = {
+        **os.environ, **DETERMINISM, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "" if lasting else "1",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+    }  # fmt: skip
+    answer = _said([python.path, "-c", _IMPORT, package.imports], IMPORT_S, what, environment)
+    version, file = json.loads(answer.splitlines()[-1])
+    if not Path(file).is_relative_to(paths[0]):
+        raise OverlayError(f"{what}: {package.imports} comes from {file}, not from {paths[0]}")
+    if expected and version and version != expected:
+        raise OverlayError(f"{what}: it says that it is {version}")
+    if lasting:
+        with suppress(OSError):  # a cache that cannot be written is tried every time
+            note.write_text(version or expected)
+    return str(version or expected)
+
+
+def _said(command: Sequence[str], limit_s: float, what: str, environment: dict[str, str]) -> str:
+    """Standard output of a command.
+
+    Raises:
+        OverlayError: it failed, with the last lines of what it said.
+    """
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=limit_s, check=False, env=environment,
+            stdin=subprocess.DEVNULL, errors="replace",
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise OverlayError(f"{what}: no end after {limit_s:.0f} s") from None
+    except OSError as error:
+        raise OverlayError(f"{what}: {error}") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).splitlines()
+        lines = [line for line in said if line.strip() and 'File "<frozen ' not in line]
+        shown = (line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…" for line in lines)
+        raise OverlayError("\n".join([f"{what}:", *list(shown)[-_SHOWN_LINES:]]))
+    return done.stdout

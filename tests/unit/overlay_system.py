@@ -1,0 +1,101 @@
+"""A system whose library is the fake package `fakelib`, which tests put into overlays: what the library says decides
+whether its rank observes what the twin says, something else, or an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from harness.observe.record import Record, whole
+from harness.program import Op
+from harness.releases import declare, parse
+from harness.scenario import Scenario
+from harness.systems.protocol import RankContext, SystemInfo
+from harness.systems.registry import register
+
+PACKAGE = """
+schema = 1
+[fake-lib]
+imports = "fakelib.core"
+tree = "fakelib/core"
+roots = [".", "src"]
+[[fake-lib.release]]
+version = "1.0"
+supports = ["torch>=2.0", "numpy<2.0.0"]
+[[fake-lib.release]]
+version = "1.1"
+torch = "2.5"
+[[fake-lib.release]]
+version = "1.2"
+[[fake-lib.release]]
+version = "2.0"
+"""
+
+warmed: list[str] = []
+
+
+def warm_up() -> None:
+    import fakelib.core
+
+    warmed.append(f"{fakelib.core.__version__} {os.environ['SHARDPROOF_VARIANT']}")
+
+
+def _unsupported(scenario: Scenario) -> str | None:
+    return "the fake library has one rank" if scenario.mesh.world > 1 else None
+
+
+declare(parse(PACKAGE, "tests"))
+INFO = register(
+    SystemInfo(
+        "fake", "right if its library is", "fork", "tests.unit.overlay_system:FakeRank", _unsupported,
+        emulated=("everything",), warm_up="tests.unit.overlay_system:warm_up", package="fake-lib",
+        variant=lambda scenario: "odd" if scenario.seed % 2 else "even",
+        not_exercised=lambda scenario: ("overlap",) if scenario.seed == 2 else (),
+    )
+)  # fmt: skip
+FAKE = Scenario(system="fake", program="train", model="short")
+
+
+def write_library(folder: Path, version: str, behaviour: str = "right") -> Path:
+    """A source tree of the fake library. behaviour: `right`, `wrong`, `raises` or `broken` (cannot be imported)."""
+    core = folder / "fakelib" / "core"
+    core.mkdir(parents=True)
+    lines = [f"__version__ = {version!r}", f"BEHAVIOUR = {behaviour!r}", "def check():"]
+    lines += ["    if BEHAVIOUR.startswith('raises'):", "        raise ArithmeticError(BEHAVIOUR)"]
+    if behaviour == "broken":
+        lines.append("import no_such_dependency")
+    (core / "__init__.py").write_text("\n".join([*lines, ""]))
+    return folder
+
+
+def where(payload: bytes) -> bytes:
+    import fakelib.core
+
+    return f"{fakelib.core.__file__} {warmed} {sys.path[0]}".encode()
+
+
+class FakeRank:
+    def __init__(self, context: RankContext) -> None:
+        from harness.judge import twin_axes
+        from harness.oracle import twin
+
+        self._truth = twin.run(twin_axes(context.scenario))
+
+    def build(self, op: Op) -> None:
+        assert len(warmed) == 1
+
+    def step(self, op: Op) -> None:
+        import fakelib.core
+
+        fakelib.core.check()
+
+    def observe(self, op: Op) -> Iterable[Record]:
+        import fakelib.core
+
+        for key, value in self._truth.items():
+            if key.op == op.index:
+                wrong = fakelib.core.BEHAVIOUR == "wrong" and key.role == "param"
+                data = bytes(len(value.data)) if wrong else value.data
+                yield whole(op.index, 0, key.role, key.fqn, value.dtype, value.shape, data)

@@ -1,0 +1,419 @@
+"""Overlays: what is built, what is found again, what is refused, and that the ranks run what was asked for.
+
+Wheels of a fake library stand for releases; a folder of them is pip's only index.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.laboratory import Laboratory
+from harness.releases import Package, package, parse
+from harness.verdict import Verdict
+from harness.world import environments, overlay
+from harness.world.interpreter import interpreter
+from harness.world.overlay import OverlayError, build, clone_variable, is_cached
+from tests.unit.overlay_system import FAKE, INFO, write_library
+
+PLUGINS = ("tests.unit.overlay_system",)
+BEHAVIOURS = {"1.0": "right", "1.1": "wrong", "1.2": "broken", "2.0": "raises"}
+
+
+def write_wheel(folder: Path, version: str, behaviour: str, scratch: Path) -> None:
+    """A wheel of the fake library, as pip installs it."""
+    tree = write_library(scratch / version, version, behaviour)
+    info = f"fake_lib-{version}.dist-info"
+    files = {str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*.py")}
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: fake-lib\nVersion: {version}\n".encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: us\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    rows = [f"{n},sha256={_encoded(data)},{len(data)}" for n, data in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    with zipfile.ZipFile(folder / f"fake_lib-{version}-py3-none-any.whl", "w") as wheel:
+        for name, data in files.items():
+            wheel.writestr(name, data)
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    scratch = tmp_path_factory.mktemp("scratch")
+    for version, behaviour in BEHAVIOURS.items():
+        write_wheel(folder, version, behaviour, scratch)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def module_patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, module_patch: pytest.MonkeyPatch, wheels: Path) -> Path:
+    """An own cache, and no index but the wheels."""
+    folder = tmp_path_factory.mktemp("cache")
+    module_patch.setenv(overlay.CACHE_VARIABLE, str(folder))
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        module_patch.delenv(name)
+    module_patch.setenv("PIP_CONFIG_FILE", os.devnull)
+    module_patch.setenv("PIP_NO_INDEX", "1")
+    module_patch.setenv("PIP_FIND_LINKS", str(wheels))
+    return folder / "overlays"
+
+
+@pytest.fixture
+def fake() -> Package:
+    return package("fake-lib")
+
+
+@pytest.fixture(scope="module")
+def lab(cache: Path) -> Iterator[Laboratory]:
+    with Laboratory(jobs=2, deadline_s=30.0, plugins=PLUGINS) as running:
+        yield running
+
+
+# --- building ----------------------------------------------------------------------------------------------
+
+
+def test_a_release_is_installed_once_and_then_needs_no_index(
+    fake: Package, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert not is_cached(fake, "1.0", interpreter())
+    first = build(fake, "1.0", interpreter())
+    assert first.version == "1.0"
+    assert (first.paths[0] / "fakelib" / "core" / "__init__.py").is_file()
+    assert first.paths[0].name == "site-packages"
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert build(fake, "1.0", interpreter()) == first
+    assert is_cached(fake, "1.0", interpreter())
+    assert not list(cache.glob(".*"))
+
+
+def test_another_interpreter_has_another_overlay(fake: Package) -> None:
+    other = replace(interpreter(), tag="cpython-399")
+    assert build(fake, "1.0", other).paths != build(fake, "1.0", interpreter()).paths
+
+
+def test_what_upstream_never_supported_is_said(fake: Package) -> None:
+    python = replace(interpreter(), installed={"torch": "2.13.0+cpu", "numpy": "2.4.6"})
+    assert fake.release("1.0").outside(python.installed) == ("numpy 2.4.6: upstream asks for <2.0.0",)
+    assert fake.release("1.1").outside(python.installed) == ("torch 2.13.0+cpu: upstream tested with 2.5",)
+    assert fake.release("2.0").outside(python.installed) == ()
+    assert fake.release("1.0").outside({}) == ()
+
+
+@pytest.mark.parametrize("harm", ["cut", "removed", "added", "manifest", "no manifest"])
+def test_a_damaged_overlay_is_built_again(fake: Package, harm: str) -> None:
+    site = build(fake, "1.0", interpreter()).paths[0]
+    file, manifest = site / "fakelib" / "core" / "__init__.py", site.parent / "overlay.json"
+    match harm:
+        case "cut":
+            file.write_text("__ver")
+        case "removed":
+            file.unlink()
+        case "added":
+            file.with_name("stray.py").write_text("")
+        case "manifest":
+            manifest.write_text("{")
+        case "no manifest":
+            manifest.unlink()
+    assert build(fake, "1.0", interpreter()).version == "1.0"
+    assert file.read_text().startswith("__version__ = '1.0'")
+    assert not file.with_name("stray.py").exists()
+    assert manifest.is_file()
+
+
+def test_a_damaged_overlay_that_cannot_be_built_again_is_said(
+    fake: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    site = build(fake, "1.0", interpreter()).paths[0]
+    (site / "fakelib" / "core" / "__init__.py").write_text("")
+    with monkeypatch.context() as offline:
+        offline.setenv("PIP_FIND_LINKS", str(tmp_path))
+        with pytest.raises(OverlayError, match=r"damaged \(.* is not as installed\)"):
+            build(fake, "1.0", interpreter())
+    build(fake, "1.0", interpreter())
+
+
+def test_what_a_killed_process_left_is_cleared(fake: Package, cache: Path) -> None:
+    site = build(fake, "1.0", interpreter()).paths[0]
+    left = cache / f".{site.parent.name}.abc"
+    left.mkdir()
+    (site.parent / "overlay.json").unlink()
+    build(fake, "1.0", interpreter())
+    assert not left.exists()
+
+
+def test_two_at_once_install_once(fake: Package, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(overlay.CACHE_VARIABLE, str(tmp_path))
+    calls: list[str] = []
+    said = overlay._said
+
+    def counted(command: list[str], limit_s: float, what: str, environment: dict[str, str]) -> str:
+        calls.append(command[2])
+        return said(command, limit_s, what, environment)
+
+    monkeypatch.setattr(overlay, "_said", counted)
+    python = interpreter()
+    threads = [threading.Thread(target=build, args=(fake, "1.0", python)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert calls.count("pip") == 1
+
+
+def test_a_cache_that_cannot_be_written_is_said(fake: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(overlay.CACHE_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(OverlayError, match=r"cannot be written.*SHARDPROOF_CACHE"):
+        build(fake, "1.0", interpreter())
+
+
+def test_a_release_that_is_not_on_the_index_says_what_pip_says(fake: Package) -> None:
+    with pytest.raises(OverlayError, match=r"(?s)fake-lib==9\.9 cannot be installed .*No matching distribution found"):
+        build(fake, "9.9", interpreter())
+
+
+def test_a_release_that_does_not_import_says_why(fake: Package) -> None:
+    with pytest.raises(OverlayError, match=r"(?s)fake-lib 1\.2 cannot be imported .*no_such_dependency"):
+        build(fake, "1.2", interpreter())
+
+
+def test_a_library_from_elsewhere_is_refused(fake: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OverlayError, match=r"comes from .*, not from"):
+        build(replace(fake, imports="json"), "1.0", replace(interpreter(), tag="cpython-398"))
+
+
+@pytest.mark.parametrize("version", ["1.0.x", "latest", "path", "pth:/x", "1.0 ; import os"])
+def test_what_is_no_version_is_refused(fake: Package, version: str) -> None:
+    with pytest.raises(UsageError, match=r"given .*; allowed: .*path:DIR.*; for example: fake-lib@2\.0"):
+        build(fake, version, interpreter())
+
+
+# --- working trees and commits -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("below", ["", "src"])
+def test_a_working_tree_is_linked_and_follows_its_edits(fake: Package, tmp_path: Path, below: str) -> None:
+    write_library(tmp_path / below, "1.3")
+    (tmp_path / "tests").mkdir()
+    first = build(fake, f"path:{tmp_path}", interpreter())
+    assert first.version.startswith("1.3+path.")
+    assert first.live
+    assert not (first.paths[0] / "tests").exists()
+    core = tmp_path / below / "fakelib" / "core"
+    (core / "__init__.py").write_text("__version__ = '1.4'\n")
+    second = build(fake, f"path:{tmp_path}", interpreter())
+    assert second.version.startswith("1.4+path.")
+    assert second.version.split("+")[1] != first.version.split("+")[1]
+    assert second.paths == first.paths
+    assert not (core / "__pycache__").exists(), "a working tree is not written to"
+
+
+def test_a_folder_without_the_library_is_refused(fake: Package, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"allowed: a folder with fakelib/core or src/fakelib/core"):
+        build(fake, f"path:{tmp_path}", interpreter())
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone whose commits v1 … v3 hold the library at its root, v4 below src, v5 no more."""
+    where = tmp_path / "clone"
+    write_library(where, "1.0")
+    commands = [["init", "-q", "-b", "main"], ["config", "user.email", "a@b"], ["config", "user.name", "a"]]
+    for command in commands:
+        subprocess.run(["git", "-C", str(where), *command], check=True)
+    for n in range(1, 4):
+        (where / "fakelib" / "core" / "n.py").write_text(f"N = {n}\n")
+        commit(where, f"v{n}")
+    (where / "src").mkdir()
+    (where / "fakelib").rename(where / "src" / "fakelib")
+    commit(where, "v4")
+    (where / "src" / "fakelib").rename(where / "other")
+    commit(where, "v5")
+    monkeypatch.setenv(clone_variable("fake-lib"), str(where))
+    return where
+
+
+def commit(where: Path, tag: str) -> None:
+    for command in (["add", "-A"], ["commit", "-q", "-m", tag], ["tag", tag]):
+        subprocess.run(["git", "-C", str(where), *command], check=True)
+
+
+def test_a_commit_is_exported_once_and_its_clone_is_not_touched(fake: Package, clone: Path) -> None:
+    found = build(fake, "git:v2", interpreter())
+    head = subprocess.run(
+        ["git", "-C", str(clone), "rev-parse", "v2"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert found.version == f"1.0+git.{head[:7]}"
+    assert (found.paths[0] / "fakelib" / "core" / "n.py").read_text() == "N = 2\n"
+    assert build(fake, f"git:{head}", interpreter()) == found
+    assert (build(fake, "git:v4", interpreter()).paths[0] / "fakelib" / "core" / "n.py").is_file()
+    status = ["git", "-C", str(clone), "status", "--porcelain"]
+    assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_a_commit_without_the_library_is_no_pass(fake: Package, clone: Path) -> None:
+    with pytest.raises(OverlayError, match=r"has no tree fakelib/core or src/fakelib/core"):
+        build(fake, "git:v5", interpreter())
+
+
+@pytest.mark.parametrize("revision", ["v99", "--version", "", "v1:fakelib"])
+def test_a_revision_that_is_not_there_is_refused(fake: Package, clone: Path, revision: str) -> None:
+    with pytest.raises(UsageError, match="a commit of the clone"):
+        build(fake, f"git:{revision}", interpreter())
+
+
+def test_a_clone_that_was_not_named_or_is_none_is_refused(
+    fake: Package, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(clone_variable("fake-lib"), raising=False)
+    with pytest.raises(UsageError, match=r"--clone fake-lib=DIR or SHARDPROOF_CLONE_FAKE_LIB"):
+        build(fake, "git:v1", interpreter())
+    monkeypatch.setenv(clone_variable("fake-lib"), str(tmp_path))
+    with pytest.raises(UsageError, match="a git repository"):
+        build(fake, "git:v1", interpreter())
+
+
+# --- ranks ---------------------------------------------------------------------------------------------------
+
+
+def test_ranks_run_the_release_that_was_asked_for(lab: Laboratory) -> None:
+    right = lab.examine_one(replace(FAKE, version="1.0"))
+    assert (right.verdict, right.version) == (Verdict.PASS, "1.0"), right
+    assert right.emulated == ("everything",)
+    assert right.outside_support == ("numpy " + str(interpreter().release("numpy")) + ": upstream asks for <2.0.0",)
+    wrong = lab.examine_one(replace(FAKE, version="1.1"))
+    assert (wrong.verdict, wrong.version) == (Verdict.MISMATCH, "1.1")
+    assert {d.key.role for d in wrong.differences} == {"param"}
+
+
+def test_no_version_is_the_newest_and_its_errors_name_files_below_the_overlay(lab: Laboratory) -> None:
+    result = lab.examine_one(FAKE)
+    assert (result.verdict, result.version) == (Verdict.CRASH, "2.0")
+    assert result.signature == "fake crash: step: ArithmeticError: raises at fakelib/core/__init__.py, check"
+
+
+def test_what_cannot_be_imported_is_unknown_and_never_a_pass(lab: Laboratory) -> None:
+    result = lab.examine_one(replace(FAKE, version="1.2"))
+    assert result.verdict is Verdict.UNKNOWN
+    assert "no_such_dependency" in result.reason
+    assert lab.examine_one(replace(FAKE, version="nonsense")).verdict is Verdict.UNKNOWN
+
+
+def test_each_variant_has_its_own_server(lab: Laboratory) -> None:
+    with lab._environments.server(INFO, replace(FAKE, version="1.0")) as even:
+        with lab._environments.server(INFO, replace(FAKE, version="1.0", seed=1)) as odd:
+            assert even is not odd
+        with lab._environments.server(INFO, replace(FAKE, version="1.0", seed=4)) as again:
+            assert again is even
+    assert lab.examine_one(replace(FAKE, version="1.0", seed=1)).verdict is Verdict.PASS
+    assert lab.examine_one(replace(FAKE, version="1.0", seed=2)).not_exercised == ("overlap",)
+
+
+def test_the_library_in_the_current_folder_does_not_come_first(
+    lab: Laboratory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_library(tmp_path, "6.6", "wrong")
+    monkeypatch.chdir(tmp_path)
+    with Laboratory(jobs=1, deadline_s=30.0, plugins=PLUGINS) as here:
+        assert here.examine_one(replace(FAKE, version="1.0")).verdict is Verdict.PASS
+
+
+def test_a_working_tree_runs(lab: Laboratory, tmp_path: Path) -> None:
+    write_library(tmp_path, "1.5", "wrong")
+    result = lab.examine_one(replace(FAKE, version=f"path:{tmp_path}"))
+    assert result.verdict is Verdict.MISMATCH
+    assert result.version.startswith("1.5+path.")
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_a_few_servers_are_alive_and_the_idle_ones_make_room(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "ALIVE", 2)
+    own = environments.Environments(None, PLUGINS)
+    scenarios = [replace(FAKE, version=version) for version in ("1.0", "1.1", "2.0")]
+    with own.server(INFO, scenarios[0]) as kept, own.server(INFO, scenarios[1]):
+        pass
+    with own.server(INFO, scenarios[0]) as again:
+        assert again is kept
+        entered: list[str] = []
+        with own.server(INFO, scenarios[2]):
+            assert [key[1] for key in own._places] == ["1.0", "2.0"]
+            waiting = threading.Thread(target=lambda: entered.append(_enter(own)))
+            waiting.start()
+            waiting.join(0.2)
+            assert not entered, "all servers are in use"
+        waiting.join(5.0)
+        assert entered == ["1.1"]
+    own.close()
+
+
+def _enter(own: environments.Environments) -> str:
+    with own.server(INFO, replace(FAKE, version="1.1")):
+        return "1.1"
+
+
+# --- declarations and interpreters ---------------------------------------------------------------------------
+
+
+def test_shipped_declarations_are_sound() -> None:
+    core = package("megatron-core")
+    assert core.newest.version == "0.16.1"
+    assert all("==" in requirement for release in core.releases for requirement in release.beside)
+    with pytest.raises(UsageError, match=r"package: given 'none'; allowed: .*megatron-core"):
+        package("none")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a]\nimports = 'a'", "tree"),
+        ("[a]\nimports = 'a'\ntree = 'a'\nrelease = []\nhue = 1", "hue"),
+        ("[a]\nimports = 'a'\ntree = 'a'\nrelease = [{version='2'}, {version='1'}]", "oldest first"),
+        ("[a]\nimports = 'a'\ntree = 'a'\nrelease = [{versions='2'}]", "versions"),
+    ],
+)
+def test_declarations_that_are_wrong_are_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse(f"schema = 1\n{text}", "here")
+
+
+def test_an_interpreter_is_asked_once() -> None:
+    own = interpreter()
+    assert own.python == sys.version.split()[0]
+    assert own.release("ml-dtypes") == own.release("ml_dtypes") is not None
+    assert interpreter() is own
+
+
+@pytest.mark.parametrize("program", ["exit 3", "echo nothing", "echo '[]'"])
+def test_what_is_no_interpreter_is_refused(tmp_path: Path, program: str) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{program}\n")
+    script.chmod(0o755)
+    with pytest.raises(UsageError, match="--python: given"):
+        interpreter(str(script))
+
+
+def test_the_manifest_says_what_was_installed(fake: Package) -> None:
+    site = build(fake, "1.0", interpreter()).paths[0]
+    files = json.loads((site.parent / "overlay.json").read_text())
+    assert "fakelib/core/__init__.py" in files
+    assert not any("__pycache__" in name for name in files)

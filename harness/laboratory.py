@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +28,7 @@ from typing import Any, Self
 from harness import __version__
 from harness.errors import HarnessError, UsageError
 from harness.program import expand, sessions
-from harness.releases import package
+from harness.releases import SOURCES, package
 from harness.result import (
     FailedOp,
     Failure,
@@ -131,7 +132,7 @@ class Laboratory:
         started = time.monotonic()
         try:
             info = system_info(scenario.system)
-            reason = info.unsupported(scenario)
+            reason = info.unsupported(replace(scenario, version=self._release(info, scenario.version)))
             if reason:
                 result = Result(scenario, info.name, self._named(info, scenario), Verdict.UNSUPPORTED, reason=reason)
             else:
@@ -211,6 +212,14 @@ class Laboratory:
             return {"version": self._named(info, scenario)}
         overlay = self._environments.overlay(info, scenario.version)
         return {"version": overlay.version, "outside_support": overlay.outside}
+
+    def _release(self, info: SystemInfo, version: str) -> str:
+        """The release that a system's rules are about: that of a working tree or a commit is what it says itself."""
+        if not info.package:
+            return version
+        if version.startswith(SOURCES):
+            return self._environments.overlay(info, version).version.partition("+")[0]
+        return package(info.package).release(version).version
 
     def _named(self, info: SystemInfo, scenario: Scenario) -> str:
         """The release that a scenario asks for, without installing it: of a system's package, or of its first
@@ -350,8 +359,9 @@ def _is_ours(error: RankError) -> bool:
     if error.stage == "observe":
         return True
     frames = re.findall(r'^\s*File "([^"]+)".*\n(.*)', error.traceback, re.MULTILINE)
-    while frames and "/emulation/" in frames[-1][0] and re.search(r"\braise\b|\(\*args", frames[-1][1]):
-        frames.pop()
+    innermost = frames[-1][1] if frames else ""
+    if re.match(r"\s*raise\b|.*\(\*args", innermost):
+        frames = [*dropwhile(lambda frame: "/emulation/" in frame[0], reversed(frames))][::-1]
     return bool(frames) and frames[-1][0].startswith(str(Path(__file__).parent)) and "/faults/" not in frames[-1][0]
 
 

@@ -18,6 +18,7 @@ from packaging.version import InvalidVersion, Version
 from harness.errors import UsageError
 from harness.scenario import load_toml
 
+SOURCES = ("path:", "git:")
 FORMS = "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest"
 _PACKAGE_KEYS = ("imports", "tree", "roots", "beside", "release")
 _DECLARED: dict[str, Package] = {}

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from harness.errors import UsageError
 from harness.laboratory import Laboratory
-from harness.releases import Package
+from harness.releases import SOURCES, Package
 from harness.report.progress import Progress
 from harness.result import Result
 from harness.scenario import Scenario
@@ -68,8 +68,8 @@ def versions(package: Package, texts: Sequence[str]) -> tuple[str, ...]:
         return tuple(release.version for release in package.releases)
     found: list[str] = []
     for text in texts:
-        if text.startswith(("git:", "path:")) or RANGE not in text:
-            found.append(text if ":" in text else package.release(text).version)
+        if text.startswith(SOURCES) or RANGE not in text:
+            found.append(text if text.startswith(SOURCES) else package.release(text).version)
         else:
             found += _declared(package, text)
     return tuple(dict.fromkeys(found))

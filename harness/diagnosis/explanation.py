@@ -165,3 +165,10 @@ class Context:
 def tensor(key: Key) -> str:
     """How texts name a value: role and name, and whether it is in a checkpoint."""
     return f"{'written ' if key.where == 'written' else ''}{key.role} of {key.fqn}"
+
+
+def moment(index: int, context: Context) -> str:
+    """How texts name the value that a tensor has after an operation."""
+    if context.op_kind(index) == "build":
+        return f"its initialisation by {context.op_name(index)}"
+    return f"its value of {context.op_name(index)}"

@@ -40,13 +40,6 @@ def multi_tensor_scale(chunk: int, noop_flag: torch.Tensor, lists: list[list[tor
             noop_flag.fill_(1)
 
 
-def multi_tensor_scale_tensor(
-    chunk: int, noop_flag: torch.Tensor, lists: list[list[torch.Tensor]], scale: torch.Tensor
-) -> None:
-    """As multi_tensor_scale, with the factor in a tensor of one element; TE has it from 2.12 on, or near that."""
-    multi_tensor_scale(chunk, noop_flag, lists, scale.item())
-
-
 @torch.no_grad()
 def multi_tensor_l2norm(
     chunk: int, noop_flag: torch.Tensor, lists: list[list[torch.Tensor]], per_tensor: bool = False

@@ -60,23 +60,27 @@ _engine_run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[
 
 
 def _start_emulated(self: threading.Thread) -> None:
-    """`Thread.start` for threads of code under test: they see the device as well."""
+    """`Thread.start` for threads of code under test: their operations keep sides, whenever they end."""
     run = self.run
 
     def run_emulated() -> None:
-        with emulated():
+        with _mode():
             run()
 
-    self.run = run_emulated  # type: ignore[method-assign]
+    if _thread.depth:
+        self.run = run_emulated  # type: ignore[method-assign]
     _start(self)
 
 
-def _run_backward(*args: Any, **kwargs: Any) -> Any:
+def _run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
     """The backward pass runs Python of others (hooks, autograd functions) inside one intercepted function."""
-    if _thread.depth == 0 or functions.in_force():
-        return _engine_run_backward(*args, **kwargs)
-    with functions.TwoMemories():
-        return _engine_run_backward(*args, **kwargs)
+    if _thread.depth == 0:
+        return _engine_run_backward(roots, *args, **kwargs)
+    with memory.backward_of(roots):
+        if functions.in_force():
+            return _engine_run_backward(roots, *args, **kwargs)
+        with functions.TwoMemories():
+            return _engine_run_backward(roots, *args, **kwargs)
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
@@ -88,23 +92,30 @@ def _replacements() -> list[tuple[Any, str, Any]]:
 
 
 @contextmanager
+def _mode() -> Iterator[None]:
+    """Two memories for this thread, once."""
+    if _thread.depth:
+        yield
+        return
+    _thread.depth += 1
+    try:
+        with functions.TwoMemories():
+            yield
+    finally:
+        _thread.depth -= 1
+
+
+@contextmanager
 def emulated() -> Iterator[None]:
     """Emulate the device for this thread until the end of the block. Reentrant.
 
-    Threads started inside see it too; threads that ran before share `torch.cuda`'s answers, but their operations
-    leave no side on what they make. A forked child of a block is inside it.
+    Threads started inside see it too. Threads that ran before share `torch.cuda`'s answers, but what they make has no
+    side. A child forked inside is inside; a spawned one is not.
     """
     _process.enter()
     try:
-        if _thread.depth:
+        with _mode():
             yield
-            return
-        _thread.depth += 1
-        try:
-            with functions.TwoMemories():
-                yield
-        finally:
-            _thread.depth -= 1
     finally:
         _process.leave()
 

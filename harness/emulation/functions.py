@@ -1,8 +1,8 @@
 """What each torch function does when two memories exist: the function mode that stands between Python and torch.
 
-Verifies: that an operation does not read host and device tensors together (`copy_` and a few others may), that only a
-copy crosses, that results live where their inputs do. Does not verify: what C++ does by itself (autograd's kernels,
-collectives), and what threads do that were not started under the emulation.
+*Verifies* that an operation does not read host and device tensors together (`copy_` and a few others may), that only a
+copy crosses, that results live where their inputs do. *Does not verify* what C++ does by itself (autograd's kernels,
+collectives), nor what threads do that were not started under the emulation.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def _named(names: str, *owners: Any) -> frozenset[Function]:
 
 
 _FACTORIES = _named(
-    """arange bartlett_window blackman_window complex empty empty_permuted empty_strided eye frombuffer from_file
-    from_numpy full hamming_window hann_window kaiser_window linspace logspace normal ones rand randint randn randperm
-    range scalar_tensor sparse_coo_tensor tensor tril_indices triu_indices zeros""",
+    """arange bartlett_window blackman_window empty empty_permuted empty_strided eye frombuffer from_file
+    from_numpy full hamming_window hann_window kaiser_window linspace logspace ones rand randint randn randperm
+    range scalar_tensor tril_indices triu_indices zeros""",
     torch,
 )
 _CROSSING = _named("copy_ view_as expand_as reshape_as is_same_size", torch.Tensor) | _named(
@@ -184,7 +184,7 @@ def _name(func: Function) -> str:
 
 def cross(tensor: torch.Tensor, result: torch.Tensor, side: Side) -> torch.Tensor:
     """`result`, which was to be `tensor` on another side (perhaps of another dtype): copied where it still aliases."""
-    if memory.resolve(tensor) is not side and _aliases(tensor, result):
+    if memory.tag_of(tensor) is not side and _aliases(tensor, result):
         result = result.clone()
     memory.put(result, side)
     return result
@@ -202,9 +202,9 @@ def _to(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         side = device_side(named["device"])
         named["device"] = "cpu" if side else named["device"]
     elif "other" in named:
-        side = memory.resolve(named["other"])
+        side = memory.tag_of(named["other"])
     elif rest and isinstance(rest[0], torch.Tensor):
-        side = memory.resolve(rest[0])
+        side = memory.tag_of(rest[0])
     elif rest and isinstance(rest[0], str | int | torch.device) and not isinstance(rest[0], bool):
         side = device_side(rest[0])
         rest[0] = "cpu" if side else rest[0]
@@ -225,15 +225,16 @@ def _moved(
 
 
 def _as_tensor(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """torch.tensor, as_tensor and asarray: of a tensor, on its side unless told; of other data, on the host."""
     side = device_side(named.get("device"))
     if side:
         named["device"] = "cpu"
+    symbol = f"device=cuda in {_name(func)}"
     if args and isinstance(args[0], torch.Tensor):
-        return _moved(func, args[0], list(args[1:]), named, side, f"device=cuda in {_name(func)}")
-    if side is Side.DEVICE:
-        touch(f"device=cuda in {_name(func)}")
+        return _moved(func, args[0], list(args[1:]), named, side, symbol)
     result = func(*args, **named)
     if side is Side.DEVICE:
+        touch(symbol)
         result = result.clone()  # a NumPy array's memory is the host's
     memory.put(result, side or Side.HOST)
     return result
@@ -361,10 +362,6 @@ def _numpy(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     return func(*args, **named)
 
 
-def _record_stream(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-    touch("Tensor.record_stream")
-
-
 def _type_as(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     tensor, other = args[0], args[1] if len(args) > 1 else named["other"]
     return _moved(torch.Tensor.to, tensor, [other.dtype], {}, memory.resolve(other), "Tensor.type_as(cuda)")
@@ -382,7 +379,7 @@ _SPECIAL: dict[Function, Handler] = {
     torch.get_device: _get_device,
     torch.Tensor.numpy: _numpy,
     torch.Tensor.__array__: _numpy,
-    torch.Tensor.record_stream: _record_stream,
+    torch.tensor: _as_tensor,
     torch.as_tensor: _as_tensor,
     torch.asarray: _as_tensor,
     torch.Tensor.__getitem__: _get_item,

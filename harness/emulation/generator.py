@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-_SEED = 67280421310721  # what every default generator of torch starts with
+_SEED = 67280421310721  # a GPU's generator starts at random; a run here must repeat
 _OTHER_STREAM = 0x5DEECE66D  # a GPU's Philox and the CPU's Mersenne twister share no numbers for one seed
 
 

@@ -57,7 +57,7 @@ def adam(
 ) -> torch.Tensor:
     """One Adam step of fp32 values; m and v (fp32) change in place; the new fp32 parameter is returned."""
     g, p = grad.float(), param.float()
-    if not scalars.decoupled and scalars.weight_decay != 0.0:
+    if not scalars.decoupled:
         g = g.add(p.mul(scalars.weight_decay))
     m.mul_(scalars.beta1).add_(g.mul(scalars.rest1))
     v.mul_(scalars.beta2).add_(g.mul(scalars.rest2).mul_(g))

@@ -8,7 +8,9 @@ is unknown, and `resolve` says how it is read.
 from __future__ import annotations
 
 import enum
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +25,13 @@ class Side(enum.Enum):
 
     HOST = "host"
     DEVICE = "device"
+
+
+class _Backward(threading.local):
+    side = Side.DEVICE
+
+
+_backward = _Backward()
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -57,13 +66,24 @@ def put(tensor: torch.Tensor, side: Side) -> None:
 
 
 def resolve(tensor: torch.Tensor) -> Side:
-    """The side that a tensor answers with: its tag; without one, device inside a backward pass and host elsewhere."""
+    """The side that a tensor answers with: its tag; without one, the backward pass's, and host outside of one."""
     return tag_of(tensor) or unknown_side()
 
 
 def unknown_side() -> Side:
-    """Gradients are born untagged inside autograd's C++ and are where their parameters are."""
-    return Side.DEVICE if torch._C._current_graph_task_id() >= 0 else Side.HOST
+    """Gradients are born untagged inside autograd's C++, where what they are gradients of lies."""
+    return _backward.side if torch._C._current_graph_task_id() >= 0 else Side.HOST
+
+
+@contextmanager
+def backward_of(roots: Iterable[torch.Tensor]) -> Iterator[None]:
+    """A backward pass from `roots` runs inside: it is the host's where every root is."""
+    outer = _backward.side
+    _backward.side = Side.HOST if all(tag_of(root) is Side.HOST for root in roots) else Side.DEVICE
+    try:
+        yield
+    finally:
+        _backward.side = outer
 
 
 def put_storage(storage: torch.UntypedStorage, side: Side) -> None:

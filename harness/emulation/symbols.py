@@ -93,13 +93,7 @@ class StreamContext:
         """Nothing to switch back."""
 
 
-_STREAM: list[Stream] = []
-
-
-def _stream(device: Any = None) -> Stream:
-    if not _STREAM:
-        _STREAM.append(Stream())
-    return _STREAM[0]
+_DEFAULT_STREAM = object.__new__(Stream)
 
 
 def _constant(value: Any) -> Callable[..., Any]:
@@ -169,8 +163,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "synchronize": _constant(None),
     "empty_cache": _constant(None),
     "ipc_collect": _constant(None),
-    "current_stream": _stream,
-    "default_stream": _stream,
+    "current_stream": _constant(_DEFAULT_STREAM),
+    "default_stream": _constant(_DEFAULT_STREAM),
     "set_stream": _constant(None),
     "get_device_capability": _constant((8, 0)),
     "get_device_name": _constant("emulated"),
@@ -215,6 +209,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
         found.append((cuda.nvtx, name, _recorded(f"torch.cuda.nvtx.{name}", function)))
     found.append((cuda.nvtx, "range", _recorded("torch.cuda.nvtx.range", _range)))
     found.append((torch._C, "_cuda_getDevice", _recorded("torch._C._cuda_getDevice", _constant(0))))
+    found.append((torch.Tensor, "record_stream", _recorded("Tensor.record_stream", _constant(None))))
     barrier = _recorded("torch.distributed.barrier(device_ids)", _barrier_without_devices)
     found += [(torch.distributed, "barrier", barrier), (torch.distributed.distributed_c10d, "barrier", barrier)]
     return found

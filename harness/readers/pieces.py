@@ -80,8 +80,9 @@ def pieces(path: Path) -> Iterator[Piece]:
             _check_total(size, path)
             archive = Archive(file.read(size), str(path), Budget())
         root = archive.value()
-        if not isinstance(root, dict):
-            raise bad(f"{path}: saved value", type(root).__name__, "a dict of state", FORM)
+        chain = isinstance(root, list) and all(entry is None or isinstance(entry, dict) for entry in root)
+        if not isinstance(root, dict) and not chain:
+            raise bad(f"{path}: saved value", type(root).__name__, "a dict of state, or a list of them", FORM)
         yield from _flatten((), root, 0, archive)
     else:
         raise bad("checkpoint", str(path), "an existing directory or file", "shardproof inspect checkpoints/step100")

@@ -31,6 +31,8 @@ MAX_DIMS = 32
 
 TENSOR = Name("torch._utils", "_rebuild_tensor_v2")
 PARAMETER = Name("torch._utils", "_rebuild_parameter")
+WITH_ATTRIBUTES = Name("torch._tensor", "_rebuild_from_type_v2")
+TENSOR_TYPES = (Name("torch", "Tensor"), Name("torch.nn.parameter", "Parameter"))
 SIZE = Name("torch", "Size")
 DICTS = (Name("collections", "OrderedDict"), Name("collections", "Counter"))
 
@@ -124,10 +126,15 @@ class _Decoder:
         return f"({', '.join(names)})" if known and isinstance(key, tuple) and len(names) == len(key) else key
 
     def instance(self, function: Name, args: tuple[object, ...], depth: int) -> Value:
+        if depth <= 0:
+            raise bad(f"{self.origin}: saved structure", "a deeper one", f"at most {MAX_DEPTH} levels", FORM)
         if function == SIZE and len(args) == 1:
             return self.value(args[0], depth - 1)
         if function == PARAMETER and args:
             return self.value(args[0], depth - 1)
+        match args:  # a tensor that someone gave attributes of their own, which are not looked at
+            case (Name() as rebuild, kind, tuple(inner), _) if function == WITH_ATTRIBUTES and kind in TENSOR_TYPES:
+                return self.instance(rebuild, inner, depth - 1)
         if function == TENSOR:
             return self.tensor(args)
         raise self.refused(function)
@@ -155,7 +162,7 @@ class _Decoder:
         name = node.function if isinstance(node, Node) else node
         given = str(name) if isinstance(name, Name) else type(name).__name__
         return bad(f"{self.origin}: name in the pickle (nothing was executed)", given,
-                   (TENSOR, PARAMETER, SIZE, *DICTS, "torch dtypes and storages"), FORM)  # fmt: skip
+                   (TENSOR, PARAMETER, WITH_ATTRIBUTES, SIZE, *DICTS, "torch dtypes and storages"), FORM)  # fmt: skip
 
 
 def integers(node: object) -> tuple[int, ...] | None:

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
+
 from harness.models import model_spec
-from harness.observe.logical import Logical
-from harness.observe.record import Record
+from harness.observe.logical import Logical, Value
+from harness.observe.record import LIVE, NUMPY_NAME, Record
 from harness.program import Op
 from harness.readers.checkpoint import expected_written, read_checkpoint
+from harness.readers.megatron import read_megatron
 from harness.scenario import Scenario
+
+MEGATRON = "megatron-core"
+
+UNTIED = ("dp_zero", "plain")
+"""Formats of Megatron-Core that store a tied parameter under every name: the others under its own only."""
+
+IN_FP32 = frozenset({"master", "exp_avg", "exp_avg_sq"})
+"""What Megatron-Core's distributed optimizer stores in fp32 whatever dtype it keeps it in."""
 
 
 def read_written(path: Path, op: Op, scenario: Scenario) -> list[Record]:
@@ -18,9 +30,29 @@ def read_written(path: Path, op: Op, scenario: Scenario) -> list[Record]:
     Raises:
         CheckpointError: missing, truncated, foreign, inconsistent or hostile.
     """
+    if scenario.system == MEGATRON:
+        return read_megatron(path, op, scenario)
     return read_checkpoint(path, op.index, model_spec(scenario.model))
 
 
 def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     """What the checkpoint of the save `op` must hold, from the oracle's live values after it."""
-    return expected_written(live, scenario, model_spec(scenario.model))
+    model = model_spec(scenario.model)
+    written = expected_written({k: v for k, v in live.items() if k.where == LIVE}, scenario, model)
+    if scenario.system != MEGATRON:
+        return written
+    aliases = {p.fqn for p in model.params if p.spec.tied_to is not None}
+    form = scenario.checkpoint.partition("+")[0]
+    gathered = scenario.sharding == "zero1"
+    return {
+        key: _in_fp32(value) if gathered and key.role in IN_FP32 else value
+        for key, value in written.items()
+        if form in UNTIED or key.role != "param" or key.fqn not in aliases
+    }
+
+
+def _in_fp32(value: Value) -> Value:
+    if value.dtype == "fp32":
+        return value
+    stored = np.frombuffer(value.data, ml_dtypes.bfloat16 if value.dtype == "bf16" else NUMPY_NAME[value.dtype])
+    return Value("fp32", value.shape, stored.astype(np.float32).tobytes())

@@ -40,6 +40,13 @@ LIMITS = (
         f"the reference has these checkpoint formats: {', '.join(CHECKPOINTS)}",
     ),
     Limit(
+        "multi-tensor",
+        lambda s: s.optimizer.impl == "multi_tensor",
+        "FusedAdam and FusedSGD, which count steps by group, are stepped under the rules of the systems that have them",
+    ),
+    Limit("options", lambda s: bool(s.options), "the reference has no switches of its own"),
+    Limit("expert-parallel", lambda s: s.expert_parallel > 1, "the reference does not share experts out"),
+    Limit(
         "scaler-fp16-gradients",
         lambda s: s.optimizer.loss_scale > 0 and _fp16_gradients(s),
         "torch's GradScaler refuses to unscale fp16 gradients",
@@ -64,7 +71,7 @@ def unsupported(scenario: Scenario) -> str | None:
 INFO = register(
     SystemInfo(
         name="reference",
-        doc="our full sharded optimizer in lockstep over simulated ranks (zero1 and fully_shard)",
+        doc="our full sharded optimizer in lockstep over simulated ranks (zero1, replicate and fully_shard)",
         world="lockstep",
         entry="harness.reference.system:run",
         unsupported=unsupported,

@@ -41,11 +41,10 @@ def render_sweep(sweep: Sweep, width: int = 120, colour: bool = False) -> str:
     results = [row.result for row in sweep.rows]
     below = _noted("emulated", {item for result in results for item in result.emulated})
     below += _noted("not exercised", {item for result in results for item in result.not_exercised})
-    below += [
-        f"{row.result.version}, never supported by upstream: {'; '.join(row.result.outside_support)}"
-        for row in sweep.rows
-        if row.result.outside_support
-    ]
+    pairs = dict.fromkeys(pair for result in results for pair in result.outside_support)
+    for pair in pairs:
+        releases = [result.version for result in results if pair in result.outside_support]
+        below.append(f"never supported by upstream: {pair} ({names(releases)})")
     if sweep.interrupted:
         below.append("interrupted: the other releases were not tried")
     return _drawn(f"{sweep.scenario}\n", table, below, width, colour)
@@ -58,7 +57,8 @@ def what(result: Result) -> str:
     """
     text = (result.signature or result.reason).removeprefix(f"{result.system} {result.verdict.value}: ")
     lines = [line for line in text.splitlines() if line.strip()]
-    return first_line(f"{lines[0]} {lines[-1].strip()}" if len(lines) > 1 else text)
+    last = lines[-1].strip() if lines else ""
+    return first_line(text if last in text.split("\n", 1)[0] else f"{lines[0]} {last}")
 
 
 def tried_line(asked: str, result: Result, state: State) -> str:

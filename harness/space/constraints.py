@@ -162,7 +162,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "reshard-zero1",
         "zero1 keeps whole parameters: there is nothing to reshard after forward",
-        lambda s: s.reshard_after_forward != "true" and s.sharding == "zero1",
+        lambda s: s.reshard_after_forward != "true" and s.sharding != "fully_shard",
         repeats=True,
     ),
     Constraint(
@@ -191,12 +191,12 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "master-sharding",
         "separate master parameters belong to zero1: per-parameter sharding steps on the storage itself",
-        lambda s: s.dtype.master is not None and s.sharding != "zero1",
+        lambda s: s.dtype.master is not None and s.sharding == "fully_shard",
     ),
     Constraint(
         "stages-sharding",
         "param and output dtypes are MixedPrecisionPolicy's: zero1 computes in the storage dtype",
-        lambda s: bool(s.dtype.param or s.dtype.output) and s.sharding == "zero1",
+        lambda s: bool(s.dtype.param or s.dtype.output) and s.sharding != "fully_shard",
     ),
     Constraint(
         "dtype-repeats",
@@ -207,7 +207,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "offload-fraction",
         "per-parameter sharding offloads everything or nothing: fractions belong to zero1",
-        lambda s: 0 < s.offload.fraction < 1 and s.sharding != "zero1",
+        lambda s: 0 < s.offload.fraction < 1 and s.sharding == "fully_shard",
     ),
     Constraint(
         "replicate-instances",
@@ -230,6 +230,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
             and (target := load_mesh(s)) is not None
             and target.dp % s.expert_parallel != 0
         ),
+    ),
+    Constraint(
+        "multi-tensor-half",
+        "FusedAdam and FusedSGD step in fp32 here: parameters in half have masters",
+        lambda s: s.optimizer.impl == "multi_tensor" and _stepped_dtypes(s) != {"fp32"},
     ),
     Constraint(
         "precision-aware-dtypes",

@@ -9,6 +9,7 @@ and shapes, cut as `local_box` says, both run the probe's forward through the li
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -45,8 +46,6 @@ def transformer_config(scenario: Scenario, mesh: Mesh) -> Any:
         if scenario.expert_parallel > 1
         else {}
     )
-    # The default scope of 0.16 and 0.17 is deprecated by themselves; their training script passes this one.
-    graphs: dict[str, Any] = {"cuda_graph_scope": []} if (0, 16, 0) <= release() < (0, 18, 0) else {}
     return TransformerConfig(
         num_layers=1,
         hidden_size=GPT_HIDDEN,
@@ -60,8 +59,16 @@ def transformer_config(scenario: Scenario, mesh: Mesh) -> Any:
         perform_initialization=False,
         add_bias_linear=not experts,
         **experts,
-        **graphs,
+        **_whole_layer_graphs(),
     )
+
+
+def _whole_layer_graphs() -> dict[str, Any]:
+    """What the training script passes in place of a default that the library itself warns about from 0.16 on."""
+    if release() < (0, 16, 0):
+        return {}
+    known = {field.name for field in dataclasses.fields(TransformerConfig)}
+    return {"cuda_graph_modules" if "cuda_graph_modules" in known else "cuda_graph_scope": []}
 
 
 def build(probe: Probe, init_seed: int) -> nn.Module:

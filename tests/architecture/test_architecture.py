@@ -52,6 +52,8 @@ FORBIDDEN = {
 """Module or package → what neither it nor anything under it imports. Oracle, reference and layout share no code."""
 
 CHILD = (
+    "harness.emulation.apex", "harness.emulation.cuda", "harness.emulation.functions", "harness.emulation.fused",
+    "harness.emulation.generator", "harness.emulation.kernels", "harness.emulation.memory", "harness.emulation.symbols",
     "harness.judge", "harness.observe.ambient", "harness.oracle.twin", "harness.probe_module",
     "harness.reference.checkpoint", "harness.reference.kernels", "harness.reference.numerics",
     "harness.reference.observe", "harness.reference.readback", "harness.reference.restore", "harness.reference.state",

@@ -17,6 +17,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from harness.emulation.apex import FusedAdam, FusedSGD
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import BF16, FP16, FP32, Array, torch_sqrt
@@ -322,3 +323,61 @@ def test_single_square_root_is_torch_s_and_not_the_rounded_one() -> None:
     assert 0 < np.count_nonzero(ours != np.sqrt(x)) < x.size / 2
     for start, stop in itertools.product(range(0, 20, 3), range(21, 70, 5)):
         assert torch_sqrt(x[start:stop], FP32).tobytes() == ours[start:stop].tobytes()
+
+
+# --- FusedAdam and FusedSGD ------------------------------------------------------------------------------------
+
+
+class FusedTwin(TorchTwin):
+    """One parameter under the emulated FusedAdam or FusedSGD."""
+
+    def __init__(self, hyper: Hyper, param: Array, state: dict[str, Array]) -> None:
+        self.param = torch.nn.Parameter(to_torch(param))
+        groups = [{"params": [self.param], "lr": hyper.lr, "weight_decay": hyper.weight_decay}]
+        if hyper.kind == "sgd":
+            self.optimizer = FusedSGD(groups, hyper.lr, hyper.momentum, nesterov=hyper.nesterov)
+            return
+        dtypes: dict[str, Any] = {f"{name}_dtype": TORCH_DTYPES[values.dtype] for name, values in state.items()}
+        self.optimizer = FusedAdam(
+            groups, betas=(hyper.beta1, hyper.beta2), eps=hyper.eps, adam_w_mode=hyper.kind == "adamw",
+            use_decoupled_grad=True, **dtypes,
+        )  # fmt: skip
+
+    def step(self, grad: Array) -> None:
+        if isinstance(self.optimizer, FusedAdam):
+            self.param.decoupled_grad = to_torch(grad)  # type: ignore[attr-defined]
+        else:
+            self.param.grad = to_torch(grad)
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZER_KINDS)
+@pytest.mark.parametrize("moments", [("fp32", "fp32"), ("bf16", "fp32"), ("fp32", "bf16"), ("bf16", "bf16")])
+@pytest.mark.parametrize("gradient", ["fp32", "bf16"])
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    lr=st.sampled_from([0.03125, 1e-3, 0.7]),
+    decay=st.sampled_from([0.0, 0.125, 0.1]),
+    betas=st.tuples(st.sampled_from([0.0, 0.45, 0.9]), st.sampled_from([0.475, 0.95, 0.999])),
+    eps=st.sampled_from([1e-8, 1e-3]),
+    momentum=st.sampled_from([0.5, 0.9]),
+)
+def test_multi_tensor_kernels_equal_the_emulated_classes(
+    kind: str, moments: tuple[str, str], gradient: str, seed: int, lr: float, decay: float,
+    betas: tuple[float, float], eps: float, momentum: float,
+) -> None:  # fmt: skip
+    if kind == "sgd" and (moments, gradient) != (("fp32", "fp32"), "fp32"):
+        return  # SGD has no dtypes of its own
+    rng = np.random.default_rng(seed)
+    hyper = Hyper(kind, "multi_tensor", lr, decay, *betas, eps, momentum)
+    param, grads = typical(rng, 200, 4, DTYPES[gradient], gradient == "bf16")
+    param = param.astype(FP32)
+    names = () if kind == "sgd" else ("exp_avg", "exp_avg_sq")
+    state = {name: np.zeros(200, DTYPES[dtype]) for name, dtype in zip(names, moments, strict=False)}
+    twin = FusedTwin(hyper, param, state)
+    for number, grad in enumerate(grads, 1):
+        update(hyper, param, grad, state, number)
+        twin.step(grad)
+        for name, tensor in twin.tensors().items():
+            assert_same(param if name == "param" else state[name], tensor, f"{name} after step {number}, {hyper}")

@@ -3,10 +3,13 @@ whether its rank observes what the twin says, something else, or an error."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
-import sys
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.observe.record import Record, whole
 from harness.program import Op
@@ -14,6 +17,10 @@ from harness.releases import declare, parse
 from harness.scenario import Scenario
 from harness.systems.protocol import RankContext, SystemInfo
 from harness.systems.registry import register
+from harness.world.overlay import CACHE_VARIABLE
+
+if TYPE_CHECKING:
+    import pytest
 
 PACKAGE = """
 schema = 1
@@ -70,10 +77,39 @@ def write_library(folder: Path, version: str, behaviour: str = "right") -> Path:
     return folder
 
 
-def where(payload: bytes) -> bytes:
-    import fakelib.core
+BEHAVIOURS = {"1.0": "right", "1.1": "wrong", "1.2": "broken", "2.0": "raises"}
 
-    return f"{fakelib.core.__file__} {warmed} {sys.path[0]}".encode()
+
+def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """An own cache below `folder`, and wheels of the fake library as pip's only index; the folder of overlays."""
+    (folder / "wheels").mkdir()
+    for version, behaviour in BEHAVIOURS.items():
+        write_wheel(folder / "wheels", version, behaviour, folder / "scratch")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        patch.delenv(name)
+    patch.setenv("PIP_CONFIG_FILE", os.devnull)
+    patch.setenv("PIP_NO_INDEX", "1")
+    patch.setenv("PIP_FIND_LINKS", str(folder / "wheels"))
+    patch.setenv(CACHE_VARIABLE, str(folder / "cache"))
+    return folder / "cache" / "overlays"
+
+
+def write_wheel(folder: Path, version: str, behaviour: str, scratch: Path) -> None:
+    """A wheel of the fake library, as pip installs it."""
+    tree = write_library(scratch / version, version, behaviour)
+    info = f"fake_lib-{version}.dist-info"
+    files = {str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*.py")}
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: fake-lib\nVersion: {version}\n".encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: us\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    rows = [f"{n},sha256={_encoded(data)},{len(data)}" for n, data in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    with zipfile.ZipFile(folder / f"fake_lib-{version}-py3-none-any.whl", "w") as wheel:
+        for name, data in files.items():
+            wheel.writestr(name, data)
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
 class FakeRank:

@@ -78,11 +78,44 @@ def test_swapped_parameters_are_named_in_both_directions() -> None:
             state[a], state[b] = state[b], state[a]
 
     found = top(diagnose(replace(DENSE, model="twins"), swap, since=LOAD))
-    assert (found.mechanism, found.confidence) == ("other_parameter", "certain")
+    assert (found.mechanism, found.confidence) == ("permuted_parameters", "certain")
     assert {(e["name"], e["holds"]) for e in found.evidence} == {("a.weight", "b.weight"), ("b.weight", "a.weight")}
-    assert "exp_avg of a.weight holds what belongs to b.weight after operation 8 (load)" in found.text
-    assert found.text.endswith("and 1 more.")
+    assert found.text == (
+        "Whole tensors are stored under each other's names: exp_avg and exp_avg_sq after operation 8 (load): "
+        "a.weight holds b.weight's, b.weight holds a.weight's."
+    )
     assert "MLM-2777" in found.bug_ids
+
+
+def test_a_cycle_of_what_was_written_names_the_whole_permutation() -> None:
+    def rotate(state: Logical) -> None:
+        for role in ("master", "exp_avg"):
+            a, b, c = (
+                live(SAVE, role, name)._replace(where="written") for name in ("a.weight", "b.weight", "router.weight")
+            )
+            state[a], state[b], state[c] = state[b], state[c], state[a]
+
+    scenario = replace(DENSE, model="twins", sharding="zero1", dtype=DTypePolicy.parse("bf16/master=fp32"))
+    written = {key._replace(where="written"): value for key, value in predicted(scenario).items() if key.op == SAVE}
+    expected = {**written, **{key: value for key, value in predicted(scenario).items() if key.op < SAVE}}
+    observed = dict(expected)
+    rotate(observed)
+    found = top(explain(diff(expected, observed), Context(expected, observed, scenario, expand(scenario))))
+    assert found.mechanism == "permuted_parameters"
+    assert found.text.endswith(
+        "written master and exp_avg after operation 3 (save): a.weight holds b.weight's, b.weight holds "
+        "router.weight's, router.weight holds a.weight's."
+    )
+
+
+def test_a_swap_of_which_one_side_is_spoilt_is_no_permutation() -> None:
+    def swap(state: Logical) -> None:
+        a, b = live(LOAD, "exp_avg", "a.weight"), live(LOAD, "exp_avg", "b.weight")
+        state[a], state[b] = state[b], like(state[a], as_numbers(state[a]) * 2)
+
+    found = diagnose(replace(DENSE, model="twins"), swap, since=LOAD)
+    assert "permuted_parameters" not in [e.mechanism for e in found]
+    assert top(found).mechanism == "other_parameter"
 
 
 def test_a_shard_of_another_parameter_is_enough() -> None:
@@ -149,6 +182,42 @@ def test_the_cold_arm() -> None:
     value = predicted(DENSE)[live(6, "param", "up.weight")]
     found = diagnose(DENSE, lambda state: state.update({cold: value}), since=LAST, without_load={cold: value})
     assert "stale_copy_won" in [e.mechanism for e in found]
+
+
+def test_an_update_of_the_initialisation_instead_of_what_was_loaded() -> None:
+    """The host copies of an offloaded optimizer keep the initial weights (MBR-3949)."""
+    scenario = replace(DENSE, program="model_only")
+    step, cold = 7, twin.run(scenario, loads=False)
+    assert [op.kind for op in expand(scenario)][4:8] == ["build", "load_model_only", "reload_params", "step"]
+
+    def stale(state: Logical) -> None:
+        state.update({key: cold[key] for key in state if key.op == step and key.role == "param"})
+
+    found = top(diagnose(scenario, stale, since=step, without_load=cold))
+    assert (found.mechanism, found.confidence) == ("stale_copy_won", "certain")
+    assert found.evidence[0]["started_from"] == 4
+    assert (
+        "param of down.bias after operation 7 (step) is the update of its initialisation by operation 4 (build), "
+        "not of what operation 5 (load_model_only) loaded" in found.text
+    )
+    assert "MBR-3949" in found.bug_ids
+
+
+def test_masters_whose_low_bits_a_model_only_load_did_not_reach() -> None:
+    axes = {"sharding": "zero1", "dtype": "bf16/master=fp32", "program": "model_only_late"}
+    scenario = DENSE.with_axes(axes)
+    refresh = 6
+    assert [op.kind for op in expand(scenario)][4:7] == ["step", "load_model_only", "reload_params"]
+
+    def keep_low_bits(state: Logical) -> None:
+        key = live(refresh, "master", "up.weight")
+        before = np.frombuffer(state[key._replace(op=4)].data, np.uint32) & np.uint32(0xFFFF)
+        high = np.frombuffer(state[key].data, np.uint32) >> np.uint32(16)
+        high = high - (before >= 0x8000).astype(np.uint32)
+        state[key] = state[key]._replace(data=(high << np.uint32(16) | before).tobytes())
+
+    found = top(diagnose(scenario, keep_low_bits, since=refresh))
+    assert (found.mechanism, found.evidence[0]["value_of_op"]) == ("stale_remainder", 5)
 
 
 def test_zeroed_halves() -> None:

@@ -5,14 +5,10 @@ Wheels of a fake library stand for releases; a folder of them is pip's only inde
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import os
 import subprocess
 import sys
 import threading
-import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,56 +22,16 @@ from harness.verdict import Verdict
 from harness.world import environments, overlay
 from harness.world.interpreter import interpreter
 from harness.world.overlay import OverlayError, build, clone_variable, is_cached
-from tests.unit.overlay_system import FAKE, INFO, write_library
+from tests.unit.overlay_system import FAKE, INFO, isolate, write_library
 
 PLUGINS = ("tests.unit.overlay_system",)
-BEHAVIOURS = {"1.0": "right", "1.1": "wrong", "1.2": "broken", "2.0": "raises"}
-
-
-def write_wheel(folder: Path, version: str, behaviour: str, scratch: Path) -> None:
-    """A wheel of the fake library, as pip installs it."""
-    tree = write_library(scratch / version, version, behaviour)
-    info = f"fake_lib-{version}.dist-info"
-    files = {str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*.py")}
-    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: fake-lib\nVersion: {version}\n".encode()
-    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: us\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    rows = [f"{n},sha256={_encoded(data)},{len(data)}" for n, data in files.items()]
-    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
-    with zipfile.ZipFile(folder / f"fake_lib-{version}-py3-none-any.whl", "w") as wheel:
-        for name, data in files.items():
-            wheel.writestr(name, data)
-
-
-def _encoded(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-
-
-@pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheels")
-    scratch = tmp_path_factory.mktemp("scratch")
-    for version, behaviour in BEHAVIOURS.items():
-        write_wheel(folder, version, behaviour, scratch)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def module_patch() -> Iterator[pytest.MonkeyPatch]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, module_patch: pytest.MonkeyPatch, wheels: Path) -> Path:
-    """An own cache, and no index but the wheels."""
-    folder = tmp_path_factory.mktemp("cache")
-    module_patch.setenv(overlay.CACHE_VARIABLE, str(folder))
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        module_patch.delenv(name)
-    module_patch.setenv("PIP_CONFIG_FILE", os.devnull)
-    module_patch.setenv("PIP_NO_INDEX", "1")
-    module_patch.setenv("PIP_FIND_LINKS", str(wheels))
-    return folder / "overlays"
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An own cache, and no index but wheels of the fake library."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield isolate(patch, tmp_path_factory.mktemp("overlays"))
 
 
 @pytest.fixture

@@ -42,6 +42,10 @@ def small(tmp_path: Path) -> str:
     return str(path)
 
 
+ZERO1 = {"system": "megatron-core", "sharding": "zero1", "optimizer": "adamw/impl=multi_tensor"}
+AWARE = {**ZERO1, "options": "precision_aware"}
+OFFLOADED = {**ZERO1, "offload": "cpu=0.5"}
+
 EXCLUDED = [
     ("load-mesh", {"mesh": "1x8x1", "load": "grow"}),
     ("load-unused", {"program": "train", "load": "grow", "mesh": "1x2x1"}),
@@ -62,6 +66,17 @@ EXCLUDED = [
     ("dtype-repeats", {"dtype": "bf16/param=bf16"}),
     ("dtype-repeats", {"dtype": "fp32/param=bf16/reduce=bf16"}),
     ("offload-fraction", {"offload": "cpu=0.5"}),
+    ("replicate-instances", {"sharding": "replicate", "mesh": "2x2x1"}),
+    ("experts-nothing", {"expert_parallel": "2", "mesh": "1x2x1"}),
+    ("experts-load-mesh", {"model": "moe", "expert_parallel": "2", "mesh": "1x2x1", "load": "shrink"}),
+    ("multi-tensor-half", {"optimizer": "adamw/impl=multi_tensor", "dtype": "bf16"}),
+    ("precision-aware-dtypes", {**ZERO1, "dtype": "bf16/master=fp32/exp_avg=bf16"}),
+    ("precision-aware-gradient", {**AWARE, "dtype": "bf16/master=fp32/grad=fp32"}),
+    ("precision-aware-gradient", {**AWARE, "dtype": "mixed/master=fp32/grad=bf16"}),
+    ("precision-aware-moments", {**AWARE, "dtype": "bf16/master=fp32/exp_avg_sq=fp16"}),
+    ("precision-aware-offload", {**AWARE, "dtype": "bf16/master=fp32/exp_avg=bf16", "offload": "cpu"}),
+    ("offload-groups", {**OFFLOADED, "model": "groups"}),
+    ("offload-experts", {**OFFLOADED, "model": "moe", "expert_parallel": "2", "mesh": "1x2x1"}),
     ("fp16-eps", {"dtype": "fp16"}),
     ("kernel-0", {"optimizer": "sgd/impl=fused", "dtype": "bf16"}),
     ("kernel-0", {"optimizer": "sgd/impl=fused", "dtype": "mixed"}),
@@ -91,6 +106,11 @@ def test_every_constraint_has_an_example_and_a_reason_of_its_own() -> None:
         {"sharding": "zero1", "dtype": "bf16/master=fp32", "offload": "cpu=0.5", "checkpoint": "bucket_space"},
         {"sharding": "zero1", "dtype": "bf16/master=fp32", "optimizer": "sgd/impl=fused"},
         {"dtype": "mixed/reduce=fp32"},
+        {"sharding": "replicate", "mesh": "2x1x1", "dtype": "bf16/master=fp32"},
+        {"model": "moe", "expert_parallel": "2", "mesh": "1x2x1", "load": "grow"},
+        {**AWARE, "dtype": "mixed/reduce=fp32/master=fp32/exp_avg=bf16/exp_avg_sq=bf16"},
+        {**OFFLOADED, "model": "groups", "options": "torch_offload"},
+        {**OFFLOADED, "model": "groups", "optimizer": "adamw/impl=multi_tensor/groups=one"},
     ],
 )
 def test_sound_scenarios_are_left_in(axes: dict[str, str]) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, tensor
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, moment, tensor
 from harness.diff import Difference
+from harness.observe.assemble import as_bits
 from harness.observe.logical import Key
 
 STATE_ROLES = ("param", "master", "grad", "exp_avg", "exp_avg_sq", "momentum")
@@ -19,6 +25,38 @@ def other_parameter(difference: Difference, context: Context) -> Finding | None:
             clause = f"{tensor(difference.key)} holds what belongs to {other.fqn}{_after(difference.key, context)}"
             return Finding(pair.strength, clause, {"name": difference.key.fqn, "holds": other.fqn, **_where(pair)})
     return None
+
+
+def permuted_parameters(difference: Difference, context: Context) -> Finding | None:
+    """Whole tensors are filed under each other's names: the permutation of all of them (MLM-2777, MLM-5835a)."""
+    key = difference.key
+    if key.role not in STATE_ROLES or context.pair(difference) is None:
+        return None
+    order = _permutation(key, context)
+    if key.fqn not in order:
+        return None
+    alike = [r for r in STATE_ROLES if r == key.role or _permutation(key._replace(role=r), context) == order]
+    where = "written " if key.where == "written" else ""
+    exchange = ", ".join(f"{name} holds {of}'s" for name, of in order.items())
+    clause = f"{where}{_listed(alike)}{_after(key, context)}: {exchange}"
+    evidence = {"name": key.fqn, "holds": order[key.fqn], "permutation": order, "roles": alike}
+    return Finding("certain", clause, evidence)
+
+
+def _permutation(key: Key, context: Context) -> dict[str, str]:
+    """Name → the other name whose value it holds, of one role after one operation; empty if they are not exchanged
+    among themselves, each with another."""
+    wanted = {k.fqn: value for k, value in context.expected.items() if k[:3] == key[:3]}
+    found: dict[str, str] = {}
+    for fqn, value in wanted.items():
+        held = context.observed.get(key._replace(fqn=fqn))
+        if held is not None and held != value:
+            found[fqn] = next((other for other, own in wanted.items() if own == held), "")
+    return dict(sorted(found.items())) if sorted(found) == sorted(found.values()) else {}
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def other_role(difference: Difference, context: Context) -> Finding | None:
@@ -82,8 +120,56 @@ def load_without_effect(difference: Difference, context: Context) -> Finding | N
 
 
 def stale_copy_won(difference: Difference, context: Context) -> Finding | None:
-    """After a step that followed a sound load, the deviating elements are those of the cold arm (MBR-3949, DS-762)."""
-    return _cold(difference, context) if context.op_kind(difference.key.op) == "step" else None
+    """After a step that followed a sound load, the deviating elements are those of the cold arm: the step started from
+    what was there before the load (MBR-3949, DS-762)."""
+    key = difference.key
+    if context.op_kind(key.op) != "step":
+        return None
+    finding, start, load = _cold(difference, context), _start_of_cold(key, context), _last_load(key.op, context)
+    if finding is None or start is None or load is None:
+        return finding
+    clause = f"{tensor(key)}{_after(key, context)} is the update of {moment(start, context)}, not of what "
+    return replace(
+        finding,
+        clause=f"{clause}{context.op_name(load)} loaded",
+        evidence={**finding.evidence, "started_from": start, "loaded_by": load},
+    )
+
+
+def _start_of_cold(key: Key, context: Context) -> int | None:
+    """The operation that gave a tensor the value that the cold run's step starts from; None if that has no such
+    value."""
+    before = context.cold.get(key._replace(op=key.op - 1))
+    start = None
+    for index in range(key.op - 1, -1, -1):
+        if before is None or context.cold.get(key._replace(op=index)) != before:
+            break
+        start = index
+    return start
+
+
+def _last_load(index: int, context: Context) -> int | None:
+    loads = (i for i in range(index - 1, -1, -1) if context.op_kind(i).startswith("load"))
+    return next(loads, None)
+
+
+def stale_remainder(difference: Difference, context: Context) -> Finding | None:
+    """A master has the upper half of the right value and the lower 16 bits of an earlier one: where the optimizer keeps
+    only those, a load or refresh did not reach them."""
+    key, pair = difference.key, context.pair(difference)
+    param = context.observed.get(key._replace(role="param"))
+    if key.role != "master" or pair is None or param is None or (pair.expected.dtype, param.dtype) != ("fp32", "bf16"):
+        return None
+    rounded = (pair.observed_bits + np.uint32(0x8000)) >> np.uint32(16)
+    low = np.uint32(0xFFFF)
+    if not (rounded == as_bits(param)[pair.at]).all():
+        return None
+    for index, value in context.earlier(key):
+        if (as_bits(value)[pair.at] & low == pair.observed_bits & low).all():
+            clause = f"{tensor(key)}{_after(key, context)} is the parameter with the low 16 bits of "
+            clause += moment(index, context)
+            return Finding(_at_least_likely(pair), clause, {"name": key.fqn, "value_of_op": index, **_where(pair)})
+    return None
 
 
 def _cold(difference: Difference, context: Context) -> Finding | None:
@@ -126,6 +212,12 @@ RULES = (
         ("PT-140898", "MBR-4893", "MBR-5680", "MLM-mr2871", "DS-762", "PT-129079"),
     ),
     Rule(
+        "permuted_parameters",
+        "Whole tensors are stored under each other's names",
+        permuted_parameters,
+        ("MLM-2777", "MLM-5835a", "DS-5342", "DS-5395"),
+    ),
+    Rule(
         "other_parameter",
         "Values are stored under another parameter's name",
         other_parameter,
@@ -150,6 +242,11 @@ RULES = (
         ("MBR-3949", "DS-762", "MLM-5071", "TT-1226"),
     ),
     Rule(
+        "stale_remainder",
+        "The low bits of the masters were not refreshed",
+        stale_remainder,
+    ),
+    Rule(
         "stale_value",
         "A copy from an earlier moment was not refreshed",
         stale_value,
@@ -158,7 +255,7 @@ RULES = (
     Rule("load_without_effect", "The load did nothing", load_without_effect, ("PT-140898",)),
     Rule(
         "stale_copy_won",
-        "The load looked right, and the next update came out as if there had been none: a copy it did not reach won",
+        "The load looked right, and the next update started from an earlier moment: a copy that the load missed won",
         stale_copy_won,
         ("MBR-3949", "MLM-5071", "DS-762"),
     ),

@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from harness.errors import UsageError
 from harness.releases import Package
+from harness.report.model import brief
 from harness.result import Result
 from harness.verdict import Verdict
 from harness.world.overlay import commit_of, git
@@ -117,7 +118,7 @@ class Bisection:
         self._tried(version, result, state)
         if state is not wanted:
             allowed = "a version that passes" if wanted is State.GOOD else "a version that fails"
-            shown = result.signature or result.reason or result.verdict.value
+            shown = f"{result.verdict.value} {brief(result)}".strip()
             raise UsageError.of(option, version, f"{allowed}; this one: {shown}", f"{option} with another version")
 
     def _chain(self, package: Package, good: str, bad: str) -> Chain:
@@ -133,7 +134,7 @@ class Bisection:
         root = f"{GIT}{base[:12]}"
         state = self._state(root)
         if state is State.OTHER:
-            why = self.results[root].signature or self.results[root].reason
+            why = brief(self.results[root])
             raise UsageError.of(
                 "ends", f"{good}, {bad}", f"ends whose merge base {root} can be tried: {why}", "--good A"
             )

@@ -302,6 +302,16 @@ _SPECS = (
         bugs=("MLM-mr3394", "FS-58", "PT-54736", "AO-2606"),
     ),
     ModelSpec(
+        "lr_groups",
+        "Two param groups that differ in their learning rate only, interleaved: told apart by nothing but that.",
+        (
+            ModuleSpec("a", (ParamSpec("weight", (6, 3), tp_dim=0), ParamSpec("bias", (6,), group=1, tp_dim=0))),
+            ModuleSpec("b", (ParamSpec("weight", (6, 3), group=1, tp_dim=0), ParamSpec("bias", (6,)))),
+        ),
+        (GroupSpec(), GroupSpec(0.25)),
+        bugs=("MLM-mr3394",),
+    ),
+    ModelSpec(
         "unused",
         "A trainable parameter that no forward uses: no gradient, so its optimizer state never exists.",
         (

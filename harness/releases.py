@@ -20,7 +20,7 @@ from harness.scenario import load_toml
 
 SOURCES = ("path:", "git:")
 FORMS = "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest"
-_PACKAGE_KEYS = ("imports", "tree", "roots", "beside", "release")
+_PACKAGE_KEYS = ("imports", "tree", "roots", "importer", "beside", "release")
 _DECLARED: dict[str, Package] = {}
 _RELEASE_KEYS = ("version", "supports", "torch", "beside")
 
@@ -52,7 +52,8 @@ class Release:
 @dataclass(frozen=True)
 class Package:
     """A distribution under test. imports: its module. tree: the importable package's folder in a source tree, below one
-    of `roots`. beside: as of a release that is not declared. releases: declared, oldest first."""
+    of `roots`. beside: as of a release that is not declared. releases: declared, oldest first. importer:
+    `module:function` of ours that imports it, where it cannot be imported by itself."""
 
     name: str
     imports: str
@@ -60,6 +61,7 @@ class Package:
     roots: tuple[str, ...]
     beside: tuple[str, ...]
     releases: tuple[Release, ...]
+    importer: str = ""
 
     @property
     def newest(self) -> Release:
@@ -124,7 +126,8 @@ def _package(name: str, table: Mapping[str, Any], where: str) -> Package:
     order = [Version(release.version) for release in releases]
     if order != sorted(set(order)):
         raise UsageError.of(f"{where} releases", [r.version for r in releases], "each once, oldest first", "sort them")
-    return Package(name, table["imports"], table["tree"], tuple(table.get("roots", (".",))), beside, releases)
+    roots, importer = tuple(table.get("roots", (".",))), table.get("importer", "")
+    return Package(name, table["imports"], table["tree"], roots, beside, releases, importer)
 
 
 def _release(entry: Mapping[str, Any], beside: tuple[str, ...], where: str) -> Release:

@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ class FusedLayerNormAffineFunction:
 
 def _module(name: str, **contents: Any) -> types.ModuleType:
     module = types.ModuleType(name, f"Emulated by shardproof: {__name__}.")
+    module.__spec__ = ModuleSpec(name, None, is_package="__path__" in contents)  # `find_spec` asks for it
     module.__dict__.update(contents)
     return module
 

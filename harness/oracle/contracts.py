@@ -124,6 +124,13 @@ MEGATRON = (
     ),
 )
 
+BRIDGE = (
+    Contract(
+        "loading a pretrained checkpoint refreshes the optimizer's masters from the loaded parameters",
+        "megatron.bridge.training.checkpointing._load_checkpoint_from_path, cfg.checkpoint.finetune",
+    ),
+)
+
 PRECISION_AWARE = "precision_aware"
 TORCH_OFFLOAD = "torch_offload"
 NEW_DECAY = "new_decay"
@@ -142,6 +149,7 @@ class Rules:
     owner_groups: hyperparameters are recorded parameter by parameter. host_kernel: what is offloaded to the host is
     stepped by torch.optim, whatever steps the rest. same_decay: every build asks for the same weight decay unless the
     scenario has the option `new_decay`: that the load does not restore it is one defect, which would hide others.
+    load_refreshes: loading the model alone also refreshes the masters from it, without a reload_params.
     """
 
     loss_scale: str = "torch"
@@ -153,21 +161,22 @@ class Rules:
     owner_groups: bool = False
     host_kernel: bool = False
     same_decay: bool = False
+    load_refreshes: bool = False
 
 
-_RULES = {
-    "megatron-core": Rules(
-        loss_scale="megatron",
-        clip="megatron",
-        norm_dtype="fp64",
-        zero_gradients=True,
-        trainable_only=True,
-        half_buffers=True,
-        owner_groups=True,
-        host_kernel=True,
-        same_decay=True,
-    )
-}
+_MEGATRON_RULES = Rules(
+    loss_scale="megatron",
+    clip="megatron",
+    norm_dtype="fp64",
+    zero_gradients=True,
+    trainable_only=True,
+    half_buffers=True,
+    owner_groups=True,
+    host_kernel=True,
+    same_decay=True,
+)
+
+_RULES = {"megatron-core": _MEGATRON_RULES, "megatron-bridge": replace(_MEGATRON_RULES, load_refreshes=True)}
 
 
 def rules(system: str) -> Rules:
@@ -257,7 +266,8 @@ def masters_in_state(scenario: Scenario) -> bool:
 def has_masters(scenario: Scenario, op: Op) -> bool:
     """Whether masters have a definite value after an operation. Those in the optimizer's state have none between a load
     of the model alone and the refresh that follows it: they may be kept as what the parameter lacks to them."""
-    return not (masters_in_state(scenario) and op.kind == "load_model_only")
+    stale = op.kind == "load_model_only" and not rules(scenario.system).load_refreshes
+    return not (masters_in_state(scenario) and stale)
 
 
 def rounds_half_away(scenario: Scenario, stage: Stages) -> bool:

@@ -204,6 +204,8 @@ class _Twin:
                     model.restore(self.saved[op.checkpoint])
                 case "load_model_only":
                     model.restore_model(self.saved[op.checkpoint])
+                    if model.rules.load_refreshes:
+                        model.reload_params()
                 case "reload_params":
                     model.reload_params()
                 case "unfreeze":

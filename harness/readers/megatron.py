@@ -34,9 +34,14 @@ _FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?")
 _DISTRIBUTED = re.compile(r"(?:chained_(\d+)\.)?optimizer\.distributed\.dp_group_idx_(\d+)\.(.+)")
 _BUCKET = re.compile(r"gbuf_idx_(\d+)\.dtype_(\(.+\))\.bucket_idx_(\d+)\.(\w+)")
 _STATE = re.compile(r"optimizer\.state\.([a-z0-9_]+)\.(.+)")
+_LAYER_NORMS = {
+    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
+"""What a transformer layer stores its norms as, whichever layers implement them → what they are called here."""
 _STACKED = re.compile(r"(.+\.layers)\.(\D.*)")
 
-MASTERS = ("param", "fp32_param")
+MASTERS = ("param", "fp32_param", "master_param")
 """Names that optimizer state gives to what the optimizer steps on."""
 
 
@@ -143,6 +148,8 @@ class _Reader:
 
     def model_tensor(self, piece: Piece, key: str, owner: Owner | None = None) -> None:
         """A parameter or buffer. owner: whose local tensor it is; None for a piece of the whole one."""
+        if "._extra_state" in key:
+            return  # what a layer with quantised weights would store there; others store nothing
         fqn, piece = self.unstacked(key, piece)
         role = "buffer" if fqn in self.buffer_names else "param"
         named = self.params.get(fqn)
@@ -163,6 +170,8 @@ class _Reader:
         if key in self.params or match is None or not isinstance(piece, TensorPiece) or piece.size[:1] != (1,):
             return key, piece
         fqn = f"{match[1]}.{piece.start[0]}.{match[2]}"
+        for stored, name in _LAYER_NORMS.items():
+            fqn = fqn if fqn in self.params else fqn.replace(stored, name)
         return fqn, replace(piece, shape=piece.shape[1:], start=piece.start[1:], size=piece.size[1:])
 
     def role(self, name: str, named: NamedParam | None) -> tuple[str, int]:
@@ -191,7 +200,7 @@ class _Reader:
                 self.expect_numel(piece, buffer.numel)
                 for slot in buffer.slots:
                     self.flat(piece, owner, slot, buffer.at(slot), name)
-                if name in MASTERS:
+                if name == MASTERS[0]:
                     self.padding(piece, owner, f"{index}", padding_numel(buffer))
 
     def bucket(self, piece: Piece, owner: Owner, buffer: Buffer, index: int, name: str) -> None:

@@ -34,6 +34,14 @@ PARAMETER = Name("torch._utils", "_rebuild_parameter")
 WITH_ATTRIBUTES = Name("torch._tensor", "_rebuild_from_type_v2")
 TENSOR_TYPES = (Name("torch", "Tensor"), Name("torch.nn.parameter", "Parameter"))
 SIZE = Name("torch", "Size")
+OPTIMIZERS = (
+    Name("torch.optim.adamw", "AdamW"),
+    Name("torch.optim.adam", "Adam"),
+    Name("apex.optimizers.fused_adam", "FusedAdam"),
+    Name("transformer_engine.pytorch.optimizers.fused_adam", "FusedAdam"),
+    Name("harness.emulation.fused", "FusedAdam"),
+)
+"""Optimizer classes, which Megatron-Core's hybrid optimizer stores in its param groups: taken as text."""
 DICTS = (Name("collections", "OrderedDict"), Name("collections", "Counter"))
 
 FORM = "torch.save({'model': model.state_dict()}, path)"
@@ -106,6 +114,8 @@ class _Decoder:
                 return self.instance(function, args, depth)
             case Name(module="torch", name=name) if name in TORCH_DTYPE:
                 return f"torch.{name}"
+            case Name() if node in OPTIMIZERS:
+                return str(node)
         raise self.refused(node)
 
     def mapping(self, pairs: list[tuple[object, object]], depth: int) -> dict[Scalar, Value]:

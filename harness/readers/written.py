@@ -8,17 +8,21 @@ import ml_dtypes
 import numpy as np
 
 from harness.models import model_spec
-from harness.observe.logical import Logical, Value
+from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, NUMPY_NAME, Record
+from harness.oracle.contracts import rounds_half_away, stages
 from harness.program import Op
 from harness.readers.checkpoint import expected_written, read_checkpoint
 from harness.readers.megatron import read_megatron
 from harness.scenario import Scenario
 
-MEGATRON = "megatron-core"
+MEGATRON, BRIDGE = "megatron-core", "megatron-bridge"
 
 UNTIED = ("dp_zero", "plain")
 """Formats of Megatron-Core that store a tied parameter under every name: the others under its own only."""
+
+GATHERED = ("dp_zero", "dp_zero_gather_scatter", "fully_reshardable")
+"""Formats that gather state into buffers of fp32 first, integers too."""
 
 IN_FP32 = frozenset({"master", "exp_avg", "exp_avg_sq"})
 """What Megatron-Core's distributed optimizer stores in fp32 whatever dtype it keeps it in."""
@@ -32,6 +36,8 @@ def read_written(path: Path, op: Op, scenario: Scenario) -> list[Record]:
     """
     if scenario.system == MEGATRON:
         return read_megatron(path, op, scenario)
+    if scenario.system == BRIDGE:
+        return read_megatron(path / f"iter_{op.iteration:07d}", op, scenario)
     return read_checkpoint(path, op.index, model_spec(scenario.model))
 
 
@@ -39,16 +45,32 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     """What the checkpoint of the save `op` must hold, from the oracle's live values after it."""
     model = model_spec(scenario.model)
     written = expected_written({k: v for k, v in live.items() if k.where == LIVE}, scenario, model)
-    if scenario.system != MEGATRON:
+    if scenario.system == BRIDGE:
+        written = {key: value for key, value in written.items() if key.role in ("param", "buffer")}
+    elif scenario.system != MEGATRON:
         return written
     aliases = {p.fqn for p in model.params if p.spec.tied_to is not None}
     form = scenario.checkpoint.partition("+")[0]
-    gathered = scenario.sharding == "zero1"
-    return {
-        key: _in_fp32(value) if gathered and key.role in IN_FP32 else value
-        for key, value in written.items()
-        if form in UNTIED or key.role != "param" or key.fqn not in aliases
-    }
+    kept = {k: v for k, v in written.items() if form in UNTIED or k.role != "param" or k.fqn not in aliases}
+    return {key: _as_stored(key, value, scenario) for key, value in kept.items()}
+
+
+def _as_stored(key: Key, value: Value, scenario: Scenario) -> Value:
+    """A live value as Megatron-Core's formats store it."""
+    if scenario.sharding != "zero1" or key.role not in IN_FP32:
+        return value
+    if key.role == "master":
+        spec = model_spec(scenario.model).param(key.fqn).spec
+        if rounds_half_away(scenario, stages(scenario, spec)):
+            value = _remainder(value)
+            return _in_fp32(value) if scenario.checkpoint.partition("+")[0] in GATHERED else value
+    return _in_fp32(value)
+
+
+def _remainder(master: Value) -> Value:
+    """What FusedAdam keeps of an fp32 master beside its bf16 parameter: the lower 16 bits."""
+    words = np.frombuffer(master.data, "<u2").reshape(-1, 2)
+    return Value("int16", master.shape, words[:, 0].tobytes())
 
 
 def _in_fp32(value: Value) -> Value:

@@ -45,6 +45,8 @@ class Ranks:
                 self.loader.load(checkpoints[op.checkpoint])
             case "load_model_only":
                 self.loader.load_model_only(checkpoints[op.checkpoint])
+                if self.session.rules.load_refreshes:
+                    self.session.reload_params()
             case "reload_params":
                 self.session.reload_params()
             case "unfreeze":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -173,6 +174,18 @@ def headline(result: Result) -> str:
     if result.differences:
         return ", ".join(item.text for item in result.evidence) + f" ({len(result.differences)} differences)"
     return result.reason or "no further detail"
+
+
+def brief(result: Result) -> str:
+    """A result in one line: its signature without system and verdict, or why there is none.
+
+    Of what a library said when it could not be installed or imported: what failed, and the last error.
+    """
+    text = (result.signature or result.reason).removeprefix(f"{result.system} {result.verdict.value}: ")
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    errors = [line for line in lines[1:] if re.match(r"[\w.]*(Error|Exception|ERROR)\b", line)]
+    last = (errors or lines)[-1]
+    return first_line(lines[0] if lines[0].endswith(last) else f"{lines[0]} {last}")
 
 
 def first_line(text: str) -> str:

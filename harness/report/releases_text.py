@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.bisect import Finding, State, names
-from harness.report.model import first_line
+from harness.report.model import brief
 from harness.result import Result
 from harness.sweep import Sweep
 from harness.verdict import Verdict
@@ -35,7 +35,7 @@ def render_sweep(sweep: Sweep, width: int = 120, colour: bool = False) -> str:
         result = row.result
         ran = result.version or row.asked
         table.add_row(
-            _inert(ran), Text(result.verdict.value, _STYLES[result.verdict]), _inert(what(result)),
+            _inert(ran), Text(result.verdict.value, _STYLES[result.verdict]), _inert(brief(result)),
             f"{result.duration_s:.1f}",
         )  # fmt: skip
     results = [row.result for row in sweep.rows]
@@ -50,20 +50,9 @@ def render_sweep(sweep: Sweep, width: int = 120, colour: bool = False) -> str:
     return _drawn(f"{sweep.scenario}\n", table, below, width, colour)
 
 
-def what(result: Result) -> str:
-    """A result in one line: its signature without the words that the other columns have, or why there is none.
-
-    Of what a library said when it could not be installed or imported, the last line.
-    """
-    text = (result.signature or result.reason).removeprefix(f"{result.system} {result.verdict.value}: ")
-    lines = [line for line in text.splitlines() if line.strip()]
-    last = lines[-1].strip() if lines else ""
-    return first_line(text if last in text.split("\n", 1)[0] else f"{lines[0]} {last}")
-
-
 def tried_line(asked: str, result: Result, state: State) -> str:
     """One version of a bisection, as it is tried."""
-    return str(_inert(f"{asked}: {state.value} ({result.verdict.value}{': ' if what(result) else ''}{what(result)})"))
+    return str(_inert(f"{asked}: {state.value} ({result.verdict.value}{': ' if brief(result) else ''}{brief(result)})"))
 
 
 def render_finding(finding: Finding, subjects: dict[str, str], width: int = 120, colour: bool = False) -> str:
@@ -88,7 +77,7 @@ def render_finding(finding: Finding, subjects: dict[str, str], width: int = 120,
         why = "not tried" if finding.interrupted else "say nothing about this failure, so it may be one of them"
         below.append(f"between them: {names(finding.skipped)}: {why}")
     others = {v: r for v, r in finding.results.items() if v in finding.skipped}
-    below += [f"  {version}: {result.verdict.value}: {what(result)}" for version, result in others.items()]
+    below += [f"  {version}: {result.verdict.value}: {brief(result)}" for version, result in others.items()]
     below.append(f"tried {len(finding.results)} versions{'; interrupted' if finding.interrupted else ''}")
     return _drawn("", table, below, width, colour)
 

@@ -26,7 +26,7 @@ from harness.program import operations
 from harness.scenario import AXES, Mesh, Scenario, load_mesh
 
 TABLE_LIMIT = 400_000
-PLAINEST_CHECKPOINTS = ("dcp", "gathered")
+PLAINEST_CHECKPOINTS = ("dcp", "gathered", "dp_zero", "plain")
 
 Bools = npt.NDArray[np.bool_]
 

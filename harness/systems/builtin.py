@@ -5,7 +5,12 @@ from __future__ import annotations
 import importlib
 from importlib.util import find_spec
 
-MODULES = ("harness.systems.torch_fsdp2", "harness.systems.megatron_core", "harness.reference.info")
+MODULES = (
+    "harness.systems.torch_fsdp2",
+    "harness.systems.megatron_core",
+    "harness.systems.megatron_bridge",
+    "harness.reference.info",
+)
 
 for _module in MODULES:
     if find_spec(_module):

@@ -11,6 +11,9 @@ written or loaded: the readers and the observation do.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from harness.systems.megatron_core_state import TrainState
 MODEL_FILE = "model_optim_rng.pt"
 PARAMETER_STATE_FILE = "distrib_optim.pt"
 CHECKPOINT_VERSION = 3.0
+TRUST_VARIABLE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 def save(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
@@ -36,7 +40,8 @@ def save(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
 
 def load(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
     """Read a checkpoint of `save` into model, optimizer, scheduler and iteration. Runs on all ranks."""
-    loaded = _read_file(state, path) if plan.legacy else _read_distributed(state, plan, path, whole=True)
+    with _trust(plan):
+        loaded = _read_file(state, path) if plan.legacy else _read_distributed(state, plan, path, whole=True)
     state.chunks[0].load_state_dict(loaded["model"], strict=True)
     state.optimizer.load_state_dict(loaded["optimizer"])
     if plan.form == "dp_zero":
@@ -48,9 +53,23 @@ def load(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
 
 def load_model_only(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
     """Read a checkpoint's weights and buffers only, as finetuning does; the optimizer is not told. On all ranks."""
-    loaded = _read_file(state, path) if plan.legacy else _read_distributed(state, plan, path, whole=False)
+    with _trust(plan):
+        loaded = _read_file(state, path) if plan.legacy else _read_distributed(state, plan, path, whole=False)
     state.chunks[0].load_state_dict(loaded["model"], strict=True)
     dist.barrier()
+
+
+@contextmanager
+def _trust(plan: CheckpointPlan) -> Iterator[None]:
+    """Let torch.load read any pickle, with the `trusted` switch: these files are our own."""
+    if not plan.trusted:
+        yield
+        return
+    os.environ[TRUST_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[TRUST_VARIABLE]
 
 
 def _save_files(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
@@ -146,9 +165,8 @@ def _common(state: TrainState) -> dict[str, Any]:
 def _metadata(state: TrainState, plan: CheckpointPlan) -> dict[str, Any]:
     """What the training script tells `sharded_state_dict` and stores beside the state."""
     metadata: dict[str, Any] = {}
-    sharding_type = plan.sharding_type(state.release)
-    if sharding_type is not None:
-        metadata["distrib_optim_sharding_type"] = sharding_type
+    if plan.sharding_type is not None:
+        metadata["distrib_optim_sharding_type"] = plan.sharding_type
     if plan.form == "fully_reshardable":
         metadata["distrib_optim_fully_reshardable_mem_efficient"] = plan.mem_efficient
     if state.release >= (0, 14, 0):

@@ -39,22 +39,29 @@ class Format:
 
 
 FORMATS: dict[str, Format] = {
-    "dp_zero": Format("torch.save of the model and of whole buffers gathered on data-parallel rank 0", "zero1"),
-    "dp_zero_gather_scatter": Format("the same buffers as one object of a distributed checkpoint", "zero1", ("async",)),
+    "dp_zero": Format(
+        "torch.save of the model and of whole buffers gathered on data-parallel rank 0", "zero1", ("trusted",)
+    ),
+    "dp_zero_gather_scatter": Format(
+        "the same buffers as one object of a distributed checkpoint", "zero1", ("async", "trusted")
+    ),
     "dp_reshardable": Format(
-        "each bucket a flat tensor; other data-parallel sizes", "zero1", ("async", "fully_parallel")
+        "each bucket a flat tensor; other data-parallel sizes",
+        "zero1",
+        ("async", "fully_parallel", "trusted"),
+        (0, 15, 0),
     ),
     "fully_reshardable": Format(
         "each state as a tensor of its parameter's shape; other sizes of anything",
         "zero1",
-        ("async", "fully_parallel", "mem_efficient"),
+        ("async", "fully_parallel", "mem_efficient", "trusted"),
         since=(0, 15, 0),
         any_tp=True,
     ),
     "fully_sharded_model_space": Format(
         "each state as flat ranges of its parameter; other sizes of anything",
         "zero1",
-        ("async", "fully_parallel"),
+        ("async", "fully_parallel", "trusted"),
         before=(0, 16, 0),
         any_tp=True,
     ),
@@ -62,14 +69,15 @@ FORMATS: dict[str, Format] = {
     "sharded": Format(
         "each state as a tensor of its parameter's shape, by the optimizer without a distributed one",
         "replicate",
-        ("async", "fully_parallel"),
+        ("async", "fully_parallel", "trusted"),
         any_tp=True,
     ),
-    "plain": Format("torch.save of the model and of the optimizer's state dict", "replicate"),
+    "plain": Format("torch.save of the model and of the optimizer's state dict", "replicate", ("trusted",)),
 }
 """Format → what it is. The switches: async (write in a forked process, waited for), fully_parallel (data-parallel ranks
-share the writing and reading), mem_efficient (gather on one rank, over gloo). fully_parallel is not for
-dp_zero_gather_scatter: only rank 0 has its object, and the training script refuses to load it so."""
+share the writing and reading; not for dp_zero_gather_scatter, whose object only rank 0 has), mem_efficient (gather on
+one rank, over gloo), trusted (load with TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1, as users do where torch refuses what the
+library saved)."""
 
 
 @dataclass(frozen=True)
@@ -80,22 +88,17 @@ class CheckpointPlan:
     fully_parallel: bool = False
     asynchronous: bool = False
     mem_efficient: bool = False
+    trusted: bool = False
 
     @property
     def legacy(self) -> bool:
         """Whether it is files of torch.save, not a distributed checkpoint."""
         return self.form in LEGACY
 
-    def sharding_type(self, release: Release) -> str | None:
-        """The name of the form in `metadata['distrib_optim_sharding_type']`; None without a distributed optimizer.
-
-        Before 0.15 dp_reshardable was called fully_sharded_bucket_space.
-        """
-        if FORMATS[self.form].sharding != "zero1":
-            return None
-        if self.form == "dp_reshardable" and release < (0, 15, 0):
-            return "fully_sharded_bucket_space"
-        return self.form
+    @property
+    def sharding_type(self) -> str | None:
+        """The form's name in `metadata['distrib_optim_sharding_type']`; None without a distributed optimizer."""
+        return self.form if FORMATS[self.form].sharding == "zero1" else None
 
 
 def checkpoint_plan(text: str) -> CheckpointPlan | None:
@@ -103,7 +106,8 @@ def checkpoint_plan(text: str) -> CheckpointPlan | None:
     form, *switches = text.split("+")
     if form not in FORMATS or not set(switches) <= set(FORMATS[form].switches) or sorted(set(switches)) != switches:
         return None
-    return CheckpointPlan(form, "fully_parallel" in switches, "async" in switches, "mem_efficient" in switches)
+    words = ("fully_parallel", "async", "mem_efficient", "trusted")
+    return CheckpointPlan(form, *(word in switches for word in words))
 
 
 def release_of(version: str) -> Release:
@@ -177,7 +181,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         "checkpoint-since",
         _before_it_existed,
-        "fully_reshardable came with 0.15",
+        "dp_reshardable and fully_reshardable came with 0.15",
         "megatron/core/optimizer/distrib_optimizer.py, sharded_state_dict",
         LibraryError("NotImplementedError", "Unknown sharding_type", "save"),
     ),

@@ -294,15 +294,12 @@ class _Recorder:
 
 
 def _hyperparameters(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    yield "lr", float(group["lr"])
-    yield "weight_decay", float(group["weight_decay"])
-    if "betas" in group:
-        yield "beta1", float(group["betas"][0])
-        yield "beta2", float(group["betas"][1])
-        yield "eps", float(group["eps"])
-    else:
-        yield "momentum", float(group["momentum"])
-        yield "nesterov", float(group["nesterov"])
+    """What a group says; nothing of what a load may have lost."""
+    for name in ("lr", "weight_decay", "eps", "momentum", "nesterov"):
+        if name in group:
+            yield name, float(group[name])
+    for index, beta in enumerate(group.get("betas", ()), 1):
+        yield f"beta{index}", float(beta)
 
 
 def _joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,9 @@ The process group exists already and spans the mesh. Everything of the library r
 library is imported once, by `warm_up` in the server or by the first rank, with the packages beside it that the
 variant in SHARDPROOF_VARIANT names: it looks for apex and TransformerEngine at import.
 
-*Verifies* nothing by itself. *Does not exercise* CUDA streams, NCCL, pipeline or context parallelism, fp8.
+*Verifies* nothing by itself. *Does not exercise* CUDA streams, NCCL, pipeline or context parallelism; nor fp8 primary
+weights: a parameter is one if it is TransformerEngine's QuantizedTensor (megatron/core/fp8_utils.py, is_float8tensor),
+a class that is not there without TransformerEngine, whose presence switches on layers that need its kernels.
 """
 
 from __future__ import annotations
@@ -40,9 +42,14 @@ from harness.systems.protocol import RankContext
 
 R = TypeVar("R")
 
-QUIET = r"The \.grad attribute of a Tensor that is not a leaf Tensor is being accessed"
-"""What torch warns about wherever a distributed optimizer reads the gradient of an fp32 shard, which the library makes
-as a view of the parameter without detaching it: once a process, on a GPU as here, and of no consequence."""
+QUIET = {
+    # Torch says so once a process: a distributed optimizer makes fp32 shards as views of their parameter, without
+    # detaching them, and reads their gradient.
+    r"The \.grad attribute of a Tensor that is not a leaf Tensor is being accessed",
+    # A hint about speed: there is a buffer a dtype, so with islands the order of buckets is not that of the forward.
+    r"The next bucket's parameter all-gather operation has already been",
+}
+"""Warnings of a sound run, on a GPU as here, that are of no consequence. Any other is a difference."""
 
 VARIANT = "SHARDPROOF_VARIANT"
 TE_VERSION = "2.10.0"  # whose FusedAdam is emulated
@@ -81,12 +88,10 @@ class MegatronRank:
 
     def __init__(self, context: RankContext) -> None:
         library()
-        warnings.filterwarnings("ignore", QUIET, UserWarning)
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message, UserWarning)
         self.context = context
         self.scenario, self.spec = context.scenario, context.model
-        plan = formats.checkpoint_plan(self.scenario.checkpoint)
-        assert plan is not None, "the parent runs supported scenarios only"
-        self.plan = plan
         self.probe = Probe(self.scenario, self.spec, context.mesh, context.rank, self._box)
         self.state: TrainState
         self.gradients: dict[int, torch.Tensor] = {}
@@ -147,6 +152,13 @@ class MegatronRank:
     @emulated
     def observe(self, op: Op) -> Iterable[Record]:
         return list(observe(self.state, op, self.probe, self.gradients, self.norm))
+
+    @property
+    def plan(self) -> formats.CheckpointPlan:
+        """How checkpoints are written and read."""
+        plan = formats.checkpoint_plan(self.scenario.checkpoint)
+        assert plan is not None, "the parent runs supported scenarios only"
+        return plan
 
     # Construction
 

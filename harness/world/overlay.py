@@ -38,10 +38,14 @@ INSTALL_S = 900.0
 IMPORT_S = 120.0
 SITE = "site-packages"  # as where a library is installed: reports name a library's files below it
 _MANIFEST = "overlay.json"
+_OURS = Path(__file__).resolve().parents[2]  # what holds the package `harness`
 _SHOWN_LINES, _SHOWN_CHARACTERS = 12, 300
 
 _IMPORT = """
 import importlib, json, sys
+if sys.argv[2]:
+    place, _, importer = sys.argv[2].partition(":")
+    getattr(importlib.import_module(place), importer)()
 module = importlib.import_module(sys.argv[1])
 print(json.dumps([getattr(module, "__version__", ""), module.__file__ or list(module.__path__)[0]]))
 """
@@ -311,9 +315,9 @@ def _imported(
     what = f"{package.name} {expected} cannot be imported".replace("  ", " ") + f" by {python.path}"
     environment = {
         **os.environ, **DETERMINISM, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "" if lasting else "1",
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "PYTHONPATH": os.pathsep.join(map(str, (*paths, *([_OURS] if package.importer else [])))),
     }  # fmt: skip
-    answer = _said([python.path, "-c", _IMPORT, package.imports], IMPORT_S, what, environment)
+    answer = _said([python.path, "-c", _IMPORT, package.imports, package.importer], IMPORT_S, what, environment)
     version, file = json.loads(answer.splitlines()[-1])
     if not Path(file).is_relative_to(paths[0]):
         raise OverlayError(f"{what}: {package.imports} comes from {file}, not from {paths[0]}")

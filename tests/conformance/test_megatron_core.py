@@ -220,7 +220,7 @@ def test_every_model_of_the_zoo_has_a_supported_scenario(model: str) -> None:
 @pytest.mark.parametrize(
     ("axes", "reason"),
     [
-        ({"sharding": "fully_shard"}, "sharding"),
+        ({"sharding": "fully_shard"}, "zero1"),
         ({"dtype": "bf16"}, "masters"),
         ({"dtype": "fp32/reduce=bf16"}, "reduced"),
         ({"optimizer": "adamw/impl=multi_tensor/loss_scale=64.0"}, "fp16"),

@@ -1,4 +1,4 @@
-"""`run`, `replay`, `sweep` and `bisect` on releases of a library, with the fake one; the same in another interpreter."""
+"""`run`, `replay`, `sweep` and `bisect` on releases of a library, with the fake one; ranks in another interpreter."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from harness.cli import entry
+from harness.releases import package
 from harness.verdict import ExitStatus
 from harness.world.interpreter import interpreter
+from harness.world.overlay import CACHE_VARIABLE, build
 from tests.unit.overlay_system import FAKE, isolate, write_library
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +42,7 @@ def test_a_sweep_is_a_table_and_a_document(scenario: Path, capsys: pytest.Captur
     out = capsys.readouterr().out
     rows = {line.split()[0]: line.split()[1] for line in out.splitlines() if line[:2] == "1."}
     assert rows == {"1.0": "pass", "1.1": "mismatch", "1.2": "unknown"}
-    assert "ModuleNotFoundError: No module named 'no_such_dependency'" in out
+    assert "no_such_dependency" in out
     document = json.loads(Path("sweep.json").read_text())
     assert [(row["asked"], row["version"], row["verdict"]) for row in document["rows"]] == [
         ("1.0", "1.0", "pass"), ("1.1", "1.1", "mismatch"), ("1.2", "1.2", "unknown"),
@@ -101,6 +103,20 @@ def test_a_file_that_is_no_single_scenario_is_refused(
     path.write_text(f"schema = 1\n{text}\n")
     assert entry(["sweep", str(path), "--system", "fake", *PLUGIN]) == ExitStatus.USAGE
     assert "a file with one [scenario]" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_a_real_release_is_installed_imported_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From the package index, into an empty cache, and a second time without the index."""
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_CONFIG_FILE"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    core = package("megatron-core")
+    found = build(core, "", interpreter())
+    assert found.version == core.newest.version
+    assert (found.paths[0] / "megatron" / "core" / "optimizer").is_dir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert build(core, core.newest.version, interpreter()) == found
 
 
 @pytest.fixture(scope="module")

@@ -220,6 +220,24 @@ def test_masters_whose_low_bits_a_model_only_load_did_not_reach() -> None:
     assert (found.mechanism, found.evidence[0]["value_of_op"]) == ("stale_remainder", 5)
 
 
+def test_remainders_that_are_written_for_masters() -> None:
+    scenario = DENSE.with_axes({"sharding": "zero1", "dtype": "bf16/master=fp32"})
+    key = live(SAVE, "master", "up.weight")
+
+    def low_bits(array: np.ndarray) -> np.ndarray:
+        return (array.view(np.uint32) & np.uint32(0xFFFF)).astype(np.uint16).view(np.int16)
+
+    found = top(diagnose(scenario, change(key, low_bits), since=SAVE))
+    assert (found.mechanism, found.confidence) == ("remainder_as_value", "certain")
+
+
+def test_a_moment_of_another_kernel_is_no_wrong_scale() -> None:
+    """FusedAdam's 1 - beta is 2^-22 off torch's, relatively: all moments are a few units in the last place larger."""
+    key = live(STEP, "exp_avg", "up.weight")
+    found = top(diagnose(DENSE, change(key, lambda a: a * np.float32(1 + 2.0**-22)), since=STEP))
+    assert (found.mechanism, found.confidence) == ("other_kernel", "likely")
+
+
 def test_zeroed_halves() -> None:
     def drop(array: np.ndarray) -> np.ndarray:
         array[4:] = 0

@@ -24,6 +24,10 @@ REFUSED = [
     ("offload-fraction", {"offload": "cpu=0.5"}),
     ("checkpoint", {"checkpoint": "bucket"}),
     ("fp16-range", {"dtype": "fp32/param=fp16", "optimizer": "adamw/loss_scale=65536.0"}),
+    ("optimizer-impl", {"optimizer": "adamw/impl=multi_tensor"}),
+    ("schedule", {"optimizer": "adamw/schedule=linear"}),
+    ("options", {"options": "precision_aware"}),
+    ("expert-parallel", {"expert_parallel": "2", "mesh": "1x2x1"}),
     ("logical-faults", {"faults": "swapped-states"}),
 ]
 

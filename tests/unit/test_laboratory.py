@@ -28,6 +28,7 @@ from harness.result import Reproduced
 from harness.scenario import Mesh, Scenario
 from harness.store import StoreFull
 from harness.verdict import Verdict
+from harness.world.job import RankError
 from tests.unit.flow_system import ECHO
 from tests.unit.world_stub import ACTIONS
 
@@ -169,6 +170,35 @@ def test_any_error_of_ours_is_unknown_and_the_next_scenario_runs(
     assert verdicts == {ECHO: Verdict.UNKNOWN, SMALL: Verdict.PASS}
     reason = next(result.reason for result in results if result.scenario == ECHO)
     assert type(error).__name__ in reason
+
+
+HERE = Path(laboratory.__file__).parent
+LIBRARY = "/overlays/lib-1/site-packages/lib/optimizer.py"
+EMULATION = str(HERE / "emulation" / "functions.py")
+
+
+@pytest.mark.parametrize(
+    ("frames", "ours"),
+    [
+        ([(LIBRARY, "dst.copy_(src)")], False),
+        (
+            [(LIBRARY, "dst.copy_(src)"), (EMULATION, "return self.ordinary(f, a)"), (EMULATION, "f(*args, **kw)")],
+            False,
+        ),
+        ([(LIBRARY, "tensor.cuda(7)"), (EMULATION, "raise RuntimeError(")], False),
+        ([(LIBRARY, "tensor.cuda()"), (EMULATION, "side = sides[tensor]")], True),
+        ([(str(HERE / "systems" / "rank.py"), "tensor.add_(1)"), (EMULATION, "result = f(*args)")], True),
+        ([(LIBRARY, "hook(x)"), (str(HERE / "systems" / "rank.py"), "raise ValueError(x)")], True),
+        ([(str(HERE / "faults" / "boundary.py"), "raise Planted()")], False),
+        ([], False),
+    ],
+)
+def test_an_error_is_ours_when_our_code_raised_it_and_not_what_the_emulation_passes_on(
+    frames: list[tuple[str, str]], ours: bool
+) -> None:
+    text = "".join(f'  File "{file}", line 1, in f\n    {line}\n    ^^^^\n' for file, line in frames)
+    error = RankError(0, 1, "step", "op", "RuntimeError", "no", None, f"Traceback (most recent call last):\n{text}")
+    assert laboratory._is_ours(error) is ours
 
 
 def test_a_start_that_fails_is_unknown_for_every_scenario(monkeypatch: pytest.MonkeyPatch) -> None:

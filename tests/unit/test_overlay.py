@@ -290,8 +290,10 @@ def test_the_library_in_the_current_folder_does_not_come_first(
 ) -> None:
     write_library(tmp_path, "6.6", "wrong")
     monkeypatch.chdir(tmp_path)
-    with Laboratory(jobs=1, deadline_s=30.0, plugins=PLUGINS) as here:
-        assert here.examine_one(replace(FAKE, version="1.0")).verdict is Verdict.PASS
+    own = environments.Environments(None, PLUGINS)
+    monkeypatch.setattr(lab, "_environments", own)
+    assert lab.examine_one(replace(FAKE, version="1.0")).verdict is Verdict.PASS
+    own.close()
 
 
 def test_a_working_tree_runs(lab: Laboratory, tmp_path: Path) -> None:

@@ -55,13 +55,14 @@ def assert_equals_twin(scenario: Scenario) -> None:
 
 def draw(rng: random.Random) -> Scenario:
     """A scenario over every axis the reference has."""
-    sharding, storage = rng.choice(("fully_shard", "zero1")), rng.choice(("fp32", "bf16", "fp16", "mixed"))
+    sharding, storage = rng.choice(("fully_shard", "zero1", "replicate")), rng.choice(("fp32", "bf16", "fp16", "mixed"))
     stages = ("param", "reduce") if sharding == "fully_shard" else ("reduce", "master")
     chosen = [f"/{stage}={rng.choice(('fp32', 'bf16'))}" for stage in stages if rng.random() < 0.5]
     kind = rng.choice(
         ("sgd", "sgd/nesterov=true", "sgd/momentum=0.0", "adam/eps=0.0009765625", "adamw/eps=0.0009765625")
     )
-    options = ("groups=one", "clip=1.0", "loss_scale=1024.0", "schedule=halve")
+    schedule = f"schedule={rng.choice(('halve', 'linear'))}"
+    options = ("groups=one", "clip=1.0", "loss_scale=1024.0", schedule)
     optimizer = f"{kind}/impl={rng.choice(('forloop', 'foreach', 'fused'))}"
     axes = {
         "model": rng.choice(tuple(ZOO)),

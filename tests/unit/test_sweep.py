@@ -184,7 +184,7 @@ def test_any_failure_counts_when_asked(fake: Package) -> None:
 
 @pytest.mark.parametrize(
     ("states", "said"),
-    [("FPPF", "--good: given '1.0'; allowed: a version that passes; this one: fake crash"),
+    [("FPPF", "--good: given '1.0'; allowed: a version that passes; this one: crash ErrorF"),
      ("GPPF", "--good: given '1.0'.*ErrorG"),
      ("PPPP", "--bad: given '2.0'; allowed: a version that fails; this one: pass"),
      ("PPPU", "--bad: given '2.0'.*cannot be installed"),

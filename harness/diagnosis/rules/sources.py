@@ -153,6 +153,19 @@ def _last_load(index: int, context: Context) -> int | None:
     return next(loads, None)
 
 
+def remainder_as_value(difference: Difference, context: Context) -> Finding | None:
+    """A master is the number that its low 16 bits are as a signed integer: the remainder that the optimizer keeps
+    beside a bf16 parameter was taken for the master."""
+    key, pair = difference.key, context.pair(difference)
+    if key.role != "master" or pair is None or pair.expected.dtype != "fp32":
+        return None
+    low = (pair.expected_bits & np.uint32(0xFFFF)).astype(np.uint16).view(np.int16)
+    if not (pair.got == low).all():
+        return None
+    clause = f"{tensor(key)}{_after(key, context)} holds the low 16 bits of its values, as whole numbers"
+    return Finding(pair.strength, clause, {"name": key.fqn, **_where(pair)})
+
+
 def stale_remainder(difference: Difference, context: Context) -> Finding | None:
     """A master has the upper half of the right value and the lower 16 bits of an earlier one: where the optimizer keeps
     only those, a load or refresh did not reach them."""
@@ -241,6 +254,7 @@ RULES = (
         initial_value,
         ("MBR-3949", "DS-762", "MLM-5071", "TT-1226"),
     ),
+    Rule("remainder_as_value", "Remainders were taken for masters", remainder_as_value),
     Rule(
         "stale_remainder",
         "The low bits of the masters were not refreshed",

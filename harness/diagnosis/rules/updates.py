@@ -14,8 +14,8 @@ STEP_RADIUS = 4.0
 weight decay adds at most lr × weight decay × |weight|."""
 
 KERNEL_ULPS = 8
-"""FusedAdam subtracts an fp32 beta from 1 where torch subtracts a double: the rests differ by 2 units in the last place,
-and the moments by a few more."""
+"""FusedAdam subtracts an fp32 beta from 1 where torch subtracts a double: the rests differ by 2 units in the last
+place, and the moments by a few more."""
 
 
 def not_updated(difference: Difference, context: Context) -> Finding | None:

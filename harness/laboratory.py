@@ -341,13 +341,17 @@ _ECHO = re.compile(r"Connection (closed|reset) by peer|Broken pipe|gloo.*(Timeou
 
 
 def _chosen_error(outcome: JobOutcome) -> RankError | None:
-    """The error that stands for a session: which of several ranks raises first is a matter of timing, so that the lowest
-    rank speaks for those that raised something of their own in the operation of the first."""
+    """The error that stands for a session: which of several ranks raises first is a matter of timing, so that the
+    lowest rank speaks for those that raised something of their own in the operation of the first."""
     first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
     if first is None:
         return None
     own = [e for e in outcome.errors if e.op_index == first.op_index and not _ECHO.search(e.message)]
     return min(own, key=lambda e: e.rank, default=first)
+
+
+_EMULATED_LIBRARY = "/emulation/fused.py"
+"""Where the emulated FusedAdam refuses what the real one refuses, by the same assertions."""
 
 
 def _is_ours(error: RankError) -> bool:
@@ -359,8 +363,8 @@ def _is_ours(error: RankError) -> bool:
     if error.stage == "observe":
         return True
     frames = re.findall(r'^\s*File "([^"]+)".*\n(.*)', error.traceback, re.MULTILINE)
-    innermost = frames[-1][1] if frames else ""
-    if re.match(r"\s*raise\b|.*\(\*args", innermost):
+    file, line = frames[-1] if frames else ("", "")
+    if file.endswith(_EMULATED_LIBRARY) or re.match(r"\s*raise\b|.*\(\*args", line):
         frames = [*dropwhile(lambda frame: "/emulation/" in frame[0], reversed(frames))][::-1]
     return bool(frames) and frames[-1][0].startswith(str(Path(__file__).parent)) and "/faults/" not in frames[-1][0]
 

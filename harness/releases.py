@@ -37,7 +37,13 @@ class Release:
     beside: tuple[str, ...] = ()
 
     def outside(self, installed: Mapping[str, str]) -> tuple[str, ...]:
-        """Installed packages (name → release) with which upstream never supported this release, and why."""
+        """Packages with which upstream never supported this release, and why.
+
+        Args:
+            installed: name → release, in the interpreter; what is installed beside the library comes before it.
+        """
+        pinned = dict(requirement.split("==", 1) for requirement in self.beside if "==" in requirement)
+        installed = {**installed, **pinned}
         found = []
         for requirement in map(Requirement, self.supports):
             there = installed.get(requirement.name)

@@ -247,12 +247,6 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.optimizer.loss_scale > MAX_FP16_LOSS_SCALE,
         f"the probe's gradients leave fp16's range with a loss scale above {MAX_FP16_LOSS_SCALE:g}",
     ),
-    Limit(
-        "offload-replicate",
-        lambda s: s.offload.fraction > 0 and s.sharding == "replicate",
-        "optimizer CPU offload is a part of the distributed optimizer: the training script asks for it",
-        "megatron/training/arguments.py, validate_args",
-    ),
     Limit("offload-sgd", lambda s: s.offload.fraction > 0 and s.optimizer.kind == "sgd", "offload is driven with Adam"),
     Limit(
         "offload-options",

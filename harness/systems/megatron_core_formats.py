@@ -135,11 +135,6 @@ def _before_it_existed(scenario: Scenario) -> bool:
     return found is not None and release_of(scenario.version) < found.since and _saves(scenario)
 
 
-def _after_it_went(scenario: Scenario) -> bool:
-    found = _format(scenario)
-    return found is not None and release_of(scenario.version) >= found.before and _saves(scenario)
-
-
 def _fsdp(scenario: Scenario) -> bool:
     return scenario.checkpoint == "fsdp_dtensor" and _saves(scenario)
 
@@ -184,13 +179,6 @@ LIMITS: tuple[Limit, ...] = (
         "dp_reshardable and fully_reshardable came with 0.15",
         "megatron/core/optimizer/distrib_optimizer.py, sharded_state_dict",
         LibraryError("NotImplementedError", "Unknown sharding_type", "save"),
-    ),
-    Limit(
-        "checkpoint-before",
-        _after_it_went,
-        "fully_sharded_model_space needs flattened ranges, which 0.16 took away, though it is still the default there",
-        "megatron/core/dist_checkpointing/mapping.py, ShardedTensor.validate_metadata_integrity",
-        LibraryError("CheckpointingException", "ShardedTensor.flattened_range is not supported", "save"),
     ),
     Limit(
         "checkpoint-tp-legacy",

@@ -181,7 +181,7 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.optimizer.impl == "multi_tensor",
         "the optimizer is torch.optim's: FusedAdam and FusedSGD belong to megatron-core",
     ),
-    Limit("schedule", lambda s: s.optimizer.schedule == "linear", "the linear schedule is Megatron's: halve is torch's"),
+    Limit("schedule", lambda s: s.optimizer.schedule == "linear", "the linear schedule is Megatron's"),
     Limit("options", lambda s: bool(s.options), "FSDP2 has no switches of its own here"),
     Limit("expert-parallel", lambda s: s.expert_parallel > 1, "FSDP2 does not share experts out"),
     Limit(

@@ -36,6 +36,7 @@ def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.real
 def test_a_sweep_is_a_table_and_a_document(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", str(scenario), "--versions", "1.0..1.2", "--json", "sweep.json", *PLUGIN]
     assert entry(words) == ExitStatus.FAILURE
@@ -49,6 +50,7 @@ def test_a_sweep_is_a_table_and_a_document(scenario: Path, capsys: pytest.Captur
     ]  # fmt: skip
 
 
+@pytest.mark.real
 def test_a_bisection_says_where_it_changed(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bisect", str(scenario), "--good", "1.0", "--bad", "1.1", "--json", "found.json", *PLUGIN]
     assert entry(words) == ExitStatus.OK
@@ -58,6 +60,7 @@ def test_a_bisection_says_where_it_changed(scenario: Path, capsys: pytest.Captur
     assert json.loads(Path("found.json").read_text())["first_bad"] == "1.1"
 
 
+@pytest.mark.real
 def test_a_run_on_a_release_names_it_and_replays(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", str(scenario), "--system", "fake@1.0", "--system", "fake@1.1", "--out", "out", "--json", "run.json"]
     assert entry([*words, *PLUGIN]) == ExitStatus.FAILURE
@@ -86,6 +89,7 @@ def test_a_release_that_cannot_run_is_bad_usage_and_nothing_runs(
     assert not Path("out").exists()
 
 
+@pytest.mark.real
 def test_a_working_tree_is_named_from_anywhere(scenario: Path, tmp_path: Path) -> None:
     write_library(tmp_path / "tree", "1.9")
     words = ["run", str(scenario), "--system", "fake@path:tree", "--out", "out", "--json", "run.json", *PLUGIN]

@@ -73,6 +73,8 @@ def test_what_upstream_never_supported_is_said(fake: Package) -> None:
     assert fake.release("1.1").outside(python.installed) == ("torch 2.13.0+cpu: upstream tested with 2.5",)
     assert fake.release("2.0").outside(python.installed) == ()
     assert fake.release("1.0").outside({}) == ()
+    beside = replace(fake.release("1.0"), beside=("numpy==1.26.4",))
+    assert beside.outside(python.installed) == (), "what is installed beside the library comes first"
 
 
 @pytest.mark.parametrize("harm", ["cut", "removed", "added", "manifest", "no manifest"])

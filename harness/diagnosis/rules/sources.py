@@ -88,6 +88,9 @@ def load_did_nothing(difference: Difference, context: Context) -> Finding | None
     pair = context.pair(difference)
     if pair is None or before is None or not pair.explained_by(before):
         return None
+    *_, oldest = (index for index, value in context.earlier(key) if pair.explained_by(value))
+    if context.op_kind(oldest) == "build":
+        clause += f" and still has {moment(oldest, context)}"
     return Finding(_at_least_likely(pair), clause, evidence)
 
 

@@ -32,8 +32,8 @@ class Absent(nn.Module):
 
 
 @contextmanager
-def importable() -> Iterator[None]:
-    """Inside, `import transformer_engine.pytorch` finds the names; afterwards it fails again.
+def importable(version: str) -> Iterator[None]:
+    """Inside, `import transformer_engine.pytorch` finds the names, of that version; afterwards it fails again.
 
     Import before whatever asks whether TransformerEngine is there, and would take the names for the package.
 
@@ -43,7 +43,8 @@ def importable() -> Iterator[None]:
         raise RuntimeError("the real transformer_engine is loaded already; emulate it in a process without it")
     ops = types.SimpleNamespace(**{name: _layer(name) for name in OPS})
     pytorch = _module("transformer_engine.pytorch", ops=ops, **{name: _layer(name) for name in LAYERS})
-    modules = {"transformer_engine": _module("transformer_engine", pytorch=pytorch), pytorch.__name__: pytorch}
+    package = _module("transformer_engine", pytorch=pytorch, __version__=version)
+    modules = {package.__name__: package, pytorch.__name__: pytorch}
     sys.modules.update(modules)
     try:
         yield

@@ -37,7 +37,7 @@ def library() -> None:
     with cuda.emulated():
         for name in CORE_ASKS_FOR_TE:
             importlib.import_module(name)
-        with te_names.importable():
+        with te_names.importable(megatron_core_rank.TE_VERSION):
             from harness.systems import megatron_bridge_checkpoint  # noqa: F401
 
 

@@ -27,14 +27,13 @@ class Format:
     """One checkpoint format.
 
     doc: one line. sharding: the scenario's `sharding` that it serves. switches: words that may follow its name, each
-    after a `+`. since, before: the releases that have it. any_tp: whether another tensor-parallel size may load it.
+    after a `+`. since: the first release that has it. any_tp: whether another tensor-parallel size may load it.
     """
 
     doc: str
     sharding: str
     switches: tuple[str, ...] = ()
     since: Release = (0, 0, 0)
-    before: Release = (*NEWEST[:2], 1)
     any_tp: bool = False
 
 
@@ -62,7 +61,6 @@ FORMATS: dict[str, Format] = {
         "each state as flat ranges of its parameter; other sizes of anything",
         "zero1",
         ("async", "fully_parallel", "trusted"),
-        before=(0, 16, 0),
         any_tp=True,
     ),
     "fsdp_dtensor": Format("DTensors of Megatron FSDP", "zero1", any_tp=True),

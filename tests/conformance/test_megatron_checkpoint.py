@@ -72,7 +72,6 @@ def test_the_text_of_a_format() -> None:
         ({"checkpoint": "plain"}, "sharding=replicate: sharded, plain"),
         ({"checkpoint": "fully_reshardable", "version": "0.14.0"}, "came with 0.15"),
         ({"checkpoint": "dp_zero", "mesh": "1x2x2", "load": "tp_change"}, "loads at the same such size only"),
-        ({"checkpoint": "fully_sharded_model_space"}, "flattened ranges"),
     ],
 )
 def test_what_a_format_cannot_do(axes: dict[str, str], reason: str) -> None:

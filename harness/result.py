@@ -231,7 +231,8 @@ def _raised_at(error: Failure) -> str:
 
 
 def _first_line(message: str) -> str:
-    """The first line of an error with what varies between scenarios masked: numbers, addresses, paths, quotes."""
+    """The first line of an error with what varies between scenarios masked: numbers, tensors, addresses, paths."""
     line = message.strip().split("\n", 1)[0][:200]
     line = re.sub(r"(/[\w.\-]+){2,}", "PATH", line)
+    line = re.sub(r"\btensor\(.*", "tensor(…)", line)
     return re.sub(r"0x[0-9a-fA-F]+|\d+", "N", line)

@@ -211,7 +211,7 @@ class FusedAdam(torch.optim.Optimizer):
         grad = self._gradient(param)
         if grad is None:
             return
-        state = {name: self.get_unscaled_state(param, name) for name in self.state[param]}
+        state = {n: self.get_unscaled_state(param, n) for n in self.name_to_dtype_map if n in self.state[param]}
         moments = state["exp_avg"], state["exp_avg_sq"]
         has_master = self.master_weights and param.dtype is not torch.float32
         if has_master and self._keeps_remainder(param):

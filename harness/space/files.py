@@ -16,14 +16,18 @@
     budget_s = 900                              # a plan that takes longer is refused
     [system.torch-fsdp2.axes]
     checkpoint = ["dcp", "full"]
+    [[system.torch-fsdp2.leave_out]]            # combinations that this walk leaves out, counted as excluded
+    reason = "why, for the reader"
+    axes = { offload = "cpu*", program = ["resume", "twice"] }
 
 A file may also hold one `[scenario]` or several `[[scenario]]`, with or without a `[space]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -40,7 +44,21 @@ WALKED_AXES = tuple(axis for axis in AXES if axis not in ("system", "version"))
 MAX_STRENGTH = 4
 ALL = len(WALKED_AXES)
 _SPACE_KEYS = ("title", "exhaustive", "strength", "three_way", "budget_s")
-_SYSTEM_KEYS = (*_SPACE_KEYS[1:], "axes")
+_SYSTEM_KEYS = (*_SPACE_KEYS[1:], "leave_out", "axes")
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """Combinations that a walk leaves out. axes: axis → shell-style patterns, one of which its value matches."""
+
+    reason: str
+    axes: Mapping[str, tuple[str, ...]]
+
+    def matches(self, scenario: Scenario) -> bool:
+        return all(
+            any(fnmatchcase(scenario.axis_text(axis), pattern) for pattern in patterns)
+            for axis, patterns in self.axes.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -49,7 +67,7 @@ class Walk:
 
     axes: axis → canonical values, in order. exhaustive: axes of which every valid combination appears.
     strength: every valid combination of this many axes appears. three_way: axes of which every valid triple
-    appears. budget_s: seconds the walk may take; None = any.
+    appears. budget_s: seconds the walk may take; None = any. leave_out: what it does not walk, with reasons.
     """
 
     system: str
@@ -59,6 +77,7 @@ class Walk:
     strength: int = 2
     three_way: tuple[str, ...] = ()
     budget_s: float | None = None
+    leave_out: tuple[LeaveOut, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -245,7 +264,25 @@ def _settled(walk: Walk, table: Mapping[str, Any], where: str) -> Walk:
         strength=_strength(table["strength"], f"{where}: strength") if "strength" in table else walk.strength,
         three_way=_axis_names(table.get("three_way", walk.three_way), f"{where}: three_way"),
         budget_s=_seconds(table["budget_s"], where) if "budget_s" in table else walk.budget_s,
+        leave_out=(*walk.leave_out, *_left_out(table.get("leave_out", []), where)),
     )
+
+
+def _left_out(tables: object, where: str) -> Iterator[LeaveOut]:
+    form = '[[system.NAME.leave_out]] with reason = "…" and axes = { program = "resume" }'
+    for table in tables if isinstance(tables, list) else [tables]:
+        match table:
+            case {"reason": str(reason), "axes": dict(axes), **rest} if axes and not rest:
+                pass
+            case _:
+                raise UsageError.of(f"{where}: leave_out", table, "a reason and axes", form)
+        for axis in axes:
+            if axis not in WALKED_AXES:
+                raise UsageError.of(f"{where}: leave_out: axis", axis, WALKED_AXES, form)
+        patterns = {
+            axis: (given,) if isinstance(given, str) else tuple(map(str, given)) for axis, given in axes.items()
+        }
+        yield LeaveOut(reason, patterns)
 
 
 def _values(axis: str, texts: object, where: str) -> tuple[str, ...]:

@@ -86,7 +86,8 @@ class _Problem:
         self.names = list(self.values)
         self.sizes = [len(values) for values in self.values.values()]
         self.base = Scenario(system=walk.system, version=walk.version)
-        self.exclusions = tuple(self._tables((c.id, c.reason, c.excludes) for c in CONSTRAINTS))
+        left_out = [(f"leave_out-{number}", rule.reason, rule.matches) for number, rule in enumerate(walk.leave_out)]
+        self.exclusions = tuple(self._tables([*((c.id, c.reason, c.excludes) for c in CONSTRAINTS), *left_out]))
         info = system_info(walk.system)
         limits = [(limit.id, limit.reason, limit.refuses) for limit in info.limits]
         refusals = self._tables(limits or [("unsupported", f"{info.name} refuses it", info.unsupported)])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.models import ModelSpec, ParamSpec, model_spec
+from harness.models import ModelSpec, ParamSpec, model_spec, storage_dtype
 from harness.program import operations
 from harness.scenario import Mesh, Scenario, load_mesh
 from harness.systems import megatron_core_formats as formats
@@ -103,6 +103,19 @@ def _indivisible_ep(scenario: Scenario) -> bool:
     return any(count % ep for count in experts) or any(mesh.dp % ep for mesh in _meshes(scenario))
 
 
+def _indivisible_instances(scenario: Scenario) -> bool:
+    ep = scenario.expert_parallel
+    return ep > 1 and any(mesh.dp % ep == 0 and mesh.dp // ep % mesh.dp_replicate for mesh in _meshes(scenario))
+
+
+def _rounds_average(scenario: Scenario) -> bool:
+    """Whether seven ranks average a gradient that needs all of fp32's digits. Half precision is rounded back."""
+    fp32 = scenario.dtype.reduce == "fp32" or any(
+        storage_dtype(scenario.dtype, p.spec) == "fp32" for p in model_spec(scenario.model).unique_params
+    )
+    return fp32 and any(mesh.dp == 7 for mesh in _meshes(scenario))
+
+
 def _group_decays(scenario: Scenario, model: ModelSpec) -> set[float]:
     """The weight decays that the model's groups ask for, besides the optimizer's own."""
     if scenario.optimizer.groups == "one":
@@ -187,6 +200,19 @@ LIMITS: tuple[Limit, ...] = (
         "with overlap_grad_reduce every parameter of a bucket must get a gradient",
         "megatron/core/distributed/param_and_grad_buffer.py, _ParamAndGradBucketGroup.reset",
         LibraryError("AssertionError", "", "step"),
+    ),
+    Limit(
+        "expert-instances",
+        _indivisible_instances,
+        "distributed optimizer instances must divide the data-parallel ranks of an expert",
+        "megatron/core/parallel_state.py, initialize_model_parallel",
+        LibraryError("AssertionError", "Expert data parallel size should be divisible by partial DistOpt", "build"),
+    ),
+    Limit(
+        "average-of-seven",
+        _rounds_average,
+        "DDP averages by multiplying with 1/7, which fp32 rounds: sums of the exact grid are no longer exact",
+        "megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync",
     ),
     Limit("sharding", lambda s: s.sharding == "fully_shard", "DDP shards the optimizer (zero1) or nothing (replicate)"),
     Limit(

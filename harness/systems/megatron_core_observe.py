@@ -185,7 +185,7 @@ class _Recorder:
             if part.state.get(name) is not None:
                 yield role, part.state[name]
         if mixes_kernels(self.state.scenario):
-            yield "host", torch.full((part.length,), not cuda.is_device(part.stepped))
+            yield "host", torch.full(part.held.shape, not cuda.is_device(part.stepped))
 
     def _masters(self, part: Owned) -> Iterator[torch.Tensor]:
         """Every copy that the optimizer has of the master. FusedAdam makes its own of the parameter, at the first step:

@@ -41,6 +41,7 @@ from harness.systems.megatron_core_state import TrainState, local_box, release
 from harness.systems.protocol import RankContext
 
 R = TypeVar("R")
+S = TypeVar("S", bound="MegatronRank")
 
 QUIET = {
     "Environment variable TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",  # the switch `trusted` sets it
@@ -73,11 +74,11 @@ def library() -> None:
         from harness.systems import megatron_core_model  # noqa: F401
 
 
-def emulated(method: Callable[[MegatronRank, Op], R]) -> Callable[[MegatronRank, Op], R]:
+def emulated(method: Callable[[S, Op], R]) -> Callable[[S, Op], R]:
     """Run an operation on the emulated device."""
 
     @wraps(method)
-    def run(self: MegatronRank, op: Op) -> R:
+    def run(self: S, op: Op) -> R:
         with cuda.emulated():
             return method(self, op)
 
@@ -98,12 +99,12 @@ class MegatronRank:
         self.gradients: dict[int, torch.Tensor] = {}
         self.norm: float | None = None
         self.hook = register_optimizer_step_pre_hook(self._capture)
-        self._initialise_parallel()
 
     @emulated
     def build(self, op: Op) -> None:
         from harness.systems import megatron_core_model
 
+        self._initialise_parallel()
         ask = at_build(self.scenario, op.init_seed)
         model = megatron_core_model.build(self.probe, op.init_seed)
         chunk = self._data_parallel(model)
@@ -167,13 +168,14 @@ class MegatronRank:
         from megatron.core import parallel_state
 
         mesh = self.context.mesh
-        with cuda.emulated():
-            parallel_state.initialize_model_parallel(
-                tensor_model_parallel_size=mesh.tp,
-                expert_model_parallel_size=self.scenario.expert_parallel,
-                expert_tensor_parallel_size=1 if self.scenario.expert_parallel > 1 else None,
-                num_distributed_optimizer_instances=mesh.dp_replicate,
-            )
+        if parallel_state.is_initialized():
+            return
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=mesh.tp,
+            expert_model_parallel_size=self.scenario.expert_parallel,
+            expert_tensor_parallel_size=1 if self.scenario.expert_parallel > 1 else None,
+            num_distributed_optimizer_instances=mesh.dp_replicate,
+        )
 
     def _data_parallel(self, model: torch.nn.Module) -> Any:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig

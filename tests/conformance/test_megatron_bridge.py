@@ -78,7 +78,7 @@ def regression(name: str) -> Scenario:
         {"model": "tied", "optimizer": "adamw/impl=forloop", "load": "tp_change", "mesh": "1x1x1"},
         {"model": "gpt", "program": "model_only_late"},
         {"sharding": "replicate", "model": "frozen_tower"},
-        {"options": "precision_aware", "program": "model_only_late"},
+        {"options": "precision_aware"},
         {"options": "precision_aware", "offload": "cpu=0.5"},
         {"program": "train", "offload": "cpu=0.5"},
     ],
@@ -99,7 +99,7 @@ def test_offloaded_copies_keep_the_initialisation(opened: Laboratory, name: str)
     assert result.reproduced
     assert result.reproduced.times == result.reproduced.attempts
     assert result.failed_op
-    assert result.failed_op.kind == "load_model_only"
+    assert result.failed_op.name == "load_model_only"
     first = result.explanations[0].text
     assert "master of down.bias is unchanged by operation 5 (load_model_only)" in first
     assert "still has its initialisation by operation 4 (build)" in first

@@ -34,7 +34,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "offload-l2": {"optimizer": "adam/impl=multi_tensor", "offload": "cpu"},
     "overlap-unused": {"model": "unused", "options": "overlap_grad_reduce"},
     "checkpoint-fsdp": {"checkpoint": "fsdp_dtensor", "program": "build step save"},
-    "checkpoint-before": {"checkpoint": "fully_sharded_model_space", "program": "build step save"},
+    "expert-instances": {"model": "moe", "expert_parallel": "2", "mesh": "2x1x1"},
 }
 """Limit → a scenario that it refuses, of those that the release of these tests raises."""
 

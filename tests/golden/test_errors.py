@@ -37,7 +37,7 @@ CASES: dict[str, Callable[[], object]] = {
     "impossible mesh": with_axis("mesh", "0x2x1"),
     "mesh of two sizes": with_axis("mesh", "2x2"),
     "unknown axis": with_axis("colour", "red"),
-    "unknown dtype stage": with_axis("dtype", "fp32/grad=bf16"),
+    "unknown dtype stage": with_axis("dtype", "fp32/moment=bf16"),
     "unknown storage dtype": with_axis("dtype", "fp8"),
     "unknown optimizer": with_axis("optimizer", "lion"),
     "loss scale that is no power of two": with_axis("optimizer", "adamw/loss_scale=1000.0"),

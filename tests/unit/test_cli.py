@@ -99,7 +99,7 @@ SELECTIONS: dict[str, tuple[str, ...]] = {
     "impossible mesh": ("--set", "mesh=0x1x1"),
     "mesh that is no mesh": ("--set", "mesh=two"),
     "unknown system": ("--system", "torch-fsdp3"),
-    "unknown model": ("--set", "model=gpt"),
+    "unknown model": ("--set", "model=bert"),
     "illegal program": ("--set", "program=load build"),
     "unknown name": ("smokey",),
     "missing file": ("absent.toml",),

@@ -160,6 +160,24 @@ def test_an_optimizer_state_that_is_not_loaded() -> None:
     assert "is still absent" in found.text
 
 
+@pytest.mark.parametrize("program", ["model_only", "model_only_late"])
+def test_masters_that_keep_an_earlier_value_beside_loaded_parameters(program: str) -> None:
+    """The load did something: what the refresh missed are the optimizer's copies (MBR-3949)."""
+    axes = {"sharding": "zero1", "dtype": "bf16/master=fp32", "program": program}
+    scenario = DENSE.with_axes(axes)
+    kinds = [op.kind for op in expand(scenario)]
+    refresh = kinds.index("reload_params")
+
+    def keep(state: Logical) -> None:
+        for key in [k for k in state if k.op == refresh and k.role == "master"]:
+            state[key] = state[key._replace(op=refresh - 2)]
+
+    found = top(diagnose(scenario, keep, since=refresh))
+    initial = kinds[refresh - 2] == "build"
+    assert (found.mechanism, found.confidence) == ("initial_value" if initial else "stale_value", "certain")
+    assert ("MBR-3949" in found.bug_ids) is initial
+
+
 def test_a_stale_copy_names_its_moment() -> None:
     def stale(state: Logical) -> None:
         state[live(LATER_STEP, "compute_param", "up.weight")] = state[live(2, "compute_param", "up.weight")]

@@ -247,21 +247,41 @@ def test_smoke_is_small() -> None:
     assert max(s.mesh.world for s in plan.scenarios) <= 4
 
 
+OF_MEGATRON = {"gpt", "lr_groups", "moe", "sandwich"}
+"""Models that show defects of Megatron-Core's alone: islands between others, experts, groups by learning rate, and its
+own GPT."""
+
+
 @pytest.mark.parametrize("name", ["nightly", "weekly"])
 def test_the_nightly_and_weekly_leave_out_no_mesh_model_program_relation_or_format(name: str) -> None:
     for walk in load_space(name).walks:
+        assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
+        assert {"dtype", "mesh", "offload"} <= set(walk.exhaustive)
+        if walk.system == "megatron-core":
+            assert set(walk.axes["model"]) == {m for m in ZOO if unsupported(MEGATRON.with_axes({"model": m})) is None}
+            assert set(walk.axes["program"]) == set(PROGRAMS) - {"unfreeze"}
+            assert {text.partition("+")[0] for text in walk.axes["checkpoint"]} == set(MEGATRON_FORMATS) - UNSAVED[name]
+            continue
         for_weekly = {"8x1x1", "1x1x8", "4x2x1", "4x1x2", "2x1x4", "1x2x4"}  # slow on real ranks
         left_out = for_weekly if (name, walk.system) == ("nightly", "torch-fsdp2") else set()
         assert set(walk.axes["mesh"]) == {str(mesh) for mesh in meshes(8)} - left_out
-        assert set(walk.axes["model"]) == set(ZOO)
+        assert set(walk.axes["model"]) == set(ZOO) - OF_MEGATRON
         assert set(walk.axes["program"]) == set(PROGRAMS)
-        assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
-        assert {"dtype", "mesh", "offload"} <= set(walk.exhaustive)
         if walk.system == "torch-fsdp2":
             options = {
                 f"{form}+{option}" for form, each in FORMATS.items() for option in each if form in ("dcp", "full")
             }
             assert {*FORMATS, *options} <= set(walk.axes["checkpoint"])
+
+
+@pytest.mark.parametrize("name", ["nightly", "weekly"])
+def test_every_world_up_to_8_both_tensor_parallel_sizes_and_instances_are_walked_with_megatron(name: str) -> None:
+    (walk,) = (walk for walk in load_space(name).walks if walk.system == "megatron-core")
+    chosen = [Mesh.parse(text) for text in walk.axes["mesh"]]
+    worlds = {mesh.world for mesh in chosen if mesh.tp == 1}
+    assert worlds == set(range(1, 9 if name == "weekly" else 8))
+    assert {mesh.tp for mesh in chosen} == {1, 2}
+    assert {mesh.dp_replicate for mesh in chosen} >= {1, 2}
 
 
 def test_the_exposed_cells_come_first(small: str) -> None:

@@ -73,7 +73,8 @@ def other_role(difference: Difference, context: Context) -> Finding | None:
 
 
 def load_did_nothing(difference: Difference, context: Context) -> Finding | None:
-    """After a load or a refresh, the value is still the one of just before (PT-140898, MBR-4893, MLM-mr2871)."""
+    """After a load or a refresh, the value is still the one of just before (PT-140898, MBR-4893, MLM-mr2871). A master
+    whose parameter was loaded is left to the rules about stale copies: there the load did something."""
     key = difference.key
     if context.op_kind(key.op) not in ("load", "load_model_only", "reload_params") or key.where != "live":
         return None
@@ -86,12 +87,18 @@ def load_did_nothing(difference: Difference, context: Context) -> Finding | None
             return None
         return Finding("likely", f"{tensor(key)} is still absent after {context.op_name(key.op)}", evidence)
     pair = context.pair(difference)
-    if pair is None or before is None or not pair.explained_by(before):
+    if pair is None or before is None or not pair.explained_by(before) or _copy_of_loaded(key, context):
         return None
     *_, oldest = (index for index, value in context.earlier(key) if pair.explained_by(value))
     if context.op_kind(oldest) == "build":
         clause += f" and still has {moment(oldest, context)}"
     return Finding(_at_least_likely(pair), clause, evidence)
+
+
+def _copy_of_loaded(key: Key, context: Context) -> bool:
+    """Whether it is the optimizer's copy of a parameter that has the right value."""
+    param = key._replace(role="param")
+    return key.role == "master" and param in context.observed and context.observed[param] == context.expected.get(param)
 
 
 def stale_value(difference: Difference, context: Context) -> Finding | None:

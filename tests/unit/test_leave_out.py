@@ -1,0 +1,55 @@
+"""What a walk leaves out: counted with its reason, absent from the plan, refused where it is malformed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.space.files import load_space
+from harness.space.plan import Selection, make_plan
+
+SPACE = """
+schema = 1
+[space]
+title = "small"
+strength = 2
+[axes]
+mesh = ["1x1x1", "1x2x1"]
+program = ["resume", "train"]
+checkpoint = ["gathered"]
+[system.reference]
+[[system.reference.leave_out]]
+reason = "too slow for tonight"
+axes = { mesh = "1x2*", program = ["resume"] }
+"""
+
+
+def test_left_out_combinations_are_absent_and_counted(tmp_path: Path) -> None:
+    plan = make_plan([load_space(str(_written(tmp_path, SPACE)))], Selection())
+    kept = {(str(s.mesh), s.program) for s in plan.scenarios}
+    assert kept == {("1x1x1", "resume"), ("1x1x1", "train"), ("1x2x1", "train")}
+    assert plan.excluded["too slow for tonight"] == 1
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ('reason = "no axes"', "leave_out"),
+        ('axes = { mesh = "1x2*" }', "leave_out"),
+        ('reason = 3\naxes = { mesh = "1x2*" }', "leave_out"),
+        ('reason = "why"\naxes = { mesh = "1x2*" }\nother = 1', "leave_out"),
+        ('reason = "why"\naxes = { flavour = "sweet" }', "leave_out: axis"),
+    ],
+)
+def test_a_malformed_rule_is_refused(tmp_path: Path, table: str, named: str) -> None:
+    head = SPACE[: SPACE.index("reason =")]
+    with pytest.raises(UsageError, match=named):
+        load_space(str(_written(tmp_path, f"{head}{table}\n")))
+
+
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "small.toml"
+    path.write_text(text)
+    return path

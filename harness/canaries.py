@@ -1,8 +1,8 @@
 """Canaries: what must be noticed in every CI run. A run in which one goes unnoticed has failed.
 
 *Verifies*: every logical fault, planted in its scenarios, gives a mismatch, a crash or a hang, and the same
-scenarios without it pass; every boundary fault in real ranks comes to the verdict that it must; every comparison
-of `faults.comparisons` finds the kind of difference that it must.
+scenarios without it pass; every boundary fault comes to the verdict that it must in the real ranks of each of its
+systems; every comparison of `faults.comparisons` finds the kind of difference that it must.
 *Does not verify*: that a fault's explanation is right; the table says whether its bug is among the first
 one and the first three explanations.
 """
@@ -22,6 +22,7 @@ from harness.report.publish import publish
 from harness.result import Result
 from harness.verdict import ExitStatus, Verdict
 
+STUCK_S = 10.0  # what a rank that never returns costs, twice
 CAUGHT = (Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG)
 
 
@@ -49,19 +50,52 @@ class Detection:
         return bool(self.results) and all(wanted & bugs for bugs in named)
 
 
+@dataclass(frozen=True)
+class Strike:
+    """One boundary fault in the real ranks of one scenario."""
+
+    fault: BoundaryFault
+    result: Result
+
+    @property
+    def noticed(self) -> bool:
+        """Whether it came to the verdict that it must, and to no other."""
+        return self.result.verdict.value == self.fault.verdict
+
+    @property
+    def line(self) -> str:
+        """Its line of the table; of a strike that was not noticed, with the reason that the result gives."""
+        said = "noticed" if self.noticed else "NOT NOTICED"
+        because = f" ({self.result.reason})" if self.result.reason and not self.noticed else ""
+        return f"{self.fault.id:<28} {self.result.system:<14} {said}: {self.result.verdict.value}{because}"
+
+    @property
+    def plain(self) -> dict[str, object]:
+        """Its object of the machine report."""
+        return {
+            "id": self.fault.id,
+            "system": self.result.system,
+            "version": self.result.version,
+            "scenario": self.result.id,
+            "verdict": self.result.verdict.value,
+            "detected": self.noticed,
+        }
+
+
 def run_canaries(out: Path, json_file: Path | None, jobs: int) -> int:
     """Plant every fault and make every comparison; print the table; the contract's exit status."""
     detections = _plant_all(jobs, out)
     boundary = _strike_all(jobs)
     missed_pairs = [name for name, (a, b, kind) in PAIRS.items() if found_kind(a, b) != kind]
     print(_table(detections))
-    for fault, verdict in boundary.items():
-        print(f"{fault.id:<30} {'noticed' if verdict.value == fault.verdict else 'NOT NOTICED'}: {verdict.value}")
+    for strike in boundary:
+        print(strike.line)
     print(f"comparisons that must differ: {len(PAIRS) - len(missed_pairs)} of {len(PAIRS)} noticed")
     if json_file:
-        publish(json_file, json.dumps({"faults": [_plain(d) for d in detections]}, indent=1) + "\n")
+        found = {"faults": [_plain(d) for d in detections], "boundary": [strike.plain for strike in boundary]}
+        publish(json_file, json.dumps(found, indent=1) + "\n")
     missed = [d.fault.id for d in detections if not d.detected] + missed_pairs
-    missed += [fault.id for fault, verdict in boundary.items() if verdict.value != fault.verdict]
+    missed += [f"{strike.fault.id} on {strike.result.system}" for strike in boundary if not strike.noticed]
     broken = [d.fault.id for d in detections if not d.control]
     for name in missed:
         print(f"NOT NOTICED: {name}")
@@ -86,11 +120,12 @@ def _plant_all(jobs: int, out: Path) -> list[Detection]:
     ]
 
 
-def _strike_all(jobs: int) -> dict[BoundaryFault, Verdict]:
-    """What every boundary fault comes to; the deadline is what a stuck rank costs, twice."""
-    struck = {fault.scenario: fault for fault in BOUNDARY.values()}
-    with Laboratory(jobs=jobs, deadline_s=10.0) as laboratory:
-        return {struck[r.scenario]: r.verdict for r in laboratory.examine(struck, lambda scenario, blob: None)}
+def _strike_all(jobs: int) -> list[Strike]:
+    """What every boundary fault comes to."""
+    struck = {scenario: fault for fault in BOUNDARY.values() for scenario in fault.scenarios}
+    with Laboratory(jobs=jobs, deadline_s=STUCK_S) as laboratory:
+        strikes = [Strike(struck[r.scenario], r) for r in laboratory.examine(struck, lambda scenario, blob: None)]
+    return sorted(strikes, key=lambda strike: (strike.result.system, strike.fault.id))
 
 
 def _table(detections: Sequence[Detection]) -> str:

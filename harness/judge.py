@@ -133,7 +133,7 @@ def twin_axes(scenario: Scenario) -> Scenario:
     return replace(
         scenario, system=_ruled_as(scenario.system), version="", mesh=mesh, load=load, faults=(),
         expert_parallel=scenario.expert_parallel if _shares_experts(scenario) else 1,
-        sharding="zero1" if scenario.sharding == "replicate" else scenario.sharding,
+        sharding="zero1" if scenario.sharding == "replicate" and not mixes_kernels(scenario) else scenario.sharding,
         offload=offload, options=options, reshard_after_forward="true", checkpoint="dcp", grad_sync="last",
     )  # fmt: skip
 

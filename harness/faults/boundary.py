@@ -1,17 +1,20 @@
 """Boundary faults: something outside the library goes wrong on one rank. For any system that runs real ranks.
 
-They show what the harness makes of a lost operation, a broken checkpoint, a dead rank and a stuck one, and, with
-a library that promises to survive such a thing, whether it does. Ids start with `boundary.`. Imports no torch.
+They show what the harness makes of a lost operation, a broken checkpoint, a corrupted tensor, a dead rank and a stuck
+one, and, with a library that promises to survive such a thing, whether it does. Ids start with `boundary.`. Imports
+torch in ranks only.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.program import Op
 from harness.scenario import Scenario
@@ -19,24 +22,30 @@ from harness.systems.protocol import RankContext
 
 Perform = Callable[[], None]
 
-_AXES = {"system": "torch-fsdp2", "mesh": "1x2x1", "program": "build step save step build load step"}
+_FSDP2 = {"system": "torch-fsdp2", "mesh": "1x2x1", "program": "build step save step build load step"}
+_MEGATRON = {
+    **_FSDP2, "system": "megatron-core", "sharding": "zero1", "dtype": "bf16/master=fp32",
+    "optimizer": "adamw/impl=multi_tensor", "checkpoint": "dp_zero",
+}  # fmt: skip
+_BOTH = (_FSDP2, _MEGATRON)
+_POLL_S = 0.0005
 
 
 @dataclass(frozen=True)
 class BoundaryFault:
-    """One fault. around: performs an operation on one rank, with the fault in it. scenario_axes: axes of a scenario
-    that shows it. verdict: what it must come to."""
+    """One fault. around: performs an operation on one rank, with the fault in it. scenario_axes: axes of scenarios each
+    of which shows it. verdict: what they must come to."""
 
     id: str
     doc: str
     verdict: str
     around: Callable[[Perform, Op, RankContext], None] = field(repr=False)
-    scenario_axes: Mapping[str, str] = field(default_factory=lambda: _AXES, hash=False)
+    scenario_axes: tuple[Mapping[str, str], ...] = field(default=(_FSDP2,), hash=False)
 
     @property
-    def scenario(self) -> Scenario:
-        """A scenario that shows the fault, with the fault in it."""
-        return Scenario().with_axes({**self.scenario_axes, "faults": self.id})
+    def scenarios(self) -> tuple[Scenario, ...]:
+        """Scenarios that show the fault, with the fault in them."""
+        return tuple(Scenario().with_axes({**axes, "faults": self.id}) for axes in self.scenario_axes)
 
 
 def perform(system_method: Callable[[Op], None], op: Op, context: RankContext) -> None:
@@ -78,28 +87,131 @@ def _truncate(act: Perform, op: Op, context: RankContext) -> None:
 
 
 def _largest(folder: Path) -> Path:
-    return max((f for f in folder.iterdir() if not f.name.startswith(".")), key=lambda f: f.stat().st_size)
+    files = (f for f in folder.rglob("*") if f.is_file() and not f.name.startswith("."))
+    return max(files, key=lambda f: f.stat().st_size)
+
+
+def _struck(op: Op, context: RankContext) -> bool:
+    """Whether it is rank 0's first step, where most faults strike."""
+    return op.kind == "step" and op.iteration == 0 and context.rank == 0
 
 
 def _kill(act: Perform, op: Op, context: RankContext) -> None:
-    if op.kind == "step" and op.iteration == 0 and context.rank == 0:
+    if _struck(op, context):
         os.kill(os.getpid(), signal.SIGKILL)
     act()
 
 
+def _kill_in_save(act: Perform, op: Op, context: RankContext) -> None:
+    """Dies as soon as the first byte of the checkpoint is on disk, with whatever processes the library has started."""
+    if op.kind != "save" or context.rank:
+        act()
+        return
+    folder = context.checkpoint_path(op)
+
+    def watch() -> None:
+        while not any(f.is_file() and f.stat().st_size for f in folder.rglob("*")):
+            time.sleep(_POLL_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    act()
+    time.sleep(3600)  # a save too quick for the watch; it strikes now
+
+
 def _stick(act: Perform, op: Op, context: RankContext) -> None:
-    if op.kind == "step" and op.iteration == 0 and context.rank == 0:
+    if _struck(op, context):
         time.sleep(3600)
     act()
+
+
+def _corrupt_parameter(act: Perform, op: Op, context: RankContext) -> None:
+    """One element of a parameter's local shard changes between the forward and the backward pass."""
+    if not _struck(op, context):
+        act()
+        return
+    import torch
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+    depth = 0
+
+    def enter(*_: Any) -> None:
+        nonlocal depth
+        depth += 1
+
+    def leave(module: Any, *_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+        if not depth:
+            shards = [p._local_tensor for p in module.parameters() if hasattr(p, "_local_tensor")]
+            shard = next(t for t in (*shards, *module.parameters()) if t.numel())
+            with torch._C.DisableTorchFunction():
+                shard.data.view(-1)[:1].add_(1.0)
+
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
+    act()
+    for hook in hooks:
+        hook.remove()
+
+
+def _lose_contribution(act: Perform, op: Op, context: RankContext) -> None:
+    """What the rank sends into the reductions of the step is lost on the way, and zeros arrive."""
+    if not _struck(op, context):
+        act()
+        return
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Lossy(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            with torch._C.DisableTorchFunction():  # below an emulated device, whose tensors have sides
+                if func.namespace == "c10d" and "reduce" in func.__name__:
+                    for sent in tree_leaves(args):
+                        if isinstance(sent, torch.Tensor):
+                            sent.zero_()
+                return func(*args, **(kwargs or {}))
+
+    with Lossy():  # type: ignore[no-untyped-call]
+        act()
+
+
+def _drop_replica_state(act: Perform, op: Op, context: RankContext) -> None:
+    """The second replica's optimizer forgets its state at the end of the first step."""
+    of_first = context.rank < context.mesh.world // context.mesh.dp_replicate
+    if of_first or op.kind != "step" or op.iteration:
+        act()
+        return
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: optimizer.state.clear())
+    act()
+    hook.remove()
 
 
 BOUNDARY: dict[str, BoundaryFault] = {
     fault.id: fault
     for fault in (
-        BoundaryFault("boundary.skip-load", "a load is never called", "mismatch", _skip_load),
-        BoundaryFault("boundary.flip-bit", "one bit of a written tensor flips on disk", "mismatch", _flip_bit),
-        BoundaryFault("boundary.truncate", "a checkpoint file loses its second half", "crash", _truncate),
-        BoundaryFault("boundary.kill-rank", "rank 0 is killed in its first step", "crash", _kill),
+        BoundaryFault("boundary.skip-load", "a load is never called", "mismatch", _skip_load, _BOTH),
+        BoundaryFault("boundary.flip-bit", "one bit of a written tensor flips on disk", "mismatch", _flip_bit, _BOTH),
+        BoundaryFault("boundary.truncate", "a checkpoint file loses its second half", "crash", _truncate, _BOTH),
+        BoundaryFault(
+            "boundary.corrupt-parameter", "a parameter changes between forward and backward on rank 0", "mismatch",
+            _corrupt_parameter, (_FSDP2, {**_MEGATRON, "dtype": "fp32", "program": "build step step"}),
+        ),
+        BoundaryFault(
+            "boundary.lost-contribution", "rank 0 takes part in the reductions of its first step with zeros",
+            "mismatch", _lose_contribution, _BOTH,
+        ),
+        BoundaryFault(
+            "boundary.replica-state", "the second replica loses its optimizer state after the first step", "mismatch",
+            _drop_replica_state, ({**_FSDP2, "mesh": "2x1x1"}, {**_FSDP2, "mesh": "2x2x1", "program": "build step"}),
+        ),
+        BoundaryFault("boundary.kill-rank", "rank 0 is killed in its first step", "crash", _kill, _BOTH),
+        BoundaryFault(
+            "boundary.kill-in-save", "rank 0 is killed while it writes a checkpoint", "crash", _kill_in_save,
+            (_FSDP2, {**_MEGATRON, "checkpoint": "fully_reshardable"}),
+        ),
         BoundaryFault("boundary.stuck-rank", "rank 0 never returns from its first step", "hang", _stick),
     )
-}
+}  # fmt: skip

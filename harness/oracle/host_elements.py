@@ -80,7 +80,11 @@ def _offloaded(shards: list[_Shard], fraction: float) -> Iterator[_Shard]:
 
 
 def _shards(scenario: Scenario, trained: list[NamedParam], mesh: Mesh, rank: int) -> Iterator[_Shard]:
-    """What a rank owns, in the order in which its optimizer holds it."""
+    """What a rank owns, in the order in which its optimizer holds it: without a distributed optimizer everything, in
+    the model's order."""
+    if scenario.sharding == "replicate":
+        yield from (_Shard(param.fqn, 0, _local_numel(param, mesh.tp)) for param in trained)
+        return
     buffers: dict[str, list[NamedParam]] = {}
     for param in trained:
         buffers.setdefault(storage_dtype(scenario.dtype, param.spec), []).append(param)

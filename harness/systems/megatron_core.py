@@ -291,11 +291,6 @@ LIMITS: tuple[Limit, ...] = (
         "megatron/training/arguments.py, validate_args",
     ),
     Limit(
-        "average-gloo",
-        _has("average_in_collective"),
-        "gloo has no averaging reduction; only NCCL can run average_in_collective",
-    ),
-    Limit(
         "instances-replicate",
         lambda s: s.sharding == "replicate" and any(mesh.dp_replicate > 1 for mesh in _meshes(s)),
         "dp_replicate is the number of distributed optimizer instances: it needs zero1",

@@ -88,6 +88,8 @@ def owned_parts(state: TrainState) -> Iterator[Owned]:
             stepped = copies.get(held, held)
             leaf, inner_group = inner.get(id(stepped), (None, {}))
             kept = leaf.state.get(stepped, {}) if leaf is not None else {}
+            if not isinstance(leaf, torch.optim.Adam):  # FusedAdam counts by group; a load may leave a step here
+                kept = {name: value for name, value in kept.items() if name != "step"}
             separate = held.data_ptr() != model.data_ptr() + start * model.element_size()
             yield Owned(
                 names[id(model)], start, length, held, stepped, separate, kept, outer.get(id(held), {}), inner_group

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from harness.emulation import cuda
+from harness.emulation import cuda, spawn
 from harness.models import model_spec
 from harness.observe.record import Record
 from harness.oracle.contracts import at_build
@@ -75,11 +75,11 @@ def library() -> None:
 
 
 def emulated(method: Callable[[S, Op], R]) -> Callable[[S, Op], R]:
-    """Run an operation on the emulated device."""
+    """Run an operation on the emulated device, with managers forked instead of spawned."""
 
     @wraps(method)
     def run(self: S, op: Op) -> R:
-        with cuda.emulated():
+        with cuda.emulated(), spawn.forked():
             return method(self, op)
 
     return run

@@ -10,14 +10,18 @@ import os
 import select
 import signal
 import socket
+import tempfile
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from harness.world import process, wire
 from harness.world.job import STAGES, Job, JobOutcome, RankError, RankPlace, shortened
 from harness.world.rank import DUMP_SIGNAL, RankSeat, run_rank
 
 DUMP_S = 0.2  # what a rank gets to write its stack
+SOCKET_PATH_BYTES = 107  # of a Unix socket's address (sun_path, with its end)
+SOCKET_NAME_BYTES = len("/pymp-12345678/listener-12345678")  # multiprocessing's, below the temporary folder
 GRACE_S = 1.0  # after a rank failed, the others get this long to report their own errors
 
 
@@ -86,6 +90,7 @@ def _become_rank(seat: RankSeat, group: int, supervisor: int) -> None:
     process.die_with_parent(supervisor)
     os.setpgid(0, group)
     _redirect_output(seat)
+    _keep_temporary_files(seat.job.directory)
     process.close_all_but([seat.channel.fileno(), seat.store_fd][: 2 if seat.rank == 0 else 1])
     run_rank(seat)
 
@@ -100,6 +105,13 @@ def _redirect_output(seat: RankSeat) -> None:
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
+
+
+def _keep_temporary_files(folder: Path) -> None:
+    """Have a rank's temporary files where the job's are, so that those of a killed rank go with them: the folder of a
+    library's manager process outlives it otherwise. Not where its sockets' paths would be too long."""
+    if len(os.fsencode(folder)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES:
+        tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
 
 
 def _join_process_group(pid: int, group: int) -> None:

@@ -60,13 +60,14 @@ CHILD = (
     "harness.reference.checkpoint", "harness.reference.kernels", "harness.reference.numerics",
     "harness.reference.observe", "harness.reference.readback", "harness.reference.restore", "harness.reference.state",
     "harness.reference.system", "harness.reference.trainer",
-    "harness.systems.megatron_bridge_checkpoint",
+    "harness.systems.megatron_bridge_checkpoint", "harness.systems.megatron_bridge_rank",
     "harness.systems.megatron_core_checkpoint", "harness.systems.megatron_core_model",
     "harness.systems.megatron_core_observe", "harness.systems.megatron_core_rank",
     "harness.systems.megatron_core_state",
     "harness.systems.torch_fsdp2_checkpoint", "harness.systems.torch_fsdp2_rank",
 )  # fmt: skip
-"""Modules that load torch or a library under test: they run in ranks and workers only. Every other module, new ones too, is the parent's."""
+"""Modules that load torch or a library under test: they run in ranks and workers only. Every other module, new
+ones too, is the parent's."""
 
 CHECKERS = ("diff", "judge", "observe.assemble", "oracle.twin", "diagnosis.engine")
 """Modules that decide; their docstrings say what they verify and what they do not."""

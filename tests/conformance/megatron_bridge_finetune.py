@@ -1,6 +1,6 @@
 """Megatron-Bridge's own `pretrain()` and `finetune()` from end to end, on one rank: a program of its own.
 
-    python -m tests.conformance.megatron_bridge_finetune FOLDER FRACTION
+    python megatron_bridge_finetune.py FOLDER FRACTION
 
 trains a tiny GPT for a few iterations and saves it, builds the same model from another seed and finetunes it from that
 checkpoint with FRACTION of the optimizer on the host. Prints how far each weight is, at the second iteration's forward,
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,7 @@ def in_a_child(folder: Path, run: Callable[[], list[Weights]]) -> list[Weights]:
 
     file = folder / "seen.json"
     if (pid := os.fork()) == 0:
+        os.setpgid(0, 0)
         try:
             with tempfile.NamedTemporaryFile(dir=folder) as store, cuda.emulated():
                 import torch.distributed as dist
@@ -97,7 +100,10 @@ def in_a_child(folder: Path, run: Callable[[], list[Weights]]) -> list[Weights]:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    if os.waitpid(pid, 0)[1]:
+    status = os.waitpid(pid, 0)[1]
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)  # the manager process that dist_checkpointing leaves behind
+    if status:
         sys.exit("a run of Bridge failed")
     found: list[Weights] = json.loads(file.read_text())
     return found

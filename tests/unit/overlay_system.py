@@ -6,9 +6,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import sys
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from harness.observe.record import Record, whole
@@ -47,6 +49,12 @@ def warm_up() -> None:
     import fakelib.core
 
     warmed.append(f"{fakelib.core.__version__} {os.environ['SHARDPROOF_VARIANT']}")
+
+
+def import_with_dependency() -> None:
+    """Import the library where it lacks something that we have."""
+    sys.modules["no_such_dependency"] = ModuleType("no_such_dependency")
+    import fakelib.core  # noqa: F401
 
 
 def _unsupported(scenario: Scenario) -> str | None:

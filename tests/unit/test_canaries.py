@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from harness import canaries
-from harness.canaries import Detection, run_canaries
+from harness.canaries import Detection, Strike, run_canaries
 from harness.cli import entry
 from harness.diagnosis import Explanation
 from harness.faults import comparisons
-from harness.faults.boundary import BOUNDARY
+from harness.faults.boundary import BOUNDARY, BoundaryFault
 from harness.faults.catalogue import CATALOGUE, Fault, canary_scenarios, scenarios_of
 from harness.result import Result
 from harness.space.constraints import impossible
@@ -65,12 +65,17 @@ def test_top1_and_top3_are_about_the_faults_own_bugs() -> None:
     assert not detection(Verdict.MISMATCH, explanations=(*others, explained("X-3"), explained(BUG))).named_within(3)
 
 
+def struck(fault: BoundaryFault, verdict: Verdict, reason: str = "") -> Strike:
+    scenario = fault.scenarios[0]
+    return Strike(fault, Result(scenario, scenario.system, "1", verdict, reason=reason))
+
+
 @pytest.fixture
 def outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, object]]:
     """What the canaries find, to be spoilt by a test; everything is noticed."""
     found: dict[str, object] = {
         "planted": [detection(Verdict.MISMATCH, Verdict.MISMATCH)],
-        "struck": {fault: Verdict(fault.verdict) for fault in BOUNDARY.values()},
+        "struck": [struck(fault, Verdict(fault.verdict)) for fault in BOUNDARY.values()],
     }
     monkeypatch.setattr(canaries, "_plant_all", lambda jobs, out: found["planted"])
     monkeypatch.setattr(canaries, "_strike_all", lambda jobs: found["struck"])
@@ -109,9 +114,13 @@ def test_a_boundary_fault_with_another_verdict_fails_the_run(
     outcome: dict[str, object], capsys: pytest.CaptureFixture[str], verdict: Verdict
 ) -> None:
     fault = BOUNDARY["boundary.kill-rank"]
-    outcome["struck"] = {fault: verdict}
-    assert run_canaries(Path(), None, 1) == ExitStatus.HARNESS
-    assert f"NOT NOTICED: {fault.id}" in capsys.readouterr().out
+    outcome["struck"] = [struck(fault, verdict, "PyPI is out of reach")]
+    assert run_canaries(Path(), Path("faults.json"), 1) == ExitStatus.HARNESS
+    shown = capsys.readouterr().out
+    assert f"NOT NOTICED: {fault.id} on torch-fsdp2" in shown
+    assert "(PyPI is out of reach)" in shown
+    (row,) = json.loads(Path("faults.json").read_text())["boundary"]
+    assert (row["id"], row["system"], row["detected"]) == (fault.id, "torch-fsdp2", False)
 
 
 def test_a_comparison_that_finds_nothing_fails_the_run(
@@ -123,7 +132,7 @@ def test_a_comparison_that_finds_nothing_fails_the_run(
 
 
 def test_every_canary_is_a_scenario_that_its_system_runs() -> None:
-    boundary = [fault.scenario for fault in BOUNDARY.values()]
+    boundary = [scenario for fault in BOUNDARY.values() for scenario in fault.scenarios]
     for scenario in [*(scenario for scenario, _ in canary_scenarios()), *boundary]:
         assert scenario.faults
         assert system_info(scenario.system).unsupported(scenario) is None
@@ -143,4 +152,7 @@ def test_a_planted_fault_is_noticed_and_its_control_passes(monkeypatch: pytest.M
 def test_a_struck_rank_comes_to_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = BOUNDARY["boundary.kill-rank"]
     monkeypatch.setattr(canaries, "BOUNDARY", {fault.id: fault})
-    assert canaries._strike_all(1) == {fault: Verdict.CRASH}
+    assert [(s.result.system, s.result.verdict) for s in canaries._strike_all(1)] == [
+        ("megatron-core", Verdict.CRASH),
+        ("torch-fsdp2", Verdict.CRASH),
+    ]

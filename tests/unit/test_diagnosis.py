@@ -176,6 +176,7 @@ def test_masters_that_keep_an_earlier_value_beside_loaded_parameters(program: st
     initial = kinds[refresh - 2] == "build"
     assert (found.mechanism, found.confidence) == ("initial_value" if initial else "stale_value", "certain")
     assert ("MBR-3949" in found.bug_ids) is initial
+    assert ("its initialisation by operation 4 (build) after operation 6 (reload_params)" in found.text) is initial
 
 
 def test_a_stale_copy_names_its_moment() -> None:

@@ -297,15 +297,17 @@ def test_a_disk_that_fills_under_a_librarys_save_is_no_crash_of_the_library(
 @pytest.mark.real
 @pytest.mark.parametrize("fault", [name for name, fault in BOUNDARY.items() if fault.verdict != "hang"])
 def test_a_boundary_fault_comes_to_its_verdict(lab: Laboratory, fault: str) -> None:
-    result = lab.examine_one(BOUNDARY[fault].scenario)
-    assert result.verdict.value == BOUNDARY[fault].verdict, result
-    assert result.reproduced == Reproduced(1, 1)
+    for scenario in BOUNDARY[fault].scenarios:
+        result = lab.examine_one(scenario)
+        assert result.verdict.value == BOUNDARY[fault].verdict, result
+        assert result.reproduced == Reproduced(1, 1)
 
 
 @pytest.mark.real
 def test_a_stuck_rank_is_a_hang(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "deadline_s", 4.0)
-    result = lab.examine_one(BOUNDARY["boundary.stuck-rank"].scenario)
+    (scenario,) = BOUNDARY["boundary.stuck-rank"].scenarios
+    result = lab.examine_one(scenario)
     assert result.verdict is Verdict.HANG, result
     assert result.error is not None
     assert "rank 0 in step" in result.error.message

@@ -62,6 +62,15 @@ def test_a_release_is_installed_once_and_then_needs_no_index(
     assert not list(cache.glob(".*"))
 
 
+def test_a_library_that_cannot_be_imported_by_itself_has_an_importer(fake: Package) -> None:
+    with pytest.raises(OverlayError, match="no_such_dependency"):
+        build(fake, "1.2", interpreter())
+    helped = replace(fake, importer="tests.unit.overlay_system:import_with_dependency")
+    assert build(helped, "1.2", interpreter()).version == "1.2"
+    for note in build(helped, "1.2", interpreter()).paths[0].parent.glob("imported-*"):
+        note.unlink()
+
+
 def test_another_interpreter_has_another_overlay(fake: Package) -> None:
     other = replace(interpreter(), tag="cpython-399")
     assert build(fake, "1.0", other).paths != build(fake, "1.0", interpreter()).paths

@@ -16,6 +16,7 @@ from harness.space.constraints import CONSTRAINTS, violated
 from harness.space.files import ALL, WALKED_AXES, load_space, meshes, parse_settings, parse_strength, space_names
 from harness.space.plan import Selection, in_shard, make_plan, parse_shard, refusal
 from harness.space.plan_text import render_plan
+from harness.systems.megatron_core_formats import FORMATS as MEGATRON_FORMATS
 from harness.systems.torch_fsdp2 import FORMATS
 
 SMALL = """
@@ -251,6 +252,9 @@ OF_MEGATRON = {"gpt", "lr_groups", "moe", "sandwich"}
 """Models that show defects of Megatron-Core's alone: islands between others, experts, groups by learning rate, and its
 own GPT."""
 
+FOREIGN = {"nightly": {"fsdp_dtensor", "fully_sharded_model_space"}, "weekly": {"fsdp_dtensor"}}
+"""Formats of Megatron-Core left out: one is Megatron FSDP's; the other raises at every save of the newest release."""
+
 
 @pytest.mark.parametrize("name", ["nightly", "weekly"])
 def test_the_nightly_and_weekly_leave_out_no_mesh_model_program_relation_or_format(name: str) -> None:
@@ -258,9 +262,9 @@ def test_the_nightly_and_weekly_leave_out_no_mesh_model_program_relation_or_form
         assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
         assert {"dtype", "mesh", "offload"} <= set(walk.exhaustive)
         if walk.system == "megatron-core":
-            assert set(walk.axes["model"]) == {m for m in ZOO if unsupported(MEGATRON.with_axes({"model": m})) is None}
+            assert set(walk.axes["model"]) == set(ZOO) - {"later"}  # whose use is to be unfrozen, which it cannot
             assert set(walk.axes["program"]) == set(PROGRAMS) - {"unfreeze"}
-            assert {text.partition("+")[0] for text in walk.axes["checkpoint"]} == set(MEGATRON_FORMATS) - UNSAVED[name]
+            assert {text.partition("+")[0] for text in walk.axes["checkpoint"]} == set(MEGATRON_FORMATS) - FOREIGN[name]
             continue
         for_weekly = {"8x1x1", "1x1x8", "4x2x1", "4x1x2", "2x1x4", "1x2x4"}  # slow on real ranks
         left_out = for_weekly if (name, walk.system) == ("nightly", "torch-fsdp2") else set()

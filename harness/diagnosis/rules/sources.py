@@ -119,8 +119,7 @@ def _earlier(difference: Difference, context: Context, *, initial: bool) -> Find
     if not matching or (context.op_kind(matching[-1]) == "build") is not initial:
         return None
     source = matching[-1] if initial else matching[0]
-    what = "its initial value" if initial else f"its value of {context.op_name(source)}"
-    clause = f"{tensor(key)} has {what}{_after(key, context)}"
+    clause = f"{tensor(key)} has {moment(source, context)}{_after(key, context)}"
     return Finding(_at_least_likely(pair), clause, {"name": key.fqn, "value_of_op": source, **_where(pair)})
 
 

@@ -1,0 +1,44 @@
+"""Managers that a library spawns, forked from the rank instead.
+
+dist_checkpointing starts a `multiprocessing` manager on every rank before it first writes. Spawned, each is a fresh
+interpreter that imports torch again to unpickle what it is sent: two seconds of a core a rank and save, by far the
+largest part of a tiny scenario. A fork of the rank has torch already, and stays in its process group.
+
+*Does not exercise*: pickling of what a spawned process is started with, and its start in an empty interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import context, popen_fork
+from multiprocessing.managers import BaseManager
+from typing import Any
+
+from harness.emulation import touched
+
+REAL_SPAWN = "SHARDPROOF_REAL_SPAWN"
+"""Environment variable: any text leaves spawned processes as they are."""
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Within it, `multiprocessing`'s spawn context forks its managers; other processes it still spawns."""
+    if os.environ.get(REAL_SPAWN):
+        yield
+        return
+    spawn: Any = context.SpawnProcess
+    spawned, manager = spawn._Popen, vars(BaseManager)["_run_server"].__func__
+
+    def start(process: Any) -> object:
+        if getattr(process._target, "__func__", None) is not manager:
+            return spawned(process)
+        touched.touch("multiprocessing spawn (of a manager)")
+        return popen_fork.Popen(process)
+
+    spawn._Popen = staticmethod(start)
+    try:
+        yield
+    finally:
+        spawn._Popen = staticmethod(spawned)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 ENVIRONMENT = {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-BENCHMARKS = ("bench_reference", "bench_start", "bench_world")
+BENCHMARKS = ("bench_reference", "bench_start", "bench_world", "bench_megatron")
 
 
 def main() -> int:

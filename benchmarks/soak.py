@@ -1,8 +1,9 @@
 """Thousands of scenarios through one fork server, incidents among them: does anything accumulate?
 
 Every tenth scenario hangs, is killed, raises or leaves a daemon behind. The table shows what the server, this process
-and the scratch folder hold as scenarios go by; `leaks` says what grew. `--system torch-fsdp2` runs the real library
-between the incidents, the default a stub.
+and the scratch folder hold as scenarios go by; `leaks` says what grew. `--system torch-fsdp2` runs a real library
+between the incidents, megatron-core too (saving through dist_checkpointing, which leaves a manager process);
+the default is a stub.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from harness.scenario import Mesh, Scenario
+from benchmarks.servers import server_options
+from harness.scenario import Scenario
 from harness.world.job import Job, JobOutcome
 from harness.world.server import ForkServer
 
-ROOT = Path(__file__).resolve().parents[1]
 INCIDENTS = ("hang", "kill", "raise", "daemon")
 EVERY = 10
 RAM_DISK = Path("/dev/shm")
@@ -52,7 +53,7 @@ def holdings(scenarios: int, server: ForkServer, scratch: Path) -> Holdings:
         len(list(Path(f"/proc/{pid}/fd").iterdir())),
         len(list(Path(f"/proc/{pid}/task").iterdir())),
         _rss_mib(str(pid)),
-        len(_descendants(pid)),
+        len(descendants(pid)),
         len(list(Path("/proc/self/fd").iterdir())),
         _rss_mib("self"),
         len(list(scratch.iterdir())),
@@ -71,13 +72,12 @@ def leaks(first: Holdings, last: Holdings) -> list[str]:
 
 def soak(scenarios: int, jobs: int, system: str, say: Callable[[str], None]) -> tuple[Holdings, Holdings, list[str]]:
     """Run that many; what was held before and after, and the outcomes that were not as expected."""
-    warm_up = ["harness.systems.torch_fsdp2_rank:warm_up"] if system == "torch-fsdp2" else []
     plugins = ["tests.unit.world_stub"]
     wrong: list[str] = []
     counts: Counter[str] = Counter()
     with (
         tempfile.TemporaryDirectory(dir=RAM_DISK if RAM_DISK.is_dir() else None) as folder,
-        ForkServer(path_prefix=[ROOT], plugins=plugins, warm_up=warm_up) as server,
+        ForkServer(plugins=plugins, **server_options(_scenario(system))) as server,
         ThreadPoolExecutor(jobs) as threads,
     ):
         scratch = Path(folder)
@@ -86,7 +86,7 @@ def soak(scenarios: int, jobs: int, system: str, say: Callable[[str], None]) -> 
             fault = INCIDENTS[number // EVERY % len(INCIDENTS)] if number % EVERY == 0 else ""
             outcome = _run(server, scratch / str(number), system, fault)
             counts[fault or "clean"] += 1
-            problem = _unexpected(fault, outcome)
+            problem = _unexpected(fault, outcome, managers=1 if system == "megatron-core" else 0)
             if problem:
                 wrong.append(f"scenario {number} ({fault or 'clean'}): {problem}")
 
@@ -103,24 +103,33 @@ def soak(scenarios: int, jobs: int, system: str, say: Callable[[str], None]) -> 
     return first, last, wrong
 
 
+def _scenario(system: str) -> Scenario:
+    """What runs between the incidents, on two ranks."""
+    program = "build step" if system == "stub" else "build step step save build load step"
+    axes = {"system": system, "mesh": "1x2x1", "program": program}
+    if system == "megatron-core":
+        axes |= {"sharding": "zero1", "dtype": "bf16/master=fp32", "optimizer": "adamw/impl=multi_tensor"}
+        axes |= {"checkpoint": "fully_reshardable"}
+    return Scenario().with_axes(axes)
+
+
 def _run(server: ForkServer, directory: Path, system: str, fault: str) -> JobOutcome:
     directory.mkdir()
     if fault:
-        program, deadline_s = "build step", 5.0 if fault == "hang" else 120.0
-        scenario = Scenario(system="stub", mesh=Mesh(1, 2, 1), program=program, faults=(fault,))
+        deadline_s = 5.0 if fault == "hang" else 120.0
+        scenario = replace(_scenario("stub"), faults=(fault,))
     else:
-        program, deadline_s = "build step step save build load step" if system != "stub" else "build step", 120.0
-        scenario = Scenario(system=system, mesh=Mesh(1, 2, 1), program=program)
+        scenario, deadline_s = _scenario(system), 120.0
     try:
         return server.submit(Job(scenario, 0, directory, deadline_s)).result()
     finally:
         shutil.rmtree(directory)
 
 
-def _unexpected(fault: str, outcome: JobOutcome) -> str:
-    """What is not as the fault should have it, or nothing."""
+def _unexpected(fault: str, outcome: JobOutcome, managers: int) -> str:
+    """What is not as the fault should have it, or nothing. managers: processes that a clean session leaves behind."""
     as_expected = {
-        "": outcome.ok and not outcome.strays,
+        "": outcome.ok and outcome.strays == managers,
         "hang": outcome.timed_out and len(outcome.stuck) == 2,
         "kill": outcome.died == ((1, "signal SIGKILL"),) and outcome.first_failed == 1,
         "raise": bool(outcome.errors) and outcome.first_failed == 1 and outcome.errors[0].type == "KeyError",
@@ -140,18 +149,18 @@ def _rss_mib(process: str) -> int:
     return 0
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
-            found += [child, *_descendants(child)]
+            found += [child, *descendants(child)]
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scenarios", type=int, default=2000)
-    parser.add_argument("--system", choices=("stub", "torch-fsdp2"), default="stub")
+    parser.add_argument("--system", choices=("stub", "torch-fsdp2", "megatron-core"), default="stub")
     parser.add_argument("-j", "--jobs", type=int, default=3)
     options = parser.parse_args()
     started = time.monotonic()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
-    """Run the command line and exit with the contract's status."""
+    """Run the command line and exit with the contract's status. A SIGTERM is a Ctrl-C."""
     from harness.cli import entry
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(entry(sys.argv[1:]))
 
 

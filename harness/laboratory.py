@@ -18,9 +18,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from itertools import dropwhile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -90,10 +89,11 @@ class Laboratory:
         self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=RAM_DISK if RAM_DISK.is_dir() else None))
         warm_up = [info.warm_up for info in all_systems() if info.warm_up and not info.package]
         self._python = python
-        self._environments = Environments(python, plugins)
+        self._environments = Environments(python, plugins, self._scratch)
         self._server = ForkServer(
-            python=python or sys.executable, warm_up=warm_up, plugins=("harness.judge", *plugins), workers=jobs
-        )
+            python=python or sys.executable, warm_up=warm_up, plugins=("harness.judge", *plugins), workers=jobs,
+            scratch=self._scratch,
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         self._server.__enter__()
@@ -102,9 +102,10 @@ class Laboratory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._environments.close()
-        self._server.__exit__(kind, error, trace)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            stack.callback(self._server.__exit__, kind, error, trace)
+            stack.callback(self._environments.close)
 
     def examine(self, scenarios: Iterable[Scenario], observed: Observed) -> Iterator[Result]:
         """Results in the order in which they are reached; `observed` gets every packed observation before its verdict.
@@ -140,13 +141,22 @@ class Laboratory:
         except StoreFull:
             raise
         except (HarnessError, UsageError) as error:
-            result = Result(scenario, scenario.system, scenario.version, Verdict.UNKNOWN, reason=str(error))
+            result = self._unknown(scenario, str(error))
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _NO_SPACE:
                 raise StoreFull(f"no space left while observing scenario {scenario.id}: {error}") from error
             reason = "an error of shardproof's own: " + "".join(traceback.format_exception(error))
-            result = Result(scenario, scenario.system, scenario.version, Verdict.UNKNOWN, reason=reason)
+            result = self._unknown(scenario, reason)
         return replace(result, duration_s=time.monotonic() - started)
+
+    def _unknown(self, scenario: Scenario, reason: str) -> Result:
+        """No verdict, and of which release, as far as it can be told: it may be what the error is about."""
+        version = scenario.version
+        with suppress(HarnessError, UsageError):
+            info = system_info(scenario.system)
+            version = self._named(info, scenario)
+            version = self._ran(info, scenario)["version"]
+        return Result(scenario, scenario.system, version, Verdict.UNKNOWN, reason=reason)
 
     def _confirmed(self, scenario: Scenario, info: SystemInfo, observed: Observed) -> Result:
         first = self._attempt(scenario, info, observed)
@@ -350,23 +360,32 @@ def _chosen_error(outcome: JobOutcome) -> RankError | None:
     return min(own, key=lambda e: e.rank, default=first)
 
 
-_EMULATED_LIBRARY = "/emulation/fused.py"
-"""Where the emulated FusedAdam refuses what the real one refuses, by the same assertions."""
+_DELIBERATE = {
+    tuple(f"/emulation/{name}.py" for name in ("functions", "memory", "symbols", "cuda")): r"\s*raise\b|.*\(.*\*args",
+    ("/emulation/fused.py",): r"\s*(raise|assert)\b",
+}
+"""Files of the emulation → lines in them whose errors are their callers': where the device hands a call on to torch or
+refuses what a device refuses, and where FusedAdam refuses what the real one refuses."""
 
 
 def _is_ours(error: RankError) -> bool:
     """Whether an error came from our own code: from observing, or with our code innermost, outside of a fault.
 
-    The emulation stands in for a device: an error that it raises on purpose, or that comes out of a call that it passes
-    on, is its caller's.
+    The emulation stands in for a device and an optimizer: what it refuses on purpose, and what comes out of a call that
+    it passes on, is its caller's. An error inside of its arithmetic is ours.
     """
     if error.stage == "observe":
         return True
     frames = re.findall(r'^\s*File "([^"]+)".*\n(.*)', error.traceback, re.MULTILINE)
     file, line = frames[-1] if frames else ("", "")
-    if file.endswith(_EMULATED_LIBRARY) or re.match(r"\s*raise\b|.*\(\*args", line):
-        frames = [*dropwhile(lambda frame: "/emulation/" in frame[0], reversed(frames))][::-1]
-    return bool(frames) and frames[-1][0].startswith(str(Path(__file__).parent)) and "/faults/" not in frames[-1][0]
+    for places, deliberate in _DELIBERATE.items():
+        if file.endswith(places) and re.match(deliberate, line):
+            return _in_ours(next((f for f, _ in reversed(frames) if not f.endswith(places)), ""))
+    return _in_ours(file)
+
+
+def _in_ours(file: str) -> bool:
+    return file.startswith(str(Path(__file__).parent)) and "/faults/" not in file
 
 
 def _hung(outcome: JobOutcome) -> Failure:

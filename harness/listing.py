@@ -8,25 +8,29 @@ from dataclasses import fields
 from harness.faults.boundary import BOUNDARY
 from harness.faults.catalogue import CATALOGUE
 from harness.models import ZOO
-from harness.oracle.contracts import FSDP2, ZERO1
+from harness.oracle.contracts import FSDP2, MEGATRON, ZERO1
 from harness.program import PROGRAMS
 from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
 from harness.space.files import space_names
 from harness.systems.registry import all_systems
 
 _AXIS_FORMS = {
-    "dtype": "STORAGE[/param=D][/reduce=D][/output=D][/master=D]; D fp32, bf16, fp16; STORAGE also mixed",
+    "dtype": "STORAGE[/STAGE=D]…; D fp32, bf16, fp16; STORAGE also mixed, mixed_fp16; "
+    "STAGE param, reduce, output, master, grad, exp_avg, exp_avg_sq",
     "mesh": "DP_REPLICATExDP_SHARDxTP, e.g. 2x2x1",
     "load": f"{', '.join(LOAD_RELATIONS)}, or a mesh",
-    "sharding": "fully_shard, zero1",
+    "expert_parallel": "how many ranks share the experts out; 1 without expert parallelism",
+    "sharding": "fully_shard, zero1, replicate",
     "reshard_after_forward": "true, false, none, or a divisor of dp_shard",
     "offload": "none, cpu, cpu=FRACTION",
     "optimizer": f"{'|'.join(OPTIMIZER_KINDS)}[/impl={'|'.join(OPTIMIZER_IMPLEMENTATIONS)}][/OPTION=V], options: "
     + ", ".join(f.name for f in fields(Optimizer)[2:]),
     "microbatches": "1 to 3",
     "grad_sync": "last, every",
-    "checkpoint": "gathered, bucket_space, model_space, sharded (reference); dcp, dcp-async, full, … (torch-fsdp2)",
+    "checkpoint": "gathered, bucket_space, model_space, sharded (reference); dcp, dcp-async, full, … (torch-fsdp2); "
+    "dp_zero, fully_reshardable, plain, … (megatron-core)",
     "program": "a program below, or its operations separated by spaces",
+    "options": "switches of the system, joined by +, or none: below",
     "faults": "ids of the faults below, joined by commas",
 }
 
@@ -37,12 +41,14 @@ def render_listing() -> str:
     sections = (
         ("systems", ((info.name, info.doc) for info in all_systems())),
         ("axes", axes),
+        ("options", {word: doc for info in all_systems() for word, doc in info.options.items()}.items()),
         ("models", ((spec.name, spec.doc) for spec in ZOO.values())),
         ("programs", PROGRAMS.items()),
         ("scenarios", ((name, "") for name in space_names())),
         ("faults", [*((f.id, f.doc) for f in CATALOGUE.values()), *((f.id, f.doc) for f in BOUNDARY.values())]),
         ("contract of fully_shard", ((c.promise, f"({c.source})") for c in FSDP2)),
         ("contract of zero1", ((c.promise, f"({c.source})") for c in ZERO1)),
+        ("contract of megatron-core", ((c.promise, f"({c.source})") for c in MEGATRON)),
     )
     return "\n".join(_section(title, rows) for title, rows in sections)
 

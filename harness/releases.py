@@ -73,6 +73,14 @@ class Package:
     def newest(self) -> Release:
         return self.releases[-1]
 
+    def closest(self, version: str) -> Release:
+        """What a tree between releases needs beside it, as far as it is declared: the newest declared release that is
+        not newer, the oldest one before all of them; nothing that is known of a release for a tree that says none."""
+        if not version:
+            return Release("", beside=self.beside)
+        own = Version(version)
+        return next((r for r in reversed(self.releases) if Version(r.version) <= own), self.releases[0])
+
     def release(self, version: str) -> Release:
         """The release of that version, declared or not; the newest for an empty one.
 
@@ -91,6 +99,15 @@ class Package:
             ) from None  # fmt: skip
         known = next((release for release in self.releases if Version(release.version) == wanted), None)
         return known or Release(version, beside=self.beside)
+
+
+def is_version(text: str) -> bool:
+    """Whether a text is a version as PEP 440 writes it."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def package(name: str) -> Package:

@@ -21,6 +21,7 @@ from harness.systems.torch_fsdp2 import LibraryError, Limit
 OPTIONS: dict[str, str] = {
     "average_in_collective": "DDP averages in the collective instead of scaling before it",
     "new_decay": "every later build asks for another weight decay, which a load must replace by the checkpoint's",
+    "no_initialization": "layers skip their own initialisation (perform_initialization), as before a load",
     "one_bucket": "DDP's default bucket size, which holds a whole tiny model, in place of small buckets",
     "overlap_grad_reduce": "DDP reduces each bucket of gradients as soon as it is ready",
     "overlap_offload": "the host's part of the optimizer steps parameter by parameter (overlap_cpu_optimizer_d2h_h2d)",

@@ -12,6 +12,7 @@ written or loaded: the readers and the observation do.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,11 +66,16 @@ def _trust(plan: CheckpointPlan) -> Iterator[None]:
     if not plan.trusted:
         yield
         return
+    before = os.environ.get(TRUST_VARIABLE)
     os.environ[TRUST_VARIABLE] = "1"
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f"Environment variable {TRUST_VARIABLE}", UserWarning)  # it is asked for
+            yield
     finally:
         del os.environ[TRUST_VARIABLE]
+        if before is not None:
+            os.environ[TRUST_VARIABLE] = before
 
 
 def _save_files(state: TrainState, plan: CheckpointPlan, path: Path) -> None:

@@ -137,11 +137,13 @@ def _fsdp(scenario: Scenario) -> bool:
     return scenario.checkpoint == "fsdp_dtensor" and _saves(scenario)
 
 
-def _changes_tp(scenario: Scenario) -> bool:
-    words = operations(scenario.program)
-    target = load_mesh(scenario)
-    moves = bool({"reshard", "restart"} & set(words)) and any(word.startswith("load") for word in words)
-    return moves and target is not None and target.tp != scenario.mesh.tp
+def _loads_what_other_tp_wrote(scenario: Scenario) -> bool:
+    """Whether a load needs what lies by tensor-parallel rank: optimizer state, or anything of a file of torch.save."""
+    found, target, words = _format(scenario), load_mesh(scenario), set(operations(scenario.program))
+    if found is None or found.any_tp or target is None or target.tp == scenario.mesh.tp:
+        return False
+    by_rank = {"load", "load_model_only"} if scenario.checkpoint.partition("+")[0] in LEGACY else {"load"}
+    return bool({"reshard", "restart"} & words) and bool(by_rank & words)
 
 
 LIMITS: tuple[Limit, ...] = (
@@ -180,7 +182,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "checkpoint-tp-legacy",
-        lambda s: (f := _format(s)) is not None and not f.any_tp and _changes_tp(s),
+        _loads_what_other_tp_wrote,
         "a format that follows the buffers, or has a file a tensor-parallel rank, loads at the same such size only",
         "megatron/training/checkpointing.py, load_checkpoint: (TP, PP) mismatch after resume",
     ),

@@ -21,6 +21,7 @@ from megatron.core.tensor_parallel import (
     set_defaults_if_not_set_tensor_model_parallel_attributes,
     set_tensor_model_parallel_attributes,
 )
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from torch import nn
@@ -56,7 +57,7 @@ def transformer_config(scenario: Scenario, mesh: Mesh) -> Any:
         params_dtype=torch.float32,
         bf16=half == "bf16",
         fp16=half == "fp16",
-        perform_initialization=False,
+        perform_initialization="no_initialization" not in scenario.options,
         add_bias_linear=not experts,
         **experts,
         **_whole_layer_graphs(),
@@ -181,7 +182,8 @@ class _ProbeGpt(GPTModel):  # type: ignore[misc]
 
 def _gpt(config: Any, probe: Probe) -> nn.Module:
     """A GPTModel with tied embeddings. Its modules keep their parameters and hooks and get the probe's forward."""
-    with torch.random.fork_rng(devices=[]):  # nn.Embedding draws its initial values, which are replaced here
+    with torch.random.fork_rng(devices=[]):  # layers draw their initial values, which are replaced here
+        model_parallel_cuda_manual_seed(probe.scenario.seed)
         root: nn.Module = _ProbeGpt(
             config,
             get_gpt_layer_local_spec(),

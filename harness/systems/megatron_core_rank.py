@@ -44,7 +44,6 @@ R = TypeVar("R")
 S = TypeVar("S", bound="MegatronRank")
 
 QUIET = {
-    "Environment variable TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",  # the switch `trusted` sets it
     # Torch says so once a process: a distributed optimizer makes fp32 shards as views of their parameter, without
     # detaching them, and reads their gradient.
     r"The \.grad attribute of a Tensor that is not a leaf Tensor is being accessed",

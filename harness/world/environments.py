@@ -38,11 +38,12 @@ class Environments:
     """Overlays and their servers. All methods may be called from several threads.
 
     Args:
-        python: interpreter of the ranks; None for the parent's. plugins: modules that servers import first.
+        python: interpreter of the ranks; None for the parent's. plugins: modules that servers import first. scratch:
+            folder that servers remove when this process is killed.
     """
 
-    def __init__(self, python: str | None, plugins: Sequence[str]) -> None:
-        self._python, self._plugins = python, tuple(plugins)
+    def __init__(self, python: str | None, plugins: Sequence[str], scratch: Path | None = None) -> None:
+        self._python, self._plugins, self._scratch = python, tuple(plugins), scratch
         self._building = threading.Lock()
         self._overlays: dict[tuple[str, str], Overlay | HarnessError | UsageError] = {}
         self._changed = threading.Condition()
@@ -82,21 +83,21 @@ class Environments:
 
     def close(self) -> None:
         """End every server; whoever waits for one gets an error."""
-        with self._changed, ExitStack() as stack:
+        with ExitStack() as stack, self._changed:
             self._closed = True
             self._changed.notify_all()
             for place in self._places.values():
-                stack.callback(place.server.close)
+                stack.callback(place.server.close)  # it may take seconds: not under the lock
             self._places.clear()
 
     def _enter(self, key: _Key, info: SystemInfo, overlay: Overlay, variant: str) -> _Place:
-        with self._changed:
+        with ExitStack() as stack, self._changed:
             while key not in self._places and len(self._places) >= ALIVE and not self._closed:
                 idle = next((name for name, place in self._places.items() if not place.users), None)
                 if idle is None:
                     self._changed.wait()
                 else:
-                    self._places.pop(idle).server.close()
+                    stack.callback(self._places.pop(idle).server.close)
             if self._closed:
                 raise HarnessError("the laboratory is closed")
             place = self._places.pop(key, None) or _Place(self._start(info, overlay, variant))
@@ -112,4 +113,5 @@ class Environments:
             plugins=self._plugins,
             env={**overlay.environment, VARIANT: variant},
             workers=0,
+            scratch=self._scratch,
         )

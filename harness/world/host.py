@@ -12,6 +12,7 @@ import gc
 import importlib
 import os
 import selectors
+import shutil
 import signal
 import socket
 import time
@@ -49,10 +50,14 @@ class _Host:
     workers: dict[int, tuple[int, int]] = field(default_factory=dict)  # pidfd → (worker id, pid)
 
 
-def main(control_fd: int, parent: int, warm_up: Sequence[str], plugins: Sequence[str]) -> None:
-    """Warm up, say so, and serve until the parent is gone."""
-    process.die_with_parent(parent)
+def main(control_fd: int, parent: int, warm_up: Sequence[str], plugins: Sequence[str], scratch: str) -> None:
+    """Warm up, say so, and serve until the parent is gone.
+
+    Args:
+        scratch: the parent's folder, which a parent that was killed cannot remove itself; may be empty.
+    """
     process.adopt_orphans()
+    process.die_with_parent(parent, lambda: _leave(parent, scratch))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)
     try:
@@ -62,7 +67,15 @@ def main(control_fd: int, parent: int, warm_up: Sequence[str], plugins: Sequence
         os._exit(1)
     wire.send(control, {"kind": "ready"})
     _serve(_Host(control))
+    _leave(parent, scratch)
     os._exit(0)
+
+
+def _leave(parent: int, scratch: str) -> None:
+    """Take everything along that was started here, and what a parent that is gone has left."""
+    process.kill_children()
+    if scratch and (os.getppid() != parent or process.is_ending(parent)):
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def warm(warm_up: Sequence[str], plugins: Sequence[str]) -> None:
@@ -109,7 +122,6 @@ def _serve(host: _Host) -> None:
             _job_ended(host, pidfd)
         _kill_overdue(host)
         if host.control.fileno() in ready and not _obey(host):
-            process.kill_children()
             return
 
 
@@ -140,7 +152,7 @@ def _start_job(host: _Host, job_id: int, job: Job) -> None:
     with contextlib.suppress(Exception):  # a library that cannot be imported is reported by the ranks, as their error
         resolve(system_info(job.scenario.system).entry)
     ours, theirs = wire.packet_pair()
-    pid = _fork(theirs, lambda: supervise(job, theirs))
+    pid = _fork(theirs, lambda: supervise(job, theirs), process.kill_children)
     pidfd = os.pidfd_open(pid)
     host.selector.register(pidfd, selectors.EVENT_READ)
     host.jobs[pidfd] = _Supervised(job_id, pid, pidfd, ours, time.monotonic() + job.deadline_s + BACKSTOP_S)
@@ -154,12 +166,16 @@ def _start_worker(host: _Host, worker_id: int, fd: int) -> None:
     host.workers[pidfd] = (worker_id, pid)
 
 
-def _fork(channel: socket.socket, run: Callable[[], None]) -> int:
-    """Fork a child that keeps nothing of ours open but `channel`, which is closed here."""
+def _fork(channel: socket.socket, run: Callable[[], None], clean_up: Callable[[], object] | None = None) -> int:
+    """Fork a child that keeps nothing of ours open but `channel`, which is closed here.
+
+    Args:
+        clean_up: what the child does before it ends with this process.
+    """
     parent = os.getpid()
 
     def child() -> None:
-        process.die_with_parent(parent)
+        process.die_with_parent(parent, clean_up)
         process.close_all_but([channel.fileno()])
         run()
 

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from filelock import FileLock, Timeout
 
 from harness.errors import HarnessError, UsageError
-from harness.releases import Package
+from harness.releases import Package, is_version
 from harness.world.interpreter import Interpreter
 from harness.world.server import DETERMINISM
 
@@ -161,10 +162,11 @@ def _of_tree(package: Package, folder: Path, python: Interpreter) -> Overlay:
         target.symlink_to(tree, target_is_directory=True)
 
     key = f"{package.name}-path-{_digest(str(tree))}"
-    paths = (_filled(key, link), *_beside(package.beside, python))
+    close = package.closest(_version_of(tree))
+    paths = (_filled(key, link), *_beside(close.beside, python))
     state = _digest(*(f"{name} {digest}" for name, digest in _contents(tree).items()))[:7]
     version = _imported(package, "", paths, python, lasting=False)
-    return Overlay(_local(version, f"path.{state}"), paths, live=True)
+    return Overlay(_local(version, f"path.{state}"), paths, close.outside(python.installed), live=True)
 
 
 def _of_commit(package: Package, revision: str, python: Interpreter) -> Overlay:
@@ -183,8 +185,23 @@ def _of_commit(package: Package, revision: str, python: Interpreter) -> Overlay:
             (site / package.tree).parent.mkdir(parents=True)
             (Path(scratch) / tree).rename(site / package.tree)
 
-    paths = (_filled(f"{package.name}-git-{commit[:16]}", export), *_beside(package.beside, python))
-    return Overlay(_local(_imported(package, "", paths, python), f"git.{commit[:7]}"), paths)
+    site = _filled(f"{package.name}-git-{commit[:16]}", export)
+    close = package.closest(_version_of(site / package.tree))
+    paths = (site, *_beside(close.beside, python))
+    version = _local(_imported(package, "", paths, python), f"git.{commit[:7]}")
+    return Overlay(version, paths, close.outside(python.installed))
+
+
+def _version_of(tree: Path) -> str:
+    """The release that a library's tree says it is, without running it; empty where it does not say it in this way."""
+    try:
+        text = (tree / "package_info.py").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    said = dict(re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) *= *["']?(\w*)""", text, re.MULTILINE))
+    numbers = [said.get(name, "") for name in ("MAJOR", "MINOR", "PATCH")]
+    version = ".".join(numbers) + said.get("PRE_RELEASE", "")
+    return version if is_version(version) else ""
 
 
 def _in_repository(root: str, tree: str) -> str:
@@ -203,7 +220,8 @@ def _git(package: Package, *arguments: str) -> bytes:
     if not clone or not Path(clone).is_dir():
         allowed = f"the folder of a clone, by --clone {package.name}=DIR or {clone_variable(package.name)}"
         raise UsageError.of(f"clone of {package.name}", clone, allowed, f"--clone {package.name}=/src/clone")
-    done = subprocess.run(["git", "-C", clone, *arguments], capture_output=True, check=False)
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # GIT_DIR beats -C
+    done = subprocess.run(["git", "-C", clone, *arguments], capture_output=True, check=False, env=ours)
     if done.returncode and b"not a git repository" in done.stderr:
         raise UsageError.of(f"clone of {package.name}", clone, "a git repository", f"--clone {package.name}=/src/clone")
     done.check_returncode()
@@ -311,7 +329,8 @@ def _imported(
     note = paths[0].parent / f"imported-{_digest(python.path, str(python.release('torch')), *map(str, paths))}"
     if lasting:
         with suppress(OSError):
-            return note.read_text()
+            if text := note.read_text():
+                return text.rstrip("\n")
     what = f"{package.name} {expected} cannot be imported".replace("  ", " ") + f" by {python.path}"
     environment = {
         **os.environ, **DETERMINISM, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "" if lasting else "1",
@@ -325,8 +344,15 @@ def _imported(
         raise OverlayError(f"{what}: it says that it is {version}")
     if lasting:
         with suppress(OSError):  # a cache that cannot be written is tried every time
-            note.write_text(version or expected)
+            _write(note, f"{version or expected}\n")
     return str(version or expected)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that others see whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as scratch:
+        scratch.write(text)
+    os.replace(scratch.name, path)
 
 
 def _said(command: Sequence[str], limit_s: float, what: str, environment: dict[str, str]) -> str:

@@ -21,11 +21,25 @@ _HUGE_PAGE = 1 << 21
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent, process `parent`, ends (the forking thread, strictly)."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, clean_up: Callable[[], object] | None = None) -> None:
+    """Have the kernel end this process when its parent, process `parent`, ends (the forking thread, strictly).
+
+    Args:
+        clean_up: called then, and at any other SIGTERM, wherever the process is; without it, it is killed.
+    """
+
+    def end(*_: object) -> NoReturn:
+        try:
+            if clean_up is not None:
+                clean_up()
+        finally:
+            os._exit(128 + signal.SIGTERM)
+
+    if clean_up is not None:
+        signal.signal(signal.SIGTERM, end)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if clean_up is None else signal.SIGTERM)
     if os.getppid() != parent:
-        os._exit(1)
+        end()
 
 
 def adopt_orphans() -> None:
@@ -37,6 +51,7 @@ def fork(child: Callable[[], None]) -> int:
     """Fork; run `child` in the new process, which then ends without any clean-up of its own. Returns its pid."""
     pid = os.fork()
     if not pid:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what `die_with_parent` has this process do
         _run_and_exit(child)
     return pid
 

@@ -39,6 +39,9 @@ DETERMINISM = {
 """Environment of every rank, twin and reference: one thread, and kernels whose bits do not depend on the CPU's vector
 width or on an element's position in its shard."""
 
+NOT_INHERITED = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+"""Variables of the user's that change what a library can load: a scenario says that itself."""
+
 CLOSE_S = 10.0  # a server that has not ended this long after its socket was closed is killed
 
 _HOST_PROGRAM = "import sys, json; from harness.world.host import main; main(int(sys.argv[1]), int(sys.argv[2]), *json.loads(sys.argv[3]))"  # noqa: E501
@@ -167,7 +170,7 @@ class ForkServer:
         python: interpreter for server and ranks. path_prefix: directories that come first on its `sys.path`, such as an
             overlay with one release of the library under test. warm_up: `module:function` to call before the first
             fork. plugins: modules to import first, which may register systems. env: additions to the environment.
-        workers: how many `call`s may run at once.
+        workers: how many `call`s may run at once. scratch: folder that the server removes when this process is killed.
 
     All methods may be called from several threads. Every submitted job starts at once: how many run side by side
     is up to the caller.
@@ -182,10 +185,12 @@ class ForkServer:
         plugins: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         workers: int = 1,
+        scratch: Path | None = None,
     ) -> None:
         self._command = [python, "-c", _HOST_PROGRAM]
-        self._arguments = json.dumps([list(warm_up), list(plugins)])
-        self._environment = {**os.environ, **DETERMINISM, **(env or {}), "PYTHONPATH": _python_path(path_prefix)}
+        self._arguments = json.dumps([list(warm_up), list(plugins), str(scratch or "")])
+        users = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+        self._environment = {**users, **DETERMINISM, **(env or {}), "PYTHONPATH": _python_path(path_prefix)}
         self._lock = threading.Lock()
         self._host: _Host | None = None
         self._ids = itertools.count()

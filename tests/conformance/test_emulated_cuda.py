@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from harness.emulation import cuda
+from harness.emulation import cuda, functions, memory
 
 
 @pytest.fixture(autouse=True)
@@ -455,6 +455,27 @@ assert sides == [True], "a thread started inside keeps sides until it ends"
 with cuda.emulated():
     assert kept.is_cuda, "the side outlives the block"
 """
+
+
+class TestCanaries:
+    """An emulation that lies is noticed by the tests above."""
+
+    @pytest.mark.parametrize("on_device", [False, True])
+    def test_one_memory_for_both_sides(self, monkeypatch: pytest.MonkeyPatch, on_device: bool) -> None:
+        monkeypatch.setattr(functions, "_aliases", lambda one, other: False)
+        with pytest.raises(AssertionError):
+            TestMemory().test_a_crossing_never_aliases(on_device)
+
+    def test_views_that_forget_their_side(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tensor = device()
+        monkeypatch.setattr(memory, "storage_of", lambda tensor: None)
+        with pytest.raises(AssertionError):
+            assert tensor[0].is_cuda
+
+    def test_a_device_that_takes_what_lies_on_the_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(functions, "_side_of_inputs", lambda *_: memory.Side.DEVICE)
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            TestMixing().test_host_and_device_do_not_mix(lambda host, device: host + device)
 
 
 def test_after_the_block_torch_is_as_it_was() -> None:

@@ -60,7 +60,7 @@ FIXES: Mapping[str, Fix] = {
     "5929-replicate": Fix(("5929-replicate", "5929-replicate-shapes")),
     "6191": Fix(("6191", "6191-interior")),
     "6212": Fix(("6212", "5835-load")),
-    "7449": Fix(("7449",), beside=("dummy-step",)),
+    "7449": Fix(("7449",)),
     "7449-step": Fix(("7449-step",)),
     "7468": Fix(("7468",)),
     "chained-scaler": Fix(("chained-scaler",)),
@@ -73,7 +73,7 @@ FIXES: Mapping[str, Fix] = {
     "precision-aware-clip": Fix(("precision-aware-clip",)),
     "precision-aware-fp32-master": Fix(("precision-aware-fp32-master",)),
     "precision-aware-islands": Fix(
-        ("precision-aware-islands",), beside=("2777", "precision-aware-load", "precision-aware-fp32-master")
+        ("precision-aware-islands",), beside=("precision-aware-load", "precision-aware-fp32-master")
     ),
     "precision-aware-load": Fix(("precision-aware-load",)),
     "precision-aware-save-first": Fix(("precision-aware-save-first",), beside=("2576",)),

@@ -174,7 +174,9 @@ def test_any_error_of_ours_is_unknown_and_the_next_scenario_runs(
 
 HERE = Path(laboratory.__file__).parent
 LIBRARY = "/overlays/lib-1/site-packages/lib/optimizer.py"
-EMULATION = str(HERE / "emulation" / "functions.py")
+EMULATION, DEVICE, FUSED, KERNELS = (
+    str(HERE / "emulation" / f"{name}.py") for name in ("functions", "cuda", "fused", "kernels")
+)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +190,18 @@ EMULATION = str(HERE / "emulation" / "functions.py")
         ([(LIBRARY, "tensor.cuda(7)"), (EMULATION, "raise RuntimeError(")], False),
         ([(LIBRARY, "tensor.cuda()"), (EMULATION, "side = sides[tensor]")], True),
         ([(str(HERE / "systems" / "rank.py"), "tensor.add_(1)"), (EMULATION, "result = f(*args)")], True),
+        ([(LIBRARY, "loss.backward()"), (DEVICE, "return _engine_run_backward(roots, *args, **kwargs)")], False),
+        ([(LIBRARY, "optimizer.step()"), (FUSED, "assert state.dtype is torch.float32")], False),
+        ([(LIBRARY, "optimizer.step()"), (FUSED, "state = self.state[param]")], True),
+        (
+            [
+                (LIBRARY, "optimizer.step()"),
+                (FUSED, "kernels.adam(g, p)"),
+                (KERNELS, "m.mul_(b)"),
+                (EMULATION, "return func(*args)"),
+            ],
+            True,
+        ),
         ([(LIBRARY, "hook(x)"), (str(HERE / "systems" / "rank.py"), "raise ValueError(x)")], True),
         ([(str(HERE / "faults" / "boundary.py"), "raise Planted()")], False),
         ([], False),
@@ -199,6 +213,21 @@ def test_an_error_is_ours_when_our_code_raised_it_and_not_what_the_emulation_pas
     text = "".join(f'  File "{file}", line 1, in f\n    {line}\n    ^^^^\n' for file, line in frames)
     error = RankError(0, 1, "step", "op", "RuntimeError", "no", None, f"Traceback (most recent call last):\n{text}")
     assert laboratory._is_ours(error) is ours
+
+
+def test_a_laboratory_ends_its_servers_and_its_scratch_whatever_fails_on_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(OSError, match="no"), Laboratory(jobs=1, deadline_s=5.0, plugins=PLUGINS) as running:
+        assert running.examine_one(ECHO).verdict is Verdict.PASS
+        pid = running._server.pid
+
+        def fails() -> NoReturn:
+            raise OSError("no")
+
+        monkeypatch.setattr(running._environments, "close", fails)
+    assert not running._scratch.exists()
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_start_that_fails_is_unknown_for_every_scenario(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.laboratory import Laboratory
-from harness.releases import Package, package, parse
+from harness.releases import Package, Release, package, parse
 from harness.verdict import Verdict
 from harness.world import environments, overlay
 from harness.world.interpreter import interpreter
@@ -260,6 +260,41 @@ def test_a_clone_that_was_not_named_or_is_none_is_refused(
         build(fake, "git:v1", interpreter())
 
 
+def test_a_commit_is_read_from_its_clone_whatever_git_is_told_by_the_environment(
+    fake: Package, clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert build(fake, "git:v3", interpreter()).version.startswith("1.0+git.")
+
+
+def test_a_tree_gets_what_the_newest_release_before_it_needs(fake: Package, clone: Path, tmp_path: Path) -> None:
+    releases = (Release("1.0", beside=("fake-lib==1.0",), torch="2.0"), Release("1.1", beside=("fake-lib==1.1",)))
+    declared = replace(fake, releases=releases)
+    core = write_library(tmp_path / "tree", "1.1") / "fakelib" / "core"
+    for said, beside in (("MAJOR = 1\nMINOR = 0\nPATCH = 7\nPRE_RELEASE = ''", "fake_lib-1.0"),
+                         ("MAJOR = 1\nMINOR = 1\nPATCH = 0\nPRE_RELEASE = 'rc0'", "fake_lib-1.0"),
+                         ("MAJOR = 2\nMINOR = 1\nPATCH = 0", "fake_lib-1.1"),
+                         ("MAJOR = 0\nMINOR = 1\nPATCH = 0", "fake_lib-1.0")):  # fmt: skip
+        (core / "package_info.py").write_text(said)
+        found = build(declared, f"path:{tmp_path / 'tree'}", interpreter())
+        assert (found.paths[1] / f"{beside}.dist-info").is_dir()
+        assert bool(found.outside) is (beside == "fake_lib-1.0")
+    (clone / "other" / "core" / "package_info.py").write_text("MAJOR = 1\nMINOR = 0\nPATCH = 9\n")
+    (clone / "other").rename(clone / "fakelib")
+    commit(clone, "v6")
+    assert len(build(declared, "git:v6", interpreter()).paths) == 2
+    assert len(build(declared, "git:v1", interpreter()).paths) == 1, "it does not say what it is"
+
+
+def test_an_empty_note_of_an_import_is_none(fake: Package) -> None:
+    site = build(fake, "1.0", interpreter()).paths[0]
+    (note,) = site.parent.glob("imported-*")
+    note.write_text("")
+    assert build(fake, "1.0", interpreter()).version == "1.0"
+    assert note.read_text() == "1.0\n"
+    assert not [*site.parent.glob(".imported-*")]
+
+
 # --- ranks ---------------------------------------------------------------------------------------------------
 
 
@@ -282,6 +317,7 @@ def test_no_version_is_the_newest_and_its_errors_name_files_below_the_overlay(la
 def test_what_cannot_be_imported_is_unknown_and_never_a_pass(lab: Laboratory) -> None:
     result = lab.examine_one(replace(FAKE, version="1.2"))
     assert result.verdict is Verdict.UNKNOWN
+    assert result.version == "1.2"
     assert "no_such_dependency" in result.reason
     assert lab.examine_one(replace(FAKE, version="nonsense")).verdict is Verdict.UNKNOWN
 

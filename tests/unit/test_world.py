@@ -20,7 +20,7 @@ from harness.scenario import Mesh, Scenario
 from harness.world.job import Job, JobOutcome, shortened
 from harness.world.observations import read_observations
 from harness.world.process import Board
-from harness.world.server import ForkServer
+from harness.world.server import NOT_INHERITED, ForkServer
 
 BASE = Scenario(system="stub", mesh=Mesh(1, 2, 1), program="build step build")
 ROOT = Path(__file__).parents[2]
@@ -265,23 +265,40 @@ def test_an_interpreter_that_does_not_exist_says_so(tmp_path: Path) -> None:
         server.submit(Job(BASE, 0, tmp_path, 30)).result(timeout=60)
 
 
-def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended", ["os.getpid()", "server.pid"])
+def test_everything_ends_with_the_parent_and_with_the_server(tmp_path: Path, ended: str) -> None:
+    """Also what a rank has left behind, which the kernel ends with nobody; and the parent's scratch folder, which it
+    cannot remove itself."""
     program = (
         "import sys, os, signal\n"
         "from tests.unit.test_world import *\n"
-        "server = stub_server()\n"
-        "server.submit(Job(replace(BASE, faults=('hang',)), 0, Path(sys.argv[1]), 60))\n"
-        "while server.pid is None or len(descendants(server.pid)) < 3: time.sleep(0.01)\n"
+        "server = stub_server(scratch=Path(sys.argv[1]))\n"
+        "server.submit(Job(replace(BASE, faults=('daemon', 'hang')), 0, Path(sys.argv[1]), 60))\n"
+        "while server.pid is None or len(descendants(server.pid)) < 4: time.sleep(0.01)\n"
         "print(server.pid, *descendants(server.pid), flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"os.kill({ended}, signal.SIGKILL)\n"
+        "time.sleep(5)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, check=False)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    ran = subprocess.run([sys.executable, "-c", program, str(scratch)], cwd=ROOT, capture_output=True, check=False)
     pids = ran.stdout.split()
-    assert len(pids) == 4, ran.stderr
+    assert len(pids) == 5, ran.stderr
     give_up = time.monotonic() + 10
+    killed = ended == "os.getpid()"
     while any(Path(f"/proc/{int(pid)}").exists() for pid in pids) and time.monotonic() < give_up:
         time.sleep(0.02)
     assert not any(Path(f"/proc/{int(pid)}").exists() for pid in pids)
+    assert scratch.exists() is not killed
+
+
+def test_what_decides_what_torch_may_load_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NOT_INHERITED:
+        monkeypatch.setenv(name, "1")
+    with stub_server() as server:
+        names = server.call("tests.unit.world_stub:variables", b"", 60).decode().split("\0")
+    assert "ATEN_CPU_CAPABILITY" in names
+    assert not set(NOT_INHERITED) & set(names)
 
 
 def test_the_parents_side_does_not_import_torch() -> None:

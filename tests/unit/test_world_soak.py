@@ -8,7 +8,7 @@ from benchmarks.soak import leaks, soak
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("system", "scenarios"), [("stub", 2000), ("torch-fsdp2", 500)])
+@pytest.mark.parametrize(("system", "scenarios"), [("stub", 2000), ("torch-fsdp2", 500), ("megatron-core", 200)])
 def test_nothing_accumulates(system: str, scenarios: int) -> None:
     first, last, wrong = soak(scenarios, 3, system, print)
     assert leaks(first, last) == []

@@ -125,6 +125,10 @@ def environment(payload: bytes) -> bytes:
     return f"{os.environ['ATEN_CPU_CAPABILITY']} {torch.get_num_threads()} {warmed} {sys.path[0]}".encode()
 
 
+def variables(payload: bytes) -> bytes:
+    return "\0".join(os.environ).encode()
+
+
 def pid(payload: bytes) -> bytes:
     return str(os.getpid()).encode()
 

@@ -71,6 +71,8 @@ def serve(payload: bytes) -> bytes:
     written, unreadable = _read_written(scenario, [op for op in ops if op.index in done], request["checkpoints"])
     by_owners = OWNER_ROLES if rules(scenario.system).owner_groups else frozenset()
     absent = _absences(records, {op.index: op.mesh.world for op in ops}, by_owners)
+    if by_owners:
+        absent += _losses(records)
     return _reply(judge(scenario, [*records, *written], [*unreadable, *absent]), emulated)
 
 
@@ -265,6 +267,37 @@ def _absences(records: Iterable[Record], worlds: Mapping[int, int], by_owners: S
         for key, ranks in holders.items()
         if (missing := tuple(sorted(set(range(worlds[key.op])) - ranks)))
     ]
+
+
+def _losses(records: Iterable[Record]) -> list[Problem]:
+    """What owners of a part of a parameter hold nothing of, though others that own some of it do: elements are counted
+    over all ranks, and a copy elsewhere, or a number that every owner should have, would hide it."""
+    owners: dict[tuple[int, str], set[int]] = {}
+    holders: dict[tuple[int, str], dict[Key, set[int]]] = {}
+    for record in records:
+        if record.where != LIVE or record.role not in _OWNED:
+            continue
+        part = (record.op, record.fqn.rpartition(".")[0] if record.role == "hyperparameter" else record.fqn)
+        if record.data and record.role in _HELD:
+            owners.setdefault(part, set()).add(record.rank)
+        if record.data and record.role in _FOLLOWS:
+            key = Key(record.op, LIVE, record.role, record.fqn)
+            holders.setdefault(part, {}).setdefault(key, set()).add(record.rank)
+    return [
+        Problem(key, "gap", lost, f"ranks {list(lost)} own some of the parameter and hold nothing of it")
+        for part, ranks in owners.items()
+        for key, having in holders.get(part, {}).items()
+        if (lost := tuple(sorted(ranks - having)))
+    ]
+
+
+_HELD = frozenset({"master", "grad", "exp_avg", "exp_avg_sq", "momentum"})
+"""Roles of which a rank has elements if, and only if, its optimizer steps them."""
+
+_FOLLOWS = frozenset({"step", "hyperparameter", "exp_avg", "exp_avg_sq", "momentum"})
+"""Roles that a rank has, once they are created, of every parameter that it owns elements of."""
+
+_OWNED = _HELD | _FOLLOWS
 
 
 def _read_written(

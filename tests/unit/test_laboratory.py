@@ -218,14 +218,15 @@ def test_an_error_is_ours_when_our_code_raised_it_and_not_what_the_emulation_pas
 def test_a_laboratory_ends_its_servers_and_its_scratch_whatever_fails_on_the_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(OSError, match="no"), Laboratory(jobs=1, deadline_s=5.0, plugins=PLUGINS) as running:
-        assert running.examine_one(ECHO).verdict is Verdict.PASS
-        pid = running._server.pid
+    def fails() -> NoReturn:
+        raise OSError("no")
 
-        def fails() -> NoReturn:
-            raise OSError("no")
-
-        monkeypatch.setattr(running._environments, "close", fails)
+    running = Laboratory(jobs=1, deadline_s=5.0, plugins=PLUGINS)
+    assert running.examine_one(ECHO).verdict is Verdict.PASS
+    pid = running._server.pid
+    monkeypatch.setattr(running._environments, "close", fails)
+    with pytest.raises(OSError, match="no"):
+        running.__exit__(None, None, None)
     assert not running._scratch.exists()
     assert not Path(f"/proc/{pid}").exists()
 

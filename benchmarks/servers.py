@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def server_options(scenario: Scenario) -> dict[str, Any]:
-    """Arguments of `ForkServer`. A system that is registered in the server only, by a plugin, has no warm-up."""
+    """Arguments of `ForkServer`. A system of a plugin may be registered in the server only."""
     info = next((info for info in all_systems() if info.name == scenario.system), None)
     if info is None or not info.package:
-        return {"path_prefix": [ROOT], "warm_up": [info.warm_up] if info else []}
+        return {"path_prefix": [ROOT], "warm_up": [info.warm_up] if info and info.warm_up else []}
     overlay = build(package(info.package), scenario.version, interpreter(None))
     return {
         "path_prefix": [*overlay.paths, ROOT],

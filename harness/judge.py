@@ -28,8 +28,8 @@ from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
 from harness.oracle import twin
-from harness.oracle.contracts import NEW_DECAY, PRECISION_AWARE, rules
-from harness.oracle.host_elements import mixes_kernels
+from harness.oracle.contracts import NEW_DECAY, PRECISION_AWARE, TORCH_OFFLOAD, rules
+from harness.oracle.host_elements import partition_matters
 from harness.program import Op, expand
 from harness.readers import CheckpointError, must_be_written, read_written
 from harness.reference import system as reference
@@ -135,7 +135,7 @@ def twin_axes(scenario: Scenario) -> Scenario:
     return replace(
         scenario, system=_ruled_as(scenario.system), version="", mesh=mesh, load=load, faults=(),
         expert_parallel=scenario.expert_parallel if _shares_experts(scenario) else 1,
-        sharding="zero1" if scenario.sharding == "replicate" and not mixes_kernels(scenario) else scenario.sharding,
+        sharding="zero1" if scenario.sharding == "replicate" and not _is_offloaded(scenario) else scenario.sharding,
         offload=offload, options=options, reshard_after_forward="true", checkpoint="dcp", grad_sync="last",
     )  # fmt: skip
 
@@ -152,7 +152,7 @@ def _shares_experts(scenario: Scenario) -> bool:
 
 def _twin_meshes(scenario: Scenario) -> tuple[Mesh, str]:
     """Mesh and load relation as far as a twin depends on them."""
-    if _shares_experts(scenario) or mixes_kernels(scenario):
+    if _shares_experts(scenario) or partition_matters(scenario):
         return scenario.mesh, scenario.load
     wide = {op.mesh.dp > 1 for op in expand(scenario)}
     if len(wide) > 1:
@@ -161,11 +161,16 @@ def _twin_meshes(scenario: Scenario) -> tuple[Mesh, str]:
 
 
 def _twin_offload(scenario: Scenario) -> tuple[Offload, tuple[str, ...]]:
-    """Offload and switches as far as a twin depends on them: on what is precision-aware, and on the host's kernel."""
-    if mixes_kernels(scenario):
+    """Offload and switches as far as a twin depends on them: on what is precision-aware, and on what is on the host."""
+    if partition_matters(scenario):
         return scenario.offload, scenario.options
-    ruled = scenario.offload.fraction > 0 and rules(scenario.system).host_kernel
-    return Offload(1.0 if ruled else 0.0), tuple(o for o in scenario.options if o in (NEW_DECAY, PRECISION_AWARE))
+    kept = tuple(o for o in scenario.options if o in (NEW_DECAY, PRECISION_AWARE, TORCH_OFFLOAD))
+    return scenario.offload if _is_offloaded(scenario) else Offload(), kept
+
+
+def _is_offloaded(scenario: Scenario) -> bool:
+    """Whether something is stepped on the host, by the rules of the system."""
+    return scenario.offload.fraction > 0 and rules(scenario.system).host_kernel
 
 
 def _reported_norms(observed: Logical) -> tuple[tuple[int, float], ...]:

@@ -21,8 +21,8 @@ Conventions every system, the reference and the twin follow, so that their obser
                     op if there is a dynamic loss scale
     norm            `total_norm`: shape (), in the dtype that the system reports it in and clips with (fp32; Megatron's
                     python float: fp64), compared by ULPs, not bits; after step if clipping
-    host            canonical name; bool, logical: which elements a kernel of the host steps; every op where the kernels
-                    of host and device differ (`oracle.contracts.kernels`)
+    host            canonical name; bool, logical: which elements a kernel of the host steps; every op where some are
+                    offloaded and it is known which (`oracle.host_elements.knows_host`)
     emulated        `symbols`: utf8, shape (bytes,), the emulated symbols touched so far, joined by newlines; per rank,
                     collected, not compared
     rng, warning    see observe/ambient.py; per rank, no box; every op
@@ -31,7 +31,8 @@ Conventions every system, the reference and the twin follow, so that their obser
 Values of `hyperparameter`: lr, weight_decay and, by kind, betas as `beta1`/`beta2`, `eps`, `momentum`,
 `nesterov` (0.0 or 1.0). `written` records carry what a checkpoint holds after a `save`, read back by the
 independent reader: param, master, exp_avg, exp_avg_sq, momentum, step, hyperparameter, persistent buffers,
-scheduler and scaler, as far as the format stores them.
+scheduler and scaler, as far as the format stores them; of Megatron-Core also `iteration` (int64, shape (): optimizer
+steps taken) and, as `unknown`, whatever nobody expects there.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ the parameters last to first, each from a multiple of 64 elements on, in buckets
 Source: megatron.core.optimizer.cpu_offloading.HybridDeviceOptimizer._get_sub_optimizer_param_groups,
 distrib_optimizer._build_model_and_main_param_groups, distributed.param_and_grad_buffer._ParamAndGradBuffer
 (0.13 to 0.16). *Does not know* the order of several param groups, which changes with the release, nor that of experts
-that ranks share out: `constraints` leaves those scenarios out.
+that ranks share out: `constraints` leaves those scenarios out where it decides the kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.models import ModelSpec, NamedParam, model_spec, storage_dtype
-from harness.oracle.contracts import kernels
+from harness.oracle.contracts import half_dtype, kernels, rules
 from harness.scenario import Mesh, Scenario
 
 BUCKET_ELEMENTS = 48
@@ -49,16 +49,43 @@ def mixes_kernels(scenario: Scenario) -> bool:
     return device != host
 
 
+def knows_host(scenario: Scenario) -> bool:
+    """Whether it is known which elements are stepped on the host, so that ranks record them.
+
+    Not so without a distributed optimizer where something is in half: the masters are made after the hybrid optimizer
+    has taken its parameters, and none is on the host (NVIDIA/Megatron-LM issue 4046).
+    """
+    if not scenario.offload.fraction or not rules(scenario.system).host_kernel:
+        return False
+    if scenario.sharding == "replicate" and half_dtype(scenario.dtype) is not None:
+        return False
+    return scenario.offload.fraction == 1 or not (_has_groups(scenario) or _shares_experts(scenario))
+
+
+def partition_matters(scenario: Scenario) -> bool:
+    """Whether the way in which ranks partition the state decides what is stepped on the host, or by which kernel."""
+    return mixes_kernels(scenario) or (knows_host(scenario) and scenario.offload.fraction < 1)
+
+
+def _has_groups(scenario: Scenario) -> bool:
+    return scenario.optimizer.groups == "model" and len(model_spec(scenario.model).groups) > 1
+
+
+def _shares_experts(scenario: Scenario) -> bool:
+    experts = any(p.spec.ep_dim is not None for p in model_spec(scenario.model).params)
+    return scenario.expert_parallel > 1 and experts
+
+
 def host_elements(scenario: Scenario, mesh: Mesh) -> dict[str, Mask]:
     """Fully qualified name → which elements of the logical tensor are stepped on the host, in its shape.
 
-    Empty where host and device have the same kernel. Ranks of a tensor-parallel group decide alike: their shards are
+    Empty where that is not known and does not matter. Ranks of a tensor-parallel group decide alike: their shards are
     of equal size.
 
     Raises:
         ValueError: they are not.
     """
-    if not mixes_kernels(scenario):
+    if not mixes_kernels(scenario) and not knows_host(scenario):
         return {}
     spec = model_spec(scenario.model)
     trained = [p for p in spec.unique_params if p.spec.trainable == "yes"]

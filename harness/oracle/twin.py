@@ -37,7 +37,7 @@ from harness.oracle.contracts import (
     rules,
     stages,
 )
-from harness.oracle.host_elements import host_elements
+from harness.oracle.host_elements import host_elements, knows_host
 from harness.oracle.scaler import MegatronScaler
 from harness.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_state, state_of
 from harness.program import Op, expand
@@ -349,7 +349,7 @@ def _state(model: _Model, op: Op) -> Iterator[tuple[tuple[str, str], torch.Tenso
             yield ("master", fqn), stepped
         for name, value in state_of(model.optimizer, stepped):
             yield (STATE_ROLES[name], fqn), value
-        if stepped in model.on_host:
+        if stepped in model.on_host and knows_host(model.scenario):
             yield ("host", fqn), model.on_host[stepped]
     yield from _scaler_state(model.scaler)
     if model.scheduler:

@@ -4,7 +4,8 @@ Two kinds of folder: files of torch.save, one folder a model-parallel rank (`mp_
 with `common.pt` beside it. Optimizer state lies there under its parameter's name, under a number, or in flat buffers,
 whose layout `flat_buffers` computes anew: a wrong map of the library shows as values of another parameter.
 
-*Verifies*: what `pieces` does; that every buffer has the size and dtypes that the model's parameters make.
+*Verifies*: what `pieces` does; that every buffer has the size and dtypes that the model's parameters make; that there
+is nothing unknown.
 *Does not verify*: padding between parameters, which is counted (role `extra_state`) and never compared: zeros where
 buffers were gathered first, uninitialised memory where each rank wrote its own part.
 """
@@ -22,7 +23,8 @@ from harness.observe.record import ITEMSIZE, WRITTEN, Record, whole
 from harness.program import Op
 from harness.readers.errors import bad
 from harness.readers.flat_buffers import Buffer, Owner, Slot, buffers, local_box, padding_numel
-from harness.readers.megatron_groups import Entry, group_records, members
+from harness.readers.megatron_groups import GROUP_FIELDS, Entry, group_records, members
+from harness.readers.megatron_ignored import unknown_records
 from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, pieces
 from harness.readers.roles import STATE_ROLE, Target, integer_record, number_record, tensor_records
 from harness.scenario import Scenario
@@ -112,9 +114,16 @@ class _Reader:
                 self.model_tensor(piece, name, owner)
             case ("opt_param_scheduler", "num_steps") if self.scenario.optimizer.schedule != "none":
                 self.records.append(integer_record(self.target, piece, "scheduler", "last_epoch"))
+            case ("iteration",):
+                self.records.append(integer_record(self.target, piece, "iteration", "iteration"))
             case ("optimizer", *rest):
                 link, path = _link(tuple(rest))
                 self.optimizer(piece, replace(owner, experts=link == 1), path)
+            case path:
+                self.unknown(piece, path)
+
+    def unknown(self, piece: Piece, path: KeyPath) -> None:
+        self.records += unknown_records(self.op.index, piece, path)
 
     def of_data_parallel_group(self, piece: Piece, owner: Owner, name: str, rest: KeyPath) -> None:
         """A piece of what one data-parallel group's distributed optimizer stores under its own keys."""
@@ -128,6 +137,8 @@ class _Reader:
             self.gathered(piece, owner, path)
         elif kind in ("optimizer", "grad_scaler"):
             self.optimizer(piece, owner, (kind, *path))
+        else:
+            self.unknown(piece, (kind, *path))
 
     def optimizer(self, piece: Piece, owner: Owner, path: KeyPath) -> None:
         """A piece of a Megatron optimizer's state dict."""
@@ -137,19 +148,19 @@ class _Reader:
                 self.groups.setdefault((owner, index), {})[name] = piece
             case ("state", *_) | ("fp32_from_fp16_params", *_):
                 self.numbered.append((owner, inner, piece))
-            case ("grad_scaler", str(name)) if self.scenario.optimizer.loss_scale:
-                self.scaler(piece, name)
-
-    def scaler(self, piece: Piece, name: str) -> None:
-        if name == "scale":
-            self.records.append(number_record(self.target, piece, "scaler", name, "fp32"))
-        elif name in ("growth_tracker", "hysteresis_tracker"):
-            self.records.append(integer_record(self.target, piece, "scaler", name))
+            case ("grad_scaler", "scale") if self.scenario.optimizer.loss_scale:
+                self.records.append(number_record(self.target, piece, "scaler", "scale", "fp32"))
+            case ("grad_scaler", "growth_tracker" | "hysteresis_tracker" as name) if self.scenario.optimizer.loss_scale:
+                self.records.append(integer_record(self.target, piece, "scaler", name))
+            case _:
+                self.unknown(piece, inner)
 
     def model_tensor(self, piece: Piece, key: str, owner: Owner | None = None) -> None:
         """A parameter or buffer. owner: whose local tensor it is; None for a piece of the whole one."""
-        if "._extra_state" in key:
-            return  # what a layer with quantised weights would store there; others store nothing
+        if "._extra_state" in key:  # what a layer with quantised weights would store there; others store nothing
+            if piece.data if isinstance(piece, TensorPiece) else piece.value not in (None, [None]):
+                self.unknown(piece, (key,))
+            return
         fqn, piece = self.unstacked(key, piece)
         role = "buffer" if fqn in self.buffer_names else "param"
         named = self.params.get(fqn)
@@ -202,6 +213,10 @@ class _Reader:
                     self.flat(piece, owner, slot, buffer.at(slot), name)
                 if name == MASTERS[0]:
                     self.padding(piece, owner, f"{index}", padding_numel(buffer))
+            case () | (int(),) if isinstance(piece, ObjectPiece) and piece.value is None:
+                return  # an optimizer whose buffers lie in another rank's file
+            case _:
+                self.unknown(piece, path)
 
     def bucket(self, piece: Piece, owner: Owner, buffer: Buffer, index: int, name: str) -> None:
         """A part of one bucket's state, or all of it."""
@@ -248,6 +263,8 @@ class _Reader:
     def finish(self) -> list[Record]:
         for (_, index), entry in self.groups.items():
             self.records += group_records(self.target, entry, index, self.op, self.scenario)
+            for name in entry.keys() - GROUP_FIELDS:
+                self.unknown(entry[name], ("param_groups", index, name))
         for owner, path, piece in self.numbered:
             self.numbered_state(owner, path, piece)
         return sorted(self.records, key=lambda record: record.replica)  # what the model has comes before copies of it
@@ -268,6 +285,8 @@ class _Reader:
                 ]
                 fqn = halves[position] if position < len(halves) else f"group{group}.{position}"
                 self.local(piece, owner, MASTERS[0], fqn)
+            case _:
+                self.unknown(piece, path)
 
     def local(self, piece: Piece, owner: Owner, name: str, fqn: str) -> None:
         named = self.params.get(fqn)

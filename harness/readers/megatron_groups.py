@@ -23,6 +23,10 @@ Entry = Mapping[str, Piece]
 """A stored param group: field → its piece."""
 
 
+GROUP_FIELDS = frozenset({"betas", "step", *GROUP_NUMBERS})
+"""Fields of a group that become records."""
+
+
 class _Label(NamedTuple):
     """What tells groups apart: the multiplier of the weight decay, and the highest learning rate."""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from harness.observe.record import LIVE, Record
 from harness.oracle.contracts import has_masters
+from harness.oracle.host_elements import knows_host
 from harness.program import Op
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import Array
@@ -74,7 +75,7 @@ class Observer:
         stepped = {fqn for fqn, step in self.session.steps.items() if step}
         if shards.stages.master is not None and has_masters(self.session.scenario, op):
             _record(records, op, "master", shards.stepped, owned, self._canonical & self.session.held)
-        if shards.on_host is not None:
+        if shards.on_host is not None and knows_host(self.session.scenario):
             everywhere = np.repeat(shards.on_host[None], len(shards.stepped), axis=0)
             _record(records, op, "host", everywhere, owned, self.session.held)
         if op.kind == "step" and shards.main_grad is not None:

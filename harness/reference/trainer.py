@@ -285,7 +285,7 @@ class Trainer:
         flat = {k: _take(v, positions) for k, v in arrays.items()}
         param, grad = flat.pop("stepped"), flat.pop("grad")
         state = {} if step == 1 and hyper.kind == "sgd" else flat
-        if shards.on_host is None:
+        if shards.on_host is None or self.session.device_kernel == self.session.host_kernel:
             update(hyper, param, grad, state, step)
         else:
             on_host = _take(np.repeat(shards.on_host[None], len(shards.stepped), 0), positions)

@@ -22,7 +22,7 @@ from harness.layout import interval_boxes
 from harness.models import NamedParam
 from harness.observe.record import LIVE, Record, whole
 from harness.oracle.contracts import has_masters, stages
-from harness.oracle.host_elements import mixes_kernels
+from harness.oracle.host_elements import knows_host
 from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, Probe, tensor_bytes
 from harness.program import Op
 from harness.systems.megatron_core_state import TrainState, local_box
@@ -34,10 +34,11 @@ STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffe
 class Owned:
     """A part of a parameter that this rank's optimizer steps.
 
-    start, length: flat interval of this rank's local parameter, in elements. held: what the Megatron optimizer gave its
-    inner optimizer: a master, or the shard of the parameter itself. stepped: what is really stepped: `held`, or the
-    host's or fp32 copy that a hybrid optimizer made of it. state, inner_group: of the optimizer that steps it; group:
-    where the schedule writes.
+    fqn: empty where the model has no such parameter. start, length: flat interval of this rank's local parameter, in
+    elements; beyond its end where the shard does not lie in the parameter's memory. held: what the Megatron optimizer
+    gave its inner optimizer: a master, or the shard of the parameter itself. stepped: what is really stepped: `held`,
+    or the host's or fp32 copy that a hybrid optimizer made of it. state, inner_group: of the optimizer that steps it;
+    group: where the schedule writes.
     """
 
     fqn: str
@@ -60,7 +61,11 @@ def observe(
     """
     touched = cuda.touched()  # before reading touches more
     recorder = _Recorder(state, op, probe)
-    owned = list(owned_parts(state))
+    parts = list(owned_parts(state))
+    known = {named.fqn for named in state.spec.params}
+    owned = [part for part in parts if part.fqn in known]
+    for index, part in enumerate(part for part in parts if part.fqn not in known):
+        yield recorder.whole("param", part.fqn or f"stepped, but not the model's: {index}", part.held)
     yield from recorder.model(owned)
     yield from recorder.optimizer(owned)
     yield from recorder.schedule()
@@ -92,8 +97,9 @@ def owned_parts(state: TrainState) -> Iterator[Owned]:
                 kept = {name: value for name, value in kept.items() if name != "step"}
             separate = held.data_ptr() != model.data_ptr() + start * model.element_size()
             yield Owned(
-                names[id(model)], start, length, held, stepped, separate, kept, outer.get(id(held), {}), inner_group
-            )
+                names.get(id(model), ""), start, length, held, stepped, separate,
+                kept, outer.get(id(held), {}), inner_group,
+            )  # fmt: skip
 
 
 def _pairs(link: Any) -> Iterator[tuple[Any, Any, int, int]]:
@@ -120,11 +126,10 @@ def _pairs(link: Any) -> Iterator[tuple[Any, Any, int, int]]:
 
 
 def _interval(model: torch.Tensor, shard: torch.Tensor) -> tuple[int, int]:
-    """Where a shard lies in its model parameter, from their addresses."""
+    """Where a shard lies in its model parameter, from their addresses; beyond its end if it lies elsewhere."""
     start = (shard.data_ptr() - model.data_ptr()) // model.element_size()
     inside = start >= 0 and start + shard.numel() <= model.numel()
-    assert inside, "a shard of the optimizer does not lie in the memory of its model parameter"
-    return start, shard.numel()
+    return start if inside else model.numel(), shard.numel()
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ class _Recorder:
         for name, role in STATE_ROLES.items():
             if part.state.get(name) is not None:
                 yield role, part.state[name]
-        if mixes_kernels(self.state.scenario):
+        if knows_host(self.state.scenario):
             yield "host", torch.full(part.held.shape, not cuda.is_device(part.stepped))
 
     def _masters(self, part: Owned) -> Iterator[torch.Tensor]:
@@ -258,8 +263,9 @@ class _Recorder:
         data, dtype, length = tensor_bytes(tensor), DTYPE_NAME[tensor.dtype], tensor.numel()
         head = (self.op.index, self.state.rank, LIVE, role, named.fqn, dtype, named.spec.shape)
         replica = self._replica(named) + copy
-        if box.size == named.spec.shape:
-            yield Record(*head, (at,), (length,), data, flat=True, replica=replica)
+        outside = at + length > box.volume
+        if outside or box.size == named.spec.shape:
+            yield Record(*head, (named.spec.numel if outside else at,), (length,), data, flat=True, replica=replica)
             return
         position, itemsize = 0, tensor.element_size()
         for piece in interval_boxes(box.size, at, length):

@@ -1,7 +1,7 @@
 """A run of Megatron-Core that is ended in the middle of a distributed checkpoint leaves no process and no scratch.
 
-*Verifies*: with SIGTERM, the exit status of an interrupt; with SIGTERM and SIGKILL, that the servers, supervisors, ranks
-and the manager processes that dist_checkpointing spawned are gone, and the scratch folder too.
+*Verifies*: with SIGTERM, the exit status of an interrupt; with SIGTERM and SIGKILL, that the servers, supervisors,
+ranks and the manager processes that dist_checkpointing spawned are gone, and the scratch folder too.
 *Does not verify*: a server that is killed itself (tests/unit/test_world.py), nor what of the run was stored.
 """
 

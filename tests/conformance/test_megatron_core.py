@@ -227,7 +227,6 @@ def test_every_model_of_the_zoo_has_a_supported_scenario(model: str) -> None:
         ({"version": "0.15.3", "model": "groups"}, "0.16"),
         ({"version": "0.14.0", "optimizer": "adam/impl=multi_tensor"}, "AdamW"),
         ({"model": "moe", "expert_parallel": "2", "mesh": "1x2x2"}, "tensor parallelism"),
-        ({"offload": "cpu", "sharding": "replicate", "checkpoint": "plain"}, "distributed optimizer"),
         ({"mesh": "1x1x5"}, "divide"),
     ],
     ids=str,

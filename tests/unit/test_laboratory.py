@@ -202,6 +202,15 @@ EMULATION, DEVICE, FUSED, KERNELS = (
             ],
             True,
         ),
+        (
+            [
+                (LIBRARY, "optimizer.step()"),
+                (FUSED, "kernels.adam(g, p)"),
+                (KERNELS, "m.add_(b)"),
+                (EMULATION, "raise _two_devices(func)"),
+            ],
+            False,
+        ),
         ([(LIBRARY, "hook(x)"), (str(HERE / "systems" / "rank.py"), "raise ValueError(x)")], True),
         ([(str(HERE / "faults" / "boundary.py"), "raise Planted()")], False),
         ([], False),

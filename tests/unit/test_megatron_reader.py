@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,7 @@ from harness.oracle import twin
 from harness.program import Op, expand
 from harness.readers import CheckpointError, describe, must_be_written, read_written
 from harness.readers.flat_buffers import Owner, buffers, local_box, padding_numel
+from harness.readers.megatron_ignored import IGNORED
 from harness.scenario import Mesh, Scenario
 
 DENSE = Owner(0, 0, experts=False)
@@ -129,7 +131,7 @@ def test_gathered_buffers_are_what_the_twin_expects(tmp_path: Path) -> None:
     assert differences(Files().write(tmp_path / "c"), TWINS) == []
     observed, _ = read(tmp_path / "c", TWINS)
     assert {key.role for key in observed} == {
-        "param", "master", "exp_avg", "exp_avg_sq", "step", "hyperparameter", "extra_state"
+        "param", "master", "exp_avg", "exp_avg_sq", "step", "hyperparameter", "extra_state", "iteration"
     }  # fmt: skip
 
 
@@ -169,7 +171,7 @@ def test_a_cut_parameter_and_its_replicas_over_tensor_parallel_ranks(tmp_path: P
         for named in model_spec("twins").params:
             box = tuple(slice(s, s + n) for s, n in zip(*local_box(named.spec, scenario.mesh, owner, 1), strict=True))
             model[named.fqn] = tensor(scenario, "param", named.fqn)[box].clone()
-        content = {"model": model, "optimizer": {"optimizer": {"param_groups": [dict(GROUP)]}}}
+        content = {"model": model, "optimizer": {"optimizer": {"param_groups": [dict(GROUP)]}}, "iteration": 2}
         torch.save(content, folder / "model_optim_rng.pt")
     assert differences(tmp_path, scenario) == []
 
@@ -187,7 +189,8 @@ def named_checkpoint(path: Path, scenario: Scenario) -> Path:
         for state in ("param", "exp_avg", "exp_avg_sq"):
             content[f"optimizer.state.{state}.{named.fqn}"] = stepped(scenario, named.fqn, state)
     samples.save_dcp(content, path)
-    common = {"optimizer": {"optimizer": {"param_groups": [dict(GROUP)]}}, "opt_param_scheduler": SCHEDULE}
+    optimizer = {"optimizer": {"param_groups": [dict(GROUP)]}}
+    common = {"optimizer": optimizer, "opt_param_scheduler": SCHEDULE, "iteration": 2}
     torch.save(common, path / "common.pt")
     return path
 
@@ -276,6 +279,48 @@ def test_a_group_that_the_model_lacks_is_named_by_its_number(tmp_path: Path) -> 
     found = differences(path, TWINS)
     assert ("hyperparameter", "group0.lr", "extra") in found
     assert ("step", "a.weight", "missing") in found
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "found"),
+    [
+        (["rerun_state"], 1, ("unknown", "rerun_state", "extra")),
+        (["iteration"], 7, ("iteration", "iteration", "bits")),
+        (["opt_param_scheduler", "lr_power"], 2.0, ("unknown", "opt_param_scheduler.lr_power", "extra")),
+        (["optimizer", "optimizer", "param_groups", 0, "warmth"], 1.5, ("unknown", "param_groups.0.warmth", "extra")),
+        (["optimizer", "optimizer", "ema"], torch.ones(2), ("unknown", "ema", "extra")),
+        (["optimizer", "second"], "x", ("unknown", "second", "extra")),
+        (["model", "fc._extra_state"], torch.ones(3), ("unknown", "fc._extra_state", "extra")),
+        (["model", "fc._extra_state"], None, None),
+        (["checkpoint_version"], 4.0, None),
+        (["opt_param_scheduler", "lr_decay_style"], "linear", None),
+    ],
+    ids=str,
+)
+def test_what_nobody_expects_is_a_difference(
+    tmp_path: Path, keys: list[Any], value: Any, found: tuple[str, str, str] | None
+) -> None:
+    path = Files().write(tmp_path / "c")
+    content = place = Files().model()
+    content["opt_param_scheduler"] = dict(SCHEDULE)
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    torch.save(content, path / "mp_rank_00" / "model_optim_rng.pt")
+    assert differences(path, TWINS) == ([found] if found else [])
+
+
+def test_what_nobody_expects_in_a_buffers_file_is_a_difference(tmp_path: Path) -> None:
+    path = Files().write(tmp_path / "c")
+    content = {**Files().buffers(), "third": torch.zeros(2), 5: None}
+    torch.save(content, path / "mp_rank_00" / "distrib_optim.pt")
+    assert differences(path, TWINS) == [("unknown", "third", "extra")]
+
+
+def test_every_pattern_of_what_is_ignored_has_a_reason() -> None:
+    for pattern, reason in IGNORED:
+        re.compile(pattern)
+        assert reason
 
 
 def test_layout_of_one_bucket_by_hand() -> None:

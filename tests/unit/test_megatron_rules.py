@@ -8,6 +8,7 @@ import os
 os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first kernel runs
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from harness.oracle.contracts import (
     rules,
     stages,
 )
-from harness.oracle.host_elements import BUCKET_ELEMENTS, host_elements
+from harness.oracle.host_elements import BUCKET_ELEMENTS, host_elements, knows_host
 from harness.oracle.scaler import MegatronScaler
 from harness.program import expand
 from harness.reference import info
@@ -40,11 +41,13 @@ from harness.reference import system as reference
 from harness.reference.trainer import STAGES
 from harness.scenario import Mesh, Scenario
 from harness.systems import megatron_core
+from harness.systems.megatron_core_formats import LIMITS
 from harness.world.rank import LENGTH
 
 BULK, ISLAND = ParamSpec("w", (4,)), ParamSpec("w", (4,), island=True)
 ZERO1 = Scenario(system="megatron-core", sharding="zero1", checkpoint="sharded", mesh=Mesh(1, 2, 1))
 FUSED = ZERO1.with_axes({"optimizer": "adamw/impl=multi_tensor", "dtype": "bf16/reduce=fp32/master=fp32"})
+HYPERPARAMETERS = ("lr", "weight_decay", "beta1", "beta2", "eps")
 AWARE = FUSED.with_axes({"options": "precision_aware"})
 
 
@@ -215,9 +218,40 @@ def test_our_bucket_size_is_the_systems() -> None:
     assert BUCKET_ELEMENTS == megatron_core.BUCKET_SIZE
 
 
-def test_nothing_is_told_apart_where_host_and_device_have_one_kernel() -> None:
-    assert host_elements(scenario(FUSED, offload="cpu"), Mesh(1, 2, 1)) == {}
+def test_what_is_on_the_host_is_told_whether_or_not_it_has_a_kernel_of_its_own() -> None:
+    everything = host_elements(scenario(FUSED, offload="cpu"), Mesh(1, 2, 1))
+    assert everything
+    assert all(mask.all() for mask in everything.values())
+    mixed = scenario(FUSED, offload="cpu=0.5")
+    same = scenario(mixed, options="torch_offload")
+    assert {k: m.tolist() for k, m in host_elements(mixed, mixed.mesh).items()} == {
+        k: m.tolist() for k, m in host_elements(same, same.mesh).items()
+    }
     assert host_elements(FUSED, Mesh(1, 2, 1)) == {}
+
+
+@pytest.mark.parametrize(
+    ("axes", "known"),
+    [
+        ({}, True),
+        ({"offload": "cpu"}, True),
+        ({"offload": "none"}, False),
+        ({"system": "torch-fsdp2"}, False),
+        ({"model": "groups", "options": "torch_offload"}, False),
+        ({"model": "groups", "offload": "cpu"}, True),
+        ({"model": "moe", "expert_parallel": "2", "options": "torch_offload"}, False),
+        ({"sharding": "replicate", "dtype": "fp32"}, True),
+        ({"sharding": "replicate", "dtype": "bf16/master=fp32"}, False),
+    ],
+    ids=str,
+)
+def test_what_is_on_the_host_is_observed_where_it_is_known(axes: dict[str, str], known: bool) -> None:
+    asked = scenario(FUSED, offload="cpu=0.5").with_axes({"optimizer": "adamw/impl=multi_tensor", **axes})
+    assert knows_host(asked) is known
+    assert knows_host(twin_axes(asked)) is known
+    recorded = {key.role for key in twin.run(twin_axes(asked))}
+    assert ("host" in recorded) is known
+    assert twin.run(twin_axes(asked)) == twin.run(asked)
 
 
 def test_fp32_parameters_go_first_and_the_last_parameter_before_the_first() -> None:
@@ -327,7 +361,7 @@ def test_twins_are_shared_as_far_as_the_rules_allow() -> None:
     assert twin_axes(scenario(FUSED, sharding="replicate")) == twin_axes(FUSED)
     assert twin_axes(scenario(FUSED, options="overlap_grad_reduce")) == twin_axes(FUSED)
     assert twin_axes(scenario(FUSED, version="0.16.1")) == twin_axes(FUSED)
-    assert twin_axes(scenario(FUSED, offload="cpu=0.5", options="torch_offload")) == twin_axes(
+    assert twin_axes(scenario(FUSED, offload="cpu", options="overlap_offload")) == twin_axes(
         scenario(FUSED, offload="cpu", mesh="2x2x1")
     )
     assert twin_axes(scenario(FUSED, expert_parallel="2")) == twin_axes(FUSED)
@@ -359,13 +393,16 @@ def test_the_twin_of_mixed_kernels_keeps_its_mesh() -> None:
 class Ranks:
     """Observation files as ranks of a system with owner groups write them, made of the reference's records."""
 
-    def __init__(self, folder: Path, spoil: str = "") -> None:
-        self.asked = scenario(FUSED, program="train", model="many")
+    def __init__(self, folder: Path, spoil: str = "", lost: Collection[tuple[int, str, str]] = (), **axes: str) -> None:
+        self.asked = scenario(FUSED, program="train", model="many", **axes)
         self.paths = [folder / f"rank{rank}.obs" for rank in range(2)]
         records = [r for r in reference.run(self.asked) if r.where == LIVE]
         if spoil:
             records = [r for r in records if (r.role, r.fqn) != ("hyperparameter", spoil)]
-        records = [r for r in records if not (r.role in ("hyperparameter", "step") and r.rank == 0)]
+        owned = {(r.rank, r.fqn) for r in records if r.role == "master" and r.data}
+        owned |= {(rank, f"{fqn}.{name}") for rank, fqn in owned for name in HYPERPARAMETERS}
+        records = [r for r in records if r.role not in ("hyperparameter", "step") or (r.rank, r.fqn) in owned]
+        records = [r for r in records if (r.rank, r.role, r.fqn) not in lost]
         for rank, path in enumerate(self.paths):
             blobs = [pack(self._of(records, rank, op.index)) for op in expand(self.asked)]
             path.write_bytes(b"".join(LENGTH.pack(len(blob)) + blob for blob in blobs))
@@ -389,12 +426,44 @@ def test_what_only_owners_record_is_no_gap(tmp_path: Path) -> None:
     assert (reply["differences"], reply["distrust"]) == ([], "")
 
 
+@pytest.mark.parametrize(
+    ("role", "fqn"),
+    [("step", "layers.1.weight"), ("hyperparameter", "layers.1.weight.lr"), ("exp_avg", "layers.1.weight")],
+)
+def test_what_one_of_several_owners_lost_is_a_gap(tmp_path: Path, role: str, fqn: str) -> None:
+    """Also of what the others have all of: every rank is a whole copy here."""
+    kept = Ranks(tmp_path, sharding="replicate").judged()
+    assert (kept["differences"], kept["distrust"]) == ([], "")
+    differences = Ranks(tmp_path, sharding="replicate", lost=((1, role, fqn),)).judged()["differences"]
+    assert isinstance(differences, list)
+    assert {(d["kind"], d["role"], d["name"], tuple(d["ranks"])) for d in differences} == {("gap", role, fqn, (1,))}
+
+
 def test_what_nobody_owns_is_missing(tmp_path: Path) -> None:
     differences = Ranks(tmp_path, spoil="layers.2.weight.lr").judged()["differences"]
     assert isinstance(differences, list)
     assert {(d["kind"], d["role"], d["name"]) for d in differences} == {
         ("missing", "hyperparameter", "layers.2.weight.lr")
     }
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "program", "refused"),
+    [
+        ("dp_zero", "resume", True),
+        ("dp_zero", "model_only", True),
+        ("dp_zero_gather_scatter", "resume", True),
+        ("dp_zero_gather_scatter", "model_only", False),
+        ("dp_reshardable+fully_parallel", "model_only", False),
+        ("dp_reshardable", "twice", True),
+        ("fully_reshardable", "resume", False),
+    ],
+)
+def test_another_tensor_parallel_size_is_refused_where_the_format_stores_by_rank(
+    checkpoint: str, program: str, refused: bool
+) -> None:
+    asked = scenario(FUSED, mesh="1x2x2", load="1x4x1", checkpoint=checkpoint, program=program)
+    assert any(limit.id == "checkpoint-tp-legacy" for limit in LIMITS if limit.refuses(asked)) is refused
 
 
 def test_the_emulated_symbols_of_all_ranks_are_handed_on(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""What a checkpoint of Megatron-Core holds and nobody compares, with the reason. Whatever else the reader does not know
+becomes a record, which no oracle expects: something that a release begins to store fails until somebody looks at it.
+
+*Verifies*: that a checkpoint holds nothing unknown. *Does not verify*: the values of what is listed here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from harness.observe.record import WRITTEN, Record, whole
+from harness.readers.pieces import KeyPath, Piece, TensorPiece, key_of
+
+UNKNOWN = "unknown"
+"""Role of what a checkpoint holds beside all that is known."""
+
+_SHOWN_CHARACTERS = 200
+
+IGNORED: tuple[tuple[str, str], ...] = (
+    (r"checkpoint_version", "the number of the training script's format"),
+    (r"content_metadata\..*", "how the library wrote it, for its own load"),
+    (r"opt_param_scheduler\.(max_lr|min_lr|lr_(warmup|decay)_steps|lr_decay_style|(start|end)_wd|wd_incr_\w+)",
+     "arguments of the run; what they make of a step is in the groups"),
+    (r"opt_param_scheduler\.num_steps", "compared where there is a schedule; without one nothing depends on it"),
+    (r"param_groups\.\d+\.(params|wd_mult|lr_mult|max_lr|min_lr|is_expert_parallel|is_decoupled_lr|default_config)",
+     "by these the group was found"),
+    (r"param_groups\.\d+\.(amsgrad|bias_correction|capturable|dampening|decoupled_weight_decay|differentiable|foreach|"
+     r"fused|maximize|(start|end)_wd)", "arguments of the optimizer, which no step changes"),
+    (r"grad_scaler\.(scale|growth_tracker|hysteresis_tracker)", "compared where there is a dynamic loss scale"),
+    (r"param_state\.\d+\.step", "torch's counts of what rank 0 owns, by number: those of its groups are compared"),
+    (r"param_state_sharding_type", "the name of the format"),
+    (r"(.*\.)?(buckets_coalesced|numel_unpadded)|per_bucket_numel(_unpadded)?(\..*)?", "sizes, which the buffers show"),
+)  # fmt: skip
+"""Pattern of a path, below the optimizer without the numbers of optimizers and buffers → why it is not compared."""
+
+_PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern, _ in IGNORED))
+
+
+def unknown_records(op: int, piece: Piece, path: KeyPath) -> list[Record]:
+    """A record of a piece that has no place, unless it is ignored.
+
+    Args:
+        op: index of the save. path: the piece's, from where the reader is.
+    """
+    key = key_of(path)
+    if _PATTERN.fullmatch(key):
+        return []
+    if isinstance(piece, TensorPiece):
+        return [
+            Record(op, piece.rank, WRITTEN, UNKNOWN, key, piece.dtype, piece.shape, piece.start, piece.size, piece.data)
+        ]
+    text = repr(piece.value)[:_SHOWN_CHARACTERS].encode(errors="replace")
+    return [whole(op, piece.rank, UNKNOWN, key, "utf8", (len(text),), text, WRITTEN)]

@@ -49,9 +49,8 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
         written = {key: value for key, value in written.items() if key.role in ("param", "buffer")}
     elif scenario.system != MEGATRON:
         return written
-    else:
-        count = np.int64(op.iteration).tobytes()
-        written[Key(op.index, WRITTEN, "iteration", "iteration")] = Value("int64", (), count)
+    count = np.int64(op.iteration).tobytes()
+    written[Key(op.index, WRITTEN, "iteration", "iteration")] = Value("int64", (), count)
     aliases = {p.fqn for p in model.params if p.spec.tied_to is not None}
     form = scenario.checkpoint.partition("+")[0]
     kept = {k: v for k, v in written.items() if form in UNTIED or k.role != "param" or k.fqn not in aliases}

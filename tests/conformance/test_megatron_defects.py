@@ -39,7 +39,7 @@ def lab() -> Iterator[Laboratory]:
         (OFFLOADS_NOTHING, OFFLOADED, {("bits", "host")}),
         (FORGETS, {"mesh": "2x1x1"}, {("gap", "step")}),
     ],
-    ids=str,
+    ids=["sound", "rebinds", "loses", "sound-offload", "offloads-nothing", "forgets"],
 )
 def test_a_defect_is_a_difference(
     lab: Laboratory, seed: int, axes: dict[str, str], found: set[tuple[str, str]]

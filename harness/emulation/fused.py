@@ -130,6 +130,9 @@ class FusedAdam(torch.optim.Optimizer):
         if state_name not in self.state[param]:
             self._initialize_state(param, state_name)
         state = self.state[param][state_name]
+        if state.shape != unscaled_state.shape:  # as copy_ would refuse it
+            shapes = f"{list(unscaled_state.shape)} into {list(state.shape)}"
+            raise RuntimeError(f"set_scaled_state: sizes do not match: {state_name} {shapes}")
         if self.name_to_dtype_map[state_name] is torch.float32:
             state.copy_(unscaled_state)
         else:

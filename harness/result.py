@@ -132,7 +132,8 @@ class Result:
         for item in self.evidence:
             shown.setdefault(item.op, []).append(item.text)
         what = "; ".join(f"{op}: {', '.join(texts)}" if op else ", ".join(texts) for op, texts in shown.items())
-        return f"{self.system} {self.verdict.value}: {what or self.reason or 'no evidence'}"
+        why = self.reason.split("\n", 1)[0]
+        return f"{self.system} {self.verdict.value}: {what or why or 'no evidence'}"
 
     def to_json(self) -> dict[str, Any]:
         """The result by the command line's contract; JSON types only."""

@@ -181,7 +181,8 @@ def brief(result: Result) -> str:
 
     Of what a library said when it could not be installed or imported: what failed, and the last error.
     """
-    text = (result.signature or result.reason).removeprefix(f"{result.system} {result.verdict.value}: ")
+    told = result.reason if result.verdict is Verdict.UNKNOWN else result.signature or result.reason
+    text = told.removeprefix(f"{result.system} {result.verdict.value}: ")
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     errors = [line for line in lines[1:] if re.match(r"[\w.]*(Error|Exception|ERROR)\b", line)]
     last = (errors or lines)[-1]

@@ -97,12 +97,12 @@ def test_its_load_refreshes_masters() -> None:
         assert [d for d in found_of_reference.differences if d.key.where == LIVE] == []
 
 
-def test_its_checkpoint_holds_weights_and_buffers_only() -> None:
+def test_its_checkpoint_holds_weights_buffers_and_iteration_only() -> None:
     scenario = BASE.with_axes({"model": "mixed_unit"})
     save = next(op for op in expand(scenario) if op.kind == "save")
     live = {key: value for key, value in twin.run(scenario).items() if key.op == save.index}
     written = must_be_written(live, save, scenario)
-    assert {key.role for key in written} <= {"param", "buffer"}
+    assert {key.role for key in written} <= {"param", "buffer", "iteration"}
     assert {key.fqn for key in written if key.role == "param"} == {p.fqn for p in model_spec("mixed_unit").params}
     assert {key.where for key in written} == {WRITTEN} != {LIVE}
 

@@ -61,7 +61,7 @@ FIXES: Mapping[str, Fix] = {
     "5929-replicate": Fix(("5929-replicate", "5929-replicate-shapes")),
     "6191": Fix(("6191", "6191-interior")),
     "6212": Fix(("6212", "5835-load")),
-    "7449": Fix(("7449",)),
+    "7449": Fix(("7449", "7449-device")),
     "7449-step": Fix(("7449-step",)),
     "7468": Fix(("7468",)),
     "chained-scaler": Fix(("chained-scaler",)),

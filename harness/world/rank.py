@@ -113,7 +113,7 @@ def _join_group(seat: RankSeat) -> None:
         RANK=str(seat.rank), LOCAL_RANK=str(seat.rank), WORLD_SIZE=str(seat.world), LOCAL_WORLD_SIZE=str(seat.world),
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(seat.store_port),
     )  # fmt: skip
-    timeout = datetime.timedelta(seconds=seat.job.deadline_s + 60)  # our deadline says who hangs, not gloo's
+    timeout = datetime.timedelta(seconds=seat.job.longest_s + 60)  # our deadline says who hangs, not gloo's
     store = TCPStore(
         "127.0.0.1",
         seat.store_port,

@@ -256,6 +256,7 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.optimizer.impl not in ("multi_tensor", "forloop"),
         "the optimizer is FusedAdam or FusedSGD (impl=multi_tensor) or, without apex, torch's own (impl=forloop)",
     ),
+    Limit("capturable", lambda s: s.optimizer.capturable, "the optimizer config has no capturable"),
     Limit("nesterov", lambda s: s.optimizer.nesterov, "the optimizer config has no Nesterov momentum"),
     Limit(
         "l2-before-015",

@@ -83,7 +83,8 @@ class SystemInfo:
     installed environment has it. variant: which of the system's environments a scenario needs, where a process can be
     only one of them; its server finds it in SHARDPROOF_VARIANT. options: switch of the `options` axis → what it does.
     not_exercised: what a scenario asks for that the world here cannot put to the test. owner_groups: hyperparameters
-    are recorded by parameter, on the ranks that own some of it.
+    are recorded by parameter, on the ranks that own some of it. devices: values of the `device` axis that it runs on;
+    the registry refuses the others.
     """
 
     name: str
@@ -100,3 +101,4 @@ class SystemInfo:
     options: Mapping[str, str] = field(default_factory=dict)
     not_exercised: Callable[[Scenario], tuple[str, ...]] = _everything_exercised
     owner_groups: bool = False
+    devices: tuple[str, ...] = ("cpu",)

@@ -128,6 +128,7 @@ def run(
         python,
         releases,
         known,
+        arguments.shipped_issues(),
         json_file,
         junit_file,
     )
@@ -203,12 +204,13 @@ def replay(
     arguments.require_devices([scenario], python)
     arguments.require_releases([scenario], python)
     counts: dict[Verdict, int] = {}
+    colour = wants_colour(sys.stdout, os.environ)
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         for attempt in range(times):
             result = laboratory.examine_one(scenario)
             counts[result.verdict] = counts.get(result.verdict, 0) + 1
             if attempt == 0:
-                print(render_result(result, wants_colour(sys.stdout, os.environ)))
+                print(render_result(result, colour, emulated_only=arguments.shipped_issues().emulated_only(result)))
     if times > 1:
         print(", ".join(f"{verdict.value}: {n} of {times}" for verdict, n in counts.items()))
     return exit_status(counts)
@@ -323,7 +325,9 @@ def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
     from harness.report.text import render_result, wants_colour
 
     result = arguments.stored(scenario_id, out)
-    print(result.scenario.to_toml() if toml else render_result(result, wants_colour(sys.stdout, os.environ)))
+    only = arguments.shipped_issues().emulated_only(result)
+    colour = wants_colour(sys.stdout, os.environ)
+    print(result.scenario.to_toml() if toml else render_result(result, colour, emulated_only=only))
     return ExitStatus.OK
 
 

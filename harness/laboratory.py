@@ -102,6 +102,8 @@ class Laboratory:
         }  # fmt: skip
 
     def __enter__(self) -> Self:
+        for server in self._servers.values():
+            server.__enter__()
         return self
 
     def __exit__(
@@ -110,7 +112,7 @@ class Laboratory:
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             for server in self._servers.values():
-                stack.callback(server.close)
+                stack.callback(server.__exit__, kind, error, trace)
             stack.callback(self._environments.close)
 
     def examine(self, scenarios: Iterable[Scenario], observed: Observed) -> Iterator[Result]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from harness.emulation.device import fused_optimizers
 from harness.oracle.contracts import PRECISION_AWARE, kernels
 from harness.oracle.host_elements import mixes_kernels
 from harness.scenario import Optimizer, Scenario
@@ -37,18 +38,17 @@ def optimizer_for(
         return Hybrid(groups, ask, (device, host), (scenario.device, "cpu"), on_host)
     if device == "multi_tensor" and PRECISION_AWARE in scenario.options:
         return _precision_aware(scenario, ask, groups)
-    return _optimizer(device, ask, groups)
+    return _optimizer(device, scenario.device, ask, groups)
 
 
-def _optimizer(impl: str, ask: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _optimizer(impl: str, device: str, ask: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     common: dict[str, Any] = {"lr": ask.lr, "weight_decay": ask.weight_decay}
     adam: dict[str, Any] = {"betas": (ask.beta1, ask.beta2), "eps": ask.eps}
     if impl == "multi_tensor":
-        from harness.emulation.apex import FusedAdam, FusedSGD
-
+        fused_adam, fused_sgd = fused_optimizers(device, precision_aware=False)
         if ask.kind == "sgd":
-            return FusedSGD(groups, momentum=ask.momentum, nesterov=ask.nesterov, **common)
-        return FusedAdam(groups, adam_w_mode=ask.kind == "adamw", **adam, **common)
+            return fused_sgd(groups, momentum=ask.momentum, nesterov=ask.nesterov, **common)
+        return fused_adam(groups, adam_w_mode=ask.kind == "adamw", **adam, **common)
     common |= {"foreach": impl == "foreach", "fused": impl == "fused"}
     adam |= {"capturable": ask.capturable}
     if ask.kind == "sgd":
@@ -59,10 +59,9 @@ def _optimizer(impl: str, ask: Optimizer, groups: list[dict[str, Any]]) -> torch
 
 def _precision_aware(scenario: Scenario, ask: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """FusedAdam with moments in dtypes of their own; reads `decoupled_grad`, which may be narrower than its tensor."""
-    from harness.emulation.apex import FusedAdam
-
     policy = scenario.dtype
-    return FusedAdam(
+    fused_adam, _ = fused_optimizers(scenario.device, precision_aware=True)
+    return fused_adam(
         groups, lr=ask.lr, weight_decay=ask.weight_decay, betas=(ask.beta1, ask.beta2), eps=ask.eps,
         adam_w_mode=ask.kind == "adamw", use_decoupled_grad=True,
         exp_avg_dtype=TORCH_DTYPE[policy.exp_avg or "fp32"], exp_avg_sq_dtype=TORCH_DTYPE[policy.exp_avg_sq or "fp32"],
@@ -115,7 +114,7 @@ class Hybrid(torch.optim.Optimizer):
         copy = param.detach().to(device, copy=True)
         copy.grad = param.grad.to(device, copy=True)
         hyper = {name: value for name, value in group.items() if name != "params"}
-        optimizer = _optimizer(impl, self.ask, [{**hyper, "params": [copy]}])
+        optimizer = _optimizer(impl, device, self.ask, [{**hyper, "params": [copy]}])
         if self.state[param]:
             own = {name: value.to(device, copy=True) for name, value in self.state[param].items() if name != "step"}
             own["step"] = self.state[param]["step"].to(device if impl == "fused" else "cpu", copy=True)

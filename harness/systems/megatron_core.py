@@ -56,7 +56,7 @@ def variant(scenario: Scenario) -> str:
 
 def not_exercised(scenario: Scenario) -> tuple[str, ...]:
     """What the scenario asks for that ranks without a GPU cannot put to the test."""
-    asked = [word for word in scenario.options if word.startswith("overlap_")]
+    asked = [word for word in scenario.options if word.startswith("overlap_") and scenario.device == "cpu"]
     return tuple(f"{word}: streams and events of the emulated device do nothing" for word in asked)
 
 
@@ -352,5 +352,6 @@ INFO = register(
         options=OPTIONS,
         not_exercised=not_exercised,
         owner_groups=True,
+        devices=("cpu", "cuda"),
     )
 )

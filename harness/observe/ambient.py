@@ -73,7 +73,7 @@ def expected_generators(seed: int, ops: list[Op], device: str = "cpu") -> Logica
         np.random.RandomState(seed).get_state(),
         random.Random(seed).getstate(),
     )
-    gpu = torch.Generator("cuda").manual_seed(seed).get_state() if device == "cuda" else None
+    gpu = seeded_gpu_state(seed) if device == "cuda" else None
     values = {name: Value("uint8", (len(digest),), digest) for name, digest in _digests(*own, gpu).items()}
     return {
         Key(op.index, LIVE, "rng", f"rank{rank}.{name}"): value
@@ -81,6 +81,11 @@ def expected_generators(seed: int, ops: list[Op], device: str = "cpu") -> Logica
         for rank in range(op.mesh.world)
         for name, value in values.items()
     }
+
+
+def seeded_gpu_state(seed: int) -> torch.Tensor:
+    """The state of a GPU's generator that was seeded and has drawn nothing."""
+    return torch.Generator("cuda").manual_seed(seed).get_state()
 
 
 def _digests(

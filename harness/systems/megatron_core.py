@@ -353,5 +353,6 @@ INFO = register(
         not_exercised=not_exercised,
         owner_groups=True,
         devices=("cpu", "cuda"),
+        library="harness.systems.megatron_core_rank:library",
     )
 )

@@ -85,8 +85,11 @@ def _run(seat: RankSeat, place: _Place) -> None:
     context = RankContext(
         seat.job.scenario, model_spec(seat.job.scenario.model), ops[0].mesh, seat.rank, seat.job.directory
     )
-    ambient = Ambient(seat.job.scenario.seed, seat.job.scenario.device, where.note)
-    factory: Callable[[RankContext], RankSystem] = resolve(system_info(seat.job.scenario.system).entry)
+    info, device = system_info(seat.job.scenario.system), seat.job.scenario.device
+    factory: Callable[[RankContext], RankSystem] = resolve(info.entry)
+    if info.library:
+        resolve(info.library)(device)
+    ambient = Ambient(seat.job.scenario.seed, device, where.note)
     system = factory(context)
     place.enter(RECORD)
     with seat.job.observation(seat.rank).open("wb", buffering=0) as file:

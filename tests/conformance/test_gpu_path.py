@@ -8,15 +8,17 @@ for structure alone.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness import laboratory as laboratory_module
 from harness.laboratory import REFERENCE_NOT_COMPARED, Laboratory
 from harness.scenario import Mesh, Scenario
 from harness.verdict import Verdict
+from harness.world import environments
 from harness.world.server import ForkServer
 
 ROOT = Path(__file__).parents[2]
@@ -26,16 +28,22 @@ BASE = Scenario(
 )
 
 
+def emulating(**options: Any) -> ForkServer:
+    """A server whose GPU, if it is to have one, is the emulated one."""
+    if options.get("device") == "cuda":
+        assert not options["warm_up"], "nothing may run before the fork"
+        plugins = (*options["plugins"], STUB)
+        options |= {"plugins": plugins, "warm_up": [f"{STUB}:emulate"]}
+        options["path_prefix"] = [*options.get("path_prefix", ()), ROOT]
+    return ForkServer(**options)
+
+
 @pytest.fixture(scope="module")
 def laboratory() -> Iterator[Laboratory]:
-    """A laboratory whose server for GPUs has an emulated one."""
-    with Laboratory(jobs=1, deadline_s=120.0) as running:
-        emulated = ForkServer(
-            python=sys.executable, path_prefix=[ROOT], plugins=("harness.judge", STUB), warm_up=[f"{STUB}:emulate"],
-            workers=1, device="cuda",
-        )  # fmt: skip
-        running._servers["cuda"] = emulated
-        with emulated:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(laboratory_module, "ForkServer", emulating)
+        patch.setattr(environments, "ForkServer", emulating)
+        with Laboratory(jobs=1, deadline_s=120.0) as running:
             yield running
 
 
@@ -63,3 +71,30 @@ def test_a_scenario_on_the_device_passes(laboratory: Laboratory, axes: dict[str,
     assert "emulated GPU" in result.device
     assert "gloo" in result.device
     assert result.not_exercised == (() if scenario.offload.fraction else (REFERENCE_NOT_COMPARED,))
+
+
+MEGATRON = BASE.with_axes(
+    {"system": "megatron-core", "sharding": "zero1", "checkpoint": "dp_zero", "dtype": "bf16/master=fp32",
+     "optimizer": "adamw/impl=multi_tensor/groups=one", "model": "dense"}
+)  # fmt: skip
+
+
+@pytest.mark.real
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"optimizer": "adamw/impl=forloop/groups=one", "program": "train"},
+        {"options": "precision_aware", "program": "train"},
+        {"offload": "cpu=0.5", "program": "train"},
+        {"checkpoint": "fully_reshardable", "dtype": "fp32"},
+        {"options": "overlap_grad_reduce+overlap_param_gather", "optimizer": "adamw/impl=multi_tensor/clip=1.0"},
+    ],
+    ids=lambda axes: " ".join(axes.values()) or "dp_zero",
+)
+def test_megatron_core_finds_its_device(laboratory: Laboratory, axes: dict[str, str]) -> None:
+    result = laboratory.examine_one(MEGATRON.with_axes(axes))
+    assert result.verdict is Verdict.PASS, result.signature
+    assert "emulated GPU" in result.device
+    assert "CUDA device" not in result.emulated  # what the system says of itself on a CPU

@@ -15,6 +15,7 @@ from harness.space.files import space_names
 from harness.systems.registry import all_systems
 
 _AXIS_FORMS = {
+    "device": "cpu, cuda (a GPU, see docs/gpu.md)",
     "dtype": "STORAGE[/STAGE=D]…; D fp32, bf16, fp16; STORAGE also mixed, mixed_fp16; "
     "STAGE param, reduce, output, master, grad, exp_avg, exp_avg_sq",
     "mesh": "DP_REPLICATExDP_SHARDxTP, e.g. 2x2x1",

@@ -141,6 +141,8 @@ class Offload:
                 return cls(float(found[1]))
 
 
+DEVICES = ("cpu", "cuda")
+
 OPTIMIZER_KINDS = ("sgd", "adam", "adamw")
 OPTIMIZER_IMPLEMENTATIONS = ("forloop", "foreach", "fused", "multi_tensor")
 
@@ -153,8 +155,9 @@ class Optimizer:
     `beta1`, `beta2`, `eps` to adam and adamw. `groups=model` applies the model's per-group overrides;
     `groups=one` puts every parameter into one group. `impl`: torch.optim's `forloop`, `foreach` and `fused`, or
     `multi_tensor`, the FusedAdam and FusedSGD of apex and TransformerEngine. `clip` is the global-norm bound (0 = off),
-    `loss_scale` the initial dynamic loss scale, a power of two (0 = off), `schedule` the LR schedule:
-    `none`, `halve` (multiply by 0.5 after every step) or `linear` (from lr to 0 in 8 steps).
+    `loss_scale` the initial dynamic loss scale, a power of two (0 = off), `schedule` the LR schedule: `none`, `halve`
+    (multiply by 0.5 after every step) or `linear` (from lr to 0 in 8 steps). `capturable`: the switch of torch.optim's
+    Adam, which keeps step counters and bias corrections on the GPU.
     """
 
     kind: str = "adamw"
@@ -170,6 +173,7 @@ class Optimizer:
     clip: float = 0.0
     loss_scale: float = 0.0
     schedule: str = "none"
+    capturable: bool = False
 
     def __post_init__(self) -> None:
         _one_of("optimizer kind", self.kind, OPTIMIZER_KINDS, "adamw")
@@ -220,6 +224,7 @@ class Scenario:
 
     system: str = "reference"  # which library; a key of systems.registry
     version: str = ""  # release of that library; empty: the installed one
+    device: str = "cpu"  # where ranks and the twin compute; cuda needs a GPU (see docs/gpu.md)
     model: str = "dense"  # name of a ModelSpec in models.ZOO
     dtype: DTypePolicy = field(default_factory=DTypePolicy)
     mesh: Mesh = field(default_factory=Mesh)
@@ -238,6 +243,7 @@ class Scenario:
     seed: int = 0  # initial weights and gradients derive from it
 
     def __post_init__(self) -> None:
+        _one_of("device", self.device, DEVICES, "cuda")
         _one_of("sharding", self.sharding, ("fully_shard", "zero1", "replicate"), "zero1")
         _one_of("grad_sync", self.grad_sync, ("last", "every"), "last")
         if not re.fullmatch(r"true|false|none|[1-9]\d*", self.reshard_after_forward):

@@ -25,6 +25,8 @@ Conventions every system, the reference and the twin follow, so that their obser
                     offloaded and it is known which (`oracle.host_elements.knows_host`)
     emulated        `symbols`: utf8, shape (bytes,), the emulated symbols touched so far, joined by newlines; per rank,
                     collected, not compared
+    device          `note`: utf8, shape (bytes,), which GPU and which collectives the rank has; per rank, collected, not
+                    compared; every op where ranks have one
     rng, warning    see observe/ambient.py; per rank, no box; every op
     extra_state     see the system; per rank, no box
 
@@ -52,7 +54,7 @@ ITEMSIZE = {
 
 LIVE, WRITTEN = "live", "written"
 
-PER_RANK_ROLES = frozenset({"rng", "warning", "extra_state", "emulated"})
+PER_RANK_ROLES = frozenset({"rng", "warning", "extra_state", "emulated", "device"})
 
 OWNER_ROLES = frozenset({"hyperparameter", "step", "exp_avg", "exp_avg_sq", "momentum", "host"})
 """Roles that in a system with `owner_groups` only the ranks record that own some of the parameter."""

@@ -258,6 +258,17 @@ def linear_share(steps: int) -> float:
     return max(0.0, 1.0 - steps / LINEAR_STEPS)
 
 
+def steps_on_gpu(scenario: Scenario) -> bool:
+    """Whether a kernel of a real GPU steps some element. Its bits are the twin's to say, on the same GPU: the
+    reference's numpy has no such kernels. What is offloaded is stepped by torch's for the CPU, everywhere the same."""
+    return scenario.device == "cuda" and scenario.offload.fraction < 1
+
+
+def twin_device(scenario: Scenario) -> str:
+    """Where the twin holds its tensors: on the host as soon as offload leaves the host some, else on the device."""
+    return "cpu" if scenario.offload.fraction else scenario.device
+
+
 def masters_in_state(scenario: Scenario) -> bool:
     """Whether masters are a part of the optimizer's state, made of the parameter by its first step."""
     return PRECISION_AWARE in scenario.options and not scenario.offload.fraction

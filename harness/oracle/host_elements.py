@@ -44,9 +44,10 @@ class _Shard:
 
 
 def mixes_kernels(scenario: Scenario) -> bool:
-    """Whether host and device step with kernels that round differently, so that it matters which one an element has."""
+    """Whether host and device step with kernels that round differently, so that it matters which one an element has:
+    two implementations, or one on the CPU and on a GPU."""
     device, host = kernels(scenario)
-    return device != host
+    return device != host or (scenario.device == "cuda" and 0 < scenario.offload.fraction < 1)
 
 
 def knows_host(scenario: Scenario) -> bool:

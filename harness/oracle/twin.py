@@ -1,9 +1,10 @@
 """The twin: the same optimizer code on whole, unsharded tensors, in one process. It says what must be.
 
 It executes the scenario's expanded program with the system's optimizer classes (see `steppers`), torch's LR schedule,
-and the gradient clipping and loss scaler of the system's rules, on logical tensors. Gradients are the grid's exact
-means, so the mesh decides only which grid a step draws from, and where part of the elements is offloaded to a kernel of
-its own, which: `judge.twin_axes` keeps what a twin depends on, and one twin serves every scenario that shares it.
+and the gradient clipping and loss scaler of the system's rules, on logical tensors on the scenario's device: a GPU's
+kernels round otherwise than a CPU's. Gradients are the grid's exact means, so the mesh decides only which grid a step
+draws from, and where part of the elements is offloaded to a kernel of its own, which: `judge.twin_axes` keeps what a
+twin depends on, and one twin serves every scenario that shares it.
 
 *Verifies* nothing by itself; *does not know* layouts, ranks, buckets, checkpoints or any system's index
 map. A checkpoint is a deep copy of its own state. Clipping takes the total norm that the system reported
@@ -36,6 +37,7 @@ from harness.oracle.contracts import (
     rounds_half_away,
     rules,
     stages,
+    twin_device,
 )
 from harness.oracle.host_elements import host_elements, knows_host
 from harness.oracle.scaler import MegatronScaler
@@ -63,12 +65,15 @@ class _Model:
 
     def __init__(self, scenario: Scenario, spec: ModelSpec, op: Op) -> None:
         self.scenario, self.spec, self.rules = scenario, spec, rules(scenario.system)
+        self.device = torch.device(twin_device(scenario))
         self.stages: dict[str, Stages] = {p.fqn: stages(scenario, p.spec) for p in spec.unique_params}
         self.params = {p.fqn: self._initial(p, op.init_seed) for p in spec.unique_params}
         self.trainable = {p.fqn for p in spec.unique_params if p.spec.trainable == "yes"}
         self.held = [fqn for fqn in self.params if fqn in self.trainable or not self.rules.trainable_only]
         self.stepped = {fqn: self._master(fqn) for fqn in self.params}
-        self.buffers = {fqn: _initial_buffer(fqn, b, scenario, op.init_seed) for fqn, b in spec.buffers()}
+        self.buffers = {
+            fqn: _initial_buffer(fqn, b, scenario, op.init_seed).to(self.device) for fqn, b in spec.buffers()
+        }
         masks = host_elements(scenario, op.mesh)
         self.on_host = {self.stepped[fqn]: torch.from_numpy(mask) for fqn, mask in masks.items()}
         self.group_names = self._groups()
@@ -79,7 +84,7 @@ class _Model:
     def _initial(self, param: NamedParam, init_seed: int) -> torch.Tensor:
         keys = probe.element_keys(param.fqn, param.spec.shape, self.scenario.seed)
         values = torch.from_numpy(probe.initial_values(keys, init_seed)).reshape(param.spec.shape)
-        return values.to(TORCH_DTYPE[self.stages[param.fqn].storage])
+        return values.to(self.device, TORCH_DTYPE[self.stages[param.fqn].storage])
 
     def _master(self, fqn: str) -> torch.Tensor:
         """The tensor the optimizer steps on: the parameter itself, or its widened master."""
@@ -120,8 +125,8 @@ class _Model:
         initial = self.scenario.optimizer.loss_scale
         if self.rules.loss_scale == "megatron":
             return MegatronScaler(initial)
-        scaler = torch.amp.GradScaler("cpu", init_scale=initial, growth_interval=2)
-        scaler.scale(torch.zeros(()))
+        scaler = torch.amp.GradScaler(self.device.type, init_scale=initial, growth_interval=2)
+        scaler.scale(torch.zeros((), device=self.device))
         return scaler
 
     def snapshot(self) -> dict[str, Any]:
@@ -233,7 +238,7 @@ class _Twin:
         if self.scenario.optimizer.clip and op.kind == "step":
             clip = _clip_as_torch if model.rules.clip == "torch" else _clip_as_megatron
             exact = torch.sqrt(
-                sum((g.double().square().sum() for g in gradients.values()), torch.zeros((), dtype=torch.float64))
+                sum((g.double().square().sum().cpu() for g in gradients.values()), torch.zeros((), dtype=torch.float64))
             )
             clip(gradients, self.scenario.optimizer.clip, self.norms.get(op.index, exact.item()))
             seen["norm", "total_norm"] = exact.to(TORCH_DTYPE[model.rules.norm_dtype])
@@ -280,7 +285,7 @@ class _Twin:
         gradient = exact.to(TORCH_DTYPE[st.main_grad])
         if not torch.equal(gradient.double(), exact):
             raise ArithmeticError(f"the grid is not exact in {st.main_grad} for {fqn}: a fault of the harness")
-        return gradient
+        return gradient.to(model.device)
 
     def _update(self, model: _Model, op: Op, gradients: Mapping[str, torch.Tensor]) -> None:
         self._hand_over(model, gradients)
@@ -306,7 +311,8 @@ def _clip_as_torch(gradients: dict[str, torch.Tensor], bound: float, norm: float
         param = torch.empty_like(gradient)
         param.grad = gradient
         params.append(param)
-    torch.nn.utils.clip_grads_with_norm_(params, bound, torch.tensor(norm, dtype=_norm_dtype(params)))
+    device = params[0].device if params else None
+    torch.nn.utils.clip_grads_with_norm_(params, bound, torch.tensor(norm, dtype=_norm_dtype(params), device=device))
 
 
 def _clip_as_megatron(gradients: dict[str, torch.Tensor], bound: float, norm: float) -> None:
@@ -391,6 +397,6 @@ def _hyperparameters(model: _Model) -> dict[tuple[str, str], Value]:
 
 
 def _value(tensor: torch.Tensor) -> Value:
-    tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
+    tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return Value(NAME_OF[tensor.dtype], tuple(tensor.shape), data)

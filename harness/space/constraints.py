@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from harness.errors import HarnessError
 from harness.models import ParamSpec, model_spec
-from harness.oracle.contracts import PRECISION_AWARE, stages, stepped_dtype
+from harness.oracle.contracts import PRECISION_AWARE, stages, stepped_dtype, steps_on_gpu, twin_device
 from harness.oracle.host_elements import mixes_kernels
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.program import operations
@@ -114,7 +114,10 @@ def _kernel_constraints() -> Iterator[Constraint]:
         kernels = frozenset(key for key, value in POSITION_DEPENDENT.items() if value == reason)
 
         def uses(s: Scenario, kernels: frozenset[tuple[str, str, str]] = kernels) -> bool:
-            return any((s.optimizer.kind, s.optimizer.impl, dtype) in kernels for dtype in _stepped_dtypes(s))
+            on_cpu = not steps_on_gpu(s)
+            return on_cpu and any(
+                (s.optimizer.kind, s.optimizer.impl, dtype) in kernels for dtype in _stepped_dtypes(s)
+            )
 
         yield Constraint(f"kernel-{number}", reason, uses)
 
@@ -275,6 +278,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
             and s.optimizer.eps < 2.0**-14
             and "fp16" in _stepped_dtypes(s)
         ),
+    ),
+    Constraint(
+        "capturable-device",
+        "capturable is a switch of torch.optim's Adam and AdamW, for tensors on a GPU: device=cuda, without offload",
+        lambda s: s.optimizer.capturable and (s.optimizer.kind == "sgd" or twin_device(s) != "cuda"),
     ),
     *_kernel_constraints(),
 )

@@ -192,7 +192,8 @@ class _Recorder:
             if part.state.get(name) is not None:
                 yield role, part.state[name]
         if knows_host(self.state.scenario):
-            yield "host", torch.full(part.held.shape, not cuda.is_device(part.stepped))
+            on_device = part.stepped.is_cuda if self.state.scenario.device == "cuda" else cuda.is_device(part.stepped)
+            yield "host", torch.full(part.held.shape, not on_device)
 
     def _masters(self, part: Owned) -> Iterator[torch.Tensor]:
         """Every copy that the optimizer has of the master. FusedAdam makes its own of the parameter, at the first step:

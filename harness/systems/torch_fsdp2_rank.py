@@ -4,8 +4,9 @@ The process group exists already and spans the mesh. What a record's box is come
 never from the library; a local tensor of another shape than its box keeps its own shape in the record, so
 that assembly reports it.
 
-*Verifies* nothing by itself. *Does not exercise* CUDA streams, overlap or pinned memory: ranks are CPU
-processes on gloo.
+On cuda the mesh is one of GPUs, the model is moved there before it is sharded, and offload pins its memory.
+
+*Verifies* nothing by itself. *Does not exercise*, on the CPU, streams, overlap or pinned memory.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Fsdp2Rank:
         self.norm: torch.Tensor | None = None
 
     def build(self, op: Op) -> None:
-        root = build_model(self.probe, op.init_seed)
+        root = build_model(self.probe, op.init_seed).to(self.scenario.device)
         if "tp" in (self.mesh.mesh_dim_names or ()):
             _tensor_parallel(root, self.mesh["tp"])
         self._fully_shard(root)
@@ -156,7 +157,7 @@ class Fsdp2Rank:
         if ask.kind == "sgd":
             options |= {"momentum": ask.momentum, "nesterov": ask.nesterov}
         else:
-            options |= {"betas": (ask.beta1, ask.beta2), "eps": ask.eps}
+            options |= {"betas": (ask.beta1, ask.beta2), "eps": ask.eps, "capturable": ask.capturable}
         return OPTIMIZERS[ask.kind](groups, **options)
 
     def _scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
@@ -164,7 +165,7 @@ class Fsdp2Rank:
 
     def _scaler(self) -> torch.amp.GradScaler | None:
         scale = self.scenario.optimizer.loss_scale
-        return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2) if scale else None
+        return torch.amp.GradScaler(self.scenario.device, init_scale=scale, growth_interval=2) if scale else None
 
     # One step
 
@@ -177,7 +178,7 @@ class Fsdp2Rank:
         for microbatch in range(self.scenario.microbatches):
             self.probe.slot = Slot(op.iteration, microbatch, overflow)
             root.set_requires_gradient_sync(self.scenario.grad_sync == "every" or microbatch == last)
-            loss = root(torch.ones(1, requires_grad=True)).sum()
+            loss = root(torch.ones(1, device=self.scenario.device, requires_grad=True)).sum()
             if self.state.scaler:
                 loss = self.state.scaler.scale(loss)
             loss.backward()
@@ -308,7 +309,7 @@ def _device_mesh(context: RankContext) -> DeviceMesh:
     mesh = context.mesh
     sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp}
     kept = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard"}
-    return init_device_mesh("cpu", tuple(kept.values()), mesh_dim_names=tuple(kept))
+    return init_device_mesh(context.scenario.device, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
 
 def _policies(scenario: Scenario) -> dict[str, Any]:
@@ -316,7 +317,8 @@ def _policies(scenario: Scenario) -> dict[str, Any]:
     dtype, after = scenario.dtype, scenario.reshard_after_forward
     param, reduce, output = (TORCH_DTYPE[d] if d else None for d in (dtype.param, dtype.reduce, dtype.output))
     words: dict[str, bool | None] = {"true": True, "false": False, "none": None}
-    offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=False) if scenario.offload.fraction else OffloadPolicy()
+    pinned = scenario.device == "cuda"  # pinning needs an accelerator
+    offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=pinned) if scenario.offload.fraction else OffloadPolicy()
     return {
         "mp_policy": MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce, output_dtype=output),
         "reshard_after_forward": words[after] if after in words else int(after),

@@ -52,7 +52,8 @@ FORBIDDEN = {
 """Module or package → what neither it nor anything under it imports. Oracle, reference and layout share no code."""
 
 CHILD = (
-    "harness.emulation.apex", "harness.emulation.cuda", "harness.emulation.functions", "harness.emulation.fused",
+    "harness.emulation.apex", "harness.emulation.cuda", "harness.emulation.device",
+    "harness.emulation.functions", "harness.emulation.fused",
     "harness.emulation.generator", "harness.emulation.kernels", "harness.emulation.memory", "harness.emulation.symbols",
     "harness.emulation.te_names",
     "harness.judge", "harness.observe.ambient", "harness.oracle.steppers", "harness.oracle.twin",

@@ -79,6 +79,9 @@ EXCLUDED = [
     ("offload-groups", {**OFFLOADED, "model": "groups"}),
     ("offload-experts", {**OFFLOADED, "model": "moe", "expert_parallel": "2", "mesh": "1x2x1"}),
     ("fp16-eps", {"dtype": "fp16"}),
+    ("capturable-device", {"optimizer": "adamw/capturable=true"}),
+    ("capturable-device", {"optimizer": "adamw/capturable=true", "device": "cuda", "offload": "cpu"}),
+    ("capturable-device", {"optimizer": "sgd/capturable=true", "device": "cuda"}),
     ("kernel-0", {"optimizer": "sgd/impl=fused", "dtype": "bf16"}),
     ("kernel-0", {"optimizer": "sgd/impl=fused", "dtype": "mixed"}),
 ]

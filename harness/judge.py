@@ -164,6 +164,8 @@ def _twin_offload(scenario: Scenario) -> tuple[Offload, tuple[str, ...]]:
     """Offload and switches as far as a twin depends on them: on what is precision-aware, and on what is on the host."""
     if partition_matters(scenario):
         return scenario.offload, scenario.options
+    if rules(scenario.system).pretrained:
+        return Offload(), scenario.options
     kept = tuple(o for o in scenario.options if o in (NEW_DECAY, PRECISION_AWARE, TORCH_OFFLOAD))
     return scenario.offload if _is_offloaded(scenario) else Offload(), kept
 

@@ -103,8 +103,7 @@ def write_pretrained(probe: Probe, op: Op, folder: Path) -> None:
 def _leaf(spec: Any, probe: Probe, init_seed: int) -> ProbeModule:
     module = ProbeModule(spec, probe)
     for param in spec.params:
-        empty = nn.Parameter(torch.empty(param.shape), requires_grad=param.trainable == "yes")
-        module.register_parameter(param.name, empty)
+        module.register_parameter(param.name, nn.Parameter(torch.empty(param.shape)))
     for buffer in spec.buffers:
         module.register_buffer(buffer.name, _buffer(module, buffer.name, probe, init_seed), buffer.persistent)
     return module

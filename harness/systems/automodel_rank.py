@@ -10,6 +10,7 @@ pipeline or expert parallelism.
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Iterable
@@ -33,9 +34,17 @@ from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2_checkpoint import TrainState
 from harness.systems.torch_fsdp2_rank import Fsdp2Rank
 
+QUIET = (
+    # Its copy of torch's checkpoint writer reads a tensor's storage in the old way.
+    "TypedStorage is deprecated",
+)
+"""Warnings of a sound run that are of no consequence. Any other is a difference."""
+
+
 @cache
 def library() -> Any:
-    """Import Automodel. Once a process."""
+    """Import Automodel. Once a process; transformers reads tensors in this thread, since threads do not survive a fork."""
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     from harness.systems import automodel_library
 
     return automodel_library
@@ -46,6 +55,8 @@ class AutomodelRank(Fsdp2Rank):
 
     def __init__(self, context: RankContext) -> None:
         library()
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message)
         self.context = context
         self.scenario, self.spec = context.scenario, context.model
         self.probe = Probe(self.scenario, self.spec, context.mesh, context.rank, self._forward_box)
@@ -64,8 +75,11 @@ class AutomodelRank(Fsdp2Rank):
             write_pretrained(self.probe, op, folder)
         dist.barrier()
         asked = requested(self.scenario)
+        frozen = any(p.spec.trainable == "no" for p in self.spec.params)
         with cpu_for_cuda.emulated():
-            root = library().from_pretrained(folder, TORCH_DTYPE.get(asked, asked), self._setup())
+            root = library().from_pretrained(
+                folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen
+            )
         self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params if p.spec.trainable == "yes"}
         optimizer = self._optimizer(op.init_seed)
         self.state = TrainState(root, optimizer, self._scheduler(optimizer), None)

@@ -25,9 +25,9 @@ from harness.diff import LAZY_STATE, Difference, as_numbers, diff
 from harness.models import model_spec
 from harness.observe.ambient import expected_generators
 from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Problem
+from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
-from harness.oracle import twin
+from harness.oracle import pretrained, twin
 from harness.oracle.contracts import NEW_DECAY, PRECISION_AWARE, TORCH_OFFLOAD, rules
 from harness.oracle.host_elements import partition_matters
 from harness.program import Op, expand
@@ -119,6 +119,13 @@ def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Lo
     expected = {key: value for key, value in truth.items() if key.op in done}
     if any(key.role == "rng" for key in observed):
         expected |= expected_generators(scenario.seed, [op for op in expand(scenario) if op.index in done])
+    if rules(scenario.system).pretrained:
+        expected |= {
+            Key(op.index, LIVE, "resolved", name): Value("utf8", (len(text),), text.encode())
+            for op in expand(scenario)
+            if op.kind == "build" and op.index in done
+            for name, text in pretrained.recipe(scenario).items()
+        }
     saves = [op for op in expand(scenario) if op.kind == "save" and op.index in done - unreadable]
     for op in saves:
         live = {key: value for key, value in truth.items() if key.op == op.index}

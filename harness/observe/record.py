@@ -25,6 +25,8 @@ Conventions every system, the reference and the twin follow, so that their obser
                     offloaded and it is known which (`oracle.host_elements.knows_host`)
     emulated        `symbols`: utf8, shape (bytes,), the emulated symbols touched so far, joined by newlines; per rank,
                     collected, not compared
+    resolved        name; utf8, shape (bytes,): what the texts of a recipe come to; after build, of systems that parse
+                    them (`oracle.pretrained`)
     rng, warning    see observe/ambient.py; per rank, no box; every op
     extra_state     see the system; per rank, no box
 

@@ -155,3 +155,28 @@ def _reduce(compute: str, why_compute: str, policy: Policy) -> tuple[str, str]:
     if compute == "fp32" and why_compute in ("compute-pinned", "compute-recorded"):
         return "fp32", "reduce-fp32"
     return (policy.reduce, "reduce-policy") if policy.reduce else (compute, "reduce-compute")
+
+
+RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE = "recipe_pipeline", "recipe_policy", "recipe_storage"
+"""What of a recipe's parsing is looked at: the dtype between pipeline stages, texts that name no policy, and the storage
+dtype of a run that asks for none."""
+
+REFUSED = "refused"
+
+
+def recipe(asked: str, policy: Policy, output: str | None) -> dict[str, str]:
+    """What a recipe's texts must come to: name → a dtype, or that the text is refused.
+
+    Stages exchange activations, which have the policy's output dtype, else its param dtype. A text that names no dtype,
+    and no policy, must not fall back to another. Torch's optimizers keep no masters, so that a run that trains every
+    parameter and names no storage dtype stores fp32.
+    """
+    match asked:
+        case "recipe_pipeline":
+            return {"pipeline.dtype": str(output or policy.param)}
+        case "recipe_policy":
+            return dict.fromkeys(("unknown_dtype", "unknown_target", "no_mapping"), REFUSED)
+        case "recipe_storage":
+            return {"unset": "fp32", "auto": "fp32", "bf16": "bf16", "adapters": "None", "other_optimizer": "None"}
+        case _:
+            raise ValueError(f"a recipe has no {asked!r}")

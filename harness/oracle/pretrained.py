@@ -8,12 +8,21 @@ from __future__ import annotations
 
 from harness.models import ModuleSpec, ParamSpec
 from harness.oracle import dtype_contract
-from harness.oracle.dtype_contract import AUTO, Dtypes, Policy, Tensor
+from harness.oracle.dtype_contract import (
+    AUTO,
+    RECIPE_PIPELINE,
+    RECIPE_POLICY,
+    RECIPE_STORAGE,
+    Dtypes,
+    Policy,
+    Tensor,
+)
 from harness.scenario import Scenario
 
 FILE_BF16, FILE_FP32, FILE_FP16 = "file_bf16", "file_fp32", "file_fp16"
 PINNED, PINNED_SOFT = "pinned", "pinned_soft"
 BY_DTYPE = "by_dtype"
+RECIPES = (RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE)
 
 
 def file_dtype(scenario: Scenario, spec: ParamSpec) -> str:
@@ -54,6 +63,17 @@ def buffer(scenario: Scenario, dtype: str, module: ModuleSpec) -> str:
     """The dtype of a floating-point buffer that its module makes, and a checkpoint holds, in `dtype`."""
     frozen = bool(module.params) and all(p.trainable == "no" for p in module.params)
     return _contract(scenario, Tensor(dtype, frozen=frozen, buffer=True, sharded=sharded(scenario))).storage
+
+
+def recipe(scenario: Scenario) -> dict[str, str]:
+    """What the recipe's texts of a scenario must come to, by name; nothing without an option that asks."""
+    policy = Policy(scenario.dtype.param, scenario.dtype.reduce)
+    return {
+        f"{option}.{name}": value
+        for option in RECIPES
+        if option in scenario.options
+        for name, value in dtype_contract.recipe(option, policy, scenario.dtype.output).items()
+    }
 
 
 def _contract(scenario: Scenario, tensor: Tensor) -> Dtypes:

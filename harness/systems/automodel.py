@@ -10,6 +10,7 @@ from __future__ import annotations
 from harness.models import NamedParam, model_spec
 from harness.oracle import pretrained
 from harness.oracle.contracts import stages
+from harness.oracle.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
 from harness.oracle.pretrained import BY_DTYPE, FILE_BF16, FILE_FP16, FILE_FP32, PINNED, PINNED_SOFT
 from harness.program import operations
 from harness.scenario import Scenario, load_mesh
@@ -22,6 +23,8 @@ from harness.systems.torch_fsdp2 import LibraryError, Limit
 CHECKPOINTS = ("safetensors", "torch_save")
 """Automodel's formats of the model; the optimizer is a distributed checkpoint in both."""
 
+STORAGE_RELEASES = ("0.5.0", "0.6.0")
+
 OPTIONS = {
     FILE_BF16: "the checkpoint file holds every parameter in bf16, islands too",
     FILE_FP16: "the checkpoint file holds every parameter in fp16",
@@ -29,6 +32,9 @@ OPTIONS = {
     PINNED: "the model names its islands in _keep_in_fp32_modules_strict",
     PINNED_SOFT: "the model names its islands in _keep_in_fp32_modules",
     BY_DTYPE: "layers are sharded by fully_shard_by_dtype, as for models with parameters of several dtypes",
+    RECIPE_PIPELINE: "a recipe's pipeline section without a dtype is parsed",
+    RECIPE_POLICY: "recipes' texts that name no dtype or no mixed precision policy are parsed",
+    RECIPE_STORAGE: "a recipe's storage dtype is resolved",
 }
 
 
@@ -99,6 +105,17 @@ LIMITS: tuple[Limit, ...] = (
         _meets_one_rank,
         "automodel leaves a world of one rank unsharded, where mixed precision casts nothing: no program moves there",
         "components/distributed/fsdp2.py, fsdp2_sharding_enabled",
+    ),
+    Limit(
+        "recipe-storage",
+        lambda s: RECIPE_STORAGE in s.options and s.version not in STORAGE_RELEASES,
+        "recipes resolve a storage dtype in releases " + ", ".join(STORAGE_RELEASES),
+        "components/optim/precision_warnings.py, resolve_storage_dtype",
+    ),
+    Limit(
+        "recipe-pipeline",
+        lambda s: RECIPE_PIPELINE in s.options and not s.dtype.param,
+        "the dtype between stages is that of a mixed precision policy: the policy must name a param dtype",
     ),
     Limit("options", lambda s: not set(s.options) <= set(OPTIONS), "automodel has these options: " + ", ".join(OPTIONS)),
     Limit("loss-scale", lambda s: s.optimizer.loss_scale > 0, "automodel's recipes scale no loss"),

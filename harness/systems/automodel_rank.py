@@ -26,7 +26,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from harness.emulation import cpu_for_cuda, touched
 from harness.models import model_spec
 from harness.observe.record import Record, whole
-from harness.oracle.pretrained import BY_DTYPE, requested
+from harness.oracle.pretrained import BY_DTYPE, RECIPES, requested
 from harness.probe_module import TORCH_DTYPE, Probe, Slot
 from harness.program import Op, expand
 from harness.scenario import Scenario
@@ -111,8 +111,18 @@ class AutomodelRank(Fsdp2Rank):
 
     def observe(self, op: Op) -> Iterable[Record]:
         yield from super().observe(op)
+        if op.kind == "build":
+            for name, value in self._resolved().items():
+                text = value.encode()
+                yield whole(op.index, self.context.rank, "resolved", name, "utf8", (len(text),), text)
         names = "\n".join(sorted(touched.symbols)).encode()
         yield whole(op.index, self.context.rank, "emulated", "symbols", "utf8", (len(names),), names)
+
+    def _resolved(self) -> dict[str, str]:
+        from harness.systems.automodel_recipe import resolved
+
+        asked = [option for option in RECIPES if option in self.scenario.options]
+        return {f"{o}.{name}": value for o in asked for name, value in resolved(o, self.scenario.dtype).items()}
 
 
 def warm_up() -> None:

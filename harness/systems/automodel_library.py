@@ -91,7 +91,9 @@ def shard_by_dtype(cls: type[nn.Module]) -> None:
     class Strategy(parallelizer.DefaultParallelizationStrategy):  # type: ignore[misc]
         def parallelize(self, model: nn.Module, device_mesh: Any, mp_policy: Any = None, offload_policy: Any = None,
                         **_: Any) -> nn.Module:  # fmt: skip
-            mesh = parallelizer.get_fsdp_dp_mesh(device_mesh, "dp_replicate", "dp_shard_cp")
+            names = ("dp_replicate", "dp_shard_cp")
+            find = getattr(parallelizer, "get_fsdp_dp_mesh", None)
+            mesh = find(device_mesh, *names) if find else device_mesh[names]
             shard(model, mesh, mp_policy, offload_policy)
             return fsdp_fully_shard(
                 model, mesh=mesh, mp_policy=mp_policy, offload_policy=offload_policy, reshard_after_forward=False

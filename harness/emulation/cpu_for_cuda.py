@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from harness.emulation.touched import touch
 
-_MOVES: tuple[Any, ...] = (torch.Tensor.to, torch._C._nn._parse_to)  # type: ignore[attr-defined]
+_MOVES: tuple[Any, ...] = (torch.Tensor.to, torch._C._nn._parse_to)
 
 
 class _OnCpu(TorchFunctionMode):
@@ -34,7 +34,8 @@ class _OnCpu(TorchFunctionMode):
 def _cpu(value: Any) -> Any:
     """The CPU for a CUDA device or an ordinal; any other value itself."""
     named = isinstance(value, torch.device) and value.type == "cuda"
-    if named or (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, str) and value in ("cuda", "cuda:0")):
+    ordinal = isinstance(value, int) and not isinstance(value, bool)
+    if named or ordinal or (isinstance(value, str) and value in ("cuda", "cuda:0")):
         touch("device=cuda (the CPU)")
         return torch.device("cpu")
     return value

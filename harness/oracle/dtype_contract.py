@@ -1,8 +1,8 @@
 """The dtype contract of a pretrained model under mixed precision: which dtype each tensor has, and why.
 
 A table, and one pure function that applies it. docs/dtype-contract.md shows the same table; a test keeps them equal.
-The contract is what NeMo Automodel documents, and where that says nothing what Hugging Face and FSDP2 promise; a release
-that does something else is a finding, not a variant.
+The contract is what NeMo Automodel documents, and where that says nothing what Hugging Face and FSDP2 promise; a
+release that does something else is a finding, not a variant.
 
 *Does not know* releases, models, meshes or values.
 """
@@ -82,9 +82,7 @@ RULES: tuple[Rule, ...] = (
         "_restore_loaded_model_dtype",
     ),
     Rule("compute-alone", "compute", "not sharded, or a buffer", "the storage dtype", "FSDP2 is not there to cast"),
-    Rule(
-        "compute-pinned", "compute", "pinned", "fp32", "_keep_in_fp32_modules, _keep_in_fp32_modules_strict"
-    ),
+    Rule("compute-pinned", "compute", "pinned", "fp32", "_keep_in_fp32_modules, _keep_in_fp32_modules_strict"),
     Rule(
         "compute-recorded",
         "compute",
@@ -158,8 +156,8 @@ def _reduce(compute: str, why_compute: str, policy: Policy) -> tuple[str, str]:
 
 
 RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE = "recipe_pipeline", "recipe_policy", "recipe_storage"
-"""What of a recipe's parsing is looked at: the dtype between pipeline stages, texts that name no policy, and the storage
-dtype of a run that asks for none."""
+"""What of a recipe's parsing is looked at: the dtype between pipeline stages, texts that name no policy, and the
+storage dtype of a run that asks for none."""
 
 REFUSED = "refused"
 

@@ -333,9 +333,7 @@ def _norm_dtype(params: list[torch.Tensor]) -> torch.dtype:
     return dtype
 
 
-def _initial_buffer(
-    fqn: str, spec: BufferSpec, module: ModuleSpec, scenario: Scenario, init_seed: int
-) -> torch.Tensor:
+def _initial_buffer(fqn: str, spec: BufferSpec, module: ModuleSpec, scenario: Scenario, init_seed: int) -> torch.Tensor:
     keys = probe.element_keys(fqn, spec.shape, scenario.seed)
     match buffer_dtype(scenario, spec.dtype, module):
         case "int64":

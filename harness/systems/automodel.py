@@ -117,7 +117,9 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: RECIPE_PIPELINE in s.options and not s.dtype.param,
         "the dtype between stages is that of a mixed precision policy: the policy must name a param dtype",
     ),
-    Limit("options", lambda s: not set(s.options) <= set(OPTIONS), "automodel has these options: " + ", ".join(OPTIONS)),
+    Limit(
+        "options", lambda s: not set(s.options) <= set(OPTIONS), "automodel has these options: " + ", ".join(OPTIONS)
+    ),
     Limit("loss-scale", lambda s: s.optimizer.loss_scale > 0, "automodel's recipes scale no loss"),
     Limit(
         "reshard-divisor",

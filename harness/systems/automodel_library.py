@@ -68,9 +68,9 @@ def from_pretrained(folder: Path, requested: str | torch.dtype, world: Setup, *,
 def shard_by_dtype(cls: type[nn.Module]) -> None:
     """Have the library shard a model class's layers with `fully_shard_by_dtype`, as it does for its own models with
     parameters of several dtypes; the root is left to its default."""
-    names = {} if "fp32_compute_module_names" not in inspect.signature(
-        parallelizer_utils.fully_shard_by_dtype
-    ).parameters else {"fp32_compute_module_names": tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())}  # fmt: skip
+    pins = tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
+    takes_pins = "fp32_compute_module_names" in inspect.signature(parallelizer_utils.fully_shard_by_dtype).parameters
+    names = {"fp32_compute_module_names": pins} if takes_pins else {}
 
     def shard(module: nn.Module, mesh: Any, mp_policy: Any, offload_policy: Any = None, *_: Any, **__: Any) -> None:
         if isinstance(module, nn.ModuleList):
@@ -95,9 +95,9 @@ def shard_by_dtype(cls: type[nn.Module]) -> None:
             find = getattr(parallelizer, "get_fsdp_dp_mesh", None)
             mesh = find(device_mesh, *names) if find else device_mesh[names]
             shard(model, mesh, mp_policy, offload_policy)
-            return fsdp_fully_shard(
-                model, mesh=mesh, mp_policy=mp_policy, offload_policy=offload_policy, reshard_after_forward=False
-            )
+            policies = {"mp_policy": mp_policy, "offload_policy": offload_policy}
+            sharded: nn.Module = fsdp_fully_shard(model, mesh=mesh, reshard_after_forward=False, **policies)
+            return sharded
 
     parallelizer.PARALLELIZATION_STRATEGIES[cls.__name__] = Strategy()
 

@@ -1,8 +1,8 @@
 """A Hugging Face model class of a ModelSpec: its real loader builds it, our probe drives it. Rank side.
 
 The modules are those of `harness.probe_module`, under containers whose forward runs their children in order, so that
-every FSDP unit that the library makes of them is entered through its own hooks. Registered with transformers' AutoConfig
-and AutoModelForCausalLM, as code of a user's own is.
+every FSDP unit that the library makes of them is entered through its own hooks. Registered with transformers'
+AutoConfig and AutoModelForCausalLM, as code of a user's own is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from harness.models import ModelSpec
 from harness.oracle.pretrained import PINNED, PINNED_SOFT, file_dtype
 from harness.probe import element_keys, initial_values
 from harness.probe_module import TORCH_DTYPE, Probe, ProbeModule, initial_buffer
@@ -123,5 +122,3 @@ def _attach(root: nn.Module, path: Sequence[str], leaf: nn.Module) -> None:
             child = leaf if last else nn.ModuleList() if path[index + 1].isdigit() else _Branch()
             node.append(child) if isinstance(node, nn.ModuleList) else node.add_module(name, child)
         node = getattr(node, name)
-
-

@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -27,7 +26,7 @@ from harness.emulation import cpu_for_cuda, touched
 from harness.models import model_spec
 from harness.observe.record import Record, whole
 from harness.oracle.pretrained import BY_DTYPE, RECIPES, requested
-from harness.probe_module import TORCH_DTYPE, Probe, Slot
+from harness.probe_module import TORCH_DTYPE, Probe
 from harness.program import Op, expand
 from harness.scenario import Scenario
 from harness.systems.protocol import RankContext
@@ -43,7 +42,7 @@ QUIET = (
 
 @cache
 def library() -> Any:
-    """Import Automodel. Once a process; transformers reads tensors in this thread, since threads do not survive a fork."""
+    """Import Automodel. Once a process. Transformers reads tensors in this thread: a pool does not survive a fork."""
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     from harness.systems import automodel_library
 
@@ -77,9 +76,7 @@ class AutomodelRank(Fsdp2Rank):
         asked = requested(self.scenario)
         frozen = any(p.spec.trainable == "no" for p in self.spec.params)
         with cpu_for_cuda.emulated():
-            root = library().from_pretrained(
-                folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen
-            )
+            root = library().from_pretrained(folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen)
         self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params if p.spec.trainable == "yes"}
         optimizer = self._optimizer(op.init_seed)
         self.state = TrainState(root, optimizer, self._scheduler(optimizer), None)

@@ -76,7 +76,9 @@ def test_frozen_plain_parameters_and_buffers_are_cast_and_sharded_ones_are_not()
     assert dtypes(Tensor("fp32", frozen=True, sharded=False), "fp32", HALF, by_dtype=False).storage == "bf16"
     assert dtypes(Tensor("fp32", frozen=True, buffer=True), "fp32", HALF, by_dtype=False).storage == "bf16"
     assert dtypes(Tensor("fp32", frozen=True), "fp32", HALF, by_dtype=False).storage == "fp32"
-    assert dtypes(Tensor("fp32", frozen=True, pinned=True, sharded=False), "fp32", HALF, by_dtype=False).storage == "fp32"
+    assert (
+        dtypes(Tensor("fp32", frozen=True, pinned=True, sharded=False), "fp32", HALF, by_dtype=False).storage == "fp32"
+    )
 
 
 def test_texts_of_recipes() -> None:

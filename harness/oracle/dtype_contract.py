@@ -30,12 +30,14 @@ class Tensor:
     """What is known of a floating-point tensor before it is loaded.
 
     file: its dtype in the checkpoint; None for a buffer that no checkpoint holds, which is made in fp32. pinned: the
-    model names it among the modules that stay in fp32. frozen: it is a frozen parameter, or a buffer of a module all of
-    whose parameters are frozen. buffer: it is no parameter. sharded: FSDP2 manages it.
+    model names it in `_keep_in_fp32_modules_strict`. kept: in `_keep_in_fp32_modules`, which Hugging Face honours for
+    fp16 alone. frozen: it is a frozen parameter, or a buffer of a module all of whose parameters are frozen. buffer: it
+    is no parameter. sharded: FSDP2 manages it.
     """
 
     file: str | None = "bf16"
     pinned: bool = False
+    kept: bool = False
     frozen: bool = False
     buffer: bool = False
     sharded: bool = True
@@ -68,7 +70,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "storage-frozen",
         "storage",
-        "frozen, not pinned, and a buffer or not sharded; the policy has a param dtype",
+        "frozen, neither pinned nor kept, and a buffer or not sharded; the policy has a param dtype",
         "the policy's param dtype: one rounding of the loaded value",
         "cast_frozen_modules_to_compute_dtype",
     ),
@@ -82,7 +84,7 @@ RULES: tuple[Rule, ...] = (
         "_restore_loaded_model_dtype",
     ),
     Rule("compute-alone", "compute", "not sharded, or a buffer", "the storage dtype", "FSDP2 is not there to cast"),
-    Rule("compute-pinned", "compute", "pinned", "fp32", "_keep_in_fp32_modules, _keep_in_fp32_modules_strict"),
+    Rule("compute-pinned", "compute", "pinned", "fp32", "_keep_in_fp32_modules_strict"),
     Rule(
         "compute-recorded",
         "compute",
@@ -128,7 +130,7 @@ def dtypes(tensor: Tensor, requested: str, policy: Policy, *, by_dtype: bool) ->
 
 
 def _storage(tensor: Tensor, requested: str, policy: Policy) -> tuple[str, str]:
-    if policy.param and tensor.frozen and not tensor.pinned and (tensor.buffer or not tensor.sharded):
+    if policy.param and tensor.frozen and not (tensor.pinned or tensor.kept) and (tensor.buffer or not tensor.sharded):
         return policy.param, "storage-frozen"
     if tensor.file is None:
         return "fp32", "storage-made"

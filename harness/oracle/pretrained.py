@@ -43,16 +43,12 @@ def sharded(scenario: Scenario) -> bool:
     return scenario.mesh.world > 1
 
 
-def pins(scenario: Scenario) -> bool:
-    """Whether the model names its islands among the modules that stay in fp32."""
-    return PINNED in scenario.options or PINNED_SOFT in scenario.options
-
-
 def parameter(scenario: Scenario, spec: ParamSpec) -> Dtypes:
     """The contract of a parameter."""
     tensor = Tensor(
         file_dtype(scenario, spec),
-        pinned=spec.island and pins(scenario),
+        pinned=spec.island and PINNED in scenario.options,
+        kept=spec.island and PINNED_SOFT in scenario.options,
         frozen=spec.trainable == "no",
         sharded=sharded(scenario),
     )

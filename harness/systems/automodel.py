@@ -13,7 +13,7 @@ from harness.oracle.contracts import stages
 from harness.oracle.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
 from harness.oracle.pretrained import BY_DTYPE, FILE_BF16, FILE_FP16, FILE_FP32, PINNED, PINNED_SOFT
 from harness.program import operations
-from harness.scenario import Scenario, load_mesh
+from harness.scenario import Mesh, Scenario, load_mesh
 from harness.systems import torch_fsdp2
 from harness.systems.automodel_models import HF_SPECS
 from harness.systems.protocol import SystemInfo
@@ -57,13 +57,17 @@ def _file_against_policy(scenario: Scenario) -> bool:
     return BY_DTYPE in scenario.options and layers != root
 
 
+def _meshes(scenario: Scenario) -> list[Mesh]:
+    """The meshes that a program runs on."""
+    target = load_mesh(scenario)
+    moves = {"reshard", "restart"} & set(operations(scenario.program))
+    return [scenario.mesh, *((target,) if target and moves else ())]
+
+
 def _meets_one_rank(scenario: Scenario) -> bool:
     """Whether a program moves between one rank and several, where the contract is not the same."""
-    target = load_mesh(scenario)
-    if target is None or not {"reshard", "restart"} & set(operations(scenario.program)):
-        return False
     casts = scenario.dtype.param is not None or {BY_DTYPE, PINNED, PINNED_SOFT} & set(scenario.options)
-    return bool(casts) and (scenario.mesh.world == 1) != (target.world == 1)
+    return bool(casts) and len({mesh.world == 1 for mesh in _meshes(scenario)}) > 1
 
 
 _OF_TORCH = ("scaler-fp16-gradients", "sharding", "master", "offload-fraction", "optimizer-impl", "schedule",
@@ -82,6 +86,13 @@ LIMITS: tuple[Limit, ...] = (
         "components/distributed/parallelizer.py, _extract_model_layers",
     ),
     Limit("tensor-parallel", torch_fsdp2._tensor_parallel, "tensor parallelism is driven through torch-fsdp2"),
+    Limit(
+        "replicas-alone",
+        lambda s: any(mesh.dp_replicate > 1 and mesh.dp_shard == 1 for mesh in _meshes(s)),
+        "automodel's FSDP2 strategy takes replicas of sharded models only",
+        "components/distributed/mesh_utils.py, _create_fsdp2_device_mesh",
+        LibraryError("ValueError", "must be less than dp_size", "build"),
+    ),
     Limit(
         "one-file",
         lambda s: len({FILE_BF16, FILE_FP16, FILE_FP32} & set(s.options)) > 1,

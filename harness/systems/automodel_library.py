@@ -96,8 +96,8 @@ def shard_by_dtype(cls: type[nn.Module]) -> None:
             mesh = find(device_mesh, *names) if find else device_mesh[names]
             shard(model, mesh, mp_policy, offload_policy)
             policies = {"mp_policy": mp_policy, "offload_policy": offload_policy}
-            sharded: nn.Module = fsdp_fully_shard(model, mesh=mesh, reshard_after_forward=False, **policies)
-            return sharded
+            fsdp_fully_shard(model, mesh=mesh, reshard_after_forward=False, **policies)  # in place
+            return model
 
     parallelizer.PARALLELIZATION_STRATEGIES[cls.__name__] = Strategy()
 

@@ -36,6 +36,8 @@ from harness.systems.torch_fsdp2_rank import Fsdp2Rank
 QUIET = (
     # Its copy of torch's checkpoint writer reads a tensor's storage in the old way.
     "TypedStorage is deprecated",
+    # torch's own deprecation of how releases before 0.5 take a sharding mesh.
+    "Slicing a flattened dim from root mesh will be deprecated",
 )
 """Warnings of a sound run that are of no consequence. Any other is a difference."""
 

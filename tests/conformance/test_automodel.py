@@ -2,8 +2,8 @@
 limits; its regressions and what cures them.
 
 *Verifies*: scenarios of every model, format and kind of file pass on the newest release; what the system refuses for
-the library's sake, the library refuses; every regression shows its defect, is known, and passes with its patch or on the
-release that repaired it.
+the library's sake, the library refuses; every regression shows its defect, is known, and passes with its patch or on
+the release that repaired it.
 *Does not verify*: that a patch is how upstream should repair it.
 
 Nightly only: the first run installs four releases with the transformers that each needs, 190 MB each.

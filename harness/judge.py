@@ -25,9 +25,9 @@ from harness.diff import LAZY_STATE, Difference, as_numbers, diff
 from harness.models import model_spec
 from harness.observe.ambient import expected_generators
 from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Problem
+from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
-from harness.oracle import twin
+from harness.oracle import pretrained, twin
 from harness.oracle.contracts import NEW_DECAY, PRECISION_AWARE, TORCH_OFFLOAD, rules, steps_on_gpu
 from harness.oracle.host_elements import partition_matters
 from harness.program import Op, expand
@@ -120,6 +120,13 @@ def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Lo
     if any(key.role == "rng" for key in observed):
         at = [op for op in expand(scenario) if op.index in done]
         expected |= expected_generators(scenario.seed, at, scenario.device)
+    if rules(scenario.system).pretrained:
+        expected |= {
+            Key(op.index, LIVE, "resolved", name): Value("utf8", (len(text),), text.encode())
+            for op in expand(scenario)
+            if op.kind == "build" and op.index in done
+            for name, text in pretrained.recipe(scenario).items()
+        }
     saves = [op for op in expand(scenario) if op.kind == "save" and op.index in done - unreadable]
     for op in saves:
         live = {key: value for key, value in truth.items() if key.op == op.index}
@@ -166,6 +173,8 @@ def _twin_offload(scenario: Scenario) -> tuple[Offload, tuple[str, ...]]:
     """Offload and switches as far as a twin depends on them: on what is precision-aware, and on what is on the host."""
     if partition_matters(scenario):
         return scenario.offload, scenario.options
+    if rules(scenario.system).pretrained:
+        return Offload(), scenario.options
     kept = tuple(o for o in scenario.options if o in (NEW_DECAY, PRECISION_AWARE, TORCH_OFFLOAD))
     return scenario.offload if _is_offloaded(scenario) else Offload(), kept
 

@@ -29,6 +29,8 @@ Conventions every system, the reference and the twin follow, so that their obser
                     collected, not compared
     device          `note`: utf8, shape (bytes,), which GPU and which collectives the rank has; per rank, collected, not
                     compared; every op where ranks have one
+    resolved        name; utf8, shape (bytes,): what the texts of a recipe come to; after build, of systems that parse
+                    them (`oracle.pretrained`)
     rng, warning    see observe/ambient.py; per rank, no box; every op
     extra_state     see the system; per rank, no box
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.models import ParamSpec, model_spec, storage_dtype
+from harness.models import ModuleSpec, ParamSpec, model_spec, storage_dtype
+from harness.oracle import pretrained
 from harness.probe import Grid, choose_grid
 from harness.program import Op
 from harness.scenario import FLOAT_DTYPES, DTypePolicy, Optimizer, Scenario
@@ -157,7 +158,8 @@ class Rules:
     owner_groups: hyperparameters are recorded parameter by parameter. host_kernel: what is offloaded to the host is
     stepped by torch.optim, whatever steps the rest. same_decay: every build asks for the same weight decay unless the
     scenario has the option `new_decay`: that the load does not restore it is one defect, which would hide others.
-    load_refreshes: loading the model alone also refreshes the masters from it, without a reload_params.
+    load_refreshes: loading the model alone also refreshes the masters from it, without a reload_params. pretrained: a
+    build loads its parameters from a checkpoint file, in dtypes that `oracle.pretrained` knows.
     """
 
     loss_scale: str = "torch"
@@ -170,6 +172,7 @@ class Rules:
     host_kernel: bool = False
     same_decay: bool = False
     load_refreshes: bool = False
+    pretrained: bool = False
 
 
 _MEGATRON_RULES = Rules(
@@ -184,7 +187,11 @@ _MEGATRON_RULES = Rules(
     same_decay=True,
 )
 
-_RULES = {"megatron-core": _MEGATRON_RULES, "megatron-bridge": replace(_MEGATRON_RULES, load_refreshes=True)}
+_RULES = {
+    "megatron-core": _MEGATRON_RULES,
+    "megatron-bridge": replace(_MEGATRON_RULES, load_refreshes=True),
+    "automodel": Rules(trainable_only=True, pretrained=True),
+}
 
 
 def rules(system: str) -> Rules:
@@ -204,6 +211,10 @@ def at_build(scenario: Scenario, init_seed: int) -> Optimizer:
 def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     """The dtype contract of one parameter under a scenario's sharding and dtype policy."""
     policy = scenario.dtype
+    if rules(scenario.system).pretrained:
+        found = pretrained.parameter(scenario, spec)
+        moments = (found.state, found.state)
+        return Stages(found.storage, found.compute, found.reduce, found.reduce, found.storage, None, *moments)
     storage = storage_dtype(policy, spec)
     compute = policy.param or storage
     reduce = policy.reduce or compute
@@ -253,8 +264,16 @@ def half_dtype(policy: DTypePolicy) -> str | None:
     return {"bf16": "bf16", "fp16": "fp16", "mixed": "bf16", "mixed_fp16": "fp16"}.get(policy.storage)
 
 
-def buffer_dtype(scenario: Scenario, dtype: str) -> str:
+def initial_dtypes(scenario: Scenario, spec: ParamSpec) -> tuple[str, ...]:
+    """The dtypes that a parameter's initial value passes through, the last of them the one it is stored in."""
+    storage = stages(scenario, spec).storage
+    return (pretrained.file_dtype(scenario, spec), storage) if rules(scenario.system).pretrained else (storage,)
+
+
+def buffer_dtype(scenario: Scenario, dtype: str, module: ModuleSpec | None = None) -> str:
     """The dtype of a buffer that its module declares as `dtype`."""
+    if module and dtype in FLOAT_DTYPES and rules(scenario.system).pretrained:
+        return pretrained.buffer(scenario, dtype, module)
     half = half_dtype(scenario.dtype)
     return half if half and rules(scenario.system).half_buffers and dtype in FLOAT_DTYPES else dtype
 

@@ -23,7 +23,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
 from harness import probe
-from harness.models import BufferSpec, ModelSpec, NamedParam, model_spec
+from harness.models import BufferSpec, ModelSpec, ModuleSpec, NamedParam, model_spec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
 from harness.oracle.contracts import (
@@ -33,6 +33,7 @@ from harness.oracle.contracts import (
     gradient_grid,
     has_masters,
     has_scaler,
+    initial_dtypes,
     linear_share,
     rounds_half_away,
     rules,
@@ -77,7 +78,9 @@ class _Model:
         self.held = [fqn for fqn in self.params if fqn in self.trainable or not self.rules.trainable_only]
         self.stepped = {fqn: self._master(fqn) for fqn in self.params}
         self.buffers = {
-            fqn: _initial_buffer(fqn, b, scenario, op.init_seed).to(self.device) for fqn, b in spec.buffers()
+            f"{m.path}.{b.name}": _initial_buffer(f"{m.path}.{b.name}", b, m, scenario, op.init_seed).to(self.device)
+            for m in spec.modules
+            for b in m.buffers
         }
         masks = host_elements(scenario, op.mesh)
         self.on_host = {self.stepped[fqn]: torch.from_numpy(mask) for fqn, mask in masks.items()}
@@ -89,7 +92,9 @@ class _Model:
     def _initial(self, param: NamedParam, init_seed: int) -> torch.Tensor:
         keys = probe.element_keys(param.fqn, param.spec.shape, self.scenario.seed)
         values = torch.from_numpy(probe.initial_values(keys, init_seed)).reshape(param.spec.shape)
-        return values.to(self.device, TORCH_DTYPE[self.stages[param.fqn].storage])
+        for dtype in initial_dtypes(self.scenario, param.spec):
+            values = values.to(TORCH_DTYPE[dtype])
+        return values.to(self.device)
 
     def _master(self, fqn: str) -> torch.Tensor:
         """The tensor the optimizer steps on: the parameter itself, or its widened master."""
@@ -341,9 +346,9 @@ def _norm_dtype(params: list[torch.Tensor]) -> torch.dtype:
     return dtype
 
 
-def _initial_buffer(fqn: str, spec: BufferSpec, scenario: Scenario, init_seed: int) -> torch.Tensor:
+def _initial_buffer(fqn: str, spec: BufferSpec, module: ModuleSpec, scenario: Scenario, init_seed: int) -> torch.Tensor:
     keys = probe.element_keys(fqn, spec.shape, scenario.seed)
-    match buffer_dtype(scenario, spec.dtype):
+    match buffer_dtype(scenario, spec.dtype, module):
         case "int64":
             return torch.zeros(spec.shape, dtype=torch.int64)
         case "bool":

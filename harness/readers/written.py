@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -13,13 +14,14 @@ from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, NUMPY_NAME, WRITTEN, Record
 from harness.oracle.contracts import rounds_half_away, stages
 from harness.program import Op
+from harness.readers.automodel import read_automodel
 from harness.readers.checkpoint import expected_written, read_checkpoint
 from harness.readers.megatron import read_megatron
 from harness.scenario import Scenario
 
 _ONE = np.float32(1)
 
-MEGATRON, BRIDGE = "megatron-core", "megatron-bridge"
+MEGATRON, BRIDGE, AUTOMODEL = "megatron-core", "megatron-bridge", "automodel"
 
 UNTIED = ("dp_zero", "plain")
 """Formats of Megatron-Core that store a tied parameter under every name: the others under its own only."""
@@ -41,12 +43,16 @@ def read_written(path: Path, op: Op, scenario: Scenario) -> list[Record]:
         return read_megatron(path, op, scenario)
     if scenario.system == BRIDGE:
         return read_megatron(path / f"iter_{op.iteration:07d}", op, scenario)
+    if scenario.system == AUTOMODEL:
+        return read_automodel(path, op, scenario)
     return read_checkpoint(path, op.index, model_spec(scenario.model))
 
 
 def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     """What the checkpoint of the save `op` must hold, from the oracle's live values after it."""
     model = model_spec(scenario.model)
+    if scenario.system == AUTOMODEL:
+        scenario = replace(scenario, checkpoint=f"{scenario.checkpoint}+flatten")  # always, in its optimizer's state
     written = expected_written({k: v for k, v in live.items() if k.where == LIVE}, scenario, model)
     if scenario.system == BRIDGE:
         written = {key: value for key, value in written.items() if key.role in ("param", "buffer")}

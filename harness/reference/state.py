@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from harness import probe
-from harness.models import BufferSpec, ModelSpec, NamedParam, storage_dtype
+from harness.models import BufferSpec, ModelSpec, NamedParam
 from harness.oracle.contracts import (
     Stages,
     at_build,
     buffer_dtype,
     has_scaler,
+    initial_dtypes,
     kernels,
     rules,
     scaled_roles,
@@ -194,19 +195,23 @@ class Session:
         return self.scenario.sharding != "fully_shard"
 
     def storage(self, param: NamedParam) -> str:
-        return storage_dtype(self.scenario.dtype, param.spec)
+        return stages(self.scenario, param.spec).storage
 
     def _build_shards(self) -> None:
         keys = np.concatenate([self.catalogue.keys[p.fqn] for p in self.catalogue.params])
         initial = np.append(probe.initial_values(keys, self.init_seed), np.float32(0))
-        by_storage: dict[str, list[NamedParam]] = {}
+        alike: dict[tuple[Stages, tuple[str, ...]], list[NamedParam]] = {}
         for param in self.catalogue.params:
-            by_storage.setdefault(self.storage(param), []).append(param)
+            key = (stages(self.scenario, param.spec), initial_dtypes(self.scenario, param.spec))
+            alike.setdefault(key, []).append(param)
         for tp_index in range(self.mesh.tp):
-            for storage, params in by_storage.items():
-                layout = lay_out(self.catalogue, storage, params, self.mesh, tp_index, self.flat)
-                shards = Shards(layout, tp_index, stages(self.scenario, params[0].spec), np.empty(0))
-                self.place_params(shards, initial.astype(DTYPE[storage]), layout.shard_element)
+            for (stage, path), params in alike.items():
+                layout = lay_out(self.catalogue, stage.storage, params, self.mesh, tp_index, self.flat)
+                shards = Shards(layout, tp_index, stage, np.empty(0))
+                values = initial
+                for dtype in path:
+                    values = values.astype(DTYPE[dtype])
+                self.place_params(shards, values, layout.shard_element)
                 self.refresh_masters(shards)
                 shards.on_host = self._on_host(layout)
                 shards.domains = self._domains(layout)
@@ -360,7 +365,8 @@ class Session:
     def initial_buffer(self, fqn: str, spec: BufferSpec) -> Array:
         """A module's buffer as its constructor makes it, in its own dtype and shape."""
         keys = probe.element_keys(fqn, spec.shape, self.scenario.seed)
-        match buffer_dtype(self.scenario, spec.dtype):
+        module = next(m for m in self.model.modules if fqn == f"{m.path}.{spec.name}")
+        match buffer_dtype(self.scenario, spec.dtype, module):
             case "int64":
                 return np.zeros(spec.shape, np.int64)
             case "bool":

@@ -146,7 +146,11 @@ class Fsdp2Rank:
         if ask.groups == "model":
             groups = [
                 {
-                    "params": [self.params[p.fqn] for p in self.spec.unique_params if p.spec.group == index],
+                    "params": [
+                        self.params[p.fqn]
+                        for p in self.spec.unique_params
+                        if p.spec.group == index and p.fqn in self.params
+                    ],
                     "lr": ask.lr * group.lr_scale,
                     "weight_decay": ask.weight_decay if group.weight_decay is None else group.weight_decay,
                 }
@@ -174,10 +178,10 @@ class Fsdp2Rank:
         self.probe.start_step()
         self.gradients, self.norm = {}, None
         root, last = self.state.model, self.scenario.microbatches - 1
-        assert isinstance(root, FSDPModule)
         for microbatch in range(self.scenario.microbatches):
             self.probe.slot = Slot(op.iteration, microbatch, overflow)
-            root.set_requires_gradient_sync(self.scenario.grad_sync == "every" or microbatch == last)
+            if isinstance(root, FSDPModule):
+                root.set_requires_gradient_sync(self.scenario.grad_sync == "every" or microbatch == last)
             loss = root(torch.ones(1, device=self.scenario.device, requires_grad=True)).sum()
             if self.state.scaler:
                 loss = self.state.scaler.scale(loss)

@@ -14,8 +14,8 @@ from harness.scenario import Scenario
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 FILES = sorted((SCENARIOS / "regressions").glob("*.toml"))
 HANGS = {"torch-fsdp2-empty-tp-hang"}
-HERE = [file for file in FILES if not file.stem.startswith("megatron-bridge")]
-"""Megatron-Bridge's, which take 2 GB of packages, are in test_megatron_bridge.py."""
+HERE = [file for file in FILES if not file.stem.startswith(("automodel", "megatron-bridge"))]
+"""Those of Automodel and Megatron-Bridge, which take 800 MB and 2 GB of packages, have tests of their own."""
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,14 @@ from harness.systems.torch_fsdp2 import Limit
 
 OPTIONS = {
     "average_in_collective": "reduce with the backend's average instead of a sum of scaled gradients",
-    "double_buffer": "fsdp_double_buffer: communicate through two persistent buffers",
     "fine_grained_gather": "enable_fine_grained_param_gather: gather by module instead of by unit",
     "neutral_start": "the optimizer is sharded with a learning rate and weight decay of 0, and its step counters are "
     "set to 0 afterwards, so that the library's step with gradients of zero leaves nothing behind",
     "no_main_params": "main_params_dtype=None also where parameters are stored in fp32: no copy for the optimizer",
     "no_tp_dim": "tp_dim=None: a mesh without a dim for tensor parallelism",
-    "no_overlap": "overlap_grad_reduce and overlap_param_gather off, where the sharding allows it",
+    "no_overlap_gather": "overlap_param_gather=False",
+    "no_overlap_reduce": "overlap_grad_reduce=False",
+    "one_call": "fully_shard, which takes the optimizer of the unsharded model, instead of a call for each",
 }
 STRATEGIES = {"fully_shard": "optim_grads_params", "zero2": "optim_grads", "zero1": "optim", "replicate": "no_shard"}
 IN_PLACE = ("zero1", "replicate")
@@ -96,7 +97,7 @@ def unsupported(scenario: Scenario) -> str | None:
 
 def not_exercised(scenario: Scenario) -> tuple[str, ...]:
     """What streams would have to be real for."""
-    return () if "no_overlap" in scenario.options else ("overlap of communication and computation",)
+    return () if {"no_overlap_gather", "no_overlap_reduce"} <= {*scenario.options} else ("overlap",)
 
 
 INFO = register(
@@ -108,7 +109,7 @@ INFO = register(
         unsupported=unsupported,
         limits=LIMITS,
         distributions=("megatron-fsdp", "torch"),
-        emulated=("CUDA device, whose tensors lie on the CPU", "NCCL's PREMUL_SUM and AVG"),
+        emulated=("CUDA device, with tensors on the CPU", "NCCL's PREMUL_SUM, AVG and coalescing"),
         warm_up="harness.systems.megatron_fsdp_rank:warm_up",
         package="megatron-fsdp",
         options=OPTIONS,

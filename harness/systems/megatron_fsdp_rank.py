@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -78,22 +79,31 @@ class MegatronFsdpRank(Fsdp2Rank):
 
     @emulated
     def build(self, op: Op) -> None:
-        from megatron_fsdp import fully_shard_model
+        import megatron_fsdp
 
         root = build_model(self.probe, op.init_seed)
         if self.context.mesh.tp > 1:
             tensor_parallel(root, self.mesh["tp"])
-        self.sharded = fully_shard_model(root, **self._arguments(fully_shard_model))
-        self.params = {
-            p.fqn: self.sharded.module.get_parameter(p.fqn)
-            for p in self.spec.unique_params
-            if p.spec.trainable == "yes"
-        }
-        optimizer = self._sharded_optimizer(op.init_seed)
+        arguments = self._arguments(megatron_fsdp.fully_shard_model)
+        if "one_call" in self.scenario.options:
+            self.params = self._trainable(root)
+            optimizer = self._neutral(self._optimizer(op.init_seed))
+            self.sharded, optimizer = megatron_fsdp.fully_shard(root, optimizer, **arguments)
+            self.params = self._trainable(self.sharded.module)
+        else:
+            self.sharded = megatron_fsdp.fully_shard_model(root, **arguments)
+            self.params = self._trainable(self.sharded.module)
+            optimizer = megatron_fsdp.fully_shard_optimizer(self._neutral(self._optimizer(op.init_seed)))
+        self._start(optimizer, op.init_seed)
         self.state = TrainState(self.sharded, optimizer, self._scheduler(optimizer), self._scaler())
 
-    step = emulated(Fsdp2Rank.step)
-    overflow = emulated(Fsdp2Rank.overflow)
+    @emulated
+    def step(self, op: Op) -> None:
+        super().step(op)
+
+    @emulated
+    def overflow(self, op: Op) -> None:
+        super().overflow(op)
 
     @emulated
     def save(self, op: Op) -> None:
@@ -141,10 +151,9 @@ class MegatronFsdpRank(Fsdp2Rank):
             "zero_dp_strategy": STRATEGIES[scenario.sharding],
             "device": torch.device("cpu"),
             "sync_model_each_microbatch": self._syncs_every,
-            "overlap_grad_reduce": "no_overlap" not in options,
-            "overlap_param_gather": "no_overlap" not in options,
+            "overlap_grad_reduce": "no_overlap_reduce" not in options,
+            "overlap_param_gather": "no_overlap_gather" not in options,
             "average_in_collective": "average_in_collective" in options,
-            "fsdp_double_buffer": "double_buffer" in options,
             "enable_fine_grained_param_gather": "fine_grained_gather" in options,
         }
         if "mixed_precision_policy" in known:
@@ -164,22 +173,25 @@ class MegatronFsdpRank(Fsdp2Rank):
         """Whether gradients are synchronised after every backward pass, as the library does by default."""
         return self.scenario.grad_sync == "every" or self.scenario.microbatches == 1
 
-    def _sharded_optimizer(self, init_seed: int) -> torch.optim.Optimizer:
-        from megatron_fsdp import fully_shard_optimizer
+    def _trainable(self, root: nn.Module) -> dict[str, nn.Parameter]:
+        return {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params if p.spec.trainable == "yes"}
 
-        optimizer = self._optimizer(init_seed)
+    def _neutral(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer as it is handed to the library."""
+        if "neutral_start" in self.scenario.options:
+            for group in optimizer.param_groups:
+                group["lr"] = group["weight_decay"] = 0.0
+        return optimizer
+
+    def _start(self, optimizer: torch.optim.Optimizer, init_seed: int) -> None:
+        """Give a neutral optimizer what was asked for, and have it start at step 0."""
         if "neutral_start" not in self.scenario.options:
-            return fully_shard_optimizer(optimizer)  # type: ignore[no-any-return]
-        asked = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = group["weight_decay"] = 0.0
-        fully_shard_optimizer(optimizer)
-        for group, (lr, decay) in zip(optimizer.param_groups, asked, strict=True):
-            group["lr"], group["weight_decay"] = lr, decay
+            return
+        for group, asked in zip(optimizer.param_groups, self._optimizer(init_seed).param_groups, strict=True):
+            group["lr"], group["weight_decay"] = asked["lr"], asked["weight_decay"]
         for state in optimizer.state.values():
             if "step" in state:
                 state["step"].zero_()
-        return optimizer
 
     # One step
 
@@ -203,10 +215,9 @@ class MegatronFsdpRank(Fsdp2Rank):
         if state.scaler:
             state.scaler.step(state.optimizer)
             state.scaler.update()
-        elif self._syncs_every:
-            state.optimizer.step()
         else:
-            state.optimizer.step(sync_grad_before_optimizer_step=False)  # type: ignore[call-arg]  # the library's own
+            step: Any = state.optimizer.step  # the library's, with an argument of its own
+            step(sync_grad_before_optimizer_step=False)
         state.optimizer.zero_grad()
 
     # Observation: reads only

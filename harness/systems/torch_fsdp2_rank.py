@@ -145,7 +145,11 @@ class Fsdp2Rank:
         if ask.groups == "model":
             groups = [
                 {
-                    "params": [self.params[p.fqn] for p in self.spec.unique_params if p.spec.group == index],
+                    "params": [
+                        self.params[p.fqn]
+                        for p in self.spec.unique_params
+                        if p.spec.group == index and p.fqn in self.params
+                    ],
                     "lr": ask.lr * group.lr_scale,
                     "weight_decay": ask.weight_decay if group.weight_decay is None else group.weight_decay,
                 }

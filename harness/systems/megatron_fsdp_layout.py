@@ -76,6 +76,9 @@ def place(shapes: list[Shape]) -> tuple[dict[int, int], int, int]:
                 free, room = free + numels[i], room - numels[i]
                 small.remove(i)
     for i in small:
+        next_cut = -(-end // grain) * grain
+        if end < next_cut < end + numels[i] and (next_cut - end) % prod(shapes[i][1:]):
+            end = next_cut  # or else the cut would go through a row
         at[i] = end
         end += numels[i]
     return at, end, grain

@@ -179,7 +179,7 @@ class MegatronFsdpRank(Fsdp2Rank):
     def _neutral(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The optimizer as it is handed to the library."""
         if "neutral_start" in self.scenario.options:
-            for group in optimizer.param_groups:
+            for group in (optimizer.defaults, *optimizer.param_groups):
                 group["lr"] = group["weight_decay"] = 0.0
         return optimizer
 
@@ -187,7 +187,7 @@ class MegatronFsdpRank(Fsdp2Rank):
         """Give a neutral optimizer what was asked for, and have it start at step 0."""
         if "neutral_start" not in self.scenario.options:
             return
-        for group, asked in zip(optimizer.param_groups, self._optimizer(init_seed).param_groups, strict=True):
+        for group, asked in zip(optimizer.param_groups, self._optimizer(init_seed).param_groups, strict=False):
             group["lr"], group["weight_decay"] = asked["lr"], asked["weight_decay"]
         for state in optimizer.state.values():
             if "step" in state:

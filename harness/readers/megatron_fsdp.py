@@ -63,7 +63,10 @@ def stored_as(model: ModelSpec, fqn: str, scenario: Scenario) -> str:
 
 
 def _groups(model: ModelSpec, scenario: Scenario) -> list[list[str]]:
-    """The names of each param group's parameters, in the order the optimizer was given them."""
+    """The names of each param group's parameters, in the order the optimizer was given them; a sharding in one call
+    makes one group of all, frozen ones too."""
+    if "one_call" in scenario.options:
+        return [[p.fqn for p in model.unique_params]]
     held = [p for p in model.unique_params if p.spec.trainable == "yes"]
     if scenario.optimizer.groups == "one":
         return [[p.fqn for p in held]]
@@ -79,7 +82,7 @@ def _optimizer(
     elif section == "state":
         yield from tensor_records(target, piece, name, key_of(rest))  # nobody expects it
     elif section == "param_groups" and name != "params" and 0 <= number < len(groups):
-        for fqn in groups[number]:
+        for fqn in (fqn for fqn in groups[number] if target.model.param(fqn).spec.trainable == "yes"):
             yield from hyperparameter_records(target, piece, fqn, name)
 
 

@@ -12,10 +12,10 @@ from harness.program import operations
 from harness.scenario import Mesh, Scenario, load_mesh
 from harness.systems.protocol import SystemInfo
 from harness.systems.registry import register
-from harness.systems.torch_fsdp2 import Limit
+from harness.systems.torch_fsdp2 import LibraryError, Limit
 
 OPTIONS = {
-    "average_in_collective": "reduce with the backend's average instead of a sum of scaled gradients",
+    "average_in_collective": "DDP averages in the collective instead of scaling before it",
     "fine_grained_gather": "enable_fine_grained_param_gather: gather by module instead of by unit",
     "neutral_start": "the optimizer is sharded with a learning rate and weight decay of 0, and its step counters are "
     "set to 0 afterwards, so that the library's step with gradients of zero leaves nothing behind",
@@ -24,6 +24,7 @@ OPTIONS = {
     "no_overlap_gather": "overlap_param_gather=False",
     "no_overlap_reduce": "overlap_grad_reduce=False",
     "one_call": "fully_shard, which takes the optimizer of the unsharded model, instead of a call for each",
+    "outer_optim": "outer_dp_sharding_strategy=optim: on a hybrid mesh replicas share the optimizer's work",
 }
 STRATEGIES = {"fully_shard": "optim_grads_params", "zero2": "optim_grads", "zero1": "optim", "replicate": "no_shard"}
 IN_PLACE = ("zero1", "replicate")
@@ -75,6 +76,18 @@ LIMITS: tuple[Limit, ...] = (
         "no-main-params",
         lambda s: "no_main_params" in s.options and (s.dtype.master is not None or s.dtype.storage != "fp32"),
         "no_main_params is for models stored in fp32",
+    ),
+    Limit(
+        "no-main-params-reduce",
+        lambda s: "no_main_params" in s.options and s.dtype.reduce is not None,
+        "without main parameters the optimizer's gradient has the parameter's dtype, so main_grads_dtype cannot differ",
+    ),
+    Limit(
+        "outer-optim",
+        lambda s: "outer_optim" in s.options and s.sharding != "fully_shard",
+        "outer_dp_sharding_strategy=optim needs the parameters sharded within: fully_shard",
+        "megatron_fsdp/fully_shard.py, fully_shard_model",
+        LibraryError("ValueError", "Sharding with Hybrid (Fully) Sharded Data Parallel (HSDP) requires", "build"),
     ),
     Limit("expert-parallel", lambda s: s.expert_parallel > 1, "expert parallelism is driven through megatron-core"),
     Limit(

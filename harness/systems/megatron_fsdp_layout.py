@@ -110,15 +110,23 @@ def rows(model: str, policy: DTypePolicy, parts: int, tp: int, tp_index: int) ->
     return owned
 
 
-def owned_box(model: str, policy: DTypePolicy, mesh: Mesh, rank: int, fqn: str, *, sharded: bool) -> Box:
+def owned_box(
+    model: str, policy: DTypePolicy, mesh: Mesh, rank: int, fqn: str, *, sharded: bool, outer: bool = False
+) -> Box:
     """The box of a parameter (by canonical name) that a rank's optimizer steps: whole rows, or without sharding all
-    rows, of its tensor-parallel shard. An empty one starts at the end of dim 0."""
+    rows, of its tensor-parallel shard. An empty one starts at the end of dim 0.
+
+    outer: the ranges of a dp_shard rank are cut again among the replicas, so that all data-parallel ranks share.
+    """
     spec = model_spec(model).param(fqn).spec
-    _, part, tp_index = mesh.coordinate(rank)
+    replica, part, tp_index = mesh.coordinate(rank)
+    parts = mesh.dp_shard
+    if outer:
+        parts, part = mesh.dp, part * mesh.dp_replicate + replica
     start, size = [0] * len(spec.shape), list(spec.shape)
     if spec.tp_dim is not None and mesh.tp > 1:
         start[spec.tp_dim], size[spec.tp_dim] = chunk(spec.shape[spec.tp_dim], mesh.tp, tp_index)
     if sharded:
-        first, count = rows(model, policy, mesh.dp_shard, mesh.tp, tp_index)[fqn][part]
+        first, count = rows(model, policy, parts, mesh.tp, tp_index)[fqn][part]
         start[0], size[0] = (start[0] + first, count) if count else (spec.shape[0], 0)
     return Box(tuple(start), tuple(size))

@@ -149,6 +149,7 @@ class MegatronFsdpRank(Fsdp2Rank):
             "hybrid_fsdp_group": self.mesh[("dp_replicate", "dp_shard")]._flatten("dp").get_group() if hybrid else None,
             "fsdp_unit_modules": [ProbeUnit],
             "zero_dp_strategy": STRATEGIES[scenario.sharding],
+            "outer_dp_sharding_strategy": "optim" if self._outer else "no_shard",
             "device": torch.device("cpu"),
             "sync_model_each_microbatch": self._syncs_every,
             "overlap_grad_reduce": "no_overlap_reduce" not in options,
@@ -167,6 +168,11 @@ class MegatronFsdpRank(Fsdp2Rank):
             arguments["preserve_fp32_weights"] = main == "fp32"
             arguments["grad_reduce_in_fp32"] = scenario.dtype.reduce == "fp32"
         return {name: value for name, value in arguments.items() if name in known}
+
+    @property
+    def _outer(self) -> bool:
+        """Whether replicas share the optimizer's work."""
+        return "outer_optim" in self.scenario.options and self.context.mesh.dp_replicate > 1
 
     @property
     def _syncs_every(self) -> bool:
@@ -272,7 +278,9 @@ class MegatronFsdpRank(Fsdp2Rank):
     def _box_of(self, fqn: str) -> Any:
         scenario, context = self.scenario, self.context
         sharded = scenario.sharding != "replicate"
-        return owned_box(scenario.model, scenario.dtype, context.mesh, context.rank, fqn, sharded=sharded)
+        return owned_box(
+            scenario.model, scenario.dtype, context.mesh, context.rank, fqn, sharded=sharded, outer=self._outer
+        )
 
     def _sharded(self, op: Op, role: str, named: NamedParam, local: torch.Tensor) -> Record:
         """A record of this rank's rows: the box is ours, the size the library's."""

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.real
 BASE = Scenario(system="megatron-fsdp", version=RELEASE, options=("neutral_start",)).with_axes({"mesh": "1x2x1"})
 
 REFUSED: dict[str, dict[str, str]] = {
-    "main-params-dtype": {"dtype": "bf16/reduce=fp32", "program": "build step"},
+    "outer-optim": {"mesh": "2x2x1", "sharding": "zero1", "options": "neutral_start+outer_optim", "program": "build"},
 }
 """Limit → a scenario that the library refuses, too."""
 
@@ -90,6 +90,7 @@ SOUND: tuple[dict[str, str], ...] = (
     {"model": "mixed_unit", "dtype": "mixed/reduce=fp32/master=fp32", "program": "model_only"},
     {"sharding": "replicate", "model": "unused", "microbatches": "2", "program": "twice"},
     {"model": "experts", "microbatches": "2", "grad_sync": "every", "optimizer": "adamw/schedule=halve"},
+    {"mesh": "2x2x1", "model": "dense", "options": "neutral_start+outer_optim", "load": "shrink"},
     {"model": "swiglu", "optimizer": "adamw/loss_scale=1024.0", "options": "fine_grained_gather+neutral_start"},
 )
 

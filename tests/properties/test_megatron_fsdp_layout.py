@@ -45,13 +45,20 @@ def test_every_row_has_one_owner(model: str, parts: int, tp: int, storage: str) 
             assert held == list(range(local[fqn][0])), fqn
 
 
-@given(st.sampled_from(MODELS), st.sampled_from(["1x3x1", "2x2x1", "1x4x2", "1x1x1"]), st.booleans())
-def test_boxes_lie_inside(model: str, mesh: str, sharded: bool) -> None:
+@given(st.sampled_from(MODELS), st.sampled_from(["1x3x1", "2x2x1", "1x4x2", "1x1x1"]), st.booleans(), st.booleans())
+def test_boxes_lie_inside(model: str, mesh: str, sharded: bool, outer: bool) -> None:
     parsed, policy = Mesh.parse(mesh), DTypePolicy()
     for rank in range(parsed.world):
         for named in ZOO[model].unique_params:
-            box = owned_box(model, policy, parsed, rank, named.fqn, sharded=sharded)
+            box = owned_box(model, policy, parsed, rank, named.fqn, sharded=sharded, outer=outer)
             assert inside(named.spec.shape, box)
+
+
+def test_replicas_share_the_range_of_their_shard() -> None:
+    """13 rows over 2 × 2 ranks: 4, 4, 4, 1, the replicas of a shard beside each other."""
+    mesh = Mesh(2, 2, 1)
+    boxes = [owned_box("dense", DTypePolicy(), mesh, r, "norm.weight", sharded=True, outer=True) for r in range(4)]
+    assert [(box.start, box.size) for box in boxes] == [((0,), (4,)), ((8,), (4,)), ((4,), (4,)), ((12,), (1,))]
 
 
 def test_a_unit_is_laid_out_as_by_hand() -> None:

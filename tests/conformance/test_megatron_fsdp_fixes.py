@@ -46,6 +46,9 @@ CURES: Mapping[str, tuple[str, ...]] = {
 }
 """Patch → the regressions that it turns green; `megatron-fsdp-` before each name left out."""
 
+BESIDE: Mapping[str, str] = {"frozen-no-overlap": "overlap-reduce-twice"}
+"""Patch → the one of another defect that the same scenario meets as well."""
+
 
 def patch_of(name: str) -> str:
     return (PATCHES / f"megatron-fsdp-{name}.patch").read_text()
@@ -73,7 +76,8 @@ def test_a_few_lines_cure_it(name: str, opened: Laboratory, tmp_path: Path) -> N
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(library / "megatron_fsdp", tmp_path / "megatron_fsdp", ignore=ignored)
     command = ["patch", "--silent", "-p1", "--no-backup-if-mismatch", "-d", str(tmp_path)]
-    subprocess.run(command, input=patch_of(name), text=True, check=True)
+    for each in (name, *([BESIDE[name]] if name in BESIDE else [])):
+        subprocess.run(command, input=patch_of(each), text=True, check=True)
     for each in CURES[name]:
         file = REGRESSIONS / f"megatron-fsdp-{each}.toml"
         cured = replace(Scenario.from_toml(file.read_text(), file.name), version=f"path:{tmp_path}")

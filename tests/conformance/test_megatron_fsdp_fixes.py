@@ -42,6 +42,7 @@ CURES: Mapping[str, tuple[str, ...]] = {
     "overlap-gather-stale": ("overlap-gather-stale",),
     "overlap-reduce-twice": ("overlap-reduce-twice",),
     "ragged-unit": ("ragged-unit",),
+    "replicate-tp": ("replicate-tp",),
     "rowwise-tp": ("rowwise-tp",),
 }
 """Patch → the regressions that it turns green; `megatron-fsdp-` before each name left out."""

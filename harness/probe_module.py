@@ -185,6 +185,10 @@ class ProbeModule(nn.Module):
                     getattr(self, spec.name).add_(1)
 
 
+class ProbeUnit(ProbeModule):
+    """A module that its spec calls a unit, for libraries that are told their units by class."""
+
+
 class ProbeRoot(nn.Module):
     """The root: calls the modules in the spec's order. Module paths with dots nest.
 
@@ -206,7 +210,8 @@ def build_model(probe: Probe, init_seed: int) -> ProbeRoot:
     spec, scenario = probe.spec, probe.scenario
     root = ProbeRoot(spec)
     for module_spec in spec.modules:
-        _attach(root, module_spec.path, ProbeModule(module_spec, probe))
+        kind = ProbeUnit if module_spec.unit else ProbeModule
+        _attach(root, module_spec.path, kind(module_spec, probe))
     for named in spec.unique_params:
         values = initial_values(element_keys(named.fqn, named.spec.shape, scenario.seed), init_seed)
         parameter = nn.Parameter(

@@ -233,7 +233,7 @@ class Scenario:
     mesh: Mesh = field(default_factory=Mesh)
     load: str = "same"  # relation of the load mesh to `mesh`, or a mesh: see layout-free `load_mesh`
     expert_parallel: int = 1  # ranks of a data-parallel group that share the experts out; divides dp
-    sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0), zero1 (flat bucket buffers) or replicate
+    sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0), zero1 (flat bucket buffers), zero2 or replicate
     reshard_after_forward: str = "true"  # true, false, none, or a divisor of dp_shard
     offload: Offload = field(default_factory=Offload)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -247,7 +247,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES, "cuda")
-        _one_of("sharding", self.sharding, ("fully_shard", "zero1", "replicate"), "zero1")
+        _one_of("sharding", self.sharding, ("fully_shard", "zero1", "zero2", "replicate"), "zero1")
         _one_of("grad_sync", self.grad_sync, ("last", "every"), "last")
         if not re.fullmatch(r"true|false|none|[1-9]\d*", self.reshard_after_forward):
             raise UsageError.of(

@@ -137,6 +137,33 @@ BRIDGE = (
     ),
 )
 
+MEGATRON_FSDP = (
+    Contract(
+        "a unit's parameters of one dtype lie in a flat buffer, widest rows first, that is cut into equal ranges at "
+        "whole rows of every parameter: dim 0 is sharded unevenly, and a parameter may lie on one rank alone",
+        "megatron_fsdp.param_and_grad_buffer, build_data_parallel_buffer_index",
+    ),
+    Contract(
+        "the optimizer steps on main parameters of main_params_dtype, fp32 unless asked otherwise; the model's are "
+        "their rounded values",
+        "megatron_fsdp.MixedPrecisionPolicy.main_params_dtype",
+    ),
+    Contract(
+        "gradients accumulate and reduce in main_grads_dtype, else in the parameter's own dtype; the optimizer reads "
+        "them in the dtype of what it steps on",
+        "megatron_fsdp.MixedPrecisionPolicy.main_grads_dtype",
+    ),
+    Contract(
+        "sharding leaves no trace: an optimizer that was sharded has taken no step and moved no parameter",
+        "NVIDIA/Megatron-LM pull request 5976",
+    ),
+    Contract(
+        "a checkpoint's model section holds the main parameters",
+        "megatron_fsdp.MegatronFSDP, state_dict",
+    ),
+)
+
+
 SCALED = ("fp16", "fp8e4m3")
 """Dtypes in which FusedAdam keeps a state divided by a scale (transformer_engine FusedAdam, dtype_to_range_map)."""
 
@@ -160,6 +187,8 @@ class Rules:
     scenario has the option `new_decay`: that the load does not restore it is one defect, which would hide others.
     load_refreshes: loading the model alone also refreshes the masters from it, without a reload_params. pretrained: a
     build loads its parameters from a checkpoint file, in dtypes that `oracle.pretrained` knows.
+    sharded_masters: there are separate masters under every sharding, per-parameter sharding too. masters_in_model: the
+    model's part of a checkpoint holds the masters, so that loading it alone restores them: nothing is left to refresh.
     """
 
     loss_scale: str = "torch"
@@ -173,6 +202,8 @@ class Rules:
     same_decay: bool = False
     load_refreshes: bool = False
     pretrained: bool = False
+    sharded_masters: bool = False
+    masters_in_model: bool = False
 
 
 _MEGATRON_RULES = Rules(
@@ -187,10 +218,15 @@ _MEGATRON_RULES = Rules(
     same_decay=True,
 )
 
+_MEGATRON_FSDP_RULES = Rules(
+    zero_gradients=True, trainable_only=True, owner_groups=True, sharded_masters=True, masters_in_model=True
+)
+
 _RULES = {
     "megatron-core": _MEGATRON_RULES,
     "megatron-bridge": replace(_MEGATRON_RULES, load_refreshes=True),
     "automodel": Rules(trainable_only=True, pretrained=True),
+    "megatron-fsdp": _MEGATRON_FSDP_RULES,
 }
 
 
@@ -218,8 +254,6 @@ def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     storage = storage_dtype(policy, spec)
     compute = policy.param or storage
     reduce = policy.reduce or compute
-    if scenario.sharding == "fully_shard":
-        return Stages(storage, compute, reduce, reduce, storage, None, storage, storage)
     master = _master(scenario, storage)
     stepped = master or storage
     precise = PRECISION_AWARE in scenario.options
@@ -233,7 +267,7 @@ def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
 def stepped_dtype(scenario: Scenario, spec: ParamSpec) -> str:
     """The dtype of the tensor that the optimizer steps on."""
     storage = storage_dtype(scenario.dtype, spec)
-    return storage if scenario.sharding == "fully_shard" else _master(scenario, storage) or storage
+    return _master(scenario, storage) or storage
 
 
 def _master(scenario: Scenario, storage: str) -> str | None:

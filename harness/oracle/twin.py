@@ -188,7 +188,13 @@ class _Model:
             else:
                 self.params[fqn].copy_(stepped)
 
+    def restore_masters(self, saved: dict[str, Any]) -> None:
+        for fqn, tensor in saved["stepped"].items():
+            self.stepped[fqn].copy_(tensor)
+
     def reload_params(self) -> None:
+        if self.rules.masters_in_model:
+            return
         for fqn, stepped in self.stepped.items():
             if stepped is not self.params[fqn]:
                 stepped.copy_(self.params[fqn])
@@ -223,7 +229,9 @@ class _Twin:
                     model.restore(self.saved[op.checkpoint])
                 case "load_model_only":
                     model.restore_model(self.saved[op.checkpoint])
-                    if model.rules.load_refreshes:
+                    if model.rules.masters_in_model:
+                        model.restore_masters(self.saved[op.checkpoint])
+                    elif model.rules.load_refreshes:
                         model.reload_params()
                 case "reload_params":
                     model.reload_params()

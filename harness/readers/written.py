@@ -17,11 +17,13 @@ from harness.program import Op
 from harness.readers.automodel import read_automodel
 from harness.readers.checkpoint import expected_written, read_checkpoint
 from harness.readers.megatron import read_megatron
+from harness.readers.megatron_fsdp import read_megatron_fsdp, stored_as
 from harness.scenario import Scenario
 
 _ONE = np.float32(1)
 
-MEGATRON, BRIDGE, AUTOMODEL = "megatron-core", "megatron-bridge", "automodel"
+MEGATRON, BRIDGE = "megatron-core", "megatron-bridge"
+AUTOMODEL, MEGATRON_FSDP = "automodel", "megatron-fsdp"
 
 UNTIED = ("dp_zero", "plain")
 """Formats of Megatron-Core that store a tied parameter under every name: the others under its own only."""
@@ -45,6 +47,8 @@ def read_written(path: Path, op: Op, scenario: Scenario) -> list[Record]:
         return read_megatron(path / f"iter_{op.iteration:07d}", op, scenario)
     if scenario.system == AUTOMODEL:
         return read_automodel(path, op, scenario)
+    if scenario.system == MEGATRON_FSDP:
+        return read_megatron_fsdp(path, op.index, scenario)
     return read_checkpoint(path, op.index, model_spec(scenario.model))
 
 
@@ -56,6 +60,8 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     written = expected_written({k: v for k, v in live.items() if k.where == LIVE}, scenario, model)
     if scenario.system == BRIDGE:
         written = {key: value for key, value in written.items() if key.role in ("param", "buffer")}
+    elif scenario.system == MEGATRON_FSDP:
+        return _masters_for_params(written, scenario)
     elif scenario.system != MEGATRON:
         return written
     count = np.int64(op.iteration).tobytes()
@@ -65,6 +71,17 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     kept = {k: v for k, v in written.items() if form in UNTIED or k.role != "param" or k.fqn not in aliases}
     scales = {k.fqn: v for k, v in live.items() if k.role == "quant_scale"}
     return {key: _as_stored(key, value, scales, scenario) for key, value in kept.items()}
+
+
+def _masters_for_params(written: Logical, scenario: Scenario) -> Logical:
+    """Under every name of a parameter that has a master, the master."""
+    model = model_spec(scenario.model)
+    kept = {key: value for key, value in written.items() if key.role != "master"}
+    for key in [key for key in kept if key.role == "param" and stored_as(model, key.fqn, scenario) == "master"]:
+        own = key._replace(role="master")
+        kept[own] = written[own._replace(fqn=model.param(key.fqn).spec.tied_to or key.fqn)]
+        del kept[key]
+    return kept
 
 
 def _as_stored(key: Key, value: Value, scales: Mapping[str, Value], scenario: Scenario) -> Value:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from harness.errors import HarnessError
 from harness.models import ParamSpec, model_spec
-from harness.oracle.contracts import PRECISION_AWARE, stages, stepped_dtype, steps_on_gpu, twin_device
+from harness.oracle.contracts import PRECISION_AWARE, rules, stages, stepped_dtype, steps_on_gpu, twin_device
 from harness.oracle.host_elements import mixes_kernels
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.program import operations
@@ -199,7 +199,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "master-sharding",
         "separate master parameters belong to zero1: per-parameter sharding steps on the storage itself",
-        lambda s: s.dtype.master is not None and s.sharding == "fully_shard",
+        lambda s: s.dtype.master is not None and s.sharding == "fully_shard" and not rules(s.system).sharded_masters,
     ),
     Constraint(
         "stages-sharding",

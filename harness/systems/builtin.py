@@ -10,6 +10,7 @@ MODULES = (
     "harness.systems.megatron_core",
     "harness.systems.megatron_bridge",
     "harness.systems.automodel",
+    "harness.systems.megatron_fsdp",
     "harness.reference.info",
 )
 

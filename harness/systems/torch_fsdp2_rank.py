@@ -75,7 +75,7 @@ class Fsdp2Rank:
     def build(self, op: Op) -> None:
         root = build_model(self.probe, op.init_seed).to(self.scenario.device)
         if "tp" in (self.mesh.mesh_dim_names or ()):
-            _tensor_parallel(root, self.mesh["tp"])
+            tensor_parallel(root, self.mesh["tp"])
         self._fully_shard(root)
         self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params}
         optimizer = self._optimizer(op.init_seed)
@@ -235,7 +235,7 @@ class Fsdp2Rank:
             text = "\n".join(names.get(id(p), "?") for p in group["params"]).encode()
             key = f"group{index}"
             yield whole(op.index, self.context.rank, "hyperparameter", f"{key}.params", "utf8", (len(text),), text)
-            for name, number in _hyperparameters(group):
+            for name, number in hyperparameters(group):
                 yield self._number(op, "hyperparameter", f"{key}.{name}", number)
 
     def _schedule_records(self, op: Op) -> Iterator[Record]:
@@ -299,7 +299,7 @@ class _ProbeParallel(ParallelStyle):
             module.register_parameter(spec.name, self.done[parameter])
 
 
-def _tensor_parallel(root: nn.Module, mesh: DeviceMesh) -> None:
+def tensor_parallel(root: nn.Module, mesh: DeviceMesh) -> None:
     """Tensor parallelism over every probe module; a tied parameter stays one object."""
     style = _ProbeParallel({})
     plan: dict[str, ParallelStyle] = {
@@ -330,7 +330,8 @@ def _policies(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _hyperparameters(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def hyperparameters(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of a param group of torch.optim that the conventions name."""
     yield "lr", float(group["lr"])
     yield "weight_decay", float(group["weight_decay"])
     if "betas" in group:

@@ -62,6 +62,8 @@ CHILD = (
     "harness.reference.numerics",
     "harness.reference.observe", "harness.reference.readback", "harness.reference.restore", "harness.reference.state",
     "harness.reference.system", "harness.reference.trainer",
+    "harness.systems.automodel_library", "harness.systems.automodel_model", "harness.systems.automodel_rank",
+    "harness.systems.automodel_recipe",
     "harness.systems.megatron_bridge_checkpoint", "harness.systems.megatron_bridge_rank",
     "harness.systems.megatron_core_checkpoint", "harness.systems.megatron_core_model",
     "harness.systems.megatron_core_observe", "harness.systems.megatron_core_rank",

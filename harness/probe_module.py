@@ -28,6 +28,7 @@ from harness.scenario import DTypePolicy, Mesh, Scenario
 TORCH_DTYPE: dict[str, torch.dtype] = {
     "fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16,
     "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "uint8": torch.uint8, "bool": torch.bool,
+    "fp8e4m3": torch.float8_e4m3fn,
 }  # fmt: skip
 
 DTYPE_NAME: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPE.items()}

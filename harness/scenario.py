@@ -25,6 +25,8 @@ SCHEMA = 1
 
 FLOAT_DTYPES = ("fp32", "bf16", "fp16")
 
+MOMENT_DTYPES = (*FLOAT_DTYPES, "fp8e4m3")
+
 STORAGE_DTYPES = (*FLOAT_DTYPES, "mixed", "mixed_fp16")
 
 
@@ -98,8 +100,9 @@ class DTypePolicy:
             raise UsageError.of("dtype storage", self.storage, STORAGE_DTYPES, "bf16")
         for stage in _DTYPE_STAGES:
             value = getattr(self, stage)
-            if value is not None and value not in FLOAT_DTYPES:
-                raise UsageError.of(f"dtype stage {stage!r}", value, FLOAT_DTYPES, f"fp32/{stage}=bf16")
+            allowed = MOMENT_DTYPES if stage in ("exp_avg", "exp_avg_sq") else FLOAT_DTYPES
+            if value is not None and value not in allowed:
+                raise UsageError.of(f"dtype stage {stage!r}", value, allowed, f"fp32/{stage}=bf16")
 
     def __str__(self) -> str:
         stages = ((f.name, getattr(self, f.name)) for f in fields(self)[1:])

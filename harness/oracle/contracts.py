@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.models import ParamSpec, storage_dtype
+from harness.models import ParamSpec, model_spec, storage_dtype
 from harness.probe import Grid, choose_grid
 from harness.program import Op
 from harness.scenario import FLOAT_DTYPES, DTypePolicy, Optimizer, Scenario
@@ -118,6 +118,11 @@ MEGATRON = (
         "TransformerEngine FusedAdam, store_param_remainders",
     ),
     Contract(
+        "a master in fp16 and moments in fp16 or fp8 are divided by a scale: the largest magnitude of the rank's shard "
+        "of the parameter over 32752 or 448; a checkpoint holds their product in fp32, and a load takes new scales",
+        "TransformerEngine FusedAdam, _apply_scale, get_unscaled_state, set_scaled_state",
+    ),
+    Contract(
         "with CPU offload, elements on the host are stepped by torch.optim.AdamW(fused=True), those on the device by "
         "FusedAdam, or by torch's too where use_torch_optimizer_for_cpu_offload asks for it or there is no FusedAdam",
         "megatron.core.optimizer, optimizer_cpu_offload",
@@ -130,6 +135,9 @@ BRIDGE = (
         "megatron.bridge.training.checkpointing._load_checkpoint_from_path, cfg.checkpoint.finetune",
     ),
 )
+
+SCALED = ("fp16", "fp8e4m3")
+"""Dtypes in which FusedAdam keeps a state divided by a scale (transformer_engine FusedAdam, dtype_to_range_map)."""
 
 PRECISION_AWARE = "precision_aware"
 TORCH_OFFLOAD = "torch_offload"
@@ -201,21 +209,43 @@ def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     reduce = policy.reduce or compute
     if scenario.sharding == "fully_shard":
         return Stages(storage, compute, reduce, reduce, storage, None, storage, storage)
-    master = _master(policy, storage)
+    master = _master(scenario, storage)
     stepped = master or storage
-    main_grad = (policy.grad or reduce) if PRECISION_AWARE in scenario.options else stepped
-    moments = (policy.exp_avg or stepped, policy.exp_avg_sq or stepped)
-    return Stages(storage, compute, reduce, reduce, main_grad, master, *moments)
+    precise = PRECISION_AWARE in scenario.options
+    main_grad = (policy.grad or reduce) if precise else stepped
+    moment = "fp32" if precise else stepped
+    return Stages(
+        storage, compute, reduce, reduce, main_grad, master, policy.exp_avg or moment, policy.exp_avg_sq or moment
+    )
 
 
 def stepped_dtype(scenario: Scenario, spec: ParamSpec) -> str:
     """The dtype of the tensor that the optimizer steps on."""
     storage = storage_dtype(scenario.dtype, spec)
-    return storage if scenario.sharding == "fully_shard" else _master(scenario.dtype, storage) or storage
+    return storage if scenario.sharding == "fully_shard" else _master(scenario, storage) or storage
 
 
-def _master(policy: DTypePolicy, storage: str) -> str | None:
-    return policy.master if policy.master and policy.master != storage else None
+def _master(scenario: Scenario, storage: str) -> str | None:
+    master = scenario.dtype.master
+    if master == "fp16" and PRECISION_AWARE in scenario.options:
+        return master if storage != "fp32" else None
+    return master if master and master != storage else None
+
+
+def scaled_roles(scenario: Scenario, stage: Stages) -> tuple[str, ...]:
+    """Which of a parameter's master and moments FusedAdam keeps as multiples of a scale of their own."""
+    if not masters_in_state(scenario):
+        return ()
+    kept = {"master": stage.master, "exp_avg": stage.exp_avg, "exp_avg_sq": stage.exp_avg_sq}
+    return tuple(role for role, dtype in kept.items() if dtype in SCALED)
+
+
+def has_scales(scenario: Scenario) -> bool:
+    """Whether some state is scaled, so that its bits depend on which elements lie together (see `domains`)."""
+    if scenario.optimizer.kind == "sgd":
+        return False
+    params = model_spec(scenario.model).unique_params
+    return any(scaled_roles(scenario, stages(scenario, p.spec)) for p in params if p.spec.trainable == "yes")
 
 
 def half_dtype(policy: DTypePolicy) -> str | None:

@@ -18,26 +18,34 @@ from harness.scenario import Optimizer, Scenario
 
 TORCH_DTYPE = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64,
-    "int64": torch.int64, "bool": torch.bool,
+    "int64": torch.int64, "bool": torch.bool, "fp8e4m3": torch.float8_e4m3fn,
 }  # fmt: skip
+
+MOMENT_DTYPE = TORCH_DTYPE | {"fp8e4m3": torch.uint8}
+"""What FusedAdam is asked for: fp8 as uint8."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def optimizer_for(
-    scenario: Scenario, ask: Optimizer, groups: list[dict[str, Any]], on_host: dict[torch.Tensor, torch.Tensor]
+    scenario: Scenario,
+    ask: Optimizer,
+    groups: list[dict[str, Any]],
+    on_host: dict[torch.Tensor, torch.Tensor],
+    domains: dict[torch.Tensor, torch.Tensor],
 ) -> torch.optim.Optimizer:
     """The optimizer of a scenario with the hyperparameters `ask` over param groups.
 
     Args:
         on_host: of every tensor, which elements are stepped on the host (bool, its shape). Read only where the kernels
             of host and device differ.
+        domains: of every tensor, the number of each element's domain (int64, its shape); empty where nothing is scaled.
     """
     device, host = kernels(scenario)
     if mixes_kernels(scenario):
         return Hybrid(groups, ask, (device, host), (scenario.device, "cpu"), on_host)
     if device == "multi_tensor" and PRECISION_AWARE in scenario.options:
-        return _precision_aware(scenario, ask, groups)
+        return _precision_aware(scenario, ask, groups, domains)
     return _optimizer(device, scenario.device, ask, groups)
 
 
@@ -57,15 +65,26 @@ def _optimizer(impl: str, device: str, ask: Optimizer, groups: list[dict[str, An
     return cls(groups, **adam, **common)
 
 
-def _precision_aware(scenario: Scenario, ask: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """FusedAdam with moments in dtypes of their own; reads `decoupled_grad`, which may be narrower than its tensor."""
+def _precision_aware(
+    scenario: Scenario, ask: Optimizer, groups: list[dict[str, Any]], domains: dict[torch.Tensor, torch.Tensor]
+) -> torch.optim.Optimizer:
+    """FusedAdam with moments in dtypes of their own; reads `decoupled_grad`, which may be narrower than its tensor.
+
+    It steps masters as if they were parameters, save those in fp16, which are a state of the parameter's."""
+    from harness.oracle.scaled_adam import ScaledAdam
+
     policy = scenario.dtype
-    fused_adam, _ = fused_optimizers(scenario.device, precision_aware=True)
-    return fused_adam(
-        groups, lr=ask.lr, weight_decay=ask.weight_decay, betas=(ask.beta1, ask.beta2), eps=ask.eps,
-        adam_w_mode=ask.kind == "adamw", use_decoupled_grad=True,
-        exp_avg_dtype=TORCH_DTYPE[policy.exp_avg or "fp32"], exp_avg_sq_dtype=TORCH_DTYPE[policy.exp_avg_sq or "fp32"],
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "lr": ask.lr, "weight_decay": ask.weight_decay, "betas": (ask.beta1, ask.beta2), "eps": ask.eps,
+        "adam_w_mode": ask.kind == "adamw",
+        "exp_avg_dtype": MOMENT_DTYPE[policy.exp_avg or "fp32"],
+        "exp_avg_sq_dtype": MOMENT_DTYPE[policy.exp_avg_sq or "fp32"],
+    }  # fmt: skip
+    if not domains:
+        fused_adam, _ = fused_optimizers(scenario.device, precision_aware=True)
+        return fused_adam(groups, use_decoupled_grad=True, **options)
+    masters = {"master_weights": True, "master_weight_dtype": torch.float16} if policy.master == "fp16" else {}
+    return ScaledAdam(groups, options | masters, domains)
 
 
 class Hybrid(torch.optim.Optimizer):
@@ -140,6 +159,9 @@ def state_of(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> Iterator[
 def restore_state(optimizer: torch.optim.Optimizer, param: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
     """Give a tensor the state that `optimizer.state` had for it."""
     if not state:
+        return
+    if (restore := getattr(optimizer, "restore", None)) is not None:  # ScaledAdam
+        restore(param, state)
         return
     keep = getattr(optimizer, "set_scaled_state", None)  # FusedAdam's moments may have scales beside them
     if keep is None:

@@ -36,17 +36,21 @@ from harness.oracle.contracts import (
     linear_share,
     rounds_half_away,
     rules,
+    scaled_roles,
     stages,
     twin_device,
 )
+from harness.oracle.domains import scale_domains
 from harness.oracle.host_elements import host_elements, knows_host
+from harness.oracle.scaled_adam import SCALE, ScaledAdam
 from harness.oracle.scaler import MegatronScaler
 from harness.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_state, state_of
 from harness.program import Op, expand
 from harness.scenario import Scenario
 
 NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
-STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step"}
+STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step",
+               "master_param": "master"}  # fmt: skip
 
 
 def run(scenario: Scenario, norms: Mapping[int, float] | None = None, *, loads: bool = True) -> Logical:
@@ -67,6 +71,7 @@ class _Model:
         self.scenario, self.spec, self.rules = scenario, spec, rules(scenario.system)
         self.device = torch.device(twin_device(scenario))
         self.stages: dict[str, Stages] = {p.fqn: stages(scenario, p.spec) for p in spec.unique_params}
+        self.scaled = {fqn: scaled_roles(scenario, stage) for fqn, stage in self.stages.items()}
         self.params = {p.fqn: self._initial(p, op.init_seed) for p in spec.unique_params}
         self.trainable = {p.fqn for p in spec.unique_params if p.spec.trainable == "yes"}
         self.held = [fqn for fqn in self.params if fqn in self.trainable or not self.rules.trainable_only]
@@ -89,7 +94,7 @@ class _Model:
     def _master(self, fqn: str) -> torch.Tensor:
         """The tensor the optimizer steps on: the parameter itself, or its widened master."""
         master = self.stages[fqn].master
-        separate = master is not None and fqn in self.held
+        separate = master is not None and fqn in self.held and "master" not in self.scaled[fqn]
         return self.params[fqn].to(TORCH_DTYPE[str(master)]) if separate else self.params[fqn]
 
     def _groups(self) -> list[list[str]]:
@@ -109,7 +114,9 @@ class _Model:
                 group["lr"] = ask.lr * override.lr_scale
                 group["weight_decay"] = ask.weight_decay if override.weight_decay is None else override.weight_decay
             groups.append(group)
-        return optimizer_for(self.scenario, ask, groups, self.on_host)
+        domains = scale_domains(self.scenario, op.mesh)
+        numbered = {self.stepped[fqn]: torch.from_numpy(numbers) for fqn, numbers in domains.items()}
+        return optimizer_for(self.scenario, ask, groups, self.on_host, numbered)
 
     def _schedule(self) -> LRScheduler | None:
         match self.scenario.optimizer.schedule:
@@ -180,6 +187,8 @@ class _Model:
         for fqn, stepped in self.stepped.items():
             if stepped is not self.params[fqn]:
                 stepped.copy_(self.params[fqn])
+            elif "master" in self.scaled[fqn] and isinstance(self.optimizer, ScaledAdam):
+                self.optimizer.refresh_master(stepped)
 
 
 class _Twin:
@@ -354,7 +363,10 @@ def _state(model: _Model, op: Op) -> Iterator[tuple[tuple[str, str], torch.Tenso
         if stepped is not model.params[fqn] and has_masters(model.scenario, op):
             yield ("master", fqn), stepped
         for name, value in state_of(model.optimizer, stepped):
-            yield (STATE_ROLES[name], fqn), value
+            role = STATE_ROLES[name.removesuffix(SCALE)]
+            if role == "master" and not ("master" in model.scaled[fqn] and has_masters(model.scenario, op)):
+                continue
+            yield ("quant_scale", f"{fqn}.{role}") if name.endswith(SCALE) else (role, fqn), value
         if stepped in model.on_host and knows_host(model.scenario):
             yield ("host", fqn), model.on_host[stepped]
     yield from _scaler_state(model.scaler)

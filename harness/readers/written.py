@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import ml_dtypes
@@ -15,6 +16,8 @@ from harness.program import Op
 from harness.readers.checkpoint import expected_written, read_checkpoint
 from harness.readers.megatron import read_megatron
 from harness.scenario import Scenario
+
+_ONE = np.float32(1)
 
 MEGATRON, BRIDGE = "megatron-core", "megatron-bridge"
 
@@ -54,11 +57,12 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     aliases = {p.fqn for p in model.params if p.spec.tied_to is not None}
     form = scenario.checkpoint.partition("+")[0]
     kept = {k: v for k, v in written.items() if form in UNTIED or k.role != "param" or k.fqn not in aliases}
-    return {key: _as_stored(key, value, scenario) for key, value in kept.items()}
+    scales = {k.fqn: v for k, v in live.items() if k.role == "quant_scale"}
+    return {key: _as_stored(key, value, scales, scenario) for key, value in kept.items()}
 
 
-def _as_stored(key: Key, value: Value, scenario: Scenario) -> Value:
-    """A live value as Megatron-Core's formats store it."""
+def _as_stored(key: Key, value: Value, scales: Mapping[str, Value], scenario: Scenario) -> Value:
+    """A live value as Megatron-Core's formats store it. scales: of what is scaled, by `{parameter}.{role}`."""
     if scenario.sharding != "zero1" or key.role not in IN_FP32:
         return value
     if key.role == "master":
@@ -66,7 +70,7 @@ def _as_stored(key: Key, value: Value, scenario: Scenario) -> Value:
         if rounds_half_away(scenario, stages(scenario, spec)):
             value = _remainder(value)
             return _in_fp32(value) if scenario.checkpoint.partition("+")[0] in GATHERED else value
-    return _in_fp32(value)
+    return _in_fp32(value, scales.get(f"{key.fqn}.{key.role}"))
 
 
 def _remainder(master: Value) -> Value:
@@ -75,8 +79,13 @@ def _remainder(master: Value) -> Value:
     return Value("int16", master.shape, words[:, 0].tobytes())
 
 
-def _in_fp32(value: Value) -> Value:
+def _in_fp32(value: Value, scale: Value | None = None) -> Value:
     if value.dtype == "fp32":
         return value
     stored = np.frombuffer(value.data, ml_dtypes.bfloat16 if value.dtype == "bf16" else NUMPY_NAME[value.dtype])
-    return Value("fp32", value.shape, stored.astype(np.float32).tobytes())
+    wide = stored.astype(np.float32)
+    if scale is not None:
+        with np.errstate(all="ignore"):
+            factor = np.frombuffer(scale.data, np.float32)
+            wide = wide * (factor if value.dtype == "fp16" else _ONE / (_ONE / factor))
+    return Value("fp32", value.shape, wide.tobytes())

@@ -126,16 +126,22 @@ class Loader:
         session.steps = {session.state_owner(name): step for name, step in common["steps"].items()}
         for shards in session.shards:
             if shards.stages.master is not None and "master" in logical:
-                shards.stepped = self.take(shards, "master", self._by_owner(logical["master"]), shards.stages.master)
+                shards.stepped = self._take_role(shards, "master", logical)
             shards.moments = {
-                role: self.take(shards, role, self._by_owner(logical[role]), shards.stages.moment(role))
+                role: self._take_role(shards, role, logical)
                 for role in moment_roles(session.scenario)
                 if role in logical
             }
+        if session.steps:
+            session.settle(masters=True)
+            session.settle(masters=False)
 
     def _by_owner(self, tensors: dict[str, Array]) -> dict[str, Array]:
         """State by the parameter that the index map says a name's state belongs to."""
         return {self.session.state_owner(name): values for name, values in tensors.items()}
+
+    def _take_role(self, shards: Shards, role: str, logical: Logical) -> Array:
+        return self.take(shards, role, self._by_owner(logical[role]), self.session.working_dtype(shards, role))
 
     def take(self, shards: Shards, role: str, tensors: dict[str, Array], dtype: str) -> Array:
         """Each rank's elements of logical tensors of one role, (R, S, m) in `dtype`."""

@@ -108,6 +108,11 @@ def _stepped_dtypes(s: Scenario) -> set[str]:
     return {stepped_dtype(s, spec) for spec in _SPECS}
 
 
+def _master_beside(s: Scenario) -> str | None:
+    """The dtype of masters that FusedAdam keeps scaled, beside the parameter, and calculates with in fp32."""
+    return "fp16" if s.dtype.master == "fp16" and PRECISION_AWARE in s.options else None
+
+
 def _kernel_constraints() -> Iterator[Constraint]:
     """One constraint a reason of `POSITION_DEPENDENT`."""
     for number, reason in enumerate(dict.fromkeys(POSITION_DEPENDENT.values())):
@@ -237,7 +242,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "multi-tensor-half",
         "FusedAdam and FusedSGD step in fp32 here: parameters in half have masters",
-        lambda s: s.optimizer.impl == "multi_tensor" and _stepped_dtypes(s) != {"fp32"},
+        lambda s: s.optimizer.impl == "multi_tensor" and not _stepped_dtypes(s) <= {"fp32", _master_beside(s)},
     ),
     Constraint(
         "precision-aware-dtypes",
@@ -248,11 +253,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "precision-aware-gradient",
         "a precision-aware optimizer reads the gradient in the dtype it was reduced in",
         lambda s: s.dtype.grad is not None and any(s.dtype.grad != stages(s, spec).reduce for spec in _SPECS),
-    ),
-    Constraint(
-        "precision-aware-moments",
-        "moments are stored in fp32 or bf16: FusedAdam scales fp16 ones by the largest value of the local shard",
-        lambda s: "fp16" in (s.dtype.exp_avg, s.dtype.exp_avg_sq),
     ),
     Constraint(
         "precision-aware-offload",
@@ -276,7 +276,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
             s.optimizer.kind != "sgd"
             and s.optimizer.impl != "fused"
             and s.optimizer.eps < 2.0**-14
-            and "fp16" in _stepped_dtypes(s)
+            and "fp16" in _stepped_dtypes(s) - {_master_beside(s)}
         ),
     ),
     Constraint(

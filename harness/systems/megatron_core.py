@@ -246,12 +246,6 @@ LIMITS: tuple[Limit, ...] = (
         "FusedAdam keeps masters in fp32 or fp16",
     ),
     Limit(
-        "scaled-state",
-        lambda s: "fp16" in (s.dtype.master, s.dtype.exp_avg, s.dtype.exp_avg_sq),
-        "FusedAdam scales masters and moments in fp16 by the largest of the rank's shard: no oracle for that yet",
-        "transformer_engine/pytorch/optimizers/fused_adam.py, _apply_scale",
-    ),
-    Limit(
         "optimizer-impl",
         lambda s: s.optimizer.impl not in ("multi_tensor", "forloop"),
         "the optimizer is FusedAdam or FusedSGD (impl=multi_tensor) or, without apex, torch's own (impl=forloop)",

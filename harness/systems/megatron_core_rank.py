@@ -54,6 +54,9 @@ QUIET = {
 }
 """Warnings of a sound run, on a GPU as here, that are of no consequence. Any other is a difference."""
 
+OPTIMIZER_DTYPE = TORCH_DTYPE | {"fp8e4m3": torch.uint8}
+"""What the optimizer config calls a dtype: fp8 is uint8 there."""
+
 VARIANT = "SHARDPROOF_VARIANT"
 TE_VERSION = "2.10.0"  # whose FusedAdam is emulated
 
@@ -298,7 +301,7 @@ def _optimizer_config(scenario: Scenario, ask: Optimizer) -> dict[str, Any]:
         "optimizer_cpu_offload": fraction > 0, "optimizer_offload_fraction": fraction,
         "use_torch_optimizer_for_cpu_offload": "torch_offload" in options,
         "overlap_cpu_optimizer_d2h_h2d": "overlap_offload" in options,
-        **{name: TORCH_DTYPE[dtype or "fp32"] for name, dtype in dtypes.items()},
+        **{name: OPTIMIZER_DTYPE[dtype or "fp32"] for name, dtype in dtypes.items()},
     }  # fmt: skip
 
 

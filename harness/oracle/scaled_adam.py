@@ -20,6 +20,16 @@ SCALE = ".scale"
 _SCALED = (torch.float16, torch.float8_e4m3fn)
 
 
+class _Sound(FusedAdam):
+    """FusedAdam, but zeros stay zeros: TransformerEngine multiplies a domain of them in fp8 by an infinite inverse of
+    its scale, and stores NaN (_apply_scale, 2.10 to 2.20.2)."""
+
+    def _apply_scale(self, name: str, unscaled: torch.Tensor, stored: torch.Tensor, scale: torch.Tensor) -> None:
+        super()._apply_scale(name, unscaled, stored, scale)
+        if stored.dtype is torch.float8_e4m3fn and scale == 0:
+            stored.copy_(unscaled)
+
+
 @dataclass(frozen=True, eq=False)
 class _Piece:
     """What FusedAdam sees of a tensor, and where that lies in it (bool, the tensor's shape)."""
@@ -47,7 +57,7 @@ class ScaledAdam(torch.optim.Optimizer):
                     for where in (numbers == number for number in sorted(set(numbers.flatten().tolist())))
                 ]
             inner.append({**group, "params": [p.tensor for param in group["params"] for p in self.pieces[param]]})
-        self.inner = FusedAdam(inner, use_decoupled_grad=True, **options)
+        self.inner = _Sound(inner, use_decoupled_grad=True, **options)
         super().__init__(groups, self.inner.defaults)
 
     @torch.no_grad()

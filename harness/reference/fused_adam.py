@@ -179,7 +179,10 @@ def unscaled(stored: Array, scale: Array | None) -> Array:
 def scaled(values: Array, dtype: np.dtype[Any], domains: Domains | None = None) -> tuple[Array, Array]:
     """`(stored, scale)` of fp32 values in fp16 or fp8, shape (n,) each: a domain's scale is its largest magnitude over
     `TOP`. A domain with a NaN has a NaN for a scale; one of zeros has a zero, of the sign that they have not: torch's
-    maximum of minus the least and the greatest is the former where they are equal."""
+    maximum of minus the least and the greatest is the former where they are equal.
+
+    TransformerEngine multiplies an fp8 domain of zeros by an infinite inverse and stores NaN: not so here, a defect.
+    """
     ids = np.zeros(values.shape, np.int64) if domains is None else domains
     _, index = np.unique(ids, return_inverse=True)
     largest = np.zeros(index.max(initial=0) + 1, np.float32)
@@ -188,10 +191,10 @@ def scaled(values: Array, dtype: np.dtype[Any], domains: Domains | None = None) 
     np.maximum.at(largest, index, np.abs(values))
     largest = np.where(largest == 0, -last, largest)
     scale = (largest / np.float32(TOP[dtype]))[index]
+    inverse = np.where(scale == 0, np.float32(0), _ONE / scale)
     if dtype == FP8:
-        return np.clip(values * (_ONE / scale), -TOP[FP8], TOP[FP8]).astype(FP8), scale
-    inverse = np.where(scale > 0, _ONE / scale, np.float32(0))
-    return (values * inverse).astype(FP16), scale
+        return np.clip(values * inverse, -TOP[FP8], TOP[FP8]).astype(FP8), scale
+    return (values * np.where(scale > 0, inverse, np.float32(0))).astype(FP16), scale
 
 
 def store(state: dict[str, Array], name: str, values: Array, domains: Domains | None = None) -> None:

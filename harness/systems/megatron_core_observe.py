@@ -180,8 +180,8 @@ class _Recorder:
         for named in self.state.spec.unique_params:
             if named.spec.trainable == "yes" and named.fqn not in owned:
                 declared = stages(self.state.scenario, named.spec)
-                if role == "master" and self._is_scaled(named, role):
-                    continue  # it comes with the state, of which only owners have some
+                if role == "master" and self._is_scaled(named, role) and not self.state.iteration:
+                    continue  # it comes with the first step
                 dtype = {"master": declared.master, "grad": declared.main_grad}[role]
                 if dtype is not None:
                     yield self.nothing(role, named, dtype)

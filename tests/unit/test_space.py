@@ -74,7 +74,6 @@ EXCLUDED = [
     ("precision-aware-dtypes", {**ZERO1, "dtype": "bf16/master=fp32/exp_avg=bf16"}),
     ("precision-aware-gradient", {**AWARE, "dtype": "bf16/master=fp32/grad=fp32"}),
     ("precision-aware-gradient", {**AWARE, "dtype": "mixed/master=fp32/grad=bf16"}),
-    ("precision-aware-moments", {**AWARE, "dtype": "bf16/master=fp32/exp_avg_sq=fp16"}),
     ("precision-aware-offload", {**AWARE, "dtype": "bf16/master=fp32/exp_avg=bf16", "offload": "cpu"}),
     ("offload-groups", {**OFFLOADED, "model": "groups"}),
     ("offload-experts", {**OFFLOADED, "model": "moe", "expert_parallel": "2", "mesh": "1x2x1"}),

@@ -52,7 +52,7 @@ FORBIDDEN = {
 """Module or package → what neither it nor anything under it imports. Oracle, reference and layout share no code."""
 
 CHILD = (
-    "harness.emulation.apex", "harness.emulation.cuda", "harness.emulation.device",
+    "harness.emulation.apex", "harness.emulation.cpu_for_cuda", "harness.emulation.cuda", "harness.emulation.device",
     "harness.emulation.functions", "harness.emulation.fused",
     "harness.emulation.generator", "harness.emulation.kernels", "harness.emulation.memory", "harness.emulation.symbols",
     "harness.emulation.te_names",
@@ -62,6 +62,8 @@ CHILD = (
     "harness.reference.numerics",
     "harness.reference.observe", "harness.reference.readback", "harness.reference.restore", "harness.reference.state",
     "harness.reference.system", "harness.reference.trainer",
+    "harness.systems.automodel_library", "harness.systems.automodel_model", "harness.systems.automodel_rank",
+    "harness.systems.automodel_recipe",
     "harness.systems.megatron_bridge_checkpoint", "harness.systems.megatron_bridge_rank",
     "harness.systems.megatron_core_checkpoint", "harness.systems.megatron_core_model",
     "harness.systems.megatron_core_observe", "harness.systems.megatron_core_rank",

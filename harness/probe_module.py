@@ -113,6 +113,14 @@ class Probe:
         piece = values[tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))]
         return torch.from_numpy(np.ascontiguousarray(piece)).to(device=local.device, dtype=local.dtype)
 
+    def term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
+        """⟨p, g_p⟩ of one use of a parameter in the current slot; a scalar. Records the parameter as it is now."""
+        local = local_part(param)
+        self.record(fqn, local)
+        gradient = self.gradient(fqn, local, param.requires_grad)
+        term: torch.Tensor = _Term.apply(local, gradient, self, fqn)  # type: ignore[no-untyped-call]
+        return term
+
     def _poisons(self, trainable: bool) -> bool:
         return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned
 
@@ -166,17 +174,10 @@ class ProbeModule(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for spec in self.spec.params:
             if spec.used:
-                x = x + self._term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)
+                x = x + self.probe.term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)
         if self.training and self.probe.slot.microbatch == 0:
             self._count()
         return x
-
-    def _term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
-        local = local_part(param)
-        self.probe.record(fqn, local)
-        gradient = self.probe.gradient(fqn, local, param.requires_grad)
-        term: torch.Tensor = _Term.apply(local, gradient, self.probe, fqn)  # type: ignore[no-untyped-call]
-        return term
 
     def _count(self) -> None:
         with torch.no_grad():

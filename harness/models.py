@@ -25,6 +25,9 @@ class ParamSpec:
     shares out, one expert an index; None = no expert. group: index into `ModelSpec.groups`. used: False = not part of
     any forward, so it never gets a gradient.
     trainable: `yes`, `no` (frozen) or `later` (frozen until the program's `unfreeze`).
+    sections: what dim 0 is fused of, in order: the suffix under which a format that takes it apart stores a section,
+    and its size. stacked: sections of equal size lie along a dim 0 of their own, which libraries that fuse them do not
+    have: their dim 0 is our dims 0 and 1.
     tied_to: fully qualified name of the parameter this is the same object as.
     """
 
@@ -36,6 +39,8 @@ class ParamSpec:
     group: int = 0
     used: bool = True
     trainable: str = "yes"
+    sections: tuple[tuple[str, int], ...] = ()
+    stacked: bool = False
     tied_to: str | None = None
 
     @property
@@ -170,6 +175,17 @@ def _gpt_layer(path: str, hidden: int, ffn: int) -> tuple[ModuleSpec, ...]:
     )
 
 
+def _gated_mlp(path: str, hidden: int, ffn: int) -> tuple[ModuleSpec, ...]:
+    """A SwiGLU layer as Megatron-Core names it; tensor parallelism shards each half of the fused weight."""
+    halves = (("_w", 1), ("_v", 1))
+    weight = ParamSpec("weight", (2, ffn, hidden), tp_dim=1, sections=halves, stacked=True)
+    bias = ParamSpec("bias", (2, ffn), tp_dim=1, sections=halves, stacked=True)
+    return (
+        ModuleSpec(f"{path}.linear_fc1", (weight, bias)),
+        ModuleSpec(f"{path}.linear_fc2", (ParamSpec("weight", (hidden, ffn), tp_dim=1),)),
+    )
+
+
 _SPECS = (
     ModelSpec(
         "dense",
@@ -270,6 +286,15 @@ _SPECS = (
             ModuleSpec("fc2", (ParamSpec("weight", (3, 6), tp_dim=1),)),
         ),
         bugs=("MLM-4423", "MLM-2769"),
+    ),
+    ModelSpec(
+        "gated",
+        "Fused gate/up weights and bias, named as Megatron-Core's: a rank's shard ends inside a half, or holds just one.",
+        (
+            *_gated_mlp("decoder.layers.0.mlp", hidden=3, ffn=6),
+            *_gated_mlp("decoder.layers.1.mlp", hidden=2, ffn=10),
+        ),
+        bugs=("MLM-4423",),
     ),
     ModelSpec(
         "experts",

@@ -20,6 +20,11 @@ from harness.systems.torch_fsdp2 import LibraryError, Limit
 
 OPTIONS: dict[str, str] = {
     "average_in_collective": "DDP averages in the collective instead of scaling before it",
+    "fsdp_optim": "Megatron-FSDP in place of DDP, sharding optimizer state (data_parallel_sharding_strategy=optim)",
+    "fsdp_optim_grads": "Megatron-FSDP, sharding optimizer state and gradients",
+    "fsdp_optim_grads_params": "Megatron-FSDP, sharding parameters too; every module is a unit",
+    "local_state": "FusedAdam keeps state of DTensors as plain local tensors, as TransformerEngine did between its pull "
+    "requests 2698 and 2795 (March 2026)",
     "new_decay": "every later build asks for another weight decay, which a load must replace by the checkpoint's",
     "no_initialization": "layers skip their own initialisation (perform_initialization), as before a load",
     "one_bucket": "DDP's default bucket size, which holds a whole tiny model, in place of small buckets",
@@ -58,6 +63,12 @@ def not_exercised(scenario: Scenario) -> tuple[str, ...]:
     """What the scenario asks for that ranks without a GPU cannot put to the test."""
     asked = [word for word in scenario.options if word.startswith("overlap_")]
     return tuple(f"{word}: streams and events of the emulated device do nothing" for word in asked)
+
+
+def fsdp_strategy(scenario: Scenario) -> str | None:
+    """Megatron-FSDP's `data_parallel_sharding_strategy`; None where the scenario is one of DDP."""
+    found = [word.removeprefix("fsdp_") for word in scenario.options if word.startswith("fsdp_")]
+    return found[0] if found else None
 
 
 def _meshes(scenario: Scenario) -> tuple[Mesh, ...]:

@@ -137,6 +137,10 @@ def _fsdp(scenario: Scenario) -> bool:
     return scenario.checkpoint == "fsdp_dtensor" and _saves(scenario)
 
 
+def _under_fsdp(scenario: Scenario) -> bool:
+    return any(word.startswith("fsdp_") for word in scenario.options)
+
+
 def _loads_what_other_tp_wrote(scenario: Scenario) -> bool:
     """Whether a load needs what lies by tensor-parallel rank: optimizer state, or anything of a file of torch.save."""
     found, target, words = _format(scenario), load_mesh(scenario), set(operations(scenario.program))
@@ -161,7 +165,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "checkpoint-fsdp",
-        lambda s: _fsdp(s) and release_of(s.version) >= (0, 14, 0),
+        lambda s: _fsdp(s) and release_of(s.version) >= (0, 14, 0) and not _under_fsdp(s),
         "fsdp_dtensor is for Megatron FSDP, not for DistributedDataParallel",
         "megatron/core/optimizer/distrib_optimizer.py, sharded_param_state_fsdp_dtensor",
         LibraryError("AssertionError", "fsdp_dtensor sharding type is only supported with Megatron FSDP", "save"),

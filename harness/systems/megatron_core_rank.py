@@ -28,15 +28,16 @@ from torch._C._distributed_c10d import HashStore
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.emulation import cuda, spawn
+from harness.emulation.fused import FusedAdam
 from harness.models import model_spec
 from harness.observe.record import Record
 from harness.oracle.contracts import at_build
-from harness.probe_module import TORCH_DTYPE, Box, Probe, Slot
+from harness.probe_module import TORCH_DTYPE, Box, Probe, Slot, local_part
 from harness.program import Op, expand
 from harness.scenario import Optimizer, Scenario
 from harness.systems import megatron_core_formats as formats
-from harness.systems.megatron_core import BUCKET_SIZE, SCHEDULE_STEPS, half_dtype
-from harness.systems.megatron_core_observe import observe
+from harness.systems.megatron_core import BUCKET_SIZE, SCHEDULE_STEPS, fsdp_strategy, half_dtype
+from harness.systems.megatron_core_observe import Owner, observe
 from harness.systems.megatron_core_state import TrainState, local_box, release
 from harness.systems.protocol import RankContext
 
@@ -94,15 +95,18 @@ class MegatronRank:
         self.context = context
         self.scenario, self.spec = context.scenario, context.model
         self.probe = Probe(self.scenario, self.spec, context.mesh, context.rank, self._box)
+        self.strategy = fsdp_strategy(self.scenario)
         self.state: TrainState
+        self.owner: Owner | None = None
         self.gradients: dict[int, torch.Tensor] = {}
         self.norm: float | None = None
         self.hook = register_optimizer_step_pre_hook(self._capture)
 
     @emulated
     def build(self, op: Op) -> None:
-        from harness.systems import megatron_core_model
+        from harness.systems import megatron_core_fsdp, megatron_core_model
 
+        FusedAdam.local_state = "local_state" in self.scenario.options
         self._initialise_parallel()
         ask = at_build(self.scenario, op.init_seed)
         model = megatron_core_model.build(self.probe, op.init_seed)
@@ -112,6 +116,7 @@ class MegatronRank:
         self.state = TrainState(
             self.scenario, self.spec, self.context.mesh, self.context.rank, release(), [chunk], optimizer, scheduler
         )
+        self.owner = megatron_core_fsdp.Ownership.of(self.state) if self.strategy else None
 
     @emulated
     def step(self, op: Op) -> None:
@@ -152,7 +157,7 @@ class MegatronRank:
 
     @emulated
     def observe(self, op: Op) -> Iterable[Record]:
-        return list(observe(self.state, op, self.probe, self.gradients, self.norm))
+        return list(observe(self.state, op, self.probe, self.gradients, self.norm, self.owner))
 
     @property
     def plan(self) -> formats.CheckpointPlan:
@@ -179,6 +184,10 @@ class MegatronRank:
     def _data_parallel(self, model: torch.nn.Module) -> Any:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
+        if self.strategy:
+            from harness.systems import megatron_core_fsdp
+
+            return megatron_core_fsdp.wrap(self.scenario, self.context.mesh, model)
         options = self.scenario.options
         config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=self.scenario.dtype.reduce == "fp32",
@@ -248,7 +257,7 @@ class MegatronRank:
     def _gathered(self) -> Iterator[None]:
         """With overlap_param_gather, what the training script does around a checkpoint: gather what the next forward
         would, and keep the hooks off until it is over."""
-        if "overlap_param_gather" not in self.scenario.options:
+        if "overlap_param_gather" not in self.scenario.options or self.strategy:
             yield
             return
         for chunk in self.state.chunks:
@@ -264,7 +273,7 @@ class MegatronRank:
                 gradient = getattr(parameter, "decoupled_grad", None)
                 gradient = parameter.grad if gradient is None else gradient
                 if gradient is not None:
-                    self.gradients[id(parameter)] = gradient.detach().clone()
+                    self.gradients[id(parameter)] = local_part(gradient.detach()).clone()
 
     def _box(self, fqn: str) -> Box:
         """What a forward computes with."""

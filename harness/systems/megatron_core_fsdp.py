@@ -87,15 +87,12 @@ class Ownership:
             yield Owned(fqn, self.starts[fqn], local_part(param).numel(), param, param, True, kept, group, group)
 
     def model_part(self, fqn: str) -> tuple[torch.Tensor, int]:
-        """What the buffer of forwards' parameters has of one here."""
+        """This rank's shard in the buffer of forwards' parameters. The others' may be old until a forward gathers them."""
         for group in _buffer(self.state).parameter_groups:
             for index, raw in enumerate(group.params):
                 if _fqn(self.state, _buffer(self.state).param_to_name[raw]) != fqn:
                     continue
-                weights = group.model_weight_buffer
-                if weights is None:
-                    return raw.detach().reshape(-1), 0
-                return weights.get_item(index).detach(), self.starts[fqn] if weights.is_data_distributed else 0
+                return group.model_weight_buffer.get_item(index, only_shard=True).detach(), self.starts[fqn]
         raise KeyError(fqn)
 
 

@@ -178,10 +178,7 @@ class _Recorder:
         """Parameters and buffers of a model whose parameters may be sharded too."""
         for named in self.state.spec.params:
             flat, start = owner.model_part(named.spec.tied_to or named.fqn)
-            box = local_box(named.spec, self.state.mesh, self.state.rank, self.state.scenario.expert_parallel)
-            if flat.numel() == box.volume:
-                yield self.boxed("param", named, flat.reshape(box.size))
-            elif flat.numel():
+            if flat.numel():
                 yield from self.flat("param", named, start, flat)
             else:
                 yield self.nothing("param", named, DTYPE_NAME[flat.dtype])

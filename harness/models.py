@@ -175,6 +175,10 @@ def _gpt_layer(path: str, hidden: int, ffn: int) -> tuple[ModuleSpec, ...]:
     )
 
 
+GDN_IN_PROJ = ((".query", 4), (".key", 4), (".value", 6), (".z", 6), (".beta", 2), (".alpha", 2))
+"""What a gated delta net's input projection is fused of; its convolution has the first three."""
+
+
 def _gated_mlp(path: str, hidden: int, ffn: int) -> tuple[ModuleSpec, ...]:
     """A SwiGLU layer as Megatron-Core names it; tensor parallelism shards each half of the fused weight."""
     halves = (("_w", 1), ("_v", 1))
@@ -293,6 +297,24 @@ _SPECS = (
         (
             *_gated_mlp("decoder.layers.0.mlp", hidden=3, ffn=6),
             *_gated_mlp("decoder.layers.1.mlp", hidden=2, ffn=10),
+        ),
+        bugs=("MLM-4423",),
+    ),
+    ModelSpec(
+        "gdn",
+        "A gated delta net's fused projections, of sections of several sizes, named as Megatron-Core's.",
+        (
+            ModuleSpec(
+                "decoder.layers.0.self_attention.in_proj",
+                (ParamSpec("weight", (24, 3), tp_dim=0, sections=GDN_IN_PROJ),),
+            ),
+            ModuleSpec(
+                "decoder.layers.0.self_attention.conv1d",
+                (
+                    ParamSpec("weight", (14, 1, 2), tp_dim=0, sections=GDN_IN_PROJ[:3]),
+                    ParamSpec("bias", (14,), tp_dim=0, sections=GDN_IN_PROJ[:3]),
+                ),
+            ),
         ),
         bugs=("MLM-4423",),
     ),

@@ -26,7 +26,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from torch import nn
 
-from harness.models import ModelSpec, ParamSpec, storage_dtype
+from harness.models import GDN_IN_PROJ, ModelSpec, ParamSpec, storage_dtype
 from harness.probe import element_keys, initial_values
 from harness.probe_module import TORCH_DTYPE, Probe, ProbeModule, initial_buffer
 from harness.scenario import Mesh, Scenario
@@ -167,7 +167,17 @@ def _tree(config: Any, probe: Probe, init_seed: int) -> nn.Module:
         path, _, name = fqn.rpartition(".")
         value = initial_buffer(fqn, buffer_spec, probe.scenario.seed, init_seed).cuda()
         root.get_submodule(path).register_buffer(name, value, persistent=buffer_spec.persistent)
+    _mark_delta_nets(root, probe)
     return root
+
+
+def _mark_delta_nets(root: nn.Module, probe: Probe) -> None:
+    """Give modules with a fused projection of a gated delta net what GatedDeltaNet has, by which the library finds it."""
+    for named in probe.spec.params:
+        if named.spec.sections == GDN_IN_PROJ:
+            sizes, module = dict(GDN_IN_PROJ), root.get_submodule(named.module.path.rpartition(".")[0])
+            module.qk_dim, module.v_dim, module.num_value_heads = sizes[".query"], sizes[".value"], sizes[".beta"]  # type: ignore[assignment]
+            module.in_proj_dim, module.tp_size = sum(sizes.values()), probe.mesh.tp  # type: ignore[assignment]
 
 
 class _ProbeGpt(GPTModel):  # type: ignore[misc]

@@ -179,13 +179,13 @@ GDN_IN_PROJ = ((".query", 4), (".key", 4), (".value", 6), (".z", 6), (".beta", 2
 """What a gated delta net's input projection is fused of; its convolution has the first three."""
 
 
-def _gated_mlp(path: str, hidden: int, ffn: int) -> tuple[ModuleSpec, ...]:
+def _gated_mlp(path: str, hidden: int, ffn: int, *, bias: bool) -> tuple[ModuleSpec, ...]:
     """A SwiGLU layer as Megatron-Core names it; tensor parallelism shards each half of the fused weight."""
     halves = (("_w", 1), ("_v", 1))
     weight = ParamSpec("weight", (2, ffn, hidden), tp_dim=1, sections=halves, stacked=True)
-    bias = ParamSpec("bias", (2, ffn), tp_dim=1, sections=halves, stacked=True)
+    biases = (ParamSpec("bias", (2, ffn), tp_dim=1, sections=halves, stacked=True),) if bias else ()
     return (
-        ModuleSpec(f"{path}.linear_fc1", (weight, bias)),
+        ModuleSpec(f"{path}.linear_fc1", (weight, *biases)),
         ModuleSpec(f"{path}.linear_fc2", (ParamSpec("weight", (hidden, ffn), tp_dim=1),)),
     )
 
@@ -295,8 +295,8 @@ _SPECS = (
         "gated",
         "Fused gate/up weights and bias, named as Megatron-Core's: a rank's shard ends inside a half, or holds just one.",
         (
-            *_gated_mlp("decoder.layers.0.mlp", hidden=3, ffn=6),
-            *_gated_mlp("decoder.layers.1.mlp", hidden=2, ffn=10),
+            *_gated_mlp("decoder.layers.0.mlp", hidden=3, ffn=6, bias=False),
+            *_gated_mlp("decoder.layers.1.mlp", hidden=2, ffn=10, bias=True),
         ),
         bugs=("MLM-4423",),
     ),

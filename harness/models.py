@@ -296,7 +296,7 @@ _SPECS = (
         "Fused gate/up weights and bias, named as Megatron-Core's: a rank's shard ends inside a half, or holds just one.",
         (
             *_gated_mlp("decoder.layers.0.mlp", hidden=3, ffn=6, bias=False),
-            *_gated_mlp("decoder.layers.1.mlp", hidden=2, ffn=10, bias=True),
+            *_gated_mlp("decoder.layers.1.mlp", hidden=1, ffn=10, bias=True),
         ),
         bugs=("MLM-4423",),
     ),

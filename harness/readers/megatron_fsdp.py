@@ -102,16 +102,16 @@ class _Reader:
             yield from tensor_records(self.target, part, role, named.fqn)
 
     def in_parameter(self, piece: TensorPiece, named: NamedParam, index: int) -> Iterator[TensorPiece]:
-        """A piece of a section, as pieces of the parameter.
+        """A piece of a section, as pieces of the parameter. Fewer rows than the section has are a gap there.
 
         Raises:
-            CheckpointError: the section has not the shape that the parameter makes it.
+            CheckpointError: a piece that no section of the parameter can have.
         """
         spec, rest = named.spec, named.spec.shape[1 + named.spec.stacked :]
         rows = spec.shape[1] if spec.stacked else spec.sections[index][1]
-        if piece.shape != (rows, *rest) or piece.size[1:] != rest:
+        if piece.shape[1:] != rest or piece.size[1:] != rest or piece.start[0] + piece.size[0] > rows:
             what = f"{self.target.origin}: shape of {'.'.join(map(str, piece.path))}"
-            raise bad(what, str(piece.shape), f"{(rows, *rest)}, and pieces of whole rows", FORM)
+            raise bad(what, str(piece.shape), f"pieces of whole rows of {(rows, *rest)}", FORM)
         if spec.stacked:
             yield replace(piece, shape=spec.shape, start=(index, *piece.start), size=(1, *piece.size))
             return

@@ -175,19 +175,17 @@ def _gpt_layer(path: str, hidden: int, ffn: int) -> tuple[ModuleSpec, ...]:
     )
 
 
+HALVES = (("_w", 1), ("_v", 1))
+
 GDN_IN_PROJ = ((".query", 4), (".key", 4), (".value", 6), (".z", 6), (".beta", 2), (".alpha", 2))
 """What a gated delta net's input projection is fused of; its convolution has the first three."""
 
 
-def _gated_mlp(path: str, hidden: int, ffn: int, *, bias: bool) -> tuple[ModuleSpec, ...]:
-    """A SwiGLU layer as Megatron-Core names it; tensor parallelism shards each half of the fused weight."""
-    halves = (("_w", 1), ("_v", 1))
-    weight = ParamSpec("weight", (2, ffn, hidden), tp_dim=1, sections=halves, stacked=True)
-    biases = (ParamSpec("bias", (2, ffn), tp_dim=1, sections=halves, stacked=True),) if bias else ()
-    return (
-        ModuleSpec(f"{path}.linear_fc1", (weight, *biases)),
-        ModuleSpec(f"{path}.linear_fc2", (ParamSpec("weight", (hidden, ffn), tp_dim=1),)),
-    )
+def _gated(layer: int, shape: tuple[int, ...]) -> ModuleSpec:
+    """The fused projection of a SwiGLU layer, of which tensor parallelism shards each half."""
+    name = "weight" if len(shape) > 2 else "bias"
+    param = ParamSpec(name, shape, tp_dim=1, sections=HALVES, stacked=True)
+    return ModuleSpec(f"decoder.layers.{layer}.mlp.linear_fc1", (param,))
 
 
 _SPECS = (
@@ -293,10 +291,11 @@ _SPECS = (
     ),
     ModelSpec(
         "gated",
-        "Fused gate/up weights and bias, named as Megatron-Core's: a rank's shard ends inside a half, or holds just one.",
+        "Fused gate/up projections, named as Megatron-Core's: a rank's shard ends inside a half, or is just one.",
         (
-            *_gated_mlp("decoder.layers.0.mlp", hidden=3, ffn=6, bias=False),
-            *_gated_mlp("decoder.layers.1.mlp", hidden=1, ffn=10, bias=True),
+            _gated(0, (2, 6, 3)),
+            _gated(1, (2, 10, 2)),
+            _gated(2, (2, 4)),
         ),
         bugs=("MLM-4423",),
     ),

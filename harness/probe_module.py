@@ -110,7 +110,8 @@ class Probe:
                 values.reshape(-1)[0] = np.inf
         start, size = self.box(fqn)
         piece = values[tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))]
-        return torch.from_numpy(np.ascontiguousarray(piece)).to(device=local.device, dtype=local.dtype).reshape(local.shape)
+        gradient = torch.from_numpy(np.ascontiguousarray(piece)).to(device=local.device, dtype=local.dtype)
+        return gradient.reshape(local.shape)
 
     def _poisons(self, trainable: bool) -> bool:
         return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned

@@ -1,4 +1,4 @@
-"""What a checkpoint of Megatron-FSDP in Megatron-Core (format fsdp_dtensor) holds, as records, read without the library.
+"""What a checkpoint of Megatron-Core's format fsdp_dtensor holds, as records, read without the library.
 
 Model and optimizer state lie there as tensors of their parameter's shape; fused weights are taken apart, each section
 under a name of its own. A section's rows go back to where the logical parameter has them, so that a library that cuts
@@ -22,8 +22,14 @@ from harness.readers.errors import bad
 from harness.readers.megatron_groups import GROUP_FIELDS
 from harness.readers.megatron_ignored import unknown_records
 from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, pieces
-from harness.readers.roles import STATE_ROLE, Target, hyperparameter_records, integer_record, number_record
-from harness.readers.roles import tensor_records
+from harness.readers.roles import (
+    STATE_ROLE,
+    Target,
+    hyperparameter_records,
+    integer_record,
+    number_record,
+    tensor_records,
+)
 from harness.scenario import Scenario
 
 FORM = "a checkpoint of format fsdp_dtensor"

@@ -23,8 +23,8 @@ OPTIONS: dict[str, str] = {
     "fsdp_optim": "Megatron-FSDP in place of DDP, sharding optimizer state (data_parallel_sharding_strategy=optim)",
     "fsdp_optim_grads": "Megatron-FSDP, sharding optimizer state and gradients",
     "fsdp_optim_grads_params": "Megatron-FSDP, sharding parameters too; every module is a unit",
-    "local_state": "FusedAdam keeps state of DTensors as plain local tensors, as TransformerEngine did between its pull "
-    "requests 2698 and 2795 (March 2026)",
+    "local_state": "FusedAdam keeps the state of DTensors as plain local tensors, as TransformerEngine's did between "
+    "its pull requests 2698 and 2795 (March and April 2026)",
     "new_decay": "every later build asks for another weight decay, which a load must replace by the checkpoint's",
     "no_initialization": "layers skip their own initialisation (perform_initialization), as before a load",
     "one_bucket": "DDP's default bucket size, which holds a whole tiny model, in place of small buckets",

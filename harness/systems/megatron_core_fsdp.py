@@ -87,7 +87,7 @@ class Ownership:
             yield Owned(fqn, self.starts[fqn], local_part(param).numel(), param, param, True, kept, group, group)
 
     def model_part(self, fqn: str) -> tuple[torch.Tensor, int]:
-        """This rank's shard in the buffer of forwards' parameters. The others' may be old until a forward gathers them."""
+        """This rank's shard in the buffer of forwards' parameters: others may be old there until a forward gathers."""
         for group in _buffer(self.state).parameter_groups:
             for index, raw in enumerate(group.params):
                 if _fqn(self.state, _buffer(self.state).param_to_name[raw]) != fqn:
@@ -170,4 +170,3 @@ def _preprocessed(state: TrainState, content: dict[str, Any]) -> dict[str, Any]:
                 content |= {"optimizer": split[1]} if "optimizer" in content else {}
     preprocess_state_dict_for_uneven_dtensor(content)
     return content
-

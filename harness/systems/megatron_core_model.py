@@ -172,7 +172,7 @@ def _tree(config: Any, probe: Probe, init_seed: int) -> nn.Module:
 
 
 def _mark_delta_nets(root: nn.Module, probe: Probe) -> None:
-    """Give modules with a fused projection of a gated delta net what GatedDeltaNet has, by which the library finds it."""
+    """Give modules with a gated delta net's fused projection what GatedDeltaNet has: by that the library finds them."""
     for named in probe.spec.params:
         if named.spec.sections == GDN_IN_PROJ:
             sizes, module = dict(GDN_IN_PROJ), root.get_submodule(named.module.path.rpartition(".")[0])

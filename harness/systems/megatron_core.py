@@ -67,8 +67,11 @@ def not_exercised(scenario: Scenario) -> tuple[str, ...]:
 
 def fsdp_strategy(scenario: Scenario) -> str | None:
     """Megatron-FSDP's `data_parallel_sharding_strategy`; None where the scenario is one of DDP."""
-    found = [word.removeprefix("fsdp_") for word in scenario.options if word.startswith("fsdp_")]
-    return found[0] if found else None
+    return next(iter(_strategies(scenario)), None)
+
+
+def _strategies(scenario: Scenario) -> list[str]:
+    return [word.removeprefix("fsdp_") for word in scenario.options if word.startswith("fsdp_")]
 
 
 def _meshes(scenario: Scenario) -> tuple[Mesh, ...]:
@@ -225,6 +228,22 @@ LIMITS: tuple[Limit, ...] = (
         _rounds_average,
         "DDP averages by multiplying with 1/7, which fp32 rounds: sums of the exact grid are no longer exact",
         "megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync",
+    ),
+    Limit(
+        "fsdp-strategy",
+        lambda s: formats.under_fsdp(s) and (s.sharding != "zero1" or len(_strategies(s)) > 1),
+        "Megatron-FSDP is driven with a distributed optimizer (sharding=zero1), and has one sharding strategy",
+    ),
+    Limit("fsdp-013", lambda s: formats.under_fsdp(s) and _before(0, 14, 0)(s), "fsdp_dtensor came with 0.14"),
+    Limit(
+        "fsdp-experts",
+        lambda s: formats.under_fsdp(s) and s.expert_parallel > 1,
+        "expert parallelism is driven with DDP",
+    ),
+    Limit(
+        "local-state",
+        lambda s: _has("local_state")(s) and (not formats.under_fsdp(s) or s.optimizer.impl != "multi_tensor"),
+        "local_state is a way in which FusedAdam keeps the state of Megatron-FSDP's parameters",
     ),
     Limit("sharding", lambda s: s.sharding == "fully_shard", "DDP shards the optimizer (zero1) or nothing (replicate)"),
     Limit(

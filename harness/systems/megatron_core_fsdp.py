@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as save_state_dict
 
 from harness.probe_module import ProbeModule, local_part
 from harness.scenario import Mesh, Scenario
@@ -115,7 +117,7 @@ def save(state: TrainState, path: Path) -> None:
     content = _preprocessed(state, _content(state, loading=False, whole=True))
     if state.rank == 0:
         path.mkdir(parents=True, exist_ok=True)
-    dcp.save(content, storage_writer=dcp.FileSystemWriter(str(path)))
+    save_state_dict(content, storage_writer=FileSystemWriter(str(path)))
     dist.barrier()
 
 
@@ -124,8 +126,8 @@ def load(state: TrainState, path: Path, *, whole: bool) -> None:
     raw = _content(state, loading=True, whole=whole)
     model, optimizer = raw["model"].copy(), dict(raw.get("optimizer", {}))
     loaded = _preprocessed(state, raw)
-    reader = dcp.FileSystemReader(str(path))
-    dcp.load_state_dict(loaded, storage_reader=reader, planner=DefaultLoadPlanner(allow_partial_load=False))
+    reader = FileSystemReader(str(path))
+    load_state_dict(loaded, storage_reader=reader, planner=DefaultLoadPlanner(allow_partial_load=False))
     state.chunks[0].load_state_dict(model, strict=True)
     if whole:
         state.optimizer.load_state_dict(optimizer)

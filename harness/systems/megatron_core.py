@@ -236,6 +236,31 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit("fsdp-013", lambda s: formats.under_fsdp(s) and _before(0, 14, 0)(s), "fsdp_dtensor came with 0.14"),
     Limit(
+        "fsdp-014",
+        lambda s: formats.under_fsdp(s) and (0, 14, 0) <= formats.release_of(s.version) < (0, 15, 0),
+        "0.14's Megatron-FSDP reads a private part of DeviceMesh that torch 2.13 has no more",
+        "megatron/core/distributed/fsdp/src/megatron_fsdp/utils.py, get_mesh_names",
+        LibraryError("AttributeError", "child_to_root_mapping", "build"),
+    ),
+    Limit(
+        "fsdp-model-only",
+        lambda s: formats.under_fsdp(s) and "load_model_only" in operations(s.program),
+        "fsdp_dtensor stores of the model what the optimizer steps on: a load of the model alone brings the saved "
+        "masters back, which no other system's does, and the oracle knows no such load",
+    ),
+    Limit(
+        "fsdp-offload",
+        lambda s: formats.under_fsdp(s) and s.offload.fraction > 0,
+        "Megatron-FSDP with CPU offload copies plain gradients into DTensors, which no release can "
+        "(https://github.com/NVIDIA/Megatron-LM/issues/4910)",
+        "megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, _set_sub_optimizer_grads",
+    ),
+    Limit(
+        "fsdp-precision-aware",
+        lambda s: formats.under_fsdp(s) and _has("precision_aware")(s),
+        "the precision-aware optimizer is driven with DDP",
+    ),
+    Limit(
         "fsdp-experts",
         lambda s: formats.under_fsdp(s) and s.expert_parallel > 1,
         "expert parallelism is driven with DDP",

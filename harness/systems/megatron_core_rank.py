@@ -16,7 +16,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
@@ -241,17 +241,22 @@ class MegatronRank:
         chunk, optimizer, last = self.state.chunks[0], self.state.optimizer, self.scenario.microbatches - 1
         chunk.zero_grad_buffer()
         optimizer.zero_grad()
-        for microbatch in range(self.scenario.microbatches):
-            self.probe.slot = Slot(op.iteration, microbatch, overflow)
-            with nullcontext() if microbatch == last else chunk.no_sync():
-                loss = chunk(torch.ones(1, device="cuda", requires_grad=True)).sum()
-                optimizer.scale_loss(loss).backward()
+        with chunk.no_sync():  # entered in any case, as by the training script: only after it is a microbatch the last
+            for microbatch in range(last):
+                self._backward(Slot(op.iteration, microbatch, overflow))
+        self._backward(Slot(op.iteration, last, overflow))
         finalize_model_grads([chunk])
         successful, norm, _ = optimizer.step()
         if successful:
             self.state.scheduler.step(increment=1)
             if self.scenario.optimizer.clip:
                 self.norm = norm
+
+    def _backward(self, slot: Slot) -> None:
+        """Forward and backward of one microbatch."""
+        self.probe.slot = slot
+        loss = self.state.chunks[0](torch.ones(1, device="cuda", requires_grad=True)).sum()
+        self.state.optimizer.scale_loss(loss).backward()
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:

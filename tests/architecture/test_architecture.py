@@ -62,7 +62,7 @@ CHILD = (
     "harness.reference.system", "harness.reference.trainer",
     "harness.systems.megatron_bridge_checkpoint", "harness.systems.megatron_bridge_rank",
     "harness.systems.megatron_core_checkpoint", "harness.systems.megatron_core_model",
-    "harness.systems.megatron_core_observe", "harness.systems.megatron_core_rank",
+    "harness.systems.megatron_core_fsdp", "harness.systems.megatron_core_observe", "harness.systems.megatron_core_rank",
     "harness.systems.megatron_core_state",
     "harness.systems.torch_fsdp2_checkpoint", "harness.systems.torch_fsdp2_rank",
 )  # fmt: skip

@@ -261,6 +261,12 @@ LIMITS: tuple[Limit, ...] = (
         "the precision-aware optimizer is driven with DDP",
     ),
     Limit(
+        "fsdp-instances",
+        lambda s: any(w != "optim_grads_params" for w in _strategies(s)) and any(m.dp_replicate > 1 for m in _meshes(s)),
+        "several instances are driven with sharded parameters: with less the gradients of 0.16.1 are no average of any "
+        "ranks', which nobody has looked into",
+    ),
+    Limit(
         "fsdp-experts",
         lambda s: formats.under_fsdp(s) and s.expert_parallel > 1,
         "expert parallelism is driven with DDP",

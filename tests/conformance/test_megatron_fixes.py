@@ -74,7 +74,7 @@ FIXES: Mapping[str, Fix] = {
     "fsdp-fp32-swiglu": Fix(("fsdp-fp32-swiglu",)),
     "fsdp-frozen": Fix(("fsdp-frozen",)),
     "fsdp-load-after-step": Fix(("fsdp-load-after-step",)),
-    "fsdp-one-rank": Fix(("fsdp-one-rank",)),
+    "fsdp-one-rank": Fix(("fsdp-one-rank", "fsdp-one-rank-overlap")),
     "fsdp-plain-state": Fix(("fsdp-plain-state",)),
     "fsdp-tp-without-te": Fix(("fsdp-tp-without-te",)),
     "gather-scatter-instances": Fix(("gather-scatter-instances",)),

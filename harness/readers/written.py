@@ -13,8 +13,8 @@ from harness.observe.record import LIVE, NUMPY_NAME, WRITTEN, Record
 from harness.oracle.contracts import rounds_half_away, stages
 from harness.program import Op
 from harness.readers.checkpoint import expected_written, read_checkpoint
+from harness.readers.fsdp_dtensor import read_fsdp_dtensor
 from harness.readers.megatron import read_megatron
-from harness.readers.megatron_fsdp import read_megatron_fsdp
 from harness.scenario import Scenario
 
 FSDP = "fsdp_dtensor"
@@ -39,7 +39,7 @@ def read_written(path: Path, op: Op, scenario: Scenario) -> list[Record]:
         CheckpointError: missing, truncated, foreign, inconsistent or hostile.
     """
     if scenario.system == MEGATRON and scenario.checkpoint == FSDP:
-        return read_megatron_fsdp(path, op, scenario)
+        return read_fsdp_dtensor(path, op, scenario)
     if scenario.system == MEGATRON:
         return read_megatron(path, op, scenario)
     if scenario.system == BRIDGE:

@@ -35,7 +35,7 @@ from harness.scenario import Scenario
 FORM = "a checkpoint of format fsdp_dtensor"
 
 
-def read_megatron_fsdp(path: Path, op: Op, scenario: Scenario) -> list[Record]:
+def read_fsdp_dtensor(path: Path, op: Op, scenario: Scenario) -> list[Record]:
     """The `written` records of the checkpoint that the save `op` left at `path`.
 
     Raises:

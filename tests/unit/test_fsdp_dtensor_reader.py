@@ -13,7 +13,7 @@ from harness.models import NamedParam, model_spec
 from harness.observe.record import Record
 from harness.program import expand
 from harness.readers import CheckpointError
-from harness.readers.megatron_fsdp import _Reader
+from harness.readers.fsdp_dtensor import _Reader
 from harness.readers.pieces import TensorPiece
 from harness.scenario import Scenario
 

@@ -28,6 +28,7 @@ from harness.scenario import DTypePolicy, Mesh, Scenario
 TORCH_DTYPE: dict[str, torch.dtype] = {
     "fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16,
     "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "uint8": torch.uint8, "bool": torch.bool,
+    "fp8e4m3": torch.float8_e4m3fn,
 }  # fmt: skip
 
 DTYPE_NAME: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPE.items()}
@@ -113,6 +114,14 @@ class Probe:
         gradient = torch.from_numpy(np.ascontiguousarray(piece)).to(device=local.device, dtype=local.dtype)
         return gradient.reshape(local.shape)
 
+    def term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
+        """⟨p, g_p⟩ of one use of a parameter in the current slot; a scalar. Records the parameter as it is now."""
+        local = local_part(param)
+        self.record(fqn, local)
+        gradient = self.gradient(fqn, local, param.requires_grad)
+        term: torch.Tensor = _Term.apply(local, gradient, self, fqn)  # type: ignore[no-untyped-call]
+        return term
+
     def _poisons(self, trainable: bool) -> bool:
         return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned
 
@@ -166,23 +175,20 @@ class ProbeModule(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for spec in self.spec.params:
             if spec.used:
-                x = x + self._term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)
+                x = x + self.probe.term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)
         if self.training and self.probe.slot.microbatch == 0:
             self._count()
         return x
-
-    def _term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
-        local = local_part(param)
-        self.probe.record(fqn, local)
-        gradient = self.probe.gradient(fqn, local, param.requires_grad)
-        term: torch.Tensor = _Term.apply(local, gradient, self.probe, fqn)  # type: ignore[no-untyped-call]
-        return term
 
     def _count(self) -> None:
         with torch.no_grad():
             for spec in self.spec.buffers:
                 if spec.dtype.startswith("int"):
                     getattr(self, spec.name).add_(1)
+
+
+class ProbeUnit(ProbeModule):
+    """A module that its spec calls a unit, for libraries that are told their units by class."""
 
 
 class ProbeRoot(nn.Module):
@@ -206,7 +212,8 @@ def build_model(probe: Probe, init_seed: int) -> ProbeRoot:
     spec, scenario = probe.spec, probe.scenario
     root = ProbeRoot(spec)
     for module_spec in spec.modules:
-        _attach(root, module_spec.path, ProbeModule(module_spec, probe))
+        kind = ProbeUnit if module_spec.unit else ProbeModule
+        _attach(root, module_spec.path, kind(module_spec, probe))
     for named in spec.unique_params:
         values = initial_values(element_keys(named.fqn, named.spec.shape, scenario.seed), init_seed)
         parameter = nn.Parameter(

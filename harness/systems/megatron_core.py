@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.models import ModelSpec, ParamSpec, model_spec, storage_dtype
+from harness.oracle.contracts import has_scales
 from harness.program import operations
 from harness.scenario import Mesh, Scenario, load_mesh
 from harness.systems import megatron_core_formats as formats
@@ -61,7 +62,7 @@ def variant(scenario: Scenario) -> str:
 
 def not_exercised(scenario: Scenario) -> tuple[str, ...]:
     """What the scenario asks for that ranks without a GPU cannot put to the test."""
-    asked = [word for word in scenario.options if word.startswith("overlap_")]
+    asked = [word for word in scenario.options if word.startswith("overlap_") and scenario.device == "cpu"]
     return tuple(f"{word}: streams and events of the emulated device do nothing" for word in asked)
 
 
@@ -307,16 +308,16 @@ LIMITS: tuple[Limit, ...] = (
         "FusedAdam keeps masters in fp32 or fp16",
     ),
     Limit(
-        "scaled-state",
-        lambda s: "fp16" in (s.dtype.master, s.dtype.exp_avg, s.dtype.exp_avg_sq),
-        "FusedAdam scales masters and moments in fp16 by the largest of the rank's shard: no oracle for that yet",
-        "transformer_engine/pytorch/optimizers/fused_adam.py, _apply_scale",
+        "scaled-state-device",
+        lambda s: s.device != "cpu" and has_scales(s),
+        "the twin takes scales shard by shard in the emulated FusedAdam's arithmetic, which is not a GPU's",
     ),
     Limit(
         "optimizer-impl",
         lambda s: s.optimizer.impl not in ("multi_tensor", "forloop"),
         "the optimizer is FusedAdam or FusedSGD (impl=multi_tensor) or, without apex, torch's own (impl=forloop)",
     ),
+    Limit("capturable", lambda s: s.optimizer.capturable, "the optimizer config has no capturable"),
     Limit("nesterov", lambda s: s.optimizer.nesterov, "the optimizer config has no Nesterov momentum"),
     Limit(
         "l2-before-015",
@@ -412,5 +413,7 @@ INFO = register(
         options=OPTIONS,
         not_exercised=not_exercised,
         owner_groups=True,
+        devices=("cpu", "cuda"),
+        library="harness.systems.megatron_core_rank:library",
     )
 )

@@ -63,7 +63,8 @@ CHILD = (
     "harness.systems.automodel_library", "harness.systems.automodel_model", "harness.systems.automodel_rank",
     "harness.systems.automodel_recipe", "harness.systems.megatron_bridge_checkpoint",
     "harness.systems.megatron_bridge_rank", "harness.systems.megatron_core_checkpoint",
-    "harness.systems.megatron_core_model", "harness.systems.megatron_core_observe",
+    "harness.systems.megatron_core_fsdp", "harness.systems.megatron_core_model",
+    "harness.systems.megatron_core_observe",
     "harness.systems.megatron_core_rank", "harness.systems.megatron_core_state", "harness.systems.megatron_fsdp_rank",
     "harness.systems.torch_fsdp2_checkpoint", "harness.systems.torch_fsdp2_rank",
 )  # fmt: skip

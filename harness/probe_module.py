@@ -10,7 +10,7 @@ microbatch. Nothing here knows a library; DTensors are only unwrapped to their l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -163,25 +163,28 @@ class ProbeModule(nn.Module):
         self.probe = probe
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for spec in self.spec.params:
-            if spec.used:
-                x = x + self._term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)
+        used = {spec.name: getattr(self, spec.name) for spec in self.spec.params if spec.used}
+        x = add_terms(x, self.probe, self.spec.path, used)
         if self.training and self.probe.slot.microbatch == 0:
             self._count()
         return x
-
-    def _term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
-        local = local_part(param)
-        self.probe.record(fqn, local)
-        gradient = self.probe.gradient(fqn, local, param.requires_grad)
-        term: torch.Tensor = _Term.apply(local, gradient, self.probe, fqn)  # type: ignore[no-untyped-call]
-        return term
 
     def _count(self) -> None:
         with torch.no_grad():
             for spec in self.spec.buffers:
                 if spec.dtype.startswith("int"):
                     getattr(self, spec.name).add_(1)
+
+
+def add_terms(x: torch.Tensor, probe: Probe, path: str, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """x + ⟨p, g_p⟩ for the parameters of the module at `path`, name → parameter as its forward sees it."""
+    for name, param in params.items():
+        fqn, local = f"{path}.{name}", local_part(param)
+        probe.record(fqn, local)
+        gradient = probe.gradient(fqn, local, param.requires_grad)
+        term: torch.Tensor = _Term.apply(local, gradient, probe, fqn)  # type: ignore[no-untyped-call]
+        x = x + term.to(x.dtype)
+    return x
 
 
 class ProbeRoot(nn.Module):

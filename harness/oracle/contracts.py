@@ -131,7 +131,29 @@ BRIDGE = (
     ),
 )
 
+TRANSFORMER_ENGINE = (
+    Contract(
+        "with master_weights a half-precision parameter has a master in the optimizer's state, made of the parameter by "
+        "the first step; an fp32 parameter is its own",
+        "TransformerEngine FusedAdam, master_weights",
+    ),
+    Contract(
+        "moments are fp32 unless asked otherwise; a state dict holds them, and masters, in fp32, remainders as int16",
+        "TransformerEngine FusedAdam.state_dict",
+    ),
+    Contract(
+        "a bf16 parameter is its fp32 master rounded half away from zero under store_param_remainders",
+        "TransformerEngine FusedAdam, store_param_remainders",
+    ),
+    Contract(
+        "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint stores under "
+        "a name is the whole tensor, and loads on any other mesh",
+        "NVIDIA/TransformerEngine pull request 2713",
+    ),
+)
+
 PRECISION_AWARE = "precision_aware"
+REMAINDERS = "remainders"
 TORCH_OFFLOAD = "torch_offload"
 NEW_DECAY = "new_decay"
 LINEAR_STEPS = 8
@@ -150,6 +172,9 @@ class Rules:
     stepped by torch.optim, whatever steps the rest. same_decay: every build asks for the same weight decay unless the
     scenario has the option `new_decay`: that the load does not restore it is one defect, which would hide others.
     load_refreshes: loading the model alone also refreshes the masters from it, without a reload_params.
+    sharded_masters: there are separate masters under every sharding, per-parameter sharding too. lazy_masters: masters
+    are a part of the optimizer's state, made of the parameter by its first step. storage_gradients: the optimizer reads
+    gradients in the storage dtype, whatever it steps on.
     """
 
     loss_scale: str = "torch"
@@ -162,6 +187,9 @@ class Rules:
     host_kernel: bool = False
     same_decay: bool = False
     load_refreshes: bool = False
+    sharded_masters: bool = False
+    lazy_masters: bool = False
+    storage_gradients: bool = False
 
 
 _MEGATRON_RULES = Rules(
@@ -176,7 +204,11 @@ _MEGATRON_RULES = Rules(
     same_decay=True,
 )
 
-_RULES = {"megatron-core": _MEGATRON_RULES, "megatron-bridge": replace(_MEGATRON_RULES, load_refreshes=True)}
+_RULES = {
+    "megatron-core": _MEGATRON_RULES,
+    "megatron-bridge": replace(_MEGATRON_RULES, load_refreshes=True),
+    "transformer-engine": Rules(sharded_masters=True, lazy_masters=True, storage_gradients=True),
+}
 
 
 def rules(system: str) -> Rules:
@@ -199,11 +231,13 @@ def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     storage = storage_dtype(policy, spec)
     compute = policy.param or storage
     reduce = policy.reduce or compute
-    if scenario.sharding == "fully_shard":
-        return Stages(storage, compute, reduce, reduce, storage, None, storage, storage)
     master = _master(policy, storage)
     stepped = master or storage
+    if scenario.sharding == "fully_shard" and not rules(scenario.system).sharded_masters:
+        return Stages(storage, compute, reduce, reduce, storage, None, storage, storage)
     main_grad = (policy.grad or reduce) if PRECISION_AWARE in scenario.options else stepped
+    if rules(scenario.system).storage_gradients:
+        main_grad = storage
     moments = (policy.exp_avg or stepped, policy.exp_avg_sq or stepped)
     return Stages(storage, compute, reduce, reduce, main_grad, master, *moments)
 
@@ -211,7 +245,7 @@ def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
 def stepped_dtype(scenario: Scenario, spec: ParamSpec) -> str:
     """The dtype of the tensor that the optimizer steps on."""
     storage = storage_dtype(scenario.dtype, spec)
-    return storage if scenario.sharding == "fully_shard" else _master(scenario.dtype, storage) or storage
+    return _master(scenario.dtype, storage) or storage
 
 
 def _master(policy: DTypePolicy, storage: str) -> str | None:
@@ -260,6 +294,8 @@ def linear_share(steps: int) -> float:
 
 def masters_in_state(scenario: Scenario) -> bool:
     """Whether masters are a part of the optimizer's state, made of the parameter by its first step."""
+    if rules(scenario.system).lazy_masters:
+        return True
     return PRECISION_AWARE in scenario.options and not scenario.offload.fraction
 
 
@@ -272,7 +308,8 @@ def has_masters(scenario: Scenario, op: Op) -> bool:
 
 def rounds_half_away(scenario: Scenario, stage: Stages) -> bool:
     """Whether a parameter is what remains of its master above a signed 16-bit remainder, not its nearest-even value."""
-    return masters_in_state(scenario) and (stage.storage, stage.master) == ("bf16", "fp32")
+    asked = {PRECISION_AWARE, REMAINDERS} & set(scenario.options)
+    return bool(asked) and masters_in_state(scenario) and (stage.storage, stage.master) == ("bf16", "fp32")
 
 
 def kernels(scenario: Scenario) -> tuple[str, str]:

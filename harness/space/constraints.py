@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from harness.errors import HarnessError
 from harness.models import ParamSpec, model_spec
-from harness.oracle.contracts import PRECISION_AWARE, stages, stepped_dtype
+from harness.oracle.contracts import PRECISION_AWARE, rules, stages, stepped_dtype
 from harness.oracle.host_elements import mixes_kernels
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.program import operations
@@ -190,8 +190,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(
         "master-sharding",
-        "separate master parameters belong to zero1: per-parameter sharding steps on the storage itself",
-        lambda s: s.dtype.master is not None and s.sharding == "fully_shard",
+        "separate master parameters belong to zero1: per-parameter sharding steps on the storage itself, but for systems "
+        "whose contract has them under every sharding",
+        lambda s: (
+            s.dtype.master is not None and s.sharding == "fully_shard" and not rules(s.system).sharded_masters
+        ),
     ),
     Constraint(
         "stages-sharding",
@@ -239,7 +242,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "precision-aware-dtypes",
         "only a precision-aware optimizer has dtypes of its own for the gradient it reads and for its moments",
-        lambda s: bool(s.dtype.grad or s.dtype.exp_avg or s.dtype.exp_avg_sq) and PRECISION_AWARE not in s.options,
+        lambda s: (
+            bool(s.dtype.grad or s.dtype.exp_avg or s.dtype.exp_avg_sq)
+            and PRECISION_AWARE not in s.options
+            and not rules(s.system).lazy_masters
+        ),
     ),
     Constraint(
         "precision-aware-gradient",

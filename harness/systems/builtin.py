@@ -9,6 +9,7 @@ MODULES = (
     "harness.systems.torch_fsdp2",
     "harness.systems.megatron_core",
     "harness.systems.megatron_bridge",
+    "harness.systems.transformer_engine",
     "harness.reference.info",
 )
 

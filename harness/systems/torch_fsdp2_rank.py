@@ -43,7 +43,7 @@ from harness.probe_module import (
     tensor_bytes,
 )
 from harness.program import Op, expand
-from harness.scenario import Mesh, Scenario
+from harness.scenario import Mesh, Optimizer, Scenario
 from harness.systems import torch_fsdp2_checkpoint as checkpoint
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2 import CheckpointPlan, checkpoint_plan
@@ -72,9 +72,7 @@ class Fsdp2Rank:
         self.norm: torch.Tensor | None = None
 
     def build(self, op: Op) -> None:
-        root = build_model(self.probe, op.init_seed)
-        if "tp" in (self.mesh.mesh_dim_names or ()):
-            _tensor_parallel(root, self.mesh["tp"])
+        root = self._model(op.init_seed)
         self._fully_shard(root)
         self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params}
         optimizer = self._optimizer(op.init_seed)
@@ -131,6 +129,12 @@ class Fsdp2Rank:
 
     # Construction
 
+    def _model(self, init_seed: int) -> nn.Module:
+        root = build_model(self.probe, init_seed)
+        if "tp" in (self.mesh.mesh_dim_names or ()):
+            _tensor_parallel(root, self.mesh["tp"])
+        return root
+
     def _fully_shard(self, root: nn.Module) -> None:
         names = ("dp_replicate", "dp_shard") if self.context.mesh.dp_replicate > 1 else ("dp_shard",)
         options = {"mesh": self.mesh[names], **_policies(self.scenario)}
@@ -141,23 +145,26 @@ class Fsdp2Rank:
 
     def _optimizer(self, init_seed: int) -> torch.optim.Optimizer:
         ask = self.scenario.optimizer.at_build(init_seed)
-        groups: list[dict[str, Any]] = [{"params": list(self.params.values())}]
-        if ask.groups == "model":
-            groups = [
-                {
-                    "params": [self.params[p.fqn] for p in self.spec.unique_params if p.spec.group == index],
-                    "lr": ask.lr * group.lr_scale,
-                    "weight_decay": ask.weight_decay if group.weight_decay is None else group.weight_decay,
-                }
-                for index, group in enumerate(self.spec.groups)
-            ]
         options: dict[str, Any] = {"lr": ask.lr, "weight_decay": ask.weight_decay}
         options |= {"foreach": ask.impl == "foreach", "fused": ask.impl == "fused"}
         if ask.kind == "sgd":
             options |= {"momentum": ask.momentum, "nesterov": ask.nesterov}
         else:
             options |= {"betas": (ask.beta1, ask.beta2), "eps": ask.eps}
-        return OPTIMIZERS[ask.kind](groups, **options)
+        return OPTIMIZERS[ask.kind](self._groups(ask), **options)
+
+    def _groups(self, ask: Optimizer) -> list[dict[str, Any]]:
+        """The param groups that the scenario asks for."""
+        if ask.groups == "one":
+            return [{"params": list(self.params.values())}]
+        return [
+            {
+                "params": [self.params[p.fqn] for p in self.spec.unique_params if p.spec.group == index],
+                "lr": ask.lr * group.lr_scale,
+                "weight_decay": ask.weight_decay if group.weight_decay is None else group.weight_decay,
+            }
+            for index, group in enumerate(self.spec.groups)
+        ]
 
     def _scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         return StepLR(optimizer, step_size=1, gamma=0.5) if self.scenario.optimizer.schedule == "halve" else None
@@ -217,14 +224,7 @@ class Fsdp2Rank:
     def _optimizer_records(self, op: Op) -> Iterator[Record]:
         states = self.state.optimizer.state
         for fqn, parameter in self.params.items():
-            for name, value in states.get(parameter, {}).items():
-                if value is None:
-                    continue
-                role, tensor = STATE_ROLES[name], torch.as_tensor(value)
-                if isinstance(tensor, DTensor) and tensor.dim():
-                    yield self._sharded(op, role, self.spec.param(fqn), tensor.to_local())
-                else:
-                    yield self._whole(op, role, fqn, local_part(tensor))
+            yield from self._state_records(op, fqn, parameter, states.get(parameter, {}))
         names = {id(parameter): fqn for fqn, parameter in self.params.items()}
         for index, group in enumerate(self.state.optimizer.param_groups):
             text = "\n".join(names.get(id(p), "?") for p in group["params"]).encode()
@@ -232,6 +232,17 @@ class Fsdp2Rank:
             yield whole(op.index, self.context.rank, "hyperparameter", f"{key}.params", "utf8", (len(text),), text)
             for name, number in _hyperparameters(group):
                 yield self._number(op, "hyperparameter", f"{key}.{name}", number)
+
+    def _state_records(self, op: Op, fqn: str, parameter: nn.Parameter, state: dict[str, Any]) -> Iterator[Record]:
+        """What the optimizer keeps of one parameter."""
+        for name, value in state.items():
+            if value is None:
+                continue
+            role, tensor = STATE_ROLES[name], torch.as_tensor(value)
+            if isinstance(tensor, DTensor) and tensor.dim():
+                yield self._sharded(op, role, self.spec.param(fqn), tensor.to_local())
+            else:
+                yield self._whole(op, role, fqn, local_part(tensor))
 
     def _schedule_records(self, op: Op) -> Iterator[Record]:
         if self.state.scheduler:

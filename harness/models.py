@@ -395,10 +395,10 @@ _SPECS = (
     ),
     ModelSpec(
         "te_grouped",
-        "GroupedLinear, which TransformerEngine keeps as one weight and bias an expert, behind a Linear.",
+        "GroupedLinear, which TransformerEngine keeps as one weight an expert, behind a Linear.",
         (
             ModuleSpec("router", (ParamSpec("weight", (3, 5)),)),
-            _te("experts", False, *((f"weight{i}", 8, 5, 0) for i in range(3))),
+            _te("experts", False, *((f"weight{i}", 8, 5, 0) for i in range(3)), bias=False),
         ),
         (GroupSpec(), GroupSpec(1.0, 0.0)),
         bugs=("TE-2713a",),

@@ -28,6 +28,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from harness.layout import Box as ShardBox
 from harness.layout import shard_box
 from harness.models import NamedParam, model_spec
 from harness.observe.record import LIVE, Record, whole
@@ -74,7 +75,7 @@ class Fsdp2Rank:
     def build(self, op: Op) -> None:
         root = self._model(op.init_seed)
         self._fully_shard(root)
-        self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params}
+        self.params = self._held(root)
         optimizer = self._optimizer(op.init_seed)
         self.state = checkpoint.TrainState(root, optimizer, self._scheduler(optimizer), self._scaler())
 
@@ -134,6 +135,10 @@ class Fsdp2Rank:
         if "tp" in (self.mesh.mesh_dim_names or ()):
             _tensor_parallel(root, self.mesh["tp"])
         return root
+
+    def _held(self, root: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters that the optimizer is given, by canonical name."""
+        return {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params}
 
     def _fully_shard(self, root: nn.Module) -> None:
         names = ("dp_replicate", "dp_shard") if self.context.mesh.dp_replicate > 1 else ("dp_shard",)
@@ -256,12 +261,16 @@ class Fsdp2Rank:
 
     def _sharded(self, op: Op, role: str, named: NamedParam, local: torch.Tensor) -> Record:
         """A record of this rank's shard: the box is ours, the size the library's."""
-        mesh, rank, shape = self.context.mesh, self.context.rank, named.spec.shape
-        box = shard_box(shape, (mesh.dp_replicate, mesh.dp_shard, mesh.tp), mesh.coordinate(rank), self._tp_dim(named))
         return Record(
-            op.index, rank, LIVE, role, named.fqn, DTYPE_NAME[local.dtype], shape, box.start, tuple(local.shape),
-            tensor_bytes(local),
+            op.index, self.context.rank, LIVE, role, named.fqn, DTYPE_NAME[local.dtype], named.spec.shape,
+            self._own_box(named).start, tuple(local.shape), tensor_bytes(local),
         )  # fmt: skip
+
+    def _own_box(self, named: NamedParam) -> ShardBox:
+        """Where this rank's shard of a parameter lies."""
+        mesh, rank = self.context.mesh, self.context.rank
+        sizes = (mesh.dp_replicate, mesh.dp_shard, mesh.tp)
+        return shard_box(named.spec.shape, sizes, mesh.coordinate(rank), self._tp_dim(named))
 
     def _whole(self, op: Op, role: str, fqn: str, tensor: torch.Tensor) -> Record:
         name, shape = DTYPE_NAME[tensor.dtype], tuple(tensor.shape)

@@ -86,6 +86,12 @@ LIMITS: tuple[Limit, ...] = (
         "FusedAdam keeps fp16 state scaled by the largest of the rank's shard: no oracle for that yet",
         "transformer_engine/pytorch/optimizers/fused_adam.py, _apply_scale",
     ),
+    Limit(
+        "no-gradient",
+        lambda s: fused(s) and any(not p.spec.used or p.spec.trainable != "yes" for p in model_spec(s.model).params),
+        "FusedAdam makes zeros for a parameter that never has a gradient, and counts its steps: no oracle for that",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, step",
+    ),
     Limit("grad-dtype", lambda s: s.dtype.grad is not None, "FSDP2 gives the gradient in the parameter's own dtype"),
     Limit("remainders", lambda s: "remainders" in s.options and s.dtype.storage not in ("bf16", "mixed"),
           "remainders are kept of bf16 parameters"),

@@ -61,7 +61,7 @@ LAYERS: Mapping[str, Mapping[str, Layer]] = {
     },
     "te_grouped": {
         "router": Layer("Linear", (5, 3), {}, NO_BIAS),
-        "experts": Layer("GroupedLinear", (3, 5, 8), COLUMN),
+        "experts": Layer("GroupedLinear", (3, 5, 8), COLUMN, NO_BIAS),
     },
     "te_transformer": {"layers.0": Layer("TransformerLayer", (8, 16, 2), BOTH)},
 }
@@ -113,6 +113,14 @@ def fill(root: nn.Module, probe: Probe, init_seed: int, box: Callable[[str], tup
             parameter.requires_grad_(named.spec.trainable == "yes")
 
 
+def materialise(root: nn.Module) -> None:
+    """Give sharded parameters on the meta device memory, by the library's own means."""
+    with quietly(), cuda.emulated():
+        for module in root.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+
+
 @contextmanager
 def quietly() -> Iterator[None]:
     """Inside, random numbers may be drawn: a layer's own initialisation does, and is replaced by ours."""
@@ -162,9 +170,10 @@ def _driven(module: nn.Module, spec: ModuleSpec, probe: Probe) -> Callable[[torc
 def as_computed(module: nn.Module, names: list[str]) -> dict[str, torch.Tensor]:
     """Parameters as the layer's own forward takes them: weights of a linear layer through its accessor."""
     taken = {name: getattr(module, name) for name in names}
-    if accessor := getattr(module, "_get_weight_tensors", None):
-        own = getattr(module, "weight_names", None) or ["fc1_weight", "fc2_weight"]
-        taken |= {name: tensor for name, tensor in zip(own, accessor(), strict=False) if name in taken}
+    weights = getattr(module, "weight_names", None) or [name for name in names if name in ("fc1_weight", "fc2_weight")]
+    if weights:
+        tensors = module._get_weight_tensors()  # type: ignore[operator]
+        taken |= {name: tensor for name, tensor in zip(weights, tensors, strict=True) if name in taken}
     return taken
 
 

@@ -8,9 +8,11 @@ All but the layers and the optimizer is as in `torch_fsdp2_rank`. Tensor-paralle
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +27,15 @@ from harness.emulation.kernels import join_remainder
 from harness.emulation.touched import symbols
 from harness.models import NamedParam, model_spec
 from harness.observe.record import Record, whole
-from harness.oracle.contracts import REMAINDERS, stages
+from harness.oracle.contracts import REMAINDERS, has_masters, stages
 from harness.probe_module import TORCH_DTYPE, local_part
 from harness.program import Op, expand
-from harness.scenario import Scenario
+from harness.scenario import Optimizer, Scenario
 from harness.systems import transformer_engine_model as layers
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2_rank import Fsdp2Rank
 from harness.systems.transformer_engine import fused, is_layers
 
-EXTRA = "_extra_state"
 MASTER = "master_param"
 
 
@@ -42,6 +43,7 @@ class TeRank(Fsdp2Rank):
     """The RankSystem of `transformer-engine`."""
 
     def __init__(self, context: RankContext) -> None:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as the library asks of tensor-parallel users
         te_extension.library()
         super().__init__(context)
 
@@ -60,10 +62,31 @@ class TeRank(Fsdp2Rank):
     def _model(self, init_seed: int) -> nn.Module:
         if not is_layers(self.scenario.model):
             return super()._model(init_seed)
+        self.init_seed = init_seed
         root = layers.build(self.probe, self.mesh, meta="meta" in self.scenario.options)
         if "meta" not in self.scenario.options:
             layers.fill(root, self.probe, init_seed, self._forward_slices)
         return root
+
+    def _fully_shard(self, root: nn.Module) -> None:
+        super()._fully_shard(root)
+        if "meta" in self.scenario.options:
+            layers.materialise(root)
+            layers.fill(root, self.probe, self.init_seed, self._own_slices)
+
+    def _held(self, root: nn.Module) -> dict[str, nn.Parameter]:
+        """All parameters that the model has, those too that it should not have."""
+        return {**super()._held(root), **{name: p for name, p in root.named_parameters() if name not in self._known}}
+
+    def _groups(self, ask: Optimizer) -> list[dict[str, Any]]:
+        groups = super()._groups(ask)
+        if ask.groups == "model":
+            groups[0]["params"] += [p for name, p in self.params.items() if name not in self._known]
+        return groups
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(named.fqn for named in self.spec.params)
 
     def _optimizer(self, init_seed: int) -> torch.optim.Optimizer:
         if not fused(self.scenario):
@@ -97,9 +120,8 @@ class TeRank(Fsdp2Rank):
 
     def observe(self, op: Op) -> Iterator[Record]:
         yield from super().observe(op)
-        known = {named.fqn for named in self.spec.params}
-        for fqn, parameter in self.state.model.named_parameters():
-            if fqn not in known:
+        for fqn, parameter in self.params.items():
+            if fqn not in self._known:
                 yield self._whole(op, "param", fqn, local_part(parameter.detach()))
         used = "\n".join(sorted(symbols)).encode()
         if used:
@@ -109,13 +131,15 @@ class TeRank(Fsdp2Rank):
         if not fused(self.scenario):
             yield from super()._state_records(op, fqn, parameter, state)
             return
+        if fqn not in self._known:
+            return
         named, own = self.spec.param(fqn), local_part(parameter.detach())
         for role in ("exp_avg", "exp_avg_sq"):
             if role in state:
                 yield self._sharded(op, role, named, _as_stepped(state[role], own))
-        if self._has_master(named):
+        if self._has_master(named) and has_masters(self.scenario, op):
             yield self._sharded(op, "master", named, self._master(own, state))
-        elif MASTER in state:
+        elif not self._has_master(named) and MASTER in state:
             yield self._sharded(op, "master", named, _as_stepped(state[MASTER], own))
         if state:
             step = next(g for g in self.state.optimizer.param_groups if any(p is parameter for p in g["params"]))["step"]
@@ -129,8 +153,15 @@ class TeRank(Fsdp2Rank):
         return join_remainder(own, kept) if kept.dtype is torch.int16 else kept
 
     def _forward_slices(self, fqn: str) -> tuple[slice, ...]:
-        start, size = self._forward_box(fqn)
-        return tuple(slice(at, at + count) for at, count in zip(start, size, strict=True))
+        return _slices(*self._forward_box(fqn))
+
+    def _own_slices(self, fqn: str) -> tuple[slice, ...]:
+        box = self._own_box(self.spec.param(fqn))
+        return _slices(box.start, box.size)
+
+
+def _slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(at, at + count) for at, count in zip(start, size, strict=True))
 
 
 def _as_stepped(state: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

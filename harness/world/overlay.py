@@ -158,7 +158,7 @@ def _of_tree(package: Package, folder: Path, python: Interpreter) -> Overlay:
 
     def link(site: Path) -> None:
         target = site / package.tree
-        target.parent.mkdir(parents=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(tree, target_is_directory=True)
 
     key = f"{package.name}-path-{_digest(str(tree))}"
@@ -182,7 +182,7 @@ def _of_commit(package: Package, revision: str, python: Interpreter) -> Overlay:
             archive = _git(package, "archive", "--format=tar", commit, "--", tree)
             with tarfile.open(fileobj=io.BytesIO(archive)) as members:
                 members.extractall(scratch, filter="data")
-            (site / package.tree).parent.mkdir(parents=True)
+            (site / package.tree).parent.mkdir(parents=True, exist_ok=True)
             (Path(scratch) / tree).rename(site / package.tree)
 
     site = _filled(f"{package.name}-git-{commit[:16]}", export)

@@ -400,7 +400,6 @@ _SPECS = (
             ModuleSpec("router", (ParamSpec("weight", (3, 5)),)),
             _te("experts", False, *((f"weight{i}", 8, 5, 0) for i in range(3)), bias=False),
         ),
-        (GroupSpec(), GroupSpec(1.0, 0.0)),
         bugs=("TE-2713a",),
     ),
     ModelSpec(

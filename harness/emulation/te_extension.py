@@ -109,6 +109,20 @@ def multi_tensor_adam(chunk: int, noop: torch.Tensor, lists: Lists, lr: float, b
 
 
 @torch.no_grad()
+def multi_tensor_adam_capturable(
+    chunk: int, noop: torch.Tensor, lists: Lists, lr: torch.Tensor, beta1: float, beta2: float, eps: float,
+    step: torch.Tensor, mode: int, bias_correction: int, weight_decay: float, inv_scale: torch.Tensor,
+) -> None:  # fmt: skip
+    """As `multi_tensor_adam`, of gradients that are multiplied by inv_scale first, in place; nothing if noop is set."""
+    touch(f"{NAME}.multi_tensor_adam_capturable")
+    if int(noop) == 1:
+        return
+    for grad in lists[0]:
+        grad.mul_(inv_scale)
+    multi_tensor_adam(chunk, noop, lists, float(lr), beta1, beta2, eps, int(step), mode, bias_correction, weight_decay)
+
+
+@torch.no_grad()
 def multi_tensor_adam_param_remainder(
     chunk: int, noop: torch.Tensor, lists: Lists, lr: float, beta1: float, beta2: float, eps: float, step: int,
     mode: int, bias_correction: int, weight_decay: float,
@@ -175,7 +189,7 @@ def multi_tensor_l2norm(
 
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    multi_tensor_adam, multi_tensor_adam_param_remainder, multi_tensor_l2norm, multi_tensor_scale,
+    multi_tensor_adam, multi_tensor_adam_capturable, multi_tensor_adam_param_remainder, multi_tensor_l2norm, multi_tensor_scale,
 )  # fmt: skip
 
 _CONSTANTS: dict[str, int] = {"get_cublasLt_version": 130000, "get_cudnn_version": 91800, "get_num_cublas_streams": 4}
@@ -210,6 +224,7 @@ def extension(*, short_attention: bool = False) -> types.ModuleType:
     for name in ("CommOverlap", "CommOverlapHelper", "CommOverlapP2P", "CommOverlapCore", "CommOverlapBase"):
         contents[name] = type(name, (_Absent,), {})
     contents |= {function.__name__: function for function in _FUNCTIONS}
+    contents["multi_tensor_adam_capturable_master"] = multi_tensor_adam_capturable
     contents |= {name: _constant(value) for name, value in _CONSTANTS.items()}
     module.__dict__.update(contents)
     return module

@@ -114,6 +114,8 @@ def _extra(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
         case ("scheduler", "_last_lr") if isinstance(piece, ObjectPiece) and isinstance(piece.value, list):
             for index, value in enumerate(piece.value):
                 yield number_record(target, ObjectPiece(piece.path, piece.rank, value), "scheduler", f"last_lr.{index}")
+        case ("scheduler", "_last_lr", int(index)):  # rates that are tensors
+            yield number_record(target, piece, "scheduler", f"last_lr.{index}")
         case ("scaler", "scale"):
             yield number_record(target, piece, "scaler", "scale", "fp32")
         case ("scaler", "_growth_tracker"):

@@ -18,6 +18,7 @@ from harness.systems.registry import register
 from harness.systems.torch_fsdp2 import LibraryError, Limit
 
 OPTIONS: dict[str, str] = {
+    "capturable": "FusedAdam keeps its learning rate and step as tensors, for CUDA graphs",
     "extra_state": "the layers' _extra_state stays in the model's state dict, in place of being left out of it",
     "meta": "layers are built on the meta device, sharded, and then given memory and values by reset_parameters",
     "remainders": "store_param_remainders: of a bf16 parameter's fp32 master only the lower 16 bits are kept",
@@ -95,6 +96,23 @@ LIMITS: tuple[Limit, ...] = (
     Limit("grad-dtype", lambda s: s.dtype.grad is not None, "FSDP2 gives the gradient in the parameter's own dtype"),
     Limit("remainders", lambda s: "remainders" in s.options and s.dtype.storage not in ("bf16", "mixed"),
           "remainders are kept of bf16 parameters"),
+    Limit(
+        "capturable-torch", lambda s: "capturable" in s.options and not fused(s), "capturable is FusedAdam's switch here"
+    ),
+    Limit(
+        "capturable-remainders",
+        lambda s: {"capturable", "remainders"} <= set(s.options),
+        "CUDA graphs cannot capture steps with remainders",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, __init__",
+        LibraryError("RuntimeError", "Capturable mode doesn't support storing param remainders", "build"),
+    ),
+    Limit(
+        "capturable-moments",
+        lambda s: "capturable" in s.options and s.dtype.exp_avg != s.dtype.exp_avg_sq,
+        "CUDA graphs need both moments in one dtype",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, __init__",
+        LibraryError("RuntimeError", "Capturable mode", "build"),
+    ),
     Limit("meta", lambda s: "meta" in s.options and not is_layers(s.model), "meta builds the library's own layers"),
     Limit("extra-state", lambda s: "extra_state" in s.options and not is_layers(s.model),
           "only the library's own layers have extra state"),

@@ -106,6 +106,7 @@ class TeRank(Fsdp2Rank):
                 exp_avg_dtype=TORCH_DTYPE[policy.exp_avg or "fp32"],
                 exp_avg_sq_dtype=TORCH_DTYPE[policy.exp_avg_sq or "fp32"],
                 store_param_remainders=self._remainders,
+                capturable="capturable" in self.scenario.options,
             )
         return optimizer
 

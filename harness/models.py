@@ -171,7 +171,7 @@ def _gpt_layer(path: str, hidden: int, ffn: int) -> tuple[ModuleSpec, ...]:
 
 
 def _te(path: str, norm: bool, *weights: tuple[str, int, int, int], bias: bool = True, unit: bool = True) -> ModuleSpec:
-    """A layer of TransformerEngine: with `norm` its own layer norm's parameters first, of the first weight's width, then
+    """A layer of TransformerEngine: with `norm` its layer norm's parameters first, of the first weight's width, then
     each weight (name, out, in, tp_dim) before or without its bias; biases and norms are not decayed (group 1)."""
     params: list[ParamSpec] = []
     if norm:
@@ -408,8 +408,12 @@ _SPECS = (
         (
             ModuleSpec("layers.0"),
             _te(
-                "layers.0.self_attention.layernorm_qkv", True, ("query_weight", 8, 8, 0), ("key_weight", 8, 8, 0),
-                ("value_weight", 8, 8, 0), unit=False,
+                "layers.0.self_attention.layernorm_qkv",
+                True,
+                ("query_weight", 8, 8, 0),
+                ("key_weight", 8, 8, 0),
+                ("value_weight", 8, 8, 0),
+                unit=False,
             ),
             _te("layers.0.self_attention.proj", False, ("weight", 8, 8, 1), unit=False),
             _te("layers.0.layernorm_mlp", True, ("fc1_weight", 16, 8, 0), ("fc2_weight", 8, 16, 1), unit=False),

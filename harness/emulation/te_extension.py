@@ -1,4 +1,4 @@
-"""The compiled extension of TransformerEngine, `transformer_engine_torch`, as far as its Python layer needs it on a CPU.
+"""TransformerEngine's compiled extension, `transformer_engine_torch`, as far as its Python layer needs it on a CPU.
 
 `library()` imports the unmodified Python layer, over the real extension where that can be imported and over this module
 where it cannot; SHARDPROOF_TE_EXTENSION (`real` or `emulated`) forces one. Emulated are the enums, the multi-tensor
@@ -189,7 +189,8 @@ def multi_tensor_l2norm(
 
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    multi_tensor_adam, multi_tensor_adam_capturable, multi_tensor_adam_param_remainder, multi_tensor_l2norm, multi_tensor_scale,
+    multi_tensor_adam, multi_tensor_adam_capturable, multi_tensor_adam_param_remainder, multi_tensor_l2norm,
+    multi_tensor_scale,
 )  # fmt: skip
 
 _CONSTANTS: dict[str, int] = {"get_cublasLt_version": 130000, "get_cudnn_version": 91800, "get_num_cublas_streams": 4}
@@ -290,7 +291,8 @@ def _common(folder: Path) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(
         "transformer_engine.common", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
     spec.loader.exec_module(module)
@@ -326,11 +328,14 @@ def _names_only() -> Iterator[None]:
             del sys.modules[name]
 
 
+_ANY = importlib.metadata.DistributionFinder.Context()
+
+
 class _Finder(importlib.metadata.DistributionFinder):
     """Answers for a source tree, which has no metadata, so that it can ask for its own version."""
 
     def find_distributions(
-        self, context: importlib.metadata.DistributionFinder.Context = importlib.metadata.DistributionFinder.Context()
+        self, context: importlib.metadata.DistributionFinder.Context = _ANY
     ) -> Iterable[importlib.metadata.Distribution]:
         if (context.name or "").replace("-", "_") == "transformer_engine":
             yield _Tree()

@@ -133,8 +133,8 @@ BRIDGE = (
 
 TRANSFORMER_ENGINE = (
     Contract(
-        "with master_weights a half-precision parameter has a master in the optimizer's state, made of the parameter by "
-        "the first step; an fp32 parameter is its own",
+        "with master_weights a half-precision parameter has a master in the optimizer's state, made of it by the first "
+        "step; an fp32 parameter is its own",
         "TransformerEngine FusedAdam, master_weights",
     ),
     Contract(
@@ -146,8 +146,8 @@ TRANSFORMER_ENGINE = (
         "TransformerEngine FusedAdam, store_param_remainders",
     ),
     Contract(
-        "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint stores under "
-        "a name is the whole tensor, and loads on any other mesh",
+        "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint stores "
+        "under a name is the whole tensor, and loads on any other mesh",
         "NVIDIA/TransformerEngine pull request 2713",
     ),
 )

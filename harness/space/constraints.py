@@ -190,11 +190,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(
         "master-sharding",
-        "separate master parameters belong to zero1: per-parameter sharding steps on the storage itself, but for systems "
-        "whose contract has them under every sharding",
-        lambda s: (
-            s.dtype.master is not None and s.sharding == "fully_shard" and not rules(s.system).sharded_masters
-        ),
+        "separate master parameters belong to zero1: per-parameter sharding steps on the storage itself, but for "
+        "systems whose contract has them under every sharding",
+        lambda s: s.dtype.master is not None and s.sharding == "fully_shard" and not rules(s.system).sharded_masters,
     ),
     Constraint(
         "stages-sharding",

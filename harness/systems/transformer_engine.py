@@ -19,8 +19,8 @@ from harness.systems.torch_fsdp2 import LibraryError, Limit
 
 OPTIONS: dict[str, str] = {
     "capturable": "FusedAdam keeps its learning rate and step as tensors, for CUDA graphs",
-    "extra_state": "the layers' _extra_state stays in the model's state dict, in place of being left out of it",
     "meta": "layers are built on the meta device, sharded, and then given memory and values by reset_parameters",
+    "no_extra_state": "the layers' _extra_state is left out of checkpoints, and loads do not miss it",
     "remainders": "store_param_remainders: of a bf16 parameter's fp32 master only the lower 16 bits are kept",
 }
 """Switch of the `options` axis → what it does."""
@@ -29,8 +29,9 @@ PREFIX = "te_"
 """What the names of the models begin with that are made of the library's layers; all others are trees of modules with
 hand-registered parameters, which its optimizer steps."""
 
-KEPT = ("mixed-storage-group", "reshard-divisor", "reshard-divisor-tp", "fused-sgd", "scaler-fp16-gradients", "sharding",
-        "offload-fraction", "checkpoint", "fp16-range", "schedule", "expert-parallel", "logical-faults")  # fmt: skip
+KEPT = ("mixed-storage-group", "reshard-divisor", "reshard-divisor-tp", "fused-sgd", "scaler-fp16-gradients",
+        "sharding", "offload-fraction", "checkpoint", "fp16-range", "schedule", "expert-parallel",
+        "logical-faults")  # fmt: skip
 """Limits of FSDP2 that hold here too."""
 
 Rule = Callable[[Scenario], bool]
@@ -96,9 +97,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit("grad-dtype", lambda s: s.dtype.grad is not None, "FSDP2 gives the gradient in the parameter's own dtype"),
     Limit("remainders", lambda s: "remainders" in s.options and s.dtype.storage not in ("bf16", "mixed"),
           "remainders are kept of bf16 parameters"),
-    Limit(
-        "capturable-torch", lambda s: "capturable" in s.options and not fused(s), "capturable is FusedAdam's switch here"
-    ),
+    Limit("capturable-torch", lambda s: "capturable" in s.options and not fused(s),
+          "capturable is FusedAdam's switch here"),
     Limit(
         "capturable-remainders",
         lambda s: {"capturable", "remainders"} <= set(s.options),
@@ -114,7 +114,7 @@ LIMITS: tuple[Limit, ...] = (
         LibraryError("RuntimeError", "Capturable mode", "build"),
     ),
     Limit("meta", lambda s: "meta" in s.options and not is_layers(s.model), "meta builds the library's own layers"),
-    Limit("extra-state", lambda s: "extra_state" in s.options and not is_layers(s.model),
+    Limit("extra-state", lambda s: "no_extra_state" in s.options and not is_layers(s.model),
           "only the library's own layers have extra state"),
     Limit(
         "tp-divides",

@@ -25,6 +25,7 @@ from harness.models import ModuleSpec, storage_dtype
 from harness.probe import element_keys, initial_values
 from harness.probe_module import TORCH_DTYPE, Probe, add_terms
 
+
 @dataclass(frozen=True)
 class Layer:
     """kind: class name in `transformer_engine.pytorch`. sizes: its positional arguments. parallel: how it is sharded
@@ -118,7 +119,7 @@ def materialise(root: nn.Module) -> None:
     with quietly(), cuda.emulated():
         for module in root.modules():
             if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+                module.reset_parameters()  # type: ignore[operator]
 
 
 @contextmanager
@@ -132,7 +133,7 @@ def quietly() -> Iterator[None]:
 
 
 def _construct(layer: Layer, dtype: torch.dtype, tp: DeviceMesh | None, device: str) -> nn.Module:
-    import transformer_engine.pytorch as te
+    import transformer_engine.pytorch as te  # type: ignore[import-not-found]
 
     options: dict[str, Any] = dict(layer.options)
     if layer.kind != ATTENTION:
@@ -143,7 +144,7 @@ def _construct(layer: Layer, dtype: torch.dtype, tp: DeviceMesh | None, device: 
     if layer.kind == ATTENTION:
         module = module.to(dtype)
     if tp is not None and hasattr(module, "set_device_mesh"):
-        module.set_device_mesh(tp)
+        module.set_device_mesh(tp)  # type: ignore[operator]
     return module
 
 

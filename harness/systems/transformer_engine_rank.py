@@ -47,6 +47,11 @@ class TeRank(Fsdp2Rank):
         te_extension.library()
         super().__init__(context)
 
+    def build(self, op: Op) -> None:
+        super().build(op)
+        if "no_extra_state" in self.scenario.options:
+            self.state.left_out = "_extra_state"
+
     def reload_params(self, op: Op) -> None:
         """Masters that exist already are set anew from the parameters; a first step makes the others itself."""
         if not fused(self.scenario):
@@ -91,7 +96,7 @@ class TeRank(Fsdp2Rank):
     def _optimizer(self, init_seed: int) -> torch.optim.Optimizer:
         if not fused(self.scenario):
             return super()._optimizer(init_seed)
-        from transformer_engine.pytorch.optimizers import FusedAdam
+        from transformer_engine.pytorch.optimizers import FusedAdam  # type: ignore[import-not-found]
 
         policy, ask = self.scenario.dtype, self.scenario.optimizer.at_build(init_seed)
         with cuda.emulated():
@@ -143,7 +148,9 @@ class TeRank(Fsdp2Rank):
         elif not self._has_master(named) and MASTER in state:
             yield self._sharded(op, "master", named, _as_stepped(state[MASTER], own))
         if state:
-            step = next(g for g in self.state.optimizer.param_groups if any(p is parameter for p in g["params"]))["step"]
+            step = next(g for g in self.state.optimizer.param_groups if any(p is parameter for p in g["params"]))[
+                "step"
+            ]
             yield self._whole(op, "step", fqn, torch.tensor(float(step)))
 
     def _master(self, own: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Each defect found in TransformerEngine's newest release sits where we say: a few lines there, and its regressions pass.
+"""Each defect of TransformerEngine's newest release sits where we say: a few lines there, and its regressions pass.
 
 *Verifies*: with the patch of `tests/patches/` every scenario of a defect passes; without it, it does not (see
 test_regressions.py). All of it is nightly.
@@ -47,9 +47,9 @@ def regression(name: str) -> Scenario:
 
 
 def test_every_patch_is_small_and_has_an_entry() -> None:
-    assert {path.stem.removeprefix("transformer-engine-") for path in PATCHES.glob("transformer-engine-*.patch")} == set(
-        FIXES
-    )
+    assert {
+        path.stem.removeprefix("transformer-engine-") for path in PATCHES.glob("transformer-engine-*.patch")
+    } == set(FIXES)
     for name in FIXES:
         changed = [line for line in patch_of(name).splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
         assert len(changed) <= MOST_LINES, name

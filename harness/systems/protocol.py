@@ -66,6 +66,10 @@ def _one_variant(scenario: Scenario) -> str:
     return ""
 
 
+def _nothing_to_choose() -> str:
+    return ""
+
+
 def _everything_exercised(scenario: Scenario) -> tuple[str, ...]:
     return ()
 
@@ -83,7 +87,8 @@ class SystemInfo:
     installed environment has it. variant: which of the system's environments a scenario needs, where a process can be
     only one of them; its server finds it in SHARDPROOF_VARIANT. options: switch of the `options` axis → what it does.
     not_exercised: what a scenario asks for that the world here cannot put to the test. owner_groups: hyperparameters
-    are recorded by parameter, on the ranks that own some of it.
+    are recorded by parameter, on the ranks that own some of it. chosen: what of it is real here and what is emulated,
+    where that depends on what is installed; a line for `doctor`.
     """
 
     name: str
@@ -100,3 +105,4 @@ class SystemInfo:
     options: Mapping[str, str] = field(default_factory=dict)
     not_exercised: Callable[[Scenario], tuple[str, ...]] = _everything_exercised
     owner_groups: bool = False
+    chosen: Callable[[], str] = _nothing_to_choose

@@ -7,7 +7,9 @@ one where it is not (see `harness.emulation.te_extension`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib import metadata
 
 from harness.models import ModelSpec, model_spec
 from harness.program import operations
@@ -28,6 +30,8 @@ OPTIONS: dict[str, str] = {
 PREFIX = "te_"
 """What the names of the models begin with that are made of the library's layers; all others are trees of modules with
 hand-registered parameters, which its optimizer steps."""
+
+EXTENSION_VARIABLE = "SHARDPROOF_TE_EXTENSION"
 
 KEPT = ("mixed-storage-group", "reshard-divisor", "reshard-divisor-tp", "fused-sgd", "scaler-fp16-gradients",
         "sharding", "offload-fraction", "checkpoint", "fp16-range", "schedule", "expert-parallel",
@@ -133,6 +137,18 @@ def unsupported(scenario: Scenario) -> str | None:
     return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
 
 
+def chosen() -> str:
+    """Which extension ranks in this interpreter get."""
+    asked = os.environ.get(EXTENSION_VARIABLE, "")
+    if asked:
+        return f"compiled extension: {asked}, by {EXTENSION_VARIABLE}"
+    try:
+        found = f"real, transformer-engine-torch {metadata.version('transformer-engine-torch')}"
+    except metadata.PackageNotFoundError:
+        found = "emulated; pip install 'shardproof[te]' installs the real one, for a GPU"
+    return f"compiled extension: {found}"
+
+
 INFO = register(
     SystemInfo(
         name="transformer-engine",
@@ -149,5 +165,6 @@ INFO = register(
         warm_up="harness.systems.transformer_engine_rank:warm_up",
         package="transformer-engine",
         options=OPTIONS,
+        chosen=chosen,
     )
 )

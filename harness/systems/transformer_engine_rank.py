@@ -148,10 +148,9 @@ class TeRank(Fsdp2Rank):
         elif not self._has_master(named) and MASTER in state:
             yield self._sharded(op, "master", named, _as_stepped(state[MASTER], own))
         if state:
-            step = next(g for g in self.state.optimizer.param_groups if any(p is parameter for p in g["params"]))[
-                "step"
-            ]
-            yield self._whole(op, "step", fqn, torch.tensor(float(step)))
+            groups = self.state.optimizer.param_groups
+            own_group = next(group for group in groups if any(p is parameter for p in group["params"]))
+            yield self._whole(op, "step", fqn, torch.tensor(float(own_group["step"])))
 
     def _master(self, own: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
         """The master of a parameter's shard; before the first step what that will make it."""

@@ -7,13 +7,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from harness.laboratory import Laboratory
 from harness.scenario import Scenario
-from harness.systems.transformer_engine import LIMITS
+from harness.systems.transformer_engine import INFO, LIMITS, unsupported
 from harness.verdict import Verdict
+from harness.world.environments import Environments
+from harness.world.job import Job
+from harness.world.server import ForkServer
 
 pytestmark = pytest.mark.real
 
@@ -36,6 +40,7 @@ MORE_SOUND: tuple[dict[str, str], ...] = (
 
 RAISES: dict[str, dict[str, str]] = {
     "capturable-remainders": {**FUSED, "dtype": "bf16/master=fp32", "options": "capturable+remainders"},
+    "capturable-moments": {**FUSED, "dtype": "bf16/master=fp32/exp_avg=bf16", "options": "capturable"},
     "tp-divides": {"model": "te_layers", "mesh": "1x1x4"},
 }
 
@@ -55,6 +60,16 @@ def test_state_equals_the_twin_bit_for_bit(axes: dict[str, str], opened: Laborat
     assert any("transformer_engine_torch" in line for line in result.emulated)
 
 
-def test_every_deliberate_refusal_is_tried() -> None:
-    own = {limit.id for limit in LIMITS if limit.error and "transformer_engine" in limit.source}
-    assert {*RAISES, "capturable-moments"} == own
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RAISES)
+def test_the_library_raises_what_the_limit_says(name: str, tmp_path: Path) -> None:
+    limit = next(limit for limit in LIMITS if limit.id == name)
+    scenario = BASE.with_axes({**RAISES[name], "program": "build step"})
+    assert limit.error
+    assert unsupported(scenario) == limit.reason
+    overlay = Environments(None, ()).overlay(INFO, "")
+    with ForkServer(path_prefix=overlay.paths, warm_up=(INFO.warm_up,), env=overlay.environment) as server:
+        outcome = server.submit(Job(scenario, 0, tmp_path, 60.0)).result()
+    first = next(error for error in outcome.errors if error.rank == outcome.first_failed)
+    assert (first.type, first.op, first.stage) == (limit.error.kind, limit.error.op, "op")
+    assert limit.error.message in first.message

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= $(shell nproc)
 
-.PHONY: run test lint bench canaries nightly report-sample clean
+.PHONY: run test lint bench canaries nightly gpu report-sample clean
 
 run: $(STAMP)  ## the smoke scenarios on the reference and on FSDP2 + DCP, then the report
 	$(BIN)/shardproof run smoke --out reports/smoke
@@ -26,6 +26,14 @@ canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fa
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
 	$(BIN)/shardproof run nightly --out reports/nightly
 	$(BIN)/pytest -n $(JOBS) -m nightly
+
+GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 regressions/torch-fsdp2-164929
+
+gpu: $(STAMP)  ## on a machine with a GPU: its tests, the GPU set on CPU and GPU, and the record of it in docs/gpu.md
+	$(BIN)/pytest -m gpu tests/gpu
+	-$(BIN)/shardproof run $(GPU_SET) --device cpu --out reports/gpu-cpu --json reports/gpu-cpu/run.json
+	-$(BIN)/shardproof run $(GPU_SET) --device cuda --deadline-s 180 --out reports/gpu-cuda --json reports/gpu-cuda/run.json
+	$(BIN)/python -m harness.report.gpu_record reports/gpu-cpu/run.json reports/gpu-cuda/run.json >> docs/gpu.md
 
 bench: $(STAMP)  ## speed, side by side in one run
 	$(BIN)/python -m benchmarks

@@ -151,6 +151,29 @@ def require_interpreter(python: str | None) -> None:
         raise UsageError.of("--python", python, allowed, f"--python {sys.executable}")
 
 
+def on_device(sets: Sequence[str], device: str | None) -> tuple[str, ...]:
+    """The settings of an axis that `--device` stands for, with those of `--set`."""
+    return tuple(sets) if device is None else (*sets, f"device={device}")
+
+
+def require_device(device: str | None, python: str | None) -> None:
+    """There is such a device for the ranks.
+
+    Raises:
+        UsageError: there is none, and why.
+    """
+    from harness.world.devices import require_gpu
+
+    if device == "cuda":
+        require_gpu(python or sys.executable)
+
+
+def require_devices(scenarios: Iterable[Scenario], python: str | None) -> None:
+    """`require_device` for every scenario."""
+    for device in sorted({scenario.device for scenario in scenarios}):
+        require_device(device, python)
+
+
 def use_clones(clones: Sequence[str]) -> None:
     """Name the clones of `--clone NAME=DIR`, for every later `NAME@git:REV` of this process.
 

@@ -73,9 +73,7 @@ def cli() -> None:
 @options.selection
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Scenarios at once (default: cores + 1).")
 @options.deadline
-@click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where ranks compute."
-)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where ranks compute [the scenario's: cpu].")
 @options.python
 @options.clone
 @click.option(
@@ -89,7 +87,7 @@ def cli() -> None:
 def run(
     names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None,
     sample: int | None, seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
-    jobs: int | None, deadline_s: float, device: str, python: str | None, clones: tuple[str, ...], executor: str,
+    jobs: int | None, deadline_s: float, device: str | None, python: str | None, clones: tuple[str, ...], executor: str,
     out: Path | None, json_file: Path | None, junit_file: Path | None,
 ) -> int:  # fmt: skip
     """Run scenarios: a NAME of `scenarios/` (default: smoke) or scenario files.
@@ -100,17 +98,18 @@ def run(
     shardproof run --system torch-fsdp2 --set mesh=2x2x1 --set dtype=bf16,fp32/param=bf16
     shardproof run bug.toml --system megatron-core@0.14.0 --system megatron-core@path:../Megatron-LM
     shardproof run bug.toml --set optimizer=adamw/impl=forloop,adamw/impl=fused
+    shardproof run bug.toml --device cuda
     """
     from harness.report.text import render_text, wants_colour
     from harness.run import Request
     from harness.run import run as execute
 
     modules = arguments.load_plugins(plugins)
-    plan = arguments.planned(names, systems, sets, strength, sample, seed, faults, shard)
-    plan.require_budget()
-    if device == "cuda":
-        raise UsageError.of("--device", device, "cpu: no system of this release runs on CUDA ranks yet", "--device cpu")
     arguments.require_interpreter(python)
+    arguments.require_device(device, python)
+    plan = arguments.planned(names, systems, arguments.on_device(sets, device), strength, sample, seed, faults, shard)
+    plan.require_budget()
+    arguments.require_devices(plan.scenarios, python)
     arguments.use_clones(clones)
     arguments.require_writable_file(json_file, "--json")
     arguments.require_writable_file(junit_file, "--junit")
@@ -129,6 +128,7 @@ def run(
         python,
         releases,
         known,
+        arguments.shipped_issues(),
         json_file,
         junit_file,
     )
@@ -201,14 +201,16 @@ def replay(
     arguments.require_interpreter(python)
     arguments.use_clones(clones)
     scenario = arguments.stored(scenario_id, out).scenario
+    arguments.require_devices([scenario], python)
     arguments.require_releases([scenario], python)
     counts: dict[Verdict, int] = {}
+    colour = wants_colour(sys.stdout, os.environ)
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         for attempt in range(times):
             result = laboratory.examine_one(scenario)
             counts[result.verdict] = counts.get(result.verdict, 0) + 1
             if attempt == 0:
-                print(render_result(result, wants_colour(sys.stdout, os.environ)))
+                print(render_result(result, colour, emulated_only=arguments.shipped_issues().emulated_only(result)))
     if times > 1:
         print(", ".join(f"{verdict.value}: {n} of {times}" for verdict, n in counts.items()))
     return exit_status(counts)
@@ -250,6 +252,7 @@ def sweep(
     arguments.use_clones(clones)
     arguments.require_writable_file(json_file, "--json")
     scenario = arguments.one_scenario(name, system, out)
+    arguments.require_devices([scenario], python)
     asked = versions(arguments.package_of(scenario), tuple(map(arguments.placed, texts)))
     with Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         found = execute(scenario, asked, laboratory)
@@ -293,6 +296,7 @@ def bisect(
     arguments.use_clones(clones)
     arguments.require_writable_file(json_file, "--json")
     scenario = arguments.one_scenario(name, system, out)
+    arguments.require_devices([scenario], python)
     package = arguments.package_of(scenario)
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         searching = search.Bisection(
@@ -321,7 +325,9 @@ def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
     from harness.report.text import render_result, wants_colour
 
     result = arguments.stored(scenario_id, out)
-    print(result.scenario.to_toml() if toml else render_result(result, wants_colour(sys.stdout, os.environ)))
+    only = arguments.shipped_issues().emulated_only(result)
+    colour = wants_colour(sys.stdout, os.environ)
+    print(result.scenario.to_toml() if toml else render_result(result, colour, emulated_only=only))
     return ExitStatus.OK
 
 

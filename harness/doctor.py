@@ -23,6 +23,7 @@ from harness.scenario import Scenario
 from harness.space.files import load_space
 from harness.systems.protocol import SystemInfo
 from harness.systems.registry import all_systems
+from harness.world.devices import Gpus, gpus
 from harness.world.interpreter import Interpreter, interpreter
 from harness.world.overlay import cache_folder, clone_variable, is_cached
 
@@ -49,6 +50,9 @@ def examine(python: str | None = None) -> str:
         "packages",
         *(f"  {name:<10} {ranks.release(name) or 'not installed'}" for name in _OURS),
         "",
+        "gpu (--device cuda)",
+        *(f"  {line}" for line in _gpu(gpus(ranks.path), ranks)),
+        "",
         "systems",
     ]
     for info in all_systems():
@@ -62,6 +66,22 @@ def examine(python: str | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _gpu(found: Gpus, ranks: Interpreter) -> list[str]:
+    """What CUDA ranks would find."""
+    extension = ranks.release("transformer-engine-torch")
+    te = f"TransformerEngine extension {extension}" if extension else "TransformerEngine extension not installed"
+    if not found.names:
+        driver = f", driver for CUDA {found.driver}" if found.driver else ""
+        return [f"none: {found.reason}{driver}", te]
+    nccl = f"NCCL {found.nccl}" if found.nccl else "no NCCL"
+    return [
+        f"{len(found.names)} x {', '.join(dict.fromkeys(found.names))}, driver for CUDA {found.driver}",
+        f"torch {found.torch}, built for CUDA {found.cuda}, {nccl}",
+        f"worlds up to {len(found.names)} ranks: a GPU a rank, NCCL; larger ones share GPUs, gloo",
+        te,
+    ]
+
+
 def _state(info: SystemInfo, ranks: Interpreter) -> str:
     needed = [name for name in info.distributions if name != info.package]
     missing = [name for name in needed if ranks.release(name) is None]
@@ -72,6 +92,7 @@ def _state(info: SystemInfo, ranks: Interpreter) -> str:
         return f"cannot run: its module {module} does not exist"
     releases = ", ".join(f"{name} {ranks.release(name)}" for name in needed)
     where = "lockstep, one process" if info.world == "lockstep" else "forked gloo ranks, CPU"
+    where += " or CUDA" if "cuda" in info.devices else ""
     return f"ready: {where}{', ' + releases if releases else ''}"
 
 

@@ -18,6 +18,7 @@ The file (`scenarios/known_issues.toml`):
     since = "2.4.0"                          # first release known to have it
     upstream = "https://github.com/..."      # "" if it has not been filed
     scenario = "regressions/torch-fsdp2-1842.toml"
+    confirmed_on_gpu = "H200, torch 2.13.0+cu130"          # optional: the run of docs/gpu.md that showed it on a GPU
 
     [issue.match]
     op = "load"                              # kind of the operation that shows it; a list if there are several
@@ -28,6 +29,9 @@ The file (`scenarios/known_issues.toml`):
 For a crash the evidence is `TYPE: first line of the message at FILE, FUNCTION`, e.g. `RuntimeError: size of
 tensor*`, with numbers written as N; for a hang `deadline: *`. Patterns are shell patterns (`*`, `?`, `[abc]`).
 What does not reproduce (`nondeterministic`) is never known.
+
+A failure that was seen with something emulated is shown as `emulated only`, until every entry that it matches says on
+which GPU it was seen without.
 """
 
 from __future__ import annotations
@@ -76,7 +80,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class KnownIssue:
-    """One entry of the file; see the module's text for the fields."""
+    """One entry of the file; see the module's text for the fields. confirmed_on_gpu: empty until a GPU has shown it."""
 
     id: str
     what: str
@@ -86,6 +90,7 @@ class KnownIssue:
     upstream: str
     scenario: str
     match: Pattern
+    confirmed_on_gpu: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,14 @@ class KnownIssues:
         if None in found or not all(_any_match(text, followed) for text in result.aftermath):
             return None
         return "+".join(dict.fromkeys(issue.id for issue in found if issue))
+
+    def emulated_only(self, result: Result) -> bool:
+        """Whether a failure was seen with something emulated, and no GPU has confirmed it yet. Derived from what the
+        result says of itself; an entry changes it by `confirmed_on_gpu` alone."""
+        if not (result.verdict.is_failure and result.emulated) or result.scenario.faults:
+            return False
+        found = self.of(result.known_issue or self.match(result) or "")
+        return not (found and all(issue.confirmed_on_gpu for issue in found))
 
     def of(self, known: str) -> list[KnownIssue]:
         """The entries that `match` named."""
@@ -136,8 +149,8 @@ def load_known_issues(path: Path) -> KnownIssues:
 
 
 def _issue(where: str, entry: Mapping[str, Any], folder: Path) -> KnownIssue:
-    _exact_keys(where, entry, required=(*_TEXTS, "match"))
-    for key in _TEXTS:
+    _exact_keys(where, entry, required=(*_TEXTS, "match"), optional=("confirmed_on_gpu",))
+    for key in (*_TEXTS, *({"confirmed_on_gpu"} & entry.keys())):
         if not isinstance(entry[key], str) or not (entry[key] or key == "upstream"):
             raise UsageError.of(f"{where}: {key}", entry[key], "a text", f'{key} = "…"')
     if entry["upstream"] and not entry["upstream"].startswith("https://"):
@@ -148,7 +161,8 @@ def _issue(where: str, entry: Mapping[str, Any], folder: Path) -> KnownIssue:
         )
     if not isinstance(entry["match"], dict):
         raise UsageError.of(f"{where}: match", entry["match"], "a table [issue.match]", _FORM)
-    return KnownIssue(**{key: entry[key] for key in _TEXTS}, match=_pattern(f"{where}: match", entry["match"]))
+    texts = {key: value for key, value in entry.items() if key != "match"}
+    return KnownIssue(**texts, match=_pattern(f"{where}: match", entry["match"]))
 
 
 def _pattern(where: str, table: Mapping[str, Any]) -> Pattern:

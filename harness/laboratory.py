@@ -36,7 +36,7 @@ from harness.result import (
     differences_from_json,
     explanations_from_json,
 )
-from harness.scenario import Scenario
+from harness.scenario import DEVICES, Scenario
 from harness.store import StoreFull
 from harness.systems import builtin  # noqa: F401  (registers the systems)
 from harness.systems.protocol import SystemInfo
@@ -53,6 +53,9 @@ JUDGE_DEADLINE_S = 120.0
 RAM_DISK = Path("/dev/shm")
 LEAST_FREE_BYTES = 1 << 20  # a session that fails with less than this left on the scratch disk is no evidence
 PLENTY_BYTES = 256 << 20  # with more than this free, a library that says there is no space is wrong about it
+REFERENCE_NOT_COMPARED = (
+    "reference not compared on cuda: numpy has no GPU kernels, and vouches for the twin's structure, not for its bits"
+)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -67,8 +70,8 @@ class _Trial:
 
 
 class Laboratory:
-    """Warm servers and worker threads for a run: one server that judges and runs what the interpreter has installed,
-    and one for each release of a package under test.
+    """Warm servers and worker threads for a run: for each device one server, started when first needed, that judges and
+    runs what the interpreter has installed, and one for each release of a package under test.
 
     Args:
         jobs: scenarios in progress at once. deadline_s: seconds one session's ranks may take.
@@ -90,13 +93,17 @@ class Laboratory:
         warm_up = [info.warm_up for info in all_systems() if info.warm_up and not info.package]
         self._python = python
         self._environments = Environments(python, plugins, self._scratch)
-        self._server = ForkServer(
-            python=python or sys.executable, warm_up=warm_up, plugins=("harness.judge", *plugins), workers=jobs,
-            scratch=self._scratch,
-        )  # fmt: skip
+        self._servers = {
+            device: ForkServer(
+                python=python or sys.executable, warm_up=warm_up if device == "cpu" else (),
+                plugins=("harness.judge", *plugins), workers=jobs, scratch=self._scratch, device=device,
+            )
+            for device in DEVICES
+        }  # fmt: skip
 
     def __enter__(self) -> Self:
-        self._server.__enter__()
+        for server in self._servers.values():
+            server.__enter__()
         return self
 
     def __exit__(
@@ -104,7 +111,8 @@ class Laboratory:
     ) -> None:
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
-            stack.callback(self._server.__exit__, kind, error, trace)
+            for server in self._servers.values():
+                stack.callback(server.__exit__, kind, error, trace)
             stack.callback(self._environments.close)
 
     def examine(self, scenarios: Iterable[Scenario], observed: Observed) -> Iterator[Result]:
@@ -190,7 +198,7 @@ class Laboratory:
     def _lockstep(self, scenario: Scenario) -> _Trial:
         started = time.monotonic()
         request = json.dumps({"scenario": scenario.axis_values(only_changed=True)}).encode()
-        reply = self._server.call("harness.judge:serve_reference", request, JUDGE_DEADLINE_S)
+        reply = self._servers["cpu"].call("harness.judge:serve_reference", request, JUDGE_DEADLINE_S)
         (length,) = struct.unpack_from("<Q", reply)
         judgement, blob = json.loads(reply[8 : 8 + length]), reply[8 + length :]
         return _Trial(blob, [], judgement, {"lockstep": time.monotonic() - started})
@@ -214,7 +222,7 @@ class Laboratory:
         if info.package:
             return self._environments.server(info, scenario)
         require_installed(info, scenario.version, self._named(info, scenario))
-        return nullcontext(self._server)
+        return nullcontext(self._servers[scenario.device])
 
     def _ran(self, info: SystemInfo, scenario: Scenario) -> dict[str, Any]:
         """What really ran, as fields of a result."""
@@ -252,7 +260,9 @@ class Laboratory:
             },
             "complete": all(outcome.ok for outcome in trial.outcomes),
         }
-        reply = self._server.call("harness.judge:serve", json.dumps(request).encode(), JUDGE_DEADLINE_S)
+        reply = self._servers[scenario.device].call(
+            "harness.judge:serve", json.dumps(request).encode(), JUDGE_DEADLINE_S
+        )
         trial.phases_s["judge"] = time.monotonic() - started
         judgement: dict[str, Any] = json.loads(reply)
         return judgement
@@ -312,10 +322,16 @@ def _result(scenario: Scenario, info: SystemInfo, trial: _Trial) -> Result:
         error=failure,
         reason=distrust,
         normalisations=differences_from_json(trial.judgement["normalisations"]),
-        emulated=(*info.emulated, *trial.judgement.get("emulated", ())),
-        not_exercised=info.not_exercised(scenario),
+        emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
+        not_exercised=(*info.not_exercised(scenario), *_not_compared(scenario)),
+        device="; ".join(trial.judgement.get("device", ())) or scenario.device,
         phases_s=trial.phases_s,
     )  # fmt: skip
+
+
+def _not_compared(scenario: Scenario) -> tuple[str, ...]:
+    """What the oracle could not say of the scenario's device."""
+    return (REFERENCE_NOT_COMPARED,) if scenario.device == "cuda" and scenario.offload.fraction < 1 else ()
 
 
 def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | None]:

@@ -8,19 +8,20 @@ from dataclasses import fields
 from harness.faults.boundary import BOUNDARY
 from harness.faults.catalogue import CATALOGUE
 from harness.models import ZOO
-from harness.oracle.contracts import FSDP2, MEGATRON, TRANSFORMER_ENGINE, ZERO1
+from harness.oracle.contracts import FSDP2, MEGATRON, MEGATRON_FSDP, TRANSFORMER_ENGINE, ZERO1
 from harness.program import PROGRAMS
 from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
 from harness.space.files import space_names
 from harness.systems.registry import all_systems
 
 _AXIS_FORMS = {
+    "device": "cpu, cuda (a GPU, see docs/gpu.md)",
     "dtype": "STORAGE[/STAGE=D]…; D fp32, bf16, fp16; STORAGE also mixed, mixed_fp16; "
     "STAGE param, reduce, output, master, grad, exp_avg, exp_avg_sq",
     "mesh": "DP_REPLICATExDP_SHARDxTP, e.g. 2x2x1",
     "load": f"{', '.join(LOAD_RELATIONS)}, or a mesh",
     "expert_parallel": "how many ranks share the experts out; 1 without expert parallelism",
-    "sharding": "fully_shard, zero1, replicate",
+    "sharding": "fully_shard, zero1, zero2, replicate",
     "reshard_after_forward": "true, false, none, or a divisor of dp_shard",
     "offload": "none, cpu, cpu=FRACTION",
     "optimizer": f"{'|'.join(OPTIMIZER_KINDS)}[/impl={'|'.join(OPTIMIZER_IMPLEMENTATIONS)}][/OPTION=V], options: "
@@ -49,6 +50,7 @@ def render_listing() -> str:
         ("contract of fully_shard", ((c.promise, f"({c.source})") for c in FSDP2)),
         ("contract of zero1", ((c.promise, f"({c.source})") for c in ZERO1)),
         ("contract of megatron-core", ((c.promise, f"({c.source})") for c in MEGATRON)),
+        ("contract of megatron-fsdp", ((c.promise, f"({c.source})") for c in MEGATRON_FSDP)),
         ("contract of transformer-engine", ((c.promise, f"({c.source})") for c in TRANSFORMER_ENGINE)),
     )
     return "\n".join(_section(title, rows) for title, rows in sections)

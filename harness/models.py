@@ -234,6 +234,15 @@ _SPECS = (
         bugs=("AM-2419b", "MLM-2777"),
     ),
     ModelSpec(
+        "ragged_unit",
+        "Rows in one unit whose widths have no small common multiple: both tensors are smaller than it.",
+        (
+            ModuleSpec("block", (ParamSpec("weight", (2, 5)), ParamSpec("proj", (2, 3)))),
+            ModuleSpec("head", (ParamSpec("weight", (5, 3), tp_dim=0),)),
+        ),
+        bugs=("MLM-6773",),
+    ),
+    ModelSpec(
         "short",
         "Dim 0 smaller than the world: empty shards on most ranks, one of them alone in its unit.",
         (

@@ -28,6 +28,7 @@ from harness.scenario import DTypePolicy, Mesh, Scenario
 TORCH_DTYPE: dict[str, torch.dtype] = {
     "fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16,
     "int64": torch.int64, "int32": torch.int32, "int16": torch.int16, "uint8": torch.uint8, "bool": torch.bool,
+    "fp8e4m3": torch.float8_e4m3fn,
 }  # fmt: skip
 
 DTYPE_NAME: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPE.items()}
@@ -187,6 +188,10 @@ def add_terms(x: torch.Tensor, probe: Probe, path: str, params: Mapping[str, tor
     return x
 
 
+class ProbeUnit(ProbeModule):
+    """A module that its spec calls a unit, for libraries that are told their units by class."""
+
+
 class ProbeRoot(nn.Module):
     """The root: calls the modules in the spec's order. Module paths with dots nest.
 
@@ -208,7 +213,8 @@ def build_model(probe: Probe, init_seed: int) -> ProbeRoot:
     spec, scenario = probe.spec, probe.scenario
     root = ProbeRoot(spec)
     for module_spec in spec.modules:
-        _attach(root, module_spec.path, ProbeModule(module_spec, probe))
+        kind = ProbeUnit if module_spec.unit else ProbeModule
+        _attach(root, module_spec.path, kind(module_spec, probe))
     for named in spec.unique_params:
         values = initial_values(element_keys(named.fqn, named.spec.shape, scenario.seed), init_seed)
         parameter = nn.Parameter(

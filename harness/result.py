@@ -68,6 +68,7 @@ class Result:
     normalisations: differences that the contract allows (verdict notes `equivalent`), listed and counted,
     never silently equal. emulated: what was not the real thing. not_exercised: what the scenario asks for that the
     world here cannot put to the test. outside_support: with what upstream never supported the release that ran.
+    device: where it ran: `cpu`, or the GPUs and how ranks shared them.
     phases_s: seconds by phase (fork, run, compare …).
     """
 
@@ -87,6 +88,7 @@ class Result:
     emulated: tuple[str, ...] = ()
     not_exercised: tuple[str, ...] = ()
     outside_support: tuple[str, ...] = ()
+    device: str = "cpu"
     phases_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -150,6 +152,7 @@ class Result:
             "emulated": list(self.emulated),
             "not_exercised": list(self.not_exercised),
             "outside_support": list(self.outside_support),
+            "device": self.device,
             "duration_s": self.duration_s,
             "known_issue": self.known_issue,
             "reason": self.reason,
@@ -183,6 +186,7 @@ class Result:
             emulated=tuple(data["emulated"]),
             not_exercised=tuple(data.get("not_exercised", ())),
             outside_support=tuple(data.get("outside_support", ())),
+            device=data.get("device", "cpu"),
             phases_s=data["phases_s"],
         )
 

@@ -41,7 +41,8 @@ class Request:
 
     out: folder of the database and the reports. command: the arguments, for the record. python: interpreter of the
     ranks. releases: package under test → releases that will run. known: issues that count as known; empty when
-    scenario files were named, which report their plain verdicts. json, junit: further files to write.
+    scenario files were named, which report their plain verdicts. issues: all entries, for what reports say of a
+    finding. json, junit: further files to write.
     """
 
     plan: Plan
@@ -54,6 +55,7 @@ class Request:
     python: str | None = None
     releases: Mapping[str, str] = field(default_factory=dict)
     known: KnownIssues = field(default_factory=KnownIssues)
+    issues: KnownIssues = field(default_factory=KnownIssues)
     json: Path | None = None
     junit: Path | None = None
 
@@ -91,7 +93,7 @@ def run(request: Request) -> Outcome:
         except KeyboardInterrupt:
             interrupted = True
         store.prune(run_id)
-        report = Report.of(store, run_id, request.known)
+        report = Report.of(store, run_id, request.issues)
         return Outcome(report, write_reports(report, request.out, request.json, request.junit), interrupted)
 
 

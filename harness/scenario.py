@@ -25,6 +25,8 @@ SCHEMA = 1
 
 FLOAT_DTYPES = ("fp32", "bf16", "fp16")
 
+MOMENT_DTYPES = (*FLOAT_DTYPES, "fp8e4m3")
+
 STORAGE_DTYPES = (*FLOAT_DTYPES, "mixed", "mixed_fp16")
 
 
@@ -98,8 +100,9 @@ class DTypePolicy:
             raise UsageError.of("dtype storage", self.storage, STORAGE_DTYPES, "bf16")
         for stage in _DTYPE_STAGES:
             value = getattr(self, stage)
-            if value is not None and value not in FLOAT_DTYPES:
-                raise UsageError.of(f"dtype stage {stage!r}", value, FLOAT_DTYPES, f"fp32/{stage}=bf16")
+            allowed = MOMENT_DTYPES if stage in ("exp_avg", "exp_avg_sq") else FLOAT_DTYPES
+            if value is not None and value not in allowed:
+                raise UsageError.of(f"dtype stage {stage!r}", value, allowed, f"fp32/{stage}=bf16")
 
     def __str__(self) -> str:
         stages = ((f.name, getattr(self, f.name)) for f in fields(self)[1:])
@@ -141,6 +144,8 @@ class Offload:
                 return cls(float(found[1]))
 
 
+DEVICES = ("cpu", "cuda")
+
 OPTIMIZER_KINDS = ("sgd", "adam", "adamw")
 OPTIMIZER_IMPLEMENTATIONS = ("forloop", "foreach", "fused", "multi_tensor")
 
@@ -153,8 +158,9 @@ class Optimizer:
     `beta1`, `beta2`, `eps` to adam and adamw. `groups=model` applies the model's per-group overrides;
     `groups=one` puts every parameter into one group. `impl`: torch.optim's `forloop`, `foreach` and `fused`, or
     `multi_tensor`, the FusedAdam and FusedSGD of apex and TransformerEngine. `clip` is the global-norm bound (0 = off),
-    `loss_scale` the initial dynamic loss scale, a power of two (0 = off), `schedule` the LR schedule:
-    `none`, `halve` (multiply by 0.5 after every step) or `linear` (from lr to 0 in 8 steps).
+    `loss_scale` the initial dynamic loss scale, a power of two (0 = off), `schedule` the LR schedule: `none`, `halve`
+    (multiply by 0.5 after every step) or `linear` (from lr to 0 in 8 steps). `capturable`: the switch of torch.optim's
+    Adam, which keeps step counters and bias corrections on the GPU.
     """
 
     kind: str = "adamw"
@@ -170,6 +176,7 @@ class Optimizer:
     clip: float = 0.0
     loss_scale: float = 0.0
     schedule: str = "none"
+    capturable: bool = False
 
     def __post_init__(self) -> None:
         _one_of("optimizer kind", self.kind, OPTIMIZER_KINDS, "adamw")
@@ -220,12 +227,13 @@ class Scenario:
 
     system: str = "reference"  # which library; a key of systems.registry
     version: str = ""  # release of that library; empty: the installed one
+    device: str = "cpu"  # where ranks and the twin compute; cuda needs a GPU (see docs/gpu.md)
     model: str = "dense"  # name of a ModelSpec in models.ZOO
     dtype: DTypePolicy = field(default_factory=DTypePolicy)
     mesh: Mesh = field(default_factory=Mesh)
     load: str = "same"  # relation of the load mesh to `mesh`, or a mesh: see layout-free `load_mesh`
     expert_parallel: int = 1  # ranks of a data-parallel group that share the experts out; divides dp
-    sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0), zero1 (flat bucket buffers) or replicate
+    sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0), zero1 (flat bucket buffers), zero2 or replicate
     reshard_after_forward: str = "true"  # true, false, none, or a divisor of dp_shard
     offload: Offload = field(default_factory=Offload)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -238,7 +246,8 @@ class Scenario:
     seed: int = 0  # initial weights and gradients derive from it
 
     def __post_init__(self) -> None:
-        _one_of("sharding", self.sharding, ("fully_shard", "zero1", "replicate"), "zero1")
+        _one_of("device", self.device, DEVICES, "cuda")
+        _one_of("sharding", self.sharding, ("fully_shard", "zero1", "zero2", "replicate"), "zero1")
         _one_of("grad_sync", self.grad_sync, ("last", "every"), "last")
         if not re.fullmatch(r"true|false|none|[1-9]\d*", self.reshard_after_forward):
             raise UsageError.of(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed
 
+from harness.emulation import collectives
 from harness.emulation.functions import device_side
 from harness.emulation.generator import GENERATOR
 from harness.emulation.touched import touch
@@ -212,4 +213,5 @@ def replacements() -> list[tuple[Any, str, Any]]:
     found.append((torch.Tensor, "record_stream", _recorded("Tensor.record_stream", _constant(None))))
     barrier = _recorded("torch.distributed.barrier(device_ids)", _barrier_without_devices)
     found += [(torch.distributed, "barrier", barrier), (torch.distributed.distributed_c10d, "barrier", barrier)]
+    found += [(torch.distributed, name, function) for name, function in collectives.REPLACEMENTS.items()]
     return found

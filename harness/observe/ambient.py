@@ -5,8 +5,9 @@ initialisation, say) changes what a user's run draws next. No operation deserves
 up in a clean scenario is a false alarm to everybody who reads it.
 
 *Verifies*, with `expected_generators`: the states of torch's, numpy's and Python's generators are those of the seed
-after every operation; nothing but deprecations was warned about.
-*Does not verify*: CUDA generators, warnings printed by C++ code, and deprecations, which change with the release.
+after every operation, and of the GPU's where ranks have one; nothing but deprecations was warned about.
+*Does not verify*: generators of other devices, warnings printed by C++ code, and deprecations, which change with the
+release.
 """
 
 from __future__ import annotations
@@ -29,9 +30,15 @@ _QUIET = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 
 
 class Ambient:
-    """Seeds the process and listens to it. One a rank, created before the system."""
+    """Seeds the process and listens to it. One a rank, created before the system.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        device: `cuda` where the rank has a GPU, whose generator is a part of its state. note: where the rank runs, for
+            the result; empty on the CPU.
+    """
+
+    def __init__(self, seed: int, device: str = "cpu", note: str = "") -> None:
+        self._device, self._note = device, note
         self._heard: list[str] = []
         warnings.resetwarnings()
         for category in _QUIET:
@@ -44,8 +51,12 @@ class Ambient:
     def records(self, op: Op, rank: int) -> Iterator[Record]:
         """The generators now, and the warnings since the last call."""
         states = (torch.get_rng_state(), np.random.get_state(), random.getstate())
-        for name, digest in _digests(*states).items():
+        gpu = torch.cuda.get_rng_state() if self._device == "cuda" else None
+        for name, digest in _digests(*states, gpu).items():
             yield whole(op.index, rank, "rng", name, "uint8", (len(digest),), digest)
+        if self._note:
+            data = self._note.encode()
+            yield whole(op.index, rank, "device", "note", "utf8", (len(data),), data)
         for number, text in enumerate(self._heard):
             data = text.encode()
             yield whole(op.index, rank, "warning", str(number), "utf8", (len(data),), data)
@@ -55,14 +66,15 @@ class Ambient:
         self._heard.append(f"{category.__name__}: {message} ({'/'.join(filename.split('/')[-3:])})")
 
 
-def expected_generators(seed: int, ops: list[Op]) -> Logical:
-    """What `Ambient` must record after each of `ops`, on every rank of its mesh."""
+def expected_generators(seed: int, ops: list[Op], device: str = "cpu") -> Logical:
+    """What `Ambient` must record after each of `ops`, on every rank of its mesh. Needs a GPU where `device` is cuda."""
     own = (
         torch.Generator().manual_seed(seed).get_state(),
         np.random.RandomState(seed).get_state(),
         random.Random(seed).getstate(),
     )
-    values = {name: Value("uint8", (len(digest),), digest) for name, digest in _digests(*own).items()}
+    gpu = seeded_gpu_state(seed) if device == "cuda" else None
+    values = {name: Value("uint8", (len(digest),), digest) for name, digest in _digests(*own, gpu).items()}
     return {
         Key(op.index, LIVE, "rng", f"rank{rank}.{name}"): value
         for op in ops
@@ -71,12 +83,20 @@ def expected_generators(seed: int, ops: list[Op]) -> Logical:
     }
 
 
-def _digests(torch_state: torch.Tensor, numpy_state: Any, python_state: object) -> dict[str, bytes]:
+def seeded_gpu_state(seed: int) -> torch.Tensor:
+    """The state of a GPU's generator that was seeded and has drawn nothing."""
+    return torch.Generator("cuda").manual_seed(seed).get_state()
+
+
+def _digests(
+    torch_state: torch.Tensor, numpy_state: Any, python_state: object, gpu_state: torch.Tensor | None = None
+) -> dict[str, bytes]:
     """Sixteen bytes a generator. An array is taken as bytes: its pickle differs between releases of numpy."""
     name, keys, *rest = numpy_state
     raw = {
         "torch": torch_state.numpy().tobytes(),
         "numpy": pickle.dumps((name, keys.tobytes(), *rest)),
         "python": pickle.dumps(python_state),
+        **({} if gpu_state is None else {"cuda": gpu_state.numpy().tobytes()}),
     }
     return {name: hashlib.blake2b(data, digest_size=16).digest() for name, data in raw.items()}

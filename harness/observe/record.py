@@ -23,8 +23,14 @@ Conventions every system, the reference and the twin follow, so that their obser
                     python float: fp64), compared by ULPs, not bits; after step if clipping
     host            canonical name; bool, logical: which elements a kernel of the host steps; every op where some are
                     offloaded and it is known which (`oracle.host_elements.knows_host`)
+    quant_scale     `{parameter}.{role}` of every scaled master and moment (`contracts.scaled_roles`): fp32, in the
+                    parameter's shape, of every element the scale of its domain; every op where there is the state
     emulated        `symbols`: utf8, shape (bytes,), the emulated symbols touched so far, joined by newlines; per rank,
                     collected, not compared
+    device          `note`: utf8, shape (bytes,), which GPU and which collectives the rank has; per rank, collected, not
+                    compared; every op where ranks have one
+    resolved        name; utf8, shape (bytes,): what the texts of a recipe come to; after build, of systems that parse
+                    them (`oracle.pretrained`)
     rng, warning    see observe/ambient.py; per rank, no box; every op
     extra_state     see the system; per rank, no box
 
@@ -44,17 +50,19 @@ from typing import NamedTuple
 NUMPY_NAME = {
     "fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16",
     "int64": "int64", "int32": "int32", "int16": "int16", "uint8": "uint8", "utf8": "uint8", "bool": "bool",
+    "fp8e4m3": "float8_e4m3fn",
 }  # fmt: skip
 
 ITEMSIZE = {
     "fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int16": 2, "uint8": 1, "utf8": 1, "bool": 1,
+    "fp8e4m3": 1,
 }  # fmt: skip
 
 LIVE, WRITTEN = "live", "written"
 
-PER_RANK_ROLES = frozenset({"rng", "warning", "extra_state", "emulated"})
+PER_RANK_ROLES = frozenset({"rng", "warning", "extra_state", "emulated", "device"})
 
-OWNER_ROLES = frozenset({"hyperparameter", "step", "exp_avg", "exp_avg_sq", "momentum", "host"})
+OWNER_ROLES = frozenset({"hyperparameter", "step", "exp_avg", "exp_avg_sq", "momentum", "host", "quant_scale"})
 """Roles that in a system with `owner_groups` only the ranks record that own some of the parameter."""
 
 UNPREDICTED = frozenset({"extra_state"})

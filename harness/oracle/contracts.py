@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.models import ParamSpec, storage_dtype
+from harness.models import ModuleSpec, ParamSpec, model_spec, storage_dtype
+from harness.oracle import pretrained
 from harness.probe import Grid, choose_grid
 from harness.program import Op
 from harness.scenario import FLOAT_DTYPES, DTypePolicy, Optimizer, Scenario
@@ -118,6 +119,11 @@ MEGATRON = (
         "TransformerEngine FusedAdam, store_param_remainders",
     ),
     Contract(
+        "a master in fp16 and moments in fp16 or fp8 are divided by a scale: the largest magnitude of the rank's shard "
+        "of the parameter over 32752 or 448; a checkpoint holds their product in fp32, and a load takes new scales",
+        "TransformerEngine FusedAdam, _apply_scale, get_unscaled_state, set_scaled_state",
+    ),
+    Contract(
         "with CPU offload, elements on the host are stepped by torch.optim.AdamW(fused=True), those on the device by "
         "FusedAdam, or by torch's too where use_torch_optimizer_for_cpu_offload asks for it or there is no FusedAdam",
         "megatron.core.optimizer, optimizer_cpu_offload",
@@ -152,6 +158,36 @@ TRANSFORMER_ENGINE = (
     ),
 )
 
+MEGATRON_FSDP = (
+    Contract(
+        "a unit's parameters of one dtype lie in a flat buffer, widest rows first, that is cut into equal ranges at "
+        "whole rows of every parameter: dim 0 is sharded unevenly, and a parameter may lie on one rank alone",
+        "megatron_fsdp.param_and_grad_buffer, build_data_parallel_buffer_index",
+    ),
+    Contract(
+        "the optimizer steps on main parameters of main_params_dtype, fp32 unless asked otherwise; the model's are "
+        "their rounded values",
+        "megatron_fsdp.MixedPrecisionPolicy.main_params_dtype",
+    ),
+    Contract(
+        "gradients accumulate and reduce in main_grads_dtype, else in the parameter's own dtype; the optimizer reads "
+        "them in the dtype of what it steps on",
+        "megatron_fsdp.MixedPrecisionPolicy.main_grads_dtype",
+    ),
+    Contract(
+        "sharding leaves no trace: an optimizer that was sharded has taken no step and moved no parameter",
+        "NVIDIA/Megatron-LM pull request 5976",
+    ),
+    Contract(
+        "a checkpoint's model section holds the main parameters",
+        "megatron_fsdp.MegatronFSDP, state_dict",
+    ),
+)
+
+
+SCALED = ("fp16", "fp8e4m3")
+"""Dtypes in which FusedAdam keeps a state divided by a scale (transformer_engine FusedAdam, dtype_to_range_map)."""
+
 PRECISION_AWARE = "precision_aware"
 REMAINDERS = "remainders"
 TORCH_OFFLOAD = "torch_offload"
@@ -171,10 +207,12 @@ class Rules:
     owner_groups: hyperparameters are recorded parameter by parameter. host_kernel: what is offloaded to the host is
     stepped by torch.optim, whatever steps the rest. same_decay: every build asks for the same weight decay unless the
     scenario has the option `new_decay`: that the load does not restore it is one defect, which would hide others.
-    load_refreshes: loading the model alone also refreshes the masters from it, without a reload_params.
-    sharded_masters: there are separate masters under every sharding, per-parameter sharding too. lazy_masters: masters
-    are a part of the optimizer's state, made of the parameter by its first step. storage_gradients: the optimizer reads
-    gradients in the storage dtype, whatever it steps on.
+    load_refreshes: loading the model alone also refreshes the masters from it, without a reload_params. pretrained: a
+    build loads its parameters from a checkpoint file, in dtypes that `oracle.pretrained` knows.
+    sharded_masters: there are separate masters under every sharding, per-parameter sharding too. masters_in_model: the
+    model's part of a checkpoint holds the masters, so that loading it alone restores them: nothing is left to refresh.
+    lazy_masters: masters are a part of the optimizer's state, made of the parameter by its first step.
+    storage_gradients: the optimizer reads gradients in the storage dtype, whatever it steps on.
     """
 
     loss_scale: str = "torch"
@@ -187,7 +225,9 @@ class Rules:
     host_kernel: bool = False
     same_decay: bool = False
     load_refreshes: bool = False
+    pretrained: bool = False
     sharded_masters: bool = False
+    masters_in_model: bool = False
     lazy_masters: bool = False
     storage_gradients: bool = False
 
@@ -204,9 +244,15 @@ _MEGATRON_RULES = Rules(
     same_decay=True,
 )
 
+_MEGATRON_FSDP_RULES = Rules(
+    zero_gradients=True, trainable_only=True, owner_groups=True, sharded_masters=True, masters_in_model=True
+)
+
 _RULES = {
     "megatron-core": _MEGATRON_RULES,
     "megatron-bridge": replace(_MEGATRON_RULES, load_refreshes=True),
+    "automodel": Rules(trainable_only=True, pretrained=True),
+    "megatron-fsdp": _MEGATRON_FSDP_RULES,
     "transformer-engine": Rules(sharded_masters=True, lazy_masters=True, storage_gradients=True),
 }
 
@@ -228,28 +274,52 @@ def at_build(scenario: Scenario, init_seed: int) -> Optimizer:
 def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     """The dtype contract of one parameter under a scenario's sharding and dtype policy."""
     policy = scenario.dtype
+    if rules(scenario.system).pretrained:
+        found = pretrained.parameter(scenario, spec)
+        moments = (found.state, found.state)
+        return Stages(found.storage, found.compute, found.reduce, found.reduce, found.storage, None, *moments)
     storage = storage_dtype(policy, spec)
     compute = policy.param or storage
     reduce = policy.reduce or compute
-    master = _master(policy, storage)
+    master = _master(scenario, storage)
     stepped = master or storage
-    if scenario.sharding == "fully_shard" and not rules(scenario.system).sharded_masters:
-        return Stages(storage, compute, reduce, reduce, storage, None, storage, storage)
-    main_grad = (policy.grad or reduce) if PRECISION_AWARE in scenario.options else stepped
+    precise = PRECISION_AWARE in scenario.options
+    main_grad = (policy.grad or reduce) if precise else stepped
     if rules(scenario.system).storage_gradients:
         main_grad = storage
-    moments = (policy.exp_avg or stepped, policy.exp_avg_sq or stepped)
-    return Stages(storage, compute, reduce, reduce, main_grad, master, *moments)
+    moment = "fp32" if precise else stepped
+    return Stages(
+        storage, compute, reduce, reduce, main_grad, master, policy.exp_avg or moment, policy.exp_avg_sq or moment
+    )
 
 
 def stepped_dtype(scenario: Scenario, spec: ParamSpec) -> str:
     """The dtype of the tensor that the optimizer steps on."""
     storage = storage_dtype(scenario.dtype, spec)
-    return _master(scenario.dtype, storage) or storage
+    return _master(scenario, storage) or storage
 
 
-def _master(policy: DTypePolicy, storage: str) -> str | None:
-    return policy.master if policy.master and policy.master != storage else None
+def _master(scenario: Scenario, storage: str) -> str | None:
+    master = scenario.dtype.master
+    if master == "fp16" and PRECISION_AWARE in scenario.options:
+        return master if storage != "fp32" else None
+    return master if master and master != storage else None
+
+
+def scaled_roles(scenario: Scenario, stage: Stages) -> tuple[str, ...]:
+    """Which of a parameter's master and moments FusedAdam keeps as multiples of a scale of their own."""
+    if not masters_in_state(scenario):
+        return ()
+    kept = {"master": stage.master, "exp_avg": stage.exp_avg, "exp_avg_sq": stage.exp_avg_sq}
+    return tuple(role for role, dtype in kept.items() if dtype in SCALED)
+
+
+def has_scales(scenario: Scenario) -> bool:
+    """Whether some state is scaled, so that its bits depend on which elements lie together (see `domains`)."""
+    if scenario.optimizer.kind == "sgd":
+        return False
+    params = model_spec(scenario.model).unique_params
+    return any(scaled_roles(scenario, stages(scenario, p.spec)) for p in params if p.spec.trainable == "yes")
 
 
 def half_dtype(policy: DTypePolicy) -> str | None:
@@ -257,8 +327,16 @@ def half_dtype(policy: DTypePolicy) -> str | None:
     return {"bf16": "bf16", "fp16": "fp16", "mixed": "bf16", "mixed_fp16": "fp16"}.get(policy.storage)
 
 
-def buffer_dtype(scenario: Scenario, dtype: str) -> str:
+def initial_dtypes(scenario: Scenario, spec: ParamSpec) -> tuple[str, ...]:
+    """The dtypes that a parameter's initial value passes through, the last of them the one it is stored in."""
+    storage = stages(scenario, spec).storage
+    return (pretrained.file_dtype(scenario, spec), storage) if rules(scenario.system).pretrained else (storage,)
+
+
+def buffer_dtype(scenario: Scenario, dtype: str, module: ModuleSpec | None = None) -> str:
     """The dtype of a buffer that its module declares as `dtype`."""
+    if module and dtype in FLOAT_DTYPES and rules(scenario.system).pretrained:
+        return pretrained.buffer(scenario, dtype, module)
     half = half_dtype(scenario.dtype)
     return half if half and rules(scenario.system).half_buffers and dtype in FLOAT_DTYPES else dtype
 
@@ -290,6 +368,17 @@ def gradient_grid(scenario: Scenario, spec: ParamSpec, dp: int) -> Grid:
 def linear_share(steps: int) -> float:
     """The share of the learning rate that a linear schedule leaves after so many steps."""
     return max(0.0, 1.0 - steps / LINEAR_STEPS)
+
+
+def steps_on_gpu(scenario: Scenario) -> bool:
+    """Whether a kernel of a real GPU steps some element. Its bits are the twin's to say, on the same GPU: the
+    reference's numpy has no such kernels. What is offloaded is stepped by torch's for the CPU, everywhere the same."""
+    return scenario.device == "cuda" and scenario.offload.fraction < 1
+
+
+def twin_device(scenario: Scenario) -> str:
+    """Where the twin holds its tensors: on the host as soon as offload leaves the host some, else on the device."""
+    return "cpu" if scenario.offload.fraction else scenario.device
 
 
 def masters_in_state(scenario: Scenario) -> bool:

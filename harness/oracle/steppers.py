@@ -11,82 +11,105 @@ from typing import Any
 
 import torch
 
+from harness.emulation.device import fused_optimizers
 from harness.oracle.contracts import PRECISION_AWARE, kernels, rules
 from harness.oracle.host_elements import mixes_kernels
 from harness.scenario import Optimizer, Scenario
 
 TORCH_DTYPE = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64,
-    "int64": torch.int64, "bool": torch.bool,
+    "int64": torch.int64, "bool": torch.bool, "fp8e4m3": torch.float8_e4m3fn,
 }  # fmt: skip
+
+MOMENT_DTYPE = TORCH_DTYPE | {"fp8e4m3": torch.uint8}
+"""What FusedAdam is asked for: fp8 as uint8."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def optimizer_for(
-    scenario: Scenario, ask: Optimizer, groups: list[dict[str, Any]], on_host: dict[torch.Tensor, torch.Tensor]
+    scenario: Scenario,
+    ask: Optimizer,
+    groups: list[dict[str, Any]],
+    on_host: dict[torch.Tensor, torch.Tensor],
+    domains: dict[torch.Tensor, torch.Tensor],
 ) -> torch.optim.Optimizer:
     """The optimizer of a scenario with the hyperparameters `ask` over param groups.
 
     Args:
         on_host: of every tensor, which elements are stepped on the host (bool, its shape). Read only where the kernels
             of host and device differ.
+        domains: of every tensor, the number of each element's domain (int64, its shape); empty where nothing is scaled.
     """
     device, host = kernels(scenario)
     if mixes_kernels(scenario):
-        return Hybrid(groups, ask, device, host, on_host)
+        return Hybrid(groups, ask, (device, host), (scenario.device, "cpu"), on_host)
     own_moments = rules(scenario.system).lazy_masters and (scenario.dtype.exp_avg or scenario.dtype.exp_avg_sq)
     if device == "multi_tensor" and (PRECISION_AWARE in scenario.options or own_moments):
-        return _precision_aware(scenario, ask, groups)
-    return _optimizer(device, ask, groups)
+        return _precision_aware(scenario, ask, groups, domains)
+    return _optimizer(device, scenario.device, ask, groups)
 
 
-def _optimizer(impl: str, ask: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def _optimizer(impl: str, device: str, ask: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     common: dict[str, Any] = {"lr": ask.lr, "weight_decay": ask.weight_decay}
     adam: dict[str, Any] = {"betas": (ask.beta1, ask.beta2), "eps": ask.eps}
     if impl == "multi_tensor":
-        from harness.emulation.apex import FusedAdam, FusedSGD
-
+        fused_adam, fused_sgd = fused_optimizers(device, precision_aware=False)
         if ask.kind == "sgd":
-            return FusedSGD(groups, momentum=ask.momentum, nesterov=ask.nesterov, **common)
-        return FusedAdam(groups, adam_w_mode=ask.kind == "adamw", **adam, **common)
+            return fused_sgd(groups, momentum=ask.momentum, nesterov=ask.nesterov, **common)
+        return fused_adam(groups, adam_w_mode=ask.kind == "adamw", **adam, **common)
     common |= {"foreach": impl == "foreach", "fused": impl == "fused"}
+    adam |= {"capturable": ask.capturable}
     if ask.kind == "sgd":
         return torch.optim.SGD(groups, momentum=ask.momentum, nesterov=ask.nesterov, **common)
     cls = torch.optim.Adam if ask.kind == "adam" else torch.optim.AdamW
     return cls(groups, **adam, **common)
 
 
-def _precision_aware(scenario: Scenario, ask: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """FusedAdam with moments in dtypes of their own; reads `decoupled_grad`, which may be narrower than its tensor."""
-    from harness.emulation.apex import FusedAdam
+def _precision_aware(
+    scenario: Scenario, ask: Optimizer, groups: list[dict[str, Any]], domains: dict[torch.Tensor, torch.Tensor]
+) -> torch.optim.Optimizer:
+    """FusedAdam with moments in dtypes of their own; reads `decoupled_grad`, which may be narrower than its tensor.
+
+    It steps masters as if they were parameters, save those in fp16, which are a state of the parameter's."""
+    from harness.oracle.scaled_adam import ScaledAdam
 
     policy = scenario.dtype
-    return FusedAdam(
-        groups, lr=ask.lr, weight_decay=ask.weight_decay, betas=(ask.beta1, ask.beta2), eps=ask.eps,
-        adam_w_mode=ask.kind == "adamw", use_decoupled_grad=True,
-        exp_avg_dtype=TORCH_DTYPE[policy.exp_avg or "fp32"], exp_avg_sq_dtype=TORCH_DTYPE[policy.exp_avg_sq or "fp32"],
-    )  # fmt: skip
+    fused_adam, _ = fused_optimizers(scenario.device, precision_aware=True)
+    options: dict[str, Any] = {
+        "lr": ask.lr, "weight_decay": ask.weight_decay, "betas": (ask.beta1, ask.beta2), "eps": ask.eps,
+        "adam_w_mode": ask.kind == "adamw",
+        "exp_avg_dtype": MOMENT_DTYPE[policy.exp_avg or "fp32"],
+        "exp_avg_sq_dtype": MOMENT_DTYPE[policy.exp_avg_sq or "fp32"],
+    }  # fmt: skip
+    if not domains:
+        return fused_adam(groups, use_decoupled_grad=True, **options)
+    masters = {"master_weights": True, "master_weight_dtype": torch.float16} if policy.master == "fp16" else {}
+    return ScaledAdam(groups, options | masters, domains)
 
 
 class Hybrid(torch.optim.Optimizer):
     """Adam of two kernels: every tensor is stepped by both, and each element takes the result of the one it lies with.
 
-    State is torch's: `exp_avg`, `exp_avg_sq` and `step`, a scalar, of each tensor.
+    Tensors and state lie on the host; each kernel steps copies on its own device. State is torch's: `exp_avg`,
+    `exp_avg_sq` and `step`, a scalar, of each tensor.
+
+    Args:
+        kernels, devices: of what is on the device and of what is on the host.
     """
 
     def __init__(
         self,
         groups: list[dict[str, Any]],
         ask: Optimizer,
-        device: str,
-        host: str,
+        kernels: tuple[str, str],
+        devices: tuple[str, str],
         on_host: dict[torch.Tensor, torch.Tensor],
     ) -> None:
         super().__init__(
             groups, {"lr": ask.lr, "weight_decay": ask.weight_decay, "betas": (ask.beta1, ask.beta2), "eps": ask.eps}
         )
-        self.ask, self.kernels, self.on_host = ask, (device, host), on_host
+        self.ask, self.kernels, self.devices, self.on_host = ask, kernels, devices, on_host
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -97,7 +120,7 @@ class Hybrid(torch.optim.Optimizer):
                     self._step(group, param)
 
     def _step(self, group: dict[str, Any], param: torch.Tensor) -> None:
-        results = [self._stepped(impl, group, param) for impl in self.kernels]
+        results = [self._stepped(*kernel, group, param) for kernel in zip(self.kernels, self.devices, strict=True)]
         state = self.state[param]
         for name in MOMENTS:
             device, host = (result[name] for result in results)
@@ -105,20 +128,21 @@ class Hybrid(torch.optim.Optimizer):
         param.copy_(torch.where(self.on_host[param], results[1]["param"], results[0]["param"]))
         state["step"] = torch.tensor(float(state["step"]) + 1 if "step" in state else 1.0)
 
-    def _stepped(self, impl: str, group: dict[str, Any], param: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _stepped(self, impl: str, device: str, group: dict[str, Any], param: torch.Tensor) -> dict[str, torch.Tensor]:
         """What one kernel makes of a tensor and its moments."""
         assert param.grad is not None
-        copy = param.detach().clone()
-        copy.grad = param.grad.clone()
+        copy = param.detach().to(device, copy=True)
+        copy.grad = param.grad.to(device, copy=True)
         hyper = {name: value for name, value in group.items() if name != "params"}
-        optimizer = _optimizer(impl, self.ask, [{**hyper, "params": [copy]}])
+        optimizer = _optimizer(impl, device, self.ask, [{**hyper, "params": [copy]}])
         if self.state[param]:
-            own = {name: value.clone() for name, value in self.state[param].items()}
+            own = {name: value.to(device, copy=True) for name, value in self.state[param].items() if name != "step"}
+            own["step"] = self.state[param]["step"].to(device if impl == "fused" else "cpu", copy=True)
             if impl == "multi_tensor":
                 optimizer.param_groups[0]["step"] = int(own.pop("step"))
             optimizer.state[copy] = own
         optimizer.step()
-        return {"param": copy, **{name: optimizer.state[copy][name] for name in MOMENTS}}
+        return {"param": copy.cpu(), **{name: optimizer.state[copy][name].cpu() for name in MOMENTS}}
 
 
 def state_of(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -136,6 +160,9 @@ def state_of(optimizer: torch.optim.Optimizer, param: torch.Tensor) -> Iterator[
 def restore_state(optimizer: torch.optim.Optimizer, param: torch.Tensor, state: dict[str, torch.Tensor]) -> None:
     """Give a tensor the state that `optimizer.state` had for it."""
     if not state:
+        return
+    if (restore := getattr(optimizer, "restore", None)) is not None:  # ScaledAdam
+        restore(param, state)
         return
     keep = getattr(optimizer, "set_scaled_state", None)  # FusedAdam's moments may have scales beside them
     if keep is None:

@@ -1,9 +1,10 @@
 """The twin: the same optimizer code on whole, unsharded tensors, in one process. It says what must be.
 
 It executes the scenario's expanded program with the system's optimizer classes (see `steppers`), torch's LR schedule,
-and the gradient clipping and loss scaler of the system's rules, on logical tensors. Gradients are the grid's exact
-means, so the mesh decides only which grid a step draws from, and where part of the elements is offloaded to a kernel of
-its own, which: `judge.twin_axes` keeps what a twin depends on, and one twin serves every scenario that shares it.
+and the gradient clipping and loss scaler of the system's rules, on logical tensors on the scenario's device: a GPU's
+kernels round otherwise than a CPU's. Gradients are the grid's exact means, so the mesh decides only which grid a step
+draws from, and where part of the elements is offloaded to a kernel of its own, which: `judge.twin_axes` keeps what a
+twin depends on, and one twin serves every scenario that shares it.
 
 *Verifies* nothing by itself; *does not know* layouts, ranks, buckets, checkpoints or any system's index
 map. A checkpoint is a deep copy of its own state. Clipping takes the total norm that the system reported
@@ -22,7 +23,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
 from harness import probe
-from harness.models import BufferSpec, ModelSpec, NamedParam, model_spec
+from harness.models import BufferSpec, ModelSpec, ModuleSpec, NamedParam, model_spec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
 from harness.oracle.contracts import (
@@ -32,19 +33,25 @@ from harness.oracle.contracts import (
     gradient_grid,
     has_masters,
     has_scaler,
+    initial_dtypes,
     linear_share,
     rounds_half_away,
     rules,
+    scaled_roles,
     stages,
+    twin_device,
 )
+from harness.oracle.domains import scale_domains
 from harness.oracle.host_elements import host_elements, knows_host
+from harness.oracle.scaled_adam import SCALE, ScaledAdam
 from harness.oracle.scaler import MegatronScaler
 from harness.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_state, state_of
 from harness.program import Op, expand
 from harness.scenario import Scenario
 
 NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
-STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step"}
+STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step",
+               "master_param": "master"}  # fmt: skip
 
 
 def run(scenario: Scenario, norms: Mapping[int, float] | None = None, *, loads: bool = True) -> Logical:
@@ -63,12 +70,18 @@ class _Model:
 
     def __init__(self, scenario: Scenario, spec: ModelSpec, op: Op) -> None:
         self.scenario, self.spec, self.rules = scenario, spec, rules(scenario.system)
+        self.device = torch.device(twin_device(scenario))
         self.stages: dict[str, Stages] = {p.fqn: stages(scenario, p.spec) for p in spec.unique_params}
+        self.scaled = {fqn: scaled_roles(scenario, stage) for fqn, stage in self.stages.items()}
         self.params = {p.fqn: self._initial(p, op.init_seed) for p in spec.unique_params}
         self.trainable = {p.fqn for p in spec.unique_params if p.spec.trainable == "yes"}
         self.held = [fqn for fqn in self.params if fqn in self.trainable or not self.rules.trainable_only]
         self.stepped = {fqn: self._master(fqn) for fqn in self.params}
-        self.buffers = {fqn: _initial_buffer(fqn, b, scenario, op.init_seed) for fqn, b in spec.buffers()}
+        self.buffers = {
+            f"{m.path}.{b.name}": _initial_buffer(f"{m.path}.{b.name}", b, m, scenario, op.init_seed).to(self.device)
+            for m in spec.modules
+            for b in m.buffers
+        }
         masks = host_elements(scenario, op.mesh)
         self.on_host = {self.stepped[fqn]: torch.from_numpy(mask) for fqn, mask in masks.items()}
         self.group_names = self._groups()
@@ -79,12 +92,14 @@ class _Model:
     def _initial(self, param: NamedParam, init_seed: int) -> torch.Tensor:
         keys = probe.element_keys(param.fqn, param.spec.shape, self.scenario.seed)
         values = torch.from_numpy(probe.initial_values(keys, init_seed)).reshape(param.spec.shape)
-        return values.to(TORCH_DTYPE[self.stages[param.fqn].storage])
+        for dtype in initial_dtypes(self.scenario, param.spec):
+            values = values.to(TORCH_DTYPE[dtype])
+        return values.to(self.device)
 
     def _master(self, fqn: str) -> torch.Tensor:
         """The tensor the optimizer steps on: the parameter itself, or its widened master."""
         master = self.stages[fqn].master
-        separate = master is not None and fqn in self.held
+        separate = master is not None and fqn in self.held and "master" not in self.scaled[fqn]
         return self.params[fqn].to(TORCH_DTYPE[str(master)]) if separate else self.params[fqn]
 
     def _groups(self) -> list[list[str]]:
@@ -104,7 +119,9 @@ class _Model:
                 group["lr"] = ask.lr * override.lr_scale
                 group["weight_decay"] = ask.weight_decay if override.weight_decay is None else override.weight_decay
             groups.append(group)
-        return optimizer_for(self.scenario, ask, groups, self.on_host)
+        domains = scale_domains(self.scenario, op.mesh)
+        numbered = {self.stepped[fqn]: torch.from_numpy(numbers) for fqn, numbers in domains.items()}
+        return optimizer_for(self.scenario, ask, groups, self.on_host, numbered)
 
     def _schedule(self) -> LRScheduler | None:
         match self.scenario.optimizer.schedule:
@@ -120,8 +137,8 @@ class _Model:
         initial = self.scenario.optimizer.loss_scale
         if self.rules.loss_scale == "megatron":
             return MegatronScaler(initial)
-        scaler = torch.amp.GradScaler("cpu", init_scale=initial, growth_interval=2)
-        scaler.scale(torch.zeros(()))
+        scaler = torch.amp.GradScaler(self.device.type, init_scale=initial, growth_interval=2)
+        scaler.scale(torch.zeros((), device=self.device))
         return scaler
 
     def snapshot(self) -> dict[str, Any]:
@@ -171,10 +188,18 @@ class _Model:
             else:
                 self.params[fqn].copy_(stepped)
 
+    def restore_masters(self, saved: dict[str, Any]) -> None:
+        for fqn, tensor in saved["stepped"].items():
+            self.stepped[fqn].copy_(tensor)
+
     def reload_params(self) -> None:
+        if self.rules.masters_in_model:
+            return
         for fqn, stepped in self.stepped.items():
             if stepped is not self.params[fqn]:
                 stepped.copy_(self.params[fqn])
+            elif "master" in self.scaled[fqn] and isinstance(self.optimizer, ScaledAdam):
+                self.optimizer.refresh_master(stepped)
 
 
 class _Twin:
@@ -204,7 +229,9 @@ class _Twin:
                     model.restore(self.saved[op.checkpoint])
                 case "load_model_only":
                     model.restore_model(self.saved[op.checkpoint])
-                    if model.rules.load_refreshes:
+                    if model.rules.masters_in_model:
+                        model.restore_masters(self.saved[op.checkpoint])
+                    elif model.rules.load_refreshes:
                         model.reload_params()
                 case "reload_params":
                     model.reload_params()
@@ -233,7 +260,7 @@ class _Twin:
         if self.scenario.optimizer.clip and op.kind == "step":
             clip = _clip_as_torch if model.rules.clip == "torch" else _clip_as_megatron
             exact = torch.sqrt(
-                sum((g.double().square().sum() for g in gradients.values()), torch.zeros((), dtype=torch.float64))
+                sum((g.double().square().sum().cpu() for g in gradients.values()), torch.zeros((), dtype=torch.float64))
             )
             clip(gradients, self.scenario.optimizer.clip, self.norms.get(op.index, exact.item()))
             seen["norm", "total_norm"] = exact.to(TORCH_DTYPE[model.rules.norm_dtype])
@@ -283,7 +310,7 @@ class _Twin:
         gradient = exact.to(TORCH_DTYPE[st.main_grad])
         if not torch.equal(gradient.double(), exact):
             raise ArithmeticError(f"the grid is not exact in {st.main_grad} for {fqn}: a fault of the harness")
-        return gradient
+        return gradient.to(model.device)
 
     def _update(self, model: _Model, op: Op, gradients: Mapping[str, torch.Tensor]) -> None:
         self._hand_over(model, gradients)
@@ -309,7 +336,8 @@ def _clip_as_torch(gradients: dict[str, torch.Tensor], bound: float, norm: float
         param = torch.empty_like(gradient)
         param.grad = gradient
         params.append(param)
-    torch.nn.utils.clip_grads_with_norm_(params, bound, torch.tensor(norm, dtype=_norm_dtype(params)))
+    device = params[0].device if params else None
+    torch.nn.utils.clip_grads_with_norm_(params, bound, torch.tensor(norm, dtype=_norm_dtype(params), device=device))
 
 
 def _clip_as_megatron(gradients: dict[str, torch.Tensor], bound: float, norm: float) -> None:
@@ -329,9 +357,9 @@ def _norm_dtype(params: list[torch.Tensor]) -> torch.dtype:
     return dtype
 
 
-def _initial_buffer(fqn: str, spec: BufferSpec, scenario: Scenario, init_seed: int) -> torch.Tensor:
+def _initial_buffer(fqn: str, spec: BufferSpec, module: ModuleSpec, scenario: Scenario, init_seed: int) -> torch.Tensor:
     keys = probe.element_keys(fqn, spec.shape, scenario.seed)
-    match buffer_dtype(scenario, spec.dtype):
+    match buffer_dtype(scenario, spec.dtype, module):
         case "int64":
             return torch.zeros(spec.shape, dtype=torch.int64)
         case "bool":
@@ -351,7 +379,10 @@ def _state(model: _Model, op: Op) -> Iterator[tuple[tuple[str, str], torch.Tenso
         if stepped is not model.params[fqn] and has_masters(model.scenario, op):
             yield ("master", fqn), stepped
         for name, value in state_of(model.optimizer, stepped):
-            yield (STATE_ROLES[name], fqn), value
+            role = STATE_ROLES[name.removesuffix(SCALE)]
+            if role == "master" and not ("master" in model.scaled[fqn] and has_masters(model.scenario, op)):
+                continue
+            yield ("quant_scale", f"{fqn}.{role}") if name.endswith(SCALE) else (role, fqn), value
         if stepped in model.on_host and knows_host(model.scenario):
             yield ("host", fqn), model.on_host[stepped]
     yield from _scaler_state(model.scaler)
@@ -394,6 +425,6 @@ def _hyperparameters(model: _Model) -> dict[tuple[str, str], Value]:
 
 
 def _value(tensor: torch.Tensor) -> Value:
-    tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
+    tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return Value(NAME_OF[tensor.dtype], tuple(tensor.shape), data)

@@ -63,7 +63,7 @@ def records_of(pieces: Iterable[Piece], op: int, model: ModelSpec, origin: str) 
         elif section == "optim":
             yield from _optim(target, piece, rest)
         elif section == "extra":
-            yield from _extra(target, piece, rest)
+            yield from extra_records(target, piece, rest)
 
 
 def _optim(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
@@ -107,7 +107,8 @@ def hyperparameter_records(target: Target, piece: Piece, owner: str, name: str) 
         yield number_record(target, piece, role, f"{owner}.{name}")
 
 
-def _extra(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
+def extra_records(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
+    """The scheduler's and the scaler's state, by their keys in a section `extra`."""
     match rest:
         case ("scheduler", "last_epoch"):
             yield integer_record(target, piece, "scheduler", "last_epoch")

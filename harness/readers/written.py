@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -12,11 +14,16 @@ from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, NUMPY_NAME, WRITTEN, Record
 from harness.oracle.contracts import rounds_half_away, stages
 from harness.program import Op
+from harness.readers.automodel import read_automodel
 from harness.readers.checkpoint import expected_written, read_checkpoint
 from harness.readers.megatron import read_megatron
+from harness.readers.megatron_fsdp import read_megatron_fsdp, stored_as
 from harness.scenario import Scenario
 
+_ONE = np.float32(1)
+
 MEGATRON, BRIDGE = "megatron-core", "megatron-bridge"
+AUTOMODEL, MEGATRON_FSDP = "automodel", "megatron-fsdp"
 
 FUSED_STEP = "transformer-engine"
 """The system whose FusedAdam counts steps in the param group, and keeps no count of a parameter's own."""
@@ -41,17 +48,25 @@ def read_written(path: Path, op: Op, scenario: Scenario) -> list[Record]:
         return read_megatron(path, op, scenario)
     if scenario.system == BRIDGE:
         return read_megatron(path / f"iter_{op.iteration:07d}", op, scenario)
+    if scenario.system == AUTOMODEL:
+        return read_automodel(path, op, scenario)
+    if scenario.system == MEGATRON_FSDP:
+        return read_megatron_fsdp(path, op.index, scenario)
     return read_checkpoint(path, op.index, model_spec(scenario.model))
 
 
 def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     """What the checkpoint of the save `op` must hold, from the oracle's live values after it."""
     model = model_spec(scenario.model)
+    if scenario.system == AUTOMODEL:
+        scenario = replace(scenario, checkpoint=f"{scenario.checkpoint}+flatten")  # always, in its optimizer's state
     written = expected_written({k: v for k, v in live.items() if k.where == LIVE}, scenario, model)
     if scenario.system == FUSED_STEP and scenario.optimizer.impl == "multi_tensor":
         return _as_fused_adam_stores(written, scenario)
     if scenario.system == BRIDGE:
         written = {key: value for key, value in written.items() if key.role in ("param", "buffer")}
+    elif scenario.system == MEGATRON_FSDP:
+        return _masters_for_params(written, scenario)
     elif scenario.system != MEGATRON:
         return written
     count = np.int64(op.iteration).tobytes()
@@ -59,7 +74,8 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     aliases = {p.fqn for p in model.params if p.spec.tied_to is not None}
     form = scenario.checkpoint.partition("+")[0]
     kept = {k: v for k, v in written.items() if form in UNTIED or k.role != "param" or k.fqn not in aliases}
-    return {key: _as_stored(key, value, scenario) for key, value in kept.items()}
+    scales = {k.fqn: v for k, v in live.items() if k.role == "quant_scale"}
+    return {key: _as_stored(key, value, scales, scenario) for key, value in kept.items()}
 
 
 def _as_fused_adam_stores(written: Logical, scenario: Scenario) -> Logical:
@@ -88,8 +104,19 @@ def _as_fused_adam_stores(written: Logical, scenario: Scenario) -> Logical:
     return stored
 
 
-def _as_stored(key: Key, value: Value, scenario: Scenario) -> Value:
-    """A live value as Megatron-Core's formats store it."""
+def _masters_for_params(written: Logical, scenario: Scenario) -> Logical:
+    """Under every name of a parameter that has a master, the master."""
+    model = model_spec(scenario.model)
+    kept = {key: value for key, value in written.items() if key.role != "master"}
+    for key in [key for key in kept if key.role == "param" and stored_as(model, key.fqn, scenario) == "master"]:
+        own = key._replace(role="master")
+        kept[own] = written[own._replace(fqn=model.param(key.fqn).spec.tied_to or key.fqn)]
+        del kept[key]
+    return kept
+
+
+def _as_stored(key: Key, value: Value, scales: Mapping[str, Value], scenario: Scenario) -> Value:
+    """A live value as Megatron-Core's formats store it. scales: of what is scaled, by `{parameter}.{role}`."""
     if scenario.sharding != "zero1" or key.role not in IN_FP32:
         return value
     if key.role == "master":
@@ -97,7 +124,7 @@ def _as_stored(key: Key, value: Value, scenario: Scenario) -> Value:
         if rounds_half_away(scenario, stages(scenario, spec)):
             value = _remainder(value)
             return _in_fp32(value) if scenario.checkpoint.partition("+")[0] in GATHERED else value
-    return _in_fp32(value)
+    return _in_fp32(value, scales.get(f"{key.fqn}.{key.role}"))
 
 
 def _remainder(master: Value) -> Value:
@@ -106,8 +133,13 @@ def _remainder(master: Value) -> Value:
     return Value("int16", master.shape, words[:, 0].tobytes())
 
 
-def _in_fp32(value: Value) -> Value:
+def _in_fp32(value: Value, scale: Value | None = None) -> Value:
     if value.dtype == "fp32":
         return value
     stored = np.frombuffer(value.data, ml_dtypes.bfloat16 if value.dtype == "bf16" else NUMPY_NAME[value.dtype])
-    return Value("fp32", value.shape, stored.astype(np.float32).tobytes())
+    wide = stored.astype(np.float32)
+    if scale is not None:
+        with np.errstate(all="ignore"):
+            factor = np.frombuffer(scale.data, np.float32)
+            wide = wide * (factor if value.dtype == "fp16" else _ONE / (_ONE / factor))
+    return Value("fp32", value.shape, wide.tobytes())

@@ -12,9 +12,8 @@ contraction) and one thread:
   rounded to half in `_foreach_mul_`.
 * fused computes one step of an element in fp32 and rounds only what it stores. Its square root is correctly
   rounded, unlike that of `torch.sqrt` in fp32.
-* multi_tensor is FusedAdam of apex and TransformerEngine in IEEE arithmetic, one rounding an operation: scalars are
-  fp32, bias corrections come from the fp32 betas in double precision, each tensor has a dtype of its own. Their
-  FusedSGD takes the operations of torch's for-loop in fp32.
+* multi_tensor is FusedAdam of apex and TransformerEngine, which `fused_adam` says exactly. Their FusedSGD takes the
+  operations of torch's for-loop in fp32.
 
 Scalars that depend on hyperparameters (bias corrections, step size) are computed in double precision first.
 Kernels whose result depends on an element's position have no rule to follow here: see `oracle.kernels_table`.
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from harness.oracle.kernels_table import POSITION_DEPENDENT
+from harness.reference import fused_adam
 from harness.reference.numerics import BF16, F32, FP16, FP32, Array, rounded, rounded_scalar, torch_sqrt
 
 DTYPE_NAMES: dict[np.dtype[Any], str] = {FP32: "fp32", BF16: "bf16", FP16: "fp16"}
@@ -160,19 +160,10 @@ def _adam_fused(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array]
 
 
 def _adam_multi_tensor(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
-    """Adam and AdamW of FusedAdam: the update is lr · ((m / c1) / (√(v / c2) + eps) + decay · p)."""
-    p, g = param.astype(FP32), grad.astype(FP32)
-    beta1, beta2, decay, one = (np.float32(x) for x in (hyper.beta1, hyper.beta2, hyper.weight_decay, 1.0))
-    corrections = [np.float32(1.0 - math.pow(float(beta), step)) for beta in (beta1, beta2)]
-    if hyper.kind == "adam":
-        g = g + decay * p
-    exp_avg = beta1 * state["exp_avg"].astype(FP32) + (one - beta1) * g
-    exp_avg_sq = beta2 * state["exp_avg_sq"].astype(FP32) + (one - beta2) * g * g
-    change = (exp_avg / corrections[0]) / (np.sqrt(exp_avg_sq / corrections[1]) + np.float32(hyper.eps))
-    if hyper.kind == "adamw":
-        change = change + decay * p
-    param[...] = p - np.float32(hyper.lr) * change
-    state["exp_avg"][...], state["exp_avg_sq"][...] = exp_avg, exp_avg_sq
+    """Adam and AdamW of FusedAdam; the states of masters and scales are the caller's."""
+    betas, decoupled = (hyper.beta1, hyper.beta2), hyper.kind == "adamw"
+    scalars = fused_adam.Scalars.of(hyper.lr, betas, hyper.eps, hyper.weight_decay, step, decoupled=decoupled)
+    fused_adam.step_tensor(scalars, param, grad, state)
 
 
 def _working(x: Array) -> F32:

@@ -73,7 +73,9 @@ class Observer:
     ) -> None:
         """`master`, moments and `step`, and after a step the `grad` the optimizer saw."""
         stepped = {fqn for fqn, step in self.session.steps.items() if step}
-        if shards.stages.master is not None and has_masters(self.session.scenario, op):
+        self._scaled_state(records, shards, owned, op, stepped)
+        scaled = self.session.scaled_roles(shards)
+        if shards.stages.master is not None and "master" not in scaled and has_masters(self.session.scenario, op):
             _record(records, op, "master", shards.stepped, owned, self._canonical & self.session.held)
         if shards.on_host is not None and knows_host(self.session.scenario):
             everywhere = np.repeat(shards.on_host[None], len(shards.stepped), axis=0)
@@ -82,7 +84,7 @@ class Observer:
             seen = {p.fqn for p in self.session.with_gradient}
             _record(records, op, "grad", shards.main_grad, owned, seen)
         for role in moment_roles(self.session.scenario) if stepped else ():
-            if role in shards.moments:
+            if role in shards.moments and role not in scaled:
                 _record(records, op, role, shards.moments[role], owned, stepped)
         if self.session.scenario.optimizer.kind != "sgd":
             data = {fqn: np.float32(self.session.steps[fqn]).tobytes() for fqn in stepped}
@@ -90,6 +92,17 @@ class Observer:
                 if window.fqn in stepped:
                     values = data[window.fqn]
                     records.append(Record(op.index, window.rank, LIVE, "step", window.fqn, "fp32", (), (), (), values))
+
+    def _scaled_state(
+        self, records: list[Record], shards: Shards, owned: list[Window], op: Op, stepped: Collection[str]
+    ) -> None:
+        """Masters and moments that are scaled, as they are stored, with their scales."""
+        for role, (stored, scale) in shards.scaled.items() if stepped else ():
+            if role == "master" and not has_masters(self.session.scenario, op):
+                continue
+            _record(records, op, role, stored, owned, stepped)
+            names = [w._replace(fqn=f"{w.fqn}.{role}") for w in owned if w.fqn in stepped]
+            _record(records, op, "quant_scale", scale, names)
 
     @cached_property
     def _names(self) -> dict[str, list[str]]:

@@ -36,7 +36,10 @@ class Loader:
 
     def load_model_only(self, content: Content) -> None:
         """Restore parameters and persistent buffers."""
-        self.restore_model(self.read(content), content)
+        logical = self.read(content)
+        self.restore_model(logical, content)
+        if self.session.rules.masters_in_model:
+            self.restore_masters(logical)
         self.session.refresh_host_copies()
 
     # -- from what was written to logical tensors
@@ -124,18 +127,29 @@ class Loader:
         """Masters, moments and steps; whatever state existed before is gone."""
         session = self.session
         session.steps = {session.state_owner(name): step for name, step in common["steps"].items()}
+        self.restore_masters(logical)
         for shards in session.shards:
-            if shards.stages.master is not None and "master" in logical:
-                shards.stepped = self.take(shards, "master", self._by_owner(logical["master"]), shards.stages.master)
             shards.moments = {
-                role: self.take(shards, role, self._by_owner(logical[role]), shards.stages.moment(role))
+                role: self._take_role(shards, role, logical)
                 for role in moment_roles(session.scenario)
                 if role in logical
             }
+        if session.steps:
+            session.settle(masters=True)
+            session.settle(masters=False)
+
+    def restore_masters(self, logical: Logical) -> None:
+        """What the optimizer steps on, where it is not the model's parameters."""
+        for shards in self.session.shards:
+            if shards.stages.master is not None and "master" in logical:
+                shards.stepped = self._take_role(shards, "master", logical)
 
     def _by_owner(self, tensors: dict[str, Array]) -> dict[str, Array]:
         """State by the parameter that the index map says a name's state belongs to."""
         return {self.session.state_owner(name): values for name, values in tensors.items()}
+
+    def _take_role(self, shards: Shards, role: str, logical: Logical) -> Array:
+        return self.take(shards, role, self._by_owner(logical[role]), self.session.working_dtype(shards, role))
 
     def take(self, shards: Shards, role: str, tensors: dict[str, Array], dtype: str) -> Array:
         """Each rank's elements of logical tensors of one role, (R, S, m) in `dtype`."""

@@ -15,18 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from harness import probe
-from harness.models import BufferSpec, ModelSpec, NamedParam, storage_dtype
+from harness.models import BufferSpec, ModelSpec, NamedParam
 from harness.oracle.contracts import (
     Stages,
     at_build,
     buffer_dtype,
     has_scaler,
+    initial_dtypes,
     kernels,
     rules,
+    scaled_roles,
     stages,
 )
+from harness.oracle.domains import scale_domains
 from harness.oracle.host_elements import host_elements
 from harness.program import Op
+from harness.reference import fused_adam
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import Array
 from harness.reference.placement import Catalogue, FlatLayout, Index, lay_out
@@ -39,6 +43,7 @@ DTYPE: dict[str, np.dtype[np.generic]] = {
     "fp64": np.dtype(np.float64),
     "int64": np.dtype(np.int64),
     "bool": np.dtype(np.bool_),
+    "fp8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 NAME = {dtype: name for name, dtype in DTYPE.items()}
 
@@ -65,8 +70,10 @@ class Shards:
     parameters of flat buffers, (R, S, n); None under `fully_shard`, where `stepped` is the storage. moments: role →
     (R, S, m); the rows of parameters without a step mean nothing. offloaded: which elements live on the host,
     (S, m); host: the copies they are stepped on, (R, S, m). on_host: which elements the host's kernel steps where it is
-    another one, (S, m). computed: parameters as the last forward saw them,
-    (R, S, n). accumulated: gradients before reduction, (R, S, n). reduced, main_grad: after it, (R, S, m).
+    another one, (S, m). scaled: role → (as stored, scale), (R, S, m) each, of state that FusedAdam scales: `moments`,
+    or `stepped` for a master, is then what they stand for, in fp32. domains: over what a scale is taken, (S, m).
+    computed: parameters as the last forward saw them, (R, S, n). accumulated: gradients before reduction, (R, S, n).
+    reduced, main_grad: after it, (R, S, m).
     """
 
     layout: FlatLayout
@@ -78,10 +85,26 @@ class Shards:
     offloaded: Array | None = None
     host: Array | None = None
     on_host: Array | None = None
+    scaled: dict[str, tuple[Array, Array]] = field(default_factory=dict)
+    domains: Index | None = None
     computed: Array | None = None
     accumulated: Array | None = None
     reduced: Array | None = None
     main_grad: Array | None = None
+
+    def settle(self, role: str) -> None:
+        """Store what an update or a load left of a scaled state, and let that be what it stands for."""
+        values = self.stepped if role == "master" else self.moments[role]
+        dtype = DTYPE[self.stages.master or "" if role == "master" else self.stages.moment(role)]
+        assert self.domains is not None
+        numbers = np.repeat(self.domains[None], len(values), axis=0).ravel()
+        stored, scale = fused_adam.scaled(values.ravel(), dtype, numbers)
+        self.scaled[role] = stored.reshape(values.shape), scale.reshape(values.shape)
+        settled = fused_adam.unscaled(stored, scale).reshape(values.shape)
+        if role == "master":
+            self.stepped = settled
+        else:
+            self.moments[role] = settled
 
     @property
     def storage_shard(self) -> Array:
@@ -140,6 +163,7 @@ class Session:
         self.held = {p.fqn for p in model.unique_params} - (frozen if self.rules.trainable_only else set())
         self.device_kernel, self.host_kernel = kernels(scenario)
         self.host_masks = host_elements(scenario, op.mesh)
+        self.domains = scale_domains(scenario, op.mesh)
         self.shards: list[Shards] = []
         self.groups: list[Group] = []
         self.buffers: dict[str, Array] = {}
@@ -171,21 +195,26 @@ class Session:
         return self.scenario.sharding != "fully_shard"
 
     def storage(self, param: NamedParam) -> str:
-        return storage_dtype(self.scenario.dtype, param.spec)
+        return stages(self.scenario, param.spec).storage
 
     def _build_shards(self) -> None:
         keys = np.concatenate([self.catalogue.keys[p.fqn] for p in self.catalogue.params])
         initial = np.append(probe.initial_values(keys, self.init_seed), np.float32(0))
-        by_storage: dict[str, list[NamedParam]] = {}
+        alike: dict[tuple[Stages, tuple[str, ...]], list[NamedParam]] = {}
         for param in self.catalogue.params:
-            by_storage.setdefault(self.storage(param), []).append(param)
+            key = (stages(self.scenario, param.spec), initial_dtypes(self.scenario, param.spec))
+            alike.setdefault(key, []).append(param)
         for tp_index in range(self.mesh.tp):
-            for storage, params in by_storage.items():
-                layout = lay_out(self.catalogue, storage, params, self.mesh, tp_index, self.flat)
-                shards = Shards(layout, tp_index, stages(self.scenario, params[0].spec), np.empty(0))
-                self.place_params(shards, initial.astype(DTYPE[storage]), layout.shard_element)
+            for (stage, path), params in alike.items():
+                layout = lay_out(self.catalogue, stage.storage, params, self.mesh, tp_index, self.flat)
+                shards = Shards(layout, tp_index, stage, np.empty(0))
+                values = initial
+                for dtype in path:
+                    values = values.astype(DTYPE[dtype])
+                self.place_params(shards, values, layout.shard_element)
                 self.refresh_masters(shards)
                 shards.on_host = self._on_host(layout)
+                shards.domains = self._domains(layout)
                 self.shards.append(shards)
 
     def _on_host(self, layout: FlatLayout) -> Array | None:
@@ -197,6 +226,35 @@ class Session:
             if slot.param.fqn in self.held:
                 logical[self.catalogue.span(slot.param)] = self.host_masks[slot.param.fqn].ravel()
         return logical[layout.shard_element]
+
+    def _domains(self, layout: FlatLayout) -> Index | None:
+        """The number of the domain of each of a rank's elements, (S, m), 0 for what no optimizer holds; None where
+        nothing is scaled."""
+        if not self.domains:
+            return None
+        logical = np.zeros(self.catalogue.padding + 1, np.int64)
+        for slot in layout.slots():
+            if slot.param.fqn in self.domains:
+                logical[self.catalogue.span(slot.param)] = self.domains[slot.param.fqn].ravel() + 1
+        numbers: Index = logical[layout.shard_element]
+        return numbers
+
+    def scaled_roles(self, shards: Shards) -> tuple[str, ...]:
+        """Which of a storage dtype's master and moments FusedAdam scales."""
+        return scaled_roles(self.scenario, shards.stages)
+
+    def working_dtype(self, shards: Shards, role: str) -> str:
+        """The dtype that a master or moment is calculated with: that of its stage, or fp32 where it is scaled."""
+        if role in self.scaled_roles(shards):
+            return "fp32"
+        return shards.stages.stepped if role == "master" else shards.stages.moment(role)
+
+    def settle(self, *, masters: bool) -> None:
+        """Store the scaled masters, or the scaled moments that there are."""
+        for shards in self.shards:
+            for role in self.scaled_roles(shards):
+                if masters if role == "master" else not masters and role in shards.moments:
+                    shards.settle(role)
 
     def place_params(self, shards: Shards, logical: Array, owned: Index) -> None:
         """Set the storage parameters of every rank from values over the catalogue, in storage dtype.
@@ -222,7 +280,7 @@ class Session:
     def refresh_masters(self, shards: Shards) -> None:
         """Let the optimizer step on the model's parameters as they are now: widen them into the masters."""
         if shards.model is not None:
-            shards.stepped = shards.storage_shard.astype(DTYPE[shards.stages.master or shards.stages.storage])
+            shards.stepped = shards.storage_shard.astype(DTYPE[self.working_dtype(shards, "master")])
 
     def refresh_host_copies(self) -> None:
         """Copy what the optimizer steps on to the host."""
@@ -234,6 +292,8 @@ class Session:
         """Refresh masters and host copies from the model's parameters."""
         for shards in self.shards:
             self.refresh_masters(shards)
+        if self.steps:
+            self.settle(masters=True)
         self.refresh_host_copies()
 
     def unfreeze(self) -> None:
@@ -305,7 +365,8 @@ class Session:
     def initial_buffer(self, fqn: str, spec: BufferSpec) -> Array:
         """A module's buffer as its constructor makes it, in its own dtype and shape."""
         keys = probe.element_keys(fqn, spec.shape, self.scenario.seed)
-        match buffer_dtype(self.scenario, spec.dtype):
+        module = next(m for m in self.model.modules if fqn == f"{m.path}.{spec.name}")
+        match buffer_dtype(self.scenario, spec.dtype, module):
             case "int64":
                 return np.zeros(spec.shape, np.int64)
             case "bool":

@@ -47,6 +47,8 @@ class Ranks:
                 self.loader.load_model_only(checkpoints[op.checkpoint])
                 if self.session.rules.load_refreshes:
                     self.session.reload_params()
+            case "reload_params" if self.session.rules.masters_in_model:
+                pass
             case "reload_params":
                 self.session.reload_params()
             case "unfreeze":

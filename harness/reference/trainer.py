@@ -48,8 +48,12 @@ class Trainer:
             self.clip()
         skip = self.should_skip(self.overflowed())
         if not skip:
+            if not self.session.steps:  # FusedAdam makes its masters of the parameters, as it stores them
+                self.session.settle(masters=True)
             self.update()
             self.publish()
+            self.session.settle(masters=True)
+            self.session.settle(masters=False)
             self.advance_schedule()
         self.update_scale(skip)
 
@@ -280,7 +284,7 @@ class Trainer:
         assert shards.main_grad is not None
         for role in moment_roles(self.session.scenario):
             if role not in shards.moments:
-                shards.moments[role] = np.zeros(shards.stepped.shape, DTYPE[shards.stages.moment(role)])
+                shards.moments[role] = np.zeros(shards.stepped.shape, DTYPE[self.session.working_dtype(shards, role)])
         arrays = {"stepped": shards.stepped, "grad": shards.main_grad, **shards.moments}
         flat = {k: _take(v, positions) for k, v in arrays.items()}
         param, grad = flat.pop("stepped"), flat.pop("grad")
@@ -292,7 +296,8 @@ class Trainer:
             self._update_with_both(hyper, on_host, (param, grad, state), step)
         shards.stepped = _put(shards.stepped, positions, param)
         for role, values in state.items():
-            kept = self.cast_to_stage("state", values, shards.stages.moment(role))
+            scaled = role in self.session.scaled_roles(shards)
+            kept = values if scaled else self.cast_to_stage("state", values, shards.stages.moment(role))
             shards.moments[role] = _put(shards.moments[role], positions, kept)
 
     def _update_with_both(

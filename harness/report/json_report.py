@@ -11,7 +11,10 @@ from harness.store import Run
 
 def to_json(report: Report) -> dict[str, Any]:
     """The whole report in JSON types. Keys may be added, never renamed."""
-    return {"run": _run(report), "results": [_result(report, result.to_json()) for result in report.results]}
+    return {
+        "run": _run(report),
+        "results": [_result(report, r.to_json(), report.emulated_only(r)) for r in report.results],
+    }
 
 
 def render_json(report: Report) -> str:
@@ -35,6 +38,7 @@ def _run(report: Report) -> dict[str, Any]:
         "missing": [scenario.id for scenario in report.missing],
         "exclusions": dict(run.exclusions),
         "emulated": list(report.emulated),
+        "devices": list(report.devices),
         "not_exercised": list(report.not_exercised),
         "outside_support": dict(report.outside_support),
         "started_at": run.started_at,
@@ -42,6 +46,7 @@ def _run(report: Report) -> dict[str, Any]:
     }
 
 
-def _result(report: Report, data: dict[str, Any]) -> dict[str, Any]:
+def _result(report: Report, data: dict[str, Any], emulated_only: bool) -> dict[str, Any]:
     past = report.before.get(data["id"])
-    return {**data, "previous": None if past is None else {"run": past.run_id, "verdict": past.verdict.value}}
+    previous = None if past is None else {"run": past.run_id, "verdict": past.verdict.value}
+    return {**data, "previous": previous, "emulated_only": emulated_only}

@@ -63,7 +63,7 @@ class Report:
     """A run as its reports see it.
 
     missing: planned scenarios without a verdict. before: scenario id → its verdict in an earlier run.
-    issues: what the results' `known_issue` refer to.
+    issues: what the results' `known_issue` refer to, and which findings a GPU has confirmed.
     """
 
     run: Run
@@ -114,6 +114,16 @@ class Report:
         """(system and release, with what upstream never supported it), of the releases that ran so."""
         found = {(f"{r.system} {r.version}", "; ".join(r.outside_support)) for r in self.results if r.outside_support}
         return tuple(sorted(found))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where results came from, if not from the CPU alone."""
+        found = sorted({r.device for r in self.results if r.verdict is not Verdict.UNSUPPORTED})
+        return () if found in ([], ["cpu"]) else tuple(found)
+
+    def emulated_only(self, result: Result) -> bool:
+        """Whether a failure was seen under emulation and not yet on a GPU."""
+        return self.issues.emulated_only(result)
 
     def change(self, result: Result) -> Change:
         """New, recurring or fixed. A failure with another signature than last time is new."""

@@ -27,6 +27,8 @@ Paint = Callable[[str, str], str]
 
 SHOWN_DIFFERENCES = 5
 
+EMULATED_ONLY = "emulated only: not seen on a GPU yet"
+
 _CONTROL = r"[^\n\t\x20-\x7e\xa0-\U0010ffff]"
 _CONTROL_BUT_COLOUR = r"(?!\x1b\[[0-9;]*m)" + _CONTROL
 
@@ -54,8 +56,12 @@ def render_text(report: Report, page: Path | None = None, colour: bool = False) 
     return _inert("\n\n".join(block for block in blocks if block), colour) + "\n"
 
 
-def render_result(result: Result, colour: bool = False) -> str:
-    """One result in full: scenario, verdict, explanations, every difference; what `explain` and `replay` print."""
+def render_result(result: Result, colour: bool = False, *, emulated_only: bool = False) -> str:
+    """One result in full: scenario, verdict, explanations, every difference; what `explain` and `replay` print.
+
+    Args:
+        emulated_only: the finding was seen under emulation and not yet on a GPU.
+    """
     paint: Paint = _ansi if colour else _plain
     lines = [
         f"{paint(result.verdict.value, _COLOURS[result.verdict])}  {result.system} {result.version}  {result.id}",
@@ -63,6 +69,10 @@ def render_result(result: Result, colour: bool = False) -> str:
     ]
     if result.failed_op:
         lines.append(f"  failed at operation {result.failed_op.index} ({result.failed_op.name})")
+    if result.device != "cpu":
+        lines.append(f"  device: {result.device}")
+    if emulated_only:
+        lines.append(f"  {EMULATED_ONLY}")
     if result.emulated:
         lines.append(f"  emulated: {', '.join(result.emulated)}")
     if result.not_exercised:
@@ -104,6 +114,8 @@ def difference_lines(difference: Difference) -> list[str]:
 def _heading(report: Report) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report.run.versions.items())
     lines = [f"run {report.run.id}   seed {report.run.seed}" + (f"   {versions}" if versions else "")]
+    if report.devices:
+        lines.append(f"device: {'; '.join(report.devices)}")
     if report.emulated:
         lines.append(f"emulated: {', '.join(report.emulated)}")
     if report.not_exercised:
@@ -147,6 +159,8 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
     notes += [f"{n} {change.value}" for change, n in changes.items() if n]
     if cluster.known_issue:
         notes.append(f"known issue {cluster.known_issue}")
+    if report.emulated_only(simplest):
+        notes.append(EMULATED_ONLY)
     title = paint(cluster.signature, _COLOURS[simplest.verdict] if not cluster.known_issue else "2")
     lines = [f"{number}. {title}  [{', '.join(notes)}]"]
     if cluster.mechanism:

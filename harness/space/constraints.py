@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from harness.errors import HarnessError
 from harness.models import ParamSpec, model_spec
-from harness.oracle.contracts import PRECISION_AWARE, rules, stages, stepped_dtype
+from harness.oracle.contracts import PRECISION_AWARE, rules, stages, stepped_dtype, steps_on_gpu, twin_device
 from harness.oracle.host_elements import mixes_kernels
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.program import operations
@@ -108,13 +108,21 @@ def _stepped_dtypes(s: Scenario) -> set[str]:
     return {stepped_dtype(s, spec) for spec in _SPECS}
 
 
+def _master_beside(s: Scenario) -> str | None:
+    """The dtype of masters that FusedAdam keeps scaled, beside the parameter, and calculates with in fp32."""
+    return "fp16" if s.dtype.master == "fp16" and PRECISION_AWARE in s.options else None
+
+
 def _kernel_constraints() -> Iterator[Constraint]:
     """One constraint a reason of `POSITION_DEPENDENT`."""
     for number, reason in enumerate(dict.fromkeys(POSITION_DEPENDENT.values())):
         kernels = frozenset(key for key, value in POSITION_DEPENDENT.items() if value == reason)
 
         def uses(s: Scenario, kernels: frozenset[tuple[str, str, str]] = kernels) -> bool:
-            return any((s.optimizer.kind, s.optimizer.impl, dtype) in kernels for dtype in _stepped_dtypes(s))
+            on_cpu = not steps_on_gpu(s)
+            return on_cpu and any(
+                (s.optimizer.kind, s.optimizer.impl, dtype) in kernels for dtype in _stepped_dtypes(s)
+            )
 
         yield Constraint(f"kernel-{number}", reason, uses)
 
@@ -190,8 +198,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(
         "master-sharding",
-        "separate master parameters belong to zero1: per-parameter sharding steps on the storage itself, but for "
-        "systems whose contract has them under every sharding",
+        "separate master parameters belong to zero1: per-parameter sharding steps on the storage itself",
         lambda s: s.dtype.master is not None and s.sharding == "fully_shard" and not rules(s.system).sharded_masters,
     ),
     Constraint(
@@ -235,7 +242,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "multi-tensor-half",
         "FusedAdam and FusedSGD step in fp32 here: parameters in half have masters",
-        lambda s: s.optimizer.impl == "multi_tensor" and _stepped_dtypes(s) != {"fp32"},
+        lambda s: s.optimizer.impl == "multi_tensor" and not _stepped_dtypes(s) <= {"fp32", _master_beside(s)},
     ),
     Constraint(
         "precision-aware-dtypes",
@@ -250,11 +257,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "precision-aware-gradient",
         "a precision-aware optimizer reads the gradient in the dtype it was reduced in",
         lambda s: s.dtype.grad is not None and any(s.dtype.grad != stages(s, spec).reduce for spec in _SPECS),
-    ),
-    Constraint(
-        "precision-aware-moments",
-        "moments are stored in fp32 or bf16: FusedAdam scales fp16 ones by the largest value of the local shard",
-        lambda s: "fp16" in (s.dtype.exp_avg, s.dtype.exp_avg_sq),
     ),
     Constraint(
         "precision-aware-offload",
@@ -278,8 +280,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
             s.optimizer.kind != "sgd"
             and s.optimizer.impl != "fused"
             and s.optimizer.eps < 2.0**-14
-            and "fp16" in _stepped_dtypes(s)
+            and "fp16" in _stepped_dtypes(s) - {_master_beside(s)}
         ),
+    ),
+    Constraint(
+        "capturable-device",
+        "capturable is a switch of torch.optim's Adam and AdamW, for tensors on a GPU: device=cuda, without offload",
+        lambda s: s.optimizer.capturable and (s.optimizer.kind == "sgd" or twin_device(s) != "cuda"),
     ),
     *_kernel_constraints(),
 )

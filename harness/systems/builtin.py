@@ -9,6 +9,8 @@ MODULES = (
     "harness.systems.torch_fsdp2",
     "harness.systems.megatron_core",
     "harness.systems.megatron_bridge",
+    "harness.systems.automodel",
+    "harness.systems.megatron_fsdp",
     "harness.systems.transformer_engine",
     "harness.reference.info",
 )

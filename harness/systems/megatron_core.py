@@ -56,7 +56,7 @@ def variant(scenario: Scenario) -> str:
 
 def not_exercised(scenario: Scenario) -> tuple[str, ...]:
     """What the scenario asks for that ranks without a GPU cannot put to the test."""
-    asked = [word for word in scenario.options if word.startswith("overlap_")]
+    asked = [word for word in scenario.options if word.startswith("overlap_") and scenario.device == "cpu"]
     return tuple(f"{word}: streams and events of the emulated device do nothing" for word in asked)
 
 
@@ -246,16 +246,11 @@ LIMITS: tuple[Limit, ...] = (
         "FusedAdam keeps masters in fp32 or fp16",
     ),
     Limit(
-        "scaled-state",
-        lambda s: "fp16" in (s.dtype.master, s.dtype.exp_avg, s.dtype.exp_avg_sq),
-        "FusedAdam scales masters and moments in fp16 by the largest of the rank's shard: no oracle for that yet",
-        "transformer_engine/pytorch/optimizers/fused_adam.py, _apply_scale",
-    ),
-    Limit(
         "optimizer-impl",
         lambda s: s.optimizer.impl not in ("multi_tensor", "forloop"),
         "the optimizer is FusedAdam or FusedSGD (impl=multi_tensor) or, without apex, torch's own (impl=forloop)",
     ),
+    Limit("capturable", lambda s: s.optimizer.capturable, "the optimizer config has no capturable"),
     Limit("nesterov", lambda s: s.optimizer.nesterov, "the optimizer config has no Nesterov momentum"),
     Limit(
         "l2-before-015",
@@ -351,5 +346,7 @@ INFO = register(
         options=OPTIONS,
         not_exercised=not_exercised,
         owner_groups=True,
+        devices=("cpu", "cuda"),
+        library="harness.systems.megatron_core_rank:library",
     )
 )

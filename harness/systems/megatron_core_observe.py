@@ -21,7 +21,7 @@ from harness.emulation import cuda
 from harness.layout import interval_boxes
 from harness.models import NamedParam
 from harness.observe.record import LIVE, Record, whole
-from harness.oracle.contracts import has_masters, stages
+from harness.oracle.contracts import has_masters, scaled_roles, stages
 from harness.oracle.host_elements import knows_host
 from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, Probe, tensor_bytes
 from harness.program import Op
@@ -37,8 +37,8 @@ class Owned:
     fqn: empty where the model has no such parameter. start, length: flat interval of this rank's local parameter, in
     elements; beyond its end where the shard does not lie in the parameter's memory. held: what the Megatron optimizer
     gave its inner optimizer: a master, or the shard of the parameter itself. stepped: what is really stepped: `held`,
-    or the host's or fp32 copy that a hybrid optimizer made of it. state, inner_group: of the optimizer that steps it;
-    group: where the schedule writes.
+    or the host's or fp32 copy that a hybrid optimizer made of it. state, scales, inner_group: of the optimizer that
+    steps it; group: where the schedule writes.
     """
 
     fqn: str
@@ -50,6 +50,7 @@ class Owned:
     state: Mapping[str, Any] = field(default_factory=dict)
     group: Mapping[str, Any] = field(default_factory=dict)
     inner_group: Mapping[str, Any] = field(default_factory=dict)
+    scales: Mapping[str, Any] = field(default_factory=dict)
 
 
 def observe(
@@ -98,7 +99,7 @@ def owned_parts(state: TrainState) -> Iterator[Owned]:
             separate = held.data_ptr() != model.data_ptr() + start * model.element_size()
             yield Owned(
                 names.get(id(model), ""), start, length, held, stepped, separate,
-                kept, outer.get(id(held), {}), inner_group,
+                kept, outer.get(id(held), {}), inner_group, getattr(leaf, "_scales", {}).get(stepped, {}),
             )  # fmt: skip
 
 
@@ -164,6 +165,7 @@ class _Recorder:
             named = self.state.spec.param(part.fqn)
             for role, tensor in self._tensors(named, part):
                 yield from self._part(role, named, part, tensor)
+            yield from self._scales(named, part)
             step = part.state.get("step", part.inner_group.get("step"))
             if step is not None:
                 yield self.whole("step", part.fqn, torch.as_tensor(float(step), dtype=torch.float32))
@@ -178,6 +180,8 @@ class _Recorder:
         for named in self.state.spec.unique_params:
             if named.spec.trainable == "yes" and named.fqn not in owned:
                 declared = stages(self.state.scenario, named.spec)
+                if role == "master" and self._is_scaled(named, role) and not self.state.iteration:
+                    continue  # it comes with the first step
                 dtype = {"master": declared.master, "grad": declared.main_grad}[role]
                 if dtype is not None:
                     yield self.nothing(role, named, dtype)
@@ -187,16 +191,31 @@ class _Recorder:
 
     def _tensors(self, named: NamedParam, part: Owned) -> Iterator[tuple[str, torch.Tensor]]:
         if self._has_master(named) and has_masters(self.state.scenario, self.op):
-            yield from (("master", master) for master in self._masters(part))
+            yield from (("master", master) for master in self._masters(named, part))
         for name, role in STATE_ROLES.items():
             if part.state.get(name) is not None:
                 yield role, part.state[name]
         if knows_host(self.state.scenario):
-            yield "host", torch.full(part.held.shape, not cuda.is_device(part.stepped))
+            on_device = part.stepped.is_cuda if self.state.scenario.device == "cuda" else cuda.is_device(part.stepped)
+            yield "host", torch.full(part.held.shape, not on_device)
 
-    def _masters(self, part: Owned) -> Iterator[torch.Tensor]:
+    def _scales(self, named: NamedParam, part: Owned) -> Iterator[Record]:
+        """The scale of every scaled state that there is, for each element."""
+        names = {"master": "master_param"}
+        for role in scaled_roles(self.state.scenario, stages(self.state.scenario, named.spec)):
+            name = names.get(role, role)
+            if part.state.get(name) is None or (role == "master" and not has_masters(self.state.scenario, self.op)):
+                continue
+            scale = part.scales[name].cpu().expand(part.state[name].numel())
+            for record in self._part("quant_scale", named, part, scale.reshape(part.state[name].shape)):
+                yield record._replace(fqn=f"{named.fqn}.{role}")
+
+    def _is_scaled(self, named: NamedParam, role: str) -> bool:
+        return role in scaled_roles(self.state.scenario, stages(self.state.scenario, named.spec))
+
+    def _masters(self, named: NamedParam, part: Owned) -> Iterator[torch.Tensor]:
         """Every copy that the optimizer has of the master. FusedAdam makes its own of the parameter, at the first step:
-        until then that is what it has."""
+        until then that is what it has, unless it would have to be scaled."""
         if part.separate:
             yield part.held
         if part.stepped is not part.held:
@@ -204,7 +223,7 @@ class _Recorder:
         kept = part.state.get("master_param")
         if kept is not None and kept is not part.stepped:
             yield _joined(part.held, kept) if kept.dtype == torch.int16 else kept
-        elif not part.separate and part.stepped is part.held:
+        elif not part.separate and part.stepped is part.held and not self._is_scaled(named, "master"):
             yield part.held.detach().float()
 
     def _copies(self, owned: list[Owned]) -> Iterator[Record]:

@@ -1,12 +1,13 @@
 """Megatron-Core on one rank: build, step, save and load as its training script does, through its own classes.
 
-The process group exists already and spans the mesh. Everything of the library runs on the emulated CUDA device. The
-library is imported once, by `warm_up` in the server or by the first rank, with the packages beside it that the
-variant in SHARDPROOF_VARIANT names: it looks for apex and TransformerEngine at import.
+The process group exists already and spans the mesh. Everything of the library runs on the emulated CUDA device, or on
+cuda on the rank's own GPU. The library is imported once, by `warm_up` in the server or by the first rank, with the
+packages beside it that the variant in SHARDPROOF_VARIANT names: it looks for apex and TransformerEngine at import.
 
-*Verifies* nothing by itself. *Does not exercise* CUDA streams, NCCL, pipeline or context parallelism; nor fp8 primary
-weights: a parameter is one if it is TransformerEngine's QuantizedTensor (megatron/core/fp8_utils.py, is_float8tensor),
-a class that is not there without TransformerEngine, whose presence switches on layers that need its kernels.
+*Verifies* nothing by itself. *Does not exercise* CUDA streams and NCCL where the device is emulated; pipeline or
+context parallelism; nor fp8 primary weights: a parameter is one if it is TransformerEngine's QuantizedTensor
+(megatron/core/fp8_utils.py, is_float8tensor), a class that is not there without TransformerEngine, whose presence
+switches on layers that need its kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from harness.emulation import cuda, spawn
+from harness.emulation import cuda
+from harness.emulation import device as devices
 from harness.models import model_spec
 from harness.observe.record import Record
 from harness.oracle.contracts import at_build
@@ -52,33 +54,35 @@ QUIET = {
 }
 """Warnings of a sound run, on a GPU as here, that are of no consequence. Any other is a difference."""
 
+OPTIMIZER_DTYPE = TORCH_DTYPE | {"fp8e4m3": torch.uint8}
+"""What the optimizer config calls a dtype: fp8 is uint8 there."""
+
 VARIANT = "SHARDPROOF_VARIANT"
 TE_VERSION = "2.10.0"  # whose FusedAdam is emulated
 
 
 @cache
-def library() -> None:
-    """Import Megatron-Core on the emulated device, after what its variant finds beside it. Once a process."""
+def library(device: str = "cpu") -> None:
+    """Import Megatron-Core on the emulated device or, on cuda, on the real one, after what its variant finds beside it.
+    Once a process."""
     from harness.emulation import apex
 
-    variant = os.environ.get(VARIANT, "apex")
-    with cuda.emulated():
-        if variant != "plain":
-            apex.install(te_optimizers=variant == "te")
+    with devices.on(device):
+        te_stubbed = devices.provide(device, os.environ.get(VARIANT, "apex"))
         from megatron.core import utils
 
-        if variant == "te":
+        if te_stubbed:
             with apex.te_version_known(TE_VERSION):
                 utils.get_te_version()
         from harness.systems import megatron_core_model  # noqa: F401
 
 
 def emulated(method: Callable[[S, Op], R]) -> Callable[[S, Op], R]:
-    """Run an operation on the emulated device, with managers forked instead of spawned."""
+    """Run an operation on the scenario's device: a GPU, or the emulated one, with managers forked, not spawned."""
 
     @wraps(method)
     def run(self: S, op: Op) -> R:
-        with cuda.emulated(), spawn.forked():
+        with devices.on(self.scenario.device):
             return method(self, op)
 
     return run
@@ -88,7 +92,7 @@ class MegatronRank:
     """The RankSystem of `megatron-core`."""
 
     def __init__(self, context: RankContext) -> None:
-        library()
+        library(context.scenario.device)
         for message in QUIET:
             warnings.filterwarnings("ignore", message, UserWarning)
         self.context = context
@@ -297,7 +301,7 @@ def _optimizer_config(scenario: Scenario, ask: Optimizer) -> dict[str, Any]:
         "optimizer_cpu_offload": fraction > 0, "optimizer_offload_fraction": fraction,
         "use_torch_optimizer_for_cpu_offload": "torch_offload" in options,
         "overlap_cpu_optimizer_d2h_h2d": "overlap_offload" in options,
-        **{name: TORCH_DTYPE[dtype or "fp32"] for name, dtype in dtypes.items()},
+        **{name: OPTIMIZER_DTYPE[dtype or "fp32"] for name, dtype in dtypes.items()},
     }  # fmt: skip
 
 

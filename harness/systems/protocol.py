@@ -87,8 +87,10 @@ class SystemInfo:
     installed environment has it. variant: which of the system's environments a scenario needs, where a process can be
     only one of them; its server finds it in SHARDPROOF_VARIANT. options: switch of the `options` axis → what it does.
     not_exercised: what a scenario asks for that the world here cannot put to the test. owner_groups: hyperparameters
-    are recorded by parameter, on the ranks that own some of it. chosen: what of it is real here and what is emulated,
-    where that depends on what is installed; a line for `doctor`.
+    are recorded by parameter, on the ranks that own some of it. devices: values of the `device` axis that it runs on;
+    the registry refuses the others. library: `module:function` of the device, which imports the library and runs
+    nothing of it; every rank calls it before its warnings count: a server of GPUs may not warm up. chosen: what
+    of it is real here and what is emulated, where that depends on what is installed; a line for `doctor`.
     """
 
     name: str
@@ -105,4 +107,6 @@ class SystemInfo:
     options: Mapping[str, str] = field(default_factory=dict)
     not_exercised: Callable[[Scenario], tuple[str, ...]] = _everything_exercised
     owner_groups: bool = False
+    devices: tuple[str, ...] = ("cpu",)
+    library: str = ""
     chosen: Callable[[], str] = _nothing_to_choose

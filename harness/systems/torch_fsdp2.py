@@ -200,12 +200,13 @@ def unsupported(scenario: Scenario) -> str | None:
 INFO = register(
     SystemInfo(
         name="torch-fsdp2",
-        doc="PyTorch FSDP2 (fully_shard) with distributed checkpoint, unmodified, on gloo",
+        doc="PyTorch FSDP2 (fully_shard) with distributed checkpoint, unmodified, on gloo or on GPUs",
         world="fork",
         entry="harness.systems.torch_fsdp2_rank:Fsdp2Rank",
         unsupported=unsupported,
         limits=LIMITS,
         distributions=("torch",),
         warm_up="harness.systems.torch_fsdp2_rank:warm_up",
+        devices=("cpu", "cuda"),
     )
 )

@@ -4,8 +4,9 @@ The process group exists already and spans the mesh. What a record's box is come
 never from the library; a local tensor of another shape than its box keeps its own shape in the record, so
 that assembly reports it.
 
-*Verifies* nothing by itself. *Does not exercise* CUDA streams, overlap or pinned memory: ranks are CPU
-processes on gloo.
+On cuda the mesh is one of GPUs, the model is moved there before it is sharded, and offload pins its memory.
+
+*Verifies* nothing by itself. *Does not exercise*, on the CPU, streams, overlap or pinned memory.
 """
 
 from __future__ import annotations
@@ -131,9 +132,9 @@ class Fsdp2Rank:
     # Construction
 
     def _model(self, init_seed: int) -> nn.Module:
-        root = build_model(self.probe, init_seed)
+        root = build_model(self.probe, init_seed).to(self.scenario.device)
         if "tp" in (self.mesh.mesh_dim_names or ()):
-            _tensor_parallel(root, self.mesh["tp"])
+            tensor_parallel(root, self.mesh["tp"])
         return root
 
     def _held(self, root: nn.Module) -> dict[str, nn.Parameter]:
@@ -155,7 +156,7 @@ class Fsdp2Rank:
         if ask.kind == "sgd":
             options |= {"momentum": ask.momentum, "nesterov": ask.nesterov}
         else:
-            options |= {"betas": (ask.beta1, ask.beta2), "eps": ask.eps}
+            options |= {"betas": (ask.beta1, ask.beta2), "eps": ask.eps, "capturable": ask.capturable}
         return OPTIMIZERS[ask.kind](self._groups(ask), **options)
 
     def _groups(self, ask: Optimizer) -> list[dict[str, Any]]:
@@ -164,7 +165,11 @@ class Fsdp2Rank:
             return [{"params": list(self.params.values())}]
         return [
             {
-                "params": [self.params[p.fqn] for p in self.spec.unique_params if p.spec.group == index],
+                "params": [
+                    self.params[p.fqn]
+                    for p in self.spec.unique_params
+                    if p.spec.group == index and p.fqn in self.params
+                ],
                 "lr": ask.lr * group.lr_scale,
                 "weight_decay": ask.weight_decay if group.weight_decay is None else group.weight_decay,
             }
@@ -176,7 +181,7 @@ class Fsdp2Rank:
 
     def _scaler(self) -> torch.amp.GradScaler | None:
         scale = self.scenario.optimizer.loss_scale
-        return torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2) if scale else None
+        return torch.amp.GradScaler(self.scenario.device, init_scale=scale, growth_interval=2) if scale else None
 
     # One step
 
@@ -185,11 +190,11 @@ class Fsdp2Rank:
         self.probe.start_step()
         self.gradients, self.norm = {}, None
         root, last = self.state.model, self.scenario.microbatches - 1
-        assert isinstance(root, FSDPModule)
         for microbatch in range(self.scenario.microbatches):
             self.probe.slot = Slot(op.iteration, microbatch, overflow)
-            root.set_requires_gradient_sync(self.scenario.grad_sync == "every" or microbatch == last)
-            loss = root(torch.ones(1, requires_grad=True)).sum()
+            if isinstance(root, FSDPModule):
+                root.set_requires_gradient_sync(self.scenario.grad_sync == "every" or microbatch == last)
+            loss = root(torch.ones(1, device=self.scenario.device, requires_grad=True)).sum()
             if self.state.scaler:
                 loss = self.state.scaler.scale(loss)
             loss.backward()
@@ -235,7 +240,7 @@ class Fsdp2Rank:
             text = "\n".join(names.get(id(p), "?") for p in group["params"]).encode()
             key = f"group{index}"
             yield whole(op.index, self.context.rank, "hyperparameter", f"{key}.params", "utf8", (len(text),), text)
-            for name, number in _hyperparameters(group):
+            for name, number in hyperparameters(group):
                 yield self._number(op, "hyperparameter", f"{key}.{name}", number)
 
     def _state_records(self, op: Op, fqn: str, parameter: nn.Parameter, state: dict[str, Any]) -> Iterator[Record]:
@@ -314,7 +319,7 @@ class _ProbeParallel(ParallelStyle):
             module.register_parameter(spec.name, self.done[parameter])
 
 
-def _tensor_parallel(root: nn.Module, mesh: DeviceMesh) -> None:
+def tensor_parallel(root: nn.Module, mesh: DeviceMesh) -> None:
     """Tensor parallelism over every probe module; a tied parameter stays one object."""
     style = _ProbeParallel({})
     plan: dict[str, ParallelStyle] = {
@@ -328,7 +333,7 @@ def _device_mesh(context: RankContext) -> DeviceMesh:
     mesh = context.mesh
     sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp}
     kept = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard"}
-    return init_device_mesh("cpu", tuple(kept.values()), mesh_dim_names=tuple(kept))
+    return init_device_mesh(context.scenario.device, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
 
 def _policies(scenario: Scenario) -> dict[str, Any]:
@@ -336,7 +341,8 @@ def _policies(scenario: Scenario) -> dict[str, Any]:
     dtype, after = scenario.dtype, scenario.reshard_after_forward
     param, reduce, output = (TORCH_DTYPE[d] if d else None for d in (dtype.param, dtype.reduce, dtype.output))
     words: dict[str, bool | None] = {"true": True, "false": False, "none": None}
-    offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=False) if scenario.offload.fraction else OffloadPolicy()
+    pinned = scenario.device == "cuda"  # pinning needs an accelerator
+    offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=pinned) if scenario.offload.fraction else OffloadPolicy()
     return {
         "mp_policy": MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce, output_dtype=output),
         "reshard_after_forward": words[after] if after in words else int(after),
@@ -344,7 +350,8 @@ def _policies(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _hyperparameters(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
+def hyperparameters(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of a param group of torch.optim that the conventions name."""
     yield "lr", float(group["lr"])
     yield "weight_decay", float(group["weight_decay"])
     if "betas" in group:

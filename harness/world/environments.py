@@ -23,7 +23,7 @@ from harness.world.server import ForkServer
 ALIVE = 4
 VARIANT = "SHARDPROOF_VARIANT"
 
-_Key = tuple[str, str, str]  # system, version as given, variant
+_Key = tuple[str, str, str, str]  # system, version as given, variant, device
 
 
 @dataclass
@@ -72,8 +72,8 @@ class Environments:
     def server(self, info: SystemInfo, scenario: Scenario) -> Iterator[ForkServer]:
         """The warm server that a scenario's ranks are forked from; it stays alive inside the context."""
         overlay, variant = self.overlay(info, scenario.version), info.variant(scenario)
-        key = (info.name, scenario.version, variant)
-        place = self._enter(key, info, overlay, variant)
+        key = (info.name, scenario.version, variant, scenario.device)
+        place = self._enter(key, info, overlay)
         try:
             yield place.server
         finally:
@@ -90,7 +90,7 @@ class Environments:
                 stack.callback(place.server.close)  # it may take seconds: not under the lock
             self._places.clear()
 
-    def _enter(self, key: _Key, info: SystemInfo, overlay: Overlay, variant: str) -> _Place:
+    def _enter(self, key: _Key, info: SystemInfo, overlay: Overlay) -> _Place:
         with ExitStack() as stack, self._changed:
             while key not in self._places and len(self._places) >= ALIVE and not self._closed:
                 idle = next((name for name, place in self._places.items() if not place.users), None)
@@ -100,18 +100,19 @@ class Environments:
                     stack.callback(self._places.pop(idle).server.close)
             if self._closed:
                 raise HarnessError("the laboratory is closed")
-            place = self._places.pop(key, None) or _Place(self._start(info, overlay, variant))
+            place = self._places.pop(key, None) or _Place(self._start(info, overlay, *key[2:]))
             place.users += 1
             self._places[key] = place
             return place
 
-    def _start(self, info: SystemInfo, overlay: Overlay, variant: str) -> ForkServer:
+    def _start(self, info: SystemInfo, overlay: Overlay, variant: str, device: str) -> ForkServer:
         return ForkServer(
             python=interpreter(self._python).path,
             path_prefix=[*overlay.paths, Path.cwd()],  # plugins may lie beside the user, but nothing of the library
-            warm_up=[info.warm_up] if info.warm_up else [],
+            warm_up=[info.warm_up] if info.warm_up and device == "cpu" else [],
             plugins=self._plugins,
             env={**overlay.environment, VARIANT: variant},
             workers=0,
             scratch=self._scratch,
+            device=device,
         )

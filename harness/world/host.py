@@ -155,7 +155,7 @@ def _start_job(host: _Host, job_id: int, job: Job) -> None:
     pid = _fork(theirs, lambda: supervise(job, theirs), process.kill_children)
     pidfd = os.pidfd_open(pid)
     host.selector.register(pidfd, selectors.EVENT_READ)
-    host.jobs[pidfd] = _Supervised(job_id, pid, pidfd, ours, time.monotonic() + job.deadline_s + BACKSTOP_S)
+    host.jobs[pidfd] = _Supervised(job_id, pid, pidfd, ours, time.monotonic() + job.longest_s + BACKSTOP_S)
 
 
 def _start_worker(host: _Host, worker_id: int, fd: int) -> None:

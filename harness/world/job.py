@@ -13,6 +13,7 @@ from harness.scenario import Scenario
 STAGES = ("start", "construct", "op", "observe", "record", "done")
 
 TRACEBACK_CHARACTERS = 12_000
+LONGEST_DEADLINE = 4  # times its deadline a session may take on a machine that leaves its ranks no CPU
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,19 @@ class Job:
     """One session of a scenario, to be run by fresh ranks.
 
     session: which of `program.sessions(expand(scenario))`. directory: the scenario's folder; it exists, and
-    receives `session{n}.rank{r}.obs` and `.log`. deadline_s: seconds from the start of the job, waiting for other jobs
-    excluded, after which its ranks are killed.
+    receives `session{n}.rank{r}.obs` and `.log`. deadline_s: seconds from the start of the job, after which its
+    ranks are killed; those that a rank was ready to run and got no CPU excluded, up to `LONGEST_DEADLINE` in all.
     """
 
     scenario: Scenario
     session: int
     directory: Path
     deadline_s: float
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds after which the ranks are killed whatever they waited for."""
+        return self.deadline_s * LONGEST_DEADLINE
 
     @property
     def ops(self) -> list[Op]:

@@ -160,6 +160,14 @@ def is_ending(pid: int) -> bool:
     return fields[0] == "Z" or bool(int(fields[6]) & _PF_EXITING)
 
 
+def starved_s(pid: int) -> float:
+    """Seconds that a process was ready to run and waited for a CPU; 0 where the kernel does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """A rank: one freshly forked process that runs a session of a scenario on a real system and writes what it saw.
 
-It runs in the scenario's process group with its output in a file, joins a gloo group over loopback, runs the
-session's operations, and appends an observation after each. Errors go to the supervisor over a socket, so that a full
-disk cannot swallow them; only an error in the stage `record` is ours and not the system's.
+It runs in the scenario's process group with its output in a file, takes its device, joins a group over loopback, runs
+the session's operations, and appends an observation after each. Errors go to the supervisor over a socket, so that a
+full disk cannot swallow them; only an error in the stage `record` is ours and not the system's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.observe.record import pack
 from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
 from harness.systems.registry import system_info
-from harness.world import process, wire
+from harness.world import devices, process, wire
 from harness.world.entry import resolve
 from harness.world.job import STAGES, Job, RankError, shortened
 
@@ -78,14 +78,18 @@ def run_rank(seat: RankSeat) -> None:
 def _run(seat: RankSeat, place: _Place) -> None:
     from harness.observe.ambient import Ambient
 
-    _join_group(seat)
+    where = _take_device(seat)
+    _join_group(seat, where)
     place.enter(CONSTRUCT)
     ops = seat.job.ops
     context = RankContext(
         seat.job.scenario, model_spec(seat.job.scenario.model), ops[0].mesh, seat.rank, seat.job.directory
     )
-    ambient = Ambient(seat.job.scenario.seed)
-    factory: Callable[[RankContext], RankSystem] = resolve(system_info(seat.job.scenario.system).entry)
+    info, device = system_info(seat.job.scenario.system), seat.job.scenario.device
+    factory: Callable[[RankContext], RankSystem] = resolve(info.entry)
+    if info.library:
+        resolve(info.library)(device)
+    ambient = Ambient(seat.job.scenario.seed, device, where.note)
     system = factory(context)
     place.enter(RECORD)
     with seat.job.observation(seat.rank).open("wb", buffering=0) as file:
@@ -105,15 +109,35 @@ def _append(file: BinaryIO, blob: bytes) -> None:
         data = data[file.write(data) :]
 
 
-def _join_group(seat: RankSeat) -> None:
+def _take_device(seat: RankSeat) -> devices.Seat:
+    """The rank's GPU, made current; nothing on the CPU.
+
+    Raises:
+        RuntimeError: CUDA was initialised before the fork, or cannot be here.
+    """
+    device, mesh = seat.job.scenario.device, seat.job.ops[0].mesh
+    if device == "cpu":
+        return devices.seat(device, seat.rank, mesh, ())
+    import torch
+
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    where = devices.seat(device, seat.rank, mesh, names)
+    torch.cuda.set_device(where.index)
+    return where
+
+
+def _join_group(seat: RankSeat, where: devices.Seat) -> None:
+    import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import TCPStore
 
+    local = seat.rank if where.index is None else where.index
     os.environ.update(
-        RANK=str(seat.rank), LOCAL_RANK=str(seat.rank), WORLD_SIZE=str(seat.world), LOCAL_WORLD_SIZE=str(seat.world),
+        RANK=str(seat.rank), LOCAL_RANK=str(local), WORLD_SIZE=str(seat.world), LOCAL_WORLD_SIZE=str(seat.world),
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(seat.store_port),
     )  # fmt: skip
-    timeout = datetime.timedelta(seconds=seat.job.deadline_s + 60)  # our deadline says who hangs, not gloo's
+    timeout = datetime.timedelta(seconds=seat.job.longest_s + 60)  # our deadline says who hangs, not gloo's
     store = TCPStore(
         "127.0.0.1",
         seat.store_port,
@@ -123,7 +147,10 @@ def _join_group(seat: RankSeat) -> None:
         wait_for_workers=False,
         master_listen_fd=seat.store_fd if seat.rank == 0 else None,
     )
-    dist.init_process_group("gloo", store=store, rank=seat.rank, world_size=seat.world, timeout=timeout)
+    bound = torch.device("cuda", local) if where.backend == devices.NCCL else None
+    dist.init_process_group(
+        where.backend, store=store, rank=seat.rank, world_size=seat.world, timeout=timeout, device_id=bound
+    )
 
 
 def _described(error: BaseException, place: _Place) -> RankError:

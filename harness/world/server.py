@@ -39,6 +39,13 @@ DETERMINISM = {
 """Environment of every rank, twin and reference: one thread, and kernels whose bits do not depend on the CPU's vector
 width or on an element's position in its shard."""
 
+CUDA_DETERMINISM = {
+    **{name: value for name, value in DETERMINISM.items() if name != "CUDA_VISIBLE_DEVICES"},
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""The same of a server whose ranks have GPUs, all that the user's environment shows. Whether there is one is asked of
+NVML: asking CUDA would initialise it, and no fork could use it."""
+
 NOT_INHERITED = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
 """Variables of the user's that change what a library can load: a scenario says that itself."""
 
@@ -171,6 +178,8 @@ class ForkServer:
             overlay with one release of the library under test. warm_up: `module:function` to call before the first
             fork. plugins: modules to import first, which may register systems. env: additions to the environment.
         workers: how many `call`s may run at once. scratch: folder that the server removes when this process is killed.
+        device: `cuda` for ranks and workers that have GPUs; nothing may be run before the fork then, by a warm-up or
+        on import, that initialises CUDA or starts autograd's threads.
 
     All methods may be called from several threads. Every submitted job starts at once: how many run side by side
     is up to the caller.
@@ -186,11 +195,13 @@ class ForkServer:
         env: Mapping[str, str] | None = None,
         workers: int = 1,
         scratch: Path | None = None,
+        device: str = "cpu",
     ) -> None:
         self._command = [python, "-c", _HOST_PROGRAM]
         self._arguments = json.dumps([list(warm_up), list(plugins), str(scratch or "")])
         users = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-        self._environment = {**users, **DETERMINISM, **(env or {}), "PYTHONPATH": _python_path(path_prefix)}
+        numerics = CUDA_DETERMINISM if device == "cuda" else DETERMINISM
+        self._environment = {**users, **numerics, **(env or {}), "PYTHONPATH": _python_path(path_prefix)}
         self._lock = threading.Lock()
         self._host: _Host | None = None
         self._ids = itertools.count()

@@ -52,18 +52,22 @@ FORBIDDEN = {
 """Module or package → what neither it nor anything under it imports. Oracle, reference and layout share no code."""
 
 CHILD = (
-    "harness.emulation.apex", "harness.emulation.cuda", "harness.emulation.functions", "harness.emulation.fused",
+    "harness.emulation.apex", "harness.emulation.collectives", "harness.emulation.cpu_for_cuda",
+    "harness.emulation.cuda", "harness.emulation.device", "harness.emulation.functions", "harness.emulation.fused",
     "harness.emulation.generator", "harness.emulation.kernels", "harness.emulation.memory", "harness.emulation.symbols",
-    "harness.emulation.te_names",
-    "harness.judge", "harness.observe.ambient", "harness.oracle.steppers", "harness.oracle.twin",
-    "harness.probe_module",
-    "harness.reference.checkpoint", "harness.reference.kernels", "harness.reference.numerics",
+    "harness.emulation.te_extension", "harness.emulation.te_names",
+    "harness.judge", "harness.observe.ambient", "harness.oracle.scaled_adam", "harness.oracle.steppers",
+    "harness.oracle.twin", "harness.probe_module",
+    "harness.reference.checkpoint", "harness.reference.fused_adam", "harness.reference.kernels",
+    "harness.reference.numerics",
     "harness.reference.observe", "harness.reference.readback", "harness.reference.restore", "harness.reference.state",
     "harness.reference.system", "harness.reference.trainer",
+    "harness.systems.automodel_library", "harness.systems.automodel_model", "harness.systems.automodel_rank",
+    "harness.systems.automodel_recipe",
     "harness.systems.megatron_bridge_checkpoint", "harness.systems.megatron_bridge_rank",
     "harness.systems.megatron_core_checkpoint", "harness.systems.megatron_core_model",
     "harness.systems.megatron_core_observe", "harness.systems.megatron_core_rank",
-    "harness.systems.megatron_core_state",
+    "harness.systems.megatron_core_state", "harness.systems.megatron_fsdp_rank",
     "harness.systems.torch_fsdp2_checkpoint", "harness.systems.torch_fsdp2_rank",
 )  # fmt: skip
 """Modules that load torch or a library under test: they run in ranks and workers only. Every other module, new

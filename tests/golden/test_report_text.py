@@ -42,7 +42,7 @@ reference    2.13.0      1            0         0      0     0        0      1  
        Expected 0.5 (0x3f000000) but got 0.5000001 (0x3f000001)
    replay: shardproof replay {mismatch}
 
-3. {crash_signature}  [1 scenario, 1 new]
+3. {crash_signature}  [1 scenario, 1 new, emulated only: not seen on a GPU yet]
    builtins.RuntimeError on rank 5: size of tensor a (3) must match b (4) <script>alert(1)</script>\x00
    smallest: system=torch-fsdp2 mesh=1x8x1
    failed at operation 3 (save)
@@ -105,6 +105,8 @@ def test_one_result_in_full() -> None:
         "  builtins.RuntimeError on rank 5: broken\n\n"
         "  A\n    B\n"
     )
+    on_gpu = render_result(replace(result, device="1 x H200"), emulated_only=True)
+    assert "  device: 1 x H200\n  emulated only: not seen on a GPU yet\n" in on_gpu
     assert "wrong_dtype (certain; compare MLM-1842): State was cast" in render_result(samples.mismatch())
 
 

@@ -55,6 +55,23 @@ def test_a_result_that_agrees_in_everything_is_known(write: Write) -> None:
     assert load_known_issues(write(MISMATCH)).match(samples.mismatch()) == "issue-0"
 
 
+def test_what_was_seen_under_emulation_only_is_so_until_every_entry_is_confirmed(write: Write) -> None:
+    seen = replace(samples.mismatch(), emulated=("CUDA device",))
+    assert KnownIssues().emulated_only(seen)
+    assert not KnownIssues().emulated_only(replace(seen, emulated=()))
+    assert not KnownIssues().emulated_only(replace(seen, verdict=Verdict.PASS, differences=()))
+    assert not KnownIssues().emulated_only(replace(seen, scenario=replace(seen.scenario, faults=("boundary.x",))))
+    assert load_known_issues(write(MISMATCH)).emulated_only(seen)
+    entry = ENTRY.replace("[issue.match]", 'confirmed_on_gpu = "H200, torch 2.13.0+cu130"\n[issue.match]')
+    text = "schema = 1\n" + entry.format(id="one", match=MISMATCH)
+    confirmed = load_known_issues(write(text=text))
+    assert confirmed.issues[0].confirmed_on_gpu.startswith("H200")
+    assert not confirmed.emulated_only(seen)
+    assert not confirmed.emulated_only(replace(seen, known_issue="one"))
+    error = Failure("KeyError", "another", 0, op=3)
+    assert confirmed.emulated_only(replace(seen, verdict=Verdict.CRASH, error=error))
+
+
 def test_what_is_shipped_loads() -> None:
     load_known_issues(Path(__file__).parents[2] / "scenarios" / "known_issues.toml")
 

@@ -149,7 +149,7 @@ def test_a_judge_that_fails_gives_unknown(
 
 def test_a_server_that_dies_costs_what_was_running_only(lab: Laboratory) -> None:
     lab.examine_one(ECHO)
-    pid = lab._server.pid
+    pid = lab._servers["cpu"].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     verdicts = {lab.examine_one(ECHO).verdict for _ in range(2)}
@@ -232,7 +232,7 @@ def test_a_laboratory_ends_its_servers_and_its_scratch_whatever_fails_on_the_way
 
     running = Laboratory(jobs=1, deadline_s=5.0, plugins=PLUGINS)
     assert running.examine_one(ECHO).verdict is Verdict.PASS
-    pid = running._server.pid
+    pid = running._servers["cpu"].pid
     monkeypatch.setattr(running._environments, "close", fails)
     with pytest.raises(OSError, match="no"):
         running.__exit__(None, None, None)

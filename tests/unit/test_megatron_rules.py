@@ -33,7 +33,8 @@ from harness.oracle.contracts import (
     rules,
     stages,
 )
-from harness.oracle.host_elements import BUCKET_ELEMENTS, host_elements, knows_host
+from harness.oracle.host_elements import host_elements, knows_host
+from harness.oracle.partition import BUCKET_ELEMENTS
 from harness.oracle.scaler import MegatronScaler
 from harness.program import expand
 from harness.reference import info
@@ -297,7 +298,7 @@ def test_tensor_parallel_shards_are_cut_alike() -> None:
     masks = host_elements(scenario(FUSED, offload="cpu=0.5", model="swiglu"), Mesh(1, 2, 2))
     halves = np.split(masks["fc1.weight"], 2, axis=0)
     assert (halves[0] == halves[1]).all()
-    with pytest.raises(ValueError, match="does not divide dim 0 of embed"):
+    with pytest.raises(ValueError, match="ranks do not divide dim 0 of embed"):
         host_elements(scenario(FUSED, offload="cpu=0.5"), Mesh(1, 1, 5))
 
 

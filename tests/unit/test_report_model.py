@@ -18,6 +18,13 @@ def test_counts_name_every_verdict() -> None:
     assert set(report.counts) == set(Verdict)
     assert report.known == 1
     assert report.emulated == ("CUDA streams",)
+    assert [result.id for result in report.results if report.emulated_only(result)] == [samples.crash().id]
+
+
+def test_devices_are_named_where_something_ran_on_a_gpu() -> None:
+    assert samples.report().devices == ()
+    on_gpu = replace(samples.passing(), device="1 x H200, one a rank, NCCL")
+    assert samples.report(on_gpu, samples.passing(1)).devices == ("1 x H200, one a rank, NCCL", "cpu")
 
 
 def test_a_failure_with_another_signature_is_new() -> None:

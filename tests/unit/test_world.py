@@ -19,7 +19,7 @@ from harness.observe.record import Record
 from harness.scenario import Mesh, Scenario
 from harness.world.job import Job, JobOutcome, shortened
 from harness.world.observations import read_observations
-from harness.world.process import Board, is_ending
+from harness.world.process import Board, is_ending, starved_s
 from harness.world.server import NOT_INHERITED, ForkServer
 
 BASE = Scenario(system="stub", mesh=Mesh(1, 2, 1), program="build step build")
@@ -260,6 +260,28 @@ def test_close_ends_everything(tmp_path: Path) -> None:
     with pytest.raises(HarnessError):
         future.result(timeout=10)
     assert all(map(is_ending, processes))
+
+
+def test_time_without_a_cpu_is_told_from_time_asleep() -> None:
+    busy = "import os, time\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nprint(flush=True)\n"
+    spin, sleep = (
+        busy + f"end = time.monotonic() + 30\nwhile time.monotonic() < end: {what}"
+        for what in ("pass", "time.sleep(1)")
+    )
+    running = [subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) for text in (spin, spin, sleep)]
+    try:
+        for each in running:
+            assert each.stdout
+            assert each.stdout.readline()
+        before = [starved_s(each.pid) for each in running]
+        time.sleep(1.5)
+        waited = [starved_s(each.pid) - earlier for each, earlier in zip(running, before, strict=True)]
+    finally:
+        for each in running:
+            with each:
+                each.kill()
+    assert max(waited[:2]) > max(0.2, waited[2])
+    assert starved_s(running[0].pid) == 0.0
 
 
 def test_a_warm_up_that_fails_says_why(tmp_path: Path) -> None:

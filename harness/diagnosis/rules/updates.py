@@ -32,6 +32,18 @@ def not_updated(difference: Difference, context: Context) -> Finding | None:
     return Finding(confidence, clause + where, {"name": key.fqn, "role": key.role, "ranks": list(difference.ranks)})
 
 
+def not_finite(difference: Difference, context: Context) -> Finding | None:
+    """Finite values became infinite or NaN in a step."""
+    key, pair = difference.key, context.pair(difference)
+    if pair is None or not pair.is_float or context.op_kind(key.op) != "step":
+        return None
+    broken = np.isfinite(pair.wanted) & ~np.isfinite(pair.got)
+    if not broken.any() or not broken.all():
+        return None
+    clause = f"{len(broken)} of {difference.total} elements of {tensor(key)} are infinite or NaN after "
+    return Finding("likely", clause + context.op_name(key.op), {"name": key.fqn, "role": key.role})
+
+
 def continued_from(difference: Difference, context: Context) -> Finding | None:
     """The step started from an earlier value instead of the current one (MBR-3949, DS-762: stale masters win)."""
     key, pair = difference.key, context.pair(difference)
@@ -42,7 +54,7 @@ def continued_from(difference: Difference, context: Context) -> Finding | None:
     if distances.get(key.op - 1, 0.0) <= far:
         return None
     distance, start = min((distance, index) for index, distance in distances.items())
-    if distance > far:
+    if not distance <= far:  # NaN is no distance
         return None
     clause = f"{tensor(key)} after {context.op_name(key.op)} is one update away from {moment(start, context)}, "
     clause += f"not from {moment(key.op - 1, context)}"
@@ -103,6 +115,7 @@ RULES = (
         not_updated,
         ("TE-3207", "ACC-3835", "PT-176076", "ACC-3979"),
     ),
+    Rule("not_finite", "Finite values became infinite or NaN", not_finite, ()),
     Rule(
         "continued_from",
         "An update started from stale weights",

@@ -1,0 +1,118 @@
+"""What NCCL does in collectives and gloo does not: reductions that multiply first, and blocks of several dtypes.
+
+`PREMUL_SUM` multiplies each rank's input by a factor in the input's dtype, then sums; `AVG` does so with one over the
+size of the group. In a coalescing block torch hands NCCL all gathers or all reduce-scatters at once, with the reduction
+that the first of them asked for; gloo would take the first one's dtype, too, so here each runs by itself.
+
+*Does not emulate* other reductions of NCCL, its order of summation, nor that a block's collectives start at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from harness.emulation.touched import touch
+
+_all_reduce = dist.all_reduce
+_reduce_scatter = dist.reduce_scatter_tensor
+_all_gather = dist.all_gather_into_tensor
+
+
+@dataclass(frozen=True)
+class Premultiplied:
+    """The reduction that `_make_nccl_premul_sum` returns."""
+
+    factor: float
+
+
+_blocks: dict[Any, tuple[list[Any], Any]] = {}
+"""Process group → its last coalescing block, and the reduction that the first collective in it asked for."""
+
+
+def _make_nccl_premul_sum(factor: float) -> Premultiplied:
+    touch("torch.distributed._make_nccl_premul_sum")
+    return Premultiplied(float(factor))
+
+
+def _of_block(op: Any, group: Any) -> Any:
+    """The reduction that a collective is done with: in a block, that of the first."""
+    block = distributed_c10d._world.pg_coalesce_state.get(group)
+    if block is None:
+        return op
+    if group not in _blocks or _blocks[group][0] is not block:
+        _blocks[group] = (block, op)
+    return _blocks[group][1]
+
+
+def _factor(op: Any, group: Any) -> float | None:
+    """What a collective's input is multiplied by; None for a reduction of the backend's own."""
+    if isinstance(op, Premultiplied):
+        return op.factor
+    if op == dist.ReduceOp.AVG:
+        touch("torch.distributed.ReduceOp.AVG")
+        return 1.0 / int(group.size())
+    return None
+
+
+@contextmanager
+def _alone(group: Any) -> Iterator[bool]:
+    """Outside of the group's coalescing block, if one is open; says whether it is."""
+    blocks = distributed_c10d._world.pg_coalesce_state
+    block = blocks.pop(group, None)
+    try:
+        yield block is not None
+    finally:
+        if block is not None:
+            blocks[group] = block
+
+
+def _all_reduce_scaled(
+    tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
+) -> Any:
+    group = group or distributed_c10d._get_default_group()
+    op = _of_block(op, group)
+    factor = _factor(op, group)
+    if factor is None:
+        return _all_reduce(tensor, op=op, group=group, async_op=async_op)
+    tensor.mul_(factor)
+    return _all_reduce(tensor, group=group, async_op=async_op)
+
+
+def _reduce_scatter_scaled(
+    output: torch.Tensor,
+    input: torch.Tensor,  # noqa: A002  (torch's name)
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+) -> Any:
+    group = group or distributed_c10d._get_default_group()
+    op = _of_block(op, group)
+    factor = _factor(op, group)
+    with _alone(group) as in_block:
+        if factor is None:
+            return _reduce_scatter(output, input, op=op, group=group, async_op=async_op and not in_block)
+        return _reduce_scatter(output, input * factor, group=group, async_op=async_op and not in_block)
+
+
+def _all_gather_alone(
+    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any = None, async_op: bool = False
+) -> Any:
+    group = group or distributed_c10d._get_default_group()
+    with _alone(group) as in_block:
+        return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op and not in_block)
+
+
+REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "_make_nccl_premul_sum": _make_nccl_premul_sum,
+    "all_gather_into_tensor": _all_gather_alone,
+    "all_reduce": _all_reduce_scaled,
+    "reduce_scatter_tensor": _reduce_scatter_scaled,
+}
+"""Attributes of `torch.distributed` that are replaced while the device is emulated."""

@@ -1,0 +1,77 @@
+"""What the dtype contract says of a scenario whose builds load a pretrained checkpoint.
+
+The scenario's storage dtype is what is requested of the loader, `mixed` being `auto`; the file's dtypes and the model's
+pins are options.
+"""
+
+from __future__ import annotations
+
+from harness.models import ModuleSpec, ParamSpec
+from harness.oracle import dtype_contract
+from harness.oracle.dtype_contract import (
+    AUTO,
+    RECIPE_PIPELINE,
+    RECIPE_POLICY,
+    RECIPE_STORAGE,
+    Dtypes,
+    Policy,
+    Tensor,
+)
+from harness.scenario import Scenario
+
+FILE_BF16, FILE_FP32, FILE_FP16 = "file_bf16", "file_fp32", "file_fp16"
+PINNED, PINNED_SOFT = "pinned", "pinned_soft"
+BY_DTYPE = "by_dtype"
+RECIPES = (RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE)
+
+
+def file_dtype(scenario: Scenario, spec: ParamSpec) -> str:
+    """The dtype of a parameter in the checkpoint file: one for all, or bf16 with islands in fp32."""
+    for option, dtype in ((FILE_BF16, "bf16"), (FILE_FP32, "fp32"), (FILE_FP16, "fp16")):
+        if option in scenario.options:
+            return dtype
+    return "fp32" if spec.island else "bf16"
+
+
+def requested(scenario: Scenario) -> str:
+    """What the loader is asked for."""
+    return AUTO if scenario.dtype.storage == "mixed" else scenario.dtype.storage
+
+
+def sharded(scenario: Scenario) -> bool:
+    """Whether FSDP2 is there: Automodel leaves a world of one rank alone."""
+    return scenario.mesh.world > 1
+
+
+def parameter(scenario: Scenario, spec: ParamSpec) -> Dtypes:
+    """The contract of a parameter."""
+    tensor = Tensor(
+        file_dtype(scenario, spec),
+        pinned=spec.island and PINNED in scenario.options,
+        kept=spec.island and PINNED_SOFT in scenario.options,
+        frozen=spec.trainable == "no",
+        sharded=sharded(scenario),
+    )
+    return _contract(scenario, tensor)
+
+
+def buffer(scenario: Scenario, dtype: str, module: ModuleSpec) -> str:
+    """The dtype of a floating-point buffer that its module makes, and a checkpoint holds, in `dtype`."""
+    frozen = bool(module.params) and all(p.trainable == "no" for p in module.params)
+    return _contract(scenario, Tensor(dtype, frozen=frozen, buffer=True, sharded=sharded(scenario))).storage
+
+
+def recipe(scenario: Scenario) -> dict[str, str]:
+    """What the recipe's texts of a scenario must come to, by name; nothing without an option that asks."""
+    policy = Policy(scenario.dtype.param, scenario.dtype.reduce)
+    return {
+        f"{option}.{name}": value
+        for option in RECIPES
+        if option in scenario.options
+        for name, value in dtype_contract.recipe(option, policy, scenario.dtype.output).items()
+    }
+
+
+def _contract(scenario: Scenario, tensor: Tensor) -> Dtypes:
+    policy = Policy(scenario.dtype.param, scenario.dtype.reduce)
+    return dtype_contract.dtypes(tensor, requested(scenario), policy, by_dtype=BY_DTYPE in scenario.options)

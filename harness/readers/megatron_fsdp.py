@@ -1,0 +1,91 @@
+"""What Megatron-FSDP's checkpoints hold: torch's distributed format, with positions for names.
+
+The model's keys begin with the wrapper's `module.`; the optimizer's state and groups count parameters in the order in
+which the optimizer was given them. The model's section has the main parameters where there are any.
+
+*Does not verify*: group options that the conventions do not name, keys outside of the three sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.models import ModelSpec, model_spec
+from harness.observe.record import Record
+from harness.oracle.contracts import stages
+from harness.readers.pieces import KeyPath, Piece, key_of, pieces
+from harness.readers.roles import STATE_ROLE, Target, extra_records, hyperparameter_records, tensor_records
+from harness.scenario import Scenario
+
+WRAPPER = "module."
+
+
+def read_megatron_fsdp(path: Path, op: int, scenario: Scenario) -> list[Record]:
+    """The `written` records of a checkpoint; a chunk's rank is the one whose file it lies in.
+
+    Raises:
+        CheckpointError: missing, truncated, foreign, inconsistent or hostile.
+    """
+    return list(_records(path, op, scenario))
+
+
+def _records(path: Path, op: int, scenario: Scenario) -> Iterator[Record]:
+    model = model_spec(scenario.model)
+    target = Target(op, model, str(path))
+    groups = _groups(model, scenario)
+    names = [fqn for group in groups for fqn in group]
+    for piece in pieces(path):
+        section, rest = (piece.path[0], piece.path[1:]) if len(piece.path) > 1 else ("", ())
+        match section:
+            case "model":
+                yield from _model(target, piece, key_of(rest).removeprefix(WRAPPER), scenario)
+            case "optimizer":
+                yield from _optimizer(target, piece, rest, groups, names)
+            case "extra" if rest[-1:] != ("_last_lr",):
+                yield from extra_records(target, piece, rest)
+
+
+def _model(target: Target, piece: Piece, fqn: str, scenario: Scenario) -> Iterator[Record]:
+    if fqn in {name for name, _ in target.model.buffers()}:
+        yield from tensor_records(target, piece, "buffer", fqn)
+    else:
+        yield from tensor_records(target, piece, stored_as(target.model, fqn, scenario), fqn)
+
+
+def stored_as(model: ModelSpec, fqn: str, scenario: Scenario) -> str:
+    """The role of what the model's section holds under a parameter's name: `master` where there is one."""
+    known = {p.fqn: p for p in model.params}
+    if fqn not in known:
+        return "param"
+    spec = model.param(known[fqn].spec.tied_to or fqn).spec
+    return "master" if spec.trainable == "yes" and stages(scenario, spec).master else "param"
+
+
+def _groups(model: ModelSpec, scenario: Scenario) -> list[list[str]]:
+    """The names of each param group's parameters, in the order the optimizer was given them; a sharding in one call
+    makes one group of all, frozen ones too."""
+    if "one_call" in scenario.options:
+        return [[p.fqn for p in model.unique_params]]
+    held = [p for p in model.unique_params if p.spec.trainable == "yes"]
+    if scenario.optimizer.groups == "one":
+        return [[p.fqn for p in held]]
+    return [[p.fqn for p in held if p.spec.group == index] for index in range(len(model.groups))]
+
+
+def _optimizer(
+    target: Target, piece: Piece, rest: KeyPath, groups: list[list[str]], names: list[str]
+) -> Iterator[Record]:
+    section, number, name = rest[0], _number(rest[1:2]), key_of(rest[2:])
+    if section == "state" and 0 <= number < len(names):
+        yield from tensor_records(target, piece, STATE_ROLE.get(name, name), names[number])
+    elif section == "state":
+        yield from tensor_records(target, piece, name, key_of(rest))  # nobody expects it
+    elif section == "param_groups" and name != "params" and 0 <= number < len(groups):
+        for fqn in (fqn for fqn in groups[number] if target.model.param(fqn).spec.trainable == "yes"):
+            yield from hyperparameter_records(target, piece, fqn, name)
+
+
+def _number(path: KeyPath) -> int:
+    text = str(path[0]) if path else ""
+    return int(text) if text.isdecimal() else -1

@@ -1,0 +1,163 @@
+"""NeMo Automodel's pretrained loading, dtype-aware FSDP2 sharding and checkpointer: what the parent knows of it.
+
+A scenario's storage dtype is what is asked of `from_pretrained` (`mixed`: "auto"), its other dtypes are FSDP2's mixed
+precision policy, and options say what the checkpoint file holds and what the model pins. Imports neither torch nor the
+library.
+"""
+
+from __future__ import annotations
+
+from harness.models import NamedParam, model_spec
+from harness.oracle import pretrained
+from harness.oracle.contracts import stages
+from harness.oracle.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
+from harness.oracle.pretrained import BY_DTYPE, FILE_BF16, FILE_FP16, FILE_FP32, PINNED, PINNED_SOFT
+from harness.program import operations
+from harness.scenario import Mesh, Scenario, load_mesh
+from harness.systems import torch_fsdp2
+from harness.systems.automodel_models import HF_SPECS
+from harness.systems.protocol import SystemInfo
+from harness.systems.registry import register
+from harness.systems.torch_fsdp2 import LibraryError, Limit
+
+CHECKPOINTS = ("safetensors", "torch_save")
+"""Automodel's formats of the model; the optimizer is a distributed checkpoint in both."""
+
+STORAGE_RELEASES = ("0.5.0", "0.6.0")
+
+OPTIONS = {
+    FILE_BF16: "the checkpoint file holds every parameter in bf16, islands too",
+    FILE_FP16: "the checkpoint file holds every parameter in fp16",
+    FILE_FP32: "the checkpoint file holds every parameter in fp32",
+    PINNED: "the model names its islands in _keep_in_fp32_modules_strict",
+    PINNED_SOFT: "the model names its islands in _keep_in_fp32_modules",
+    BY_DTYPE: "layers are sharded by fully_shard_by_dtype, as for models with parameters of several dtypes",
+    RECIPE_PIPELINE: "a recipe's pipeline section without a dtype is parsed",
+    RECIPE_POLICY: "recipes' texts that name no dtype or no mixed precision policy are parsed",
+    RECIPE_STORAGE: "a recipe's storage dtype is resolved",
+}
+
+
+def _mixed_unit(scenario: Scenario) -> bool:
+    """Whether FSDP2 alone is given trainable parameters of two storage dtypes: the root unit always holds some of the
+    bulk, and so does every layer."""
+    found = {stages(scenario, p.spec).storage for p in _trainable(scenario)}
+    return pretrained.sharded(scenario) and BY_DTYPE not in scenario.options and len(found) > 1
+
+
+def _trainable(scenario: Scenario) -> list[NamedParam]:
+    return [p for p in model_spec(scenario.model).unique_params if p.spec.trainable == "yes"]
+
+
+def _file_against_policy(scenario: Scenario) -> bool:
+    """Whether a layer's bulk and the root's would compute in different dtypes: layers go by the file."""
+    bulk = next(p.spec for p in _trainable(scenario) if not p.spec.island)
+    layers = pretrained.file_dtype(scenario, bulk)
+    root = scenario.dtype.param or stages(scenario, bulk).storage
+    return BY_DTYPE in scenario.options and layers != root
+
+
+def _meshes(scenario: Scenario) -> list[Mesh]:
+    """The meshes that a program runs on."""
+    target = load_mesh(scenario)
+    moves = {"reshard", "restart"} & set(operations(scenario.program))
+    return [scenario.mesh, *((target,) if target and moves else ())]
+
+
+def _meets_one_rank(scenario: Scenario) -> bool:
+    """Whether a program moves between one rank and several, where the contract is not the same."""
+    casts = scenario.dtype.param is not None or {BY_DTYPE, PINNED, PINNED_SOFT} & set(scenario.options)
+    return bool(casts) and len({mesh.world == 1 for mesh in _meshes(scenario)}) > 1
+
+
+_OF_TORCH = ("scaler-fp16-gradients", "sharding", "master", "offload-fraction", "optimizer-impl", "schedule",
+             "expert-parallel", "logical-faults")  # fmt: skip
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        "checkpoint",
+        lambda s: s.checkpoint not in CHECKPOINTS,
+        "automodel has these checkpoint formats: " + ", ".join(CHECKPOINTS),
+    ),
+    Limit(
+        "model",
+        lambda s: s.model not in {spec.name for spec in HF_SPECS},
+        "automodel's parallelizer looks for a module list of layers: " + ", ".join(spec.name for spec in HF_SPECS),
+        "components/distributed/parallelizer.py, _extract_model_layers",
+    ),
+    Limit("tensor-parallel", torch_fsdp2._tensor_parallel, "tensor parallelism is driven through torch-fsdp2"),
+    Limit(
+        "replicas-alone",
+        lambda s: any(mesh.dp_replicate > 1 and mesh.dp_shard == 1 for mesh in _meshes(s)),
+        "automodel's FSDP2 strategy takes replicas of sharded models only",
+        "components/distributed/mesh_utils.py, _create_fsdp2_device_mesh",
+        LibraryError("ValueError", "must be less than dp_size", "build"),
+    ),
+    Limit(
+        "one-file",
+        lambda s: len({FILE_BF16, FILE_FP16, FILE_FP32} & set(s.options)) > 1,
+        "a checkpoint file holds one of file_bf16, file_fp16, file_fp32",
+    ),
+    Limit("one-pin", lambda s: {PINNED, PINNED_SOFT} <= set(s.options), "a model pins in one way"),
+    Limit(
+        "mixed-storage-unit",
+        lambda s: _mixed_unit(s) and torch_fsdp2._steps(s),
+        "FSDP2 takes one storage dtype for the trainable parameters of a unit; several need the option by_dtype",
+        "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _init_mp_dtypes",
+        LibraryError("AssertionError", "FSDP expects uniform original parameter dtype", "step"),
+    ),
+    Limit(
+        "file-against-policy",
+        _file_against_policy,
+        "layers that are sharded by dtype compute in the file's dtype, the root in the policy's: they must agree",
+    ),
+    Limit(
+        "one-rank",
+        _meets_one_rank,
+        "automodel leaves a world of one rank unsharded, where mixed precision casts nothing: no program moves there",
+        "components/distributed/fsdp2.py, fsdp2_sharding_enabled",
+    ),
+    Limit(
+        "recipe-storage",
+        lambda s: RECIPE_STORAGE in s.options and s.version not in STORAGE_RELEASES,
+        "recipes resolve a storage dtype in releases " + ", ".join(STORAGE_RELEASES),
+        "components/optim/precision_warnings.py, resolve_storage_dtype",
+    ),
+    Limit(
+        "recipe-pipeline",
+        lambda s: RECIPE_PIPELINE in s.options and not s.dtype.param,
+        "the dtype between stages is that of a mixed precision policy: the policy must name a param dtype",
+    ),
+    Limit(
+        "options", lambda s: not set(s.options) <= set(OPTIONS), "automodel has these options: " + ", ".join(OPTIONS)
+    ),
+    Limit("loss-scale", lambda s: s.optimizer.loss_scale > 0, "automodel's recipes scale no loss"),
+    Limit(
+        "reshard-divisor",
+        lambda s: s.reshard_after_forward.isdecimal(),
+        "automodel's reshard_after_forward is true, false or unset",
+    ),
+    *(limit for limit in torch_fsdp2.LIMITS if limit.id in _OF_TORCH),
+)
+
+
+def unsupported(scenario: Scenario) -> str | None:
+    """Why the system cannot run a scenario; None where it can."""
+    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
+
+
+INFO = register(
+    SystemInfo(
+        name="automodel",
+        doc="NeMo Automodel's pretrained loader, FSDP2 strategy and checkpointer, unmodified, on gloo",
+        world="fork",
+        entry="harness.systems.automodel_rank:AutomodelRank",
+        unsupported=unsupported,
+        limits=LIMITS,
+        distributions=("nemo-automodel", "torch"),
+        emulated=("the CPU under the name of a CUDA device, while a model is loaded",),
+        warm_up="harness.systems.automodel_rank:warm_up",
+        package="nemo-automodel",
+        options=OPTIONS,
+    )
+)

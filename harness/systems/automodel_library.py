@@ -1,0 +1,112 @@
+"""NeMo Automodel's public API, the same for every release: setup, loader, sharding strategy, checkpointer. Rank side.
+
+Releases differ in names only: 0.4 takes meshes and a strategy config apart, later ones a DistributedSetup; from 0.7 on
+a model owns its parallelizer, before that strategies are registered under the model's class name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from nemo_automodel._transformers.auto_model import NeMoAutoModelForCausalLM
+from nemo_automodel.components.checkpoint.checkpointing import Checkpointer, CheckpointingConfig
+from nemo_automodel.components.distributed import config as strategies
+from nemo_automodel.components.distributed import parallelizer, parallelizer_utils
+from nemo_automodel.components.distributed.config import FSDP2Config
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.fsdp import fully_shard as fsdp_fully_shard
+
+from harness.scenario import Mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What `from_pretrained` is given of the distributed world, under the names of the release."""
+
+    arguments: dict[str, Any]
+
+
+def setup(mesh: Mesh, policy: MixedPrecisionPolicy, *, offload: bool, reshard: bool | None) -> Setup:
+    """Mesh and FSDP2 strategy of a world."""
+    options: dict[str, Any] = {"mp_policy": policy}
+    if offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+    fields = {f.name for f in dataclasses.fields(FSDP2Config)}
+    if "backend" in fields:
+        options["backend"] = "gloo"
+    if reshard is not None and "reshard_after_forward" in fields:
+        options["reshard_after_forward"] = reshard
+    strategy = FSDP2Config(**options)
+    sizes = {"dp_size": mesh.dp, "dp_replicate_size": mesh.dp_replicate, "tp_size": mesh.tp}
+    if not hasattr(strategies, "DistributedSetup"):
+        from nemo_automodel.components.distributed.mesh_utils import create_device_mesh
+
+        device_mesh, moe_mesh = create_device_mesh(strategy, **sizes, world_size=mesh.world)
+        return Setup({"device_mesh": device_mesh, "moe_mesh": moe_mesh, "distributed_config": strategy})
+    from nemo_automodel.components.distributed.mesh import ParallelismSizes
+
+    built = strategies.DistributedSetup.build(strategy, ParallelismSizes(**sizes), world_size=mesh.world)
+    return Setup({"distributed_setup": built})
+
+
+def from_pretrained(folder: Path, requested: str | torch.dtype, world: Setup, *, freeze_tower: bool) -> nn.Module:
+    """The model of a checkpoint folder, loaded and sharded by the library, in training mode. Runs on all ranks."""
+    frozen = {"freeze_config": {"freeze_vision_tower": True}} if freeze_tower else {}
+    model: nn.Module = NeMoAutoModelForCausalLM.from_pretrained(
+        str(folder), torch_dtype=requested, use_liger_kernel=False, use_sdpa_patching=False,
+        attn_implementation="sdpa", **world.arguments, **frozen,
+    )  # fmt: skip
+    return model.train()
+
+
+def shard_by_dtype(cls: type[nn.Module]) -> None:
+    """Have the library shard a model class's layers with `fully_shard_by_dtype`, as it does for its own models with
+    parameters of several dtypes; the root is left to its default."""
+    pins = tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
+    takes_pins = "fp32_compute_module_names" in inspect.signature(parallelizer_utils.fully_shard_by_dtype).parameters
+    names = {"fp32_compute_module_names": pins} if takes_pins else {}
+
+    def shard(module: nn.Module, mesh: Any, mp_policy: Any, offload_policy: Any = None, *_: Any, **__: Any) -> None:
+        if isinstance(module, nn.ModuleList):
+            for layer in module:
+                parallelizer_utils.fully_shard_by_dtype(layer, mesh, mp_policy, offload_policy, **names)
+        else:
+            for child in module.children():
+                shard(child, mesh, mp_policy, offload_policy)
+
+    if hasattr(parallelizer, "ModelParallelizer"):
+
+        class ByDtype(parallelizer.ModelParallelizer):  # type: ignore[misc]
+            _apply_fsdp_sharding = staticmethod(shard)
+
+        cls.parallelizer = ByDtype()  # type: ignore[attr-defined]
+        return
+
+    class Strategy(parallelizer.DefaultParallelizationStrategy):  # type: ignore[misc]
+        def parallelize(self, model: nn.Module, device_mesh: Any, mp_policy: Any = None, offload_policy: Any = None,
+                        **_: Any) -> nn.Module:  # fmt: skip
+            names = ("dp_replicate", "dp_shard_cp")
+            find = getattr(parallelizer, "get_fsdp_dp_mesh", None)
+            mesh = find(device_mesh, *names) if find else device_mesh[names]
+            shard(model, mesh, mp_policy, offload_policy)
+            policies = {"mp_policy": mp_policy, "offload_policy": offload_policy}
+            fsdp_fully_shard(model, mesh=mesh, reshard_after_forward=False, **policies)  # in place
+            return model
+
+    parallelizer.PARALLELIZATION_STRATEGIES[cls.__name__] = Strategy()
+
+
+def checkpointer(folder: Path, form: str) -> Checkpointer:
+    """The library's checkpointer. form: `safetensors` or `torch_save`."""
+    config = CheckpointingConfig(
+        enabled=True, checkpoint_dir=str(folder), model_save_format=form, model_cache_dir="", model_repo_id="",
+        save_consolidated=False, is_peft=False,
+    )  # fmt: skip
+    rank = dist.get_rank()
+    return Checkpointer(config, rank, 0, 0, None)

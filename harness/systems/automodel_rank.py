@@ -1,0 +1,140 @@
+"""NeMo Automodel on one rank: a pretrained checkpoint through its loader, its FSDP2 strategy and its checkpointer.
+
+Each build writes a small checkpoint as the hub has it, on rank 0, and has `from_pretrained` load and shard it.
+Stepping and observing are those of `torch-fsdp2`, over whatever FSDP units the library made.
+
+*Verifies* nothing by itself. *Does not exercise* kernels, Automodel's own model implementations, its recipes, tensor,
+pipeline or expert parallelism.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from harness.emulation import cpu_for_cuda, touched
+from harness.models import model_spec
+from harness.observe.record import Record, whole
+from harness.oracle.pretrained import BY_DTYPE, RECIPES, requested
+from harness.probe_module import TORCH_DTYPE, Probe
+from harness.program import Op, expand
+from harness.scenario import Scenario
+from harness.systems.protocol import RankContext
+from harness.systems.torch_fsdp2_checkpoint import TrainState
+from harness.systems.torch_fsdp2_rank import Fsdp2Rank
+
+QUIET = (
+    # Its copy of torch's checkpoint writer reads a tensor's storage in the old way.
+    "TypedStorage is deprecated",
+    # torch's own deprecation of how releases before 0.5 take a sharding mesh.
+    "Slicing a flattened dim from root mesh will be deprecated",
+)
+"""Warnings of a sound run that are of no consequence. Any other is a difference."""
+
+
+@cache
+def library() -> Any:
+    """Import Automodel. Once a process. Transformers reads tensors in this thread: a pool does not survive a fork."""
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    from harness.systems import automodel_library
+
+    return automodel_library
+
+
+class AutomodelRank(Fsdp2Rank):
+    """The RankSystem of `automodel`."""
+
+    def __init__(self, context: RankContext) -> None:
+        library()
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message)
+        self.context = context
+        self.scenario, self.spec = context.scenario, context.model
+        self.probe = Probe(self.scenario, self.spec, context.mesh, context.rank, self._forward_box)
+        self.params = {}
+        self.gradients = {}
+        self.norm = None
+
+    def build(self, op: Op) -> None:
+        from harness.systems.automodel_model import model_class, write_pretrained
+
+        cls = model_class(self.probe)
+        if BY_DTYPE in self.scenario.options:
+            library().shard_by_dtype(cls)
+        folder = self.context.directory / f"pretrained{op.index}"
+        if self.context.rank == 0:
+            write_pretrained(self.probe, op, folder)
+        dist.barrier()
+        asked = requested(self.scenario)
+        frozen = any(p.spec.trainable == "no" for p in self.spec.params)
+        with cpu_for_cuda.emulated():
+            root = library().from_pretrained(folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen)
+        self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params if p.spec.trainable == "yes"}
+        optimizer = self._optimizer(op.init_seed)
+        self.state = TrainState(root, optimizer, self._scheduler(optimizer), None)
+
+    def _setup(self) -> Any:
+        dtype = self.scenario.dtype
+        param, reduce, output = (TORCH_DTYPE[d] if d else None for d in (dtype.param, dtype.reduce, dtype.output))
+        reshard = {"true": True, "false": False, "none": None}[self.scenario.reshard_after_forward]
+        return library().setup(
+            self.context.mesh, MixedPrecisionPolicy(param, reduce, output),
+            offload=self.scenario.offload.fraction > 0, reshard=reshard,
+        )  # fmt: skip
+
+    def save(self, op: Op) -> None:
+        path = self.context.checkpoint_path(op)
+        keeper = library().checkpointer(path, self.scenario.checkpoint)
+        keeper.save_model(self.state.model, str(path))
+        keeper.save_optimizer(self.state.optimizer, self.state.model, str(path), self.state.scheduler)
+
+    def load(self, op: Op) -> None:
+        self.load_model_only(op)
+        path = self.context.checkpoint_path(op)
+        keeper = library().checkpointer(path, self.scenario.checkpoint)
+        keeper.load_optimizer(self.state.optimizer, self.state.model, str(path), self.state.scheduler)
+
+    def load_model_only(self, op: Op) -> None:
+        path = self.context.checkpoint_path(op)
+        library().checkpointer(path, self.scenario.checkpoint).load_model(self.state.model, str(path / "model"))
+
+    def observe(self, op: Op) -> Iterable[Record]:
+        yield from super().observe(op)
+        if op.kind == "build":
+            for name, value in self._resolved().items():
+                text = value.encode()
+                yield whole(op.index, self.context.rank, "resolved", name, "utf8", (len(text),), text)
+        names = "\n".join(sorted(touched.symbols)).encode()
+        yield whole(op.index, self.context.rank, "emulated", "symbols", "utf8", (len(names),), names)
+
+    def _resolved(self) -> dict[str, str]:
+        from harness.systems.automodel_recipe import resolved
+
+        asked = [option for option in RECIPES if option in self.scenario.options]
+        return {f"{o}.{name}": value for o in asked for name, value in resolved(o, self.scenario.dtype).items()}
+
+
+def warm_up() -> None:
+    """Import Automodel and run a small scenario in this process, for the ranks forked from it."""
+    library()
+    logging.disable(logging.WARNING)
+    base = Scenario(system="automodel", model="hf_delta", program="build step save build load step",
+                    checkpoint="safetensors", options=("file_bf16",))  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        context = RankContext(base, model_spec(base.model), base.mesh, 0, Path(folder))
+        system = AutomodelRank(context)
+        for op in expand(base):
+            getattr(system, op.kind)(op)
+            list(system.observe(op))
+        dist.destroy_process_group()

@@ -1,0 +1,132 @@
+"""Megatron-FSDP, unmodified: what the parent knows of it. Imports no torch and no library.
+
+Every entry of `LIMITS` with an `error` is a deliberate refusal of the library, checked against the real one by
+tests/conformance/test_megatron_fsdp.py; entries without one have no meaning for this system. What else raises is a
+crash, not a limit.
+"""
+
+from __future__ import annotations
+
+from harness.models import model_spec
+from harness.program import operations
+from harness.scenario import Mesh, Scenario, load_mesh
+from harness.systems.protocol import SystemInfo
+from harness.systems.registry import register
+from harness.systems.torch_fsdp2 import LibraryError, Limit
+
+OPTIONS = {
+    "average_in_collective": "DDP averages in the collective instead of scaling before it",
+    "fine_grained_gather": "enable_fine_grained_param_gather: gather by module instead of by unit",
+    "neutral_start": "the optimizer is sharded with a learning rate and weight decay of 0, and its step counters are "
+    "set to 0 afterwards, so that the library's step with gradients of zero leaves nothing behind",
+    "no_main_params": "main_params_dtype=None also where parameters are stored in fp32: no copy for the optimizer",
+    "no_tp_dim": "tp_dim=None: a mesh without a dim for tensor parallelism",
+    "no_overlap_gather": "overlap_param_gather=False",
+    "no_overlap_reduce": "overlap_grad_reduce=False",
+    "one_call": "fully_shard, which takes the optimizer of the unsharded model, instead of a call for each",
+    "outer_optim": "outer_dp_sharding_strategy=optim: on a hybrid mesh replicas share the optimizer's work",
+}
+STRATEGIES = {"fully_shard": "optim_grads_params", "zero2": "optim_grads", "zero1": "optim", "replicate": "no_shard"}
+IN_PLACE = ("zero1", "replicate")
+"""Shardings whose gradients are reduced inside the buffer that accumulates them."""
+
+
+def _meshes(scenario: Scenario) -> list[Mesh]:
+    """The meshes that the program runs on."""
+    target = load_mesh(scenario)
+    moves = {"reshard", "restart"} & set(operations(scenario.program))
+    return [scenario.mesh, *([target] if target and moves else [])]
+
+
+def _reduced_twice(s: Scenario) -> bool:
+    in_place = s.sharding in IN_PLACE or any(mesh.dp_replicate > 1 for mesh in _meshes(s))
+    return s.grad_sync == "every" and s.microbatches > 1 and in_place
+
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        "sync-in-place",
+        _reduced_twice,
+        "reducing after every microbatch is for gradients that are not reduced where they accumulate: the library's "
+        "documentation asks for a zero_grad in between under zero1, replicate and hybrid sharding",
+        "megatron_fsdp README, sync_model_each_microbatch",
+    ),
+    Limit(
+        "compute-dtype",
+        lambda s: s.dtype.param is not None or s.dtype.output is not None,
+        "parameters compute in the dtype they are stored in: there is no dtype of its own for the forward",
+    ),
+    Limit(
+        "main-params-dtype",
+        lambda s: s.dtype.reduce is not None and s.dtype.master is None and s.dtype.storage != "fp32",
+        "without main parameters the optimizer's gradient has the parameter's dtype, so main_grads_dtype cannot differ",
+    ),
+    Limit("gradient-reshard", lambda s: s.reshard_after_forward != "true", "units are released after their forward"),
+    Limit("offload", lambda s: s.offload.fraction > 0, "Megatron-FSDP has no CPU offload of its own"),
+    Limit("checkpoint", lambda s: s.checkpoint != "dcp", "its checkpoints are torch's distributed ones: dcp"),
+    Limit("optimizer-impl", lambda s: s.optimizer.impl == "multi_tensor", "FusedAdam is TransformerEngine's"),
+    Limit("unfreeze", lambda s: "unfreeze" in operations(s.program), "trainable parameters are bucketed at the build"),
+    Limit("schedule", lambda s: s.optimizer.schedule == "linear", "the linear schedule is Megatron's"),
+    Limit(
+        "options",
+        lambda s: not set(s.options) <= set(OPTIONS),
+        f"its switches are {', '.join(OPTIONS)}",
+    ),
+    Limit(
+        "no-main-params",
+        lambda s: "no_main_params" in s.options and (s.dtype.master is not None or s.dtype.storage != "fp32"),
+        "no_main_params is for models stored in fp32",
+    ),
+    Limit(
+        "no-main-params-reduce",
+        lambda s: "no_main_params" in s.options and s.dtype.reduce is not None,
+        "without main parameters the optimizer's gradient has the parameter's dtype, so main_grads_dtype cannot differ",
+    ),
+    Limit(
+        "outer-optim",
+        lambda s: "outer_optim" in s.options and s.sharding != "fully_shard",
+        "outer_dp_sharding_strategy=optim needs the parameters sharded within: fully_shard",
+        "megatron_fsdp/fully_shard.py, fully_shard_model",
+        LibraryError("ValueError", "Sharding with Hybrid (Fully) Sharded Data Parallel (HSDP) requires", "build"),
+    ),
+    Limit("expert-parallel", lambda s: s.expert_parallel > 1, "expert parallelism is driven through megatron-core"),
+    Limit(
+        "gpt",
+        lambda s: s.model == "gpt" or any(p.spec.ep_dim is not None for p in model_spec(s.model).params),
+        "models of Megatron-Core's layers are driven through megatron-core",
+    ),
+    Limit(
+        "logical-faults",
+        lambda s: any(not fault.startswith("boundary.") for fault in s.faults),
+        "logical faults mutate the reference; this system runs unmodified",
+    ),
+)
+
+
+def unsupported(scenario: Scenario) -> str | None:
+    """Why Megatron-FSDP cannot run a scenario; None where it can."""
+    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
+
+
+def not_exercised(scenario: Scenario) -> tuple[str, ...]:
+    """What streams would have to be real for."""
+    return () if {"no_overlap_gather", "no_overlap_reduce"} <= {*scenario.options} else ("overlap",)
+
+
+INFO = register(
+    SystemInfo(
+        name="megatron-fsdp",
+        doc="Megatron-FSDP (ZeRO-1, 2, 3 and hybrid), unmodified, on gloo and an emulated CUDA device",
+        world="fork",
+        entry="harness.systems.megatron_fsdp_rank:MegatronFsdpRank",
+        unsupported=unsupported,
+        limits=LIMITS,
+        distributions=("megatron-fsdp", "torch"),
+        emulated=("CUDA device, with tensors on the CPU", "NCCL's PREMUL_SUM, AVG and coalescing"),
+        warm_up="harness.systems.megatron_fsdp_rank:warm_up",
+        package="megatron-fsdp",
+        options=OPTIONS,
+        not_exercised=not_exercised,
+        owner_groups=True,
+    )
+)

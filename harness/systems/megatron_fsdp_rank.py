@@ -1,0 +1,321 @@
+"""Megatron-FSDP on one rank: built, trained, saved and loaded as its documentation does, through its public API.
+
+`fully_shard_model` and `fully_shard_optimizer`, torch's optimizers, and torch's distributed checkpoints of the state
+dicts that those two prepare. The process group exists already and spans the mesh; the library runs on the emulated CUDA
+device, its tensors on the CPU, since a mesh of gloo ranks is one. What a rank holds is read from the library's buffers;
+where it belongs is what `megatron_fsdp_layout` says.
+
+*Verifies* nothing by itself. *Does not exercise* CUDA streams, NCCL, symmetric memory, fp8 parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from harness.emulation import cuda
+from harness.models import NamedParam, model_spec
+from harness.observe.record import LIVE, Record, whole
+from harness.oracle.contracts import stages
+from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, ProbeUnit, Slot, build_model, local_part, tensor_bytes
+from harness.program import Op, expand
+from harness.scenario import Mesh, Scenario
+from harness.systems.megatron_fsdp import IN_PLACE, STRATEGIES
+from harness.systems.megatron_fsdp_layout import owned_box
+from harness.systems.protocol import RankContext
+from harness.systems.torch_fsdp2_checkpoint import TrainState
+from harness.systems.torch_fsdp2_rank import STATE_ROLES, Fsdp2Rank, hyperparameters, tensor_parallel
+
+R = TypeVar("R")
+
+QUIET = (
+    # Of the library at import: where there is no TransformerEngine it has stand-ins of its own.
+    r"Transformer Engine and Apex are not installed",
+)
+"""Warnings of a sound run, on a GPU as here, that are of no consequence. Any other is a difference."""
+
+
+@cache
+def library() -> None:
+    """Import Megatron-FSDP on the emulated device. Once a process."""
+    with cuda.emulated(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import megatron_fsdp  # noqa: F401
+
+
+def emulated(method: Callable[[MegatronFsdpRank, Op], R]) -> Callable[[MegatronFsdpRank, Op], R]:
+    """Run an operation on the emulated device."""
+
+    @wraps(method)
+    def run(self: MegatronFsdpRank, op: Op) -> R:
+        with cuda.emulated():
+            return method(self, op)
+
+    return run
+
+
+class MegatronFsdpRank(Fsdp2Rank):
+    """The RankSystem of `megatron-fsdp`; probes, optimizers and clipping are those of `torch-fsdp2`."""
+
+    def __init__(self, context: RankContext) -> None:
+        library()
+        super().__init__(context)
+        self.mesh = _device_mesh(context.mesh, tp_dim="no_tp_dim" not in self.scenario.options)
+        self.sharded: Any = None
+
+    @emulated
+    def build(self, op: Op) -> None:
+        import megatron_fsdp
+
+        root = build_model(self.probe, op.init_seed)
+        if self.context.mesh.tp > 1:
+            tensor_parallel(root, self.mesh["tp"])
+        arguments = self._arguments(megatron_fsdp.fully_shard_model)
+        if "one_call" in self.scenario.options:
+            self.params = self._trainable(root)
+            optimizer = self._neutral(self._optimizer(op.init_seed))
+            self.sharded, optimizer = megatron_fsdp.fully_shard(root, optimizer, **arguments)
+            self.params = self._trainable(self.sharded.module)
+        else:
+            self.sharded = megatron_fsdp.fully_shard_model(root, **arguments)
+            self.params = self._trainable(self.sharded.module)
+            optimizer = megatron_fsdp.fully_shard_optimizer(self._neutral(self._optimizer(op.init_seed)))
+        self._start(optimizer, op.init_seed)
+        self.state = TrainState(self.sharded, optimizer, self._scheduler(optimizer), self._scaler())
+
+    @emulated
+    def step(self, op: Op) -> None:
+        super().step(op)
+
+    @emulated
+    def overflow(self, op: Op) -> None:
+        super().overflow(op)
+
+    @emulated
+    def save(self, op: Op) -> None:
+        held = {"model": self.sharded.state_dict(), "optimizer": self.state.optimizer.state_dict()}
+        state_dict_saver.save({**held, "extra": self.state.extra()}, checkpoint_id=self.context.checkpoint_path(op))
+
+    @emulated
+    def load(self, op: Op) -> None:
+        target = {"model": self.sharded.state_dict(), "optimizer": self.state.optimizer.state_dict()}
+        target["extra"] = self.state.extra()
+        state_dict_loader.load(target, checkpoint_id=self.context.checkpoint_path(op))
+        self.sharded.load_state_dict(target["model"], strict=False)
+        self.state.optimizer.load_state_dict(target["optimizer"])
+        self.state.set_extra(target["extra"])
+
+    @emulated
+    def load_model_only(self, op: Op) -> None:
+        target = {"model": self.sharded.state_dict()}
+        state_dict_loader.load(target, checkpoint_id=self.context.checkpoint_path(op))
+        self.sharded.load_state_dict(target["model"], strict=False)
+
+    @emulated
+    def observe(self, op: Op) -> Iterable[Record]:
+        records = list(super().observe(op))
+        text = "\n".join(sorted(cuda.touched())).encode()
+        records.append(whole(op.index, self.context.rank, "emulated", "symbols", "utf8", (len(text),), text))
+        return records
+
+    # Construction
+
+    def _arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """fully_shard_model's arguments, by the names that this release has for them."""
+        scenario, options = self.scenario, self.scenario.options
+        master = scenario.dtype.master or ("fp32" if scenario.dtype.storage == "fp32" else None)
+        main = None if "no_main_params" in options else master
+        known = inspect.signature(function).parameters
+        hybrid = self.context.mesh.dp_replicate > 1
+        arguments: dict[str, Any] = {
+            "device_mesh": self.mesh,
+            "dp_shard_dim": "dp_shard",
+            "dp_outer_dim": "dp_replicate" if hybrid else None,
+            "tp_dim": "tp" if "tp" in (self.mesh.mesh_dim_names or ()) else None,
+            "hybrid_fsdp_group": self.mesh[("dp_replicate", "dp_shard")]._flatten("dp").get_group() if hybrid else None,
+            "fsdp_unit_modules": [ProbeUnit],
+            "zero_dp_strategy": STRATEGIES[scenario.sharding],
+            "outer_dp_sharding_strategy": "optim" if self._outer else "no_shard",
+            "device": torch.device("cpu"),
+            "sync_model_each_microbatch": self._syncs_every,
+            "overlap_grad_reduce": "no_overlap_reduce" not in options,
+            "overlap_param_gather": "no_overlap_gather" not in options,
+            "average_in_collective": "average_in_collective" in options,
+            "enable_fine_grained_param_gather": "fine_grained_gather" in options,
+        }
+        if "mixed_precision_policy" in known:
+            from megatron_fsdp import MixedPrecisionPolicy
+
+            arguments["mixed_precision_policy"] = MixedPrecisionPolicy(
+                main_params_dtype=TORCH_DTYPE[main] if main else None,
+                main_grads_dtype=TORCH_DTYPE[scenario.dtype.reduce] if scenario.dtype.reduce else None,
+            )
+        else:
+            arguments["preserve_fp32_weights"] = main == "fp32"
+            arguments["grad_reduce_in_fp32"] = scenario.dtype.reduce == "fp32"
+        return {name: value for name, value in arguments.items() if name in known}
+
+    @property
+    def _outer(self) -> bool:
+        """Whether replicas share the optimizer's work."""
+        return "outer_optim" in self.scenario.options and self.context.mesh.dp_replicate > 1
+
+    @property
+    def _syncs_every(self) -> bool:
+        """Whether gradients are synchronised after every backward pass, as the library does by default."""
+        return self.scenario.grad_sync == "every" or self.scenario.microbatches == 1
+
+    def _trainable(self, root: nn.Module) -> dict[str, nn.Parameter]:
+        return {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params if p.spec.trainable == "yes"}
+
+    def _neutral(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer as it is handed to the library."""
+        if "neutral_start" in self.scenario.options:
+            for group in (optimizer.defaults, *optimizer.param_groups):
+                group["lr"] = group["weight_decay"] = 0.0
+        return optimizer
+
+    def _start(self, optimizer: torch.optim.Optimizer, init_seed: int) -> None:
+        """Give a neutral optimizer what was asked for, and have it start at step 0."""
+        if "neutral_start" not in self.scenario.options:
+            return
+        for group, asked in zip(optimizer.param_groups, self._optimizer(init_seed).param_groups, strict=False):
+            group["lr"], group["weight_decay"] = asked["lr"], asked["weight_decay"]
+        for state in optimizer.state.values():
+            if "step" in state:
+                state["step"].zero_()
+
+    # One step
+
+    def _backward(self, op: Op, *, overflow: bool) -> None:
+        self.probe.start_step()
+        self.gradients, self.norm = {}, None
+        last = self.scenario.microbatches - 1
+        for microbatch in range(self.scenario.microbatches):
+            self.probe.slot = Slot(op.iteration, microbatch, overflow)
+            waits = not self._syncs_every and microbatch != last
+            with self.sharded.no_sync() if waits else nullcontext():
+                loss = self.sharded(torch.ones(1, requires_grad=True)).sum()
+                if self.state.scaler:
+                    loss = self.state.scaler.scale(loss)
+                loss.backward()
+        if not self._syncs_every:
+            self.sharded.finish_grad_sync()
+
+    def _update(self) -> None:
+        state = self.state
+        if state.scaler:
+            state.scaler.step(state.optimizer)
+            state.scaler.update()
+        else:
+            step: Any = state.optimizer.step  # the library's, with an argument of its own
+            step(sync_grad_before_optimizer_step=False)
+        state.optimizer.zero_grad()
+
+    # Observation: reads only
+
+    def _model_records(self, op: Op) -> Iterator[Record]:
+        for named in self.spec.params:
+            canonical = named.spec.tied_to or named.fqn
+            yield self._sharded(op, "param", named, self._model_weight(canonical))
+            if named.spec.tied_to is None and self._has_master(named):
+                yield self._sharded(op, "master", named, local_part(self.params[named.fqn]))
+        for fqn, _ in self.spec.buffers():
+            yield self._whole(op, "buffer", fqn, local_part(self.sharded.module.get_buffer(fqn)))
+
+    def _model_weight(self, fqn: str) -> torch.Tensor:
+        """This rank's own rows of the model's parameter, without those that other ranks step."""
+        raw = self.sharded.raw_param[fqn]
+        buffers = self.sharded.param_and_grad_buffer
+        weights = buffers.parameter_groups[buffers.param_to_param_group[raw]].model_weight_buffer
+        if weights is None:
+            return local_part(raw).detach()
+        own: torch.Tensor = weights.get_item(weights.param_idx[raw], only_shard=True).detach()
+        return own.view(-1, *local_part(raw).shape[1:]) if own.numel() else own.new_empty(self._box_of(fqn).size)
+
+    def _has_master(self, named: NamedParam) -> bool:
+        return stages(self.scenario, named.spec).master is not None and named.fqn in self.params
+
+    def _optimizer_records(self, op: Op) -> Iterator[Record]:
+        states = self.state.optimizer.state
+        owned = {fqn: parameter for fqn, parameter in self.params.items() if local_part(parameter).numel()}
+        for fqn, parameter in owned.items():
+            for name, value in states.get(parameter, {}).items():
+                tensor = torch.as_tensor(value)
+                if tensor.dim():
+                    yield self._sharded(op, STATE_ROLES[name], self.spec.param(fqn), local_part(tensor))
+                else:
+                    yield self._whole(op, STATE_ROLES[name], fqn, local_part(tensor))
+        names = {id(parameter): fqn for fqn, parameter in owned.items()}
+        for group in self.state.optimizer.param_groups:
+            for fqn in (names[id(p)] for p in group["params"] if id(p) in names):
+                for name, number in hyperparameters(group):
+                    yield self._number(op, "hyperparameter", f"{fqn}.{name}", number)
+
+    def _schedule_records(self, op: Op) -> Iterator[Record]:
+        yield from (r for r in super()._schedule_records(op) if not r.fqn.startswith("last_lr"))
+
+    def _capture_gradients(self) -> None:
+        super()._capture_gradients()
+        for fqn, parameter in self.params.items():  # an empty shard has no gradient, and lacks none
+            if fqn not in self.gradients and not local_part(parameter).numel():
+                self.gradients[fqn] = local_part(parameter).detach().clone()
+
+    def _box_of(self, fqn: str) -> Any:
+        scenario, context = self.scenario, self.context
+        sharded = scenario.sharding != "replicate"
+        return owned_box(
+            scenario.model, scenario.dtype, context.mesh, context.rank, fqn, sharded=sharded, outer=self._outer
+        )
+
+    def _sharded(self, op: Op, role: str, named: NamedParam, local: torch.Tensor) -> Record:
+        """A record of this rank's rows: the box is ours, the size the library's."""
+        box = self._box_of(named.spec.tied_to or named.fqn)
+        return Record(
+            op.index, self.context.rank, LIVE, role, named.fqn, DTYPE_NAME[local.dtype], named.spec.shape, box.start,
+            tuple(local.shape), tensor_bytes(local),
+        )  # fmt: skip
+
+
+def _device_mesh(mesh: Mesh, *, tp_dim: bool) -> DeviceMesh:
+    """The mesh of all ranks. tp_dim: there is a tp dim also where its size is 1."""
+    sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp}
+    kept = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard" or (name == "tp" and tp_dim)}
+    return init_device_mesh("cpu", tuple(kept.values()), mesh_dim_names=tuple(kept))
+
+
+def warm_up() -> None:
+    """Import the library and run a small scenario in this process, so that ranks forked from it inherit every lazy
+    import. Leaves no process group behind."""
+    library()
+    base = Scenario(system="megatron-fsdp", program="build step save build load step", options=("neutral_start",))
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        try:
+            for sharding in ("fully_shard", *IN_PLACE):
+                _rehearse(replace(base, sharding=sharding), Path(folder, sharding))
+        finally:
+            dist.destroy_process_group()
+            cuda.reset_touched()
+
+
+def _rehearse(scenario: Scenario, folder: Path) -> None:
+    context = RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, folder)
+    system = MegatronFsdpRank(context)
+    for op in expand(scenario):
+        getattr(system, op.kind)(op)
+        list(system.observe(op))

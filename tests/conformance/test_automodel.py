@@ -1,0 +1,137 @@
+"""Real NeMo Automodel: loading, sharding, stepping and checkpoints on gloo ranks against the twin, bit for bit; its
+limits; its regressions and what cures them.
+
+*Verifies*: scenarios of every model, format and kind of file pass on the newest release; what the system refuses for
+the library's sake, the library refuses; every regression shows its defect, is known, and passes with its patch or on
+the release that repaired it.
+*Does not verify*: that a patch is how upstream should repair it.
+
+Nightly only: the first run installs four releases with the transformers that each needs, 190 MB each.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.known_issues import load_known_issues
+from harness.laboratory import Laboratory
+from harness.result import Result
+from harness.scenario import Scenario
+from harness.systems.automodel import INFO, LIMITS, unsupported
+from harness.systems.registry import register
+from harness.systems.torch_fsdp2 import Limit
+from harness.verdict import Verdict
+from harness.world.environments import Environments
+
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
+
+RELEASE = "0.7.0"
+PATCHES = Path(__file__).parents[1] / "patches"
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+REGRESSIONS = sorted(path.stem for path in (SCENARIOS / "regressions").glob("automodel-*.toml"))
+FOUNDING = [name for name in REGRESSIONS if name.startswith("automodel-2419")]
+PATCHED = sorted(path.stem for path in PATCHES.glob("automodel-*.patch"))
+MOST_LINES = 26
+BASE = Scenario(system="automodel", model="hf_delta", checkpoint="safetensors").with_axes({"mesh": "1x2x1"})
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Laboratory]:
+    with Laboratory(jobs=1, deadline_s=120.0) as laboratory:
+        yield laboratory
+
+
+def regression(name: str) -> Scenario:
+    return Scenario.from_toml((SCENARIOS / "regressions" / f"{name}.toml").read_text(), name)
+
+
+def text(result: Result) -> str:
+    return "\n".join([result.signature, result.reason, str(result.error)])
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {},
+        {"model": "hf_llama", "checkpoint": "torch_save", "load": "grow"},
+        {"model": "hf_vision", "dtype": "fp32/param=bf16/reduce=fp32", "program": "restart"},
+        {"options": "by_dtype", "dtype": "fp32/param=bf16/reduce=fp32", "load": "indivisible"},
+        {"options": "by_dtype", "dtype": "mixed/param=bf16", "program": "twice", "checkpoint": "torch_save"},
+        {"options": "by_dtype+file_bf16+pinned", "dtype": "bf16/param=bf16/reduce=fp32", "offload": "cpu"},
+        {"options": "file_fp32", "dtype": "bf16", "mesh": "2x2x1", "optimizer": "sgd/clip=1.0"},
+        {"options": "file_bf16", "mesh": "1x1x1", "program": "save_first", "dtype": "fp32/param=bf16"},
+        {"options": "recipe_storage", "program": "train", "version": "0.6.0"},
+    ],
+    ids=str,
+)
+def test_a_pretrained_model_trains_and_resumes_bit_for_bit(opened: Laboratory, axes: dict[str, str]) -> None:
+    scenario = BASE.with_axes(axes)
+    assert unsupported(scenario) is None
+    result = opened.examine_one(scenario)
+    assert result.verdict is Verdict.PASS, text(result)
+    assert any("CPU under the name of a CUDA device" in entry for entry in result.emulated)
+
+
+REFUSED = {
+    "replicas-alone": {"mesh": "2x1x1", "program": "train"},
+    "mixed-storage-unit": {"dtype": "mixed", "program": "train"},
+}
+
+
+@pytest.fixture
+def lifted() -> Iterator[None]:
+    """The system without its limits."""
+    register(replace(INFO, unsupported=lambda scenario: None))
+    yield
+    register(INFO)
+
+
+@pytest.mark.usefixtures("lifted")
+@pytest.mark.parametrize("limit", [limit for limit in LIMITS if limit.id in REFUSED], ids=lambda limit: limit.id)
+def test_what_we_refuse_the_library_refuses(opened: Laboratory, limit: Limit) -> None:
+    scenario = BASE.with_axes(REFUSED[limit.id])
+    assert unsupported(scenario) == limit.reason
+    result = opened.examine_one(scenario)
+    assert limit.error
+    assert result.error, text(result)
+    assert result.error.type == limit.error.kind
+    assert limit.error.message in result.error.message
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_a_regression_is_seen_confirmed_and_known(opened: Laboratory, name: str) -> None:
+    result = opened.examine_one(regression(name))
+    assert result.verdict.is_failure, text(result)
+    assert result.reproduced
+    assert result.reproduced.times == result.reproduced.attempts
+    known = load_known_issues(SCENARIOS / "known_issues.toml").match(result)
+    assert known is not None, result.signature
+    assert any(name.startswith(issue) for issue in known.split("+")), known
+
+
+@pytest.mark.parametrize("name", FOUNDING)
+@pytest.mark.parametrize("version", ["0.5.0", RELEASE])
+def test_the_founding_bug_is_repaired_since(opened: Laboratory, name: str, version: str) -> None:
+    result = opened.examine_one(replace(regression(name), version=version))
+    assert result.verdict is Verdict.PASS, text(result)
+
+
+@pytest.mark.parametrize("name", PATCHED)
+def test_a_few_lines_cure_it(opened: Laboratory, name: str, tmp_path: Path) -> None:
+    patch = (PATCHES / f"{name}.patch").read_text()
+    lines = [line for line in patch.splitlines() if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")]
+    assert len(lines) <= MOST_LINES
+    library = next(p for p in Environments(None, ()).overlay(INFO, RELEASE).paths if (p / "nemo_automodel").is_dir())
+    shutil.copytree(
+        library / "nemo_automodel", tmp_path / "nemo_automodel", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    command = ["patch", "--silent", "-p1", "--no-backup-if-mismatch", "-d", str(tmp_path)]
+    subprocess.run(command, input=patch, text=True, check=True)
+    result = opened.examine_one(replace(regression(name), version=f"path:{tmp_path}"))
+    assert result.verdict is Verdict.PASS, text(result)

@@ -1,0 +1,19 @@
+"""Everything here needs a GPU; without one it is skipped, and says why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.world.devices import gpus
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    reason = gpus(sys.executable).reason if here else ""
+    for item in here:
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,0 +1,71 @@
+"""A plugin for servers: a process in which torch says that there are two GPUs, though it computes on the CPU.
+
+Enough for what happens before a library runs: the rank takes its device, joins its group and says where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import torch
+
+from harness.emulation import cuda
+from harness.emulation.generator import DeviceGenerator
+from harness.observe import ambient
+from harness.observe.record import Record, whole
+from harness.program import Op
+from harness.scenario import Scenario
+from harness.systems.protocol import RankContext, SystemInfo
+from harness.systems.registry import register
+
+taken: list[int] = []
+_open = ExitStack()
+
+
+def supported(scenario: Scenario) -> str | None:
+    return None
+
+
+register(
+    SystemInfo(
+        "gpu-stub",
+        "says which device it got",
+        "fork",
+        "tests.unit.gpu_stub:GpuRank",
+        supported,
+        devices=("cpu", "cuda"),
+    )
+)
+
+
+class GpuRank:
+    """Its one operation sums 1 over the ranks, so that the group is seen to work."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.rank = context.rank
+
+    def build(self, op: Op) -> None:
+        self.total = torch.ones(())
+        torch.distributed.all_reduce(self.total)
+
+    def observe(self, op: Op) -> Iterable[Record]:
+        text = f"{taken} {int(self.total)} {torch.distributed.get_backend()}".encode()
+        yield whole(op.index, self.rank, "extra_state", "seat", "utf8", (len(text),), text)
+
+
+def pretend() -> None:
+    """Called by servers as a warm-up."""
+    torch.cuda.init = lambda: None
+    torch.cuda.device_count = lambda: 2
+    torch.cuda.get_device_name = lambda index: "Stub GPU"  # type: ignore[misc]
+    torch.cuda.set_device = taken.append  # type: ignore[assignment]
+    torch.cuda.get_rng_state = lambda: torch.arange(16, dtype=torch.uint8)  # type: ignore[misc]
+
+
+def emulate() -> None:
+    """Called by servers as a warm-up: the emulated device stays on, in every process forked from here."""
+    _open.enter_context(cuda.emulated())
+    torch.cuda.init = lambda: None
+    torch.cuda.get_device_name = lambda index: "emulated GPU"  # type: ignore[misc]
+    ambient.seeded_gpu_state = lambda seed: DeviceGenerator().manual_seed(seed).get_state()

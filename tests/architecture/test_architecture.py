@@ -69,6 +69,7 @@ CHILD = (
     "harness.systems.megatron_core_observe", "harness.systems.megatron_core_rank",
     "harness.systems.megatron_core_state", "harness.systems.megatron_fsdp_rank",
     "harness.systems.torch_fsdp2_checkpoint", "harness.systems.torch_fsdp2_rank",
+    "harness.systems.transformer_engine_model", "harness.systems.transformer_engine_rank",
 )  # fmt: skip
 """Modules that load torch or a library under test: they run in ranks and workers only. Every other module, new
 ones too, is the parent's."""

@@ -10,7 +10,7 @@ microbatch. Nothing here knows a library; DTensors are only unwrapped to their l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -113,6 +113,14 @@ class Probe:
         piece = values[tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))]
         return torch.from_numpy(np.ascontiguousarray(piece)).to(device=local.device, dtype=local.dtype)
 
+    def term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
+        """⟨p, g_p⟩ of one use of a parameter in the current slot; a scalar. Records the parameter as it is now."""
+        local = local_part(param)
+        self.record(fqn, local)
+        gradient = self.gradient(fqn, local, param.requires_grad)
+        term: torch.Tensor = _Term.apply(local, gradient, self, fqn)  # type: ignore[no-untyped-call]
+        return term
+
     def _poisons(self, trainable: bool) -> bool:
         return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned
 
@@ -164,8 +172,9 @@ class ProbeModule(nn.Module):
         self.probe = probe
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        used = {spec.name: getattr(self, spec.name) for spec in self.spec.params if spec.used}
-        x = add_terms(x, self.probe, self.spec.path, used)
+        for spec in self.spec.params:
+            if spec.used:
+                x = x + self.probe.term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)
         if self.training and self.probe.slot.microbatch == 0:
             self._count()
         return x
@@ -175,17 +184,6 @@ class ProbeModule(nn.Module):
             for spec in self.spec.buffers:
                 if spec.dtype.startswith("int"):
                     getattr(self, spec.name).add_(1)
-
-
-def add_terms(x: torch.Tensor, probe: Probe, path: str, params: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """x + ⟨p, g_p⟩ for the parameters of the module at `path`, name → parameter as its forward sees it."""
-    for name, param in params.items():
-        fqn, local = f"{path}.{name}", local_part(param)
-        probe.record(fqn, local)
-        gradient = probe.gradient(fqn, local, param.requires_grad)
-        term: torch.Tensor = _Term.apply(local, gradient, probe, fqn)  # type: ignore[no-untyped-call]
-        x = x + term.to(x.dtype)
-    return x
 
 
 class ProbeUnit(ProbeModule):

@@ -75,7 +75,6 @@ def _precision_aware(
     from harness.oracle.scaled_adam import ScaledAdam
 
     policy = scenario.dtype
-    fused_adam, _ = fused_optimizers(scenario.device, precision_aware=True)
     options: dict[str, Any] = {
         "lr": ask.lr, "weight_decay": ask.weight_decay, "betas": (ask.beta1, ask.beta2), "eps": ask.eps,
         "adam_w_mode": ask.kind == "adamw",
@@ -83,6 +82,7 @@ def _precision_aware(
         "exp_avg_sq_dtype": MOMENT_DTYPE[policy.exp_avg_sq or "fp32"],
     }  # fmt: skip
     if not domains:
+        fused_adam, _ = fused_optimizers(scenario.device, precision_aware=True)
         return fused_adam(groups, use_decoupled_grad=True, **options)
     masters = {"master_weights": True, "master_weight_dtype": torch.float16} if policy.master == "fp16" else {}
     return ScaledAdam(groups, options | masters, domains)

@@ -55,12 +55,18 @@ def setup(mesh: Mesh, policy: MixedPrecisionPolicy, *, offload: bool, reshard: b
     return Setup({"distributed_setup": built})
 
 
-def from_pretrained(folder: Path, requested: str | torch.dtype, world: Setup, *, freeze_tower: bool) -> nn.Module:
-    """The model of a checkpoint folder, loaded and sharded by the library, in training mode. Runs on all ranks."""
+def from_pretrained(
+    folder: Path, requested: str | torch.dtype, world: Setup, *, freeze_tower: bool, theirs: bool
+) -> nn.Module:
+    """The model of a checkpoint folder, loaded and sharded by the library, in training mode. Runs on all ranks.
+
+    Args:
+        freeze_tower: freeze the vision tower. theirs: take transformers' class where Automodel has one of its own.
+    """
     frozen = {"freeze_config": {"freeze_vision_tower": True}} if freeze_tower else {}
     model: nn.Module = NeMoAutoModelForCausalLM.from_pretrained(
         str(folder), torch_dtype=requested, use_liger_kernel=False, use_sdpa_patching=False,
-        attn_implementation="sdpa", **world.arguments, **frozen,
+        attn_implementation="sdpa", force_hf=theirs, **world.arguments, **frozen,
     )  # fmt: skip
     return model.train()
 

@@ -8,18 +8,20 @@ AutoConfig and AutoModelForCausalLM, as code of a user's own is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from harness.oracle.pretrained import PINNED, PINNED_SOFT, file_dtype
 from harness.probe import element_keys, initial_values
 from harness.probe_module import TORCH_DTYPE, Probe, ProbeModule, initial_buffer
 from harness.program import Op
+from harness.systems import automodel_models as models
 
 MODEL_TYPE = "shardproof_probe"
 ARCHITECTURE = "ShardproofProbeForCausalLM"
@@ -94,9 +96,32 @@ def write_pretrained(probe: Probe, op: Op, folder: Path) -> None:
         if buffer.persistent:
             tensors[fqn] = initial_buffer(fqn, buffer, scenario.seed, op.init_seed)
     folder.mkdir(parents=True)
-    config = ProbeConfig(op.init_seed, architectures=[ARCHITECTURE], dtype="bfloat16")
-    config.save_pretrained(folder)
+    _config(probe.spec.name, op.init_seed).save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def _config(model: str, init_seed: int) -> PretrainedConfig:
+    if model != models.REAL_LLAMA:
+        return ProbeConfig(init_seed, architectures=[ARCHITECTURE], dtype="bfloat16")
+    return LlamaConfig(
+        vocab_size=models.VOCABULARY, hidden_size=models.HIDDEN, intermediate_size=models.FEED_FORWARD,
+        num_hidden_layers=models.LAYERS, num_attention_heads=models.HEADS, num_key_value_heads=models.HEADS,
+        tie_word_embeddings=False, architectures=["LlamaForCausalLM"], dtype="bfloat16",
+    )  # fmt: skip
+
+
+def drive(root: nn.Module, probe: Probe) -> None:
+    """Replace the forward of every module of a real model by the probe's: (1,) → (1,), its own parameters' terms, then
+    its children. Called after the library has wrapped them, so that its hooks stay around each forward."""
+    for path, module in root.named_modules():
+        if not isinstance(module, nn.ModuleList):
+            module.forward = partial(_driven, module, path, probe)
+
+
+def _driven(module: nn.Module, path: str, probe: Probe, x: torch.Tensor) -> torch.Tensor:
+    for name, param in module.named_parameters(recurse=False):
+        x = x + probe.term(f"{path}.{name}", param).to(x.dtype)
+    return through(module.children(), x)
 
 
 def _leaf(spec: Any, probe: Probe, init_seed: int) -> ProbeModule:

@@ -56,7 +56,36 @@ def _tower(path: str) -> tuple[ModuleSpec, ...]:
     )
 
 
+HIDDEN, HEADS, FEED_FORWARD, VOCABULARY, LAYERS = 8, 2, 12, 11, 2
+"""Of the real Llama."""
+
+
+def _real_layer(path: str) -> tuple[ModuleSpec, ...]:
+    """A layer of transformers' LlamaForCausalLM."""
+    square, wide = (HIDDEN, HIDDEN), (FEED_FORWARD, HIDDEN)
+    return (
+        *(_weight(f"{path}.self_attn.{name}_proj", *square) for name in ("q", "k", "v", "o")),
+        *(_weight(f"{path}.mlp.{name}_proj", *wide) for name in ("gate", "up")),
+        _weight(f"{path}.mlp.down_proj", HIDDEN, FEED_FORWARD),
+        _weight(f"{path}.input_layernorm", HIDDEN),
+        _weight(f"{path}.post_attention_layernorm", HIDDEN),
+    )
+
+
+REAL_LLAMA = "llama"
+
 HF_SPECS = (
+    ModelSpec(
+        REAL_LLAMA,
+        "transformers' own LlamaForCausalLM, built from its config; the probe stands in for its forward.",
+        (
+            _weight("model.embed_tokens", VOCABULARY, HIDDEN),
+            *(module for index in range(LAYERS) for module in _real_layer(f"model.layers.{index}")),
+            _weight("model.norm", HIDDEN),
+            _weight("lm_head", VOCABULARY, HIDDEN),
+        ),
+        bugs=("AM-2419a",),
+    ),
     ModelSpec(
         "hf_llama",
         "A decoder with the names of a Llama: every parameter in the bulk's dtype.",

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -29,6 +30,7 @@ from harness.oracle.pretrained import BY_DTYPE, RECIPES, requested
 from harness.probe_module import TORCH_DTYPE, Probe
 from harness.program import Op, expand
 from harness.scenario import Scenario
+from harness.systems.automodel_models import REAL_LLAMA
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2_checkpoint import TrainState
 from harness.systems.torch_fsdp2_rank import Fsdp2Rank
@@ -36,6 +38,8 @@ from harness.systems.torch_fsdp2_rank import Fsdp2Rank
 QUIET = (
     # Its copy of torch's checkpoint writer reads a tensor's storage in the old way.
     "TypedStorage is deprecated",
+    # Real models draw random weights on a mesh of CPUs before they are loaded.
+    "DTensor random operators may not have complete support on cpu device mesh",
     # torch's own deprecation of how releases before 0.5 take a sharding mesh.
     "Slicing a flattened dim from root mesh will be deprecated",
 )
@@ -66,7 +70,7 @@ class AutomodelRank(Fsdp2Rank):
         self.norm = None
 
     def build(self, op: Op) -> None:
-        from harness.systems.automodel_model import model_class, write_pretrained
+        from harness.systems.automodel_model import drive, model_class, write_pretrained
 
         cls = model_class(self.probe)
         if BY_DTYPE in self.scenario.options:
@@ -77,8 +81,13 @@ class AutomodelRank(Fsdp2Rank):
         dist.barrier()
         asked = requested(self.scenario)
         frozen = any(p.spec.trainable == "no" for p in self.spec.params)
-        with cpu_for_cuda.emulated():
-            root = library().from_pretrained(folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen)
+        theirs = self.spec.name == REAL_LLAMA
+        with cpu_for_cuda.emulated(), torch.random.fork_rng(devices=[], enabled=theirs):  # it initialises, then loads
+            root = library().from_pretrained(
+                folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen, theirs=theirs
+            )
+        if theirs:
+            drive(root, self.probe)
         self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params if p.spec.trainable == "yes"}
         optimizer = self._optimizer(op.init_seed)
         self.state = TrainState(root, optimizer, self._scheduler(optimizer), None)

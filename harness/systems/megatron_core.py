@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.models import ModelSpec, ParamSpec, model_spec, storage_dtype
+from harness.oracle.contracts import has_scales
 from harness.program import operations
 from harness.scenario import Mesh, Scenario, load_mesh
 from harness.systems import megatron_core_formats as formats
@@ -244,6 +245,11 @@ LIMITS: tuple[Limit, ...] = (
         "master-bf16",
         lambda s: s.dtype.master == "bf16",
         "FusedAdam keeps masters in fp32 or fp16",
+    ),
+    Limit(
+        "scaled-state-device",
+        lambda s: s.device != "cpu" and has_scales(s),
+        "the twin takes scales shard by shard in the emulated FusedAdam's arithmetic, which is not a GPU's",
     ),
     Limit(
         "optimizer-impl",

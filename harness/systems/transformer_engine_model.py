@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from harness.emulation import cuda
 from harness.models import ModuleSpec, storage_dtype
 from harness.probe import element_keys, initial_values
-from harness.probe_module import TORCH_DTYPE, Probe, add_terms
+from harness.probe_module import TORCH_DTYPE, Probe
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,9 @@ def _driven(module: nn.Module, spec: ModuleSpec, probe: Probe) -> Callable[[torc
     """A forward that adds ⟨p, g_p⟩ for every parameter."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return add_terms(x, probe, spec.path, as_computed(module, [p.name for p in spec.params if p.used]))
+        for name, param in as_computed(module, [p.name for p in spec.params if p.used]).items():
+            x = x + probe.term(f"{spec.path}.{name}", param).to(x.dtype)
+        return x
 
     return forward
 

@@ -251,7 +251,7 @@ def test_smoke_is_small() -> None:
 
 
 OF_MEGATRON = {"gpt", "lr_groups", "moe", "sandwich"}
-OF_AUTOMODEL = {"hf_llama", "hf_delta", "hf_vision"}
+OF_AUTOMODEL = {"llama", "hf_llama", "hf_delta", "hf_vision"}
 OF_MEGATRON_FSDP = {"ragged_unit"}
 """Models that show defects of Megatron-Core's alone: islands between others, experts, groups by learning rate, and its
 own GPT."""

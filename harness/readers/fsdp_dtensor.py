@@ -101,6 +101,10 @@ class _Reader:
         named, index = self.sections.get(name, (self.params.get(name), None))
         if not role and named is not None:
             role = "master" if stages(self.scenario, named.spec).master else "param"
+            if named.spec.tied_to is not None:  # stored under this name as well
+                for record in tensor_records(self.target, piece, role, named.spec.tied_to):
+                    yield record._replace(replica=self.op.mesh.tp)
+                return
         if named is None or index is None or not isinstance(piece, TensorPiece):
             yield from tensor_records(self.target, piece, role or "param", name)
             return

@@ -25,6 +25,9 @@ class ParamSpec:
     shares out, one expert an index; None = no expert. group: index into `ModelSpec.groups`. used: False = not part of
     any forward, so it never gets a gradient.
     trainable: `yes`, `no` (frozen) or `later` (frozen until the program's `unfreeze`).
+    sections: what dim 0 is fused of, in order: the suffix under which a format that takes it apart stores a section,
+    and its size. stacked: sections of equal size lie along a dim 0 of their own, which libraries that fuse them do not
+    have: their dim 0 is our dims 0 and 1.
     tied_to: fully qualified name of the parameter this is the same object as.
     """
 
@@ -36,6 +39,8 @@ class ParamSpec:
     group: int = 0
     used: bool = True
     trainable: str = "yes"
+    sections: tuple[tuple[str, int], ...] = ()
+    stacked: bool = False
     tied_to: str | None = None
 
     @property
@@ -184,6 +189,19 @@ def _te(path: str, norm: bool, *weights: tuple[str, int, int, int], bias: bool =
     return ModuleSpec(path, tuple(params), unit=unit)
 
 
+HALVES = (("_w", 1), ("_v", 1))
+
+GDN_IN_PROJ = ((".query", 4), (".key", 4), (".value", 6), (".z", 6), (".beta", 2), (".alpha", 2))
+"""What a gated delta net's input projection is fused of; its convolution has the first three."""
+
+
+def _gated(layer: int, shape: tuple[int, ...]) -> ModuleSpec:
+    """The fused projection of a SwiGLU layer, of which tensor parallelism shards each half."""
+    name = "weight" if len(shape) > 2 else "bias"
+    param = ParamSpec(name, shape, tp_dim=1, sections=HALVES, stacked=True)
+    return ModuleSpec(f"decoder.layers.{layer}.mlp.linear_fc1", (param,))
+
+
 _SPECS = (
     ModelSpec(
         "dense",
@@ -293,6 +311,34 @@ _SPECS = (
             ModuleSpec("fc2", (ParamSpec("weight", (3, 6), tp_dim=1),)),
         ),
         bugs=("MLM-4423", "MLM-2769"),
+    ),
+    ModelSpec(
+        "gated",
+        "Fused gate/up projections, named as Megatron-Core's: a rank's shard ends inside a half, or is just one.",
+        (
+            _gated(0, (2, 6, 3)),
+            _gated(1, (2, 10, 2)),
+            _gated(2, (2, 4)),
+        ),
+        bugs=("MLM-4423",),
+    ),
+    ModelSpec(
+        "gdn",
+        "A gated delta net's fused projections, of sections of several sizes, named as Megatron-Core's.",
+        (
+            ModuleSpec(
+                "decoder.layers.0.self_attention.in_proj",
+                (ParamSpec("weight", (24, 3), tp_dim=0, sections=GDN_IN_PROJ),),
+            ),
+            ModuleSpec(
+                "decoder.layers.0.self_attention.conv1d",
+                (
+                    ParamSpec("weight", (14, 1, 2), tp_dim=0, sections=GDN_IN_PROJ[:3]),
+                    ParamSpec("bias", (14,), tp_dim=0, sections=GDN_IN_PROJ[:3]),
+                ),
+            ),
+        ),
+        bugs=("MLM-4423",),
     ),
     ModelSpec(
         "experts",

@@ -111,7 +111,8 @@ class Probe:
                 values.reshape(-1)[0] = np.inf
         start, size = self.box(fqn)
         piece = values[tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))]
-        return torch.from_numpy(np.ascontiguousarray(piece)).to(device=local.device, dtype=local.dtype)
+        gradient = torch.from_numpy(np.ascontiguousarray(piece)).to(device=local.device, dtype=local.dtype)
+        return gradient.reshape(local.shape)
 
     def term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
         """⟨p, g_p⟩ of one use of a parameter in the current slot; a scalar. Records the parameter as it is now."""

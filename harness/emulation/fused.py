@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from harness.emulation import kernels
 from harness.emulation.touched import touch
@@ -26,8 +27,13 @@ _MOMENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 class FusedAdam(torch.optim.Optimizer):
     """Adam whose whole update of an element is one kernel; the step is counted by group, in the group.
 
+    A DTensor is stepped by its local part, and its state is DTensors like it, as TE does from 2.14 on; with
+    `local_state` they are plain local tensors, as between TE's pull requests 2698 and 2795.
+
     Raises RuntimeError for dtypes that TE refuses, NotImplementedError for `capturable`.
     """
+
+    local_state = False
 
     def __init__(
         self,
@@ -92,7 +98,8 @@ class FusedAdam(torch.optim.Optimizer):
         stored = {torch.uint8: torch.float8_e4m3fn}.get(dtype, dtype)
         if self._keeps_remainder(param, name):
             stored = torch.int16
-        self.state[param][name] = torch.zeros(param.shape, dtype=stored, device=param.device)
+        state = torch.zeros(_local(param).shape, dtype=stored, device=param.device)
+        self.state[param][name] = state if self.local_state else _distributed_as(param, state)
         if dtype is not torch.float32:
             scale = torch.ones([1], dtype=torch.float32, device=param.device)
             self._scales.setdefault(param, {})[name] = scale
@@ -104,11 +111,11 @@ class FusedAdam(torch.optim.Optimizer):
         if self.master_weights:
             self._initialize_state(param, _MASTER)
             if not store_param_remainders:
-                self.set_scaled_state(param, _MASTER, param.clone().detach().float())
+                self.set_scaled_state(param, _MASTER, _local(param).clone().detach().float())
 
     def get_unscaled_state(self, param: torch.Tensor, state_name: str) -> torch.Tensor:
         """A state in fp32: the tensor itself where it is fp32 (or int16 remainders), else a converted copy."""
-        state: torch.Tensor = self.state[param][state_name]
+        state: torch.Tensor = _local(self.state[param][state_name])
         dtype = self.name_to_dtype_map[state_name]
         if dtype is torch.float32:
             assert state.dtype is (torch.int16 if self._keeps_remainder(param, state_name) else torch.float32)
@@ -129,7 +136,7 @@ class FusedAdam(torch.optim.Optimizer):
         assert unscaled_state.dtype is wanted
         if state_name not in self.state[param]:
             self._initialize_state(param, state_name)
-        state = self.state[param][state_name]
+        state = _local(self.state[param][state_name])
         if state.shape != unscaled_state.shape:  # as copy_ would refuse it
             shapes = f"{list(unscaled_state.shape)} into {list(state.shape)}"
             raise RuntimeError(f"set_scaled_state: sizes do not match: {state_name} {shapes}")
@@ -173,6 +180,7 @@ class FusedAdam(torch.optim.Optimizer):
             for name, value in state.items():
                 if value is not None:
                     exact = self._keeps_remainder(param, name)
+                    value = _local(value)
                     self.set_scaled_state(param, name, value if exact else value.float())
 
     @torch.no_grad()
@@ -214,22 +222,23 @@ class FusedAdam(torch.optim.Optimizer):
         grad = self._gradient(param)
         if grad is None:
             return
+        grad, value = _local(grad), _local(param.data)
         state = {n: self.get_unscaled_state(param, n) for n in self.name_to_dtype_map if n in self.state[param]}
         moments = state["exp_avg"], state["exp_avg_sq"]
         has_master = self.master_weights and param.dtype is not torch.float32
         if has_master and self._keeps_remainder(param):
-            master = kernels.adam(scalars, grad, kernels.join_remainder(param.data, state[_MASTER]), *moments)
+            master = kernels.adam(scalars, grad, kernels.join_remainder(value, state[_MASTER]), *moments)
             high, low = kernels.split_remainder(master)
-            param.data.copy_(high)
+            value.copy_(high)
             state[_MASTER].copy_(low)
         elif has_master:
             state[_MASTER].copy_(kernels.adam(scalars, grad, state[_MASTER], *moments))
-            param.data.copy_(state[_MASTER])
+            value.copy_(state[_MASTER])
         else:
-            param.data.copy_(kernels.adam(scalars, grad, param.data, *moments))
+            value.copy_(kernels.adam(scalars, grad, value, *moments))
         for name, unscaled in state.items():
             if self.name_to_dtype_map[name] is not torch.float32:
-                self._apply_scale(name, unscaled, self.state[param][name], self._scales[param][name])
+                self._apply_scale(name, unscaled, _local(self.state[param][name]), self._scales[param][name])
 
 
 class FusedSGD(torch.optim.Optimizer):
@@ -291,6 +300,20 @@ class FusedSGD(torch.optim.Optimizer):
                 decay_after_momentum=self.wd_after_momentum,
             )
             param.data.copy_(new)
+
+
+def _local(tensor: Any) -> Any:
+    """What this rank has of a tensor."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _distributed_as(param: Any, local: torch.Tensor) -> torch.Tensor:
+    """A DTensor of this local part like the parameter, where that is one."""
+    if not isinstance(param, DTensor):
+        return local
+    return DTensor.from_local(
+        local, param.device_mesh, param.placements, run_check=False, shape=param.size(), stride=param.stride()
+    )
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[Any]:

@@ -16,9 +16,13 @@ from harness.oracle.contracts import rounds_half_away, stages
 from harness.program import Op
 from harness.readers.automodel import read_automodel
 from harness.readers.checkpoint import expected_written, read_checkpoint
+from harness.readers.fsdp_dtensor import read_fsdp_dtensor
 from harness.readers.megatron import read_megatron
 from harness.readers.megatron_fsdp import read_megatron_fsdp, stored_as
 from harness.scenario import Scenario
+
+FSDP = "fsdp_dtensor"
+"""Megatron-Core's format that stores of each parameter what the optimizer steps on, and nothing else of it."""
 
 _ONE = np.float32(1)
 
@@ -44,6 +48,8 @@ def read_written(path: Path, op: Op, scenario: Scenario) -> list[Record]:
     Raises:
         CheckpointError: missing, truncated, foreign, inconsistent or hostile.
     """
+    if scenario.system == MEGATRON and scenario.checkpoint == FSDP:
+        return read_fsdp_dtensor(path, op, scenario)
     if scenario.system == MEGATRON:
         return read_megatron(path, op, scenario)
     if scenario.system == BRIDGE:
@@ -74,6 +80,9 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     aliases = {p.fqn for p in model.params if p.spec.tied_to is not None}
     form = scenario.checkpoint.partition("+")[0]
     kept = {k: v for k, v in written.items() if form in UNTIED or k.role != "param" or k.fqn not in aliases}
+    if form == FSDP:
+        mastered = {p.fqn for p in model.params if stages(scenario, p.spec).master}
+        return {k: v for k, v in kept.items() if k.role != "param" or k.fqn not in mastered}
     scales = {k.fqn: v for k, v in live.items() if k.role == "quant_scale"}
     return {key: _as_stored(key, value, scales, scenario) for key, value in kept.items()}
 

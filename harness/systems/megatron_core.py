@@ -21,6 +21,11 @@ from harness.systems.torch_fsdp2 import LibraryError, Limit
 
 OPTIONS: dict[str, str] = {
     "average_in_collective": "DDP averages in the collective instead of scaling before it",
+    "fsdp_optim": "Megatron-FSDP in place of DDP, sharding optimizer state (data_parallel_sharding_strategy=optim)",
+    "fsdp_optim_grads": "Megatron-FSDP, sharding optimizer state and gradients",
+    "fsdp_optim_grads_params": "Megatron-FSDP, sharding parameters too; every module is a unit",
+    "local_state": "FusedAdam keeps the state of DTensors as plain local tensors, as TransformerEngine's did between "
+    "its pull requests 2698 and 2795 (March and April 2026)",
     "new_decay": "every later build asks for another weight decay, which a load must replace by the checkpoint's",
     "no_initialization": "layers skip their own initialisation (perform_initialization), as before a load",
     "one_bucket": "DDP's default bucket size, which holds a whole tiny model, in place of small buckets",
@@ -59,6 +64,15 @@ def not_exercised(scenario: Scenario) -> tuple[str, ...]:
     """What the scenario asks for that ranks without a GPU cannot put to the test."""
     asked = [word for word in scenario.options if word.startswith("overlap_") and scenario.device == "cpu"]
     return tuple(f"{word}: streams and events of the emulated device do nothing" for word in asked)
+
+
+def fsdp_strategy(scenario: Scenario) -> str | None:
+    """Megatron-FSDP's `data_parallel_sharding_strategy`; None where the scenario is one of DDP."""
+    return next(iter(_strategies(scenario)), None)
+
+
+def _strategies(scenario: Scenario) -> list[str]:
+    return [word.removeprefix("fsdp_") for word in scenario.options if word.startswith("fsdp_")]
 
 
 def _meshes(scenario: Scenario) -> tuple[Mesh, ...]:
@@ -215,6 +229,53 @@ LIMITS: tuple[Limit, ...] = (
         _rounds_average,
         "DDP averages by multiplying with 1/7, which fp32 rounds: sums of the exact grid are no longer exact",
         "megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync",
+    ),
+    Limit(
+        "fsdp-strategy",
+        lambda s: formats.under_fsdp(s) and (s.sharding != "zero1" or len(_strategies(s)) > 1),
+        "Megatron-FSDP is driven with a distributed optimizer (sharding=zero1), and has one sharding strategy",
+    ),
+    Limit("fsdp-013", lambda s: formats.under_fsdp(s) and _before(0, 14, 0)(s), "fsdp_dtensor came with 0.14"),
+    Limit(
+        "fsdp-014",
+        lambda s: formats.under_fsdp(s) and (0, 14, 0) <= formats.release_of(s.version) < (0, 15, 0),
+        "0.14's Megatron-FSDP reads a private part of DeviceMesh that torch 2.13 has no more",
+        "megatron/core/distributed/fsdp/src/megatron_fsdp/utils.py, get_mesh_names",
+        LibraryError("AttributeError", "child_to_root_mapping", "build"),
+    ),
+    Limit(
+        "fsdp-model-only",
+        lambda s: formats.under_fsdp(s) and "load_model_only" in operations(s.program),
+        "fsdp_dtensor stores of the model what the optimizer steps on: a load of the model alone brings the saved "
+        "masters back, which no other system's does, and the oracle knows no such load",
+    ),
+    Limit(
+        "fsdp-offload",
+        lambda s: formats.under_fsdp(s) and s.offload.fraction > 0,
+        "Megatron-FSDP with CPU offload copies plain gradients into DTensors, which no release can "
+        "(https://github.com/NVIDIA/Megatron-LM/issues/4910)",
+        "megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, _set_sub_optimizer_grads",
+    ),
+    Limit(
+        "fsdp-precision-aware",
+        lambda s: formats.under_fsdp(s) and _has("precision_aware")(s),
+        "the precision-aware optimizer is driven with DDP",
+    ),
+    Limit(
+        "fsdp-instances",
+        lambda s: _strategies(s) not in ([], ["optim_grads_params"]) and any(m.dp_replicate > 1 for m in _meshes(s)),
+        "several instances are driven with sharded parameters: with less the gradients of 0.16.1 are no "
+        "average of any ranks', which nobody has looked into",
+    ),
+    Limit(
+        "fsdp-experts",
+        lambda s: formats.under_fsdp(s) and s.expert_parallel > 1,
+        "expert parallelism is driven with DDP",
+    ),
+    Limit(
+        "local-state",
+        lambda s: _has("local_state")(s) and (not formats.under_fsdp(s) or s.optimizer.impl != "multi_tensor"),
+        "local_state is a way in which FusedAdam keeps the state of Megatron-FSDP's parameters",
     ),
     Limit("sharding", lambda s: s.sharding == "fully_shard", "DDP shards the optimizer (zero1) or nothing (replicate)"),
     Limit(

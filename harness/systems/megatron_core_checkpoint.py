@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.systems import megatron_core_fsdp
 from harness.systems.megatron_core_formats import CheckpointPlan
 from harness.systems.megatron_core_state import TrainState
 
@@ -32,7 +33,9 @@ TRUST_VARIABLE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 def save(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
     """Write a checkpoint into the folder `path`. Runs on all ranks; returns when the files are complete."""
-    if plan.legacy:
+    if plan.form == "fsdp_dtensor":
+        megatron_core_fsdp.save(state, path)
+    elif plan.legacy:
         _save_files(state, plan, path)
     else:
         _save_distributed(state, plan, path)
@@ -41,6 +44,9 @@ def save(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
 
 def load(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
     """Read a checkpoint of `save` into model, optimizer, scheduler and iteration. Runs on all ranks."""
+    if plan.form == "fsdp_dtensor":
+        megatron_core_fsdp.load(state, path, whole=True)
+        return
     with _trust(plan):
         loaded = _read_file(state, path) if plan.legacy else _read_distributed(state, plan, path, whole=True)
     state.chunks[0].load_state_dict(loaded["model"], strict=True)
@@ -54,6 +60,9 @@ def load(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
 
 def load_model_only(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
     """Read a checkpoint's weights and buffers only, as finetuning does; the optimizer is not told. On all ranks."""
+    if plan.form == "fsdp_dtensor":
+        megatron_core_fsdp.load(state, path, whole=False)
+        return
     with _trust(plan):
         loaded = _read_file(state, path) if plan.legacy else _read_distributed(state, plan, path, whole=False)
     state.chunks[0].load_state_dict(loaded["model"], strict=True)

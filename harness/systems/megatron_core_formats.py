@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from harness.models import NamedParam, model_spec
 from harness.program import operations
 from harness.scenario import Scenario, load_mesh
 from harness.systems.torch_fsdp2 import LibraryError, Limit
@@ -137,6 +138,20 @@ def _fsdp(scenario: Scenario) -> bool:
     return scenario.checkpoint == "fsdp_dtensor" and _saves(scenario)
 
 
+def under_fsdp(scenario: Scenario) -> bool:
+    """Whether the model is sharded by Megatron-FSDP, not by DDP."""
+    return any(word.startswith("fsdp_") for word in scenario.options)
+
+
+def _params(scenario: Scenario) -> tuple[NamedParam, ...]:
+    return model_spec(scenario.model).params
+
+
+def _tp_changes(scenario: Scenario) -> bool:
+    target = load_mesh(scenario)
+    return target is not None and target.tp != scenario.mesh.tp
+
+
 def _loads_what_other_tp_wrote(scenario: Scenario) -> bool:
     """Whether a load needs what lies by tensor-parallel rank: optimizer state, or anything of a file of torch.save."""
     found, target, words = _format(scenario), load_mesh(scenario), set(operations(scenario.program))
@@ -160,8 +175,20 @@ LIMITS: tuple[Limit, ...] = (
         "(sharding=replicate: " + ", ".join(n for n, f in FORMATS.items() if f.sharding == "replicate") + ")",
     ),
     Limit(
+        "fsdp-checkpoint",
+        lambda s: under_fsdp(s) and s.checkpoint != "fsdp_dtensor" and _saves(s),
+        "under Megatron-FSDP the only checkpoint format is fsdp_dtensor",
+        "megatron/training/arguments.py, validate_args",
+    ),
+    Limit(
+        "checkpoint-sections",
+        lambda s: _fsdp(s) and _tp_changes(s) and any(p.spec.sections and p.spec.tp_dim == 0 for p in _params(s)),
+        "where tensor parallelism gives each rank a share of every section, the zoo's parameter lies in the order of "
+        "one such size",
+    ),
+    Limit(
         "checkpoint-fsdp",
-        lambda s: _fsdp(s) and release_of(s.version) >= (0, 14, 0),
+        lambda s: _fsdp(s) and release_of(s.version) >= (0, 14, 0) and not under_fsdp(s),
         "fsdp_dtensor is for Megatron FSDP, not for DistributedDataParallel",
         "megatron/core/optimizer/distrib_optimizer.py, sharded_param_state_fsdp_dtensor",
         LibraryError("AssertionError", "fsdp_dtensor sharding type is only supported with Megatron FSDP", "save"),

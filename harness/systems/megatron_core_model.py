@@ -26,12 +26,12 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from torch import nn
 
-from harness.models import ModelSpec, ParamSpec, storage_dtype
+from harness.models import GDN_IN_PROJ, ModelSpec, ParamSpec, storage_dtype
 from harness.probe import element_keys, initial_values
 from harness.probe_module import TORCH_DTYPE, Probe, ProbeModule, initial_buffer
 from harness.scenario import Mesh, Scenario
 from harness.systems.megatron_core import GPT_MODEL, half_dtype
-from harness.systems.megatron_core_state import local_box, release
+from harness.systems.megatron_core_state import fused_shape, local_box, release
 
 GPT_HIDDEN, GPT_HEADS, GPT_FFN, GPT_VOCABULARY, GPT_POSITIONS = 8, 2, 16, 16, 4
 
@@ -152,9 +152,10 @@ def _tree(config: Any, probe: Probe, init_seed: int) -> nn.Module:
     for named in probe.spec.unique_params:
         spec = named.spec
         box = local_box(spec, probe.mesh, probe.rank, probe.scenario.expert_parallel)
-        parameter = nn.Parameter(torch.empty(box.size, device="cuda"), requires_grad=spec.trainable == "yes")
+        shape = fused_shape(spec, box.size)
+        parameter = nn.Parameter(torch.empty(shape, device="cuda"), requires_grad=spec.trainable == "yes")
         if spec.tp_dim is not None and probe.mesh.tp > 1:
-            set_tensor_model_parallel_attributes(parameter, True, spec.tp_dim, 1)
+            set_tensor_model_parallel_attributes(parameter, True, spec.tp_dim - spec.stacked, 1)
         if spec.ep_dim is not None and probe.scenario.expert_parallel > 1:
             parameter.allreduce = False  # type: ignore[attr-defined]  # how the library knows expert parameters
         root.get_submodule(named.module.path).register_parameter(spec.name, parameter)
@@ -166,7 +167,17 @@ def _tree(config: Any, probe: Probe, init_seed: int) -> nn.Module:
         path, _, name = fqn.rpartition(".")
         value = initial_buffer(fqn, buffer_spec, probe.scenario.seed, init_seed).cuda()
         root.get_submodule(path).register_buffer(name, value, persistent=buffer_spec.persistent)
+    _mark_delta_nets(root, probe)
     return root
+
+
+def _mark_delta_nets(root: nn.Module, probe: Probe) -> None:
+    """Give modules with a gated delta net's fused projection what GatedDeltaNet has: by that the library finds them."""
+    for named in probe.spec.params:
+        if named.spec.sections == GDN_IN_PROJ:
+            sizes, module = dict(GDN_IN_PROJ), root.get_submodule(named.module.path.rpartition(".")[0])
+            module.qk_dim, module.v_dim, module.num_value_heads = sizes[".query"], sizes[".value"], sizes[".beta"]  # type: ignore[assignment]
+            module.in_proj_dim, module.tp_size = sum(sizes.values()), probe.mesh.tp  # type: ignore[assignment]
 
 
 class _ProbeGpt(GPTModel):  # type: ignore[misc]
@@ -217,7 +228,8 @@ def _initial_value(probe: Probe, fqn: str, init_seed: int) -> torch.Tensor:
     spec = probe.spec.param(fqn).spec
     whole = initial_values(element_keys(fqn, spec.shape, probe.scenario.seed), init_seed).reshape(spec.shape)
     start, size = local_box(spec, probe.mesh, probe.rank, probe.scenario.expert_parallel)
-    return torch.tensor(whole[tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))])
+    piece = torch.tensor(whole[tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))])
+    return piece.reshape(fused_shape(spec, size))
 
 
 def _promote(root: nn.Module, probe: Probe, init_seed: int) -> None:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -23,9 +23,9 @@ from harness.models import NamedParam
 from harness.observe.record import LIVE, Record, whole
 from harness.oracle.contracts import has_masters, scaled_roles, stages
 from harness.oracle.host_elements import knows_host
-from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, Probe, tensor_bytes
+from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, Probe, local_part, tensor_bytes
 from harness.program import Op
-from harness.systems.megatron_core_state import TrainState, local_box
+from harness.systems.megatron_core_state import TrainState, fused_shape, local_box
 
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum"}
 
@@ -53,8 +53,24 @@ class Owned:
     scales: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Owner(Protocol):
+    """Who says what a rank has, where that is not the optimizer's groups of shards."""
+
+    def parts(self) -> Iterator[Owned]:
+        """What this rank's optimizer steps."""
+
+    def model_part(self, fqn: str) -> tuple[torch.Tensor, int]:
+        """What this rank keeps of the parameter that forwards compute with, flat, and where in the local parameter it
+        begins."""
+
+
 def observe(
-    state: TrainState, op: Op, probe: Probe, gradients: Mapping[int, torch.Tensor], norm: float | None
+    state: TrainState,
+    op: Op,
+    probe: Probe,
+    gradients: Mapping[int, torch.Tensor],
+    norm: float | None,
+    owner: Owner | None = None,
 ) -> Iterator[Record]:
     """Every record of this rank after an operation.
 
@@ -62,12 +78,12 @@ def observe(
     """
     touched = cuda.touched()  # before reading touches more
     recorder = _Recorder(state, op, probe)
-    parts = list(owned_parts(state))
+    parts = list(owner.parts() if owner else owned_parts(state))
     known = {named.fqn for named in state.spec.params}
     owned = [part for part in parts if part.fqn in known]
     for index, part in enumerate(part for part in parts if part.fqn not in known):
         yield recorder.whole("param", part.fqn or f"stepped, but not the model's: {index}", part.held)
-    yield from recorder.model(owned)
+    yield from recorder.sharded_model(owner) if owner else recorder.model(owned)
     yield from recorder.optimizer(owned)
     yield from recorder.schedule()
     if op.kind in ("step", "overflow"):
@@ -156,6 +172,17 @@ class _Recorder:
                 yield from self.flat("param", named, part.start, flat[part.start : part.start + part.length])
             if not mine:
                 yield self.nothing("param", named, DTYPE_NAME[parameter.dtype])
+        for fqn, _ in self.state.spec.buffers():
+            yield self.whole("buffer", fqn, self.state.root.get_buffer(fqn))
+
+    def sharded_model(self, owner: Owner) -> Iterator[Record]:
+        """Parameters and buffers of a model whose parameters may be sharded too."""
+        for named in self.state.spec.params:
+            flat, start = owner.model_part(named.spec.tied_to or named.fqn)
+            if flat.numel():
+                yield from self.flat("param", named, start, flat)
+            else:
+                yield self.nothing("param", named, DTYPE_NAME[flat.dtype])
         for fqn, _ in self.state.spec.buffers():
             yield self.whole("buffer", fqn, self.state.root.get_buffer(fqn))
 
@@ -251,10 +278,11 @@ class _Recorder:
         """Parameters as the last microbatch's forward saw them."""
         for fqn, kept in self.probe.seen.items():
             spec = self.state.spec.param(fqn).spec
-            start = local_box(spec, self.state.mesh, self.state.rank, self.state.scenario.expert_parallel).start
+            box = local_box(spec, self.state.mesh, self.state.rank, self.state.scenario.expert_parallel)
             for seen in kept:
+                size = box.size if spec.stacked and seen.size == fused_shape(spec, box.size) else seen.size
                 at = (self.op.index, self.state.rank, LIVE, "compute_param", fqn)
-                yield Record(*at, seen.dtype, spec.shape, start, seen.size, seen.data)
+                yield Record(*at, seen.dtype, spec.shape, box.start, size, seen.data)
 
     def schedule(self) -> Iterator[Record]:
         if self.state.scenario.optimizer.schedule != "none":
@@ -279,6 +307,7 @@ class _Recorder:
     def flat(self, role: str, named: NamedParam, at: int, tensor: torch.Tensor, copy: int = 0) -> Iterator[Record]:
         """A flat interval of this rank's local parameter, in boxes of the logical one where the mesh cuts that."""
         box = local_box(named.spec, self.state.mesh, self.state.rank, self.state.scenario.expert_parallel)
+        tensor = local_part(tensor)
         data, dtype, length = tensor_bytes(tensor), DTYPE_NAME[tensor.dtype], tensor.numel()
         head = (self.op.index, self.state.rank, LIVE, role, named.fqn, dtype, named.spec.shape)
         replica = self._replica(named) + copy

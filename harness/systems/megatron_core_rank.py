@@ -17,7 +17,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
@@ -30,15 +30,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.emulation import cuda
 from harness.emulation import device as devices
+from harness.emulation.fused import FusedAdam
 from harness.models import model_spec
 from harness.observe.record import Record
 from harness.oracle.contracts import at_build
-from harness.probe_module import TORCH_DTYPE, Box, Probe, Slot
+from harness.probe_module import TORCH_DTYPE, Box, Probe, Slot, local_part
 from harness.program import Op, expand
 from harness.scenario import Optimizer, Scenario
 from harness.systems import megatron_core_formats as formats
-from harness.systems.megatron_core import BUCKET_SIZE, SCHEDULE_STEPS, half_dtype
-from harness.systems.megatron_core_observe import observe
+from harness.systems.megatron_core import BUCKET_SIZE, SCHEDULE_STEPS, fsdp_strategy, half_dtype
+from harness.systems.megatron_core_observe import Owner, observe
 from harness.systems.megatron_core_state import TrainState, local_box, release
 from harness.systems.protocol import RankContext
 
@@ -98,15 +99,18 @@ class MegatronRank:
         self.context = context
         self.scenario, self.spec = context.scenario, context.model
         self.probe = Probe(self.scenario, self.spec, context.mesh, context.rank, self._box)
+        self.strategy = fsdp_strategy(self.scenario)
         self.state: TrainState
+        self.owner: Owner | None = None
         self.gradients: dict[int, torch.Tensor] = {}
         self.norm: float | None = None
         self.hook = register_optimizer_step_pre_hook(self._capture)
 
     @emulated
     def build(self, op: Op) -> None:
-        from harness.systems import megatron_core_model
+        from harness.systems import megatron_core_fsdp, megatron_core_model
 
+        FusedAdam.local_state = "local_state" in self.scenario.options
         self._initialise_parallel()
         ask = at_build(self.scenario, op.init_seed)
         model = megatron_core_model.build(self.probe, op.init_seed)
@@ -116,6 +120,7 @@ class MegatronRank:
         self.state = TrainState(
             self.scenario, self.spec, self.context.mesh, self.context.rank, release(), [chunk], optimizer, scheduler
         )
+        self.owner = megatron_core_fsdp.Ownership.of(self.state) if self.strategy else None
 
     @emulated
     def step(self, op: Op) -> None:
@@ -156,7 +161,7 @@ class MegatronRank:
 
     @emulated
     def observe(self, op: Op) -> Iterable[Record]:
-        return list(observe(self.state, op, self.probe, self.gradients, self.norm))
+        return list(observe(self.state, op, self.probe, self.gradients, self.norm, self.owner))
 
     @property
     def plan(self) -> formats.CheckpointPlan:
@@ -183,6 +188,10 @@ class MegatronRank:
     def _data_parallel(self, model: torch.nn.Module) -> Any:
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
+        if self.strategy:
+            from harness.systems import megatron_core_fsdp
+
+            return megatron_core_fsdp.wrap(self.scenario, self.context.mesh, model)
         options = self.scenario.options
         config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=self.scenario.dtype.reduce == "fp32",
@@ -236,11 +245,10 @@ class MegatronRank:
         chunk, optimizer, last = self.state.chunks[0], self.state.optimizer, self.scenario.microbatches - 1
         chunk.zero_grad_buffer()
         optimizer.zero_grad()
-        for microbatch in range(self.scenario.microbatches):
-            self.probe.slot = Slot(op.iteration, microbatch, overflow)
-            with nullcontext() if microbatch == last else chunk.no_sync():
-                loss = chunk(torch.ones(1, device="cuda", requires_grad=True)).sum()
-                optimizer.scale_loss(loss).backward()
+        with chunk.no_sync():  # entered in any case, as by the training script: only after it is a microbatch the last
+            for microbatch in range(last):
+                self._backward(Slot(op.iteration, microbatch, overflow))
+        self._backward(Slot(op.iteration, last, overflow))
         finalize_model_grads([chunk])
         successful, norm, _ = optimizer.step()
         if successful:
@@ -248,11 +256,17 @@ class MegatronRank:
             if self.scenario.optimizer.clip:
                 self.norm = norm
 
+    def _backward(self, slot: Slot) -> None:
+        """Forward and backward of one microbatch."""
+        self.probe.slot = slot
+        loss = self.state.chunks[0](torch.ones(1, device="cuda", requires_grad=True)).sum()
+        self.state.optimizer.scale_loss(loss).backward()
+
     @contextmanager
     def _gathered(self) -> Iterator[None]:
         """With overlap_param_gather, what the training script does around a checkpoint: gather what the next forward
         would, and keep the hooks off until it is over."""
-        if "overlap_param_gather" not in self.scenario.options:
+        if "overlap_param_gather" not in self.scenario.options or self.strategy:
             yield
             return
         for chunk in self.state.chunks:
@@ -268,7 +282,7 @@ class MegatronRank:
                 gradient = getattr(parameter, "decoupled_grad", None)
                 gradient = parameter.grad if gradient is None else gradient
                 if gradient is not None:
-                    self.gradients[id(parameter)] = gradient.detach().clone()
+                    self.gradients[id(parameter)] = local_part(gradient.detach()).clone()
 
     def _box(self, fqn: str) -> Box:
         """What a forward computes with."""

@@ -73,6 +73,11 @@ def local_box(spec: ParamSpec, mesh: Mesh, rank: int, expert_parallel: int) -> B
     return Box(tuple(start), tuple(size))
 
 
+def fused_shape(spec: ParamSpec, size: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that the library gives a piece of this size: sections that we stack lie one after the other."""
+    return (size[0] * size[1], *size[2:]) if spec.stacked else size
+
+
 @cache
 def release() -> tuple[int, int, int]:
     """Megatron-Core's release."""

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.real
         {"checkpoint": "plain", "sharding": "replicate", "mesh": "1x2x2", "dtype": "fp16/master=fp32",
          "optimizer": "adamw/impl=multi_tensor/loss_scale=256.0/schedule=linear"},
         {"checkpoint": "sharded", "sharding": "replicate", "load": "tp_change", "model": "swiglu"},
+        {"checkpoint": "fsdp_dtensor", "options": "fsdp_optim_grads_params", "model": "gated", "load": "grow"},
         {"checkpoint": "sharded+async+fully_parallel", "sharding": "replicate", "optimizer": "adamw/impl=forloop"},
     ],
     ids=str,

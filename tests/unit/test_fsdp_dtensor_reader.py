@@ -1,0 +1,84 @@
+"""The reader of fsdp_dtensor puts the sections of a fused weight where the logical parameter has them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.layout import chunk
+from harness.models import NamedParam, model_spec
+from harness.observe.record import Record
+from harness.program import expand
+from harness.readers import CheckpointError
+from harness.readers.fsdp_dtensor import _Reader
+from harness.readers.pieces import TensorPiece
+from harness.scenario import Scenario
+
+BASE = Scenario(system="megatron-core", sharding="zero1", checkpoint="fsdp_dtensor").with_axes(
+    {"dtype": "bf16/master=fp32", "program": "build step save", "options": "fsdp_optim"}
+)
+
+
+def reader(model: str, mesh: str) -> _Reader:
+    scenario = BASE.with_axes({"model": model, "mesh": mesh})
+    return _Reader(expand(scenario)[2], scenario, Path("checkpoint"))
+
+
+def numbered(named: NamedParam) -> np.ndarray:
+    return np.arange(named.spec.numel, dtype=np.float32).reshape(named.spec.shape)
+
+
+def section(named: NamedParam, index: int, tp: int) -> np.ndarray:
+    """A section of the numbered parameter as all tensor-parallel ranks together have it."""
+    whole = numbered(named)
+    if named.spec.stacked:
+        return whole[index]
+    shares = []
+    for rank in range(tp):
+        start, size = chunk(named.spec.shape[0], tp, rank)
+        edges = [0, *np.cumsum([rows // tp for _, rows in named.spec.sections])]
+        at = list(pairwise(edges))[index]
+        shares.append(whole[start : start + size][at[0] : at[1]])
+    return np.concatenate(shares)
+
+
+def piece(path: tuple[str, ...], values: np.ndarray, first: int, last: int) -> TensorPiece:
+    start = (first, *(0,) * (values.ndim - 1))
+    return TensorPiece(path, 0, "fp32", values.shape, start, values[first:last].shape, values[first:last].tobytes())
+
+
+def put_together(named: NamedParam, records: list[Record]) -> np.ndarray:
+    found = np.full(named.spec.shape, np.nan, np.float32)
+    for record in records:
+        assert (record.role, record.fqn, record.shape) == ("exp_avg", named.fqn, named.spec.shape)
+        place = tuple(slice(s, s + n) for s, n in zip(record.start, record.size, strict=True))
+        assert np.isnan(found[place]).all()
+        found[place] = np.frombuffer(record.data, np.float32).reshape(record.size)
+    return found
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("model", ["gated", "gdn"])
+def test_all_sections_in_pieces_make_the_parameter(model: str, tp: int) -> None:
+    reads = reader(model, f"1x2x{tp}")
+    for named in model_spec(model).params:
+        records = []
+        for index, (suffix, _) in enumerate(named.spec.sections):
+            values = section(named, index, tp)
+            path = ("optimizer", "state", f"module.module.{named.fqn}{suffix}", "exp_avg")
+            for first, last in pairwise([0, 1, len(values)]):
+                records += list(reads.records(piece(path, values, first, last)))
+        assert np.array_equal(put_together(named, records), numbered(named))
+
+
+def test_too_few_rows_are_a_gap_and_too_many_are_refused() -> None:
+    reads, named = reader("gated", "1x2x1"), model_spec("gated").params[0]
+    path = ("optimizer", "state", f"{named.fqn}_w", "exp_avg")
+    rows = section(named, 0, 1)
+    half = put_together(named, list(reads.records(piece(path, rows[:3], 0, 3))))
+    assert np.isnan(half).sum() == named.spec.numel - 9
+    with pytest.raises(CheckpointError, match="whole rows"):
+        list(reads.records(piece(path, np.concatenate([rows, rows]), 0, 12)))

@@ -125,7 +125,7 @@ LIMITS: tuple[Limit, ...] = (
         _indivisible_tp,
         "tensor parallelism must divide the dims that a layer shards",
         "transformer_engine/pytorch/utils.py, divide",
-        LibraryError("AssertionError", "is not divisible by", "build"),
+        LibraryError("ValueError", "is not divisible by", "build"),
     ),
     Limit("options", lambda s: not set(s.options) <= OPTIONS.keys(), "transformer-engine has these options: "
           + ", ".join(OPTIONS)),

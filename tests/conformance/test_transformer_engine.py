@@ -23,6 +23,7 @@ pytestmark = pytest.mark.real
 
 BASE = Scenario(system="transformer-engine").with_axes({"mesh": "1x2x1"})
 FUSED = {"optimizer": "adamw/impl=multi_tensor"}
+ONE = {"optimizer": "adamw/impl=multi_tensor/groups=one"}
 
 SOUND: tuple[dict[str, str], ...] = (
     {**FUSED, "model": "te_transformer", "dtype": "bf16/master=fp32", "options": "remainders"},
@@ -35,12 +36,13 @@ MORE_SOUND: tuple[dict[str, str], ...] = (
     {**FUSED, "model": "short", "mesh": "1x2x2", "load": "1x4x1", "dtype": "bf16/master=fp32"},
     {**FUSED, "model": "te_layers", "program": "model_only_late", "dtype": "fp16/master=fp32", "offload": "cpu"},
     {"optimizer": "adam/impl=multi_tensor/schedule=halve/clip=1.0", "model": "groups", "program": "load_after_step"},
+    {"optimizer": "adamw/impl=multi_tensor/loss_scale=1024.0", "dtype": "bf16/master=fp32", "program": "overflow"},
     {"optimizer": "adamw/impl=multi_tensor/groups=one/schedule=halve", "options": "capturable", "checkpoint": "full"},
 )
 
 RAISES: dict[str, dict[str, str]] = {
-    "capturable-remainders": {**FUSED, "dtype": "bf16/master=fp32", "options": "capturable+remainders"},
-    "capturable-moments": {**FUSED, "dtype": "bf16/master=fp32/exp_avg=bf16", "options": "capturable"},
+    "capturable-remainders": {**ONE, "dtype": "bf16/master=fp32", "options": "capturable+remainders"},
+    "capturable-moments": {**ONE, "dtype": "bf16/master=fp32/exp_avg=bf16", "options": "capturable"},
     "tp-divides": {"model": "te_layers", "mesh": "1x1x4"},
 }
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.known_issues import load_known_issues
 from harness.laboratory import Laboratory
 from harness.result import Result
 from harness.scenario import Scenario
@@ -34,8 +33,7 @@ pytestmark = [pytest.mark.real, pytest.mark.nightly]
 RELEASE = "0.7.0"
 PATCHES = Path(__file__).parents[1] / "patches"
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
-REGRESSIONS = sorted(path.stem for path in (SCENARIOS / "regressions").glob("automodel-*.toml"))
-FOUNDING = [name for name in REGRESSIONS if name.startswith("automodel-2419")]
+FOUNDING = sorted(path.stem for path in (SCENARIOS / "regressions").glob("automodel-2419*.toml"))
 PATCHED = sorted(path.stem for path in PATCHES.glob("automodel-*.patch"))
 MOST_LINES = 26
 BASE = Scenario(system="automodel", model="hf_delta", checkpoint="safetensors").with_axes({"mesh": "1x2x1"})
@@ -102,17 +100,6 @@ def test_what_we_refuse_the_library_refuses(opened: Laboratory, limit: Limit) ->
     assert result.error, text(result)
     assert result.error.type == limit.error.kind
     assert limit.error.message in result.error.message
-
-
-@pytest.mark.parametrize("name", REGRESSIONS)
-def test_a_regression_is_seen_confirmed_and_known(opened: Laboratory, name: str) -> None:
-    result = opened.examine_one(regression(name))
-    assert result.verdict.is_failure, text(result)
-    assert result.reproduced
-    assert result.reproduced.times == result.reproduced.attempts
-    known = load_known_issues(SCENARIOS / "known_issues.toml").match(result)
-    assert known is not None, result.signature
-    assert any(name.startswith(issue) for issue in known.split("+")), known
 
 
 @pytest.mark.parametrize("name", FOUNDING)

@@ -14,12 +14,17 @@ from harness.scenario import Scenario
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 FILES = sorted((SCENARIOS / "regressions").glob("*.toml"))
 HANGS = {"torch-fsdp2-empty-tp-hang", "megatron-fsdp-clip-empty-rank"}
-QUICK = ("megatron-fsdp-5976", "megatron-fsdp-mixed-unit-scale")
-"""Of Megatron-FSDP's, those that CI runs."""
+QUICK = {
+    "automodel": ("automodel-2419-a",),
+    "megatron-bridge": (),
+    "megatron-fsdp": ("megatron-fsdp-5976", "megatron-fsdp-mixed-unit-scale"),
+}
+"""Of systems whose packages are large or whose ranks are slow: those that CI runs."""
 
-SLOW = HANGS | {f.stem for f in FILES if f.stem.startswith("megatron-fsdp") and f.stem not in QUICK}
-HERE = [file for file in FILES if not file.stem.startswith(("automodel", "megatron-bridge"))]
-"""Those of Automodel and Megatron-Bridge, which take 800 MB and 2 GB of packages, have tests of their own."""
+
+def is_slow(file: Path) -> bool:
+    few = [names for system, names in QUICK.items() if file.stem.startswith(system)]
+    return file.stem in HANGS or any(file.stem not in names for names in few)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,7 @@ def issues() -> KnownIssues:
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    "file", [pytest.param(f, marks=pytest.mark.nightly) if f.stem in SLOW else f for f in HERE], ids=lambda f: f.stem
+    "file", [pytest.param(f, marks=pytest.mark.nightly) if is_slow(f) else f for f in FILES], ids=lambda f: f.stem
 )
 def test_a_regression_is_seen_confirmed_and_known(file: Path, laboratory: Laboratory, issues: KnownIssues) -> None:
     result = laboratory.examine_one(Scenario.from_toml(file.read_text(), file.name))

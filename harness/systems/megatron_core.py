@@ -263,9 +263,8 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "fsdp-instances",
-        lambda s: _strategies(s) not in ([], ["optim_grads_params"]) and any(m.dp_replicate > 1 for m in _meshes(s)),
-        "several instances are driven with sharded parameters: with less the gradients of 0.16.1 are no "
-        "average of any ranks', which nobody has looked into",
+        lambda s: formats.under_fsdp(s) and any(mesh.dp_replicate > 1 for mesh in _meshes(s)),
+        "Megatron-FSDP is driven with one instance of the distributed optimizer",
     ),
     Limit(
         "fsdp-experts",

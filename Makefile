@@ -24,7 +24,7 @@ canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fa
 	$(BIN)/shardproof faults --out reports/canaries
 
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
-	$(BIN)/shardproof run nightly --out reports/nightly
+	$(BIN)/shardproof run nightly nightly_fsdp --out reports/nightly
 	$(BIN)/pytest -n $(JOBS) -m nightly
 
 GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 regressions/torch-fsdp2-164929

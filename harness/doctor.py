@@ -59,6 +59,8 @@ def examine(python: str | None = None) -> str:
         lines += [f"  {info.name:<22}{_state(info, ranks)}", f"{_INDENT}{info.doc}"]
         if info.emulated:
             lines.append(f"{_INDENT}emulated: {', '.join(info.emulated)}")
+        if line := info.chosen():
+            lines.append(_INDENT + line)
         if info.package:
             lines += [_INDENT + line for line in _releases(info, package(info.package), ranks)]
     return "\n".join(lines) + "\n"

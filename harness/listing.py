@@ -8,7 +8,7 @@ from dataclasses import fields
 from harness.faults.boundary import BOUNDARY
 from harness.faults.catalogue import CATALOGUE
 from harness.models import ZOO
-from harness.oracle.contracts import FSDP2, MEGATRON, MEGATRON_FSDP, ZERO1
+from harness.oracle.contracts import FSDP2, MEGATRON, MEGATRON_FSDP, TRANSFORMER_ENGINE, ZERO1
 from harness.program import PROGRAMS
 from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
 from harness.space.files import space_names
@@ -51,6 +51,7 @@ def render_listing() -> str:
         ("contract of zero1", ((c.promise, f"({c.source})") for c in ZERO1)),
         ("contract of megatron-core", ((c.promise, f"({c.source})") for c in MEGATRON)),
         ("contract of megatron-fsdp", ((c.promise, f"({c.source})") for c in MEGATRON_FSDP)),
+        ("contract of transformer-engine", ((c.promise, f"({c.source})") for c in TRANSFORMER_ENGINE)),
     )
     return "\n".join(_section(title, rows) for title, rows in sections)
 

@@ -137,6 +137,27 @@ BRIDGE = (
     ),
 )
 
+TRANSFORMER_ENGINE = (
+    Contract(
+        "with master_weights a half-precision parameter has a master in the optimizer's state, made of it by the first "
+        "step; an fp32 parameter is its own",
+        "TransformerEngine FusedAdam, master_weights",
+    ),
+    Contract(
+        "moments are fp32 unless asked otherwise; a state dict holds them, and masters, in fp32, remainders as int16",
+        "TransformerEngine FusedAdam.state_dict",
+    ),
+    Contract(
+        "a bf16 parameter is its fp32 master rounded half away from zero under store_param_remainders",
+        "TransformerEngine FusedAdam, store_param_remainders",
+    ),
+    Contract(
+        "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint stores "
+        "under a name is the whole tensor, and loads on any other mesh",
+        "NVIDIA/TransformerEngine pull request 2713",
+    ),
+)
+
 MEGATRON_FSDP = (
     Contract(
         "a unit's parameters of one dtype lie in a flat buffer, widest rows first, that is cut into equal ranges at "
@@ -168,6 +189,7 @@ SCALED = ("fp16", "fp8e4m3")
 """Dtypes in which FusedAdam keeps a state divided by a scale (transformer_engine FusedAdam, dtype_to_range_map)."""
 
 PRECISION_AWARE = "precision_aware"
+REMAINDERS = "remainders"
 TORCH_OFFLOAD = "torch_offload"
 NEW_DECAY = "new_decay"
 LINEAR_STEPS = 8
@@ -189,6 +211,8 @@ class Rules:
     build loads its parameters from a checkpoint file, in dtypes that `oracle.pretrained` knows.
     sharded_masters: there are separate masters under every sharding, per-parameter sharding too. masters_in_model: the
     model's part of a checkpoint holds the masters, so that loading it alone restores them: nothing is left to refresh.
+    lazy_masters: masters are a part of the optimizer's state, made of the parameter by its first step.
+    storage_gradients: the optimizer reads gradients in the storage dtype, whatever it steps on.
     """
 
     loss_scale: str = "torch"
@@ -204,6 +228,8 @@ class Rules:
     pretrained: bool = False
     sharded_masters: bool = False
     masters_in_model: bool = False
+    lazy_masters: bool = False
+    storage_gradients: bool = False
 
 
 _MEGATRON_RULES = Rules(
@@ -227,6 +253,7 @@ _RULES = {
     "megatron-bridge": replace(_MEGATRON_RULES, load_refreshes=True),
     "automodel": Rules(trainable_only=True, pretrained=True),
     "megatron-fsdp": _MEGATRON_FSDP_RULES,
+    "transformer-engine": Rules(sharded_masters=True, lazy_masters=True, storage_gradients=True),
 }
 
 
@@ -258,6 +285,8 @@ def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     stepped = master or storage
     precise = PRECISION_AWARE in scenario.options
     main_grad = (policy.grad or reduce) if precise else stepped
+    if rules(scenario.system).storage_gradients:
+        main_grad = storage
     moment = "fp32" if precise else stepped
     return Stages(
         storage, compute, reduce, reduce, main_grad, master, policy.exp_avg or moment, policy.exp_avg_sq or moment
@@ -354,6 +383,8 @@ def twin_device(scenario: Scenario) -> str:
 
 def masters_in_state(scenario: Scenario) -> bool:
     """Whether masters are a part of the optimizer's state, made of the parameter by its first step."""
+    if rules(scenario.system).lazy_masters:
+        return True
     return PRECISION_AWARE in scenario.options and not scenario.offload.fraction
 
 
@@ -366,7 +397,8 @@ def has_masters(scenario: Scenario, op: Op) -> bool:
 
 def rounds_half_away(scenario: Scenario, stage: Stages) -> bool:
     """Whether a parameter is what remains of its master above a signed 16-bit remainder, not its nearest-even value."""
-    return masters_in_state(scenario) and (stage.storage, stage.master) == ("bf16", "fp32")
+    asked = {PRECISION_AWARE, REMAINDERS} & set(scenario.options)
+    return bool(asked) and masters_in_state(scenario) and (stage.storage, stage.master) == ("bf16", "fp32")
 
 
 def kernels(scenario: Scenario) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from harness.emulation.device import fused_optimizers
-from harness.oracle.contracts import PRECISION_AWARE, kernels
+from harness.oracle.contracts import PRECISION_AWARE, kernels, rules
 from harness.oracle.host_elements import mixes_kernels
 from harness.scenario import Optimizer, Scenario
 
@@ -44,7 +44,8 @@ def optimizer_for(
     device, host = kernels(scenario)
     if mixes_kernels(scenario):
         return Hybrid(groups, ask, (device, host), (scenario.device, "cpu"), on_host)
-    if device == "multi_tensor" and PRECISION_AWARE in scenario.options:
+    own_moments = rules(scenario.system).lazy_masters and (scenario.dtype.exp_avg or scenario.dtype.exp_avg_sq)
+    if device == "multi_tensor" and (PRECISION_AWARE in scenario.options or own_moments):
         return _precision_aware(scenario, ask, groups, domains)
     return _optimizer(device, scenario.device, ask, groups)
 

@@ -280,6 +280,9 @@ class _Twin:
         if isinstance(model.scaler, torch.amp.GradScaler):
             self._hand_over(model, gradients)
             model.scaler.unscale_(model.optimizer)
+            for fqn, gradient in gradients.items():  # where a master reads it in another dtype, a copy was unscaled
+                unscaled = model.stepped[fqn].grad
+                gradients[fqn] = gradient if unscaled is None else unscaled.to(gradient.dtype)
 
     def _hand_over(self, model: _Model, gradients: Mapping[str, torch.Tensor]) -> None:
         """Give the optimizer its gradients: FusedAdam as they are, if it is precision-aware, torch's in its dtype."""

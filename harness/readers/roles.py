@@ -24,10 +24,10 @@ from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, key
 
 SECTIONS = ("model", "optim", "extra")
 
-STATE_ROLE = {"momentum_buffer": "momentum"}
+STATE_ROLE = {"momentum_buffer": "momentum", "master_param": "master"}
 """Optimizer state whose role has another name; every other name is its own role."""
 
-GROUP_NUMBERS = ("lr", "weight_decay", "eps", "momentum", "nesterov")
+GROUP_NUMBERS = ("lr", "weight_decay", "eps", "momentum", "nesterov", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ def records_of(pieces: Iterable[Piece], op: int, model: ModelSpec, origin: str) 
         section, rest = (path[0], path[1:]) if len(path) > 1 else ("", ())
         if section == "model":
             name = key_of(rest)
-            yield from tensor_records(target, piece, "buffer" if name in buffers else "param", name)
+            role = "extra_state" if name.endswith("_extra_state") else "buffer" if name in buffers else "param"
+            yield from tensor_records(target, piece, role, name)
         elif section == "optim":
             yield from _optim(target, piece, rest)
         elif section == "extra":
@@ -114,6 +115,8 @@ def extra_records(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Recor
         case ("scheduler", "_last_lr") if isinstance(piece, ObjectPiece) and isinstance(piece.value, list):
             for index, value in enumerate(piece.value):
                 yield number_record(target, ObjectPiece(piece.path, piece.rank, value), "scheduler", f"last_lr.{index}")
+        case ("scheduler", "_last_lr", int(index)):  # rates that are tensors
+            yield number_record(target, piece, "scheduler", f"last_lr.{index}")
         case ("scaler", "scale"):
             yield number_record(target, piece, "scaler", "scale", "fp32")
         case ("scaler", "_growth_tracker"):

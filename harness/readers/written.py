@@ -29,6 +29,9 @@ _ONE = np.float32(1)
 MEGATRON, BRIDGE = "megatron-core", "megatron-bridge"
 AUTOMODEL, MEGATRON_FSDP = "automodel", "megatron-fsdp"
 
+FUSED_STEP = "transformer-engine"
+"""The system whose FusedAdam counts steps in the param group, and keeps no count of a parameter's own."""
+
 UNTIED = ("dp_zero", "plain")
 """Formats of Megatron-Core that store a tied parameter under every name: the others under its own only."""
 
@@ -64,6 +67,8 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     if scenario.system == AUTOMODEL:
         scenario = replace(scenario, checkpoint=f"{scenario.checkpoint}+flatten")  # always, in its optimizer's state
     written = expected_written({k: v for k, v in live.items() if k.where == LIVE}, scenario, model)
+    if scenario.system == FUSED_STEP and scenario.optimizer.impl == "multi_tensor":
+        return _as_fused_adam_stores(written, scenario)
     if scenario.system == BRIDGE:
         written = {key: value for key, value in written.items() if key.role in ("param", "buffer")}
     elif scenario.system == MEGATRON_FSDP:
@@ -80,6 +85,32 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
         return {k: v for k, v in kept.items() if k.role != "param" or k.fqn not in mastered}
     scales = {k.fqn: v for k, v in live.items() if k.role == "quant_scale"}
     return {key: _as_stored(key, value, scales, scenario) for key, value in kept.items()}
+
+
+def _as_fused_adam_stores(written: Logical, scenario: Scenario) -> Logical:
+    """Moments and masters in fp32, a remainder as it is, and the steps as a number of each group (of each parameter
+    where groups are flattened)."""
+    stored: Logical = {}
+    flat = "flatten" in scenario.checkpoint.split("+")[1:]
+    groups = {
+        fqn: key.fqn.partition(".")[0]
+        for key, value in written.items()
+        if key.role == "hyperparameter" and key.fqn.endswith(".params")
+        for fqn in value.data.decode().split("\n")
+    }
+    for key, value in written.items():
+        if key.role == "step":
+            number = np.frombuffer(value.data, np.float32).astype(np.float64).tobytes()
+            owner = key.fqn if flat else groups[key.fqn]
+            stored[key._replace(role="hyperparameter", fqn=f"{owner}.step")] = Value("fp64", (), number)
+            continue
+        if key.role == "master":
+            spec = model_spec(scenario.model).param(key.fqn).spec
+            if rounds_half_away(scenario, stages(scenario, spec)):
+                stored[key] = _remainder(value)
+                continue
+        stored[key] = _in_fp32(value) if key.role in IN_FP32 else value
+    return stored
 
 
 def _masters_for_params(written: Logical, scenario: Scenario) -> Logical:

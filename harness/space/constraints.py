@@ -247,7 +247,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "precision-aware-dtypes",
         "only a precision-aware optimizer has dtypes of its own for the gradient it reads and for its moments",
-        lambda s: bool(s.dtype.grad or s.dtype.exp_avg or s.dtype.exp_avg_sq) and PRECISION_AWARE not in s.options,
+        lambda s: (
+            bool(s.dtype.grad or s.dtype.exp_avg or s.dtype.exp_avg_sq)
+            and PRECISION_AWARE not in s.options
+            and not rules(s.system).lazy_masters
+        ),
     ),
     Constraint(
         "precision-aware-gradient",

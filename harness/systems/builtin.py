@@ -11,6 +11,7 @@ MODULES = (
     "harness.systems.megatron_bridge",
     "harness.systems.automodel",
     "harness.systems.megatron_fsdp",
+    "harness.systems.transformer_engine",
     "harness.reference.info",
 )
 

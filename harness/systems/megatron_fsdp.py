@@ -19,8 +19,8 @@ OPTIONS = {
     "fine_grained_gather": "enable_fine_grained_param_gather: gather by module instead of by unit",
     "neutral_start": "the optimizer is sharded with a learning rate and weight decay of 0, and its step counters are "
     "set to 0 afterwards, so that the library's step with gradients of zero leaves nothing behind",
-    "no_main_params": "main_params_dtype=None also where parameters are stored in fp32: no copy for the optimizer",
-    "no_tp_dim": "tp_dim=None: a mesh without a dim for tensor parallelism",
+    "no_main_params": "no main_params_dtype also where parameters are stored in fp32: no copy for the optimizer",
+    "no_tp_dim": "no tp_dim: a mesh without a dim for tensor parallelism",
     "no_overlap_gather": "overlap_param_gather=False",
     "no_overlap_reduce": "overlap_grad_reduce=False",
     "one_call": "fully_shard, which takes the optimizer of the unsharded model, instead of a call for each",

@@ -66,6 +66,10 @@ def _one_variant(scenario: Scenario) -> str:
     return ""
 
 
+def _nothing_to_choose() -> str:
+    return ""
+
+
 def _everything_exercised(scenario: Scenario) -> tuple[str, ...]:
     return ()
 
@@ -85,7 +89,8 @@ class SystemInfo:
     not_exercised: what a scenario asks for that the world here cannot put to the test. owner_groups: hyperparameters
     are recorded by parameter, on the ranks that own some of it. devices: values of the `device` axis that it runs on;
     the registry refuses the others. library: `module:function` of the device, which imports the library and runs
-    nothing of it; every rank calls it before its warnings count: a server of GPUs may not warm up.
+    nothing of it; every rank calls it before its warnings count: a server of GPUs may not warm up. chosen: what
+    of it is real here and what is emulated, where that depends on what is installed; a line for `doctor`.
     """
 
     name: str
@@ -104,3 +109,4 @@ class SystemInfo:
     owner_groups: bool = False
     devices: tuple[str, ...] = ("cpu",)
     library: str = ""
+    chosen: Callable[[], str] = _nothing_to_choose

@@ -8,7 +8,7 @@ scaler, iteration) is stored beside model and optimizer under `extra`.
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,24 @@ FULL_FILE = "full.pt"
 
 @dataclass
 class TrainState:
-    """What a training script holds. `iteration` counts optimizer steps."""
+    """What a training script holds. iteration: optimizer steps taken. left_out: keys of the model's state dict that end
+    in this are kept out of checkpoints; empty for none."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None
     scaler: torch.amp.GradScaler | None
     iteration: int = 0
+    left_out: str = ""
+
+    def model_part(self, options: StateDictOptions) -> dict[str, Any]:
+        """The model's state dict, as far as checkpoints hold it."""
+        part = get_model_state_dict(self.model, options=options)
+        return {k: v for k, v in part.items() if not (self.left_out and k.endswith(self.left_out))}
+
+    def set_model_part(self, part: dict[str, Any], options: StateDictOptions) -> None:
+        lax = replace(options, strict=False) if self.left_out else options
+        set_model_state_dict(self.model, part, options=lax)
 
     def extra(self) -> dict[str, Any]:
         """What torch's state-dict API does not cover."""
@@ -110,12 +121,12 @@ def load_model_only(state: TrainState, plan: CheckpointPlan, path: Path) -> None
     """Read only the parameters and persistent buffers of a checkpoint. Runs on all ranks."""
     options = _options(plan)
     if plan.form == "full":
-        set_model_state_dict(state.model, _read_full(plan, path)["model"], options=options)
+        state.set_model_part(_read_full(plan, path)["model"], options)
         return
-    model = get_model_state_dict(state.model, options=options)
+    model = state.model_part(options)
     target: dict[str, Any] = {"app": {"model": model}} if plan.form == "dcp-stateful" else {"model": model}
     state_dict_loader.load(target, checkpoint_id=path)
-    set_model_state_dict(state.model, model, options=options)
+    state.set_model_part(model, options)
 
 
 def _options(plan: CheckpointPlan) -> StateDictOptions:
@@ -130,14 +141,14 @@ def _options(plan: CheckpointPlan) -> StateDictOptions:
 
 def _sharded(state: TrainState, options: StateDictOptions) -> dict[str, Any]:
     return {
-        "model": get_model_state_dict(state.model, options=options),
+        "model": state.model_part(options),
         "optim": get_optimizer_state_dict(state.model, state.optimizer, options=options),
         "extra": state.extra(),
     }
 
 
 def _restore(state: TrainState, loaded: dict[str, Any], options: StateDictOptions) -> None:
-    set_model_state_dict(state.model, loaded["model"], options=options)
+    state.set_model_part(loaded["model"], options)
     set_optimizer_state_dict(state.model, state.optimizer, loaded["optim"], options=options)
     state.set_extra(loaded["extra"])
 

@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from harness.layout import Box as ShardBox
 from harness.layout import shard_box
 from harness.models import NamedParam, model_spec
 from harness.observe.record import LIVE, Record, whole
@@ -44,7 +45,7 @@ from harness.probe_module import (
     tensor_bytes,
 )
 from harness.program import Op, expand
-from harness.scenario import Mesh, Scenario
+from harness.scenario import Mesh, Optimizer, Scenario
 from harness.systems import torch_fsdp2_checkpoint as checkpoint
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2 import CheckpointPlan, checkpoint_plan
@@ -73,11 +74,9 @@ class Fsdp2Rank:
         self.norm: torch.Tensor | None = None
 
     def build(self, op: Op) -> None:
-        root = build_model(self.probe, op.init_seed).to(self.scenario.device)
-        if "tp" in (self.mesh.mesh_dim_names or ()):
-            tensor_parallel(root, self.mesh["tp"])
+        root = self._model(op.init_seed)
         self._fully_shard(root)
-        self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params}
+        self.params = self._held(root)
         optimizer = self._optimizer(op.init_seed)
         self.state = checkpoint.TrainState(root, optimizer, self._scheduler(optimizer), self._scaler())
 
@@ -132,6 +131,16 @@ class Fsdp2Rank:
 
     # Construction
 
+    def _model(self, init_seed: int) -> nn.Module:
+        root = build_model(self.probe, init_seed).to(self.scenario.device)
+        if "tp" in (self.mesh.mesh_dim_names or ()):
+            tensor_parallel(root, self.mesh["tp"])
+        return root
+
+    def _held(self, root: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters that the optimizer is given, by canonical name."""
+        return {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params}
+
     def _fully_shard(self, root: nn.Module) -> None:
         names = ("dp_replicate", "dp_shard") if self.context.mesh.dp_replicate > 1 else ("dp_shard",)
         options = {"mesh": self.mesh[names], **_policies(self.scenario)}
@@ -142,27 +151,30 @@ class Fsdp2Rank:
 
     def _optimizer(self, init_seed: int) -> torch.optim.Optimizer:
         ask = self.scenario.optimizer.at_build(init_seed)
-        groups: list[dict[str, Any]] = [{"params": list(self.params.values())}]
-        if ask.groups == "model":
-            groups = [
-                {
-                    "params": [
-                        self.params[p.fqn]
-                        for p in self.spec.unique_params
-                        if p.spec.group == index and p.fqn in self.params
-                    ],
-                    "lr": ask.lr * group.lr_scale,
-                    "weight_decay": ask.weight_decay if group.weight_decay is None else group.weight_decay,
-                }
-                for index, group in enumerate(self.spec.groups)
-            ]
         options: dict[str, Any] = {"lr": ask.lr, "weight_decay": ask.weight_decay}
         options |= {"foreach": ask.impl == "foreach", "fused": ask.impl == "fused"}
         if ask.kind == "sgd":
             options |= {"momentum": ask.momentum, "nesterov": ask.nesterov}
         else:
             options |= {"betas": (ask.beta1, ask.beta2), "eps": ask.eps, "capturable": ask.capturable}
-        return OPTIMIZERS[ask.kind](groups, **options)
+        return OPTIMIZERS[ask.kind](self._groups(ask), **options)
+
+    def _groups(self, ask: Optimizer) -> list[dict[str, Any]]:
+        """The param groups that the scenario asks for."""
+        if ask.groups == "one":
+            return [{"params": list(self.params.values())}]
+        return [
+            {
+                "params": [
+                    self.params[p.fqn]
+                    for p in self.spec.unique_params
+                    if p.spec.group == index and p.fqn in self.params
+                ],
+                "lr": ask.lr * group.lr_scale,
+                "weight_decay": ask.weight_decay if group.weight_decay is None else group.weight_decay,
+            }
+            for index, group in enumerate(self.spec.groups)
+        ]
 
     def _scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         return StepLR(optimizer, step_size=1, gamma=0.5) if self.scenario.optimizer.schedule == "halve" else None
@@ -222,14 +234,7 @@ class Fsdp2Rank:
     def _optimizer_records(self, op: Op) -> Iterator[Record]:
         states = self.state.optimizer.state
         for fqn, parameter in self.params.items():
-            for name, value in states.get(parameter, {}).items():
-                if value is None:
-                    continue
-                role, tensor = STATE_ROLES[name], torch.as_tensor(value)
-                if isinstance(tensor, DTensor) and tensor.dim():
-                    yield self._sharded(op, role, self.spec.param(fqn), tensor.to_local())
-                else:
-                    yield self._whole(op, role, fqn, local_part(tensor))
+            yield from self._state_records(op, fqn, parameter, states.get(parameter, {}))
         names = {id(parameter): fqn for fqn, parameter in self.params.items()}
         for index, group in enumerate(self.state.optimizer.param_groups):
             text = "\n".join(names.get(id(p), "?") for p in group["params"]).encode()
@@ -237,6 +242,17 @@ class Fsdp2Rank:
             yield whole(op.index, self.context.rank, "hyperparameter", f"{key}.params", "utf8", (len(text),), text)
             for name, number in hyperparameters(group):
                 yield self._number(op, "hyperparameter", f"{key}.{name}", number)
+
+    def _state_records(self, op: Op, fqn: str, parameter: nn.Parameter, state: dict[str, Any]) -> Iterator[Record]:
+        """What the optimizer keeps of one parameter."""
+        for name, value in state.items():
+            if value is None:
+                continue
+            role, tensor = STATE_ROLES[name], torch.as_tensor(value)
+            if isinstance(tensor, DTensor) and tensor.dim():
+                yield self._sharded(op, role, self.spec.param(fqn), tensor.to_local())
+            else:
+                yield self._whole(op, role, fqn, local_part(tensor))
 
     def _schedule_records(self, op: Op) -> Iterator[Record]:
         if self.state.scheduler:
@@ -250,12 +266,16 @@ class Fsdp2Rank:
 
     def _sharded(self, op: Op, role: str, named: NamedParam, local: torch.Tensor) -> Record:
         """A record of this rank's shard: the box is ours, the size the library's."""
-        mesh, rank, shape = self.context.mesh, self.context.rank, named.spec.shape
-        box = shard_box(shape, (mesh.dp_replicate, mesh.dp_shard, mesh.tp), mesh.coordinate(rank), self._tp_dim(named))
         return Record(
-            op.index, rank, LIVE, role, named.fqn, DTYPE_NAME[local.dtype], shape, box.start, tuple(local.shape),
-            tensor_bytes(local),
+            op.index, self.context.rank, LIVE, role, named.fqn, DTYPE_NAME[local.dtype], named.spec.shape,
+            self._own_box(named).start, tuple(local.shape), tensor_bytes(local),
         )  # fmt: skip
+
+    def _own_box(self, named: NamedParam) -> ShardBox:
+        """Where this rank's shard of a parameter lies."""
+        mesh, rank = self.context.mesh, self.context.rank
+        sizes = (mesh.dp_replicate, mesh.dp_shard, mesh.tp)
+        return shard_box(named.spec.shape, sizes, mesh.coordinate(rank), self._tp_dim(named))
 
     def _whole(self, op: Op, role: str, fqn: str, tensor: torch.Tensor) -> Record:
         name, shape = DTYPE_NAME[tensor.dtype], tuple(tensor.shape)

@@ -54,9 +54,10 @@ FORBIDDEN = {
 CHILD = (
     "harness.emulation.apex", "harness.emulation.collectives", "harness.emulation.cpu_for_cuda",
     "harness.emulation.cuda", "harness.emulation.device", "harness.emulation.functions", "harness.emulation.fused",
-    "harness.emulation.generator", "harness.emulation.kernels", "harness.emulation.memory",
-    "harness.emulation.symbols", "harness.emulation.te_names", "harness.judge", "harness.observe.ambient",
-    "harness.oracle.scaled_adam", "harness.oracle.steppers", "harness.oracle.twin", "harness.probe_module",
+    "harness.emulation.generator", "harness.emulation.kernels", "harness.emulation.memory", "harness.emulation.symbols",
+    "harness.emulation.te_extension", "harness.emulation.te_names",
+    "harness.judge", "harness.observe.ambient", "harness.oracle.scaled_adam", "harness.oracle.steppers",
+    "harness.oracle.twin", "harness.probe_module",
     "harness.reference.checkpoint", "harness.reference.fused_adam", "harness.reference.kernels",
     "harness.reference.numerics", "harness.reference.observe", "harness.reference.readback",
     "harness.reference.restore", "harness.reference.state", "harness.reference.system", "harness.reference.trainer",
@@ -67,6 +68,7 @@ CHILD = (
     "harness.systems.megatron_core_observe",
     "harness.systems.megatron_core_rank", "harness.systems.megatron_core_state", "harness.systems.megatron_fsdp_rank",
     "harness.systems.torch_fsdp2_checkpoint", "harness.systems.torch_fsdp2_rank",
+    "harness.systems.transformer_engine_model", "harness.systems.transformer_engine_rank",
 )  # fmt: skip
 """Modules that load torch or a library under test: they run in ranks and workers only. Every other module, new
 ones too, is the parent's."""

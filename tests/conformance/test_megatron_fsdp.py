@@ -90,7 +90,6 @@ SOUND: tuple[dict[str, str], ...] = (
     {"model": "mixed_unit", "dtype": "mixed/reduce=fp32/master=fp32", "program": "model_only"},
     {"sharding": "replicate", "model": "unused", "microbatches": "2", "program": "twice"},
     {"model": "experts", "microbatches": "2", "grad_sync": "every", "optimizer": "adamw/schedule=halve"},
-    {"mesh": "2x2x1", "model": "dense", "options": "neutral_start+outer_optim", "load": "shrink"},
     {"model": "swiglu", "optimizer": "adamw/loss_scale=1024.0", "options": "fine_grained_gather+neutral_start"},
 )
 

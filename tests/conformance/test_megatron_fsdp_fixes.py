@@ -39,6 +39,7 @@ CURES: Mapping[str, tuple[str, ...]] = {
     "no-tp-dim": ("no-tp-dim",),
     "one-call-groups": ("one-call-groups",),
     "one-rank-shard": ("one-rank-shard",),
+    "outer-optim-scale": ("outer-optim-scale",),
     "overlap-gather-stale": ("overlap-gather-stale",),
     "overlap-reduce-twice": ("overlap-reduce-twice",),
     "ragged-unit": ("ragged-unit",),

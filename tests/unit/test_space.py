@@ -253,11 +253,15 @@ def test_smoke_is_small() -> None:
 SPLIT = {"gated", "gdn"}
 """Models whose parameters only Megatron-FSDP's format takes apart: nightly_fsdp walks the one that a release splits."""
 
-OF_MEGATRON = {"gpt", "lr_groups", "moe", "sandwich", *SPLIT}
-OF_AUTOMODEL = {"llama", "hf_llama", "hf_delta", "hf_vision"}
-OF_MEGATRON_FSDP = {"ragged_unit"}
-"""Models that show defects of Megatron-Core's alone: islands between others, experts, groups by learning rate, and its
-own GPT."""
+OWN = {
+    "megatron-core": {"gpt", "lr_groups", "moe", "sandwich", *SPLIT},
+    "automodel": {"llama", "hf_llama", "hf_delta", "hf_vision"},
+    "megatron-fsdp": {"ragged_unit"},
+    "transformer-engine": {name for name in ZOO if name.startswith("te_")},
+}
+"""Models made for one system: its own layers, or what shows its defects. Not every other system walks them."""
+
+EVERYBODY = set(ZOO) - set().union(*OWN.values())
 
 FOREIGN = {"nightly": {"fsdp_dtensor", "fully_sharded_model_space"}, "weekly": {"fsdp_dtensor"}}
 """Formats of Megatron-Core left out: one is Megatron-FSDP's, which nightly_fsdp walks; the other raises at every save
@@ -268,23 +272,20 @@ of the newest release."""
 def test_the_nightly_and_weekly_leave_out_no_mesh_model_program_relation_or_format(name: str) -> None:
     for walk in load_space(name).walks:
         assert {"dtype", "mesh", "offload"} <= set(walk.exhaustive)
-        if walk.system == "automodel":
-            assert set(walk.axes["model"]) == OF_AUTOMODEL
-            continue
-        if walk.system == "megatron-fsdp":
-            assert set(walk.axes["model"]) >= OF_MEGATRON_FSDP
+        if walk.system in ("automodel", "megatron-fsdp", "transformer-engine"):
+            assert OWN[walk.system] <= set(walk.axes["model"])
             continue
         assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
         if walk.system == "megatron-core":
             cannot_unfreeze = {"later"}
-            assert set(walk.axes["model"]) == set(ZOO) - OF_AUTOMODEL - OF_MEGATRON_FSDP - SPLIT - cannot_unfreeze
+            assert set(walk.axes["model"]) == (EVERYBODY | OWN[walk.system]) - SPLIT - cannot_unfreeze
             assert set(walk.axes["program"]) == set(PROGRAMS) - {"unfreeze"}
             assert {text.partition("+")[0] for text in walk.axes["checkpoint"]} == set(MEGATRON_FORMATS) - FOREIGN[name]
             continue
         for_weekly = {"8x1x1", "1x1x8", "4x2x1", "4x1x2", "2x1x4", "1x2x4"}  # slow on real ranks
         left_out = for_weekly if (name, walk.system) == ("nightly", "torch-fsdp2") else set()
         assert set(walk.axes["mesh"]) == {str(mesh) for mesh in meshes(8)} - left_out
-        assert set(walk.axes["model"]) == set(ZOO) - OF_MEGATRON - OF_AUTOMODEL - OF_MEGATRON_FSDP
+        assert set(walk.axes["model"]) == EVERYBODY
         assert set(walk.axes["program"]) == set(PROGRAMS)
         if walk.system == "torch-fsdp2":
             options = {

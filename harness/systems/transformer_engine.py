@@ -1,0 +1,170 @@
+"""NVIDIA TransformerEngine's layers and FusedAdam, its Python unmodified, under FSDP2 and DCP: what the parent knows.
+
+Says which scenarios the system refuses and why, as data, on top of what FSDP2 itself refuses. Imports neither torch nor
+the library. The rank half runs the Python layer over its compiled extension where that is there, and over an emulated
+one where it is not (see `harness.emulation.te_extension`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import metadata
+
+from harness.models import ModelSpec, model_spec
+from harness.program import operations
+from harness.scenario import Mesh, Scenario, load_mesh
+from harness.systems import torch_fsdp2
+from harness.systems.protocol import SystemInfo
+from harness.systems.registry import register
+from harness.systems.torch_fsdp2 import LibraryError, Limit
+
+OPTIONS: dict[str, str] = {
+    "capturable": "FusedAdam keeps its learning rate and step as tensors, for CUDA graphs",
+    "meta": "layers are built on the meta device, sharded, and then given memory and values by reset_parameters",
+    "no_extra_state": "the layers' _extra_state is left out of checkpoints, and loads do not miss it",
+    "remainders": "store_param_remainders: of a bf16 parameter's fp32 master only the lower 16 bits are kept",
+}
+"""Switch of the `options` axis → what it does."""
+
+PREFIX = "te_"
+"""What the names of the models begin with that are made of the library's layers; all others are trees of modules with
+hand-registered parameters, which its optimizer steps."""
+
+EXTENSION_VARIABLE = "SHARDPROOF_TE_EXTENSION"
+
+KEPT = ("mixed-storage-group", "reshard-divisor", "reshard-divisor-tp", "fused-sgd", "scaler-fp16-gradients",
+        "sharding", "offload-fraction", "checkpoint", "fp16-range", "schedule", "expert-parallel",
+        "logical-faults")  # fmt: skip
+"""Limits of FSDP2 that hold here too."""
+
+Rule = Callable[[Scenario], bool]
+
+
+def is_layers(model: str) -> bool:
+    """Whether a model is made of the library's own layers."""
+    return model.startswith(PREFIX)
+
+
+def fused(scenario: Scenario) -> bool:
+    """Whether FusedAdam steps, not torch's optimizer."""
+    return scenario.optimizer.impl == "multi_tensor"
+
+
+def _meshes(scenario: Scenario) -> tuple[Mesh, ...]:
+    """Every mesh that the program runs on."""
+    target = load_mesh(scenario)
+    moves = {"reshard", "restart"} & set(operations(scenario.program))
+    return (scenario.mesh, target) if target and moves else (scenario.mesh,)
+
+
+def _indivisible_tp(scenario: Scenario) -> bool:
+    def uneven(model: ModelSpec, tp: int) -> bool:
+        return any(p.spec.tp_dim is not None and p.spec.shape[p.spec.tp_dim] % tp for p in model.params)
+
+    return is_layers(scenario.model) and any(uneven(model_spec(scenario.model), m.tp) for m in _meshes(scenario))
+
+
+def _own_dtypes(scenario: Scenario) -> bool:
+    policy = scenario.dtype
+    return any((policy.master, policy.exp_avg, policy.exp_avg_sq)) or "remainders" in scenario.options
+
+
+LIMITS: tuple[Limit, ...] = (
+    *(limit for limit in torch_fsdp2.LIMITS if limit.id in KEPT),
+    Limit(
+        "fused-sgd-here",
+        lambda s: fused(s) and s.optimizer.kind == "sgd",
+        "FusedSGD is not driven here: its momentum has no state that a checkpoint of DCP restores",
+    ),
+    Limit(
+        "half-without-master",
+        lambda s: fused(s) and s.dtype.storage != "fp32" and s.dtype.master is None,
+        "a half-precision parameter that FusedAdam steps has a master here: dtype …/master=fp32",
+    ),
+    Limit("master-of-fp32", lambda s: s.dtype.storage == "fp32" and s.dtype.master is not None,
+          "parameters in fp32 are their own masters"),
+    Limit("torch-state", lambda s: not fused(s) and _own_dtypes(s), "masters, and moments in dtypes of their own, are "
+          "FusedAdam's: optimizer …/impl=multi_tensor"),
+    Limit(
+        "scaled-state",
+        lambda s: bool({"fp16", "bf16"} & {s.dtype.master}) or "fp16" in (s.dtype.exp_avg, s.dtype.exp_avg_sq),
+        "FusedAdam keeps fp16 state scaled by the largest of the rank's shard: no oracle for that yet",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, _apply_scale",
+    ),
+    Limit(
+        "no-gradient",
+        lambda s: fused(s) and any(not p.spec.used or p.spec.trainable != "yes" for p in model_spec(s.model).params),
+        "FusedAdam makes zeros for a parameter that never has a gradient, and counts its steps: no oracle for that",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, step",
+    ),
+    Limit("grad-dtype", lambda s: s.dtype.grad is not None, "FSDP2 gives the gradient in the parameter's own dtype"),
+    Limit("remainders", lambda s: "remainders" in s.options and s.dtype.storage not in ("bf16", "mixed"),
+          "remainders are kept of bf16 parameters"),
+    Limit("capturable-torch", lambda s: "capturable" in s.options and not fused(s),
+          "capturable is FusedAdam's switch here"),
+    Limit(
+        "capturable-remainders",
+        lambda s: {"capturable", "remainders"} <= set(s.options),
+        "CUDA graphs cannot capture steps with remainders",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, __init__",
+        LibraryError("RuntimeError", "Capturable mode doesn't support storing param remainders", "build"),
+    ),
+    Limit(
+        "capturable-moments",
+        lambda s: "capturable" in s.options and s.dtype.exp_avg != s.dtype.exp_avg_sq,
+        "CUDA graphs need both moments in one dtype",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, __init__",
+        LibraryError("RuntimeError", "Capturable mode", "build"),
+    ),
+    Limit("meta", lambda s: "meta" in s.options and not is_layers(s.model), "meta builds the library's own layers"),
+    Limit("extra-state", lambda s: "no_extra_state" in s.options and not is_layers(s.model),
+          "only the library's own layers have extra state"),
+    Limit(
+        "tp-divides",
+        _indivisible_tp,
+        "tensor parallelism must divide the dims that a layer shards",
+        "transformer_engine/pytorch/utils.py, divide",
+        LibraryError("ValueError", "is not divisible by", "build"),
+    ),
+    Limit("options", lambda s: not set(s.options) <= OPTIONS.keys(), "transformer-engine has these options: "
+          + ", ".join(OPTIONS)),
+)  # fmt: skip
+
+
+def unsupported(scenario: Scenario) -> str | None:
+    """Why the layers and FusedAdam cannot run a scenario under FSDP2; None where they can."""
+    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
+
+
+def chosen() -> str:
+    """Which extension ranks in this interpreter get."""
+    asked = os.environ.get(EXTENSION_VARIABLE, "")
+    if asked:
+        return f"compiled extension: {asked}, by {EXTENSION_VARIABLE}"
+    try:
+        found = f"real, transformer-engine-torch {metadata.version('transformer-engine-torch')}"
+    except metadata.PackageNotFoundError:
+        found = "emulated; pip install 'shardproof[te]' installs the real one, for a GPU"
+    return f"compiled extension: {found}"
+
+
+INFO = register(
+    SystemInfo(
+        name="transformer-engine",
+        doc="TransformerEngine's layers and FusedAdam, its Python unmodified, under FSDP2 and DCP on gloo",
+        world="fork",
+        entry="harness.systems.transformer_engine_rank:TeRank",
+        unsupported=unsupported,
+        limits=LIMITS,
+        distributions=("transformer-engine", "torch"),
+        emulated=(
+            "transformer_engine_torch, the compiled extension, where it is not installed",
+            "CUDA device, while layers and FusedAdam are constructed",
+        ),
+        warm_up="harness.systems.transformer_engine_rank:warm_up",
+        package="transformer-engine",
+        options=OPTIONS,
+        chosen=chosen,
+    )
+)

@@ -1,0 +1,190 @@
+"""Models made of TransformerEngine's own layers, whose parameters a forward of ours drives.
+
+A layer is the library's class, constructed by it. Its own forward needs kernels that a CPU has not; an instance's
+forward is replaced by one that hands its parameters to the probe, as the layer's own forward would take them, so that
+every hook of FSDP2, every wrapper and every lost requires_grad is on the way.
+
+*Verifies* nothing by itself. *Does not exercise* the layers' arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from harness.emulation import cuda
+from harness.models import ModuleSpec, storage_dtype
+from harness.probe import element_keys, initial_values
+from harness.probe_module import TORCH_DTYPE, Probe
+
+
+@dataclass(frozen=True)
+class Layer:
+    """kind: class name in `transformer_engine.pytorch`. sizes: its positional arguments. parallel: how it is sharded
+    over tensor-parallel ranks, as its constructor is told; empty where it is not told. options: further arguments."""
+
+    kind: str
+    sizes: tuple[int, ...]
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+NO_BIAS = {"bias": False}
+COLUMN, ROW, BOTH = {"parallel_mode": "column"}, {"parallel_mode": "row"}, {"set_parallel_mode": True}
+NORMS = ("LayerNorm", "RMSNorm")
+ATTENTION = "DotProductAttention"
+
+LAYERS: Mapping[str, Mapping[str, Layer]] = {
+    "te_layers": {
+        "norm": Layer("LayerNorm", (6,)),
+        "qkv": Layer("LayerNormLinear", (6, 12), COLUMN),
+        "proj": Layer("Linear", (4, 6), ROW),
+        "rms": Layer("RMSNorm", (6,)),
+        "mlp": Layer("LayerNormMLP", (6, 10), BOTH),
+    },
+    "te_no_bias": {
+        "qkv": Layer("LayerNormLinear", (6, 12), COLUMN, NO_BIAS),
+        "proj": Layer("Linear", (4, 6), ROW, NO_BIAS),
+        "mlp": Layer("LayerNormMLP", (6, 10), BOTH, NO_BIAS),
+    },
+    "te_attention": {
+        "qkv": Layer("LayerNormLinear", (4, 12), COLUMN),
+        "attention": Layer(ATTENTION, (2, 2), {}, {"softmax_type": "learnable"}),
+        "proj": Layer("Linear", (4, 4), ROW),
+    },
+    "te_grouped": {
+        "router": Layer("Linear", (5, 3), {}, NO_BIAS),
+        "experts": Layer("GroupedLinear", (3, 5, 8), COLUMN, NO_BIAS),
+    },
+    "te_transformer": {"layers.0": Layer("TransformerLayer", (8, 16, 2), BOTH)},
+}
+"""Model → module path → the layer that is there."""
+
+
+class Root(nn.Module):
+    """Calls the outermost units in order."""
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        super().__init__()
+        self.paths = paths
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for path in self.paths:
+            x = self.get_submodule(path)(x)
+        return x
+
+
+def build(probe: Probe, mesh: DeviceMesh, *, meta: bool) -> Root:
+    """The model of `probe.spec`, with the library's own initial values, on a CPU or on the meta device.
+
+    mesh: of all ranks; its dim `tp`, if it has one, is handed to the layers.
+    """
+    layers = LAYERS[probe.spec.name]
+    dtype = TORCH_DTYPE[storage_dtype(probe.scenario.dtype, probe.spec.params[0].spec)]
+    root = Root(tuple(layers))
+    tp = mesh["tp"] if "tp" in (mesh.mesh_dim_names or ()) else None
+    with quietly(), cuda.emulated():
+        for path, layer in layers.items():
+            _attach(root, path, _construct(layer, dtype, tp, "meta" if meta else "cpu"))
+    for spec in probe.spec.modules:
+        below = f"{spec.path}."
+        inner = [m.path.removeprefix(below) for m in probe.spec.modules if m.path.startswith(below)]
+        module = root.get_submodule(spec.path)
+        module.__dict__["forward"] = _through(module, inner) if inner else _driven(module, spec, probe)
+    return root
+
+
+def fill(root: nn.Module, probe: Probe, init_seed: int, box: Callable[[str], tuple[slice, ...]]) -> None:
+    """Give every parameter this rank's part of its initial value, and whether it is trained."""
+    with torch.no_grad():
+        for named in probe.spec.unique_params:
+            keys = element_keys(named.fqn, named.spec.shape, probe.scenario.seed)
+            values = initial_values(keys, init_seed).reshape(named.spec.shape)[box(named.fqn)]
+            parameter = root.get_parameter(named.fqn)
+            own = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+            own.copy_(torch.from_numpy(np.ascontiguousarray(values)))
+            parameter.requires_grad_(named.spec.trainable == "yes")
+
+
+def materialise(root: nn.Module) -> None:
+    """Give sharded parameters on the meta device memory, by the library's own means."""
+    with quietly(), cuda.emulated():
+        for module in root.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Inside, random numbers may be drawn: a layer's own initialisation does, and is replaced by ours."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+def _construct(layer: Layer, dtype: torch.dtype, tp: DeviceMesh | None, device: str) -> nn.Module:
+    import transformer_engine.pytorch as te  # type: ignore[import-not-found]
+
+    options: dict[str, Any] = dict(layer.options)
+    if layer.kind != ATTENTION:
+        options |= {"device": device, "dtype" if layer.kind in NORMS else "params_dtype": dtype}
+    if tp is not None and layer.kind not in NORMS:
+        options |= {"tp_size": tp.size(), "tp_group": tp.get_group(), **layer.parallel}
+    module: nn.Module = getattr(te, layer.kind)(*layer.sizes, **options)
+    if layer.kind == ATTENTION:
+        module = module.to(dtype)
+    if tp is not None and hasattr(module, "set_device_mesh"):
+        module.set_device_mesh(tp)  # type: ignore[operator]
+    return module
+
+
+def _through(module: nn.Module, paths: list[str]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The forward of a layer that is made of others, which lie at `paths` below it."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for path in paths:
+            x = module.get_submodule(path)(x)
+        return x
+
+    return forward
+
+
+def _driven(module: nn.Module, spec: ModuleSpec, probe: Probe) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A forward that adds ⟨p, g_p⟩ for every parameter."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for name, param in as_computed(module, [p.name for p in spec.params if p.used]).items():
+            x = x + probe.term(f"{spec.path}.{name}", param).to(x.dtype)
+        return x
+
+    return forward
+
+
+def as_computed(module: nn.Module, names: list[str]) -> dict[str, torch.Tensor]:
+    """Parameters as the layer's own forward takes them: weights of a linear layer through its accessor."""
+    taken = {name: getattr(module, name) for name in names}
+    weights = getattr(module, "weight_names", None) or [name for name in names if name in ("fc1_weight", "fc2_weight")]
+    if weights:
+        tensors = module._get_weight_tensors()  # type: ignore[operator]
+        taken |= {name: tensor for name, tensor in zip(weights, tensors, strict=True) if name in taken}
+    return taken
+
+
+def _attach(root: nn.Module, path: str, module: nn.Module) -> None:
+    *parents, leaf = path.split(".")
+    node = root
+    for name in parents:
+        if not hasattr(node, name):
+            node.add_module(name, nn.Module())
+        node = getattr(node, name)
+    node.add_module(leaf, module)

@@ -1,0 +1,194 @@
+"""TransformerEngine's layers and FusedAdam on one rank, sharded by FSDP2, saved and loaded by DCP.
+
+All but the layers and the optimizer is as in `torch_fsdp2_rank`. Tensor-parallel layers are given the mesh by their own
+`set_device_mesh` where the release has it; where it has not, each rank's part is a parameter of its own to FSDP2.
+
+*Verifies* nothing by itself. *Does not exercise* the layers' kernels, fp8 parameters, CUDA streams.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.tensor import DTensor
+
+from harness.emulation import cuda, te_extension
+from harness.emulation.kernels import join_remainder
+from harness.emulation.touched import symbols
+from harness.models import NamedParam, model_spec
+from harness.observe.record import Record, whole
+from harness.oracle.contracts import REMAINDERS, has_masters, stages
+from harness.probe_module import TORCH_DTYPE, local_part
+from harness.program import Op, expand
+from harness.scenario import Optimizer, Scenario
+from harness.systems import transformer_engine_model as layers
+from harness.systems.protocol import RankContext
+from harness.systems.torch_fsdp2_rank import Fsdp2Rank
+from harness.systems.transformer_engine import fused, is_layers
+
+MASTER = "master_param"
+
+
+class TeRank(Fsdp2Rank):
+    """The RankSystem of `transformer-engine`."""
+
+    def __init__(self, context: RankContext) -> None:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as the library asks of tensor-parallel users
+        te_extension.library()
+        super().__init__(context)
+
+    def build(self, op: Op) -> None:
+        super().build(op)
+        if "no_extra_state" in self.scenario.options:
+            self.state.left_out = "_extra_state"
+
+    def reload_params(self, op: Op) -> None:
+        """Masters that exist already are set anew from the parameters; a first step makes the others itself."""
+        if not fused(self.scenario):
+            return
+        for fqn, parameter in self.params.items():
+            if MASTER in self.state.optimizer.state.get(parameter, {}) and self._has_master(self.spec.param(fqn)):
+                own = local_part(parameter.detach())
+                refreshed = torch.zeros_like(own, dtype=torch.int16) if self._remainders else own.float()
+                self.state.optimizer.set_scaled_state(parameter, MASTER, refreshed)  # type: ignore[attr-defined]
+
+    # Construction
+
+    def _model(self, init_seed: int) -> nn.Module:
+        if not is_layers(self.scenario.model):
+            return super()._model(init_seed)
+        self.init_seed = init_seed
+        root = layers.build(self.probe, self.mesh, meta="meta" in self.scenario.options)
+        if "meta" not in self.scenario.options:
+            layers.fill(root, self.probe, init_seed, self._forward_slices)
+        return root
+
+    def _fully_shard(self, root: nn.Module) -> None:
+        super()._fully_shard(root)
+        if "meta" in self.scenario.options:
+            layers.materialise(root)
+            layers.fill(root, self.probe, self.init_seed, self._own_slices)
+
+    def _held(self, root: nn.Module) -> dict[str, nn.Parameter]:
+        """All parameters that the model has, those too that it should not have."""
+        return {**super()._held(root), **{name: p for name, p in root.named_parameters() if name not in self._known}}
+
+    def _groups(self, ask: Optimizer) -> list[dict[str, Any]]:
+        groups = super()._groups(ask)
+        if ask.groups == "model":
+            groups[0]["params"] += [p for name, p in self.params.items() if name not in self._known]
+        return groups
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(named.fqn for named in self.spec.params)
+
+    def _optimizer(self, init_seed: int) -> torch.optim.Optimizer:
+        if not fused(self.scenario):
+            return super()._optimizer(init_seed)
+        from transformer_engine.pytorch.optimizers import FusedAdam  # type: ignore[import-not-found]
+
+        policy, ask = self.scenario.dtype, self.scenario.optimizer.at_build(init_seed)
+        with cuda.emulated():
+            optimizer: torch.optim.Optimizer = FusedAdam(
+                self._groups(ask),
+                lr=ask.lr,
+                betas=(ask.beta1, ask.beta2),
+                eps=ask.eps,
+                weight_decay=ask.weight_decay,
+                adam_w_mode=ask.kind == "adamw",
+                master_weights=policy.master is not None,
+                exp_avg_dtype=TORCH_DTYPE[policy.exp_avg or "fp32"],
+                exp_avg_sq_dtype=TORCH_DTYPE[policy.exp_avg_sq or "fp32"],
+                store_param_remainders=self._remainders,
+                capturable="capturable" in self.scenario.options,
+            )
+        return optimizer
+
+    @property
+    def _remainders(self) -> bool:
+        return REMAINDERS in self.scenario.options
+
+    def _has_master(self, named: NamedParam) -> bool:
+        return stages(self.scenario, named.spec).master is not None
+
+    # Observation: reads only
+
+    def observe(self, op: Op) -> Iterator[Record]:
+        yield from super().observe(op)
+        for fqn, parameter in self.params.items():
+            if fqn not in self._known:
+                yield self._whole(op, "param", fqn, local_part(parameter.detach()))
+        used = "\n".join(sorted(symbols)).encode()
+        if used:
+            yield whole(op.index, self.context.rank, "emulated", "symbols", "utf8", (len(used),), used)
+
+    def _state_records(self, op: Op, fqn: str, parameter: nn.Parameter, state: dict[str, Any]) -> Iterator[Record]:
+        if not fused(self.scenario):
+            yield from super()._state_records(op, fqn, parameter, state)
+            return
+        if fqn not in self._known:
+            return
+        named, own = self.spec.param(fqn), local_part(parameter.detach())
+        for role in ("exp_avg", "exp_avg_sq"):
+            if role in state:
+                yield self._sharded(op, role, named, _as_stepped(state[role], own))
+        if self._has_master(named) and has_masters(self.scenario, op):
+            yield self._sharded(op, "master", named, self._master(own, state))
+        elif not self._has_master(named) and MASTER in state:
+            yield self._sharded(op, "master", named, _as_stepped(state[MASTER], own))
+        if state:
+            groups = self.state.optimizer.param_groups
+            own_group = next(group for group in groups if any(p is parameter for p in group["params"]))
+            yield self._whole(op, "step", fqn, torch.tensor(float(own_group["step"])))
+
+    def _master(self, own: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
+        """The master of a parameter's shard; before the first step what that will make it."""
+        if MASTER not in state:
+            return own.float()
+        kept = _as_stepped(state[MASTER], own)
+        return join_remainder(own, kept) if kept.dtype is torch.int16 else kept
+
+    def _forward_slices(self, fqn: str) -> tuple[slice, ...]:
+        return _slices(*self._forward_box(fqn))
+
+    def _own_slices(self, fqn: str) -> tuple[slice, ...]:
+        box = self._own_box(self.spec.param(fqn))
+        return _slices(box.start, box.size)
+
+
+def _slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(at, at + count) for at, count in zip(start, size, strict=True))
+
+
+def _as_stepped(state: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """What the kernel steps of a state: its elements from the start, as many as the parameter's shard has."""
+    local = state.to_local() if isinstance(state, DTensor) else state
+    return local if local.shape == own.shape else local.reshape(-1)[: own.numel()].view(own.shape)
+
+
+def warm_up() -> None:
+    """Import the library and run a small scenario in this process, so that ranks forked from it inherit all that."""
+    te_extension.library()
+    base = Scenario(
+        system="transformer-engine", model="te_layers", program="build step save build load step"
+    ).with_axes({"optimizer": "adamw/impl=multi_tensor"})
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        for number, scenario in enumerate((base, replace(base, model="frozen_tower"))):
+            context = RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, Path(folder, str(number)))
+            system = TeRank(context)
+            for op in expand(scenario):
+                getattr(system, op.kind)(op)
+                list(system.observe(op))
+        dist.destroy_process_group()

@@ -1,0 +1,77 @@
+"""TransformerEngine's layers and FusedAdam under real FSDP2 and DCP against the twin, bit for bit; limits and versions.
+
+*Verifies*: a sample of scenarios on the newest release; each deliberate refusal; that the extension's kind is told.
+*Does not verify*: anything that needs the compiled extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.laboratory import Laboratory
+from harness.scenario import Scenario
+from harness.systems.transformer_engine import INFO, LIMITS, unsupported
+from harness.verdict import Verdict
+from harness.world.environments import Environments
+from harness.world.job import Job
+from harness.world.server import ForkServer
+
+pytestmark = pytest.mark.real
+
+BASE = Scenario(system="transformer-engine").with_axes({"mesh": "1x2x1"})
+FUSED = {"optimizer": "adamw/impl=multi_tensor"}
+ONE = {"optimizer": "adamw/impl=multi_tensor/groups=one"}
+
+SOUND: tuple[dict[str, str], ...] = (
+    {**FUSED, "model": "te_transformer", "dtype": "bf16/master=fp32", "options": "remainders"},
+    {**FUSED, "model": "te_layers", "load": "grow", "options": "meta+no_extra_state"},
+)
+MORE_SOUND: tuple[dict[str, str], ...] = (
+    {"model": "te_attention", "mesh": "1x3x1", "load": "shrink", "dtype": "fp32/param=bf16/reduce=fp32"},
+    {**FUSED, "model": "te_grouped", "mesh": "2x2x1", "load": "1x4x1", "options": "meta"},
+    {**FUSED, "dtype": "bf16/master=fp32/exp_avg=bf16/exp_avg_sq=bf16", "checkpoint": "dcp-async"},
+    {**FUSED, "model": "short", "mesh": "1x2x2", "load": "1x4x1", "dtype": "bf16/master=fp32"},
+    {**FUSED, "model": "te_layers", "program": "model_only_late", "dtype": "fp16/master=fp32", "offload": "cpu"},
+    {"optimizer": "adam/impl=multi_tensor/schedule=halve/clip=1.0", "model": "groups", "program": "load_after_step"},
+    {"optimizer": "adamw/impl=multi_tensor/loss_scale=1024.0", "dtype": "bf16/master=fp32", "program": "overflow"},
+    {"optimizer": "adamw/impl=multi_tensor/groups=one/schedule=halve", "options": "capturable", "checkpoint": "full"},
+)
+
+RAISES: dict[str, dict[str, str]] = {
+    "capturable-remainders": {**ONE, "dtype": "bf16/master=fp32", "options": "capturable+remainders"},
+    "capturable-moments": {**ONE, "dtype": "bf16/master=fp32/exp_avg=bf16", "options": "capturable"},
+    "tp-divides": {"model": "te_layers", "mesh": "1x1x4"},
+}
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Laboratory]:
+    with Laboratory(jobs=1, deadline_s=60.0) as laboratory:
+        yield laboratory
+
+
+@pytest.mark.parametrize(
+    "axes", [*SOUND, *(pytest.param(axes, marks=pytest.mark.nightly) for axes in MORE_SOUND)], ids=str
+)
+def test_state_equals_the_twin_bit_for_bit(axes: dict[str, str], opened: Laboratory) -> None:
+    result = opened.examine_one(BASE.with_axes(axes))
+    assert result.verdict is Verdict.PASS, result.signature or result.reason
+    assert any("transformer_engine_torch" in line for line in result.emulated)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RAISES)
+def test_the_library_raises_what_the_limit_says(name: str, tmp_path: Path) -> None:
+    limit = next(limit for limit in LIMITS if limit.id == name)
+    scenario = BASE.with_axes({**RAISES[name], "program": "build step"})
+    assert limit.error
+    assert unsupported(scenario) == limit.reason
+    overlay = Environments(None, ()).overlay(INFO, "")
+    with ForkServer(path_prefix=overlay.paths, warm_up=(INFO.warm_up,), env=overlay.environment) as server:
+        outcome = server.submit(Job(scenario, 0, tmp_path, 60.0)).result()
+    first = next(error for error in outcome.errors if error.rank == outcome.first_failed)
+    assert (first.type, first.op, first.stage) == (limit.error.kind, limit.error.op, "op")
+    assert limit.error.message in first.message

@@ -237,9 +237,9 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit("fsdp-013", lambda s: formats.under_fsdp(s) and _before(0, 14, 0)(s), "fsdp_dtensor came with 0.14"),
     Limit(
-        "fsdp-014",
-        lambda s: formats.under_fsdp(s) and (0, 14, 0) <= formats.release_of(s.version) < (0, 15, 0),
-        "0.14's Megatron-FSDP reads a private part of DeviceMesh that torch 2.13 has no more",
+        "fsdp-device-mesh",
+        lambda s: formats.under_fsdp(s) and (0, 14, 0) <= formats.release_of(s.version) < (0, 15, 2),
+        "Megatron-FSDP of 0.14.0 to 0.15.1 reads a private part of DeviceMesh that torch 2.13 has no more",
         "megatron/core/distributed/fsdp/src/megatron_fsdp/utils.py, get_mesh_names",
         LibraryError("AttributeError", "child_to_root_mapping", "build"),
     ),
@@ -263,9 +263,8 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "fsdp-instances",
-        lambda s: _strategies(s) not in ([], ["optim_grads_params"]) and any(m.dp_replicate > 1 for m in _meshes(s)),
-        "several instances are driven with sharded parameters: with less the gradients of 0.16.1 are no "
-        "average of any ranks', which nobody has looked into",
+        lambda s: formats.under_fsdp(s) and any(mesh.dp_replicate > 1 for mesh in _meshes(s)),
+        "Megatron-FSDP is driven with one instance of the distributed optimizer",
     ),
     Limit(
         "fsdp-experts",

@@ -17,7 +17,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
@@ -245,7 +245,9 @@ class MegatronRank:
         chunk, optimizer, last = self.state.chunks[0], self.state.optimizer, self.scenario.microbatches - 1
         chunk.zero_grad_buffer()
         optimizer.zero_grad()
-        with chunk.no_sync():  # entered in any case, as by the training script: only after it is a microbatch the last
+        # With overlap_grad_reduce the training script enters it in any case: only after it is a microbatch the last.
+        waits = not self.strategy or "overlap_grad_reduce" in self.scenario.options
+        with chunk.no_sync() if waits else nullcontext():
             for microbatch in range(last):
                 self._backward(Slot(op.iteration, microbatch, overflow))
         self._backward(Slot(op.iteration, last, overflow))

@@ -27,7 +27,7 @@ SECTIONS = ("model", "optim", "extra")
 STATE_ROLE = {"momentum_buffer": "momentum", "master_param": "master"}
 """Optimizer state whose role has another name; every other name is its own role."""
 
-GROUP_NUMBERS = ("lr", "weight_decay", "eps", "momentum", "nesterov", "step")
+GROUP_NUMBERS = ("lr", "weight_decay", "eps", "momentum", "nesterov")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,22 @@ def records_of(pieces: Iterable[Piece], op: int, model: ModelSpec, origin: str) 
 
 def _optim(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
     if len(rest) > 2 and rest[0] == "param_groups" and isinstance(rest[1], int):
-        yield from hyperparameter_records(target, piece, f"group{rest[1]}", key_of(rest[2:]))
+        yield from _group_records(target, piece, f"group{rest[1]}", key_of(rest[2:]))
         return
     kind, _, tail = key_of(rest).partition(".")
     fqn, _, name = tail.rpartition(".")
     if kind == "param_groups":
-        yield from hyperparameter_records(target, piece, fqn, name)
+        yield from _group_records(target, piece, fqn, name)
     elif kind == "state":
         yield from tensor_records(target, piece, STATE_ROLE.get(name, name), fqn)
+
+
+def _group_records(target: Target, piece: Piece, owner: str, name: str) -> Iterator[Record]:
+    """Hyperparameters, and the step where a group counts it (FusedAdam)."""
+    if name == "step":
+        yield number_record(target, piece, "hyperparameter", f"{owner}.step")
+    else:
+        yield from hyperparameter_records(target, piece, owner, name)
 
 
 def tensor_records(target: Target, piece: Piece, role: str, fqn: str) -> Iterator[Record]:

@@ -175,6 +175,8 @@ def _pattern(where: str, table: Mapping[str, Any]) -> Pattern:
     if not evidence or not all(pattern.strip("*?") for pattern in evidence):
         raise UsageError.of(f"{where}.evidence", list(evidence), "patterns that say something", '["exp_avg bits"]')
     aftermath = _texts(f"{where}.aftermath", table.get("aftermath", []))
+    if not all(pattern.strip("*?") for pattern in aftermath):
+        raise UsageError.of(f"{where}.aftermath", list(aftermath), "patterns that say something", '["param bits"]')
     return Pattern(ops, evidence, _axes(f"{where}.axes", table.get("axes", {})), aftermath)
 
 
@@ -185,7 +187,7 @@ def _axes(where: str, table: Any) -> dict[str, tuple[str, ...]]:
     for axis, value in table.items():
         if axis not in AXES:
             raise UsageError.of(where, axis, AXES, 'axes = { offload = "cpu" }')
-        axes[axis] = _texts(f"{where}.{axis}", [value] if isinstance(value, str) else value)
+        axes[axis] = _texts(f"{where}.{axis}", [value] if isinstance(value, str) else value, empty=axis == "options")
         for text in axes[axis]:
             if not set(text) & set("*?["):
                 _check_value(f"{where}.{axis}", axis, text)
@@ -199,8 +201,8 @@ def _check_value(where: str, axis: str, text: str) -> None:
         raise UsageError(f"{where}: {error}") from None
 
 
-def _texts(where: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+def _texts(where: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) and (item or empty) for item in value):
         raise UsageError.of(where, value, "a list of texts", '["exp_avg bits"]')
     return tuple(value)
 

@@ -175,7 +175,8 @@ def recipe(asked: str, policy: Policy, output: str | None) -> dict[str, str]:
         case "recipe_pipeline":
             return {"pipeline.dtype": str(output or policy.param)}
         case "recipe_policy":
-            return dict.fromkeys(("unknown_dtype", "unknown_target", "no_mapping"), REFUSED)
+            refused = dict.fromkeys(("unknown_dtype", "unknown_target", "no_mapping"), REFUSED)
+            return {"good": f"param_dtype={policy.param}"} | refused
         case "recipe_storage":
             return {"unset": "fp32", "auto": "fp32", "bf16": "bf16", "adapters": "None", "other_optimizer": "None"}
         case _:

@@ -41,7 +41,7 @@ def sharded_pieces(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Itera
         raise bad(f"{folder}: files", "none", "shards of safetensors", FORM)
     for file in files:
         match = re.match(r"shard-(\d{1,6})-", file.name)
-        yield from _file(file, int(match[1]) - 1 if match else 0, shapes)
+        yield from _file(file, max(int(match[1]) - 1, 0) if match else 0, shapes)
 
 
 def _file(file: Path, rank: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[TensorPiece]:
@@ -53,17 +53,24 @@ def _file(file: Path, rank: int, shapes: Mapping[str, tuple[int, ...]]) -> Itera
         metadata = header.pop("__metadata__", {})
         places = json.loads(metadata.get("DCP_SHARDING_INFO", "{}"))
         for fqn, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            dtype, size = DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))
-            first, last = map(int, entry["data_offsets"])
-            start = tuple(map(int, places.get(fqn, {}).get("saved_offsets", [0] * len(size))))
+            dtype, size = DTYPES[entry["dtype"]], _counts(entry["shape"])
+            first, last = _counts(entry["data_offsets"])
+            start = _counts(places.get(fqn, {}).get("saved_offsets", [0] * len(size)))
             if first < end or last > len(body) or last - first != prod(size) * ITEMSIZE[dtype]:
                 raise bad(f"{origin}: bytes of {fqn!r}", f"{first} to {last}", "its own, inside the file", FORM)
             end = last
             yield TensorPiece(("model", fqn), rank, dtype, shapes.get(fqn, size), start, size, body[first:last])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise bad(f"{origin}: header", type(error).__name__, "a header of safetensors", FORM) from None
+
+
+def _counts(values: object) -> tuple[int, ...]:
+    """Whole numbers from 0, as they are."""
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise TypeError(f"not a list of counts: {values!r:.100}")
+    return tuple(values)
 
 
 def _split(data: bytes, origin: str) -> tuple[dict[str, Any], bytes]:

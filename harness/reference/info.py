@@ -44,6 +44,9 @@ LIMITS = (
         lambda s: s.optimizer.impl == "multi_tensor",
         "FusedAdam and FusedSGD, which count steps by group, are stepped under the rules of the systems that have them",
     ),
+    Limit(
+        "sharding", lambda s: s.sharding == "zero2", "the reference reduces gradients as zero1 does, and has no zero2"
+    ),
     Limit("options", lambda s: bool(s.options), "the reference has no switches of its own"),
     Limit("expert-parallel", lambda s: s.expert_parallel > 1, "the reference does not share experts out"),
     Limit(

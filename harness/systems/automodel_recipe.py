@@ -28,15 +28,24 @@ def resolved(asked: str, policy: DTypePolicy) -> dict[str, str]:
             "unknown_target": {**good, "_target_": "torch.distributed.fsdp.NoSuchPolicy"},
             "no_mapping": "bfloat16",
         }
-        return {name: _outcome(value) for name, value in wrong.items()}
+        sound = {
+            "good": f"param_dtype={_name(_policy(good).param_dtype)}"
+        }  # a parser that refuses all is not a good one
+        return sound | {name: _outcome(value) for name, value in wrong.items()}
     return _storages()
+
+
+def _policy(policy: object) -> Any:
+    """What a recipe makes of its section `distributed`, read as the recipe reads it."""
+    node = import_module("nemo_automodel.components.config.loader").ConfigNode({"mp_policy": policy})
+    return _parse()(node.to_dict())["strategy_config"].mp_policy
 
 
 def _outcome(policy: object) -> str:
     """`refused`, or what the text fell back to."""
     try:
-        found = _parse()({"mp_policy": policy})["strategy_config"].mp_policy
-    except Exception:  # whatever it raises, it does not fall back
+        found = _policy(policy)
+    except (AttributeError, ImportError, KeyError, TypeError, ValueError):
         return REFUSED
     return f"{type(found).__name__} {found}"
 

@@ -6,7 +6,7 @@ Measured on torch 2.13 (CPU, `ATEN_CPU_CAPABILITY=default`, one thread) over eve
 and dtype of `scenario`; `tests/properties/test_kernels.py` repeats the measurement. Pure data: no imports.
 
 These are kernels of the CPU. Of CUDA's none is known to depend on the position, and no machine has been asked yet:
-tests/gpu/test_kernels.py asks where there is a GPU.
+tests/gpu/test_gpu_kernels.py asks where there is a GPU.
 """
 
 from __future__ import annotations

@@ -121,5 +121,5 @@ class Archive:
             raise bad(f"{self._origin}: archive entry", self._root + name, "one that the archive has", FORM)
         try:
             return self._zip.read(info)
-        except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, OSError) as error:
+        except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, OSError, OverflowError) as error:
             raise bad(f"{self._origin}: archive entry {info.filename}", str(error), "an intact one", FORM) from None

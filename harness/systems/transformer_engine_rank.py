@@ -27,7 +27,7 @@ from harness.emulation.kernels import join_remainder
 from harness.emulation.touched import symbols
 from harness.models import NamedParam, model_spec
 from harness.observe.record import Record, whole
-from harness.oracle.contracts import REMAINDERS, has_masters, stages
+from harness.oracle.contracts import REMAINDERS, has_masters, scaled_roles, stages
 from harness.probe_module import TORCH_DTYPE, local_part
 from harness.program import Op, expand
 from harness.scenario import Optimizer, Scenario
@@ -51,6 +51,7 @@ class TeRank(Fsdp2Rank):
         super().build(op)
         if "no_extra_state" in self.scenario.options:
             self.state.left_out = "_extra_state"
+        self.state.times = 2 if "again" in self.scenario.options else 1
 
     def reload_params(self, op: Op) -> None:
         """Masters that exist already are set anew from the parameters; a first step makes the others itself."""
@@ -108,6 +109,7 @@ class TeRank(Fsdp2Rank):
                 weight_decay=ask.weight_decay,
                 adam_w_mode=ask.kind == "adamw",
                 master_weights=policy.master is not None,
+                master_weight_dtype=TORCH_DTYPE[policy.master or "fp32"],
                 exp_avg_dtype=TORCH_DTYPE[policy.exp_avg or "fp32"],
                 exp_avg_sq_dtype=TORCH_DTYPE[policy.exp_avg_sq or "fp32"],
                 store_param_remainders=self._remainders,
@@ -143,7 +145,9 @@ class TeRank(Fsdp2Rank):
         for role in ("exp_avg", "exp_avg_sq"):
             if role in state:
                 yield self._sharded(op, role, named, _as_stepped(state[role], own))
-        if self._has_master(named) and has_masters(self.scenario, op):
+        scaled = scaled_roles(self.scenario, stages(self.scenario, named.spec))
+        yield from self._scales(op, named, parameter, state, scaled)
+        if self._has_master(named) and has_masters(self.scenario, op) and (MASTER in state or "master" not in scaled):
             yield self._sharded(op, "master", named, self._master(own, state))
         elif not self._has_master(named) and MASTER in state:
             yield self._sharded(op, "master", named, _as_stepped(state[MASTER], own))
@@ -151,6 +155,18 @@ class TeRank(Fsdp2Rank):
             groups = self.state.optimizer.param_groups
             own_group = next(group for group in groups if any(p is parameter for p in group["params"]))
             yield self._whole(op, "step", fqn, torch.tensor(float(own_group["step"])))
+
+    def _scales(
+        self, op: Op, named: NamedParam, parameter: nn.Parameter, state: dict[str, Any], roles: tuple[str, ...]
+    ) -> Iterator[Record]:
+        """Of each element of a scaled state its shard's scale."""
+        own = local_part(parameter.detach())
+        for role in roles:
+            name = MASTER if role == "master" else role
+            if name in state and (role != "master" or has_masters(self.scenario, op)):
+                scale = self.state.optimizer._scales[parameter][name]  # type: ignore[attr-defined]
+                record = self._sharded(op, "quant_scale", named, scale.expand(own.numel()).reshape(own.shape))
+                yield record._replace(fqn=f"{named.fqn}.{role}")
 
     def _master(self, own: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
         """The master of a parameter's shard; before the first step what that will make it."""

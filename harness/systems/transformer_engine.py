@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from harness.models import ModelSpec, model_spec
+from harness.oracle.tags import TAGS
 from harness.program import operations
 from harness.scenario import Mesh, Scenario, load_mesh
 from harness.systems import torch_fsdp2
@@ -24,6 +25,8 @@ OPTIONS: dict[str, str] = {
     "capturable": "FusedAdam keeps its learning rate and step as tensors, for CUDA graphs",
     "meta": "layers are built on the meta device, sharded, and then given memory and values by reset_parameters",
     "no_extra_state": "the layers' _extra_state is left out of checkpoints, and loads do not miss it",
+    TAGS: "the marks that tensor-parallel layers leave on their parameters are observed: on a CPU before FSDP2 makes "
+    "parameters of its own, with meta after reset_parameters",
     "remainders": "store_param_remainders: of a bf16 parameter's fp32 master only the lower 16 bits are kept",
 }
 """Switch of the `options` axis → what it does."""
@@ -130,6 +133,8 @@ LIMITS: tuple[Limit, ...] = (
         LibraryError("RuntimeError", "Capturable mode", "build"),
     ),
     Limit("meta", lambda s: "meta" in s.options and not is_layers(s.model), "meta builds the library's own layers"),
+    Limit("tags", lambda s: TAGS in s.options and (not is_layers(s.model) or s.mesh.tp == 1),
+          "the library's own layers mark parameters, under tensor parallelism"),
     Limit("extra-state", lambda s: "no_extra_state" in s.options and not is_layers(s.model),
           "only the library's own layers have extra state"),
     Limit(

@@ -28,6 +28,7 @@ from harness.emulation.touched import symbols
 from harness.models import NamedParam, model_spec
 from harness.observe.record import Record, whole
 from harness.oracle.contracts import REMAINDERS, has_masters, scaled_roles, stages
+from harness.oracle.tags import TAGS
 from harness.probe_module import TORCH_DTYPE, local_part
 from harness.program import Op, expand
 from harness.scenario import Optimizer, Scenario
@@ -75,9 +76,11 @@ class TeRank(Fsdp2Rank):
         return root
 
     def _fully_shard(self, root: nn.Module) -> None:
+        self.tags = _tags(root)
         super()._fully_shard(root)
         if "meta" in self.scenario.options:
             layers.materialise(root)
+            self.tags = _tags(root)
             layers.fill(root, self.probe, self.init_seed, self._own_slices)
 
     def _held(self, root: nn.Module) -> dict[str, nn.Parameter]:
@@ -131,6 +134,9 @@ class TeRank(Fsdp2Rank):
         for fqn, parameter in self.params.items():
             if fqn not in self._known:
                 yield self._whole(op, "param", fqn, local_part(parameter.detach()))
+        if TAGS in self.scenario.options and op.kind == "build":
+            for fqn, dim in self.tags.items():
+                yield self._integer(op, "tag", fqn, dim)
         used = "\n".join(sorted(symbols)).encode()
         if used:
             yield whole(op.index, self.context.rank, "emulated", "symbols", "utf8", (len(used),), used)
@@ -185,6 +191,12 @@ class TeRank(Fsdp2Rank):
 
 def _slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(at, at + count) for at, count in zip(start, size, strict=True))
+
+
+def _tags(root: nn.Module) -> dict[str, int]:
+    """Along which dim each parameter that is marked as tensor-parallel is sharded."""
+    marked = ((name, p) for name, p in root.named_parameters() if getattr(p, "tensor_model_parallel", False))
+    return {name: int(getattr(p, "partition_dim", -1)) for name, p in marked}
 
 
 def _as_stepped(state: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ SOUND: tuple[dict[str, str], ...] = (
 MORE_SOUND: tuple[dict[str, str], ...] = (
     {**FUSED, "mesh": "2x2x1", "load": "grow", "dtype": "bf16/master=fp16/exp_avg=fp16/exp_avg_sq=fp16"},
     {**FUSED, "mesh": "1x2x2", "program": "model_only_late", "dtype": "bf16/master=fp16/exp_avg_sq=fp16"},
+    {"model": "te_transformer", "mesh": "1x2x2", "program": "build", "options": "meta+tags"},
     {**FUSED, "program": "twice", "dtype": "fp32/exp_avg=fp16", "checkpoint": "full", "options": "again"},
     {"model": "te_attention", "mesh": "1x3x1", "load": "shrink", "dtype": "fp32/param=bf16/reduce=fp32"},
     {**FUSED, "model": "te_grouped", "mesh": "2x2x1", "load": "1x4x1", "options": "meta"},

@@ -35,6 +35,8 @@ FIXES: Mapping[str, tuple[str, ...]] = {
     "fp32-master": ("fp32-master",),
     "scaled-empty": ("scaled-empty",),
     "scaled-load": ("scaled-load",),
+    "tags-grouped": ("tags-grouped",),
+    "tags-offset": ("tags-offset",),
 }
 """Patch → the regressions that it cures; `transformer-engine-` before each name left out."""
 

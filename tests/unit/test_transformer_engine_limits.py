@@ -28,6 +28,7 @@ REFUSED = {
     "capturable-remainders": {"optimizer": FUSED, "dtype": "bf16/master=fp32", "options": "capturable+remainders"},
     "capturable-moments": {"optimizer": FUSED, "dtype": "bf16/master=fp32/exp_avg=bf16", "options": "capturable"},
     "meta": {"options": "meta"},
+    "tags": {"options": "tags", "model": "te_layers"},
     "extra-state": {"options": "no_extra_state"},
     "tp-divides": {"model": "te_layers", "mesh": "1x1x4"},
     "options": {"options": "precision_aware"},

@@ -31,6 +31,7 @@ SOUND: tuple[dict[str, str], ...] = (
 )
 MORE_SOUND: tuple[dict[str, str], ...] = (
     {**FUSED, "mesh": "2x2x1", "load": "grow", "dtype": "bf16/master=fp16/exp_avg=fp16/exp_avg_sq=fp16"},
+    {"optimizer": "adamw/impl=multi_tensor/loss_scale=1024.0", "dtype": "bf16/master=fp16", "program": "overflow"},
     {**FUSED, "mesh": "1x2x2", "program": "model_only_late", "dtype": "bf16/master=fp16/exp_avg_sq=fp16"},
     {"model": "te_transformer", "mesh": "1x2x2", "program": "build", "options": "meta+tags"},
     {**FUSED, "program": "twice", "dtype": "fp32/exp_avg=fp16", "checkpoint": "full", "options": "again"},

@@ -30,6 +30,7 @@ from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, 
 from harness.oracle import pretrained, twin
 from harness.oracle.contracts import NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD, rules, steps_on_gpu
 from harness.oracle.host_elements import partition_matters
+from harness.oracle.tags import parallel_tags
 from harness.program import Op, expand
 from harness.readers import CheckpointError, must_be_written, read_written
 from harness.reference import system as reference
@@ -127,6 +128,12 @@ def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Lo
             if op.kind == "build" and op.index in done
             for name, text in pretrained.recipe(scenario).items()
         }
+    expected |= {
+        Key(op.index, LIVE, "tag", fqn): Value("int64", (), struct.pack("<q", dim))
+        for op in expand(scenario)
+        if op.kind == "build" and op.index in done
+        for fqn, dim in parallel_tags(scenario, op.mesh).items()
+    }
     saves = [op for op in expand(scenario) if op.kind == "save" and op.index in done - unreadable]
     for op in saves:
         live = {key: value for key, value in truth.items() if key.op == op.index}

@@ -31,6 +31,8 @@ Conventions every system, the reference and the twin follow, so that their obser
                     compared; every op where ranks have one
     resolved        name; utf8, shape (bytes,): what the texts of a recipe come to; after build, of systems that parse
                     them (`oracle.pretrained`)
+    tag             name; int64, shape (): the dim along which a parameter is marked as tensor-parallel; after build,
+                    with the option `tags` (`oracle.tags`)
     rng, warning    see observe/ambient.py; per rank, no box; every op
     extra_state     see the system; per rank, no box
 

@@ -152,6 +152,11 @@ TRANSFORMER_ENGINE = (
         "TransformerEngine FusedAdam, store_param_remainders",
     ),
     Contract(
+        "an fp16 master or moment is divided by a scale, the largest magnitude of the rank's shard over 32752; a load "
+        "takes new scales, and leaves the state dict that it is given as it was",
+        "TransformerEngine FusedAdam, _apply_scale, load_state_dict",
+    ),
+    Contract(
         "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint stores "
         "under a name is the whole tensor, and loads on any other mesh",
         "NVIDIA/TransformerEngine pull request 2713",
@@ -287,7 +292,7 @@ def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     main_grad = (policy.grad or reduce) if precise else stepped
     if rules(scenario.system).storage_gradients:
         main_grad = storage
-    moment = "fp32" if precise else stepped
+    moment = "fp32" if precise or (master and rules(scenario.system).lazy_masters) else stepped
     return Stages(
         storage, compute, reduce, reduce, main_grad, master, policy.exp_avg or moment, policy.exp_avg_sq or moment
     )
@@ -301,9 +306,15 @@ def stepped_dtype(scenario: Scenario, spec: ParamSpec) -> str:
 
 def _master(scenario: Scenario, storage: str) -> str | None:
     master = scenario.dtype.master
-    if master == "fp16" and PRECISION_AWARE in scenario.options:
+    if scaled_master(scenario):
         return master if storage != "fp32" else None
     return master if master and master != storage else None
+
+
+def scaled_master(scenario: Scenario) -> bool:
+    """Whether FusedAdam keeps masters in fp16 beside their parameters, scaled, and calculates with them in fp32."""
+    beside = PRECISION_AWARE in scenario.options or rules(scenario.system).lazy_masters
+    return scenario.dtype.master == "fp16" and beside
 
 
 def scaled_roles(scenario: Scenario, stage: Stages) -> tuple[str, ...]:

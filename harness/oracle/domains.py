@@ -3,6 +3,8 @@
 It sees a tensor for every shard of a parameter that its rank owns, and takes one scale for each from the largest
 magnitude in it: a domain is a rank's shard. So the bits of a moment in fp16 or fp8 depend on the partition.
 
+Those shards are intervals of Megatron's buffers, or FSDP2's chunks of dim 0.
+
 Source: transformer_engine.pytorch.optimizers.FusedAdam._apply_scale (2.10 to 2.20.2), over the shards of
 megatron.core.optimizer.distrib_optimizer (see `partition`).
 """
@@ -27,6 +29,8 @@ def scale_domains(scenario: Scenario, mesh: Mesh) -> dict[str, Domains]:
         return {}
     spec = model_spec(scenario.model)
     trained = [p for p in spec.unique_params if p.spec.trainable == "yes"]
+    if scenario.sharding == "fully_shard":
+        return {p.fqn: _by_rows(p, mesh, mesh.world * number) for number, p in enumerate(trained)}
     shared = scenario.expert_parallel
     experts = [p for p in trained if p.spec.ep_dim is not None and shared > 1]
     dense = [p for p in trained if p not in experts]
@@ -39,6 +43,23 @@ def scale_domains(scenario: Scenario, mesh: Mesh) -> dict[str, Domains]:
             numbered = [local + cut.dp_shard * part + mesh.world * len(found) for part in range(parts)]
             found[fqn] = whole(numbered, param, dim)
     return found
+
+
+def _by_rows(param: NamedParam, mesh: Mesh, first: int) -> Domains:
+    """The domains of a parameter under FSDP2, numbered from `first`: torch.chunk over tensor-parallel ranks, and
+    of each chunk's dim 0 over data-parallel ranks."""
+    shape, dim = param.spec.shape, param.spec.tp_dim if mesh.tp > 1 else None
+    if not shape:
+        return np.full(shape, first)
+    index = np.indices(shape)
+    row, rows, part = index[0], np.full(shape, shape[0]), np.zeros(shape, np.int64)
+    if dim is not None:
+        width = -(-shape[dim] // mesh.tp)
+        part = index[dim] // width
+        if dim == 0:
+            row, rows = row - part * width, np.minimum(width, rows - part * width)
+    numbers: Domains = first + row // -(-rows // mesh.dp_shard) * mesh.tp + part
+    return numbers
 
 
 def _owners(scenario: Scenario, params: list[NamedParam], mesh: Mesh, ways: int) -> dict[str, Domains]:

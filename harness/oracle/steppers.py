@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from harness.emulation.device import fused_optimizers
-from harness.oracle.contracts import PRECISION_AWARE, kernels, rules
+from harness.oracle.contracts import PRECISION_AWARE, kernels, rules, scaled_master
 from harness.oracle.host_elements import mixes_kernels
 from harness.scenario import Optimizer, Scenario
 
@@ -44,8 +44,9 @@ def optimizer_for(
     device, host = kernels(scenario)
     if mixes_kernels(scenario):
         return Hybrid(groups, ask, (device, host), (scenario.device, "cpu"), on_host)
-    own_moments = rules(scenario.system).lazy_masters and (scenario.dtype.exp_avg or scenario.dtype.exp_avg_sq)
-    if device == "multi_tensor" and (PRECISION_AWARE in scenario.options or own_moments):
+    policy = scenario.dtype
+    own_state = rules(scenario.system).lazy_masters and (policy.exp_avg or policy.exp_avg_sq or scaled_master(scenario))
+    if device == "multi_tensor" and (PRECISION_AWARE in scenario.options or own_state):
         return _precision_aware(scenario, ask, groups, domains)
     return _optimizer(device, scenario.device, ask, groups)
 

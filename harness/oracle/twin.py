@@ -285,12 +285,13 @@ class _Twin:
                 gradients[fqn] = gradient if unscaled is None else unscaled.to(gradient.dtype)
 
     def _hand_over(self, model: _Model, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Give the optimizer its gradients: FusedAdam as they are, if it is precision-aware, torch's in its dtype."""
+        """Give the optimizer its gradients: FusedAdam as they are, if it is precision-aware, torch's in its dtype.
+        There torch's scaler looks for them too."""
         for fqn, gradient in gradients.items():
             stepped = model.stepped[fqn]
             if getattr(model.optimizer, "use_decoupled_grad", False):
                 stepped.decoupled_grad = gradient  # type: ignore[attr-defined]
-            else:
+            if not hasattr(stepped, "decoupled_grad") or isinstance(model.scaler, torch.amp.GradScaler):
                 stepped.grad = gradient.to(stepped.dtype)
 
     def _gradient(self, model: _Model, fqn: str, op: Op) -> torch.Tensor | None:

@@ -68,7 +68,8 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
         scenario = replace(scenario, checkpoint=f"{scenario.checkpoint}+flatten")  # always, in its optimizer's state
     written = expected_written({k: v for k, v in live.items() if k.where == LIVE}, scenario, model)
     if scenario.system == FUSED_STEP and scenario.optimizer.impl == "multi_tensor":
-        return _as_fused_adam_stores(written, scenario)
+        scales = {k.fqn: v for k, v in live.items() if k.role == "quant_scale"}
+        return _as_fused_adam_stores(written, scales, scenario)
     if scenario.system == BRIDGE:
         written = {key: value for key, value in written.items() if key.role in ("param", "buffer")}
     elif scenario.system == MEGATRON_FSDP:
@@ -87,9 +88,9 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     return {key: _as_stored(key, value, scales, scenario) for key, value in kept.items()}
 
 
-def _as_fused_adam_stores(written: Logical, scenario: Scenario) -> Logical:
+def _as_fused_adam_stores(written: Logical, scales: Mapping[str, Value], scenario: Scenario) -> Logical:
     """Moments and masters in fp32, a remainder as it is, and the steps as a number of each group (of each parameter
-    where groups are flattened)."""
+    where groups are flattened). scales: of what is scaled, by `{parameter}.{role}`."""
     stored: Logical = {}
     flat = "flatten" in scenario.checkpoint.split("+")[1:]
     groups = {
@@ -109,7 +110,7 @@ def _as_fused_adam_stores(written: Logical, scenario: Scenario) -> Logical:
             if rounds_half_away(scenario, stages(scenario, spec)):
                 stored[key] = _remainder(value)
                 continue
-        stored[key] = _in_fp32(value) if key.role in IN_FP32 else value
+        stored[key] = _in_fp32(value, scales.get(f"{key.fqn}.{key.role}")) if key.role in IN_FP32 else value
     return stored
 
 

@@ -19,7 +19,15 @@ import numpy.typing as npt
 
 from harness.errors import HarnessError
 from harness.models import ParamSpec, model_spec
-from harness.oracle.contracts import PRECISION_AWARE, rules, stages, stepped_dtype, steps_on_gpu, twin_device
+from harness.oracle.contracts import (
+    PRECISION_AWARE,
+    rules,
+    scaled_master,
+    stages,
+    stepped_dtype,
+    steps_on_gpu,
+    twin_device,
+)
 from harness.oracle.host_elements import mixes_kernels
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.program import operations
@@ -110,7 +118,7 @@ def _stepped_dtypes(s: Scenario) -> set[str]:
 
 def _master_beside(s: Scenario) -> str | None:
     """The dtype of masters that FusedAdam keeps scaled, beside the parameter, and calculates with in fp32."""
-    return "fp16" if s.dtype.master == "fp16" and PRECISION_AWARE in s.options else None
+    return "fp16" if scaled_master(s) else None
 
 
 def _kernel_constraints() -> Iterator[Constraint]:

@@ -33,7 +33,8 @@ FULL_FILE = "full.pt"
 @dataclass
 class TrainState:
     """What a training script holds. iteration: optimizer steps taken. left_out: keys of the model's state dict that end
-    in this are kept out of checkpoints; empty for none."""
+    in this are kept out of checkpoints; empty for none. times: how often the optimizer is given what a load has
+    read."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -41,6 +42,7 @@ class TrainState:
     scaler: torch.amp.GradScaler | None
     iteration: int = 0
     left_out: str = ""
+    times: int = 1
 
     def model_part(self, options: StateDictOptions) -> dict[str, Any]:
         """The model's state dict, as far as checkpoints hold it."""
@@ -149,7 +151,8 @@ def _sharded(state: TrainState, options: StateDictOptions) -> dict[str, Any]:
 
 def _restore(state: TrainState, loaded: dict[str, Any], options: StateDictOptions) -> None:
     state.set_model_part(loaded["model"], options)
-    set_optimizer_state_dict(state.model, state.optimizer, loaded["optim"], options=options)
+    for _ in range(state.times):
+        set_optimizer_state_dict(state.model, state.optimizer, loaded["optim"], options=options)
     state.set_extra(loaded["extra"])
 
 

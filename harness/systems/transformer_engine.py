@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib import metadata
 
 from harness.models import ModelSpec, model_spec
+from harness.oracle.tags import TAGS
 from harness.program import operations
 from harness.scenario import Mesh, Scenario, load_mesh
 from harness.systems import torch_fsdp2
@@ -20,9 +21,12 @@ from harness.systems.registry import register
 from harness.systems.torch_fsdp2 import LibraryError, Limit
 
 OPTIONS: dict[str, str] = {
+    "again": "the optimizer is given what a load has read twice, as a rollback that keeps it in memory does",
     "capturable": "FusedAdam keeps its learning rate and step as tensors, for CUDA graphs",
     "meta": "layers are built on the meta device, sharded, and then given memory and values by reset_parameters",
     "no_extra_state": "the layers' _extra_state is left out of checkpoints, and loads do not miss it",
+    TAGS: "the marks that tensor-parallel layers leave on their parameters are observed: on a CPU before FSDP2 makes "
+    "parameters of its own, with meta after reset_parameters",
     "remainders": "store_param_remainders: of a bf16 parameter's fp32 master only the lower 16 bits are kept",
 }
 """Switch of the `options` axis → what it does."""
@@ -87,11 +91,20 @@ LIMITS: tuple[Limit, ...] = (
     Limit("torch-state", lambda s: not fused(s) and _own_dtypes(s), "masters, and moments in dtypes of their own, are "
           "FusedAdam's: optimizer …/impl=multi_tensor"),
     Limit(
-        "scaled-state",
-        lambda s: bool({"fp16", "bf16"} & {s.dtype.master}) or "fp16" in (s.dtype.exp_avg, s.dtype.exp_avg_sq),
-        "FusedAdam keeps fp16 state scaled by the largest of the rank's shard: no oracle for that yet",
-        "transformer_engine/pytorch/optimizers/fused_adam.py, _apply_scale",
+        "master-dtype",
+        lambda s: s.dtype.master == "bf16",
+        "FusedAdam keeps masters in fp32 or fp16",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, __init__",
+        LibraryError("RuntimeError", "FusedAdam only supports fp32/fp16 master weights", "build"),
     ),
+    Limit(
+        "fp8-state",
+        lambda s: "fp8e4m3" in (s.dtype.exp_avg, s.dtype.exp_avg_sq),
+        "moments in fp8 are Float8Tensors, which the compiled extension quantises",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, _initialize_state",
+    ),
+    Limit("remainders-fp16", lambda s: "remainders" in s.options and s.dtype.master == "fp16",
+          "remainders are those of fp32 masters"),
     Limit(
         "no-gradient",
         lambda s: fused(s) and any(not p.spec.used or p.spec.trainable != "yes" for p in model_spec(s.model).params),
@@ -112,12 +125,16 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "capturable-moments",
-        lambda s: "capturable" in s.options and s.dtype.exp_avg != s.dtype.exp_avg_sq,
-        "CUDA graphs need both moments in one dtype",
+        lambda s: "capturable" in s.options and (
+            s.dtype.exp_avg != s.dtype.exp_avg_sq or "fp16" in (s.dtype.exp_avg, s.dtype.master)
+        ),
+        "CUDA graphs need both moments in fp32 or both in bf16, and fp32 masters",
         "transformer_engine/pytorch/optimizers/fused_adam.py, __init__",
         LibraryError("RuntimeError", "Capturable mode", "build"),
     ),
     Limit("meta", lambda s: "meta" in s.options and not is_layers(s.model), "meta builds the library's own layers"),
+    Limit("tags", lambda s: TAGS in s.options and (not is_layers(s.model) or s.mesh.tp == 1),
+          "the library's own layers mark parameters, under tensor parallelism"),
     Limit("extra-state", lambda s: "no_extra_state" in s.options and not is_layers(s.model),
           "only the library's own layers have extra state"),
     Limit(

@@ -27,7 +27,8 @@ from harness.emulation.kernels import join_remainder
 from harness.emulation.touched import symbols
 from harness.models import NamedParam, model_spec
 from harness.observe.record import Record, whole
-from harness.oracle.contracts import REMAINDERS, has_masters, stages
+from harness.oracle.contracts import REMAINDERS, has_masters, scaled_roles, stages
+from harness.oracle.tags import TAGS
 from harness.probe_module import TORCH_DTYPE, local_part
 from harness.program import Op, expand
 from harness.scenario import Optimizer, Scenario
@@ -51,6 +52,7 @@ class TeRank(Fsdp2Rank):
         super().build(op)
         if "no_extra_state" in self.scenario.options:
             self.state.left_out = "_extra_state"
+        self.state.times = 2 if "again" in self.scenario.options else 1
 
     def reload_params(self, op: Op) -> None:
         """Masters that exist already are set anew from the parameters; a first step makes the others itself."""
@@ -74,9 +76,11 @@ class TeRank(Fsdp2Rank):
         return root
 
     def _fully_shard(self, root: nn.Module) -> None:
+        self.tags = _tags(root)
         super()._fully_shard(root)
         if "meta" in self.scenario.options:
             layers.materialise(root)
+            self.tags = _tags(root)
             layers.fill(root, self.probe, self.init_seed, self._own_slices)
 
     def _held(self, root: nn.Module) -> dict[str, nn.Parameter]:
@@ -108,6 +112,7 @@ class TeRank(Fsdp2Rank):
                 weight_decay=ask.weight_decay,
                 adam_w_mode=ask.kind == "adamw",
                 master_weights=policy.master is not None,
+                master_weight_dtype=TORCH_DTYPE[policy.master or "fp32"],
                 exp_avg_dtype=TORCH_DTYPE[policy.exp_avg or "fp32"],
                 exp_avg_sq_dtype=TORCH_DTYPE[policy.exp_avg_sq or "fp32"],
                 store_param_remainders=self._remainders,
@@ -129,6 +134,9 @@ class TeRank(Fsdp2Rank):
         for fqn, parameter in self.params.items():
             if fqn not in self._known:
                 yield self._whole(op, "param", fqn, local_part(parameter.detach()))
+        if TAGS in self.scenario.options and op.kind == "build":
+            for fqn, dim in self.tags.items():
+                yield self._integer(op, "tag", fqn, dim)
         used = "\n".join(sorted(symbols)).encode()
         if used:
             yield whole(op.index, self.context.rank, "emulated", "symbols", "utf8", (len(used),), used)
@@ -143,7 +151,9 @@ class TeRank(Fsdp2Rank):
         for role in ("exp_avg", "exp_avg_sq"):
             if role in state:
                 yield self._sharded(op, role, named, _as_stepped(state[role], own))
-        if self._has_master(named) and has_masters(self.scenario, op):
+        scaled = scaled_roles(self.scenario, stages(self.scenario, named.spec))
+        yield from self._scales(op, named, parameter, state, scaled)
+        if self._has_master(named) and has_masters(self.scenario, op) and (MASTER in state or "master" not in scaled):
             yield self._sharded(op, "master", named, self._master(own, state))
         elif not self._has_master(named) and MASTER in state:
             yield self._sharded(op, "master", named, _as_stepped(state[MASTER], own))
@@ -151,6 +161,18 @@ class TeRank(Fsdp2Rank):
             groups = self.state.optimizer.param_groups
             own_group = next(group for group in groups if any(p is parameter for p in group["params"]))
             yield self._whole(op, "step", fqn, torch.tensor(float(own_group["step"])))
+
+    def _scales(
+        self, op: Op, named: NamedParam, parameter: nn.Parameter, state: dict[str, Any], roles: tuple[str, ...]
+    ) -> Iterator[Record]:
+        """Of each element of a scaled state its shard's scale."""
+        own = local_part(parameter.detach())
+        for role in roles:
+            name = MASTER if role == "master" else role
+            if name in state and (role != "master" or has_masters(self.scenario, op)):
+                scale = self.state.optimizer._scales[parameter][name]  # type: ignore[attr-defined]
+                record = self._sharded(op, "quant_scale", named, scale.expand(own.numel()).reshape(own.shape))
+                yield record._replace(fqn=f"{named.fqn}.{role}")
 
     def _master(self, own: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
         """The master of a parameter's shard; before the first step what that will make it."""
@@ -169,6 +191,12 @@ class TeRank(Fsdp2Rank):
 
 def _slices(start: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
     return tuple(slice(at, at + count) for at, count in zip(start, size, strict=True))
+
+
+def _tags(root: nn.Module) -> dict[str, int]:
+    """Along which dim each parameter that is marked as tensor-parallel is sharded."""
+    marked = ((name, p) for name, p in root.named_parameters() if getattr(p, "tensor_model_parallel", False))
+    return {name: int(getattr(p, "partition_dim", -1)) for name, p in marked}
 
 
 def _as_stepped(state: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,11 @@ SOUND: tuple[dict[str, str], ...] = (
     {**FUSED, "model": "te_layers", "load": "grow", "options": "meta+no_extra_state"},
 )
 MORE_SOUND: tuple[dict[str, str], ...] = (
+    {**FUSED, "mesh": "2x2x1", "load": "grow", "dtype": "bf16/master=fp16/exp_avg=fp16/exp_avg_sq=fp16"},
+    {"optimizer": "adamw/impl=multi_tensor/loss_scale=1024.0", "dtype": "bf16/master=fp16", "program": "overflow"},
+    {**FUSED, "mesh": "1x2x2", "program": "model_only_late", "dtype": "bf16/master=fp16/exp_avg_sq=fp16"},
+    {"model": "te_transformer", "mesh": "1x2x2", "program": "build", "options": "meta+tags"},
+    {**FUSED, "program": "twice", "dtype": "fp32/exp_avg=fp16", "checkpoint": "full", "options": "again"},
     {"model": "te_attention", "mesh": "1x3x1", "load": "shrink", "dtype": "fp32/param=bf16/reduce=fp32"},
     {**FUSED, "model": "te_grouped", "mesh": "2x2x1", "load": "1x4x1", "options": "meta"},
     {**FUSED, "dtype": "bf16/master=fp32/exp_avg=bf16/exp_avg_sq=bf16", "checkpoint": "dcp-async"},
@@ -43,6 +48,7 @@ MORE_SOUND: tuple[dict[str, str], ...] = (
 RAISES: dict[str, dict[str, str]] = {
     "capturable-remainders": {**ONE, "dtype": "bf16/master=fp32", "options": "capturable+remainders"},
     "capturable-moments": {**ONE, "dtype": "bf16/master=fp32/exp_avg=bf16", "options": "capturable"},
+    "master-dtype": {**ONE, "dtype": "fp16/master=bf16"},
     "tp-divides": {"model": "te_layers", "mesh": "1x1x4"},
 }
 

@@ -33,6 +33,10 @@ FIXES: Mapping[str, tuple[str, ...]] = {
     "2713": ("2713", "2713-a", "2713-attention", "2713-b", "2713-fused"),
     "capturable-groups": ("capturable-groups",),
     "fp32-master": ("fp32-master",),
+    "scaled-empty": ("scaled-empty",),
+    "scaled-load": ("scaled-load",),
+    "tags-grouped": ("tags-grouped",),
+    "tags-offset": ("tags-offset",),
 }
 """Patch → the regressions that it cures; `transformer-engine-` before each name left out."""
 

@@ -213,7 +213,7 @@ def build_model(probe: Probe, init_seed: int) -> ProbeRoot:
     root = ProbeRoot(spec)
     for module_spec in spec.modules:
         kind = ProbeUnit if module_spec.unit else ProbeModule
-        _attach(root, module_spec.path, kind(module_spec, probe))
+        attach(root, module_spec.path, kind(module_spec, probe))
     for named in spec.unique_params:
         values = initial_values(element_keys(named.fqn, named.spec.shape, scenario.seed), init_seed)
         parameter = nn.Parameter(
@@ -261,7 +261,8 @@ def _cast(
     return own.reshape(shape).to(TORCH_DTYPE[storage_dtype(policy, named.spec)])
 
 
-def _attach(root: nn.Module, path: str, module: nn.Module) -> None:
+def attach(root: nn.Module, path: str, module: nn.Module) -> None:
+    """Put a module at a dotted path, with plain modules on the way there."""
     *parents, leaf = path.split(".")
     node = root
     for name in parents:

@@ -77,6 +77,13 @@ class Op:
     checkpoint: int = -1
 
 
+def meshes(scenario: Scenario) -> tuple[Mesh, ...]:
+    """Every mesh that the scenario's program runs on."""
+    target = load_mesh(scenario)
+    moves = {"reshard", "restart"} & set(operations(scenario.program))
+    return (scenario.mesh, target) if target and moves else (scenario.mesh,)
+
+
 def operations(program: str) -> tuple[str, ...]:
     """The operation names of a program given by name or spelled out.
 

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from harness.program import operations
 from harness.scenario import Scenario
-from harness.systems.protocol import SystemInfo
+from harness.systems.protocol import Limit, SystemInfo, first_reason
 from harness.systems.registry import register
 
 CHECKPOINTS = ("gathered", "bucket_space", "model_space", "sharded")
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A set of scenarios that the reference does not run, and why."""
-
-    id: str
-    refuses: Callable[[Scenario], bool]
-    reason: str
 
 
 def _fp16_gradients(scenario: Scenario) -> bool:
@@ -68,7 +56,7 @@ LIMITS = (
 
 def unsupported(scenario: Scenario) -> str | None:
     """Why the reference does not run a scenario, or None."""
-    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
+    return first_reason(LIMITS, scenario)
 
 
 INFO = register(

@@ -12,13 +12,12 @@ from harness.oracle import pretrained
 from harness.oracle.contracts import stages
 from harness.oracle.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
 from harness.oracle.pretrained import BY_DTYPE, FILE_BF16, FILE_FP16, FILE_FP32, PINNED, PINNED_SOFT
-from harness.program import operations
-from harness.scenario import Mesh, Scenario, load_mesh
+from harness.program import meshes
+from harness.scenario import Scenario
 from harness.systems import torch_fsdp2
 from harness.systems.automodel_models import HF_SPECS
-from harness.systems.protocol import SystemInfo
+from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
-from harness.systems.torch_fsdp2 import LibraryError, Limit
 
 CHECKPOINTS = ("safetensors", "torch_save")
 """Automodel's formats of the model; the optimizer is a distributed checkpoint in both."""
@@ -57,17 +56,10 @@ def _file_against_policy(scenario: Scenario) -> bool:
     return BY_DTYPE in scenario.options and layers != root
 
 
-def _meshes(scenario: Scenario) -> list[Mesh]:
-    """The meshes that a program runs on."""
-    target = load_mesh(scenario)
-    moves = {"reshard", "restart"} & set(operations(scenario.program))
-    return [scenario.mesh, *((target,) if target and moves else ())]
-
-
 def _meets_one_rank(scenario: Scenario) -> bool:
     """Whether a program moves between one rank and several, where the contract is not the same."""
     casts = scenario.dtype.param is not None or {BY_DTYPE, PINNED, PINNED_SOFT} & set(scenario.options)
-    return bool(casts) and len({mesh.world == 1 for mesh in _meshes(scenario)}) > 1
+    return bool(casts) and len({mesh.world == 1 for mesh in meshes(scenario)}) > 1
 
 
 _OF_TORCH = ("scaler-fp16-gradients", "sharding", "master", "offload-fraction", "optimizer-impl", "schedule",
@@ -88,7 +80,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit("tensor-parallel", torch_fsdp2._tensor_parallel, "tensor parallelism is driven through torch-fsdp2"),
     Limit(
         "replicas-alone",
-        lambda s: any(mesh.dp_replicate > 1 and mesh.dp_shard == 1 for mesh in _meshes(s)),
+        lambda s: any(mesh.dp_replicate > 1 and mesh.dp_shard == 1 for mesh in meshes(s)),
         "automodel's FSDP2 strategy takes replicas of sharded models only",
         "components/distributed/mesh_utils.py, _create_fsdp2_device_mesh",
         LibraryError("ValueError", "must be less than dp_size", "build"),
@@ -143,7 +135,7 @@ LIMITS: tuple[Limit, ...] = (
 
 def unsupported(scenario: Scenario) -> str | None:
     """Why the system cannot run a scenario; None where it can."""
-    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
+    return first_reason(LIMITS, scenario)
 
 
 INFO = register(

@@ -11,9 +11,8 @@ from __future__ import annotations
 from harness.program import operations
 from harness.scenario import Scenario
 from harness.systems import megatron_core, megatron_core_formats
-from harness.systems.protocol import SystemInfo
+from harness.systems.protocol import Limit, SystemInfo, first_reason
 from harness.systems.registry import register
-from harness.systems.torch_fsdp2 import Limit
 
 CHECKPOINTS = ("weights", "weights+fully_parallel")
 """Bridge's torch_dist format without optimizer and random generators, as a converted pretrained model has none; with
@@ -60,7 +59,7 @@ LIMITS: tuple[Limit, ...] = (*_OF_BRIDGE, *_of_core())
 
 def unsupported(scenario: Scenario) -> str | None:
     """Why the system cannot run a scenario; None where it can."""
-    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
+    return first_reason(LIMITS, scenario)
 
 
 INFO = register(

@@ -12,12 +12,11 @@ from collections.abc import Callable
 
 from harness.models import ModelSpec, ParamSpec, model_spec, storage_dtype
 from harness.oracle.contracts import has_scales
-from harness.program import operations
-from harness.scenario import Mesh, Scenario, load_mesh
+from harness.program import meshes, operations
+from harness.scenario import Mesh, Scenario
 from harness.systems import megatron_core_formats as formats
-from harness.systems.protocol import SystemInfo
+from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
-from harness.systems.torch_fsdp2 import LibraryError, Limit
 
 OPTIONS: dict[str, str] = {
     "average_in_collective": "DDP averages in the collective instead of scaling before it",
@@ -75,13 +74,6 @@ def _strategies(scenario: Scenario) -> list[str]:
     return [word.removeprefix("fsdp_") for word in scenario.options if word.startswith("fsdp_")]
 
 
-def _meshes(scenario: Scenario) -> tuple[Mesh, ...]:
-    """Every mesh that the program runs on."""
-    target = load_mesh(scenario)
-    moves = {"reshard", "restart"} & set(operations(scenario.program))
-    return (scenario.mesh, target) if target and moves else (scenario.mesh,)
-
-
 def _has(*words: str) -> Rule:
     return lambda s: bool(set(words) & set(s.options))
 
@@ -110,18 +102,18 @@ def _indivisible_tp(scenario: Scenario) -> bool:
         return spec.tp_dim is not None and spec.shape[spec.tp_dim] % mesh.tp != 0
 
     params = model_spec(scenario.model).unique_params
-    return any(uneven(p.spec, mesh) for mesh in _meshes(scenario) for p in params)
+    return any(uneven(p.spec, mesh) for mesh in meshes(scenario) for p in params)
 
 
 def _indivisible_ep(scenario: Scenario) -> bool:
     ep = scenario.expert_parallel
     experts = {p.spec.shape[p.spec.ep_dim] for p in model_spec(scenario.model).params if p.spec.ep_dim is not None}
-    return any(count % ep for count in experts) or any(mesh.dp % ep for mesh in _meshes(scenario))
+    return any(count % ep for count in experts) or any(mesh.dp % ep for mesh in meshes(scenario))
 
 
 def _indivisible_instances(scenario: Scenario) -> bool:
     ep = scenario.expert_parallel
-    return ep > 1 and any(mesh.dp % ep == 0 and mesh.dp // ep % mesh.dp_replicate for mesh in _meshes(scenario))
+    return ep > 1 and any(mesh.dp % ep == 0 and mesh.dp // ep % mesh.dp_replicate for mesh in meshes(scenario))
 
 
 def _rounds_average(scenario: Scenario) -> bool:
@@ -129,7 +121,7 @@ def _rounds_average(scenario: Scenario) -> bool:
     fp32 = scenario.dtype.reduce == "fp32" or any(
         storage_dtype(scenario.dtype, p.spec) == "fp32" for p in model_spec(scenario.model).unique_params
     )
-    return fp32 and any(mesh.dp == 7 for mesh in _meshes(scenario))
+    return fp32 and any(mesh.dp == 7 for mesh in meshes(scenario))
 
 
 def _group_decays(scenario: Scenario, model: ModelSpec) -> set[float]:
@@ -263,7 +255,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "fsdp-instances",
-        lambda s: formats.under_fsdp(s) and any(mesh.dp_replicate > 1 for mesh in _meshes(s)),
+        lambda s: formats.under_fsdp(s) and any(mesh.dp_replicate > 1 for mesh in meshes(s)),
         "Megatron-FSDP is driven with one instance of the distributed optimizer",
     ),
     Limit(
@@ -354,14 +346,14 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "instances-replicate",
-        lambda s: s.sharding == "replicate" and any(mesh.dp_replicate > 1 for mesh in _meshes(s)),
+        lambda s: s.sharding == "replicate" and any(mesh.dp_replicate > 1 for mesh in meshes(s)),
         "dp_replicate is the number of distributed optimizer instances: it needs zero1",
     ),
     Limit("tp-divides", _indivisible_tp, "tensor parallelism must divide the dims it shards"),
     Limit("ep-divides", _indivisible_ep, "expert parallelism must divide the experts and the data-parallel ranks"),
     Limit(
         "ep-tp",
-        lambda s: s.expert_parallel > 1 and any(mesh.tp > 1 for mesh in _meshes(s)),
+        lambda s: s.expert_parallel > 1 and any(mesh.tp > 1 for mesh in meshes(s)),
         "expert parallelism is driven without tensor parallelism",
     ),
     Limit("groups-before-016", _old_group_limits, "groups of any weight decay or several rates came with 0.16"),
@@ -389,7 +381,7 @@ LIMITS: tuple[Limit, ...] = (
 
 def unsupported(scenario: Scenario) -> str | None:
     """Why Megatron-Core cannot run a scenario; None where it can."""
-    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
+    return first_reason(LIMITS, scenario)
 
 
 INFO = register(

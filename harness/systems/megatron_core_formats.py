@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from harness.models import NamedParam, model_spec
 from harness.program import operations
 from harness.scenario import Scenario, load_mesh
-from harness.systems.torch_fsdp2 import LibraryError, Limit
+from harness.systems.protocol import LibraryError, Limit
 
 Release = tuple[int, int, int]
 

@@ -28,7 +28,7 @@ from torch import nn
 
 from harness.models import GDN_IN_PROJ, ModelSpec, ParamSpec, storage_dtype
 from harness.probe import element_keys, initial_values
-from harness.probe_module import TORCH_DTYPE, Probe, ProbeModule, initial_buffer
+from harness.probe_module import TORCH_DTYPE, Probe, ProbeModule, attach, initial_buffer
 from harness.scenario import Mesh, Scenario
 from harness.systems.megatron_core import GPT_MODEL, half_dtype
 from harness.systems.megatron_core_state import fused_shape, local_box, release
@@ -148,7 +148,7 @@ def _tree(config: Any, probe: Probe, init_seed: int) -> nn.Module:
     """A tree of probe modules whose parameters are on the device, cut as the mesh says, without values yet."""
     root = _ProbeRoot(config, probe)
     for module_spec in probe.spec.modules:
-        _attach(root, module_spec.path, ProbeModule(module_spec, probe))
+        attach(root, module_spec.path, ProbeModule(module_spec, probe))
     for named in probe.spec.unique_params:
         spec = named.spec
         box = local_box(spec, probe.mesh, probe.rank, probe.scenario.expert_parallel)
@@ -246,13 +246,3 @@ def _input_in(dtype: torch.dtype) -> Callable[[nn.Module, tuple[torch.Tensor, ..
         return tuple(tensor.to(dtype) for tensor in inputs)
 
     return hook
-
-
-def _attach(root: nn.Module, path: str, module: nn.Module) -> None:
-    *parents, leaf = path.split(".")
-    node = root
-    for name in parents:
-        if not hasattr(node, name):
-            node.add_module(name, nn.Module())
-        node = getattr(node, name)
-    node.add_module(leaf, module)

@@ -8,11 +8,10 @@ crash, not a limit.
 from __future__ import annotations
 
 from harness.models import model_spec
-from harness.program import operations
-from harness.scenario import Mesh, Scenario, load_mesh
-from harness.systems.protocol import SystemInfo
+from harness.program import meshes, operations
+from harness.scenario import Scenario
+from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
-from harness.systems.torch_fsdp2 import LibraryError, Limit
 
 OPTIONS = {
     "average_in_collective": "DDP averages in the collective instead of scaling before it",
@@ -31,15 +30,8 @@ IN_PLACE = ("zero1", "replicate")
 """Shardings whose gradients are reduced inside the buffer that accumulates them."""
 
 
-def _meshes(scenario: Scenario) -> list[Mesh]:
-    """The meshes that the program runs on."""
-    target = load_mesh(scenario)
-    moves = {"reshard", "restart"} & set(operations(scenario.program))
-    return [scenario.mesh, *([target] if target and moves else [])]
-
-
 def _reduced_twice(s: Scenario) -> bool:
-    in_place = s.sharding in IN_PLACE or any(mesh.dp_replicate > 1 for mesh in _meshes(s))
+    in_place = s.sharding in IN_PLACE or any(mesh.dp_replicate > 1 for mesh in meshes(s))
     return s.grad_sync == "every" and s.microbatches > 1 and in_place
 
 
@@ -105,7 +97,7 @@ LIMITS: tuple[Limit, ...] = (
 
 def unsupported(scenario: Scenario) -> str | None:
     """Why Megatron-FSDP cannot run a scenario; None where it can."""
-    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
+    return first_reason(LIMITS, scenario)
 
 
 def not_exercised(scenario: Scenario) -> tuple[str, ...]:

@@ -28,17 +28,17 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from harness.emulation import cuda
-from harness.models import NamedParam, model_spec
+from harness.models import NamedParam
 from harness.observe.record import LIVE, Record, whole
 from harness.oracle.contracts import stages
 from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, ProbeUnit, Slot, build_model, local_part, tensor_bytes
-from harness.program import Op, expand
+from harness.program import Op
 from harness.scenario import Mesh, Scenario
 from harness.systems.megatron_fsdp import IN_PLACE, STRATEGIES
 from harness.systems.megatron_fsdp_layout import owned_box
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2_checkpoint import TrainState
-from harness.systems.torch_fsdp2_rank import STATE_ROLES, Fsdp2Rank, hyperparameters, tensor_parallel
+from harness.systems.torch_fsdp2_rank import STATE_ROLES, Fsdp2Rank, hyperparameters, rehearse, tensor_parallel
 
 R = TypeVar("R")
 
@@ -307,15 +307,7 @@ def warm_up() -> None:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         try:
             for sharding in ("fully_shard", *IN_PLACE):
-                _rehearse(replace(base, sharding=sharding), Path(folder, sharding))
+                rehearse(MegatronFsdpRank, replace(base, sharding=sharding), Path(folder, sharding))
         finally:
             dist.destroy_process_group()
             cuda.reset_touched()
-
-
-def _rehearse(scenario: Scenario, folder: Path) -> None:
-    context = RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, folder)
-    system = MegatronFsdpRank(context)
-    for op in expand(scenario):
-        getattr(system, op.kind)(op)
-        list(system.observe(op))

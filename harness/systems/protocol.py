@@ -62,6 +62,35 @@ class Refusal(Protocol):
     def refuses(self) -> Callable[[Scenario], bool]: ...
 
 
+@dataclass(frozen=True)
+class LibraryError:
+    """What the library raises: the exception type's name, a part of its message, and the operation that raises."""
+
+    kind: str
+    message: str
+    op: str
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A set of scenarios that the system refuses.
+
+    id: stable name. refuses: whether a scenario is one of them. reason: for the reader. source: where the
+    library says so. error: its error; None where the combination has no meaning for this system at all.
+    """
+
+    id: str
+    refuses: Callable[[Scenario], bool]
+    reason: str
+    source: str = ""
+    error: LibraryError | None = None
+
+
+def first_reason(limits: Iterable[Refusal], scenario: Scenario) -> str | None:
+    """Why the first of the limits that refuses a scenario does; None where none does."""
+    return next((limit.reason for limit in limits if limit.refuses(scenario)), None)
+
+
 def _one_variant(scenario: Scenario) -> str:
     return ""
 

@@ -8,13 +8,12 @@ crash, not a limit. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.models import model_spec, storage_dtype
-from harness.program import operations
-from harness.scenario import Scenario, load_mesh
-from harness.systems.protocol import SystemInfo
+from harness.program import meshes, operations
+from harness.scenario import Scenario
+from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
 
 FORMATS: dict[str, tuple[str, ...]] = {
@@ -56,30 +55,6 @@ def checkpoint_plan(text: str) -> CheckpointPlan | None:
     )
 
 
-@dataclass(frozen=True)
-class LibraryError:
-    """What the library raises: the exception type's name, a part of its message, and the operation that raises."""
-
-    kind: str
-    message: str
-    op: str
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A set of scenarios that the system refuses.
-
-    id: stable name. refuses: whether a scenario is one of them. reason: for the reader. source: where the
-    library says so. error: its error; None where the combination has no meaning for this system at all.
-    """
-
-    id: str
-    refuses: Callable[[Scenario], bool]
-    reason: str
-    source: str = ""
-    error: LibraryError | None = None
-
-
 def _mixed_group(scenario: Scenario) -> bool:
     """Whether one FSDP parameter group holds trainable parameters of two storage dtypes."""
     groups: dict[str, set[str]] = {}
@@ -94,23 +69,14 @@ def _steps(scenario: Scenario) -> bool:
     return bool({"step", "overflow"} & set(operations(scenario.program)))
 
 
-def _shard_sizes(scenario: Scenario) -> set[int]:
-    """The dp_shard of every mesh the program runs on."""
-    target = load_mesh(scenario)
-    moves = {"reshard", "restart"} & set(operations(scenario.program))
-    return {scenario.mesh.dp_shard, *((target.dp_shard,) if target and moves else ())}
-
-
 def _tensor_parallel(scenario: Scenario) -> bool:
     """Whether some mesh that the program runs on has tp > 1."""
-    target = load_mesh(scenario)
-    moves = {"reshard", "restart"} & set(operations(scenario.program))
-    return scenario.mesh.tp > 1 or bool(target and moves and target.tp > 1)
+    return any(mesh.tp > 1 for mesh in meshes(scenario))
 
 
 def _undivided(scenario: Scenario) -> bool:
     after = scenario.reshard_after_forward
-    return after.isdecimal() and any(size % int(after) for size in _shard_sizes(scenario))
+    return after.isdecimal() and any(mesh.dp_shard % int(after) for mesh in meshes(scenario))
 
 
 MAX_FP16_LOSS_SCALE = 2048.0
@@ -194,7 +160,7 @@ LIMITS: tuple[Limit, ...] = (
 
 def unsupported(scenario: Scenario) -> str | None:
     """Why FSDP2 with DCP cannot run a scenario; None where it can."""
-    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
+    return first_reason(LIMITS, scenario)
 
 
 INFO = register(

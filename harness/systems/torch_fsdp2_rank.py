@@ -375,18 +375,18 @@ def warm_up() -> None:
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         for form in ("dcp", "full"):
-            _rehearse(replace(base, checkpoint=form), Path(folder, form))
+            rehearse(Fsdp2Rank, replace(base, checkpoint=form), Path(folder, form))
         dist.destroy_process_group()
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=REHEARSAL_MESH.world)
         for optimizer in ("adamw", "adamw/impl=fused", "sgd", "adam/impl=forloop"):
             asked = {"optimizer": optimizer, "model": "dense", "program": "build step"}
-            _rehearse(replace(base, mesh=REHEARSAL_MESH).with_axes(asked), Path(folder))
+            rehearse(Fsdp2Rank, replace(base, mesh=REHEARSAL_MESH).with_axes(asked), Path(folder))
         dist.destroy_process_group()
 
 
-def _rehearse(scenario: Scenario, folder: Path) -> None:
-    context = RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, folder)
-    system = Fsdp2Rank(context)
+def rehearse(kind: type[Fsdp2Rank], scenario: Scenario, folder: Path) -> None:
+    """Run a scenario's operations, all sessions, on this rank alone. kind: the system's class."""
+    system = kind(RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, folder))
     for op in expand(scenario):
         getattr(system, op.kind)(op)
         list(system.observe(op))

@@ -13,12 +13,11 @@ from importlib import metadata
 
 from harness.models import ModelSpec, model_spec
 from harness.oracle.tags import TAGS
-from harness.program import operations
-from harness.scenario import Mesh, Scenario, load_mesh
+from harness.program import meshes
+from harness.scenario import Scenario
 from harness.systems import torch_fsdp2
-from harness.systems.protocol import SystemInfo
+from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
-from harness.systems.torch_fsdp2 import LibraryError, Limit
 
 OPTIONS: dict[str, str] = {
     "again": "the optimizer is given what a load has read twice, as a rollback that keeps it in memory does",
@@ -55,18 +54,11 @@ def fused(scenario: Scenario) -> bool:
     return scenario.optimizer.impl == "multi_tensor"
 
 
-def _meshes(scenario: Scenario) -> tuple[Mesh, ...]:
-    """Every mesh that the program runs on."""
-    target = load_mesh(scenario)
-    moves = {"reshard", "restart"} & set(operations(scenario.program))
-    return (scenario.mesh, target) if target and moves else (scenario.mesh,)
-
-
 def _indivisible_tp(scenario: Scenario) -> bool:
     def uneven(model: ModelSpec, tp: int) -> bool:
         return any(p.spec.tp_dim is not None and p.spec.shape[p.spec.tp_dim] % tp for p in model.params)
 
-    return is_layers(scenario.model) and any(uneven(model_spec(scenario.model), m.tp) for m in _meshes(scenario))
+    return is_layers(scenario.model) and any(uneven(model_spec(scenario.model), m.tp) for m in meshes(scenario))
 
 
 def _own_dtypes(scenario: Scenario) -> bool:
@@ -151,7 +143,7 @@ LIMITS: tuple[Limit, ...] = (
 
 def unsupported(scenario: Scenario) -> str | None:
     """Why the layers and FusedAdam cannot run a scenario under FSDP2; None where they can."""
-    return next((limit.reason for limit in LIMITS if limit.refuses(scenario)), None)
+    return first_reason(LIMITS, scenario)
 
 
 def chosen() -> str:

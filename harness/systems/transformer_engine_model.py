@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from harness.emulation import cuda
 from harness.models import ModuleSpec, storage_dtype
 from harness.probe import element_keys, initial_values
-from harness.probe_module import TORCH_DTYPE, Probe
+from harness.probe_module import TORCH_DTYPE, Probe, attach
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def build(probe: Probe, mesh: DeviceMesh, *, meta: bool) -> Root:
     tp = mesh["tp"] if "tp" in (mesh.mesh_dim_names or ()) else None
     with quietly(), cuda.emulated():
         for path, layer in layers.items():
-            _attach(root, path, _construct(layer, dtype, tp, "meta" if meta else "cpu"))
+            attach(root, path, _construct(layer, dtype, tp, "meta" if meta else "cpu"))
     for spec in probe.spec.modules:
         below = f"{spec.path}."
         inner = [m.path.removeprefix(below) for m in probe.spec.modules if m.path.startswith(below)]
@@ -178,13 +178,3 @@ def as_computed(module: nn.Module, names: list[str]) -> dict[str, torch.Tensor]:
         tensors = module._get_weight_tensors()  # type: ignore[operator]
         taken |= {name: tensor for name, tensor in zip(weights, tensors, strict=True) if name in taken}
     return taken
-
-
-def _attach(root: nn.Module, path: str, module: nn.Module) -> None:
-    *parents, leaf = path.split(".")
-    node = root
-    for name in parents:
-        if not hasattr(node, name):
-            node.add_module(name, nn.Module())
-        node = getattr(node, name)
-    node.add_module(leaf, module)

@@ -25,16 +25,16 @@ from torch.distributed.tensor import DTensor
 from harness.emulation import cuda, te_extension
 from harness.emulation.kernels import join_remainder
 from harness.emulation.touched import symbols
-from harness.models import NamedParam, model_spec
+from harness.models import NamedParam
 from harness.observe.record import Record, whole
 from harness.oracle.contracts import REMAINDERS, has_masters, scaled_roles, stages
 from harness.oracle.tags import TAGS
 from harness.probe_module import TORCH_DTYPE, local_part
-from harness.program import Op, expand
+from harness.program import Op
 from harness.scenario import Optimizer, Scenario
 from harness.systems import transformer_engine_model as layers
 from harness.systems.protocol import RankContext
-from harness.systems.torch_fsdp2_rank import Fsdp2Rank
+from harness.systems.torch_fsdp2_rank import Fsdp2Rank, rehearse
 from harness.systems.transformer_engine import fused, is_layers
 
 MASTER = "master_param"
@@ -214,9 +214,5 @@ def warm_up() -> None:
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         for number, scenario in enumerate((base, replace(base, model="frozen_tower"))):
-            context = RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, Path(folder, str(number)))
-            system = TeRank(context)
-            for op in expand(scenario):
-                getattr(system, op.kind)(op)
-                list(system.observe(op))
+            rehearse(TeRank, scenario, Path(folder, str(number)))
         dist.destroy_process_group()

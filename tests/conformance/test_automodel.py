@@ -11,8 +11,6 @@ Nightly only: the first run installs four releases with the transformers that ea
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,15 +21,14 @@ from harness.laboratory import Laboratory
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.systems.automodel import INFO, LIMITS, unsupported
+from harness.systems.protocol import Limit
 from harness.systems.registry import register
-from harness.systems.torch_fsdp2 import Limit
 from harness.verdict import Verdict
-from harness.world.environments import Environments
+from tests.conformance.patched import PATCHES, changed_lines, patched
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 RELEASE = "0.7.0"
-PATCHES = Path(__file__).parents[1] / "patches"
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 FOUNDING = sorted(path.stem for path in (SCENARIOS / "regressions").glob("automodel-2419*.toml"))
 PATCHED = sorted(path.stem for path in PATCHES.glob("automodel-*.patch"))
@@ -111,14 +108,7 @@ def test_the_founding_bug_is_repaired_since(opened: Laboratory, name: str, versi
 
 @pytest.mark.parametrize("name", PATCHED)
 def test_a_few_lines_cure_it(opened: Laboratory, name: str, tmp_path: Path) -> None:
-    patch = (PATCHES / f"{name}.patch").read_text()
-    lines = [line for line in patch.splitlines() if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")]
-    assert len(lines) <= MOST_LINES
-    library = next(p for p in Environments(None, ()).overlay(INFO, RELEASE).paths if (p / "nemo_automodel").is_dir())
-    shutil.copytree(
-        library / "nemo_automodel", tmp_path / "nemo_automodel", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    command = ["patch", "--silent", "-p1", "--no-backup-if-mismatch", "-d", str(tmp_path)]
-    subprocess.run(command, input=patch, text=True, check=True)
-    result = opened.examine_one(replace(regression(name), version=f"path:{tmp_path}"))
+    assert changed_lines(name) <= MOST_LINES
+    version = patched(INFO, RELEASE, "nemo_automodel", [name], tmp_path)
+    result = opened.examine_one(replace(regression(name), version=version))
     assert result.verdict is Verdict.PASS, text(result)

@@ -9,8 +9,6 @@ Two defects cannot be reached on any release, since another one ends their scena
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +20,11 @@ from harness.result import Result
 from harness.scenario import Scenario
 from harness.systems.megatron_core import INFO
 from harness.verdict import Verdict
-from harness.world.environments import Environments
+from tests.conformance.patched import PATCHES, changed_lines, patched
 
 pytestmark = pytest.mark.real
 
 RELEASE = "0.16.1"
-PATCHES = Path(__file__).parents[1] / "patches"
 REGRESSIONS = Path(__file__).parents[2] / "scenarios" / "regressions"
 MOST_LINES = 26
 """A patch adds and removes no more lines than that."""
@@ -96,10 +93,6 @@ FIXES: Mapping[str, Fix] = {
 """Patch → what it cures; `megatron-core-` before each name left out."""
 
 
-def patch_of(name: str) -> str:
-    return (PATCHES / f"megatron-core-{name}.patch").read_text()
-
-
 def regression(name: str) -> Scenario:
     file = next(f for f in (folder / f"megatron-core-{name}.toml" for folder in (REGRESSIONS, PATCHES)) if f.is_file())
     return Scenario.from_toml(file.read_text(), file.name)
@@ -111,11 +104,7 @@ def text(result: Result) -> str:
 
 def test_every_patch_is_small_and_has_an_entry() -> None:
     assert {path.stem.removeprefix("megatron-core-") for path in PATCHES.glob("megatron-core-*.patch")} == FIXES.keys()
-    for name in FIXES:
-        lines = [
-            line for line in patch_of(name).splitlines() if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")
-        ]
-        assert len(lines) <= MOST_LINES, name
+    assert all(changed_lines(f"megatron-core-{name}") <= MOST_LINES for name in FIXES)
 
 
 @pytest.fixture(scope="module")
@@ -124,26 +113,20 @@ def opened() -> Iterator[Laboratory]:
         yield laboratory
 
 
-def patched(names: tuple[str, ...], folder: Path) -> str:
-    """The version text of a copy of the release with these patches."""
-    library = next(p for p in Environments(None, ()).overlay(INFO, RELEASE).paths if (p / "megatron").is_dir())
-    shutil.copytree(library / "megatron", folder / "megatron", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in names:
-        command = ["patch", "--silent", "-p1", "--no-backup-if-mismatch", "-d", str(folder)]
-        subprocess.run(command, input=patch_of(name), text=True, check=True)
-    return f"path:{folder}"
+def repaired(names: tuple[str, ...], folder: Path) -> str:
+    return patched(INFO, RELEASE, "megatron", [f"megatron-core-{name}" for name in names], folder)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", FIXES)
 def test_a_few_lines_cure_it(name: str, opened: Laboratory, tmp_path: Path) -> None:
     fix = FIXES[name]
-    cured = patched((*fix.beside, name), tmp_path / "cured")
+    cured = repaired((*fix.beside, name), tmp_path / "cured")
     for each in fix.regressions:
         result = opened.examine_one(replace(regression(each), version=cured))
         assert result.verdict is Verdict.PASS, f"{each}: {text(result)}"
     if fix.beside:
-        others = patched(fix.beside, tmp_path / "others")
+        others = repaired(fix.beside, tmp_path / "others")
         assert opened.examine_one(replace(regression(fix.regressions[0]), version=others)).verdict.is_failure
 
 

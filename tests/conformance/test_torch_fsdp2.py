@@ -13,7 +13,8 @@ import pytest
 from harness.observe.record import pack, unpack
 from harness.program import expand, sessions
 from harness.scenario import Scenario
-from harness.systems.torch_fsdp2 import INFO, LIMITS, Limit, unsupported
+from harness.systems.protocol import Limit
+from harness.systems.torch_fsdp2 import INFO, LIMITS, unsupported
 from harness.world.job import Job, JobOutcome
 from harness.world.server import ForkServer
 

@@ -2,8 +2,7 @@
 
 *Verifies*: every expected value is there and no other; same dtype, same shape, same bytes. NaN payloads and the
 sign of zero count. The global gradient norm alone is compared within a stated number of ULPs.
-*Does not verify*: roles that no oracle predicts (extra state), unless expected; why a value
-differs (see `harness.diagnosis`).
+*Does not verify*: why a value differs (see `harness.diagnosis`).
 
 A comparison of nothing is never a pass: without a single expected byte the result is a `missing` difference.
 """
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from harness.layout import multi_index
 from harness.observe.assemble import Bits, as_bits, elements_of, record_key
 from harness.observe.logical import Key, Logical, Problem, Value
-from harness.observe.record import NUMPY_NAME, UNPREDICTED, Record
+from harness.observe.record import NUMPY_NAME, Record
 
 STRUCTURE = ("unreadable", "missing", "extra", "dtype", "shape", "size", "gap", "overlap", "replica_conflict")
 
@@ -129,8 +128,7 @@ def diff(
                 found.append(difference)
     if len(observed) != len(expected) or not observed.keys() <= expected.keys():
         for key in observed.keys() - expected.keys():
-            if key.role not in UNPREDICTED:
-                found.append(_absent(key, "extra", observed[key], observed))
+            found.append(_absent(key, "extra", observed[key], observed))
     if not found:
         return []
     found = [_normalised(d, expected, observed, equivalences) for d in found]

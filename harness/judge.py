@@ -28,7 +28,16 @@ from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
 from harness.oracle import pretrained, twin
-from harness.oracle.contracts import NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD, rules, steps_on_gpu
+from harness.oracle.carried import carried
+from harness.oracle.contracts import (
+    NEW_DECAY,
+    NO_EXTRA_STATE,
+    PRECISION_AWARE,
+    REMAINDERS,
+    TORCH_OFFLOAD,
+    rules,
+    steps_on_gpu,
+)
 from harness.oracle.host_elements import partition_matters
 from harness.oracle.tags import parallel_tags
 from harness.program import Op, expand
@@ -135,6 +144,12 @@ def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Lo
         for fqn, dim in parallel_tags(scenario, op.mesh).items()
     }
     saves = [op for op in expand(scenario) if op.kind == "save" and op.index in done - unreadable]
+    kept = carried(observed, expand(scenario), left_out=NO_EXTRA_STATE in scenario.options)
+    expected |= {
+        key: value
+        for key, value in kept.items()
+        if key.op in done and not (key.where == WRITTEN and key.op in unreadable)
+    }
     for op in saves:
         live = {key: value for key, value in truth.items() if key.op == op.index}
         expected |= must_be_written(live, op, scenario)

@@ -34,7 +34,7 @@ Conventions every system, the reference and the twin follow, so that their obser
     tag             name; int64, shape (): the dim along which a parameter is marked as tensor-parallel; after build,
                     with the option `tags` (`oracle.tags`)
     rng, warning    see observe/ambient.py; per rank, no box; every op
-    extra_state     see the system; per rank, no box
+    extra_state     name; uint8, shape (bytes,): what a layer's own get_extra_state gives; every op (`oracle.carried`)
 
 Values of `hyperparameter`: lr, weight_decay and, by kind, betas as `beta1`/`beta2`, `eps`, `momentum`,
 `nesterov` (0.0 or 1.0). `written` records carry what a checkpoint holds after a `save`, read back by the
@@ -62,13 +62,10 @@ ITEMSIZE = {
 
 LIVE, WRITTEN = "live", "written"
 
-PER_RANK_ROLES = frozenset({"rng", "warning", "extra_state", "emulated", "device"})
+PER_RANK_ROLES = frozenset({"rng", "warning", "emulated", "device"})
 
 OWNER_ROLES = frozenset({"hyperparameter", "step", "exp_avg", "exp_avg_sq", "momentum", "host", "quant_scale"})
 """Roles that in a system with `owner_groups` only the ranks record that own some of the parameter."""
-
-UNPREDICTED = frozenset({"extra_state"})
-"""Roles that are recorded and, as long as no oracle predicts them, not compared."""
 
 
 class Record(NamedTuple):

@@ -197,6 +197,7 @@ PRECISION_AWARE = "precision_aware"
 REMAINDERS = "remainders"
 TORCH_OFFLOAD = "torch_offload"
 NEW_DECAY = "new_decay"
+NO_EXTRA_STATE = "no_extra_state"
 LINEAR_STEPS = 8
 """Steps after which a linear schedule has reached a learning rate of 0."""
 

@@ -12,7 +12,7 @@ never the library's own index maps, which are under test.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lcm, prod
+from math import lcm
 
 from harness.layout import Box, chunk
 from harness.models import ModelSpec, NamedParam, ParamSpec, model_spec, storage_dtype
@@ -150,8 +150,3 @@ def _as_shown(spec: ModelSpec) -> list[NamedParam]:
         return (*(first[parts[:depth]] for depth in range(1, len(parts) + 1)), -1)
 
     return sorted(spec.unique_params, key=place)
-
-
-def padding_numel(buffer: Buffer) -> int:
-    """Elements of a buffer, in a checkpoint, that belong to no parameter."""
-    return buffer.numel - sum(prod(slot.box.size) for slot in buffer.slots)

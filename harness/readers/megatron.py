@@ -6,23 +6,22 @@ whose layout `flat_buffers` computes anew: a wrong map of the library shows as v
 
 *Verifies*: what `pieces` does; that every buffer has the size and dtypes that the model's parameters make; that there
 is nothing unknown.
-*Does not verify*: padding between parameters, which is counted (role `extra_state`) and never compared: zeros where
-buffers were gathered first, uninitialised memory where each rank wrote its own part.
+*Does not verify*: padding between parameters: zeros where buffers were gathered first, uninitialised memory where each
+rank wrote its own part.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 from dataclasses import replace
 from pathlib import Path
 
 from harness.layout import interval_boxes
 from harness.models import NamedParam, model_spec, storage_dtype
-from harness.observe.record import ITEMSIZE, WRITTEN, Record, whole
+from harness.observe.record import ITEMSIZE, WRITTEN, Record
 from harness.program import Op
 from harness.readers.errors import bad
-from harness.readers.flat_buffers import Buffer, Owner, Slot, buffers, local_box, padding_numel
+from harness.readers.flat_buffers import Buffer, Owner, Slot, buffers, local_box
 from harness.readers.megatron_groups import GROUP_FIELDS, Entry, group_records, members
 from harness.readers.megatron_ignored import unknown_records
 from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, pieces
@@ -211,8 +210,6 @@ class _Reader:
                 self.expect_numel(piece, buffer.numel)
                 for slot in buffer.slots:
                     self.flat(piece, owner, slot, buffer.at(slot), name)
-                if name == MASTERS[0]:
-                    self.padding(piece, owner, f"{index}", padding_numel(buffer))
             case () | (int(),) if isinstance(piece, ObjectPiece) and piece.value is None:
                 return  # an optimizer whose buffers lie in another rank's file
             case _:
@@ -252,11 +249,6 @@ class _Reader:
             end = position + box.volume * item
             self.records.append(Record(*head, start, box.size, data[position:end], replica=copy))
             position = end
-
-    def padding(self, piece: TensorPiece, owner: Owner, name: str, numel: int) -> None:
-        kind = "experts" if owner.experts else "dense"
-        fqn, count = f"padding.{kind}.{name}", struct.pack("<q", numel)
-        self.records.append(whole(self.op.index, piece.rank, "extra_state", fqn, "int64", (), count, WRITTEN))
 
     # What needs the groups
 

@@ -27,7 +27,8 @@ from harness.emulation.kernels import join_remainder
 from harness.emulation.touched import symbols
 from harness.models import NamedParam
 from harness.observe.record import Record, whole
-from harness.oracle.contracts import REMAINDERS, has_masters, scaled_roles, stages
+from harness.oracle.carried import EXTRA_STATE
+from harness.oracle.contracts import NO_EXTRA_STATE, REMAINDERS, has_masters, scaled_roles, stages
 from harness.oracle.tags import TAGS
 from harness.probe_module import TORCH_DTYPE, local_part
 from harness.program import Op
@@ -50,7 +51,7 @@ class TeRank(Fsdp2Rank):
 
     def build(self, op: Op) -> None:
         super().build(op)
-        if "no_extra_state" in self.scenario.options:
+        if NO_EXTRA_STATE in self.scenario.options:
             self.state.left_out = "_extra_state"
         self.state.times = 2 if "again" in self.scenario.options else 1
 
@@ -137,6 +138,8 @@ class TeRank(Fsdp2Rank):
         if TAGS in self.scenario.options and op.kind == "build":
             for fqn, dim in self.tags.items():
                 yield self._integer(op, "tag", fqn, dim)
+        for name, content in _extra_states(self.state.model):
+            yield self._whole(op, EXTRA_STATE, name, content)
         used = "\n".join(sorted(symbols)).encode()
         if used:
             yield whole(op.index, self.context.rank, "emulated", "symbols", "utf8", (len(used),), used)
@@ -197,6 +200,13 @@ def _tags(root: nn.Module) -> dict[str, int]:
     """Along which dim each parameter that is marked as tensor-parallel is sharded."""
     marked = ((name, p) for name, p in root.named_parameters() if getattr(p, "tensor_model_parallel", False))
     return {name: int(getattr(p, "partition_dim", -1)) for name, p in marked}
+
+
+def _extra_states(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The layers' own extra state by its name in a state dict: uint8, shape (bytes,)."""
+    for path, module in root.named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            yield f"{path}._extra_state", module.get_extra_state()
 
 
 def _as_stepped(state: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

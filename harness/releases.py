@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from harness.errors import UsageError
@@ -136,28 +136,67 @@ def parse(text: str, origin: str) -> dict[str, Package]:
     """Read a declaration of packages.
 
     Raises:
-        UsageError: malformed TOML, a key that is unknown or missing, releases out of order.
+        UsageError: malformed TOML, a key that is unknown or missing, a value of another type, no version or no
+            requirement, releases out of order.
     """
     tables = {name: table for name, table in load_toml(text, origin).items() if name != "schema"}
     return {name: _package(name, table, f"{origin}: [{name}]") for name, table in tables.items()}
 
 
-def _package(name: str, table: Mapping[str, Any], where: str) -> Package:
-    _require_keys(where, table, _PACKAGE_KEYS, ("imports", "tree", "release"))
-    beside = tuple(table.get("beside", ()))
-    releases = tuple(_release(entry, beside, f"{where} release") for entry in table["release"])
+def _package(name: str, table: object, where: str) -> Package:
+    known = _Table(table, where, _PACKAGE_KEYS, ("imports", "tree", "release"))
+    beside = known.pinned("beside", ())
+    entries = known.content["release"]
+    if not isinstance(entries, list) or not entries:
+        raise UsageError.of(f"{where}: release", entries, "one table a release", f"[[{name}.release]]")
+    releases = tuple(_release(entry, beside, f"{where} release {number}") for number, entry in enumerate(entries, 1))
     order = [Version(release.version) for release in releases]
     if order != sorted(set(order)):
         raise UsageError.of(f"{where} releases", [r.version for r in releases], "each once, oldest first", "sort them")
-    roots, importer = tuple(table.get("roots", (".",))), table.get("importer", "")
-    return Package(name, table["imports"], table["tree"], roots, beside, releases, importer)
+    roots, importer = known.texts("roots", (".",)), known.text("importer")
+    return Package(name, known.text("imports"), known.text("tree"), roots, beside, releases, importer)
 
 
-def _release(entry: Mapping[str, Any], beside: tuple[str, ...], where: str) -> Release:
-    _require_keys(where, entry, _RELEASE_KEYS, ("version",))
-    return Release(
-        entry["version"], tuple(entry.get("supports", ())), entry.get("torch", ""), tuple(entry.get("beside", beside))
-    )
+def _release(entry: object, beside: tuple[str, ...], where: str) -> Release:
+    known = _Table(entry, where, _RELEASE_KEYS, ("version",))
+    version, torch = known.text("version"), known.text("torch")
+    for key, given in (("version", version), ("torch", torch)):
+        if (given or key == "version") and not is_version(given):
+            raise UsageError.of(f"{where}: {key}", given, "a version by PEP 440", f'{key} = "1.2.3"')
+    return Release(version, known.pinned("supports", ()), torch, known.pinned("beside", beside))
+
+
+class _Table:
+    """A table of the file, read with its types checked; all errors are `UsageError` and name `where`."""
+
+    def __init__(self, content: object, where: str, allowed: Sequence[str], needed: Sequence[str]) -> None:
+        if not isinstance(content, dict):
+            raise UsageError.of(where, content, f"a table with {', '.join(needed)}", f"[{where.partition('[')[2]}")
+        self.content: dict[str, Any] = content
+        self.where = where
+        _require_keys(where, content, allowed, needed)
+
+    def text(self, key: str) -> str:
+        found = self.content.get(key, "")
+        if not isinstance(found, str):
+            raise UsageError.of(f"{self.where}: {key}", found, "a text", f'{key} = "…"')
+        return found
+
+    def texts(self, key: str, absent: tuple[str, ...]) -> tuple[str, ...]:
+        found = self.content.get(key, list(absent))
+        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+            raise UsageError.of(f"{self.where}: {key}", found, "a list of texts", f'{key} = ["…"]')
+        return tuple(found)
+
+    def pinned(self, key: str, absent: tuple[str, ...]) -> tuple[str, ...]:
+        """Requirements as pip writes them."""
+        found = self.texts(key, absent)
+        for item in found:
+            try:
+                Requirement(item)
+            except InvalidRequirement:
+                raise UsageError.of(f"{self.where}: {key}", item, "a requirement", "einops==0.8.1") from None
+        return found
 
 
 def _require_keys(where: str, table: Mapping[str, Any], allowed: Sequence[str], needed: Sequence[str]) -> None:

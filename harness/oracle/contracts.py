@@ -268,6 +268,11 @@ def rules(system: str) -> Rules:
     return _RULES.get(system, Rules())
 
 
+def declare(system: str, own: Rules) -> None:
+    """Give a plugin's system rules of its own."""
+    _RULES[system] = own
+
+
 def at_build(scenario: Scenario, init_seed: int) -> Optimizer:
     """The hyperparameters that a build starts with: others at every later build, so that a load that does not restore
     them is seen."""

@@ -76,7 +76,7 @@ class Ownership:
         # From 0.16 on an expert is known by its name within the Float16Module; before, by a mark that only expert
         # parallelism gives it.
         experts = ".experts." if state.release >= (0, 16, 0) else ""
-        starts = {}
+        starts: dict[str, int] = {}
         for bucket in core_buckets(spec, scenario.dtype, shapes, units=units, size=size, experts=experts):
             starts |= {fqn: cuts[part][0] for fqn, cuts in cut(bucket, shapes, state.mesh.dp).items()}
         return cls(state, starts)

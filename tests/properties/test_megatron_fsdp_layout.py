@@ -99,7 +99,11 @@ def test_buckets_are_of_one_unit_dtype_and_trainability(model: str, count: int) 
 
 
 @given(
-    st.sampled_from(MODELS), st.integers(1, 8), st.booleans(), st.sampled_from([None, 1, 48]), st.sampled_from(["", ".w"])
+    st.sampled_from(MODELS),
+    st.integers(1, 8),
+    st.booleans(),
+    st.sampled_from([None, 1, 48]),
+    st.sampled_from(["", ".w"]),
 )
 def test_every_element_has_one_owner_under_megatron_core(
     model: str, parts: int, units: bool, size: int | None, experts: str

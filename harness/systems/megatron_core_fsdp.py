@@ -61,15 +61,18 @@ def wrap(scenario: Scenario, mesh: Mesh, model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Ownership:
-    """What this rank has of each parameter. starts: parameter → flat offset of its shard in its local parameter, by our
-    own arithmetic; how long the shard is, the library says, so that a wrong map of its is a gap or an overlap."""
+    """What this rank has of each parameter; further instances of the optimizer have the same.
+
+    starts: parameter → flat offset of its shard in its local parameter, by our own arithmetic. How long the shard is,
+    the library says, so that a wrong map is a gap or an overlap.
+    """
 
     state: TrainState
     starts: Mapping[str, int]
 
     @classmethod
     def of(cls, state: TrainState) -> Ownership:
-        scenario, part = state.scenario, state.mesh.dp_index(state.rank)
+        scenario, (_, part, _) = state.scenario, state.mesh.coordinate(state.rank)
         spec, shapes = state.spec, _local_shapes(state)
         units = fsdp_strategy(scenario) == "optim_grads_params"
         size = None if "one_bucket" in scenario.options else BUCKET_SIZE
@@ -78,7 +81,7 @@ class Ownership:
         experts = ".experts." if state.release >= (0, 16, 0) else ""
         starts: dict[str, int] = {}
         for bucket in core_buckets(spec, scenario.dtype, shapes, units=units, size=size, experts=experts):
-            starts |= {fqn: cuts[part][0] for fqn, cuts in cut(bucket, shapes, state.mesh.dp).items()}
+            starts |= {fqn: cuts[part][0] for fqn, cuts in cut(bucket, shapes, state.mesh.dp_shard).items()}
         return cls(state, starts)
 
     def parts(self) -> Iterator[Owned]:

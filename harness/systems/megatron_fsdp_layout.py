@@ -126,8 +126,8 @@ def core_buckets(
 ) -> list[list[str]]:
     """Names of the parameters of each bucket under Megatron-Core, in module order.
 
-    units: every module is one; otherwise a bucket ends with the parameter by which it has `size` elements. experts: what
-    the library finds in the name of an expert's parameter; empty where it finds none.
+    units: every module is one; otherwise a bucket ends with the parameter by which it has `size` elements. experts:
+    what the library finds in the name of an expert's parameter; empty where it finds none.
     """
     found: dict[tuple[str, str, bool, bool], list[list[str]]] = {}
     for named in spec.unique_params:

@@ -35,12 +35,13 @@ from harness.oracle.contracts import (
     PRECISION_AWARE,
     REMAINDERS,
     TORCH_OFFLOAD,
+    masters_in_model,
     rules,
     steps_on_gpu,
 )
 from harness.oracle.host_elements import partition_matters
 from harness.oracle.tags import parallel_tags
-from harness.program import Op, expand
+from harness.program import Op, expand, operations
 from harness.readers import CheckpointError, must_be_written, read_written
 from harness.reference import system as reference
 from harness.result import differences_to_json, explanations_to_json
@@ -205,6 +206,8 @@ def _twin_offload(scenario: Scenario) -> tuple[Offload, tuple[str, ...]]:
     if rules(scenario.system).pretrained:
         return Offload(), scenario.options
     kept = tuple(o for o in scenario.options if o in (NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD))
+    if masters_in_model(scenario) and "load_model_only" in operations(scenario.program):
+        kept = scenario.options
     return scenario.offload if _is_offloaded(scenario) else Offload(), kept
 
 

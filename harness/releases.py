@@ -20,7 +20,7 @@ from harness.scenario import load_toml
 
 SOURCES = ("path:", "git:")
 FORMS = "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest"
-_PACKAGE_KEYS = ("imports", "tree", "roots", "importer", "beside", "release")
+_PACKAGE_KEYS = ("imports", "tree", "roots", "importer", "beside", "release", "commits")
 _DECLARED: dict[str, Package] = {}
 _RELEASE_KEYS = ("version", "supports", "torch", "beside")
 
@@ -59,7 +59,8 @@ class Release:
 class Package:
     """A distribution under test. imports: its module. tree: the importable package's folder in a source tree, below one
     of `roots`. beside: as of a release that is not declared. releases: declared, oldest first. importer:
-    `module:function` of ours that imports it, where it cannot be imported by itself."""
+    `module:function` of ours that imports it, where it cannot be imported by itself. commits: what trees from a version
+    on need, where that version is on no package index; oldest first."""
 
     name: str
     imports: str
@@ -68,6 +69,7 @@ class Package:
     beside: tuple[str, ...]
     releases: tuple[Release, ...]
     importer: str = ""
+    commits: tuple[Release, ...] = ()
 
     @property
     def newest(self) -> Release:
@@ -79,7 +81,8 @@ class Package:
         if not version:
             return Release("", beside=self.beside)
         own = Version(version)
-        return next((r for r in reversed(self.releases) if Version(r.version) <= own), self.releases[0])
+        known = sorted((*self.releases, *self.commits), key=lambda release: Version(release.version))
+        return next((r for r in reversed(known) if Version(r.version) <= own), known[0])
 
     def release(self, version: str) -> Release:
         """The release of that version, declared or not; the newest for an empty one.
@@ -154,7 +157,8 @@ def _package(name: str, table: object, where: str) -> Package:
     if order != sorted(set(order)):
         raise UsageError.of(f"{where} releases", [r.version for r in releases], "each once, oldest first", "sort them")
     roots, importer = known.texts("roots", (".",)), known.text("importer")
-    return Package(name, known.text("imports"), known.text("tree"), roots, beside, releases, importer)
+    commits = tuple(_release(entry, beside, f"{where} commits") for entry in known.tables("commits"))
+    return Package(name, known.text("imports"), known.text("tree"), roots, beside, releases, importer, commits)
 
 
 def _release(entry: object, beside: tuple[str, ...], where: str) -> Release:
@@ -187,6 +191,12 @@ class _Table:
         if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
             raise UsageError.of(f"{self.where}: {key}", found, "a list of texts", f'{key} = ["…"]')
         return tuple(found)
+
+    def tables(self, key: str) -> list[object]:
+        found = self.content.get(key, [])
+        if not isinstance(found, list):
+            raise UsageError.of(f"{self.where}: {key}", found, "a list of tables", f"[[{key}]]")
+        return found
 
     def pinned(self, key: str, absent: tuple[str, ...]) -> tuple[str, ...]:
         """Requirements as pip writes them."""

@@ -216,7 +216,8 @@ class Rules:
     load_refreshes: loading the model alone also refreshes the masters from it, without a reload_params. pretrained: a
     build loads its parameters from a checkpoint file, in dtypes that `oracle.pretrained` knows.
     sharded_masters: there are separate masters under every sharding, per-parameter sharding too. masters_in_model: the
-    model's part of a checkpoint holds the masters, so that loading it alone restores them: nothing is left to refresh.
+    model's part of a checkpoint holds the masters, so that loading it alone restores them: nothing is left to refresh;
+    or, where it is text, it does so under options that begin with it.
     lazy_masters: masters are a part of the optimizer's state, made of the parameter by its first step.
     storage_gradients: the optimizer reads gradients in the storage dtype, whatever it steps on.
     """
@@ -233,7 +234,7 @@ class Rules:
     load_refreshes: bool = False
     pretrained: bool = False
     sharded_masters: bool = False
-    masters_in_model: bool = False
+    masters_in_model: bool | str = False
     lazy_masters: bool = False
     storage_gradients: bool = False
 
@@ -248,6 +249,7 @@ _MEGATRON_RULES = Rules(
     owner_groups=True,
     host_kernel=True,
     same_decay=True,
+    masters_in_model="fsdp_",
 )
 
 _MEGATRON_FSDP_RULES = Rules(
@@ -266,6 +268,12 @@ _RULES = {
 def rules(system: str) -> Rules:
     """The rules of a system; torch's for every system without its own."""
     return _RULES.get(system, Rules())
+
+
+def masters_in_model(scenario: Scenario) -> bool:
+    """Whether a load of the model alone restores the masters (see `Rules`)."""
+    rule = rules(scenario.system).masters_in_model
+    return any(option.startswith(rule) for option in scenario.options) if isinstance(rule, str) else rule
 
 
 def declare(system: str, own: Rules) -> None:

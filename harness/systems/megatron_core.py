@@ -236,12 +236,6 @@ LIMITS: tuple[Limit, ...] = (
         LibraryError("AttributeError", "child_to_root_mapping", "build"),
     ),
     Limit(
-        "fsdp-model-only",
-        lambda s: formats.under_fsdp(s) and "load_model_only" in operations(s.program),
-        "fsdp_dtensor stores of the model what the optimizer steps on: a load of the model alone brings the saved "
-        "masters back, which no other system's does, and the oracle knows no such load",
-    ),
-    Limit(
         "fsdp-offload",
         lambda s: formats.under_fsdp(s) and s.offload.fraction > 0,
         "Megatron-FSDP with CPU offload copies plain gradients into DTensors, which no release can "
@@ -252,11 +246,6 @@ LIMITS: tuple[Limit, ...] = (
         "fsdp-precision-aware",
         lambda s: formats.under_fsdp(s) and _has("precision_aware")(s),
         "the precision-aware optimizer is driven with DDP",
-    ),
-    Limit(
-        "fsdp-instances",
-        lambda s: formats.under_fsdp(s) and any(mesh.dp_replicate > 1 for mesh in meshes(s)),
-        "Megatron-FSDP is driven with one instance of the distributed optimizer",
     ),
     Limit(
         "fsdp-experts",

@@ -26,7 +26,8 @@ from harness.probe_module import ProbeModule, local_part
 from harness.scenario import Mesh, Scenario
 from harness.systems.megatron_core import BUCKET_SIZE, fsdp_strategy
 from harness.systems.megatron_core_observe import Owned
-from harness.systems.megatron_core_state import TrainState
+from harness.systems.megatron_core_state import TrainState, fused_shape, local_box
+from harness.systems.megatron_fsdp_layout import core_buckets, cut
 
 FORMAT_METADATA = {
     "distrib_optim_sharding_type": "fsdp_dtensor", "singleton_local_shards": False, "chained_optim_avoid_prefix": True,
@@ -60,21 +61,28 @@ def wrap(scenario: Scenario, mesh: Mesh, model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Ownership:
-    """What this rank has of each parameter. starts: parameter → flat offset of its shard in its local parameter."""
+    """What this rank has of each parameter; further instances of the optimizer have the same.
+
+    starts: parameter → flat offset of its shard in its local parameter, by our own arithmetic. How long the shard is,
+    the library says, so that a wrong map is a gap or an overlap.
+    """
 
     state: TrainState
     starts: Mapping[str, int]
 
     @classmethod
     def of(cls, state: TrainState) -> Ownership:
-        """The ranks of a data-parallel group have consecutive shards, in their order. A collective of all ranks."""
-        from megatron.core import parallel_state
-
-        group = parallel_state.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True)
-        mine = {_fqn(state, name): local_part(p).numel() for name, p in _buffer(state).optimizer_named_parameters}
-        everyone: list[Any] = [None] * group.size()
-        dist.all_gather_object(everyone, mine, group=group)
-        return cls(state, {fqn: sum(other[fqn] for other in everyone[: group.rank()]) for fqn in mine})
+        scenario, (_, part, _) = state.scenario, state.mesh.coordinate(state.rank)
+        spec, shapes = state.spec, _local_shapes(state)
+        units = fsdp_strategy(scenario) == "optim_grads_params"
+        size = None if "one_bucket" in scenario.options else BUCKET_SIZE
+        # From 0.16 on an expert is known by its name within the Float16Module; before, by a mark that only expert
+        # parallelism gives it.
+        experts = ".experts." if state.release >= (0, 16, 0) else ""
+        starts: dict[str, int] = {}
+        for bucket in core_buckets(spec, scenario.dtype, shapes, units=units, size=size, experts=experts):
+            starts |= {fqn: cuts[part][0] for fqn, cuts in cut(bucket, shapes, state.mesh.dp_shard).items()}
+        return cls(state, starts)
 
     def parts(self) -> Iterator[Owned]:
         """What this rank's optimizer steps."""
@@ -96,6 +104,12 @@ class Ownership:
                     continue
                 return group.model_weight_buffer.get_item(index, only_shard=True).detach(), self.starts[fqn]
         raise KeyError(fqn)
+
+
+def _local_shapes(state: TrainState) -> dict[str, tuple[int, ...]]:
+    """The shape that the library has for each parameter's tensor-parallel shard."""
+    boxes = {p.fqn: local_box(p.spec, state.mesh, state.rank, 1) for p in state.spec.unique_params}
+    return {fqn: fused_shape(state.spec.param(fqn).spec, box.size) for fqn, box in boxes.items()}
 
 
 def _buffer(state: TrainState) -> Any:

@@ -224,7 +224,7 @@ class _Recorder:
                 yield role, part.state[name]
         if knows_host(self.state.scenario):
             on_device = part.stepped.is_cuda if self.state.scenario.device == "cuda" else cuda.is_device(part.stepped)
-            yield "host", torch.full(part.held.shape, not on_device)
+            yield "host", torch.full(local_part(part.held).shape, not on_device)
 
     def _scales(self, named: NamedParam, part: Owned) -> Iterator[Record]:
         """The scale of every scaled state that there is, for each element."""

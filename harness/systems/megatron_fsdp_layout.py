@@ -4,11 +4,14 @@ Our own arithmetic of a contract: parameters of one unit, dtype and trainability
 bucket is cut into equal ranges, at multiples of a number of elements that is a whole number of rows of each of its
 parameters; a parameter that is smaller than that number may fill the rest of another's last multiple.
 
-*Verifies* nothing by itself. *Does not cover* expert parallelism, shared embeddings of a pipeline, and bucket sizes.
+Under Megatron-Core a bucket also ends when it is large enough, and experts have buckets of their own.
+
+*Verifies* nothing by itself. *Does not cover* expert parallelism and shared embeddings of a pipeline.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 from math import lcm, prod
@@ -100,14 +103,42 @@ def rows(model: str, policy: DTypePolicy, parts: int, tp: int, tp_index: int) ->
     shapes = local_shapes(model, tp, tp_index)
     owned: dict[str, tuple[tuple[int, int], ...]] = {}
     for bucket in buckets(model_spec(model), policy):
-        names = sorted((p.fqn for p in bucket), key=lambda fqn: -prod(shapes[fqn][1:]))
-        at, end, grain = place([shapes[fqn] for fqn in names])
-        share = -(-end // (parts * grain)) * grain
-        for index, fqn in enumerate(names):
-            row, numel = max(1, prod(shapes[fqn][1:])), prod(shapes[fqn])
-            cuts = [min(max(share * part - at[index], 0), numel) for part in range(parts + 1)]
-            owned[fqn] = tuple((a // row, (b - a) // row) for a, b in pairwise(cuts))
+        for fqn, cuts in cut([p.fqn for p in bucket], shapes, parts).items():
+            row = max(1, prod(shapes[fqn][1:]))
+            owned[fqn] = tuple((start // row, numel // row) for start, numel in cuts)
     return owned
+
+
+def cut(names: list[str], shapes: Mapping[str, Shape], parts: int) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Name → `(first element, elements)` of the flat tensor that each of `parts` ranks owns, in one bucket."""
+    names = sorted(names, key=lambda fqn: -prod(shapes[fqn][1:]))
+    at, end, grain = place([shapes[fqn] for fqn in names])
+    share = -(-end // (parts * grain)) * grain
+    owned = {}
+    for index, fqn in enumerate(names):
+        edges = [min(max(share * part - at[index], 0), prod(shapes[fqn])) for part in range(parts + 1)]
+        owned[fqn] = tuple((a, b - a) for a, b in pairwise(edges))
+    return owned
+
+
+def core_buckets(
+    spec: ModelSpec, policy: DTypePolicy, shapes: Mapping[str, Shape], *, units: bool, size: int | None, experts: str
+) -> list[list[str]]:
+    """Names of the parameters of each bucket under Megatron-Core, in module order.
+
+    units: every module is one; otherwise a bucket ends with the parameter by which it has `size` elements. experts:
+    what the library finds in the name of an expert's parameter; empty where it finds none.
+    """
+    found: dict[tuple[str, str, bool, bool], list[list[str]]] = {}
+    for named in spec.unique_params:
+        expert = bool(experts) and experts in f"module.{named.fqn}"
+        unit = named.module.path if units else ""
+        key = (unit, storage_dtype(policy, named.spec), named.spec.trainable == "yes", expert)
+        group = found.setdefault(key, [[]])
+        if not units and size and sum(prod(shapes[fqn]) for fqn in group[-1]) >= size:
+            group.append([])
+        group[-1].append(named.fqn)
+    return [bucket for group in found.values() for bucket in group]
 
 
 def owned_box(

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
+from harness.scenario import Scenario
 from harness.systems.protocol import SystemInfo
 from harness.world.environments import Environments
+from harness.world.overlay import clone_variable
 
 PATCHES = Path(__file__).parents[1] / "patches"
+
+
+def needs_clone(scenario: Scenario) -> None:
+    """Skip a test of a commit where no clone of the library was named."""
+    variable = clone_variable(scenario.system)
+    if scenario.version.startswith("git:") and not os.environ.get(variable):
+        pytest.skip(f"{scenario.version} of {scenario.system} needs a clone: {variable}")
 
 
 def patched(info: SystemInfo, release: str, package: str, patches: Iterable[str], folder: Path) -> str:

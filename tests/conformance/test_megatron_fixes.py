@@ -20,7 +20,7 @@ from harness.result import Result
 from harness.scenario import Scenario
 from harness.systems.megatron_core import INFO
 from harness.verdict import Verdict
-from tests.conformance.patched import PATCHES, changed_lines, patched
+from tests.conformance.patched import PATCHES, changed_lines, needs_clone, patched
 
 pytestmark = pytest.mark.real
 
@@ -51,6 +51,7 @@ FIXES: Mapping[str, Fix] = {
     "3949": Fix(("3949", "3949-full", "3949-fp16", "3949-fp16-half", "3949-late")),
     "4046": Fix(("4046",)),
     "4423": Fix(("4423",), beside=("4423-silent",)),
+    "4423-gdn": Fix(("4423-gdn", "4423-gdn-tp", "4423-gdn-four")),
     "4423-silent": Fix(("4423-silent", "4423-odd"), beside=("4423",)),
     "4705": Fix(("4705",)),
     "4705-replicate": Fix(("4705-replicate",)),
@@ -113,21 +114,23 @@ def opened() -> Iterator[Laboratory]:
         yield laboratory
 
 
-def repaired(names: tuple[str, ...], folder: Path) -> str:
-    return patched(INFO, RELEASE, "megatron", [f"megatron-core-{name}" for name in names], folder)
+def repaired(names: tuple[str, ...], release: str, folder: Path) -> str:
+    return patched(INFO, release, "megatron", [f"megatron-core-{name}" for name in names], folder)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", FIXES)
 def test_a_few_lines_cure_it(name: str, opened: Laboratory, tmp_path: Path) -> None:
-    fix = FIXES[name]
-    cured = repaired((*fix.beside, name), tmp_path / "cured")
+    fix, first = FIXES[name], regression(FIXES[name].regressions[0])
+    needs_clone(first)
+    release = first.version or RELEASE
+    cured = repaired((*fix.beside, name), release, tmp_path / "cured")
     for each in fix.regressions:
         result = opened.examine_one(replace(regression(each), version=cured))
         assert result.verdict is Verdict.PASS, f"{each}: {text(result)}"
     if fix.beside:
-        others = repaired(fix.beside, tmp_path / "others")
-        assert opened.examine_one(replace(regression(fix.regressions[0]), version=others)).verdict.is_failure
+        others = repaired(fix.beside, release, tmp_path / "others")
+        assert opened.examine_one(replace(first, version=others)).verdict.is_failure
 
 
 PLUGIN = '''

@@ -10,6 +10,7 @@ import pytest
 from harness.known_issues import KnownIssues, load_known_issues
 from harness.laboratory import Laboratory
 from harness.scenario import Scenario
+from tests.conformance.patched import needs_clone
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 FILES = sorted((SCENARIOS / "regressions").glob("*.toml"))
@@ -43,7 +44,9 @@ def issues() -> KnownIssues:
     "file", [pytest.param(f, marks=pytest.mark.nightly) if is_slow(f) else f for f in FILES], ids=lambda f: f.stem
 )
 def test_a_regression_is_seen_confirmed_and_known(file: Path, laboratory: Laboratory, issues: KnownIssues) -> None:
-    result = laboratory.examine_one(Scenario.from_toml(file.read_text(), file.name))
+    scenario = Scenario.from_toml(file.read_text(), file.name)
+    needs_clone(scenario)
+    result = laboratory.examine_one(scenario)
     assert result.verdict.is_failure
     assert result.reproduced
     assert result.reproduced.times == result.reproduced.attempts

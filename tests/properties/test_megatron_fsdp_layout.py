@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from harness.layout import inside
 from harness.models import ZOO
 from harness.scenario import DTypePolicy, Mesh
-from harness.systems.megatron_fsdp_layout import buckets, local_shapes, owned_box, place, rows
+from harness.systems.megatron_fsdp_layout import (
+    buckets,
+    core_buckets,
+    cut,
+    local_shapes,
+    owned_box,
+    place,
+    rows,
+)
 
 MODELS = sorted(ZOO.keys() - {"gpt", "moe"})
 shapes = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple), min_size=1, max_size=6)
@@ -88,3 +96,38 @@ def test_rows_of_dense_over_two_ranks() -> None:
 @pytest.mark.parametrize(("model", "count"), [("frozen_tower", 2), ("tied", 2), ("mixed_unit", 3), ("many", 12)])
 def test_buckets_are_of_one_unit_dtype_and_trainability(model: str, count: int) -> None:
     assert len(buckets(ZOO[model], DTypePolicy("mixed"))) == count
+
+
+@given(
+    st.sampled_from(MODELS),
+    st.integers(1, 8),
+    st.booleans(),
+    st.sampled_from([None, 1, 48]),
+    st.sampled_from(["", ".w"]),
+)
+def test_every_element_has_one_owner_under_megatron_core(
+    model: str, parts: int, units: bool, size: int | None, experts: str
+) -> None:
+    spec, shapes = ZOO[model], local_shapes(model, 1, 0)
+    found = core_buckets(spec, DTypePolicy("mixed"), shapes, units=units, size=size, experts=experts)
+    assert sorted(fqn for bucket in found for fqn in bucket) == sorted(shapes)
+    for bucket in found:
+        for fqn, cuts in cut(bucket, shapes, parts).items():
+            held = [element for start, count in cuts for element in range(start, start + count)]
+            assert held == list(range(prod(shapes[fqn]))), fqn
+
+
+def test_a_bucket_of_megatron_core_ends_when_it_is_large_enough() -> None:
+    """12 × 5 elements are enough for a bucket; 12, 16 × 7 are; 16, 7 × 16 are; 7 and 13 are what is left."""
+    spec, shapes = ZOO["dense"], local_shapes("dense", 1, 0)
+    found = core_buckets(spec, DTypePolicy(), shapes, units=False, size=48, experts=".experts.")
+    assert [len(bucket) for bucket in found] == [1, 2, 2, 2]
+    whole = core_buckets(spec, DTypePolicy(), shapes, units=False, size=None, experts=".experts.")
+    assert [len(bucket) for bucket in whole] == [7]
+
+
+@pytest.mark.parametrize(("experts", "count"), [(".experts.", 2), ("", 1)])
+def test_experts_have_a_bucket_of_their_own(experts: str, count: int) -> None:
+    shapes = local_shapes("experts", 1, 0)
+    found = core_buckets(ZOO["experts"], DTypePolicy(), shapes, units=False, size=None, experts=experts)
+    assert len(found) == count

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from harness.diff import diff
 from harness.layout import chunk
 from harness.models import NamedParam, model_spec
+from harness.observe.assemble import assemble
+from harness.observe.logical import Key, Value
 from harness.observe.record import Record
 from harness.program import expand
 from harness.readers import CheckpointError
@@ -82,3 +86,65 @@ def test_too_few_rows_are_a_gap_and_too_many_are_refused() -> None:
     assert np.isnan(half).sum() == named.spec.numel - 9
     with pytest.raises(CheckpointError, match="whole rows"):
         list(reads.records(piece(path, np.concatenate([rows, rows]), 0, 12)))
+
+
+Pieces = list[tuple[int, np.ndarray, int, int]]
+"""Section, its rows as they are stored, first and last row of a piece."""
+
+
+def whole(named: NamedParam, tp: int) -> Pieces:
+    sections = [section(named, index, tp) for index in range(len(named.spec.sections))]
+    return [(index, rows, 0, len(rows)) for index, rows in enumerate(sections)]
+
+
+def without_last_row(named: NamedParam, tp: int) -> Pieces:
+    """A section that was measured in one rank's part."""
+    (index, rows, _, last), *rest = whole(named, tp)
+    return [(index, rows, 0, last - 1), *rest]
+
+
+def with_a_row_twice(named: NamedParam, tp: int) -> Pieces:
+    """Two ranks that both think the first row theirs."""
+    (index, rows, first, last), *rest = whole(named, tp)
+    return [(index, rows, first, last), (index, rows, 0, 1), *rest]
+
+
+def with_sections_swapped(named: NamedParam, tp: int) -> Pieces:
+    """Two sections of one size under each other's names."""
+    first, second, *rest = whole(named, tp)
+    return [(first[0], *second[1:]), (second[0], *first[1:]), *rest]
+
+
+def with_rows_shifted(named: NamedParam, tp: int) -> Pieces:
+    """A section cut in another coordinate: each row holds what belongs one further."""
+    (index, rows, first, last), *rest = whole(named, tp)
+    return [(index, np.roll(rows, 1, axis=0), first, last), *rest]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("model", ["gated", "gdn"])
+@pytest.mark.parametrize(
+    ("planted", "kinds"),
+    [
+        (whole, set()),
+        (without_last_row, {"gap"}),
+        (with_a_row_twice, {"overlap"}),
+        (with_sections_swapped, {"bits"}),
+        (with_rows_shifted, {"bits"}),
+    ],
+)
+def test_what_is_planted_is_named(
+    planted: Callable[[NamedParam, int], Pieces], kinds: set[str], model: str, tp: int
+) -> None:
+    reads = reader(model, f"1x2x{tp}")
+    for named in model_spec(model).params:
+        records = []
+        for index, rows, first, last in planted(named, tp):
+            path = ("optimizer", "state", f"module.module.{named.fqn}{named.spec.sections[index][0]}", "exp_avg")
+            records += list(reads.records(piece(path, rows, first, last)))
+        observed, problems = assemble(records)
+        key = Key(reads.op.index, "written", "exp_avg", named.fqn)
+        expected = {key: Value("fp32", named.spec.shape, numbered(named).tobytes())}
+        found = diff(expected, observed, problems)
+        assert {difference.kind for difference in found} == kinds, found
+        assert all(difference.key == key for difference in found)

@@ -48,11 +48,6 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.dtype.param is not None or s.dtype.output is not None,
         "parameters compute in the dtype they are stored in: there is no dtype of its own for the forward",
     ),
-    Limit(
-        "main-params-dtype",
-        lambda s: s.dtype.reduce is not None and s.dtype.master is None and s.dtype.storage != "fp32",
-        "without main parameters the optimizer's gradient has the parameter's dtype, so main_grads_dtype cannot differ",
-    ),
     Limit("gradient-reshard", lambda s: s.reshard_after_forward != "true", "units are released after their forward"),
     Limit("offload", lambda s: s.offload.fraction > 0, "Megatron-FSDP has no CPU offload of its own"),
     Limit("checkpoint", lambda s: s.checkpoint != "dcp", "its checkpoints are torch's distributed ones: dcp"),
@@ -68,11 +63,6 @@ LIMITS: tuple[Limit, ...] = (
         "no-main-params",
         lambda s: "no_main_params" in s.options and (s.dtype.master is not None or s.dtype.storage != "fp32"),
         "no_main_params is for models stored in fp32",
-    ),
-    Limit(
-        "no-main-params-reduce",
-        lambda s: "no_main_params" in s.options and s.dtype.reduce is not None,
-        "without main parameters the optimizer's gradient has the parameter's dtype, so main_grads_dtype cannot differ",
     ),
     Limit(
         "outer-optim",

@@ -31,6 +31,7 @@ CURES: Mapping[str, tuple[str, ...]] = {
     "clip-empty-rank": ("clip-empty-rank", "scaler-empty-rank"),
     "frozen-no-overlap": ("frozen-no-overlap",),
     "hybrid-replicate": ("hybrid-replicate",),
+    "main-grads-dtype": ("main-grads-dtype",),
     "mixed-unit-replicate": ("mixed-unit-replicate",),
     "mixed-unit-scale": ("mixed-unit-scale",),
     "no-tp-dim": ("no-tp-dim",),

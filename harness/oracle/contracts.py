@@ -217,7 +217,8 @@ class Rules:
     sharded_masters: there are separate masters under every sharding, per-parameter sharding too. masters_in_model: the
     model's part of a checkpoint holds the masters, so that loading it alone restores them: nothing is left to refresh.
     lazy_masters: masters are a part of the optimizer's state, made of the parameter by its first step.
-    storage_gradients: the optimizer reads gradients in the storage dtype, whatever it steps on.
+    storage_gradients: the optimizer reads gradients in the storage dtype, whatever it steps on. last_lr: the schedule
+    keeps the learning rate of every group that it set last, as torch's do.
     """
 
     loss_scale: str = "torch"
@@ -235,6 +236,7 @@ class Rules:
     masters_in_model: bool = False
     lazy_masters: bool = False
     storage_gradients: bool = False
+    last_lr: bool = True
 
 
 _MEGATRON_RULES = Rules(
@@ -247,6 +249,7 @@ _MEGATRON_RULES = Rules(
     owner_groups=True,
     host_kernel=True,
     same_decay=True,
+    last_lr=False,
 )
 
 _MEGATRON_FSDP_RULES = Rules(

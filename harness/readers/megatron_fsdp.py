@@ -42,7 +42,7 @@ def _records(path: Path, op: int, scenario: Scenario) -> Iterator[Record]:
                 yield from _model(target, piece, key_of(rest).removeprefix(WRAPPER), scenario)
             case "optimizer":
                 yield from _optimizer(target, piece, rest, groups, names)
-            case "extra" if rest[-1:] != ("_last_lr",):
+            case "extra":
                 yield from extra_records(target, piece, rest)
 
 

@@ -42,11 +42,9 @@ from harness.systems.torch_fsdp2_rank import STATE_ROLES, Fsdp2Rank, hyperparame
 
 R = TypeVar("R")
 
-QUIET = (
-    # Of the library at import: where there is no TransformerEngine it has stand-ins of its own.
-    r"Transformer Engine and Apex are not installed",
-)
-"""Warnings of a sound run, on a GPU as here, that are of no consequence. Any other is a difference."""
+PENDING = "There are still pending all-gather tasks"
+"""A warning of a sound run, on a GPU as here, of a model with a unit that no forward uses: it was gathered ahead, and the
+library gives back what it gathered."""
 
 
 @cache
@@ -74,6 +72,8 @@ class MegatronFsdpRank(Fsdp2Rank):
     def __init__(self, context: RankContext) -> None:
         library()
         super().__init__(context)
+        if any(not named.spec.used for named in self.spec.params):
+            warnings.filterwarnings("ignore", PENDING)
         self.mesh = _device_mesh(context.mesh, tp_dim="no_tp_dim" not in self.scenario.options)
         self.sharded: Any = None
 
@@ -217,13 +217,13 @@ class MegatronFsdpRank(Fsdp2Rank):
             self.sharded.finish_grad_sync()
 
     def _update(self) -> None:
-        state = self.state
+        """Step without the library's own synchronisation, which would put back gradients that were not yet unscaled."""
+        state, once = self.state, {"sync_grad_before_optimizer_step": False}
         if state.scaler:
-            state.scaler.step(state.optimizer)
+            state.scaler.step(state.optimizer, **once)
             state.scaler.update()
         else:
-            step: Any = state.optimizer.step  # the library's, with an argument of its own
-            step(sync_grad_before_optimizer_step=False)
+            state.optimizer.step(**once)
         state.optimizer.zero_grad()
 
     # Observation: reads only
@@ -265,9 +265,6 @@ class MegatronFsdpRank(Fsdp2Rank):
             for fqn in (names[id(p)] for p in group["params"] if id(p) in names):
                 for name, number in hyperparameters(group):
                     yield self._number(op, "hyperparameter", f"{fqn}.{name}", number)
-
-    def _schedule_records(self, op: Op) -> Iterator[Record]:
-        yield from (r for r in super()._schedule_records(op) if not r.fqn.startswith("last_lr"))
 
     def _capture_gradients(self) -> None:
         super()._capture_gradients()

@@ -29,6 +29,7 @@ CURES: Mapping[str, tuple[str, ...]] = {
     "5976": ("5976", "5976-momentum"),
     "average-in-collective": ("average-in-collective",),
     "clip-empty-rank": ("clip-empty-rank", "scaler-empty-rank"),
+    "clip-tp-mesh": ("clip-tp-mesh",),
     "frozen-no-overlap": ("frozen-no-overlap",),
     "hybrid-replicate": ("hybrid-replicate",),
     "main-grads-dtype": ("main-grads-dtype",),

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from harness.emulation import cuda
+from harness.emulation import cuda, te_extension
 from harness.models import NamedParam
 from harness.observe.record import LIVE, Record, whole
 from harness.oracle.contracts import stages
@@ -43,13 +43,14 @@ from harness.systems.torch_fsdp2_rank import STATE_ROLES, Fsdp2Rank, hyperparame
 R = TypeVar("R")
 
 PENDING = "There are still pending all-gather tasks"
-"""A warning of a sound run, on a GPU as here, of a model with a unit that no forward uses: it was gathered ahead, and the
-library gives back what it gathered."""
+"""A warning of a sound run, on a GPU as here, of a model with a unit that no forward uses: it was gathered ahead, and
+the library gives back what it gathered."""
 
 
 @cache
 def library() -> None:
-    """Import Megatron-FSDP on the emulated device. Once a process."""
+    """Import Megatron-FSDP on the emulated device, beside TransformerEngine. Once a process."""
+    te_extension.library()
     with cuda.emulated(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import megatron_fsdp  # noqa: F401
@@ -223,7 +224,8 @@ class MegatronFsdpRank(Fsdp2Rank):
             state.scaler.step(state.optimizer, **once)
             state.scaler.update()
         else:
-            state.optimizer.step(**once)
+            step: Any = state.optimizer.step  # the library's, with an argument of its own
+            step(**once)
         state.optimizer.zero_grad()
 
     # Observation: reads only

@@ -28,7 +28,7 @@ from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
 from harness.oracle import pretrained, twin
-from harness.oracle.contracts import NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD, rules, steps_on_gpu
+from harness.oracle.contracts import TWIN_OPTIONS, rules, steps_on_gpu
 from harness.oracle.host_elements import partition_matters
 from harness.oracle.tags import parallel_tags
 from harness.program import Op, expand
@@ -189,7 +189,7 @@ def _twin_offload(scenario: Scenario) -> tuple[Offload, tuple[str, ...]]:
         return scenario.offload, scenario.options
     if rules(scenario.system).pretrained:
         return Offload(), scenario.options
-    kept = tuple(o for o in scenario.options if o in (NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD))
+    kept = tuple(o for o in scenario.options if o in TWIN_OPTIONS)
     return scenario.offload if _is_offloaded(scenario) else Offload(), kept
 
 

@@ -35,6 +35,7 @@ from harness.oracle.contracts import (
     has_scaler,
     initial_dtypes,
     linear_share,
+    masters_in_model,
     rounds_half_away,
     rules,
     scaled_roles,
@@ -193,7 +194,7 @@ class _Model:
             self.stepped[fqn].copy_(tensor)
 
     def reload_params(self) -> None:
-        if self.rules.masters_in_model:
+        if masters_in_model(self.scenario):
             return
         for fqn, stepped in self.stepped.items():
             if stepped is not self.params[fqn]:
@@ -229,7 +230,7 @@ class _Twin:
                     model.restore(self.saved[op.checkpoint])
                 case "load_model_only":
                     model.restore_model(self.saved[op.checkpoint])
-                    if model.rules.masters_in_model:
+                    if masters_in_model(self.scenario):
                         model.restore_masters(self.saved[op.checkpoint])
                     elif model.rules.load_refreshes:
                         model.reload_params()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.oracle.contracts import masters_in_model
 from harness.reference.checkpoint import Content, Logical
 from harness.reference.numerics import Array
 from harness.reference.placement import Index
@@ -38,7 +39,7 @@ class Loader:
         """Restore parameters and persistent buffers."""
         logical = self.read(content)
         self.restore_model(logical, content)
-        if self.session.rules.masters_in_model:
+        if masters_in_model(self.session.scenario):
             self.restore_masters(logical)
         self.session.refresh_host_copies()
 

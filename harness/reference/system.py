@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from harness.errors import UsageError
 from harness.models import model_spec
 from harness.observe.record import Record
+from harness.oracle.contracts import masters_in_model
 from harness.program import Op, expand
 from harness.reference.checkpoint import Content, Saver
 from harness.reference.observe import Observer
@@ -47,7 +48,7 @@ class Ranks:
                 self.loader.load_model_only(checkpoints[op.checkpoint])
                 if self.session.rules.load_refreshes:
                     self.session.reload_params()
-            case "reload_params" if self.session.rules.masters_in_model:
+            case "reload_params" if masters_in_model(self.session.scenario):
                 pass
             case "reload_params":
                 self.session.reload_params()

@@ -29,16 +29,7 @@ from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
 from harness.oracle import pretrained, twin
 from harness.oracle.carried import carried
-from harness.oracle.contracts import (
-    NEW_DECAY,
-    NO_EXTRA_STATE,
-    PRECISION_AWARE,
-    REMAINDERS,
-    TORCH_OFFLOAD,
-    masters_in_model,
-    rules,
-    steps_on_gpu,
-)
+from harness.oracle.contracts import NO_EXTRA_STATE, TWIN_OPTIONS, masters_in_model, rules, steps_on_gpu
 from harness.oracle.host_elements import partition_matters
 from harness.oracle.tags import parallel_tags
 from harness.program import Op, expand, operations
@@ -205,7 +196,7 @@ def _twin_offload(scenario: Scenario) -> tuple[Offload, tuple[str, ...]]:
         return scenario.offload, scenario.options
     if rules(scenario.system).pretrained:
         return Offload(), scenario.options
-    kept = tuple(o for o in scenario.options if o in (NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD))
+    kept = tuple(o for o in scenario.options if o in TWIN_OPTIONS)
     if masters_in_model(scenario) and "load_model_only" in operations(scenario.program):
         kept = scenario.options
     return scenario.offload if _is_offloaded(scenario) else Offload(), kept

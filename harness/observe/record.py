@@ -15,7 +15,7 @@ Conventions every system, the reference and the twin follow, so that their obser
                     joined by newlines; every op. Of a system with `owner_groups` instead `{parameter}.{key}`, of the
                     parameters that the optimizer holds, by every rank that owns some of the parameter
     buffer          every name; its own dtype and shape; every op
-    scheduler       `last_epoch`: int64, the steps it has counted; `last_lr.{i}`: fp64, not with `owner_groups`;
+    scheduler       `last_epoch`: int64, the steps it has counted; `last_lr.{i}`: fp64, of schedules of torch;
                     shape (); every op if there is a schedule
     scaler          `scale`: fp32, `growth_tracker`: int64, and Megatron's `hysteresis_tracker`: int64, shape (); every
                     op if there is a dynamic loss scale

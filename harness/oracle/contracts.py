@@ -180,6 +180,11 @@ MEGATRON_FSDP = (
         "megatron_fsdp.MixedPrecisionPolicy.main_grads_dtype",
     ),
     Contract(
+        "where gradients are decoupled, FusedAdam reads them in the dtype they were reduced in; a precision-aware one "
+        "steps the model's parameters and keeps their masters in its state: no main parameters",
+        "megatron_fsdp README, use_decoupled_grad; TransformerEngine FusedAdam, use_decoupled_grad, master_weights",
+    ),
+    Contract(
         "sharding leaves no trace: an optimizer that was sharded has taken no step and moved no parameter",
         "NVIDIA/Megatron-LM pull request 5976",
     ),
@@ -193,11 +198,15 @@ MEGATRON_FSDP = (
 SCALED = ("fp16", "fp8e4m3")
 """Dtypes in which FusedAdam keeps a state divided by a scale (transformer_engine FusedAdam, dtype_to_range_map)."""
 
+DECOUPLED = "decoupled_grad"
+"""The switch of systems whose FusedAdam reads the gradient as it was reduced, whatever it steps on."""
 PRECISION_AWARE = "precision_aware"
 REMAINDERS = "remainders"
 TORCH_OFFLOAD = "torch_offload"
 NEW_DECAY = "new_decay"
 NO_EXTRA_STATE = "no_extra_state"
+TWIN_OPTIONS = (DECOUPLED, NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD)
+"""Switches that the oracle knows."""
 LINEAR_STEPS = 8
 """Steps after which a linear schedule has reached a learning rate of 0."""
 
@@ -219,7 +228,8 @@ class Rules:
     model's part of a checkpoint holds the masters, so that loading it alone restores them: nothing is left to refresh;
     or, where it is text, it does so under options that begin with it.
     lazy_masters: masters are a part of the optimizer's state, made of the parameter by its first step.
-    storage_gradients: the optimizer reads gradients in the storage dtype, whatever it steps on.
+    storage_gradients: the optimizer reads gradients in the storage dtype, whatever it steps on. last_lr: the schedule
+    keeps the learning rate of every group that it set last, as torch's do.
     """
 
     loss_scale: str = "torch"
@@ -237,6 +247,7 @@ class Rules:
     masters_in_model: bool | str = False
     lazy_masters: bool = False
     storage_gradients: bool = False
+    last_lr: bool = True
 
 
 _MEGATRON_RULES = Rules(
@@ -250,6 +261,7 @@ _MEGATRON_RULES = Rules(
     host_kernel=True,
     same_decay=True,
     masters_in_model="fsdp_",
+    last_lr=False,
 )
 
 _MEGATRON_FSDP_RULES = Rules(
@@ -303,7 +315,7 @@ def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     master = _master(scenario, storage)
     stepped = master or storage
     precise = PRECISION_AWARE in scenario.options
-    main_grad = (policy.grad or reduce) if precise else stepped
+    main_grad = (policy.grad or reduce) if precise or DECOUPLED in scenario.options else stepped
     if rules(scenario.system).storage_gradients:
         main_grad = storage
     moment = "fp32" if precise or (master and rules(scenario.system).lazy_masters) else stepped
@@ -411,6 +423,11 @@ def masters_in_state(scenario: Scenario) -> bool:
     if rules(scenario.system).lazy_masters:
         return True
     return PRECISION_AWARE in scenario.options and not scenario.offload.fraction
+
+
+def masters_in_model(scenario: Scenario) -> bool:
+    """Whether a checkpoint's model section holds the masters, so that loading it alone restores them."""
+    return rules(scenario.system).masters_in_model and not masters_in_state(scenario)
 
 
 def has_masters(scenario: Scenario, op: Op) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from harness.emulation.device import fused_optimizers
-from harness.oracle.contracts import PRECISION_AWARE, kernels, rules, scaled_master
+from harness.oracle.contracts import DECOUPLED, PRECISION_AWARE, kernels, rules, scaled_master
 from harness.oracle.host_elements import mixes_kernels
 from harness.scenario import Optimizer, Scenario
 
@@ -46,7 +46,7 @@ def optimizer_for(
         return Hybrid(groups, ask, (device, host), (scenario.device, "cpu"), on_host)
     policy = scenario.dtype
     own_state = rules(scenario.system).lazy_masters and (policy.exp_avg or policy.exp_avg_sq or scaled_master(scenario))
-    if device == "multi_tensor" and (PRECISION_AWARE in scenario.options or own_state):
+    if device == "multi_tensor" and (not {DECOUPLED, PRECISION_AWARE}.isdisjoint(scenario.options) or own_state):
         return _precision_aware(scenario, ask, groups, domains)
     return _optimizer(device, scenario.device, ask, groups)
 

@@ -390,7 +390,7 @@ def _state(model: _Model, op: Op) -> Iterator[tuple[tuple[str, str], torch.Tenso
     yield from _scaler_state(model.scaler)
     if model.scheduler:
         yield ("scheduler", "last_epoch"), torch.tensor(model.scheduler.last_epoch)
-        for index, lr in enumerate(model.scheduler.get_last_lr() if not model.rules.owner_groups else ()):
+        for index, lr in enumerate(model.scheduler.get_last_lr() if model.rules.last_lr else ()):
             yield ("scheduler", f"last_lr.{index}"), torch.tensor(lr, dtype=torch.float64)
 
 

@@ -13,9 +13,16 @@ from pathlib import Path
 
 from harness.models import ModelSpec, model_spec
 from harness.observe.record import Record
-from harness.oracle.contracts import stages
+from harness.oracle.contracts import masters_in_state, stages
 from harness.readers.pieces import KeyPath, Piece, key_of, pieces
-from harness.readers.roles import STATE_ROLE, Target, extra_records, hyperparameter_records, tensor_records
+from harness.readers.roles import (
+    STATE_ROLE,
+    Target,
+    extra_records,
+    hyperparameter_records,
+    number_record,
+    tensor_records,
+)
 from harness.scenario import Scenario
 
 WRAPPER = "module."
@@ -42,7 +49,7 @@ def _records(path: Path, op: int, scenario: Scenario) -> Iterator[Record]:
                 yield from _model(target, piece, key_of(rest).removeprefix(WRAPPER), scenario)
             case "optimizer":
                 yield from _optimizer(target, piece, rest, groups, names)
-            case "extra" if rest[-1:] != ("_last_lr",):
+            case "extra":
                 yield from extra_records(target, piece, rest)
 
 
@@ -59,7 +66,8 @@ def stored_as(model: ModelSpec, fqn: str, scenario: Scenario) -> str:
     if fqn not in known:
         return "param"
     spec = model.param(known[fqn].spec.tied_to or fqn).spec
-    return "master" if spec.trainable == "yes" and stages(scenario, spec).master else "param"
+    mastered = spec.trainable == "yes" and stages(scenario, spec).master and not masters_in_state(scenario)
+    return "master" if mastered else "param"
 
 
 def _groups(model: ModelSpec, scenario: Scenario) -> list[list[str]]:
@@ -83,7 +91,10 @@ def _optimizer(
         yield from tensor_records(target, piece, name, key_of(rest))  # nobody expects it
     elif section == "param_groups" and name != "params" and 0 <= number < len(groups):
         for fqn in (fqn for fqn in groups[number] if target.model.param(fqn).spec.trainable == "yes"):
-            yield from hyperparameter_records(target, piece, fqn, name)
+            if name == "step":  # FusedAdam's, by group
+                yield number_record(target, piece, "step", fqn, "fp32")
+            else:
+                yield from hyperparameter_records(target, piece, fqn, name)
 
 
 def _number(path: KeyPath) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from harness.models import model_spec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, NUMPY_NAME, WRITTEN, Record
-from harness.oracle.contracts import rounds_half_away, stages
+from harness.oracle.contracts import masters_in_state, rounds_half_away, stages
 from harness.program import Op
 from harness.readers.automodel import read_automodel
 from harness.readers.checkpoint import expected_written, read_checkpoint
@@ -115,14 +115,24 @@ def _as_fused_adam_stores(written: Logical, scales: Mapping[str, Value], scenari
 
 
 def _masters_for_params(written: Logical, scenario: Scenario) -> Logical:
-    """Under every name of a parameter that has a master, the master."""
+    """Under every name of a parameter that has a master, the master; one in the optimizer's state as that has it."""
     model = model_spec(scenario.model)
+    if masters_in_state(scenario):
+        return {key: _as_state(key, value, scenario) for key, value in written.items()}
     kept = {key: value for key, value in written.items() if key.role != "master"}
     for key in [key for key in kept if key.role == "param" and stored_as(model, key.fqn, scenario) == "master"]:
         own = key._replace(role="master")
         kept[own] = written[own._replace(fqn=model.param(key.fqn).spec.tied_to or key.fqn)]
         del kept[key]
     return kept
+
+
+def _as_state(key: Key, value: Value, scenario: Scenario) -> Value:
+    """A value as FusedAdam's state dict has it, none of it scaled: remainders for masters, the moments in fp32."""
+    if key.role == "master":
+        spec = model_spec(scenario.model).param(key.fqn).spec
+        return _remainder(value) if rounds_half_away(scenario, stages(scenario, spec)) else _in_fp32(value)
+    return _in_fp32(value) if key.role in IN_FP32 else value
 
 
 def _as_stored(key: Key, value: Value, scales: Mapping[str, Value], scenario: Scenario) -> Value:

@@ -169,7 +169,7 @@ def shared_values(session: Session, trainer: Trainer, op: Op) -> Iterator[tuple[
         yield "buffer", fqn, value
     if session.schedule_epoch is not None:
         yield "scheduler", "last_epoch", np.array(session.schedule_epoch, np.int64)
-        for index, group in enumerate(() if session.rules.owner_groups else session.groups):
+        for index, group in enumerate(session.groups if session.rules.last_lr else ()):
             yield "scheduler", f"last_lr.{index}", np.array(group.hyper.lr, np.float64)
     if session.scaler is not None:
         yield "scaler", "scale", np.array(session.scaler.scale, np.float32)

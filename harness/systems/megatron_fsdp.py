@@ -8,6 +8,7 @@ crash, not a limit.
 from __future__ import annotations
 
 from harness.models import model_spec
+from harness.oracle.contracts import DECOUPLED, PRECISION_AWARE
 from harness.program import meshes, operations
 from harness.scenario import Scenario
 from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
@@ -15,6 +16,7 @@ from harness.systems.registry import register
 
 OPTIONS = {
     "average_in_collective": "DDP averages in the collective instead of scaling before it",
+    DECOUPLED: "use_decoupled_grad, as the documentation asks for FusedAdam: it reads gradients as they were reduced",
     "fine_grained_gather": "enable_fine_grained_param_gather: gather by module instead of by unit",
     "neutral_start": "the optimizer is sharded with a learning rate and weight decay of 0, and its step counters are "
     "set to 0 afterwards, so that the library's step with gradients of zero leaves nothing behind",
@@ -24,10 +26,21 @@ OPTIONS = {
     "no_overlap_reduce": "overlap_grad_reduce=False",
     "one_call": "fully_shard, which takes the optimizer of the unsharded model, instead of a call for each",
     "outer_optim": "outer_dp_sharding_strategy=optim: on a hybrid mesh replicas share the optimizer's work",
+    PRECISION_AWARE: "FusedAdam with decoupled gradients keeps masters and moments in dtypes of its own; no main "
+    "parameters",
 }
 STRATEGIES = {"fully_shard": "optim_grads_params", "zero2": "optim_grads", "zero1": "optim", "replicate": "no_shard"}
 IN_PLACE = ("zero1", "replicate")
 """Shardings whose gradients are reduced inside the buffer that accumulates them."""
+
+
+def fused(scenario: Scenario) -> bool:
+    """Whether FusedAdam steps, not torch's optimizer."""
+    return scenario.optimizer.impl == "multi_tensor"
+
+
+def _decoupled(s: Scenario) -> bool:
+    return not {DECOUPLED, PRECISION_AWARE}.isdisjoint(s.options)
 
 
 def _reduced_twice(s: Scenario) -> bool:
@@ -48,15 +61,34 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.dtype.param is not None or s.dtype.output is not None,
         "parameters compute in the dtype they are stored in: there is no dtype of its own for the forward",
     ),
-    Limit(
-        "main-params-dtype",
-        lambda s: s.dtype.reduce is not None and s.dtype.master is None and s.dtype.storage != "fp32",
-        "without main parameters the optimizer's gradient has the parameter's dtype, so main_grads_dtype cannot differ",
-    ),
     Limit("gradient-reshard", lambda s: s.reshard_after_forward != "true", "units are released after their forward"),
     Limit("offload", lambda s: s.offload.fraction > 0, "Megatron-FSDP has no CPU offload of its own"),
     Limit("checkpoint", lambda s: s.checkpoint != "dcp", "its checkpoints are torch's distributed ones: dcp"),
-    Limit("optimizer-impl", lambda s: s.optimizer.impl == "multi_tensor", "FusedAdam is TransformerEngine's"),
+    Limit(
+        "fused-sgd",
+        lambda s: fused(s) and s.optimizer.kind == "sgd",
+        "FusedSGD reads no decoupled gradient: upstream drives FusedAdam",
+    ),
+    Limit(
+        "decoupled-fused",
+        lambda s: _decoupled(s) and not fused(s),
+        "only FusedAdam reads a decoupled gradient: optimizer adamw/impl=multi_tensor",
+    ),
+    Limit(
+        "decoupled-torch",
+        lambda s: _decoupled(s) and bool(s.optimizer.clip or s.optimizer.loss_scale),
+        "torch's clipping and GradScaler read Parameter.grad, where a decoupled gradient does not lie",
+        "megatron_fsdp README, use_decoupled_grad",
+    ),
+    Limit(
+        "scaled-state",
+        lambda s: (
+            "fp8e4m3" in (s.dtype.exp_avg, s.dtype.exp_avg_sq)
+            or "fp16" in (s.dtype.exp_avg, s.dtype.exp_avg_sq)
+            or (PRECISION_AWARE in s.options and s.dtype.master == "fp16")
+        ),
+        "masters in fp16, and moments in fp16 and fp8, have a scale for each rank's shard, which no oracle knows here",
+    ),
     Limit("unfreeze", lambda s: "unfreeze" in operations(s.program), "trainable parameters are bucketed at the build"),
     Limit("schedule", lambda s: s.optimizer.schedule == "linear", "the linear schedule is Megatron's"),
     Limit(
@@ -68,11 +100,6 @@ LIMITS: tuple[Limit, ...] = (
         "no-main-params",
         lambda s: "no_main_params" in s.options and (s.dtype.master is not None or s.dtype.storage != "fp32"),
         "no_main_params is for models stored in fp32",
-    ),
-    Limit(
-        "no-main-params-reduce",
-        lambda s: "no_main_params" in s.options and s.dtype.reduce is not None,
-        "without main parameters the optimizer's gradient has the parameter's dtype, so main_grads_dtype cannot differ",
     ),
     Limit(
         "outer-optim",
@@ -114,7 +141,11 @@ INFO = register(
         unsupported=unsupported,
         limits=LIMITS,
         distributions=("megatron-fsdp", "torch"),
-        emulated=("CUDA device, with tensors on the CPU", "NCCL's PREMUL_SUM, AVG and coalescing"),
+        emulated=(
+            "CUDA device, with tensors on the CPU",
+            "NCCL's PREMUL_SUM, AVG and coalescing",
+            "transformer_engine_torch, the compiled extension, where it is not installed",
+        ),
         warm_up="harness.systems.megatron_fsdp_rank:warm_up",
         package="megatron-fsdp",
         options=OPTIONS,

@@ -27,14 +27,22 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from harness.emulation import cuda
+from harness.emulation import cuda, te_extension
 from harness.models import NamedParam
 from harness.observe.record import LIVE, Record, whole
-from harness.oracle.contracts import stages
+from harness.oracle.contracts import PRECISION_AWARE, has_masters, masters_in_state, stages
 from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, ProbeUnit, Slot, build_model, local_part, tensor_bytes
 from harness.program import Op
 from harness.scenario import Mesh, Scenario
 from harness.systems.megatron_fsdp import IN_PLACE, STRATEGIES
+from harness.systems.megatron_fsdp_fused import (
+    MASTER,
+    fused_adam,
+    is_fused,
+    reads_decoupled,
+    refresh_master,
+    state_of,
+)
 from harness.systems.megatron_fsdp_layout import owned_box
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2_checkpoint import TrainState
@@ -42,16 +50,15 @@ from harness.systems.torch_fsdp2_rank import STATE_ROLES, Fsdp2Rank, hyperparame
 
 R = TypeVar("R")
 
-QUIET = (
-    # Of the library at import: where there is no TransformerEngine it has stand-ins of its own.
-    r"Transformer Engine and Apex are not installed",
-)
-"""Warnings of a sound run, on a GPU as here, that are of no consequence. Any other is a difference."""
+PENDING = "There are still pending all-gather tasks"
+"""A warning of a sound run, on a GPU as here, of a model with a unit that no forward uses: it was gathered ahead, and
+the library gives back what it gathered."""
 
 
 @cache
 def library() -> None:
-    """Import Megatron-FSDP on the emulated device. Once a process."""
+    """Import Megatron-FSDP on the emulated device, beside TransformerEngine. Once a process."""
+    te_extension.library()
     with cuda.emulated(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import megatron_fsdp  # noqa: F401
@@ -74,6 +81,8 @@ class MegatronFsdpRank(Fsdp2Rank):
     def __init__(self, context: RankContext) -> None:
         library()
         super().__init__(context)
+        if any(not named.spec.used for named in self.spec.params):
+            warnings.filterwarnings("ignore", PENDING)
         self.mesh = _device_mesh(context.mesh, tp_dim="no_tp_dim" not in self.scenario.options)
         self.sharded: Any = None
 
@@ -125,6 +134,13 @@ class MegatronFsdpRank(Fsdp2Rank):
         state_dict_loader.load(target, checkpoint_id=self.context.checkpoint_path(op))
         self.sharded.load_state_dict(target["model"], strict=False)
 
+    def reload_params(self, op: Op) -> None:
+        """Refresh the masters that are FusedAdam's; the library's are a checkpoint's model section."""
+        if PRECISION_AWARE in self.scenario.options:
+            for fqn, parameter in self.params.items():
+                if self._has_master(self.spec.param(fqn)):
+                    refresh_master(self.state.optimizer, parameter)
+
     @emulated
     def observe(self, op: Op) -> Iterable[Record]:
         records = list(super().observe(op))
@@ -138,7 +154,7 @@ class MegatronFsdpRank(Fsdp2Rank):
         """fully_shard_model's arguments, by the names that this release has for them."""
         scenario, options = self.scenario, self.scenario.options
         master = scenario.dtype.master or ("fp32" if scenario.dtype.storage == "fp32" else None)
-        main = None if "no_main_params" in options else master
+        main = None if {"no_main_params", PRECISION_AWARE} & set(options) else master
         known = inspect.signature(function).parameters
         hybrid = self.context.mesh.dp_replicate > 1
         arguments: dict[str, Any] = {
@@ -156,6 +172,7 @@ class MegatronFsdpRank(Fsdp2Rank):
             "overlap_param_gather": "no_overlap_gather" not in options,
             "average_in_collective": "average_in_collective" in options,
             "enable_fine_grained_param_gather": "fine_grained_gather" in options,
+            "use_decoupled_grad": reads_decoupled(scenario),
         }
         if "mixed_precision_policy" in known:
             from megatron_fsdp import MixedPrecisionPolicy
@@ -182,6 +199,12 @@ class MegatronFsdpRank(Fsdp2Rank):
     def _trainable(self, root: nn.Module) -> dict[str, nn.Parameter]:
         return {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params if p.spec.trainable == "yes"}
 
+    def _optimizer(self, init_seed: int) -> torch.optim.Optimizer:
+        if not is_fused(self.scenario):
+            return super()._optimizer(init_seed)
+        ask = self.scenario.optimizer.at_build(init_seed)
+        return fused_adam(self.scenario, ask, self._groups(ask))
+
     def _neutral(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The optimizer as it is handed to the library."""
         if "neutral_start" in self.scenario.options:
@@ -195,6 +218,8 @@ class MegatronFsdpRank(Fsdp2Rank):
             return
         for group, asked in zip(optimizer.param_groups, self._optimizer(init_seed).param_groups, strict=False):
             group["lr"], group["weight_decay"] = asked["lr"], asked["weight_decay"]
+            if "step" in group:
+                group["step"] = 0
         for state in optimizer.state.values():
             if "step" in state:
                 state["step"].zero_()
@@ -217,13 +242,14 @@ class MegatronFsdpRank(Fsdp2Rank):
             self.sharded.finish_grad_sync()
 
     def _update(self) -> None:
-        state = self.state
+        """Step without the library's own synchronisation, which would put back gradients that were not yet unscaled."""
+        state, once = self.state, {"sync_grad_before_optimizer_step": False}
         if state.scaler:
-            state.scaler.step(state.optimizer)
+            state.scaler.step(state.optimizer, **once)
             state.scaler.update()
         else:
             step: Any = state.optimizer.step  # the library's, with an argument of its own
-            step(sync_grad_before_optimizer_step=False)
+            step(**once)
         state.optimizer.zero_grad()
 
     # Observation: reads only
@@ -232,8 +258,8 @@ class MegatronFsdpRank(Fsdp2Rank):
         for named in self.spec.params:
             canonical = named.spec.tied_to or named.fqn
             yield self._sharded(op, "param", named, self._model_weight(canonical))
-            if named.spec.tied_to is None and self._has_master(named):
-                yield self._sharded(op, "master", named, local_part(self.params[named.fqn]))
+            if named.spec.tied_to is None and self._has_master(named) and has_masters(self.scenario, op):
+                yield self._sharded(op, "master", named, self._master(named.fqn))
         for fqn, _ in self.spec.buffers():
             yield self._whole(op, "buffer", fqn, local_part(self.sharded.module.get_buffer(fqn)))
 
@@ -250,10 +276,20 @@ class MegatronFsdpRank(Fsdp2Rank):
     def _has_master(self, named: NamedParam) -> bool:
         return stages(self.scenario, named.spec).master is not None and named.fqn in self.params
 
+    def _master(self, fqn: str) -> torch.Tensor:
+        """This rank's rows of a parameter's master: the main parameter, or a part of FusedAdam's state."""
+        parameter = self.params[fqn]
+        if not masters_in_state(self.scenario):
+            return local_part(parameter)
+        return dict(state_of(self.state.optimizer, parameter))[MASTER]
+
     def _optimizer_records(self, op: Op) -> Iterator[Record]:
         states = self.state.optimizer.state
         owned = {fqn: parameter for fqn, parameter in self.params.items() if local_part(parameter).numel()}
         for fqn, parameter in owned.items():
+            if is_fused(self.scenario):
+                yield from self._fused_records(op, fqn, parameter)
+                continue
             for name, value in states.get(parameter, {}).items():
                 tensor = torch.as_tensor(value)
                 if tensor.dim():
@@ -266,14 +302,24 @@ class MegatronFsdpRank(Fsdp2Rank):
                 for name, number in hyperparameters(group):
                     yield self._number(op, "hyperparameter", f"{fqn}.{name}", number)
 
-    def _schedule_records(self, op: Op) -> Iterator[Record]:
-        yield from (r for r in super()._schedule_records(op) if not r.fqn.startswith("last_lr"))
+    def _fused_records(self, op: Op, fqn: str, parameter: nn.Parameter) -> Iterator[Record]:
+        named = self.spec.param(fqn)
+        for name, value in state_of(self.state.optimizer, parameter):
+            if name == "step":
+                yield self._whole(op, name, fqn, value)
+            elif name != MASTER or not self._has_master(named):
+                yield self._sharded(op, "master" if name == MASTER else name, named, value)
 
     def _capture_gradients(self) -> None:
-        super()._capture_gradients()
+        if reads_decoupled(self.scenario):
+            found = {fqn: getattr(p, "decoupled_grad", None) for fqn, p in self.params.items()}
+            self.gradients = {fqn: local_part(g).detach().clone() for fqn, g in found.items() if g is not None}
+        else:
+            super()._capture_gradients()
         for fqn, parameter in self.params.items():  # an empty shard has no gradient, and lacks none
             if fqn not in self.gradients and not local_part(parameter).numel():
-                self.gradients[fqn] = local_part(parameter).detach().clone()
+                dtype = TORCH_DTYPE[stages(self.scenario, self.spec.param(fqn).spec).main_grad]
+                self.gradients[fqn] = local_part(parameter).detach().to(dtype, copy=True)
 
     def _box_of(self, fqn: str) -> Any:
         scenario, context = self.scenario, self.context

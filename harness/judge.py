@@ -28,8 +28,17 @@ from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
 from harness.oracle import pretrained, twin
-from harness.oracle.contracts import NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD, rules, steps_on_gpu
+from harness.oracle.contracts import (
+    NEW_DECAY,
+    PRECISION_AWARE,
+    QUANTISED,
+    REMAINDERS,
+    TORCH_OFFLOAD,
+    rules,
+    steps_on_gpu,
+)
 from harness.oracle.host_elements import partition_matters
+from harness.oracle.quantised import quantised
 from harness.oracle.tags import parallel_tags
 from harness.program import Op, expand
 from harness.readers import CheckpointError, must_be_written, read_written
@@ -115,7 +124,7 @@ def _explained(
 
 def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Logical:
     """The twin's prediction for the operations that were observed, live, and for what they wrote and can be read."""
-    truth = _twin(twin_axes(scenario), _reported_norms(observed))
+    truth = quantised(_twin(twin_axes(scenario), _reported_norms(observed)), scenario)
     done = {key.op for key in observed}
     expected = {key: value for key, value in truth.items() if key.op in done}
     if any(key.role == "rng" for key in observed):
@@ -189,7 +198,8 @@ def _twin_offload(scenario: Scenario) -> tuple[Offload, tuple[str, ...]]:
         return scenario.offload, scenario.options
     if rules(scenario.system).pretrained:
         return Offload(), scenario.options
-    kept = tuple(o for o in scenario.options if o in (NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD))
+    decide = (NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD, *QUANTISED)
+    kept = tuple(option for option in scenario.options if option in decide)
     return scenario.offload if _is_offloaded(scenario) else Offload(), kept
 
 

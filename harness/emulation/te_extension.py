@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._triton import has_triton_package
 
-from harness.emulation import kernels
+from harness.emulation import kernels, te_quantize
 from harness.emulation.touched import touch
 
 NAME = "transformer_engine_torch"
@@ -139,6 +139,21 @@ def multi_tensor_adam_param_remainder(
         remainder.copy_(low)
 
 
+@torch.no_grad()
+def multi_tensor_adam_fp8(
+    chunk: int, noop: torch.Tensor, lists: Lists, lr: float, beta1: float, beta2: float, eps: float, step: int,
+    mode: int, bias_correction: int, weight_decay: float, fp8_dtype: Any,
+) -> None:  # fmt: skip
+    """As `multi_tensor_adam`, of FP8 parameters (bytes) with masters; behind the masters the lists of their scales,
+    largest magnitudes and inverse scales."""
+    touch(f"{NAME}.multi_tensor_adam_fp8")
+    scalars = _scalars(lr, beta1, beta2, eps, int(step), mode, bias_correction, weight_decay)
+    meta = {param.data_ptr(): own for param, *own in zip(lists[1], *lists[5:], strict=True)}
+    for grad, param, first, second, master in _launched(chunk, lists[:5]):
+        master.copy_(kernels.adam(scalars, grad, master, first, second))
+        te_quantize.store(master, param, meta[param.data_ptr()], fp8_dtype)
+
+
 def _store(stored: list[torch.Tensor], moments: Iterable[torch.Tensor]) -> None:
     for old, new in zip(stored, moments, strict=False):
         if old is not new:
@@ -189,8 +204,9 @@ def multi_tensor_l2norm(
 
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    multi_tensor_adam, multi_tensor_adam_capturable, multi_tensor_adam_param_remainder, multi_tensor_l2norm,
-    multi_tensor_scale,
+    multi_tensor_adam, multi_tensor_adam_capturable, multi_tensor_adam_fp8, multi_tensor_adam_param_remainder,
+    multi_tensor_l2norm, multi_tensor_scale, te_quantize.create_empty_quantized_tensor, te_quantize.dequantize,
+    te_quantize.fp8_transpose, te_quantize.quantize,
 )  # fmt: skip
 
 _CONSTANTS: dict[str, int] = {"get_cublasLt_version": 130000, "get_cudnn_version": 91800, "get_num_cublas_streams": 4}

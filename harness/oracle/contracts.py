@@ -6,6 +6,7 @@ that stores, computes or reduces in another dtype than its contract is a mismatc
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from harness.models import ModuleSpec, ParamSpec, model_spec, storage_dtype
@@ -157,6 +158,12 @@ TRANSFORMER_ENGINE = (
         "TransformerEngine FusedAdam, _apply_scale, load_state_dict",
     ),
     Contract(
+        "a quantised matrix is its fp32 master times a scale, in fp8e4m3, saturating: 448 over the master's largest "
+        "magnitude on all shards (current scaling), or the scale that the recipe's state has (delayed: 1 without an "
+        "autocast); a checkpoint stores its bytes and the scale's inverse, and a load gives back both",
+        "TransformerEngine Float8CurrentScaling, DelayedScaling, Float8Tensor.__reduce_ex__ (2.16.0 on)",
+    ),
+    Contract(
         "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint stores "
         "under a name is the whole tensor, and loads on any other mesh",
         "NVIDIA/TransformerEngine pull request 2713",
@@ -197,6 +204,11 @@ PRECISION_AWARE = "precision_aware"
 REMAINDERS = "remainders"
 TORCH_OFFLOAD = "torch_offload"
 NEW_DECAY = "new_decay"
+FP8_CURRENT, FP8_DELAYED = "fp8_current", "fp8_delayed"
+QUANTISED = (FP8_CURRENT, FP8_DELAYED)
+"""Switches under which matrices are stored in fp8e4m3, one scale for each."""
+FP8_BOUND = 0.4375
+"""Largest magnitude of their initial values: of fp8e4m3's 448 a power of two, so that they are what they are stored as."""
 LINEAR_STEPS = 8
 """Steps after which a linear schedule has reached a learning rate of 0."""
 
@@ -341,7 +353,19 @@ def half_dtype(policy: DTypePolicy) -> str | None:
 def initial_dtypes(scenario: Scenario, spec: ParamSpec) -> tuple[str, ...]:
     """The dtypes that a parameter's initial value passes through, the last of them the one it is stored in."""
     storage = stages(scenario, spec).storage
+    if is_quantised(scenario, spec):
+        return "fp8e4m3", storage
     return (pretrained.file_dtype(scenario, spec), storage) if rules(scenario.system).pretrained else (storage,)
+
+
+def initial_bound(scenario: Scenario, spec: ParamSpec) -> float:
+    """The largest magnitude of a parameter's initial values; what is beyond it is clipped before the first dtype."""
+    return FP8_BOUND if is_quantised(scenario, spec) else math.inf
+
+
+def is_quantised(scenario: Scenario, spec: ParamSpec) -> bool:
+    """Whether a parameter is stored in fp8e4m3, beside one scale, and its storage dtype is what it is read as."""
+    return len(spec.shape) == 2 and any(option in scenario.options for option in QUANTISED)
 
 
 def buffer_dtype(scenario: Scenario, dtype: str, module: ModuleSpec | None = None) -> str:

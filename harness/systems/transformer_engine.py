@@ -8,18 +8,22 @@ one where it is not (see `harness.emulation.te_extension`).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from importlib import metadata
 
 from harness.models import ModelSpec, model_spec
+from harness.oracle.contracts import FP8_CURRENT, FP8_DELAYED, QUANTISED
 from harness.oracle.tags import TAGS
-from harness.program import meshes
+from harness.program import expand, meshes
 from harness.scenario import Scenario
 from harness.systems import torch_fsdp2
 from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
 
 OPTIONS: dict[str, str] = {
+    FP8_CURRENT: "matrices are quantised when layers are built: fp8e4m3 with one current scale each, of all shards",
+    FP8_DELAYED: "matrices are quantised when layers are built: fp8e4m3 with the delayed scale of the recipe's state",
     "again": "the optimizer is given what a load has read twice, as a rollback that keeps it in memory does",
     "capturable": "FusedAdam keeps its learning rate and step as tensors, for CUDA graphs",
     "meta": "layers are built on the meta device, sharded, and then given memory and values by reset_parameters",
@@ -59,6 +63,16 @@ def _indivisible_tp(scenario: Scenario) -> bool:
         return any(p.spec.tp_dim is not None and p.spec.shape[p.spec.tp_dim] % tp for p in model.params)
 
     return is_layers(scenario.model) and any(uneven(model_spec(scenario.model), m.tp) for m in meshes(scenario))
+
+
+def _quantised(scenario: Scenario) -> bool:
+    return any(option in scenario.options for option in QUANTISED)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Major and minor number of a release; of anything else, and of none, one beyond every release."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else (1 << 30,)
 
 
 def _own_dtypes(scenario: Scenario) -> bool:
@@ -127,6 +141,33 @@ LIMITS: tuple[Limit, ...] = (
     Limit("meta", lambda s: "meta" in s.options and not is_layers(s.model), "meta builds the library's own layers"),
     Limit("tags", lambda s: TAGS in s.options and (not is_layers(s.model) or s.mesh.tp == 1),
           "the library's own layers mark parameters, under tensor parallelism"),
+    Limit("quantised-layers", lambda s: _quantised(s) and not is_layers(s.model),
+          "only the library's own layers have quantised parameters"),
+    Limit(
+        "quantised-releases",
+        lambda s: _quantised(s) and _release(s.version) < (2, 14),
+        "before 2.14.0 a Float8Tensor that lies on a CPU cannot be detached: its copy is put on cuda",
+        "transformer_engine/pytorch/quantized_tensor.py, make_like",
+        LibraryError("RuntimeError", "Cannot access accelerator device when none is available", "build"),
+    ),
+    Limit(
+        "quantised-master",
+        lambda s: _quantised(s) and (not fused(s) or (s.dtype.storage, s.dtype.master, s.dtype.param) !=
+                                     ("bf16", "fp32", None)),
+        "quantised parameters are stepped by FusedAdam through fp32 masters: dtype bf16/master=fp32",
+    ),
+    Limit(
+        "quantised-programs",
+        lambda s: _quantised(s) and any(op.kind == "load_model_only" for op in expand(s)),
+        "no oracle for masters that are made of quantised parameters",
+    ),
+    Limit("quantised-tp", lambda s: _quantised(s) and any(m.tp > 1 for m in meshes(s)),
+          "quantised parameters of tensor-parallel layers: the layers' own defect, pull request 2713, is in front of them"),
+    Limit("quantised-once", lambda s: set(QUANTISED) <= set(s.options), "one recipe at a time"),
+    Limit("quantised-remainders", lambda s: _quantised(s) and "remainders" in s.options, "masters are whole beside "
+          "quantised parameters"),
+    Limit("quantised-full", lambda s: _quantised(s) and s.checkpoint.partition("+")[0] == "full",
+          "a full state dict holds dequantised values: no oracle for those"),
     Limit("extra-state", lambda s: "no_extra_state" in s.options and not is_layers(s.model),
           "only the library's own layers have extra state"),
     Limit(

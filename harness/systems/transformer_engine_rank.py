@@ -27,7 +27,8 @@ from harness.emulation.kernels import join_remainder
 from harness.emulation.touched import symbols
 from harness.models import NamedParam
 from harness.observe.record import Record, whole
-from harness.oracle.contracts import REMAINDERS, has_masters, scaled_roles, stages
+from harness.oracle.contracts import REMAINDERS, has_masters, is_quantised, scaled_roles, stages
+from harness.oracle.quantised import SCALE
 from harness.oracle.tags import TAGS
 from harness.probe_module import TORCH_DTYPE, local_part
 from harness.program import Op
@@ -141,13 +142,27 @@ class TeRank(Fsdp2Rank):
         if used:
             yield whole(op.index, self.context.rank, "emulated", "symbols", "utf8", (len(used),), used)
 
+    def _model_records(self, op: Op) -> Iterator[Record]:
+        """Of a quantised parameter its bytes and the inverse of its scale."""
+        quantised = {p.fqn for p in self.spec.params if is_quantised(self.scenario, p.spec)}
+        for record in super()._model_records(op) if not quantised else ():
+            yield record
+        for named in self.spec.params if quantised else ():
+            own = layers.held(self.state.model.get_parameter(named.fqn))
+            if named.fqn not in quantised:
+                yield self._sharded(op, "param", named, own)
+                continue
+            yield self._sharded(op, "param", named, own._data.view(torch.float8_e4m3fn))  # type: ignore[attr-defined]
+            inverse = own._scale_inv.expand(own.numel()).reshape(own.shape)  # type: ignore[attr-defined]
+            yield self._sharded(op, "quant_scale", named, inverse)._replace(fqn=f"{named.fqn}.{SCALE}")
+
     def _state_records(self, op: Op, fqn: str, parameter: nn.Parameter, state: dict[str, Any]) -> Iterator[Record]:
         if not fused(self.scenario):
             yield from super()._state_records(op, fqn, parameter, state)
             return
         if fqn not in self._known:
             return
-        named, own = self.spec.param(fqn), local_part(parameter.detach())
+        named, own = self.spec.param(fqn), layers.held(parameter)
         for role in ("exp_avg", "exp_avg_sq"):
             if role in state:
                 yield self._sharded(op, role, named, _as_stepped(state[role], own))

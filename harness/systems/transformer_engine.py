@@ -145,10 +145,24 @@ LIMITS: tuple[Limit, ...] = (
           "only the library's own layers have quantised parameters"),
     Limit(
         "quantised-releases",
-        lambda s: _quantised(s) and _release(s.version) < (2, 14),
-        "before 2.14.0 a Float8Tensor that lies on a CPU cannot be detached: its copy is put on cuda",
+        lambda s: _quantised(s) and _release(s.version) < (2, 16),
+        "before 2.16.0 whatever is made of a Float8Tensor that lies on a CPU is put on cuda",
         "transformer_engine/pytorch/quantized_tensor.py, make_like",
-        LibraryError("RuntimeError", "Cannot access accelerator device when none is available", "build"),
+        LibraryError("AssertionError", "Torch not compiled with CUDA enabled", "build"),
+    ),
+    Limit(
+        "quantised-split",
+        lambda s: _quantised(s) and s.model == "te_transformer",
+        "query, key and value are weights of their own there, parts of one, which a quantised tensor has not",
+        "transformer_engine/pytorch/module/layernorm_linear.py, __init__",
+        LibraryError("RuntimeError", "Splitting QuantizedTensor into multiple params is not supported", "build"),
+    ),
+    Limit(
+        "quantised-capturable",
+        lambda s: _quantised(s) and "capturable" in s.options,
+        "CUDA graphs cannot capture what writes quantised parameters",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, step",
+        LibraryError("RuntimeError", "with capturable=True", "step"),
     ),
     Limit(
         "quantised-master",

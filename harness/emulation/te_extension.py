@@ -1,8 +1,8 @@
 """TransformerEngine's compiled extension, `transformer_engine_torch`, as far as its Python layer needs it on a CPU.
 
-`library()` imports the unmodified Python layer, over the real extension where that can be imported and over this module
-where it cannot; SHARDPROOF_TE_EXTENSION (`real` or `emulated`) forces one. Emulated are the enums, the multi-tensor
-kernels of the optimizers (`kernels`), and what constructing layers asks for. Every other kernel is there by name
+`library()` imports the unmodified Python layer, over the real extension or over this module (`te_choice`). Emulated are
+the enums, the multi-tensor kernels of the optimizers (`kernels`), casts to fp8 (`te_quantize`), and what constructing
+layers asks for. Every other kernel is there by name
 and refuses to be called, so that no result can rest on arithmetic that nobody wrote. While the package is imported,
 triton, onnx and onnxscript (over 1 GB) are there by name too where they are not installed: it decorates kernels of its
 own with the first, and declares operators for exports with the others.
@@ -29,12 +29,10 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._triton import has_triton_package
 
-from harness.emulation import kernels, te_quantize
+from harness.emulation import kernels, te_choice, te_quantize
 from harness.emulation.touched import touch
 
 NAME = "transformer_engine_torch"
-CHOICE = "SHARDPROOF_TE_EXTENSION"
-REAL, EMULATED = "real", "emulated"
 
 _ENUMS: dict[str, tuple[str, ...]] = {
     "CommOverlapAlgo": ("BULK_OVERLAP_AG", "BULK_OVERLAP_RS", "SPLIT_PIPELINED_AG_P2P", "SPLIT_PIPELINED_RS",
@@ -261,17 +259,17 @@ def _constant(value: int) -> Callable[[], int]:
 
 
 @cache
-def library() -> str:
+def library(device: str = "cpu") -> str:
     """Import TransformerEngine, once a process: `real` or `emulated`, what its extension is.
 
-    Raises what the import raises; RuntimeError for another choice than these two.
+    Raises what the import raises; UsageError as `te_choice.choice`; RuntimeError where the real one is not installed.
     """
-    asked = os.environ.get(CHOICE, "")
-    if asked not in ("", REAL, EMULATED):
-        raise RuntimeError(f"{CHOICE}={asked!r}; allowed: {REAL}, {EMULATED}, or nothing")
-    if asked == REAL or (not asked and is_real()):
+    kind = te_choice.choice(device).kind
+    if kind == te_choice.REAL:
+        if not _has_real():
+            raise RuntimeError(f"{NAME} is not installed, on {device}: pip install 'shardproof[te]'")
         importlib.import_module("transformer_engine.pytorch")
-        return REAL
+        return kind
     _know_the_version()
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # upstream's own switch: load no shared objects
     has_triton_package()  # torch remembers the answer: the true one
@@ -284,10 +282,10 @@ def library() -> str:
         package = importlib.import_module("transformer_engine")
         package.common = common  # type: ignore[attr-defined]
         importlib.import_module("transformer_engine.pytorch")
-    return EMULATED
+    return kind
 
 
-def is_real() -> bool:
+def _has_real() -> bool:
     """Whether the compiled extension lies beside the package, or in this interpreter, to be loaded."""
     folder = _folder()
     places = (folder, folder.parent, folder / "wheel_lib", *map(Path, sys.path))

@@ -60,16 +60,17 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: tor
 
 
 @_kernel
-def dequantize(input: Any, otype: Any) -> torch.Tensor:
+def dequantize(tensor: Any, otype: Any) -> torch.Tensor:
     """What a Float8Tensor stands for, in another dtype."""
-    stored = input._data.view(FP8[input._fp8_dtype.name])
-    return (stored.float() * input._scale_inv).to(WIDE[otype.name])
+    stored: torch.Tensor = tensor._data.view(FP8[tensor._fp8_dtype.name])
+    values: torch.Tensor = stored.float() * tensor._scale_inv
+    return values.to(WIDE[otype.name])
 
 
 @_kernel
-def fp8_transpose(input: torch.Tensor, dtype: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def fp8_transpose(data: torch.Tensor, dtype: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The bytes of an FP8 matrix (leading dims taken as one), columns first."""
-    transposed = _transposed(input)
+    transposed = _transposed(data)
     return transposed if out is None else out.copy_(transposed.view(out.shape))
 
 
@@ -114,7 +115,8 @@ def _scale(source: torch.Tensor, quantizer: Any) -> torch.Tensor:
     amax = source.abs().max().float().view(1)
     if type(quantizer).__name__ == DELAYED:
         quantizer.amax.copy_(torch.maximum(quantizer.amax, amax))
-        return quantizer.scale.detach().clone()
+        own: torch.Tensor = quantizer.scale.detach().clone()
+        return own
     if quantizer.with_amax_reduction:
         dist.all_reduce(amax, dist.ReduceOp.MAX, group=quantizer.amax_reduction_group)
     return _note(quantizer, amax, _current(amax, quantizer))

@@ -208,7 +208,7 @@ FP8_CURRENT, FP8_DELAYED = "fp8_current", "fp8_delayed"
 QUANTISED = (FP8_CURRENT, FP8_DELAYED)
 """Switches under which matrices are stored in fp8e4m3, one scale for each."""
 FP8_BOUND = 0.4375
-"""Largest magnitude of their initial values: of fp8e4m3's 448 a power of two, so that they are what they are stored as."""
+"""Largest magnitude of their initial values, fp8e4m3's 448 times a power of two: a cast leaves them as they are."""
 LINEAR_STEPS = 8
 """Steps after which a linear schedule has reached a learning rate of 0."""
 

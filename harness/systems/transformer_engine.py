@@ -1,17 +1,16 @@
 """NVIDIA TransformerEngine's layers and FusedAdam, its Python unmodified, under FSDP2 and DCP: what the parent knows.
 
 Says which scenarios the system refuses and why, as data, on top of what FSDP2 itself refuses. Imports neither torch nor
-the library. The rank half runs the Python layer over its compiled extension where that is there, and over an emulated
-one where it is not (see `harness.emulation.te_extension`).
+the library. The rank half runs the Python layer over its compiled extension on a GPU, and over an emulated one on a CPU
+(see `harness.emulation.te_choice`).
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable
-from importlib import metadata
+from collections.abc import Callable, Mapping
 
+from harness.emulation import te_choice
 from harness.models import ModelSpec, model_spec
 from harness.oracle.contracts import FP8_CURRENT, FP8_DELAYED, QUANTISED
 from harness.oracle.tags import TAGS
@@ -37,8 +36,6 @@ OPTIONS: dict[str, str] = {
 PREFIX = "te_"
 """What the names of the models begin with that are made of the library's layers; all others are trees of modules with
 hand-registered parameters, which its optimizer steps."""
-
-EXTENSION_VARIABLE = "SHARDPROOF_TE_EXTENSION"
 
 KEPT = ("mixed-storage-group", "reshard-divisor", "reshard-divisor-tp", "fused-sgd", "scaler-fp16-gradients",
         "sharding", "offload-fraction", "checkpoint", "fp16-range", "schedule", "expert-parallel",
@@ -176,7 +173,7 @@ LIMITS: tuple[Limit, ...] = (
         "no oracle for masters that are made of quantised parameters",
     ),
     Limit("quantised-tp", lambda s: _quantised(s) and any(m.tp > 1 for m in meshes(s)),
-          "quantised parameters of tensor-parallel layers: the layers' own defect, pull request 2713, is in front of them"),
+          "quantised parameters of tensor-parallel layers: transformer-engine-2713 stands in front of them"),
     Limit("quantised-once", lambda s: set(QUANTISED) <= set(s.options), "one recipe at a time"),
     Limit("quantised-remainders", lambda s: _quantised(s) and "remainders" in s.options, "masters are whole beside "
           "quantised parameters"),
@@ -197,20 +194,22 @@ LIMITS: tuple[Limit, ...] = (
 
 
 def unsupported(scenario: Scenario) -> str | None:
-    """Why the layers and FusedAdam cannot run a scenario under FSDP2; None where they can."""
+    """Why the layers and FusedAdam cannot run a scenario under FSDP2; None where they can.
+
+    Raises:
+        UsageError: as `chosen`.
+    """
+    chosen(scenario.device)
     return first_reason(LIMITS, scenario)
 
 
-def chosen() -> str:
-    """Which extension ranks in this interpreter get."""
-    asked = os.environ.get(EXTENSION_VARIABLE, "")
-    if asked:
-        return f"compiled extension: {asked}, by {EXTENSION_VARIABLE}"
-    try:
-        found = f"real, transformer-engine-torch {metadata.version('transformer-engine-torch')}"
-    except metadata.PackageNotFoundError:
-        found = "emulated; pip install 'shardproof[te]' installs the real one, for a GPU"
-    return f"compiled extension: {found}"
+def chosen(device: str) -> Mapping[str, str]:
+    """Which extension ranks on a device get.
+
+    Raises:
+        UsageError: the environment asks for one that there is not.
+    """
+    return {"compiled extension": str(te_choice.choice(device))}
 
 
 INFO = register(
@@ -223,12 +222,14 @@ INFO = register(
         limits=LIMITS,
         distributions=("transformer-engine", "torch"),
         emulated=(
-            "transformer_engine_torch, the compiled extension, where it is not installed",
+            "transformer_engine_torch, the compiled extension",
             "CUDA device, while layers and FusedAdam are constructed",
         ),
         warm_up="harness.systems.transformer_engine_rank:warm_up",
         package="transformer-engine",
         options=OPTIONS,
+        devices=("cpu", "cuda"),
+        library="harness.emulation.te_extension:library",
         chosen=chosen,
     )
 )

@@ -94,15 +94,17 @@ def build(probe: Probe, mesh: DeviceMesh, *, meta: bool) -> Root:
 
     mesh: of all ranks; its dim `tp`, if it has one, is handed to the layers.
     """
+    from transformer_engine.pytorch.utils import is_non_tn_fp8_gemm_supported  # type: ignore[import-not-found]
+
     layers = LAYERS[probe.spec.name]
     recipe = _recipe(probe.scenario)
     dtype = TORCH_DTYPE[storage_dtype(probe.scenario.dtype, probe.spec.params[0].spec)]
     root = Root(tuple(layers))
     tp = mesh["tp"] if "tp" in (mesh.mesh_dim_names or ()) else None
-    with quietly(), cuda.emulated(), recipe:
-        te_utils().is_non_tn_fp8_gemm_supported()  # asked once a process, and by FSDP2's hooks outside of this block
+    with quietly(), device(probe.scenario), recipe:
+        is_non_tn_fp8_gemm_supported()  # it remembers: FSDP2's hooks ask outside of this block
         for path, layer in layers.items():
-            attach(root, path, _construct(layer, dtype, tp, "meta" if meta else "cpu"))
+            attach(root, path, _construct(layer, dtype, tp, "meta" if meta else probe.scenario.device))
     for spec in probe.spec.modules:
         below = f"{spec.path}."
         inner = [m.path.removeprefix(below) for m in probe.spec.modules if m.path.startswith(below)]
@@ -125,10 +127,9 @@ def fill(root: nn.Module, probe: Probe, init_seed: int, box: Callable[[str], tup
             parameter.requires_grad_(named.spec.trainable == "yes")
 
 
-def te_utils() -> Any:
-    from transformer_engine.pytorch import utils
-
-    return utils
+def device(scenario: Scenario) -> AbstractContextManager[None]:
+    """Inside, the library finds its GPU: the scenario's, or the emulated one."""
+    return nullcontext() if scenario.device == "cuda" else cuda.emulated()
 
 
 def held(parameter: torch.Tensor) -> torch.Tensor:
@@ -148,9 +149,9 @@ def _recipe(scenario: Scenario) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def materialise(root: nn.Module) -> None:
+def materialise(root: nn.Module, scenario: Scenario) -> None:
     """Give sharded parameters on the meta device memory, by the library's own means."""
-    with quietly(), cuda.emulated():
+    with quietly(), device(scenario):
         for module in root.modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()  # type: ignore[operator]
@@ -166,12 +167,12 @@ def quietly() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-def _construct(layer: Layer, dtype: torch.dtype, tp: DeviceMesh | None, device: str) -> nn.Module:
-    import transformer_engine.pytorch as te  # type: ignore[import-not-found]
+def _construct(layer: Layer, dtype: torch.dtype, tp: DeviceMesh | None, place: str) -> nn.Module:
+    import transformer_engine.pytorch as te
 
     options: dict[str, Any] = dict(layer.options)
     if layer.kind != ATTENTION:
-        options |= {"device": device, "dtype" if layer.kind in NORMS else "params_dtype": dtype}
+        options |= {"device": place, "dtype" if layer.kind in NORMS else "params_dtype": dtype}
     if tp is not None and layer.kind not in NORMS:
         options |= {"tp_size": tp.size(), "tp_group": tp.get_group(), **layer.parallel}
     module: nn.Module = getattr(te, layer.kind)(*layer.sizes, **options)

@@ -20,9 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.tensor import DTensor
 
-from harness.emulation import cuda, te_extension
+from harness.emulation import te_extension
 from harness.emulation.kernels import join_remainder
 from harness.emulation.touched import symbols
 from harness.models import NamedParam
@@ -46,7 +45,7 @@ class TeRank(Fsdp2Rank):
 
     def __init__(self, context: RankContext) -> None:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as the library asks of tensor-parallel users
-        te_extension.library()
+        te_extension.library(context.scenario.device)
         super().__init__(context)
 
     def build(self, op: Op) -> None:
@@ -80,7 +79,7 @@ class TeRank(Fsdp2Rank):
         self.tags = _tags(root)
         super()._fully_shard(root)
         if "meta" in self.scenario.options:
-            layers.materialise(root)
+            layers.materialise(root, self.scenario)
             self.tags = _tags(root)
             layers.fill(root, self.probe, self.init_seed, self._own_slices)
 
@@ -104,7 +103,7 @@ class TeRank(Fsdp2Rank):
         from transformer_engine.pytorch.optimizers import FusedAdam  # type: ignore[import-not-found]
 
         policy, ask = self.scenario.dtype, self.scenario.optimizer.at_build(init_seed)
-        with cuda.emulated():
+        with layers.device(self.scenario):
             optimizer: torch.optim.Optimizer = FusedAdam(
                 self._groups(ask),
                 lr=ask.lr,
@@ -145,9 +144,10 @@ class TeRank(Fsdp2Rank):
     def _model_records(self, op: Op) -> Iterator[Record]:
         """Of a quantised parameter its bytes and the inverse of its scale."""
         quantised = {p.fqn for p in self.spec.params if is_quantised(self.scenario, p.spec)}
-        for record in super()._model_records(op) if not quantised else ():
-            yield record
-        for named in self.spec.params if quantised else ():
+        if not quantised:
+            yield from super()._model_records(op)
+            return
+        for named in self.spec.params:
             own = layers.held(self.state.model.get_parameter(named.fqn))
             if named.fqn not in quantised:
                 yield self._sharded(op, "param", named, own)
@@ -165,13 +165,13 @@ class TeRank(Fsdp2Rank):
         named, own = self.spec.param(fqn), layers.held(parameter)
         for role in ("exp_avg", "exp_avg_sq"):
             if role in state:
-                yield self._sharded(op, role, named, _as_stepped(state[role], own))
+                yield self._sharded(op, role, named, local_part(state[role]))
         scaled = scaled_roles(self.scenario, stages(self.scenario, named.spec))
         yield from self._scales(op, named, parameter, state, scaled)
         if self._has_master(named) and has_masters(self.scenario, op) and (MASTER in state or "master" not in scaled):
             yield self._sharded(op, "master", named, self._master(own, state))
         elif not self._has_master(named) and MASTER in state:
-            yield self._sharded(op, "master", named, _as_stepped(state[MASTER], own))
+            yield self._sharded(op, "master", named, local_part(state[MASTER]))
         if state:
             groups = self.state.optimizer.param_groups
             own_group = next(group for group in groups if any(p is parameter for p in group["params"]))
@@ -190,11 +190,12 @@ class TeRank(Fsdp2Rank):
                 yield record._replace(fqn=f"{named.fqn}.{role}")
 
     def _master(self, own: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
-        """The master of a parameter's shard; before the first step what that will make it."""
+        """The master of a parameter's shard; before the first step what that will make it. One of another size than the
+        shard is as it is stored, for the comparison to find."""
         if MASTER not in state:
             return own.float()
-        kept = _as_stepped(state[MASTER], own)
-        return join_remainder(own, kept) if kept.dtype is torch.int16 else kept
+        kept = local_part(state[MASTER])
+        return join_remainder(own, kept) if kept.dtype is torch.int16 and kept.shape == own.shape else kept
 
     def _forward_slices(self, fqn: str) -> tuple[slice, ...]:
         return _slices(*self._forward_box(fqn))
@@ -212,12 +213,6 @@ def _tags(root: nn.Module) -> dict[str, int]:
     """Along which dim each parameter that is marked as tensor-parallel is sharded."""
     marked = ((name, p) for name, p in root.named_parameters() if getattr(p, "tensor_model_parallel", False))
     return {name: int(getattr(p, "partition_dim", -1)) for name, p in marked}
-
-
-def _as_stepped(state: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """What the kernel steps of a state: its elements from the start, as many as the parameter's shard has."""
-    local = state.to_local() if isinstance(state, DTensor) else state
-    return local if local.shape == own.shape else local.reshape(-1)[: own.numel()].view(own.shape)
 
 
 def warm_up() -> None:

@@ -59,11 +59,18 @@ def examine(python: str | None = None) -> str:
         lines += [f"  {info.name:<22}{_state(info, ranks)}", f"{_INDENT}{info.doc}"]
         if info.emulated:
             lines.append(f"{_INDENT}emulated: {', '.join(info.emulated)}")
-        if line := info.chosen():
-            lines.append(_INDENT + line)
+        lines += [f"{_INDENT}{what}, {device}: {how}" for device in info.devices for what, how in _chosen(info, device)]
         if info.package:
             lines += [_INDENT + line for line in _releases(info, package(info.package), ranks)]
     return "\n".join(lines) + "\n"
+
+
+def _chosen(info: SystemInfo, device: str) -> list[tuple[str, str]]:
+    """What ranks on a device get where there is a choice; what is wrong with what was asked for."""
+    try:
+        return list(info.chosen(device).items())
+    except UsageError as error:
+        return [("error", str(error).split("\n", 1)[0])]
 
 
 def _gpu(found: Gpus, ranks: Interpreter) -> list[str]:

@@ -31,6 +31,7 @@ from harness.oracle import pretrained, twin
 from harness.oracle.carried import carried
 from harness.oracle.contracts import NO_EXTRA_STATE, TWIN_OPTIONS, masters_in_model, rules, steps_on_gpu
 from harness.oracle.host_elements import partition_matters
+from harness.oracle.quantised import quantised
 from harness.oracle.tags import parallel_tags
 from harness.program import Op, expand, operations
 from harness.readers import CheckpointError, must_be_written, read_written
@@ -116,7 +117,7 @@ def _explained(
 
 def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Logical:
     """The twin's prediction for the operations that were observed, live, and for what they wrote and can be read."""
-    truth = _twin(twin_axes(scenario), _reported_norms(observed))
+    truth = quantised(_twin(twin_axes(scenario), _reported_norms(observed)), scenario)
     done = {key.op for key in observed}
     expected = {key: value for key, value in truth.items() if key.op in done}
     if any(key.role == "rng" for key in observed):

@@ -324,6 +324,7 @@ def _result(scenario: Scenario, info: SystemInfo, trial: _Trial) -> Result:
         normalisations=differences_from_json(trial.judgement["normalisations"]),
         emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
         not_exercised=(*info.not_exercised(scenario), *_not_compared(scenario)),
+        chosen=info.chosen(scenario.device),
         device="; ".join(trial.judgement.get("device", ())) or scenario.device,
         phases_s=trial.phases_s,
     )  # fmt: skip

@@ -68,6 +68,7 @@ class Result:
     normalisations: differences that the contract allows (verdict notes `equivalent`), listed and counted,
     never silently equal. emulated: what was not the real thing. not_exercised: what the scenario asks for that the
     world here cannot put to the test. outside_support: with what upstream never supported the release that ran.
+    chosen: what there is a choice of between the real and the emulated → which, and why.
     device: where it ran: `cpu`, or the GPUs and how ranks shared them.
     phases_s: seconds by phase (fork, run, compare …).
     """
@@ -88,6 +89,7 @@ class Result:
     emulated: tuple[str, ...] = ()
     not_exercised: tuple[str, ...] = ()
     outside_support: tuple[str, ...] = ()
+    chosen: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
     phases_s: Mapping[str, float] = field(default_factory=dict)
 
@@ -152,6 +154,7 @@ class Result:
             "emulated": list(self.emulated),
             "not_exercised": list(self.not_exercised),
             "outside_support": list(self.outside_support),
+            "chosen": dict(self.chosen),
             "device": self.device,
             "duration_s": self.duration_s,
             "known_issue": self.known_issue,
@@ -186,6 +189,7 @@ class Result:
             emulated=tuple(data["emulated"]),
             not_exercised=tuple(data.get("not_exercised", ())),
             outside_support=tuple(data.get("outside_support", ())),
+            chosen=dict(data.get("chosen", {})),
             device=data.get("device", "cpu"),
             phases_s=data["phases_s"],
         )

@@ -1,8 +1,8 @@
 """TransformerEngine's compiled extension, `transformer_engine_torch`, as far as its Python layer needs it on a CPU.
 
-`library()` imports the unmodified Python layer, over the real extension where that can be imported and over this module
-where it cannot; SHARDPROOF_TE_EXTENSION (`real` or `emulated`) forces one. Emulated are the enums, the multi-tensor
-kernels of the optimizers (`kernels`), and what constructing layers asks for. Every other kernel is there by name
+`library()` imports the unmodified Python layer, over the real extension or over this module (`te_choice`). Emulated are
+the enums, the multi-tensor kernels of the optimizers (`kernels`), casts to fp8 (`te_quantize`), and what constructing
+layers asks for. Every other kernel is there by name
 and refuses to be called, so that no result can rest on arithmetic that nobody wrote. While the package is imported,
 triton, onnx and onnxscript (over 1 GB) are there by name too where they are not installed: it decorates kernels of its
 own with the first, and declares operators for exports with the others.
@@ -29,12 +29,10 @@ from typing import Any, NoReturn
 import torch
 from torch.utils._triton import has_triton_package
 
-from harness.emulation import kernels
+from harness.emulation import kernels, te_choice, te_quantize
 from harness.emulation.touched import touch
 
 NAME = "transformer_engine_torch"
-CHOICE = "SHARDPROOF_TE_EXTENSION"
-REAL, EMULATED = "real", "emulated"
 
 _ENUMS: dict[str, tuple[str, ...]] = {
     "CommOverlapAlgo": ("BULK_OVERLAP_AG", "BULK_OVERLAP_RS", "SPLIT_PIPELINED_AG_P2P", "SPLIT_PIPELINED_RS",
@@ -139,6 +137,21 @@ def multi_tensor_adam_param_remainder(
         remainder.copy_(low)
 
 
+@torch.no_grad()
+def multi_tensor_adam_fp8(
+    chunk: int, noop: torch.Tensor, lists: Lists, lr: float, beta1: float, beta2: float, eps: float, step: int,
+    mode: int, bias_correction: int, weight_decay: float, fp8_dtype: Any,
+) -> None:  # fmt: skip
+    """As `multi_tensor_adam`, of FP8 parameters (bytes) with masters; behind the masters the lists of their scales,
+    largest magnitudes and inverse scales."""
+    touch(f"{NAME}.multi_tensor_adam_fp8")
+    scalars = _scalars(lr, beta1, beta2, eps, int(step), mode, bias_correction, weight_decay)
+    meta = {param.data_ptr(): own for param, *own in zip(lists[1], *lists[5:], strict=True)}
+    for grad, param, first, second, master in _launched(chunk, lists[:5]):
+        master.copy_(kernels.adam(scalars, grad, master, first, second))
+        te_quantize.store(master, param, meta[param.data_ptr()], fp8_dtype)
+
+
 def _store(stored: list[torch.Tensor], moments: Iterable[torch.Tensor]) -> None:
     for old, new in zip(stored, moments, strict=False):
         if old is not new:
@@ -189,8 +202,9 @@ def multi_tensor_l2norm(
 
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    multi_tensor_adam, multi_tensor_adam_capturable, multi_tensor_adam_param_remainder, multi_tensor_l2norm,
-    multi_tensor_scale,
+    multi_tensor_adam, multi_tensor_adam_capturable, multi_tensor_adam_fp8, multi_tensor_adam_param_remainder,
+    multi_tensor_l2norm, multi_tensor_scale, te_quantize.create_empty_quantized_tensor, te_quantize.dequantize,
+    te_quantize.fp8_transpose, te_quantize.quantize,
 )  # fmt: skip
 
 _CONSTANTS: dict[str, int] = {"get_cublasLt_version": 130000, "get_cudnn_version": 91800, "get_num_cublas_streams": 4}
@@ -245,17 +259,17 @@ def _constant(value: int) -> Callable[[], int]:
 
 
 @cache
-def library() -> str:
+def library(device: str = "cpu") -> str:
     """Import TransformerEngine, once a process: `real` or `emulated`, what its extension is.
 
-    Raises what the import raises; RuntimeError for another choice than these two.
+    Raises what the import raises; UsageError as `te_choice.choice`; RuntimeError where the real one is not installed.
     """
-    asked = os.environ.get(CHOICE, "")
-    if asked not in ("", REAL, EMULATED):
-        raise RuntimeError(f"{CHOICE}={asked!r}; allowed: {REAL}, {EMULATED}, or nothing")
-    if asked == REAL or (not asked and is_real()):
+    kind = te_choice.choice(device).kind
+    if kind == te_choice.REAL:
+        if not _has_real():
+            raise RuntimeError(f"{NAME} is not installed, on {device}: pip install 'shardproof[te]'")
         importlib.import_module("transformer_engine.pytorch")
-        return REAL
+        return kind
     _know_the_version()
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # upstream's own switch: load no shared objects
     has_triton_package()  # torch remembers the answer: the true one
@@ -268,10 +282,10 @@ def library() -> str:
         package = importlib.import_module("transformer_engine")
         package.common = common  # type: ignore[attr-defined]
         importlib.import_module("transformer_engine.pytorch")
-    return EMULATED
+    return kind
 
 
-def is_real() -> bool:
+def _has_real() -> bool:
     """Whether the compiled extension lies beside the package, or in this interpreter, to be loaded."""
     folder = _folder()
     places = (folder, folder.parent, folder / "wheel_lib", *map(Path, sys.path))

@@ -24,7 +24,9 @@ Conventions every system, the reference and the twin follow, so that their obser
     host            canonical name; bool, logical: which elements a kernel of the host steps; every op where some are
                     offloaded and it is known which (`oracle.host_elements.knows_host`)
     quant_scale     `{parameter}.{role}` of every scaled master and moment (`contracts.scaled_roles`): fp32, in the
-                    parameter's shape, of every element the scale of its domain; every op where there is the state
+                    parameter's shape, of every element the scale of its domain; every op where there is the state.
+                    `{parameter}.param` of every quantised parameter (`contracts.is_quantised`): the inverse of the
+                    scale, stored too; its `param` is in fp8e4m3 then
     emulated        `symbols`: utf8, shape (bytes,), the emulated symbols touched so far, joined by newlines; per rank,
                     collected, not compared
     device          `note`: utf8, shape (bytes,), which GPU and which collectives the rank has; per rank, collected, not

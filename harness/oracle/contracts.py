@@ -6,6 +6,7 @@ that stores, computes or reduces in another dtype than its contract is a mismatc
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from harness.models import ModuleSpec, ParamSpec, model_spec, storage_dtype
@@ -157,6 +158,12 @@ TRANSFORMER_ENGINE = (
         "TransformerEngine FusedAdam, _apply_scale, load_state_dict",
     ),
     Contract(
+        "a quantised matrix is its fp32 master times a scale, in fp8e4m3, saturating: 448 over the master's largest "
+        "magnitude on all shards (current scaling), or the scale that the recipe's state has (delayed: 1 without an "
+        "autocast); a checkpoint stores its bytes and the scale's inverse, and a load gives back both",
+        "TransformerEngine Float8CurrentScaling, DelayedScaling, Float8Tensor.__reduce_ex__ (2.16.0 on)",
+    ),
+    Contract(
         "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint stores "
         "under a name is the whole tensor, and loads on any other mesh",
         "NVIDIA/TransformerEngine pull request 2713",
@@ -205,7 +212,12 @@ REMAINDERS = "remainders"
 TORCH_OFFLOAD = "torch_offload"
 NEW_DECAY = "new_decay"
 NO_EXTRA_STATE = "no_extra_state"
-TWIN_OPTIONS = (DECOUPLED, NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD)
+FP8_CURRENT, FP8_DELAYED = "fp8_current", "fp8_delayed"
+QUANTISED = (FP8_CURRENT, FP8_DELAYED)
+"""Switches under which matrices are stored in fp8e4m3, one scale for each."""
+FP8_BOUND = 0.4375
+"""Largest magnitude of their initial values, fp8e4m3's 448 times a power of two: a cast leaves them as they are."""
+TWIN_OPTIONS = (DECOUPLED, NEW_DECAY, PRECISION_AWARE, REMAINDERS, TORCH_OFFLOAD, *QUANTISED)
 """Switches that the oracle knows."""
 LINEAR_STEPS = 8
 """Steps after which a linear schedule has reached a learning rate of 0."""
@@ -280,12 +292,6 @@ _RULES = {
 def rules(system: str) -> Rules:
     """The rules of a system; torch's for every system without its own."""
     return _RULES.get(system, Rules())
-
-
-def masters_in_model(scenario: Scenario) -> bool:
-    """Whether a load of the model alone restores the masters (see `Rules`)."""
-    rule = rules(scenario.system).masters_in_model
-    return any(option.startswith(rule) for option in scenario.options) if isinstance(rule, str) else rule
 
 
 def declare(system: str, own: Rules) -> None:
@@ -367,7 +373,19 @@ def half_dtype(policy: DTypePolicy) -> str | None:
 def initial_dtypes(scenario: Scenario, spec: ParamSpec) -> tuple[str, ...]:
     """The dtypes that a parameter's initial value passes through, the last of them the one it is stored in."""
     storage = stages(scenario, spec).storage
+    if is_quantised(scenario, spec):
+        return "fp8e4m3", storage
     return (pretrained.file_dtype(scenario, spec), storage) if rules(scenario.system).pretrained else (storage,)
+
+
+def initial_bound(scenario: Scenario, spec: ParamSpec) -> float:
+    """The largest magnitude of a parameter's initial values; what is beyond it is clipped before the first dtype."""
+    return FP8_BOUND if is_quantised(scenario, spec) else math.inf
+
+
+def is_quantised(scenario: Scenario, spec: ParamSpec) -> bool:
+    """Whether a parameter is stored in fp8e4m3, beside one scale, and its storage dtype is what it is read as."""
+    return len(spec.shape) == 2 and any(option in scenario.options for option in QUANTISED)
 
 
 def buffer_dtype(scenario: Scenario, dtype: str, module: ModuleSpec | None = None) -> str:
@@ -426,8 +444,11 @@ def masters_in_state(scenario: Scenario) -> bool:
 
 
 def masters_in_model(scenario: Scenario) -> bool:
-    """Whether a checkpoint's model section holds the masters, so that loading it alone restores them."""
-    return rules(scenario.system).masters_in_model and not masters_in_state(scenario)
+    """Whether a checkpoint's model section holds the masters, so that loading it alone restores them (see `Rules`)."""
+    rule = rules(scenario.system).masters_in_model
+    if masters_in_state(scenario):
+        return False
+    return any(option.startswith(rule) for option in scenario.options) if isinstance(rule, str) else rule
 
 
 def has_masters(scenario: Scenario, op: Op) -> bool:

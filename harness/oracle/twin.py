@@ -33,6 +33,7 @@ from harness.oracle.contracts import (
     gradient_grid,
     has_masters,
     has_scaler,
+    initial_bound,
     initial_dtypes,
     linear_share,
     masters_in_model,
@@ -93,6 +94,8 @@ class _Model:
     def _initial(self, param: NamedParam, init_seed: int) -> torch.Tensor:
         keys = probe.element_keys(param.fqn, param.spec.shape, self.scenario.seed)
         values = torch.from_numpy(probe.initial_values(keys, init_seed)).reshape(param.spec.shape)
+        bound = initial_bound(self.scenario, param.spec)
+        values = values.clamp(-bound, bound)
         for dtype in initial_dtypes(self.scenario, param.spec):
             values = values.to(TORCH_DTYPE[dtype])
         return values.to(self.device)

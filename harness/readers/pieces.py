@@ -25,7 +25,7 @@ from harness.readers.archive import MAX_CHECKPOINT_BYTES, Archive, Budget
 from harness.readers.errors import bad
 from harness.readers.metadata import Item, read_metadata
 from harness.readers.symbolic import MAX_BYTES
-from harness.readers.values import FORM, Tensor, Value
+from harness.readers.values import FORM, Quantised, Tensor, Value
 
 FULL_FILE = "full.pt"
 """What a folder holds that is a checkpoint in one file."""
@@ -35,7 +35,8 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorPiece:
-    """The box `start, size` of the tensor at `path`, written by `rank`; data row-major, little endian."""
+    """The box `start, size` of the tensor at `path`, written by `rank`; data row-major, little endian. scale_inv: what
+    its values are multiplied by, fp32; empty where they are not scaled."""
 
     path: KeyPath
     rank: int
@@ -44,6 +45,7 @@ class TensorPiece:
     start: tuple[int, ...]
     size: tuple[int, ...]
     data: bytes
+    scale_inv: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,9 @@ def _distributed(directory: Path) -> Iterator[Piece]:
             yield from _flatten(item.path, archive.value(), rank, archive)
         else:
             start, size = item.box
-            tensor = _expect_tensor(archive.value(), item, origin)
-            piece = TensorPiece(item.path, rank, item.dtype, item.shape, start, size, archive.data(tensor))
+            tensor, dtype, scale = _expect_tensor(archive.value(), item, origin)
+            inverse = archive.data(scale) if scale else b""
+            piece = TensorPiece(item.path, rank, dtype, item.shape, start, size, archive.data(tensor), inverse)
             yield from [piece] if item.whole is None else _unflattened(piece, item.whole)
 
 
@@ -128,16 +131,19 @@ def _unflattened(piece: TensorPiece, whole: tuple[int, ...]) -> Iterator[TensorP
         position = end
 
 
-def _expect_tensor(value: Value, item: Item, origin: str) -> Tensor:
+def _expect_tensor(value: Value, item: Item, origin: str) -> tuple[Tensor, str, Tensor | None]:
+    """The stored tensor, the dtype of its elements, and the inverse of their scale where they are scaled."""
     assert item.box is not None
     size = item.box[1]
     expected = f"{item.dtype} of shape {size}, as .metadata says"
+    if isinstance(value, Quantised) and value.dtype == item.dtype and value.data.shape == size:
+        return value.data, "fp8e4m3", value.scale_inv
     if not isinstance(value, Tensor):
         raise bad(f"{origin}: stored item", type(value).__name__, expected, metadata.FORM)
     same = value.shape == size or prod(value.shape) == prod(size) == 0  # FSDP2 forgets the inner dims of an empty shard
     if value.dtype != item.dtype or not same:
         raise bad(f"{origin}: stored item", f"{value.dtype} of shape {value.shape}", expected, metadata.FORM)
-    return value
+    return value, value.dtype, None
 
 
 def _check_layout(directory: Path, items: Iterable[Item]) -> dict[str, int]:
@@ -185,10 +191,13 @@ def _flatten(path: KeyPath, value: Value, rank: int, archive: Archive) -> Iterat
         case Tensor():
             zeros = (0,) * len(value.shape)
             yield TensorPiece(path, rank, value.dtype, value.shape, zeros, value.shape, archive.data(value))
+        case Quantised(data=stored, scale_inv=inverse):
+            zeros, data = (0,) * len(stored.shape), archive.data(stored)
+            yield TensorPiece(path, rank, "fp8e4m3", stored.shape, zeros, stored.shape, data, archive.data(inverse))
         case dict():
             for key, entry in value.items():
                 yield from _flatten((*path, key if isinstance(key, int | str) else str(key)), entry, rank, archive)
-        case list() if any(isinstance(entry, dict | list | Tensor) for entry in value):
+        case list() if any(isinstance(entry, dict | list | Tensor | Quantised) for entry in value):
             for index, entry in enumerate(value):
                 yield from _flatten((*path, index), entry, rank, archive)
         case _:

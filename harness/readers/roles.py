@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 
 import ml_dtypes
 import numpy as np
@@ -92,6 +93,10 @@ def tensor_records(target: Target, piece: Piece, role: str, fqn: str) -> Iterato
         case TensorPiece():
             yield Record(target.op, piece.rank, WRITTEN, role, fqn, piece.dtype, piece.shape, piece.start, piece.size,
                          piece.data)  # fmt: skip
+            if piece.scale_inv:
+                scales = piece.scale_inv * prod(piece.size)
+                yield Record(target.op, piece.rank, WRITTEN, "quant_scale", f"{fqn}.{role}", "fp32", piece.shape,
+                             piece.start, piece.size, scales)  # fmt: skip
         case ObjectPiece(value=None):
             return
         case ObjectPiece(value=int(value)) if not isinstance(value, bool):

@@ -34,6 +34,10 @@ PARAMETER = Name("torch._utils", "_rebuild_parameter")
 WITH_ATTRIBUTES = Name("torch._tensor", "_rebuild_from_type_v2")
 TENSOR_TYPES = (Name("torch", "Tensor"), Name("torch.nn.parameter", "Parameter"))
 SIZE = Name("torch", "Size")
+FLOAT8 = Name("transformer_engine.pytorch.tensor.float8_tensor", "_make_float8_tensor_in_reduce_ex")
+FLOAT8_DTYPES = (Name("transformer_engine.pytorch.constants", "DType"), Name("transformer_engine_torch", "DType"))
+E4M3 = 7
+"""Number of fp8e4m3 in the extension's enumeration."""
 OPTIMIZERS = (
     Name("torch.optim.adamw", "AdamW"),
     Name("torch.optim.adam", "Adam"),
@@ -74,8 +78,17 @@ class Tensor:
         return prod(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A TransformerEngine Float8Tensor: its bytes (fp8e4m3), the inverse of its scale, the dtype that it is read as."""
+
+    data: Tensor
+    scale_inv: Tensor
+    dtype: str
+
+
 Scalar = str | bytes | int | float | bool | None
-Value = Scalar | Tensor | dict[Scalar, "Value"] | list["Value"]
+Value = Scalar | Tensor | Quantised | dict[Scalar, "Value"] | list["Value"]
 
 
 def decode(node: object, origin: str) -> Value:
@@ -147,7 +160,21 @@ class _Decoder:
                 return self.instance(rebuild, inner, depth - 1)
         if function == TENSOR:
             return self.tensor(args)
+        if function == FLOAT8:
+            return self.float8(args, depth)
         raise self.refused(function)
+
+    def float8(self, args: tuple[object, ...], depth: int) -> Quantised:
+        match args:
+            case (data, Node(function=kind, args=(number,)), scale, Name(module="torch", name=name), *_):
+                stored, inverse = self.value(data, depth - 1), self.value(scale, depth - 1)
+                sound = isinstance(stored, Tensor) and isinstance(inverse, Tensor)
+                if sound and kind in FLOAT8_DTYPES and number == E4M3 and name in TORCH_DTYPE:
+                    assert isinstance(stored, Tensor)
+                    assert isinstance(inverse, Tensor)
+                    if stored.dtype == "uint8" and inverse.dtype == "fp32" and inverse.numel == 1:
+                        return Quantised(stored, inverse, TORCH_DTYPE[name])
+        raise bad(f"{self.origin}: Float8Tensor", "another one", "bytes in fp8e4m3 with one fp32 scale", FORM)
 
     def tensor(self, args: tuple[object, ...]) -> Tensor:
         match args:

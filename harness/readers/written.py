@@ -69,6 +69,8 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     written = expected_written({k: v for k, v in live.items() if k.where == LIVE}, scenario, model)
     if scenario.system == FUSED_STEP and scenario.optimizer.impl == "multi_tensor":
         scales = {k.fqn: v for k, v in live.items() if k.role == "quant_scale"}
+        kept = {k: v for k, v in live.items() if k.role == "quant_scale" and k.fqn.endswith(".param")}
+        written |= {k._replace(where=WRITTEN): v for k, v in kept.items()}
         return _as_fused_adam_stores(written, scales, scenario)
     if scenario.system == BRIDGE:
         written = {key: value for key, value in written.items() if key.role in ("param", "buffer")}

@@ -21,6 +21,7 @@ from harness.oracle.contracts import (
     at_build,
     buffer_dtype,
     has_scaler,
+    initial_bound,
     initial_dtypes,
     kernels,
     rules,
@@ -208,7 +209,8 @@ class Session:
             for (stage, path), params in alike.items():
                 layout = lay_out(self.catalogue, stage.storage, params, self.mesh, tp_index, self.flat)
                 shards = Shards(layout, tp_index, stage, np.empty(0))
-                values = initial
+                bound = np.float32(initial_bound(self.scenario, params[0].spec))
+                values = np.clip(initial, -bound, bound)
                 for dtype in path:
                     values = values.astype(DTYPE[dtype])
                 self.place_params(shards, values, layout.shard_element)

@@ -105,6 +105,11 @@ class Report:
         return tuple(sorted({item for result in self.results for item in result.emulated}))
 
     @property
+    def chosen(self) -> tuple[tuple[str, str], ...]:
+        """What some result had a choice of between the real and the emulated, and which it was."""
+        return tuple(sorted({item for result in self.results for item in result.chosen.items()}))
+
+    @property
     def not_exercised(self) -> tuple[str, ...]:
         """Everything that some scenario asks for and that the world here cannot put to the test."""
         return tuple(sorted({item for result in self.results for item in result.not_exercised}))

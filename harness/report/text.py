@@ -75,6 +75,7 @@ def render_result(result: Result, colour: bool = False, *, emulated_only: bool =
         lines.append(f"  {EMULATED_ONLY}")
     if result.emulated:
         lines.append(f"  emulated: {', '.join(result.emulated)}")
+    lines += [f"  {what}: {how}" for what, how in result.chosen.items()]
     if result.not_exercised:
         lines.append(f"  not exercised: {'; '.join(result.not_exercised)}")
     if result.outside_support:
@@ -118,6 +119,7 @@ def _heading(report: Report) -> str:
         lines.append(f"device: {'; '.join(report.devices)}")
     if report.emulated:
         lines.append(f"emulated: {', '.join(report.emulated)}")
+    lines += [f"{what}: {how}" for what, how in report.chosen]
     if report.not_exercised:
         lines.append(f"not exercised: {'; '.join(report.not_exercised)}")
     lines += [f"{release}, never supported by upstream: {pairs}" for release, pairs in report.outside_support]

@@ -95,8 +95,8 @@ def _one_variant(scenario: Scenario) -> str:
     return ""
 
 
-def _nothing_to_choose() -> str:
-    return ""
+def _nothing_to_choose(device: str) -> Mapping[str, str]:
+    return {}
 
 
 def _everything_exercised(scenario: Scenario) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class SystemInfo:
     are recorded by parameter, on the ranks that own some of it. devices: values of the `device` axis that it runs on;
     the registry refuses the others. library: `module:function` of the device, which imports the library and runs
     nothing of it; every rank calls it before its warnings count: a server of GPUs may not warm up. chosen: what
-    of it is real here and what is emulated, where that depends on what is installed; a line for `doctor`.
+    ranks on a device get where there is a choice between the real and the emulated, and why; in every result.
     """
 
     name: str
@@ -138,4 +138,4 @@ class SystemInfo:
     owner_groups: bool = False
     devices: tuple[str, ...] = ("cpu",)
     library: str = ""
-    chosen: Callable[[], str] = _nothing_to_choose
+    chosen: Callable[[str], Mapping[str, str]] = _nothing_to_choose

@@ -1,25 +1,28 @@
 """NVIDIA TransformerEngine's layers and FusedAdam, its Python unmodified, under FSDP2 and DCP: what the parent knows.
 
 Says which scenarios the system refuses and why, as data, on top of what FSDP2 itself refuses. Imports neither torch nor
-the library. The rank half runs the Python layer over its compiled extension where that is there, and over an emulated
-one where it is not (see `harness.emulation.te_extension`).
+the library. The rank half runs the Python layer over its compiled extension on a GPU, and over an emulated one on a CPU
+(see `harness.emulation.te_choice`).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from importlib import metadata
+import re
+from collections.abc import Callable, Mapping
 
+from harness.emulation import te_choice
 from harness.models import ModelSpec, model_spec
+from harness.oracle.contracts import FP8_CURRENT, FP8_DELAYED, QUANTISED
 from harness.oracle.tags import TAGS
-from harness.program import meshes
+from harness.program import expand, meshes
 from harness.scenario import Scenario
 from harness.systems import torch_fsdp2
 from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
 
 OPTIONS: dict[str, str] = {
+    FP8_CURRENT: "matrices are quantised when layers are built: fp8e4m3 with one current scale each, of all shards",
+    FP8_DELAYED: "matrices are quantised when layers are built: fp8e4m3 with the delayed scale of the recipe's state",
     "again": "the optimizer is given what a load has read twice, as a rollback that keeps it in memory does",
     "capturable": "FusedAdam keeps its learning rate and step as tensors, for CUDA graphs",
     "meta": "layers are built on the meta device, sharded, and then given memory and values by reset_parameters",
@@ -33,8 +36,6 @@ OPTIONS: dict[str, str] = {
 PREFIX = "te_"
 """What the names of the models begin with that are made of the library's layers; all others are trees of modules with
 hand-registered parameters, which its optimizer steps."""
-
-EXTENSION_VARIABLE = "SHARDPROOF_TE_EXTENSION"
 
 KEPT = ("mixed-storage-group", "reshard-divisor", "reshard-divisor-tp", "fused-sgd", "scaler-fp16-gradients",
         "sharding", "offload-fraction", "checkpoint", "fp16-range", "schedule", "expert-parallel",
@@ -59,6 +60,16 @@ def _indivisible_tp(scenario: Scenario) -> bool:
         return any(p.spec.tp_dim is not None and p.spec.shape[p.spec.tp_dim] % tp for p in model.params)
 
     return is_layers(scenario.model) and any(uneven(model_spec(scenario.model), m.tp) for m in meshes(scenario))
+
+
+def _quantised(scenario: Scenario) -> bool:
+    return any(option in scenario.options for option in QUANTISED)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Major and minor number of a release; of anything else, and of none, one beyond every release."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return tuple(map(int, found.groups())) if found else (1 << 30,)
 
 
 def _own_dtypes(scenario: Scenario) -> bool:
@@ -127,6 +138,47 @@ LIMITS: tuple[Limit, ...] = (
     Limit("meta", lambda s: "meta" in s.options and not is_layers(s.model), "meta builds the library's own layers"),
     Limit("tags", lambda s: TAGS in s.options and (not is_layers(s.model) or s.mesh.tp == 1),
           "the library's own layers mark parameters, under tensor parallelism"),
+    Limit("quantised-layers", lambda s: _quantised(s) and not is_layers(s.model),
+          "only the library's own layers have quantised parameters"),
+    Limit(
+        "quantised-releases",
+        lambda s: _quantised(s) and _release(s.version) < (2, 16),
+        "before 2.16.0 whatever is made of a Float8Tensor that lies on a CPU is put on cuda",
+        "transformer_engine/pytorch/quantized_tensor.py, make_like",
+        LibraryError("AssertionError", "Torch not compiled with CUDA enabled", "build"),
+    ),
+    Limit(
+        "quantised-split",
+        lambda s: _quantised(s) and s.model == "te_transformer",
+        "query, key and value are weights of their own there, parts of one, which a quantised tensor has not",
+        "transformer_engine/pytorch/module/layernorm_linear.py, __init__",
+        LibraryError("RuntimeError", "Splitting QuantizedTensor into multiple params is not supported", "build"),
+    ),
+    Limit(
+        "quantised-capturable",
+        lambda s: _quantised(s) and "capturable" in s.options,
+        "CUDA graphs cannot capture what writes quantised parameters",
+        "transformer_engine/pytorch/optimizers/fused_adam.py, step",
+        LibraryError("RuntimeError", "with capturable=True", "step"),
+    ),
+    Limit(
+        "quantised-master",
+        lambda s: _quantised(s) and (not fused(s) or (s.dtype.storage, s.dtype.master, s.dtype.param) !=
+                                     ("bf16", "fp32", None)),
+        "quantised parameters are stepped by FusedAdam through fp32 masters: dtype bf16/master=fp32",
+    ),
+    Limit(
+        "quantised-programs",
+        lambda s: _quantised(s) and any(op.kind == "load_model_only" for op in expand(s)),
+        "no oracle for masters that are made of quantised parameters",
+    ),
+    Limit("quantised-tp", lambda s: _quantised(s) and any(m.tp > 1 for m in meshes(s)),
+          "quantised parameters of tensor-parallel layers: transformer-engine-2713 stands in front of them"),
+    Limit("quantised-once", lambda s: set(QUANTISED) <= set(s.options), "one recipe at a time"),
+    Limit("quantised-remainders", lambda s: _quantised(s) and "remainders" in s.options, "masters are whole beside "
+          "quantised parameters"),
+    Limit("quantised-full", lambda s: _quantised(s) and s.checkpoint.partition("+")[0] == "full",
+          "a full state dict holds dequantised values: no oracle for those"),
     Limit("extra-state", lambda s: "no_extra_state" in s.options and not is_layers(s.model),
           "only the library's own layers have extra state"),
     Limit(
@@ -142,20 +194,22 @@ LIMITS: tuple[Limit, ...] = (
 
 
 def unsupported(scenario: Scenario) -> str | None:
-    """Why the layers and FusedAdam cannot run a scenario under FSDP2; None where they can."""
+    """Why the layers and FusedAdam cannot run a scenario under FSDP2; None where they can.
+
+    Raises:
+        UsageError: as `chosen`.
+    """
+    chosen(scenario.device)
     return first_reason(LIMITS, scenario)
 
 
-def chosen() -> str:
-    """Which extension ranks in this interpreter get."""
-    asked = os.environ.get(EXTENSION_VARIABLE, "")
-    if asked:
-        return f"compiled extension: {asked}, by {EXTENSION_VARIABLE}"
-    try:
-        found = f"real, transformer-engine-torch {metadata.version('transformer-engine-torch')}"
-    except metadata.PackageNotFoundError:
-        found = "emulated; pip install 'shardproof[te]' installs the real one, for a GPU"
-    return f"compiled extension: {found}"
+def chosen(device: str) -> Mapping[str, str]:
+    """Which extension ranks on a device get.
+
+    Raises:
+        UsageError: the environment asks for one that there is not.
+    """
+    return {"compiled extension": str(te_choice.choice(device))}
 
 
 INFO = register(
@@ -168,12 +222,14 @@ INFO = register(
         limits=LIMITS,
         distributions=("transformer-engine", "torch"),
         emulated=(
-            "transformer_engine_torch, the compiled extension, where it is not installed",
+            "transformer_engine_torch, the compiled extension",
             "CUDA device, while layers and FusedAdam are constructed",
         ),
         warm_up="harness.systems.transformer_engine_rank:warm_up",
         package="transformer-engine",
         options=OPTIONS,
+        devices=("cpu", "cuda"),
+        library="harness.emulation.te_extension:library",
         chosen=chosen,
     )
 )

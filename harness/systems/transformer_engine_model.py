@@ -9,8 +9,9 @@ every hook of FSDP2, every wrapper and every lost requires_grad is on the way.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,10 @@ from torch.distributed.tensor import DTensor
 
 from harness.emulation import cuda
 from harness.models import ModuleSpec, storage_dtype
+from harness.oracle.contracts import FP8_BOUND, FP8_CURRENT, FP8_DELAYED, is_quantised
 from harness.probe import element_keys, initial_values
 from harness.probe_module import TORCH_DTYPE, Probe, attach
+from harness.scenario import Scenario
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ LAYERS: Mapping[str, Mapping[str, Layer]] = {
 """Model → module path → the layer that is there."""
 
 
+_UNQUANTISED = "You are using quantized weights without quantized compute"
+"""What the library says of a forward that computes with dequantised weights, as ours does on purpose."""
+
+
 class Root(nn.Module):
     """Calls the outermost units in order."""
 
@@ -87,13 +94,17 @@ def build(probe: Probe, mesh: DeviceMesh, *, meta: bool) -> Root:
 
     mesh: of all ranks; its dim `tp`, if it has one, is handed to the layers.
     """
+    from transformer_engine.pytorch.utils import is_non_tn_fp8_gemm_supported  # type: ignore[import-not-found]
+
     layers = LAYERS[probe.spec.name]
+    recipe = _recipe(probe.scenario)
     dtype = TORCH_DTYPE[storage_dtype(probe.scenario.dtype, probe.spec.params[0].spec)]
     root = Root(tuple(layers))
     tp = mesh["tp"] if "tp" in (mesh.mesh_dim_names or ()) else None
-    with quietly(), cuda.emulated():
+    with quietly(), device(probe.scenario), recipe:
+        is_non_tn_fp8_gemm_supported()  # it remembers: FSDP2's hooks ask outside of this block
         for path, layer in layers.items():
-            attach(root, path, _construct(layer, dtype, tp, "meta" if meta else "cpu"))
+            attach(root, path, _construct(layer, dtype, tp, "meta" if meta else probe.scenario.device))
     for spec in probe.spec.modules:
         below = f"{spec.path}."
         inner = [m.path.removeprefix(below) for m in probe.spec.modules if m.path.startswith(below)]
@@ -108,15 +119,39 @@ def fill(root: nn.Module, probe: Probe, init_seed: int, box: Callable[[str], tup
         for named in probe.spec.unique_params:
             keys = element_keys(named.fqn, named.spec.shape, probe.scenario.seed)
             values = initial_values(keys, init_seed).reshape(named.spec.shape)[box(named.fqn)]
+            initial = torch.from_numpy(np.ascontiguousarray(values))
+            if is_quantised(probe.scenario, named.spec):
+                initial = initial.clamp(-FP8_BOUND, FP8_BOUND).to(torch.float8_e4m3fn).float()
+            held(root.get_parameter(named.fqn)).copy_(initial)
             parameter = root.get_parameter(named.fqn)
-            own = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
-            own.copy_(torch.from_numpy(np.ascontiguousarray(values)))
             parameter.requires_grad_(named.spec.trainable == "yes")
 
 
-def materialise(root: nn.Module) -> None:
+def device(scenario: Scenario) -> AbstractContextManager[None]:
+    """Inside, the library finds its GPU: the scenario's, or the emulated one."""
+    return nullcontext() if scenario.device == "cuda" else cuda.emulated()
+
+
+def held(parameter: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a parameter, of the library's own class where it is quantised."""
+    return parameter._local_tensor if isinstance(parameter, DTensor) else parameter.detach()
+
+
+def _recipe(scenario: Scenario) -> AbstractContextManager[None]:
+    """Inside, layers make their parameters as the scenario's recipe stores them."""
+    import transformer_engine.pytorch as te  # type: ignore[import-not-found]
+    from transformer_engine.common import recipe  # type: ignore[import-not-found]
+
+    if FP8_CURRENT in scenario.options:
+        return te.quantized_model_init(enabled=True, recipe=recipe.Float8CurrentScaling())  # type: ignore[no-any-return]
+    if FP8_DELAYED in scenario.options:
+        return te.quantized_model_init(enabled=True, recipe=recipe.DelayedScaling())  # type: ignore[no-any-return]
+    return nullcontext()
+
+
+def materialise(root: nn.Module, scenario: Scenario) -> None:
     """Give sharded parameters on the meta device memory, by the library's own means."""
-    with quietly(), cuda.emulated():
+    with quietly(), device(scenario):
         for module in root.modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()  # type: ignore[operator]
@@ -132,12 +167,12 @@ def quietly() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-def _construct(layer: Layer, dtype: torch.dtype, tp: DeviceMesh | None, device: str) -> nn.Module:
-    import transformer_engine.pytorch as te  # type: ignore[import-not-found]
+def _construct(layer: Layer, dtype: torch.dtype, tp: DeviceMesh | None, place: str) -> nn.Module:
+    import transformer_engine.pytorch as te
 
     options: dict[str, Any] = dict(layer.options)
     if layer.kind != ATTENTION:
-        options |= {"device": device, "dtype" if layer.kind in NORMS else "params_dtype": dtype}
+        options |= {"device": place, "dtype" if layer.kind in NORMS else "params_dtype": dtype}
     if tp is not None and layer.kind not in NORMS:
         options |= {"tp_size": tp.size(), "tp_group": tp.get_group(), **layer.parallel}
     module: nn.Module = getattr(te, layer.kind)(*layer.sizes, **options)
@@ -164,7 +199,8 @@ def _driven(module: nn.Module, spec: ModuleSpec, probe: Probe) -> Callable[[torc
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         for name, param in as_computed(module, [p.name for p in spec.params if p.used]).items():
-            x = x + probe.term(f"{spec.path}.{name}", param).to(x.dtype)
+            read = param.dequantize() if hasattr(param, "_scale_inv") else param
+            x = x + probe.term(f"{spec.path}.{name}", read).to(x.dtype)
         return x
 
     return forward
@@ -175,6 +211,8 @@ def as_computed(module: nn.Module, names: list[str]) -> dict[str, torch.Tensor]:
     taken = {name: getattr(module, name) for name in names}
     weights = getattr(module, "weight_names", None) or [name for name in names if name in ("fc1_weight", "fc2_weight")]
     if weights:
-        tensors = module._get_weight_tensors()  # type: ignore[operator]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _UNQUANTISED)
+            tensors = module._get_weight_tensors()  # type: ignore[operator]
         taken |= {name: tensor for name, tensor in zip(weights, tensors, strict=True) if name in taken}
     return taken

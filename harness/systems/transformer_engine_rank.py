@@ -20,15 +20,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.tensor import DTensor
 
-from harness.emulation import cuda, te_extension
+from harness.emulation import te_extension
 from harness.emulation.kernels import join_remainder
 from harness.emulation.touched import symbols
 from harness.models import NamedParam
 from harness.observe.record import Record, whole
 from harness.oracle.carried import EXTRA_STATE
-from harness.oracle.contracts import NO_EXTRA_STATE, REMAINDERS, has_masters, scaled_roles, stages
+from harness.oracle.contracts import NO_EXTRA_STATE, REMAINDERS, has_masters, is_quantised, scaled_roles, stages
+from harness.oracle.quantised import SCALE
 from harness.oracle.tags import TAGS
 from harness.probe_module import TORCH_DTYPE, local_part
 from harness.program import Op
@@ -46,7 +46,7 @@ class TeRank(Fsdp2Rank):
 
     def __init__(self, context: RankContext) -> None:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as the library asks of tensor-parallel users
-        te_extension.library()
+        te_extension.library(context.scenario.device)
         super().__init__(context)
 
     def build(self, op: Op) -> None:
@@ -80,7 +80,7 @@ class TeRank(Fsdp2Rank):
         self.tags = _tags(root)
         super()._fully_shard(root)
         if "meta" in self.scenario.options:
-            layers.materialise(root)
+            layers.materialise(root, self.scenario)
             self.tags = _tags(root)
             layers.fill(root, self.probe, self.init_seed, self._own_slices)
 
@@ -104,7 +104,7 @@ class TeRank(Fsdp2Rank):
         from transformer_engine.pytorch.optimizers import FusedAdam  # type: ignore[import-not-found]
 
         policy, ask = self.scenario.dtype, self.scenario.optimizer.at_build(init_seed)
-        with cuda.emulated():
+        with layers.device(self.scenario):
             optimizer: torch.optim.Optimizer = FusedAdam(
                 self._groups(ask),
                 lr=ask.lr,
@@ -144,22 +144,37 @@ class TeRank(Fsdp2Rank):
         if used:
             yield whole(op.index, self.context.rank, "emulated", "symbols", "utf8", (len(used),), used)
 
+    def _model_records(self, op: Op) -> Iterator[Record]:
+        """Of a quantised parameter its bytes and the inverse of its scale."""
+        quantised = {p.fqn for p in self.spec.params if is_quantised(self.scenario, p.spec)}
+        if not quantised:
+            yield from super()._model_records(op)
+            return
+        for named in self.spec.params:
+            own = layers.held(self.state.model.get_parameter(named.fqn))
+            if named.fqn not in quantised:
+                yield self._sharded(op, "param", named, own)
+                continue
+            yield self._sharded(op, "param", named, own._data.view(torch.float8_e4m3fn))  # type: ignore[attr-defined]
+            inverse = own._scale_inv.expand(own.numel()).reshape(own.shape)  # type: ignore[attr-defined]
+            yield self._sharded(op, "quant_scale", named, inverse)._replace(fqn=f"{named.fqn}.{SCALE}")
+
     def _state_records(self, op: Op, fqn: str, parameter: nn.Parameter, state: dict[str, Any]) -> Iterator[Record]:
         if not fused(self.scenario):
             yield from super()._state_records(op, fqn, parameter, state)
             return
         if fqn not in self._known:
             return
-        named, own = self.spec.param(fqn), local_part(parameter.detach())
+        named, own = self.spec.param(fqn), layers.held(parameter)
         for role in ("exp_avg", "exp_avg_sq"):
             if role in state:
-                yield self._sharded(op, role, named, _as_stepped(state[role], own))
+                yield self._sharded(op, role, named, local_part(state[role]))
         scaled = scaled_roles(self.scenario, stages(self.scenario, named.spec))
         yield from self._scales(op, named, parameter, state, scaled)
         if self._has_master(named) and has_masters(self.scenario, op) and (MASTER in state or "master" not in scaled):
             yield self._sharded(op, "master", named, self._master(own, state))
         elif not self._has_master(named) and MASTER in state:
-            yield self._sharded(op, "master", named, _as_stepped(state[MASTER], own))
+            yield self._sharded(op, "master", named, local_part(state[MASTER]))
         if state:
             groups = self.state.optimizer.param_groups
             own_group = next(group for group in groups if any(p is parameter for p in group["params"]))
@@ -178,11 +193,12 @@ class TeRank(Fsdp2Rank):
                 yield record._replace(fqn=f"{named.fqn}.{role}")
 
     def _master(self, own: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
-        """The master of a parameter's shard; before the first step what that will make it."""
+        """The master of a parameter's shard; before the first step what that will make it. One of another size than the
+        shard is as it is stored, for the comparison to find."""
         if MASTER not in state:
             return own.float()
-        kept = _as_stepped(state[MASTER], own)
-        return join_remainder(own, kept) if kept.dtype is torch.int16 else kept
+        kept = local_part(state[MASTER])
+        return join_remainder(own, kept) if kept.dtype is torch.int16 and kept.shape == own.shape else kept
 
     def _forward_slices(self, fqn: str) -> tuple[slice, ...]:
         return _slices(*self._forward_box(fqn))
@@ -207,12 +223,6 @@ def _extra_states(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for path, module in root.named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             yield f"{path}._extra_state", module.get_extra_state()
-
-
-def _as_stepped(state: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """What the kernel steps of a state: its elements from the start, as many as the parameter's shard has."""
-    local = state.to_local() if isinstance(state, DTensor) else state
-    return local if local.shape == own.shape else local.reshape(-1)[: own.numel()].view(own.shape)
 
 
 def warm_up() -> None:

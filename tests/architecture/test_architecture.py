@@ -55,7 +55,7 @@ CHILD = (
     "harness.emulation.apex", "harness.emulation.collectives", "harness.emulation.cpu_for_cuda",
     "harness.emulation.cuda", "harness.emulation.device", "harness.emulation.functions", "harness.emulation.fused",
     "harness.emulation.generator", "harness.emulation.kernels", "harness.emulation.memory", "harness.emulation.symbols",
-    "harness.emulation.te_extension", "harness.emulation.te_names",
+    "harness.emulation.te_extension", "harness.emulation.te_names", "harness.emulation.te_quantize",
     "harness.judge", "harness.observe.ambient", "harness.oracle.scaled_adam", "harness.oracle.steppers",
     "harness.oracle.twin", "harness.probe_module",
     "harness.reference.checkpoint", "harness.reference.fused_adam", "harness.reference.kernels",

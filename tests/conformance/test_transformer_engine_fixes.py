@@ -28,8 +28,10 @@ MOST_LINES = 26
 
 FIXES: Mapping[str, tuple[str, ...]] = {
     "2713": ("2713", "2713-a", "2713-attention", "2713-b", "2713-fused"),
+    "2713-g": ("2713-g",),
     "capturable-groups": ("capturable-groups",),
     "fp32-master": ("fp32-master",),
+    "fp8-uneven": ("fp8-uneven",),
     "scaled-empty": ("scaled-empty",),
     "scaled-load": ("scaled-load",),
     "tags-grouped": ("tags-grouped",),

@@ -1,0 +1,35 @@
+"""TransformerEngine's layers on a real GPU, over its real extension: nothing is emulated, and the result says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+
+from harness.laboratory import Laboratory
+from harness.scenario import Scenario
+from harness.verdict import Verdict
+
+pytestmark = pytest.mark.gpu
+
+if find_spec("transformer_engine_torch") is None:
+    pytest.skip("no transformer_engine_torch: pip install 'shardproof[te]'", allow_module_level=True)
+
+BASE = Scenario(system="transformer-engine", device="cuda", model="te_layers").with_axes(
+    {"mesh": "1x2x1", "dtype": "bf16/master=fp32", "optimizer": "adamw/impl=multi_tensor"}
+)
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[Laboratory]:
+    with Laboratory(jobs=1, deadline_s=180.0) as running:
+        yield running
+
+
+@pytest.mark.parametrize("options", ["", "meta", "fp8_current", "fp8_delayed"])
+def test_layers_and_fused_adam(laboratory: Laboratory, options: str) -> None:
+    result = laboratory.examine_one(BASE.with_axes({"options": options}))
+    assert result.verdict is Verdict.PASS, result.signature
+    assert result.emulated == ()
+    assert result.chosen == {"compiled extension": "real, on a GPU"}

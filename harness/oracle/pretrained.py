@@ -52,13 +52,14 @@ def parameter(scenario: Scenario, spec: ParamSpec) -> Dtypes:
         frozen=spec.trainable == "no",
         sharded=sharded(scenario),
     )
-    return _contract(scenario, tensor)
+    return _contract(scenario, tensor, by_dtype=spec.layer and BY_DTYPE in scenario.options)
 
 
 def buffer(scenario: Scenario, dtype: str, module: ModuleSpec) -> str:
     """The dtype of a floating-point buffer that its module makes, and a checkpoint holds, in `dtype`."""
     frozen = bool(module.params) and all(p.trainable == "no" for p in module.params)
-    return _contract(scenario, Tensor(dtype, frozen=frozen, buffer=True, sharded=sharded(scenario))).storage
+    tensor = Tensor(dtype, frozen=frozen, buffer=True, sharded=sharded(scenario))
+    return _contract(scenario, tensor, by_dtype=False).storage
 
 
 def recipe(scenario: Scenario) -> dict[str, str]:
@@ -72,6 +73,6 @@ def recipe(scenario: Scenario) -> dict[str, str]:
     }
 
 
-def _contract(scenario: Scenario, tensor: Tensor) -> Dtypes:
+def _contract(scenario: Scenario, tensor: Tensor, *, by_dtype: bool) -> Dtypes:
     policy = Policy(scenario.dtype.param, scenario.dtype.reduce)
-    return dtype_contract.dtypes(tensor, requested(scenario), policy, by_dtype=BY_DTYPE in scenario.options)
+    return dtype_contract.dtypes(tensor, requested(scenario), policy, by_dtype=by_dtype)

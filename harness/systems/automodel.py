@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from harness.models import NamedParam, model_spec
 from harness.oracle import pretrained
-from harness.oracle.contracts import stages
+from harness.oracle.contracts import on_mesh, stages
 from harness.oracle.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
 from harness.oracle.pretrained import BY_DTYPE, FILE_BF16, FILE_FP16, FILE_FP32, PINNED, PINNED_SOFT
 from harness.program import meshes
@@ -41,26 +41,15 @@ def _mixed_unit(scenario: Scenario) -> bool:
     """Whether FSDP2 alone is given trainable parameters of two storage dtypes: the root unit always holds some of the
     bulk, and so does every layer."""
     found = {stages(scenario, p.spec).storage for p in _trainable(scenario)}
-    return pretrained.sharded(scenario) and BY_DTYPE not in scenario.options and len(found) > 1
+    sharded = any(pretrained.sharded(on_mesh(scenario, mesh)) for mesh in meshes(scenario))
+    return sharded and BY_DTYPE not in scenario.options and len(found) > 1
 
 
 def _trainable(scenario: Scenario) -> list[NamedParam]:
     return [p for p in model_spec(scenario.model).unique_params if p.spec.trainable == "yes"]
 
 
-def _file_against_policy(scenario: Scenario) -> bool:
-    """Whether a layer's bulk and the root's would compute in different dtypes: layers go by the file."""
-    bulk = next(p.spec for p in _trainable(scenario) if not p.spec.island)
-    layers = pretrained.file_dtype(scenario, bulk)
-    root = scenario.dtype.param or stages(scenario, bulk).storage
-    return BY_DTYPE in scenario.options and layers != root
-
-
-def _meets_one_rank(scenario: Scenario) -> bool:
-    """Whether a program moves between one rank and several, where the contract is not the same."""
-    casts = scenario.dtype.param is not None or {BY_DTYPE, PINNED, PINNED_SOFT} & set(scenario.options)
-    return bool(casts) and len({mesh.world == 1 for mesh in meshes(scenario)}) > 1
-
+_NO_RESHARD = LibraryError("TypeError", "unexpected keyword argument 'reshard_after_forward'", "build")
 
 _OF_TORCH = ("scaler-fp16-gradients", "sharding", "master", "offload-fraction", "optimizer-impl", "schedule",
              "expert-parallel", "logical-faults")  # fmt: skip
@@ -99,17 +88,6 @@ LIMITS: tuple[Limit, ...] = (
         LibraryError("AssertionError", "FSDP expects uniform original parameter dtype", "step"),
     ),
     Limit(
-        "file-against-policy",
-        _file_against_policy,
-        "layers that are sharded by dtype compute in the file's dtype, the root in the policy's: they must agree",
-    ),
-    Limit(
-        "one-rank",
-        _meets_one_rank,
-        "automodel leaves a world of one rank unsharded, where mixed precision casts nothing: no program moves there",
-        "components/distributed/fsdp2.py, fsdp2_sharding_enabled",
-    ),
-    Limit(
         "recipe-storage",
         lambda s: RECIPE_STORAGE in s.options and s.version not in STORAGE_RELEASES,
         "recipes resolve a storage dtype in releases " + ", ".join(STORAGE_RELEASES),
@@ -128,6 +106,20 @@ LIMITS: tuple[Limit, ...] = (
         "reshard-divisor",
         lambda s: s.reshard_after_forward.isdecimal(),
         "automodel's reshard_after_forward is true, false or unset",
+    ),
+    Limit(
+        "reshard-field",
+        lambda s: s.version == "0.4.0" and s.reshard_after_forward != "none",
+        "automodel 0.4.0 has no reshard_after_forward: it must be `none`",
+        "components/distributed/config.py, FSDP2Config",
+        _NO_RESHARD,
+    ),
+    Limit(
+        "reshard-by-dtype",
+        lambda s: s.version == "0.5.0" and BY_DTYPE in s.options and s.reshard_after_forward != "none",
+        "fully_shard_by_dtype takes no reshard_after_forward in 0.5.0: it must be `none`",
+        "components/distributed/parallelizer_utils.py, fully_shard_by_dtype",
+        _NO_RESHARD,
     ),
     *(limit for limit in torch_fsdp2.LIMITS if limit.id in _OF_TORCH),
 )

@@ -40,8 +40,8 @@ def setup(mesh: Mesh, policy: MixedPrecisionPolicy, *, offload: bool, reshard: b
     fields = {f.name for f in dataclasses.fields(FSDP2Config)}
     if "backend" in fields:
         options["backend"] = "gloo"
-    if reshard is not None and "reshard_after_forward" in fields:
-        options["reshard_after_forward"] = reshard
+    if reshard is not None:
+        options["reshard_after_forward"] = reshard  # 0.4.0 has no such field, and says so
     strategy = FSDP2Config(**options)
     sizes = {"dp_size": mesh.dp, "dp_replicate_size": mesh.dp_replicate, "tp_size": mesh.tp}
     if not hasattr(strategies, "DistributedSetup"):
@@ -71,17 +71,19 @@ def from_pretrained(
     return model.train()
 
 
-def shard_by_dtype(cls: type[nn.Module]) -> None:
+def shard_by_dtype(cls: type[nn.Module], *, reshard: bool | None) -> None:
     """Have the library shard a model class's layers with `fully_shard_by_dtype`, as it does for its own models with
-    parameters of several dtypes; the root is left to its default."""
+    parameters of several dtypes; the root is left to its default. reshard: of the layers; None leaves it to torch."""
     pins = tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
     takes_pins = "fp32_compute_module_names" in inspect.signature(parallelizer_utils.fully_shard_by_dtype).parameters
-    names = {"fp32_compute_module_names": pins} if takes_pins else {}
+    more: dict[str, Any] = {"fp32_compute_module_names": pins} if takes_pins else {}
+    if reshard is not None:
+        more["reshard_after_forward"] = reshard
 
     def shard(module: nn.Module, mesh: Any, mp_policy: Any, offload_policy: Any = None, *_: Any, **__: Any) -> None:
         if isinstance(module, nn.ModuleList):
             for layer in module:
-                parallelizer_utils.fully_shard_by_dtype(layer, mesh, mp_policy, offload_policy, **names)
+                parallelizer_utils.fully_shard_by_dtype(layer, mesh, mp_policy, offload_policy, **more)
         else:
             for child in module.children():
                 shard(child, mesh, mp_policy, offload_policy)

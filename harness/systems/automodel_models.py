@@ -10,7 +10,7 @@ from harness.models import ZOO, BufferSpec, ModelSpec, ModuleSpec, ParamSpec
 
 
 def _weight(path: str, *shape: int, trainable: str = "yes") -> ModuleSpec:
-    return ModuleSpec(path, (ParamSpec("weight", shape, trainable=trainable),), unit=False)
+    return ModuleSpec(path, (ParamSpec("weight", shape, trainable=trainable, layer=".layers." in path),), unit=False)
 
 
 def _layer(path: str) -> tuple[ModuleSpec, ...]:
@@ -27,8 +27,8 @@ def _layer(path: str) -> tuple[ModuleSpec, ...]:
 def _gates(trainable: str = "yes") -> tuple[ParamSpec, ...]:
     """What a gated delta net or a state-space layer keeps in fp32."""
     return (
-        ParamSpec("A_log", (6,), island=True, trainable=trainable),
-        ParamSpec("dt_bias", (6,), island=True, trainable=trainable),
+        ParamSpec("A_log", (6,), island=True, trainable=trainable, layer=True),
+        ParamSpec("dt_bias", (6,), island=True, trainable=trainable, layer=True),
     )
 
 

@@ -21,11 +21,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from harness.emulation import cpu_for_cuda, touched
 from harness.models import model_spec
 from harness.observe.record import Record, whole
+from harness.oracle.contracts import on_mesh
 from harness.oracle.pretrained import BY_DTYPE, RECIPES, requested
 from harness.probe_module import TORCH_DTYPE, Probe
 from harness.program import Op, expand
@@ -64,7 +66,8 @@ class AutomodelRank(Fsdp2Rank):
             warnings.filterwarnings("ignore", message)
         self.context = context
         self.scenario, self.spec = context.scenario, context.model
-        self.probe = Probe(self.scenario, self.spec, context.mesh, context.rank, self._forward_box)
+        seen = on_mesh(self.scenario, context.mesh)
+        self.probe = Probe(seen, self.spec, context.mesh, context.rank, self._forward_box)
         self.params = {}
         self.gradients = {}
         self.norm = None
@@ -74,7 +77,7 @@ class AutomodelRank(Fsdp2Rank):
 
         cls = model_class(self.probe)
         if BY_DTYPE in self.scenario.options:
-            library().shard_by_dtype(cls)
+            library().shard_by_dtype(cls, reshard=self._reshard())
         folder = self.context.directory / f"pretrained{op.index}"
         if self.context.rank == 0:
             write_pretrained(self.probe, op, folder)
@@ -95,11 +98,13 @@ class AutomodelRank(Fsdp2Rank):
     def _setup(self) -> Any:
         dtype = self.scenario.dtype
         param, reduce, output = (TORCH_DTYPE[d] if d else None for d in (dtype.param, dtype.reduce, dtype.output))
-        reshard = {"true": True, "false": False, "none": None}[self.scenario.reshard_after_forward]
         return library().setup(
             self.context.mesh, MixedPrecisionPolicy(param, reduce, output),
-            offload=self.scenario.offload.fraction > 0, reshard=reshard,
+            offload=self.scenario.offload.fraction > 0, reshard=self._reshard(),
         )  # fmt: skip
+
+    def _reshard(self) -> bool | None:
+        return {"true": True, "false": False, "none": None}[self.scenario.reshard_after_forward]
 
     def save(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
@@ -138,7 +143,7 @@ def warm_up() -> None:
     library()
     logging.disable(logging.WARNING)
     base = Scenario(system="automodel", model="hf_delta", program="build step save build load step",
-                    checkpoint="safetensors", options=("file_bf16",))  # fmt: skip
+                    checkpoint="safetensors", options=("file_bf16",), reshard_after_forward="none")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         context = RankContext(base, model_spec(base.model), base.mesh, 0, Path(folder))
@@ -147,3 +152,6 @@ def warm_up() -> None:
             getattr(system, op.kind)(op)
             list(system.observe(op))
         dist.destroy_process_group()
+    for name, kept in vars(SavePlanner).items():
+        if name.startswith("_cached"):
+            kept.clear()  # of a world of one rank; some releases would take it for that of the forked ranks

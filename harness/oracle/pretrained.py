@@ -22,6 +22,11 @@ from harness.scenario import Scenario
 FILE_BF16, FILE_FP32, FILE_FP16 = "file_bf16", "file_fp32", "file_fp16"
 PINNED, PINNED_SOFT = "pinned", "pinned_soft"
 BY_DTYPE = "by_dtype"
+NATIVE = ("qwen3_5",)
+"""Models that Automodel has a class of its own for, which pins its islands and shards its layers by dtype."""
+
+CONFIG_DTYPE = "bf16"
+"""What a checkpoint's config says."""
 RECIPES = (RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE)
 
 
@@ -31,6 +36,16 @@ def file_dtype(scenario: Scenario, spec: ParamSpec) -> str:
         if option in scenario.options:
             return dtype
     return "fp32" if spec.island else "bf16"
+
+
+def native(scenario: Scenario) -> bool:
+    """Whether the model is a class of Automodel's own."""
+    return scenario.model in NATIVE
+
+
+def file_name(model: str, fqn: str) -> str:
+    """The name of a parameter in a checkpoint file: Automodel's own classes hold islands in a module of their own."""
+    return fqn.replace("._fp32_params.", ".") if model in NATIVE else fqn
 
 
 def requested(scenario: Scenario) -> str:
@@ -47,12 +62,13 @@ def parameter(scenario: Scenario, spec: ParamSpec) -> Dtypes:
     """The contract of a parameter."""
     tensor = Tensor(
         file_dtype(scenario, spec),
-        pinned=spec.island and PINNED in scenario.options,
+        pinned=spec.island and (PINNED in scenario.options or native(scenario)),
         kept=spec.island and PINNED_SOFT in scenario.options,
         frozen=spec.trainable == "no",
         sharded=sharded(scenario),
+        native=native(scenario),
     )
-    return _contract(scenario, tensor, by_dtype=spec.layer and BY_DTYPE in scenario.options)
+    return _contract(scenario, tensor, by_dtype=spec.layer and (BY_DTYPE in scenario.options or native(scenario)))
 
 
 def buffer(scenario: Scenario, dtype: str, module: ModuleSpec) -> str:
@@ -75,4 +91,7 @@ def recipe(scenario: Scenario) -> dict[str, str]:
 
 def _contract(scenario: Scenario, tensor: Tensor, *, by_dtype: bool) -> Dtypes:
     policy = Policy(scenario.dtype.param, scenario.dtype.reduce)
-    return dtype_contract.dtypes(tensor, requested(scenario), policy, by_dtype=by_dtype)
+    asked = requested(scenario)
+    if asked == AUTO and tensor.native:
+        asked = CONFIG_DTYPE
+    return dtype_contract.dtypes(tensor, asked, policy, by_dtype=by_dtype)

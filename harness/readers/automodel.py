@@ -5,12 +5,13 @@ The optimizer's state has each parameter's hyperparameters under its name; a sch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from harness.models import ModelSpec, model_spec
 from harness.observe.record import Record
+from harness.oracle.pretrained import file_name
 from harness.program import Op
 from harness.readers.pieces import Piece, pieces
 from harness.readers.roles import records_of
@@ -25,12 +26,23 @@ def read_automodel(path: Path, op: Op, scenario: Scenario) -> list[Record]:
         CheckpointError: missing, truncated, foreign, inconsistent or hostile.
     """
     model = model_spec(scenario.model)
-    return list(records_of(_pieces(path, model, scenario.checkpoint), op.index, model, str(path)))
+    return list(records_of(_native(_pieces(path, model, scenario.checkpoint), model), op.index, model, str(path)))
+
+
+def _native(found: Iterable[Piece], model: ModelSpec) -> Iterator[Piece]:
+    """The pieces under the model's names of its parameters, where the file has others."""
+    names = {file_name(model.name, p.fqn): p.fqn for p in model.params}
+    for piece in found:
+        section, *rest = piece.path
+        if section == "model" and len(rest) == 1:
+            piece = replace(piece, path=(section, names.get(str(rest[0]), rest[0])))
+        yield piece
 
 
 def _pieces(path: Path, model: ModelSpec, form: str) -> Iterator[Piece]:
     if form == "safetensors":
-        shapes = {p.fqn: p.spec.shape for p in model.params} | {fqn: b.shape for fqn, b in model.buffers()}
+        shapes = {file_name(model.name, p.fqn): p.spec.shape for p in model.params}
+        shapes |= {fqn: b.shape for fqn, b in model.buffers()}
         yield from sharded_pieces(path / "model", shapes)
     else:
         for piece in pieces(path / "model"):

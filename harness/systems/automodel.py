@@ -42,7 +42,8 @@ def _mixed_unit(scenario: Scenario) -> bool:
     bulk, and so does every layer."""
     found = {stages(scenario, p.spec).storage for p in _trainable(scenario)}
     sharded = any(pretrained.sharded(on_mesh(scenario, mesh)) for mesh in meshes(scenario))
-    return sharded and BY_DTYPE not in scenario.options and len(found) > 1
+    by_dtype = BY_DTYPE in scenario.options or pretrained.native(scenario)
+    return sharded and not by_dtype and len(found) > 1
 
 
 def _trainable(scenario: Scenario) -> list[NamedParam]:
@@ -65,6 +66,18 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.model not in {spec.name for spec in HF_SPECS},
         "automodel's parallelizer looks for a module list of layers: " + ", ".join(spec.name for spec in HF_SPECS),
         "components/distributed/parallelizer.py, _extract_model_layers",
+    ),
+    Limit(
+        "native-release",
+        lambda s: pretrained.native(s) and s.version == "0.4.0",
+        "automodel has its own Qwen3.5 from 0.5.0 on",
+        "components/models/qwen3_5",
+    ),
+    Limit(
+        "native-model",
+        lambda s: pretrained.native(s) and bool({BY_DTYPE, PINNED, PINNED_SOFT} & set(s.options)),
+        "automodel's own model says itself what is pinned and how its layers are sharded",
+        "components/models/qwen3_5/parallelization.py",
     ),
     Limit("tensor-parallel", torch_fsdp2._tensor_parallel, "tensor parallelism is driven through torch-fsdp2"),
     Limit(

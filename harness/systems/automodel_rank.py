@@ -32,7 +32,7 @@ from harness.oracle.pretrained import BY_DTYPE, RECIPES, requested
 from harness.probe_module import TORCH_DTYPE, Probe
 from harness.program import Op, expand
 from harness.scenario import Scenario
-from harness.systems.automodel_models import REAL_LLAMA
+from harness.systems.automodel_models import REAL, REAL_LLAMA
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2_checkpoint import TrainState
 from harness.systems.torch_fsdp2_rank import Fsdp2Rank
@@ -84,12 +84,13 @@ class AutomodelRank(Fsdp2Rank):
         dist.barrier()
         asked = requested(self.scenario)
         frozen = any(p.spec.trainable == "no" for p in self.spec.params)
-        theirs = self.spec.name == REAL_LLAMA
-        with cpu_for_cuda.emulated(), torch.random.fork_rng(devices=[], enabled=theirs):  # it initialises, then loads
+        real = self.spec.name in REAL
+        with cpu_for_cuda.emulated(), torch.random.fork_rng(devices=[], enabled=real):  # it initialises, then loads
             root = library().from_pretrained(
-                folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen, theirs=theirs
-            )
-        if theirs:
+                folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen,
+                theirs=self.spec.name == REAL_LLAMA,
+            )  # fmt: skip
+        if real:
             drive(root, self.probe)
         self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params if p.spec.trainable == "yes"}
         optimizer = self._optimizer(op.init_seed)

@@ -22,6 +22,7 @@ from harness.scenario import Scenario
 FILE_BF16, FILE_FP32, FILE_FP16 = "file_bf16", "file_fp32", "file_fp16"
 PINNED, PINNED_SOFT = "pinned", "pinned_soft"
 BY_DTYPE = "by_dtype"
+CONSOLIDATED = "consolidated"
 NATIVE = ("qwen3_5",)
 """Models that Automodel has a class of its own for, which pins its islands and shards its layers by dtype."""
 
@@ -46,6 +47,12 @@ def native(scenario: Scenario) -> bool:
 def file_name(model: str, fqn: str) -> str:
     """The name of a parameter in a checkpoint file: Automodel's own classes hold islands in a module of their own."""
     return fqn.replace("._fp32_params.", ".") if model in NATIVE else fqn
+
+
+def exported(scenario: Scenario, spec: ParamSpec) -> str:
+    """The dtype that a parameter is exported in: that of the file it was loaded from, and fp32 where Automodel's own
+    class keeps it (components/checkpoint/checkpointing.py, _maybe_build_original_dtype_mapping)."""
+    return "fp32" if spec.island and native(scenario) else file_dtype(scenario, spec)
 
 
 def requested(scenario: Scenario) -> str:

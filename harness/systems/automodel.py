@@ -11,7 +11,7 @@ from harness.models import NamedParam, model_spec
 from harness.oracle import pretrained
 from harness.oracle.contracts import on_mesh, stages
 from harness.oracle.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
-from harness.oracle.pretrained import BY_DTYPE, FILE_BF16, FILE_FP16, FILE_FP32, PINNED, PINNED_SOFT
+from harness.oracle.pretrained import BY_DTYPE, CONSOLIDATED, FILE_BF16, FILE_FP16, FILE_FP32, PINNED, PINNED_SOFT
 from harness.program import meshes
 from harness.scenario import Scenario
 from harness.systems import torch_fsdp2
@@ -31,6 +31,7 @@ OPTIONS = {
     PINNED: "the model names its islands in _keep_in_fp32_modules_strict",
     PINNED_SOFT: "the model names its islands in _keep_in_fp32_modules",
     BY_DTYPE: "layers are sharded by fully_shard_by_dtype, as for models with parameters of several dtypes",
+    CONSOLIDATED: "each save exports the model in the form and the dtypes of the checkpoint that it was loaded from",
     RECIPE_PIPELINE: "a recipe's pipeline section without a dtype is parsed",
     RECIPE_POLICY: "recipes' texts that name no dtype or no mixed precision policy are parsed",
     RECIPE_STORAGE: "a recipe's storage dtype is resolved",
@@ -91,6 +92,12 @@ LIMITS: tuple[Limit, ...] = (
         "one-file",
         lambda s: len({FILE_BF16, FILE_FP16, FILE_FP32} & set(s.options)) > 1,
         "a checkpoint file holds one of file_bf16, file_fp16, file_fp32",
+    ),
+    Limit(
+        "consolidated",
+        lambda s: CONSOLIDATED in s.options and s.checkpoint != "safetensors",
+        "automodel exports what it saves as safetensors",
+        "components/checkpoint/checkpointing.py, _should_write_hf_metadata",
     ),
     Limit("one-pin", lambda s: {PINNED, PINNED_SOFT} <= set(s.options), "a model pins in one way"),
     Limit(

@@ -110,11 +110,12 @@ def shard_by_dtype(cls: type[nn.Module], *, reshard: bool | None) -> None:
     parallelizer.PARALLELIZATION_STRATEGIES[cls.__name__] = Strategy()
 
 
-def checkpointer(folder: Path, form: str) -> Checkpointer:
-    """The library's checkpointer. form: `safetensors` or `torch_save`."""
+def checkpointer(folder: Path, form: str, *, exported_as: Path | None) -> Checkpointer:
+    """The library's checkpointer. form: `safetensors` or `torch_save`. exported_as: the checkpoint that was loaded, if
+    each save is to export the model in that form too."""
     config = CheckpointingConfig(
-        enabled=True, checkpoint_dir=str(folder), model_save_format=form, model_cache_dir="", model_repo_id="",
-        save_consolidated=False, is_peft=False,
+        enabled=True, checkpoint_dir=str(folder), model_save_format=form, model_cache_dir="",
+        model_repo_id=str(exported_as or ""), save_consolidated=exported_as is not None, is_peft=False,
     )  # fmt: skip
     rank = dist.get_rank()
     return Checkpointer(config, rank, 0, 0, None)

@@ -28,7 +28,7 @@ from harness.emulation import cpu_for_cuda, touched
 from harness.models import model_spec
 from harness.observe.record import Record, whole
 from harness.oracle.contracts import on_mesh
-from harness.oracle.pretrained import BY_DTYPE, RECIPES, requested
+from harness.oracle.pretrained import BY_DTYPE, CONSOLIDATED, RECIPES, requested
 from harness.probe_module import TORCH_DTYPE, Probe
 from harness.program import Op, expand
 from harness.scenario import Scenario
@@ -78,7 +78,7 @@ class AutomodelRank(Fsdp2Rank):
         cls = model_class(self.probe)
         if BY_DTYPE in self.scenario.options:
             library().shard_by_dtype(cls, reshard=self._reshard())
-        folder = self.context.directory / f"pretrained{op.index}"
+        folder = self.folder = self.context.directory / f"pretrained{op.index}"
         if self.context.rank == 0:
             write_pretrained(self.probe, op, folder)
         dist.barrier()
@@ -109,19 +109,23 @@ class AutomodelRank(Fsdp2Rank):
 
     def save(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
-        keeper = library().checkpointer(path, self.scenario.checkpoint)
+        keeper = self._keeper(path)
         keeper.save_model(self.state.model, str(path))
         keeper.save_optimizer(self.state.optimizer, self.state.model, str(path), self.state.scheduler)
 
     def load(self, op: Op) -> None:
         self.load_model_only(op)
         path = self.context.checkpoint_path(op)
-        keeper = library().checkpointer(path, self.scenario.checkpoint)
+        keeper = self._keeper(path)
         keeper.load_optimizer(self.state.optimizer, self.state.model, str(path), self.state.scheduler)
 
     def load_model_only(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
-        library().checkpointer(path, self.scenario.checkpoint).load_model(self.state.model, str(path / "model"))
+        self._keeper(path).load_model(self.state.model, str(path / "model"))
+
+    def _keeper(self, path: Path) -> Any:
+        exported_as = self.folder if CONSOLIDATED in self.scenario.options else None
+        return library().checkpointer(path, self.scenario.checkpoint, exported_as=exported_as)
 
     def observe(self, op: Op) -> Iterable[Record]:
         yield from super().observe(op)

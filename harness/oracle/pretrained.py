@@ -23,6 +23,7 @@ FILE_BF16, FILE_FP32, FILE_FP16 = "file_bf16", "file_fp32", "file_fp16"
 PINNED, PINNED_SOFT = "pinned", "pinned_soft"
 BY_DTYPE = "by_dtype"
 CONSOLIDATED = "consolidated"
+REPLICATED = "replicated_tower"
 NATIVE = ("qwen3_5",)
 """Models that Automodel has a class of its own for, which pins its islands and shards its layers by dtype."""
 
@@ -65,6 +66,11 @@ def sharded(scenario: Scenario) -> bool:
     return scenario.mesh.world > 1
 
 
+def managed(scenario: Scenario, spec: ParamSpec) -> bool:
+    """Whether FSDP2 manages a parameter: a frozen tower may be left out and lie whole on every rank."""
+    return sharded(scenario) and not (REPLICATED in scenario.options and spec.trainable == "no")
+
+
 def parameter(scenario: Scenario, spec: ParamSpec) -> Dtypes:
     """The contract of a parameter."""
     tensor = Tensor(
@@ -72,7 +78,7 @@ def parameter(scenario: Scenario, spec: ParamSpec) -> Dtypes:
         pinned=spec.island and (PINNED in scenario.options or native(scenario)),
         kept=spec.island and PINNED_SOFT in scenario.options,
         frozen=spec.trainable == "no",
-        sharded=sharded(scenario),
+        sharded=managed(scenario, spec),
         native=native(scenario),
     )
     return _contract(scenario, tensor, by_dtype=spec.layer and (BY_DTYPE in scenario.options or native(scenario)))

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from harness.models import NamedParam, model_spec
 from harness.oracle import pretrained
-from harness.oracle.contracts import on_mesh, stages
+from harness.oracle.contracts import stages
 from harness.oracle.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
-from harness.oracle.pretrained import BY_DTYPE, CONSOLIDATED, FILE_BF16, FILE_FP16, FILE_FP32, PINNED, PINNED_SOFT
+from harness.oracle.pretrained import (
+    BY_DTYPE,
+    CONSOLIDATED,
+    FILE_BF16,
+    FILE_FP16,
+    FILE_FP32,
+    PINNED,
+    PINNED_SOFT,
+    REPLICATED,
+)
 from harness.program import meshes
 from harness.scenario import Scenario
 from harness.systems import torch_fsdp2
-from harness.systems.automodel_models import HF_SPECS
+from harness.systems.automodel_models import HF_SPECS, REAL
 from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
 
@@ -32,6 +41,7 @@ OPTIONS = {
     PINNED_SOFT: "the model names its islands in _keep_in_fp32_modules",
     BY_DTYPE: "layers are sharded by fully_shard_by_dtype, as for models with parameters of several dtypes",
     CONSOLIDATED: "each save exports the model in the form and the dtypes of the checkpoint that it was loaded from",
+    REPLICATED: "frozen towers are left out of FSDP2 and lie whole on every rank",
     RECIPE_PIPELINE: "a recipe's pipeline section without a dtype is parsed",
     RECIPE_POLICY: "recipes' texts that name no dtype or no mixed precision policy are parsed",
     RECIPE_STORAGE: "a recipe's storage dtype is resolved",
@@ -42,7 +52,7 @@ def _mixed_unit(scenario: Scenario) -> bool:
     """Whether FSDP2 alone is given trainable parameters of two storage dtypes: the root unit always holds some of the
     bulk, and so does every layer."""
     found = {stages(scenario, p.spec).storage for p in _trainable(scenario)}
-    sharded = any(pretrained.sharded(on_mesh(scenario, mesh)) for mesh in meshes(scenario))
+    sharded = any(mesh.world > 1 for mesh in meshes(scenario))
     by_dtype = BY_DTYPE in scenario.options or pretrained.native(scenario)
     return sharded and not by_dtype and len(found) > 1
 
@@ -80,7 +90,22 @@ LIMITS: tuple[Limit, ...] = (
         "automodel's own model says itself what is pinned and how its layers are sharded",
         "components/models/qwen3_5/parallelization.py",
     ),
-    Limit("tensor-parallel", torch_fsdp2._tensor_parallel, "tensor parallelism is driven through torch-fsdp2"),
+    Limit(
+        "replicated-release",
+        lambda s: REPLICATED in s.options and s.version in ("0.4.0", "0.5.0"),
+        "automodel leaves frozen towers out of FSDP2 from 0.6.0 on",
+        "components/distributed/config.py, MultimodalDistributedConfig",
+    ),
+    Limit(
+        "replicated-by-dtype",
+        lambda s: {REPLICATED, BY_DTYPE} <= set(s.options),
+        "what shards the layers of our models by dtype leaves no tower out",
+    ),
+    Limit(
+        "tensor-parallel",
+        lambda s: s.model in REAL and torch_fsdp2._tensor_parallel(s),
+        "a real model's plan of tensor parallelism lays its activations out, which the probe does not compute",
+    ),
     Limit(
         "replicas-alone",
         lambda s: any(mesh.dp_replicate > 1 and mesh.dp_shard == 1 for mesh in meshes(s)),

@@ -21,6 +21,7 @@ from nemo_automodel.components.distributed.config import FSDP2Config
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as fsdp_fully_shard
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from harness.scenario import Mesh
 
@@ -32,9 +33,20 @@ class Setup:
     arguments: dict[str, Any]
 
 
-def setup(mesh: Mesh, policy: MixedPrecisionPolicy, *, offload: bool, reshard: bool | None) -> Setup:
-    """Mesh and FSDP2 strategy of a world."""
-    options: dict[str, Any] = {"mp_policy": policy}
+def setup(
+    mesh: Mesh,
+    policy: MixedPrecisionPolicy,
+    *,
+    offload: bool,
+    reshard: bool | None,
+    replicated: bool,
+    plan: dict[str, ParallelStyle],
+) -> Setup:
+    """Mesh and FSDP2 strategy of a world. replicated: leave frozen towers out of FSDP2. plan: of tensor parallelism,
+    by module."""
+    options: dict[str, Any] = {"mp_policy": policy, "tp_plan": plan or None}
+    if replicated:
+        options["multimodal"] = strategies.MultimodalDistributedConfig(frozen_sharding="replicate")
     if offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
     fields = {f.name for f in dataclasses.fields(FSDP2Config)}

@@ -10,7 +10,10 @@ from harness.models import ZOO, BufferSpec, ModelSpec, ModuleSpec, ParamSpec
 
 
 def _weight(path: str, *shape: int, trainable: str = "yes") -> ModuleSpec:
-    return ModuleSpec(path, (ParamSpec("weight", shape, trainable=trainable, layer=".layers." in path),), unit=False)
+    cut = {"q_proj": 0, "in_proj": 0, "up_proj": 0, "o_proj": 1, "out_proj": 1, "down_proj": 1, "lm_head": 0}
+    dim = cut.get(path.rpartition(".")[2])
+    weight = ParamSpec("weight", shape, trainable=trainable, tp_dim=dim, layer=".layers." in path)
+    return ModuleSpec(path, (weight,), unit=False)
 
 
 def _layer(path: str) -> tuple[ModuleSpec, ...]:

@@ -23,19 +23,21 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from harness.emulation import cpu_for_cuda, touched
-from harness.models import model_spec
+from harness.layout import Box as ShardBox
+from harness.models import NamedParam, model_spec
 from harness.observe.record import Record, whole
 from harness.oracle.contracts import on_mesh
-from harness.oracle.pretrained import BY_DTYPE, CONSOLIDATED, RECIPES, requested
+from harness.oracle.pretrained import BY_DTYPE, CONSOLIDATED, RECIPES, REPLICATED, managed, requested
 from harness.probe_module import TORCH_DTYPE, Probe
 from harness.program import Op, expand
 from harness.scenario import Scenario
 from harness.systems.automodel_models import REAL, REAL_LLAMA
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2_checkpoint import TrainState
-from harness.systems.torch_fsdp2_rank import Fsdp2Rank
+from harness.systems.torch_fsdp2_rank import Fsdp2Rank, ProbeParallel
 
 QUIET = (
     # Its copy of torch's checkpoint writer reads a tensor's storage in the old way.
@@ -102,7 +104,20 @@ class AutomodelRank(Fsdp2Rank):
         return library().setup(
             self.context.mesh, MixedPrecisionPolicy(param, reduce, output),
             offload=self.scenario.offload.fraction > 0, reshard=self._reshard(),
+            replicated=REPLICATED in self.scenario.options, plan=self._plan(),
         )  # fmt: skip
+
+    def _plan(self) -> dict[str, ParallelStyle]:
+        """Tensor parallelism of the modules that a rank has a part of, for the library to apply."""
+        if self.context.mesh.tp == 1:
+            return {}
+        style = ProbeParallel({})
+        return {module.path: style for module in self.spec.modules if any(p.tp_dim is not None for p in module.params)}
+
+    def _own_box(self, named: NamedParam) -> ShardBox:
+        if managed(on_mesh(self.scenario, self.context.mesh), named.spec):
+            return super()._own_box(named)
+        return ShardBox((0,) * len(named.spec.shape), named.spec.shape)
 
     def _reshard(self) -> bool | None:
         return {"true": True, "false": False, "none": None}[self.scenario.reshard_after_forward]

@@ -185,10 +185,12 @@ def _twin_meshes(scenario: Scenario) -> tuple[Mesh, str]:
     """Mesh and load relation as far as a twin depends on them."""
     if _shares_experts(scenario) or partition_matters(scenario):
         return scenario.mesh, scenario.load
-    wide = {op.mesh.dp > 1 for op in expand(scenario)}
+    alone = rules(scenario.system).pretrained  # where one rank is another contract, as a world and not as a divisor
+    wide = {(op.mesh.dp > 1, alone and op.mesh.world > 1) for op in expand(scenario)}
     if len(wide) > 1:
         return scenario.mesh, scenario.load
-    return Mesh(1, 2 if True in wide else 1, 1), "same"
+    ((divides, sharded),) = wide
+    return Mesh(1, 2 if divides else 1, 2 if sharded and not divides else 1), "same"
 
 
 def _twin_offload(scenario: Scenario) -> tuple[Offload, tuple[str, ...]]:

@@ -29,6 +29,7 @@ class ParamSpec:
     and its size. stacked: sections of equal size lie along a dim 0 of their own, which libraries that fuse them do not
     have: their dim 0 is our dims 0 and 1.
     tied_to: fully qualified name of the parameter this is the same object as.
+    layer: it lies in a layer of a list of them, which libraries shard otherwise than what is around it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ParamSpec:
     sections: tuple[tuple[str, int], ...] = ()
     stacked: bool = False
     tied_to: str | None = None
+    layer: bool = False
 
     @property
     def numel(self) -> int:

@@ -13,7 +13,7 @@ from harness.models import ModuleSpec, ParamSpec, model_spec, storage_dtype
 from harness.oracle import pretrained
 from harness.probe import Grid, choose_grid
 from harness.program import Op
-from harness.scenario import FLOAT_DTYPES, DTypePolicy, Optimizer, Scenario
+from harness.scenario import FLOAT_DTYPES, DTypePolicy, Mesh, Optimizer, Scenario
 
 
 @dataclass(frozen=True)
@@ -306,6 +306,12 @@ def at_build(scenario: Scenario, init_seed: int) -> Optimizer:
     if rules(scenario.system).same_decay and NEW_DECAY not in scenario.options:
         return replace(asked, weight_decay=scenario.optimizer.weight_decay)
     return asked
+
+
+def on_mesh(scenario: Scenario, mesh: Mesh) -> Scenario:
+    """The scenario as a session on a mesh sees it: what a pretrained model's tensors are depends on whether they are
+    sharded there, and a program may move between one rank and several."""
+    return replace(scenario, mesh=mesh) if rules(scenario.system).pretrained else scenario
 
 
 def stages(scenario: Scenario, spec: ParamSpec) -> Stages:

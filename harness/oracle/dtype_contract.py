@@ -32,7 +32,8 @@ class Tensor:
     file: its dtype in the checkpoint; None for a buffer that no checkpoint holds, which is made in fp32. pinned: the
     model names it in `_keep_in_fp32_modules_strict`. kept: in `_keep_in_fp32_modules`, which Hugging Face honours for
     fp16 alone. frozen: it is a frozen parameter, or a buffer of a module all of whose parameters are frozen. buffer: it
-    is no parameter. sharded: FSDP2 manages it.
+    is no parameter. sharded: FSDP2 manages it. native: a class of Automodel's own holds it, which loads into what it
+    made and records nothing.
     """
 
     file: str | None = "bf16"
@@ -41,6 +42,7 @@ class Tensor:
     frozen: bool = False
     buffer: bool = False
     sharded: bool = True
+    native: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,20 @@ RULES: tuple[Rule, ...] = (
         "the policy's param dtype: one rounding of the loaded value",
         "cast_frozen_modules_to_compute_dtype",
     ),
+    Rule(
+        "storage-intrinsic",
+        "storage",
+        "pinned by a class of Automodel's own",
+        "fp32, whatever is requested: the loaded value, widened exactly",
+        "components/models/common/gated_delta_net_fp32",
+    ),
+    Rule(
+        "storage-native",
+        "storage",
+        "loaded by a class of Automodel's own",
+        "the requested dtype, the config's for `auto`: one rounding of the loaded value",
+        "NeMoAutoModelForCausalLM.from_pretrained, local_torch_dtype",
+    ),
     Rule("storage-made", "storage", "a buffer that no checkpoint holds", "fp32, as it is made", "transformers"),
     Rule("storage-auto", "storage", "requested `auto`", "the file's dtype", "_restore_loaded_model_dtype"),
     Rule(
@@ -92,13 +108,20 @@ RULES: tuple[Rule, ...] = (
         "the file's dtype",
         "fully_shard_by_dtype, _hf_compute_dtype",
     ),
+    Rule(
+        "compute-fallback",
+        "compute",
+        "sharded by dtype, nothing recorded",
+        "the policy's param dtype where it is stored in fp32 and there is one, else the storage dtype",
+        "fully_shard_by_dtype",
+    ),
     Rule("compute-policy", "compute", "the policy has a param dtype", "that dtype", "MixedPrecisionPolicy"),
     Rule("compute-storage", "compute", "otherwise", "the storage dtype", "MixedPrecisionPolicy"),
     Rule("reduce-alone", "reduce", "not sharded, or a buffer", "the compute dtype", "nothing is reduced"),
     Rule(
         "reduce-fp32",
         "reduce",
-        "it computes in fp32 by a pin or by the file",
+        "sharded by dtype or pinned, and it computes in fp32",
         "fp32",
         "fully_shard_by_dtype, _mp_policy_with_param_dtype",
     ),
@@ -120,8 +143,8 @@ def dtypes(tensor: Tensor, requested: str, policy: Policy, *, by_dtype: bool) ->
     """The contract of one tensor.
 
     Args:
-        requested: the dtype asked of the loader, or `auto`. by_dtype: sharded by resolved compute dtype
-            (`fully_shard_by_dtype`), not by FSDP2 alone.
+        requested: the dtype asked of the loader, or `auto`; the config's dtype for `auto` where a class is native.
+        by_dtype: sharded by resolved compute dtype (`fully_shard_by_dtype`), not by FSDP2 alone.
     """
     storage, why_storage = _storage(tensor, requested, policy)
     compute, why_compute = _compute(tensor, storage, policy, by_dtype)
@@ -132,6 +155,8 @@ def dtypes(tensor: Tensor, requested: str, policy: Policy, *, by_dtype: bool) ->
 def _storage(tensor: Tensor, requested: str, policy: Policy) -> tuple[str, str]:
     if policy.param and tensor.frozen and not (tensor.pinned or tensor.kept) and (tensor.buffer or not tensor.sharded):
         return policy.param, "storage-frozen"
+    if tensor.native:
+        return ("fp32", "storage-intrinsic") if tensor.pinned else (requested, "storage-native")
     if tensor.file is None:
         return "fp32", "storage-made"
     if requested == AUTO:
@@ -144,6 +169,8 @@ def _compute(tensor: Tensor, storage: str, policy: Policy, by_dtype: bool) -> tu
         return storage, "compute-alone"
     if tensor.pinned:
         return "fp32", "compute-pinned"
+    if by_dtype and tensor.native:
+        return (policy.param if policy.param and storage == "fp32" else storage), "compute-fallback"
     if by_dtype and tensor.file is not None:
         return tensor.file, "compute-recorded"
     return (policy.param, "compute-policy") if policy.param else (storage, "compute-storage")
@@ -152,7 +179,7 @@ def _compute(tensor: Tensor, storage: str, policy: Policy, by_dtype: bool) -> tu
 def _reduce(compute: str, why_compute: str, policy: Policy) -> tuple[str, str]:
     if why_compute == "compute-alone":
         return compute, "reduce-alone"
-    if compute == "fp32" and why_compute in ("compute-pinned", "compute-recorded"):
+    if compute == "fp32" and why_compute in ("compute-pinned", "compute-recorded", "compute-fallback"):
         return "fp32", "reduce-fp32"
     return (policy.reduce, "reduce-policy") if policy.reduce else (compute, "reduce-compute")
 

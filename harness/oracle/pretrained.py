@@ -22,6 +22,13 @@ from harness.scenario import Scenario
 FILE_BF16, FILE_FP32, FILE_FP16 = "file_bf16", "file_fp32", "file_fp16"
 PINNED, PINNED_SOFT = "pinned", "pinned_soft"
 BY_DTYPE = "by_dtype"
+CONSOLIDATED = "consolidated"
+REPLICATED = "replicated_tower"
+NATIVE = ("qwen3_5",)
+"""Models that Automodel has a class of its own for, which pins its islands and shards its layers by dtype."""
+
+CONFIG_DTYPE = "bf16"
+"""What a checkpoint's config says."""
 RECIPES = (RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE)
 
 
@@ -31,6 +38,22 @@ def file_dtype(scenario: Scenario, spec: ParamSpec) -> str:
         if option in scenario.options:
             return dtype
     return "fp32" if spec.island else "bf16"
+
+
+def native(scenario: Scenario) -> bool:
+    """Whether the model is a class of Automodel's own."""
+    return scenario.model in NATIVE
+
+
+def file_name(model: str, fqn: str) -> str:
+    """The name of a parameter in a checkpoint file: Automodel's own classes hold islands in a module of their own."""
+    return fqn.replace("._fp32_params.", ".") if model in NATIVE else fqn
+
+
+def exported(scenario: Scenario, spec: ParamSpec) -> str:
+    """The dtype that a parameter is exported in: that of the file it was loaded from, and fp32 where Automodel's own
+    class keeps it (components/checkpoint/checkpointing.py, _maybe_build_original_dtype_mapping)."""
+    return "fp32" if spec.island and native(scenario) else file_dtype(scenario, spec)
 
 
 def requested(scenario: Scenario) -> str:
@@ -43,22 +66,29 @@ def sharded(scenario: Scenario) -> bool:
     return scenario.mesh.world > 1
 
 
+def managed(scenario: Scenario, spec: ParamSpec) -> bool:
+    """Whether FSDP2 manages a parameter: a frozen tower may be left out and lie whole on every rank."""
+    return sharded(scenario) and not (REPLICATED in scenario.options and spec.trainable == "no")
+
+
 def parameter(scenario: Scenario, spec: ParamSpec) -> Dtypes:
     """The contract of a parameter."""
     tensor = Tensor(
         file_dtype(scenario, spec),
-        pinned=spec.island and PINNED in scenario.options,
+        pinned=spec.island and (PINNED in scenario.options or native(scenario)),
         kept=spec.island and PINNED_SOFT in scenario.options,
         frozen=spec.trainable == "no",
-        sharded=sharded(scenario),
+        sharded=managed(scenario, spec),
+        native=native(scenario),
     )
-    return _contract(scenario, tensor)
+    return _contract(scenario, tensor, by_dtype=spec.layer and (BY_DTYPE in scenario.options or native(scenario)))
 
 
 def buffer(scenario: Scenario, dtype: str, module: ModuleSpec) -> str:
     """The dtype of a floating-point buffer that its module makes, and a checkpoint holds, in `dtype`."""
     frozen = bool(module.params) and all(p.trainable == "no" for p in module.params)
-    return _contract(scenario, Tensor(dtype, frozen=frozen, buffer=True, sharded=sharded(scenario))).storage
+    tensor = Tensor(dtype, frozen=frozen, buffer=True, sharded=sharded(scenario))
+    return _contract(scenario, tensor, by_dtype=False).storage
 
 
 def recipe(scenario: Scenario) -> dict[str, str]:
@@ -72,6 +102,9 @@ def recipe(scenario: Scenario) -> dict[str, str]:
     }
 
 
-def _contract(scenario: Scenario, tensor: Tensor) -> Dtypes:
+def _contract(scenario: Scenario, tensor: Tensor, *, by_dtype: bool) -> Dtypes:
     policy = Policy(scenario.dtype.param, scenario.dtype.reduce)
-    return dtype_contract.dtypes(tensor, requested(scenario), policy, by_dtype=BY_DTYPE in scenario.options)
+    asked = requested(scenario)
+    if asked == AUTO and tensor.native:
+        asked = CONFIG_DTYPE
+    return dtype_contract.dtypes(tensor, asked, policy, by_dtype=by_dtype)

@@ -37,6 +37,7 @@ from harness.oracle.contracts import (
     initial_dtypes,
     linear_share,
     masters_in_model,
+    on_mesh,
     rounds_half_away,
     rules,
     scaled_roles,
@@ -71,6 +72,7 @@ class _Model:
     """The twin's parameters, masters, buffers, optimizer, schedule and scaler after one build."""
 
     def __init__(self, scenario: Scenario, spec: ModelSpec, op: Op) -> None:
+        scenario = on_mesh(scenario, op.mesh)
         self.scenario, self.spec, self.rules = scenario, spec, rules(scenario.system)
         self.device = torch.device(twin_device(scenario))
         self.stages: dict[str, Stages] = {p.fqn: stages(scenario, p.spec) for p in spec.unique_params}
@@ -305,7 +307,7 @@ class _Twin:
         if not uses and not model.rules.zero_gradients:
             return None
         count = self.scenario.microbatches
-        grid = gradient_grid(self.scenario, param.spec, op.mesh.dp)
+        grid = gradient_grid(model.scenario, param.spec, op.mesh.dp)
         units = np.zeros(param.spec.numel, np.int64)
         for use in uses:
             keys = probe.element_keys(use, param.spec.shape, self.scenario.seed)

@@ -14,7 +14,7 @@ from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, NUMPY_NAME, WRITTEN, Record
 from harness.oracle.contracts import masters_in_state, rounds_half_away, stages
 from harness.program import Op
-from harness.readers.automodel import read_automodel
+from harness.readers.automodel import as_exported, read_automodel
 from harness.readers.checkpoint import expected_written, read_checkpoint
 from harness.readers.fsdp_dtensor import read_fsdp_dtensor
 from harness.readers.megatron import read_megatron
@@ -67,6 +67,8 @@ def must_be_written(live: Logical, op: Op, scenario: Scenario) -> Logical:
     if scenario.system == AUTOMODEL:
         scenario = replace(scenario, checkpoint=f"{scenario.checkpoint}+flatten")  # always, in its optimizer's state
     written = expected_written({k: v for k, v in live.items() if k.where == LIVE}, scenario, model)
+    if scenario.system == AUTOMODEL:
+        return as_exported(written, scenario)
     if scenario.system == FUSED_STEP and scenario.optimizer.impl == "multi_tensor":
         scales = {k.fqn: v for k, v in live.items() if k.role == "quant_scale"}
         kept = {k: v for k, v in live.items() if k.role == "quant_scale" and k.fqn.endswith(".param")}

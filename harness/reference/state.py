@@ -24,6 +24,7 @@ from harness.oracle.contracts import (
     initial_bound,
     initial_dtypes,
     kernels,
+    on_mesh,
     rules,
     scaled_roles,
     stages,
@@ -156,6 +157,7 @@ class Session:
     """
 
     def __init__(self, scenario: Scenario, model: ModelSpec, catalogue: Catalogue, op: Op) -> None:
+        scenario = on_mesh(scenario, op.mesh)
         self.scenario, self.model, self.catalogue, self.mesh = scenario, model, catalogue, op.mesh
         if scenario.sharding == "replicate":
             self.mesh = Mesh(op.mesh.dp, 1, op.mesh.tp)

@@ -11,11 +11,20 @@ from harness.models import NamedParam, model_spec
 from harness.oracle import pretrained
 from harness.oracle.contracts import stages
 from harness.oracle.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
-from harness.oracle.pretrained import BY_DTYPE, FILE_BF16, FILE_FP16, FILE_FP32, PINNED, PINNED_SOFT
+from harness.oracle.pretrained import (
+    BY_DTYPE,
+    CONSOLIDATED,
+    FILE_BF16,
+    FILE_FP16,
+    FILE_FP32,
+    PINNED,
+    PINNED_SOFT,
+    REPLICATED,
+)
 from harness.program import meshes
 from harness.scenario import Scenario
 from harness.systems import torch_fsdp2
-from harness.systems.automodel_models import HF_SPECS
+from harness.systems.automodel_models import HF_SPECS, REAL
 from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
 
@@ -31,6 +40,8 @@ OPTIONS = {
     PINNED: "the model names its islands in _keep_in_fp32_modules_strict",
     PINNED_SOFT: "the model names its islands in _keep_in_fp32_modules",
     BY_DTYPE: "layers are sharded by fully_shard_by_dtype, as for models with parameters of several dtypes",
+    CONSOLIDATED: "each save exports the model in the form and the dtypes of the checkpoint that it was loaded from",
+    REPLICATED: "frozen towers are left out of FSDP2 and lie whole on every rank",
     RECIPE_PIPELINE: "a recipe's pipeline section without a dtype is parsed",
     RECIPE_POLICY: "recipes' texts that name no dtype or no mixed precision policy are parsed",
     RECIPE_STORAGE: "a recipe's storage dtype is resolved",
@@ -41,26 +52,16 @@ def _mixed_unit(scenario: Scenario) -> bool:
     """Whether FSDP2 alone is given trainable parameters of two storage dtypes: the root unit always holds some of the
     bulk, and so does every layer."""
     found = {stages(scenario, p.spec).storage for p in _trainable(scenario)}
-    return pretrained.sharded(scenario) and BY_DTYPE not in scenario.options and len(found) > 1
+    sharded = any(mesh.world > 1 for mesh in meshes(scenario))
+    by_dtype = BY_DTYPE in scenario.options or pretrained.native(scenario)
+    return sharded and not by_dtype and len(found) > 1
 
 
 def _trainable(scenario: Scenario) -> list[NamedParam]:
     return [p for p in model_spec(scenario.model).unique_params if p.spec.trainable == "yes"]
 
 
-def _file_against_policy(scenario: Scenario) -> bool:
-    """Whether a layer's bulk and the root's would compute in different dtypes: layers go by the file."""
-    bulk = next(p.spec for p in _trainable(scenario) if not p.spec.island)
-    layers = pretrained.file_dtype(scenario, bulk)
-    root = scenario.dtype.param or stages(scenario, bulk).storage
-    return BY_DTYPE in scenario.options and layers != root
-
-
-def _meets_one_rank(scenario: Scenario) -> bool:
-    """Whether a program moves between one rank and several, where the contract is not the same."""
-    casts = scenario.dtype.param is not None or {BY_DTYPE, PINNED, PINNED_SOFT} & set(scenario.options)
-    return bool(casts) and len({mesh.world == 1 for mesh in meshes(scenario)}) > 1
-
+_NO_RESHARD = LibraryError("TypeError", "unexpected keyword argument 'reshard_after_forward'", "build")
 
 _OF_TORCH = ("scaler-fp16-gradients", "sharding", "master", "offload-fraction", "optimizer-impl", "schedule",
              "expert-parallel", "logical-faults")  # fmt: skip
@@ -77,7 +78,34 @@ LIMITS: tuple[Limit, ...] = (
         "automodel's parallelizer looks for a module list of layers: " + ", ".join(spec.name for spec in HF_SPECS),
         "components/distributed/parallelizer.py, _extract_model_layers",
     ),
-    Limit("tensor-parallel", torch_fsdp2._tensor_parallel, "tensor parallelism is driven through torch-fsdp2"),
+    Limit(
+        "native-release",
+        lambda s: pretrained.native(s) and s.version == "0.4.0",
+        "automodel has its own Qwen3.5 from 0.5.0 on",
+        "components/models/qwen3_5",
+    ),
+    Limit(
+        "native-model",
+        lambda s: pretrained.native(s) and bool({BY_DTYPE, PINNED, PINNED_SOFT} & set(s.options)),
+        "automodel's own model says itself what is pinned and how its layers are sharded",
+        "components/models/qwen3_5/parallelization.py",
+    ),
+    Limit(
+        "replicated-release",
+        lambda s: REPLICATED in s.options and s.version in ("0.4.0", "0.5.0"),
+        "automodel leaves frozen towers out of FSDP2 from 0.6.0 on",
+        "components/distributed/config.py, MultimodalDistributedConfig",
+    ),
+    Limit(
+        "replicated-by-dtype",
+        lambda s: {REPLICATED, BY_DTYPE} <= set(s.options),
+        "what shards the layers of our models by dtype leaves no tower out",
+    ),
+    Limit(
+        "tensor-parallel",
+        lambda s: s.model in REAL and torch_fsdp2._tensor_parallel(s),
+        "a real model's plan of tensor parallelism lays its activations out, which the probe does not compute",
+    ),
     Limit(
         "replicas-alone",
         lambda s: any(mesh.dp_replicate > 1 and mesh.dp_shard == 1 for mesh in meshes(s)),
@@ -90,6 +118,12 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: len({FILE_BF16, FILE_FP16, FILE_FP32} & set(s.options)) > 1,
         "a checkpoint file holds one of file_bf16, file_fp16, file_fp32",
     ),
+    Limit(
+        "consolidated",
+        lambda s: CONSOLIDATED in s.options and s.checkpoint != "safetensors",
+        "automodel exports what it saves as safetensors",
+        "components/checkpoint/checkpointing.py, _should_write_hf_metadata",
+    ),
     Limit("one-pin", lambda s: {PINNED, PINNED_SOFT} <= set(s.options), "a model pins in one way"),
     Limit(
         "mixed-storage-unit",
@@ -97,17 +131,6 @@ LIMITS: tuple[Limit, ...] = (
         "FSDP2 takes one storage dtype for the trainable parameters of a unit; several need the option by_dtype",
         "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _init_mp_dtypes",
         LibraryError("AssertionError", "FSDP expects uniform original parameter dtype", "step"),
-    ),
-    Limit(
-        "file-against-policy",
-        _file_against_policy,
-        "layers that are sharded by dtype compute in the file's dtype, the root in the policy's: they must agree",
-    ),
-    Limit(
-        "one-rank",
-        _meets_one_rank,
-        "automodel leaves a world of one rank unsharded, where mixed precision casts nothing: no program moves there",
-        "components/distributed/fsdp2.py, fsdp2_sharding_enabled",
     ),
     Limit(
         "recipe-storage",
@@ -128,6 +151,20 @@ LIMITS: tuple[Limit, ...] = (
         "reshard-divisor",
         lambda s: s.reshard_after_forward.isdecimal(),
         "automodel's reshard_after_forward is true, false or unset",
+    ),
+    Limit(
+        "reshard-field",
+        lambda s: s.version == "0.4.0" and s.reshard_after_forward != "none",
+        "automodel 0.4.0 has no reshard_after_forward: it must be `none`",
+        "components/distributed/config.py, FSDP2Config",
+        _NO_RESHARD,
+    ),
+    Limit(
+        "reshard-by-dtype",
+        lambda s: s.version == "0.5.0" and BY_DTYPE in s.options and s.reshard_after_forward != "none",
+        "fully_shard_by_dtype takes no reshard_after_forward in 0.5.0: it must be `none`",
+        "components/distributed/parallelizer_utils.py, fully_shard_by_dtype",
+        _NO_RESHARD,
     ),
     *(limit for limit in torch_fsdp2.LIMITS if limit.id in _OF_TORCH),
 )

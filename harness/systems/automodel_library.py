@@ -21,6 +21,7 @@ from nemo_automodel.components.distributed.config import FSDP2Config
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as fsdp_fully_shard
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from harness.scenario import Mesh
 
@@ -32,16 +33,27 @@ class Setup:
     arguments: dict[str, Any]
 
 
-def setup(mesh: Mesh, policy: MixedPrecisionPolicy, *, offload: bool, reshard: bool | None) -> Setup:
-    """Mesh and FSDP2 strategy of a world."""
-    options: dict[str, Any] = {"mp_policy": policy}
+def setup(
+    mesh: Mesh,
+    policy: MixedPrecisionPolicy,
+    *,
+    offload: bool,
+    reshard: bool | None,
+    replicated: bool,
+    plan: dict[str, ParallelStyle],
+) -> Setup:
+    """Mesh and FSDP2 strategy of a world. replicated: leave frozen towers out of FSDP2. plan: of tensor parallelism,
+    by module."""
+    options: dict[str, Any] = {"mp_policy": policy, "tp_plan": plan or None}
+    if replicated:
+        options["multimodal"] = strategies.MultimodalDistributedConfig(frozen_sharding="replicate")
     if offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
     fields = {f.name for f in dataclasses.fields(FSDP2Config)}
     if "backend" in fields:
         options["backend"] = "gloo"
-    if reshard is not None and "reshard_after_forward" in fields:
-        options["reshard_after_forward"] = reshard
+    if reshard is not None:
+        options["reshard_after_forward"] = reshard  # 0.4.0 has no such field, and says so
     strategy = FSDP2Config(**options)
     sizes = {"dp_size": mesh.dp, "dp_replicate_size": mesh.dp_replicate, "tp_size": mesh.tp}
     if not hasattr(strategies, "DistributedSetup"):
@@ -71,17 +83,19 @@ def from_pretrained(
     return model.train()
 
 
-def shard_by_dtype(cls: type[nn.Module]) -> None:
+def shard_by_dtype(cls: type[nn.Module], *, reshard: bool | None) -> None:
     """Have the library shard a model class's layers with `fully_shard_by_dtype`, as it does for its own models with
-    parameters of several dtypes; the root is left to its default."""
+    parameters of several dtypes; the root is left to its default. reshard: of the layers; None leaves it to torch."""
     pins = tuple(getattr(cls, "_keep_in_fp32_modules_strict", None) or ())
     takes_pins = "fp32_compute_module_names" in inspect.signature(parallelizer_utils.fully_shard_by_dtype).parameters
-    names = {"fp32_compute_module_names": pins} if takes_pins else {}
+    more: dict[str, Any] = {"fp32_compute_module_names": pins} if takes_pins else {}
+    if reshard is not None:
+        more["reshard_after_forward"] = reshard
 
     def shard(module: nn.Module, mesh: Any, mp_policy: Any, offload_policy: Any = None, *_: Any, **__: Any) -> None:
         if isinstance(module, nn.ModuleList):
             for layer in module:
-                parallelizer_utils.fully_shard_by_dtype(layer, mesh, mp_policy, offload_policy, **names)
+                parallelizer_utils.fully_shard_by_dtype(layer, mesh, mp_policy, offload_policy, **more)
         else:
             for child in module.children():
                 shard(child, mesh, mp_policy, offload_policy)
@@ -108,11 +122,12 @@ def shard_by_dtype(cls: type[nn.Module]) -> None:
     parallelizer.PARALLELIZATION_STRATEGIES[cls.__name__] = Strategy()
 
 
-def checkpointer(folder: Path, form: str) -> Checkpointer:
-    """The library's checkpointer. form: `safetensors` or `torch_save`."""
+def checkpointer(folder: Path, form: str, *, exported_as: Path | None) -> Checkpointer:
+    """The library's checkpointer. form: `safetensors` or `torch_save`. exported_as: the checkpoint that was loaded, if
+    each save is to export the model in that form too."""
     config = CheckpointingConfig(
-        enabled=True, checkpoint_dir=str(folder), model_save_format=form, model_cache_dir="", model_repo_id="",
-        save_consolidated=False, is_peft=False,
+        enabled=True, checkpoint_dir=str(folder), model_save_format=form, model_cache_dir="",
+        model_repo_id=str(exported_as or ""), save_consolidated=exported_as is not None, is_peft=False,
     )  # fmt: skip
     rank = dist.get_rank()
     return Checkpointer(config, rank, 0, 0, None)

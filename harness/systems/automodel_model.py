@@ -15,9 +15,16 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3_5TextConfig,
+)
 
-from harness.oracle.pretrained import PINNED, PINNED_SOFT, file_dtype
+from harness.oracle.pretrained import PINNED, PINNED_SOFT, file_dtype, file_name
 from harness.probe import element_keys, initial_values
 from harness.probe_module import TORCH_DTYPE, Probe, ProbeModule, initial_buffer
 from harness.program import Op
@@ -47,7 +54,8 @@ class _Branch(nn.Module):
 def through(children: Any, x: torch.Tensor) -> torch.Tensor:
     """Run modules one after the other."""
     for child in children:
-        for module in child if isinstance(child, nn.ModuleList) else (child,):
+        held = child.values() if isinstance(child, nn.ModuleDict) else child
+        for module in held if isinstance(child, nn.ModuleList | nn.ModuleDict) else (child,):
             x = module(x)
     return x
 
@@ -91,7 +99,8 @@ def write_pretrained(probe: Probe, op: Op, folder: Path) -> None:
     scenario, tensors = probe.scenario, {}
     for named in probe.spec.unique_params:
         values = torch.tensor(initial_values(element_keys(named.fqn, named.spec.shape, scenario.seed), op.init_seed))
-        tensors[named.fqn] = values.reshape(named.spec.shape).to(TORCH_DTYPE[file_dtype(scenario, named.spec)])
+        name = file_name(probe.spec.name, named.fqn)
+        tensors[name] = values.reshape(named.spec.shape).to(TORCH_DTYPE[file_dtype(scenario, named.spec)])
     for fqn, buffer in probe.spec.buffers():
         if buffer.persistent:
             tensors[fqn] = initial_buffer(fqn, buffer, scenario.seed, op.init_seed)
@@ -101,12 +110,20 @@ def write_pretrained(probe: Probe, op: Op, folder: Path) -> None:
 
 
 def _config(model: str, init_seed: int) -> PretrainedConfig:
-    if model != models.REAL_LLAMA:
+    if model not in models.REAL:
         return ProbeConfig(init_seed, architectures=[ARCHITECTURE], dtype="bfloat16")
-    return LlamaConfig(
-        vocab_size=models.VOCABULARY, hidden_size=models.HIDDEN, intermediate_size=models.FEED_FORWARD,
-        num_hidden_layers=models.LAYERS, num_attention_heads=models.HEADS, num_key_value_heads=models.HEADS,
-        tie_word_embeddings=False, architectures=["LlamaForCausalLM"], dtype="bfloat16",
+    sizes = {
+        "vocab_size": models.VOCABULARY, "hidden_size": models.HIDDEN, "intermediate_size": models.FEED_FORWARD,
+        "num_hidden_layers": models.LAYERS, "num_attention_heads": models.HEADS, "num_key_value_heads": models.HEADS,
+        "tie_word_embeddings": False, "dtype": "bfloat16",
+    }  # fmt: skip
+    if model == models.REAL_LLAMA:
+        return LlamaConfig(architectures=["LlamaForCausalLM"], **sizes)
+    width = models.HIDDEN // models.HEADS
+    return Qwen3_5TextConfig(
+        architectures=["Qwen3_5ForCausalLM"], head_dim=width, linear_conv_kernel_dim=models.KERNEL,
+        linear_key_head_dim=width, linear_value_head_dim=width, linear_num_key_heads=models.HEADS,
+        linear_num_value_heads=models.HEADS, layer_types=["linear_attention", "full_attention"], **sizes,
     )  # fmt: skip
 
 
@@ -114,7 +131,7 @@ def drive(root: nn.Module, probe: Probe) -> None:
     """Replace the forward of every module of a real model by the probe's: (1,) → (1,), its own parameters' terms, then
     its children. Called after the library has wrapped them, so that its hooks stay around each forward."""
     for path, module in root.named_modules():
-        if not isinstance(module, nn.ModuleList):
+        if not isinstance(module, nn.ModuleList | nn.ModuleDict):
             module.forward = partial(_driven, module, path, probe)
 
 

@@ -10,7 +10,10 @@ from harness.models import ZOO, BufferSpec, ModelSpec, ModuleSpec, ParamSpec
 
 
 def _weight(path: str, *shape: int, trainable: str = "yes") -> ModuleSpec:
-    return ModuleSpec(path, (ParamSpec("weight", shape, trainable=trainable),), unit=False)
+    cut = {"q_proj": 0, "in_proj": 0, "up_proj": 0, "o_proj": 1, "out_proj": 1, "down_proj": 1, "lm_head": 0}
+    dim = cut.get(path.rpartition(".")[2])
+    weight = ParamSpec("weight", shape, trainable=trainable, tp_dim=dim, layer=".layers." in path)
+    return ModuleSpec(path, (weight,), unit=False)
 
 
 def _layer(path: str) -> tuple[ModuleSpec, ...]:
@@ -24,11 +27,11 @@ def _layer(path: str) -> tuple[ModuleSpec, ...]:
     )
 
 
-def _gates(trainable: str = "yes") -> tuple[ParamSpec, ...]:
+def _gates(trainable: str = "yes", heads: int = 6) -> tuple[ParamSpec, ...]:
     """What a gated delta net or a state-space layer keeps in fp32."""
     return (
-        ParamSpec("A_log", (6,), island=True, trainable=trainable),
-        ParamSpec("dt_bias", (6,), island=True, trainable=trainable),
+        ParamSpec("A_log", (heads,), island=True, trainable=trainable, layer=True),
+        ParamSpec("dt_bias", (heads,), island=True, trainable=trainable, layer=True),
     )
 
 
@@ -56,23 +59,52 @@ def _tower(path: str) -> tuple[ModuleSpec, ...]:
     )
 
 
-HIDDEN, HEADS, FEED_FORWARD, VOCABULARY, LAYERS = 8, 2, 12, 11, 2
-"""Of the real Llama."""
+HIDDEN, HEADS, FEED_FORWARD, VOCABULARY, LAYERS, KERNEL = 8, 2, 12, 11, 2, 4
+"""Of the real models."""
 
 
 def _real_layer(path: str) -> tuple[ModuleSpec, ...]:
     """A layer of transformers' LlamaForCausalLM."""
-    square, wide = (HIDDEN, HIDDEN), (FEED_FORWARD, HIDDEN)
     return (
-        *(_weight(f"{path}.self_attn.{name}_proj", *square) for name in ("q", "k", "v", "o")),
-        *(_weight(f"{path}.mlp.{name}_proj", *wide) for name in ("gate", "up")),
+        *(_weight(f"{path}.self_attn.{name}_proj", HIDDEN, HIDDEN) for name in "qkvo"),
+        *_real_mlp(path),
+    )
+
+
+def _real_mlp(path: str) -> tuple[ModuleSpec, ...]:
+    return (
+        *(_weight(f"{path}.mlp.{name}_proj", FEED_FORWARD, HIDDEN) for name in ("gate", "up")),
         _weight(f"{path}.mlp.down_proj", HIDDEN, FEED_FORWARD),
         _weight(f"{path}.input_layernorm", HIDDEN),
         _weight(f"{path}.post_attention_layernorm", HIDDEN),
     )
 
 
+def _real_delta(path: str) -> tuple[ModuleSpec, ...]:
+    """The linear attention of Automodel's Qwen3.5."""
+    return (
+        _weight(f"{path}.conv1d", 3 * HIDDEN, 1, KERNEL),
+        _weight(f"{path}.norm", HIDDEN // HEADS),
+        _weight(f"{path}.out_proj", HIDDEN, HIDDEN),
+        _weight(f"{path}.in_proj_qkv", 3 * HIDDEN, HIDDEN),
+        _weight(f"{path}.in_proj_z", HIDDEN, HIDDEN),
+        *(_weight(f"{path}.in_proj_{name}", HEADS, HIDDEN) for name in "ba"),
+        ModuleSpec(f"{path}._fp32_params", _gates(heads=HEADS), unit=False),
+    )
+
+
+def _real_attention(path: str) -> tuple[ModuleSpec, ...]:
+    """The gated attention of Qwen3.5: its queries come with their gate."""
+    return (
+        _weight(f"{path}.q_proj", 2 * HIDDEN, HIDDEN),
+        *(_weight(f"{path}.{name}_proj", HIDDEN, HIDDEN) for name in "kvo"),
+        *(_weight(f"{path}.{name}_norm", HIDDEN // HEADS) for name in "qk"),
+    )
+
+
 REAL_LLAMA = "llama"
+REAL_QWEN = "qwen3_5"
+REAL = (REAL_LLAMA, REAL_QWEN)
 
 HF_SPECS = (
     ModelSpec(
@@ -85,6 +117,20 @@ HF_SPECS = (
             _weight("lm_head", VOCABULARY, HIDDEN),
         ),
         bugs=("AM-2419a",),
+    ),
+    ModelSpec(
+        REAL_QWEN,
+        "Automodel's own Qwen3_5ForCausalLM: a gated delta net and attention; the probe stands in for its forward.",
+        (
+            _weight("model.embed_tokens", VOCABULARY, HIDDEN),
+            *_real_delta("model.layers.0.linear_attn"),
+            *_real_mlp("model.layers.0"),
+            *_real_attention("model.layers.1.self_attn"),
+            *_real_mlp("model.layers.1"),
+            _weight("model.norm", HIDDEN),
+            _weight("lm_head", VOCABULARY, HIDDEN),
+        ),
+        bugs=("AM-2419c", "AM-2484"),
     ),
     ModelSpec(
         "hf_llama",

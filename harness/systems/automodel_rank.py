@@ -21,19 +21,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from harness.emulation import cpu_for_cuda, touched
-from harness.models import model_spec
+from harness.layout import Box as ShardBox
+from harness.models import NamedParam, model_spec
 from harness.observe.record import Record, whole
-from harness.oracle.pretrained import BY_DTYPE, RECIPES, requested
+from harness.oracle.contracts import on_mesh
+from harness.oracle.pretrained import BY_DTYPE, CONSOLIDATED, RECIPES, REPLICATED, managed, requested
 from harness.probe_module import TORCH_DTYPE, Probe
 from harness.program import Op, expand
 from harness.scenario import Scenario
-from harness.systems.automodel_models import REAL_LLAMA
+from harness.systems.automodel_models import REAL, REAL_LLAMA
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2_checkpoint import TrainState
-from harness.systems.torch_fsdp2_rank import Fsdp2Rank
+from harness.systems.torch_fsdp2_rank import Fsdp2Rank, ProbeParallel
 
 QUIET = (
     # Its copy of torch's checkpoint writer reads a tensor's storage in the old way.
@@ -64,7 +68,8 @@ class AutomodelRank(Fsdp2Rank):
             warnings.filterwarnings("ignore", message)
         self.context = context
         self.scenario, self.spec = context.scenario, context.model
-        self.probe = Probe(self.scenario, self.spec, context.mesh, context.rank, self._forward_box)
+        seen = on_mesh(self.scenario, context.mesh)
+        self.probe = Probe(seen, self.spec, context.mesh, context.rank, self._forward_box)
         self.params = {}
         self.gradients = {}
         self.norm = None
@@ -74,19 +79,20 @@ class AutomodelRank(Fsdp2Rank):
 
         cls = model_class(self.probe)
         if BY_DTYPE in self.scenario.options:
-            library().shard_by_dtype(cls)
-        folder = self.context.directory / f"pretrained{op.index}"
+            library().shard_by_dtype(cls, reshard=self._reshard())
+        folder = self.folder = self.context.directory / f"pretrained{op.index}"
         if self.context.rank == 0:
             write_pretrained(self.probe, op, folder)
         dist.barrier()
         asked = requested(self.scenario)
         frozen = any(p.spec.trainable == "no" for p in self.spec.params)
-        theirs = self.spec.name == REAL_LLAMA
-        with cpu_for_cuda.emulated(), torch.random.fork_rng(devices=[], enabled=theirs):  # it initialises, then loads
+        real = self.spec.name in REAL
+        with cpu_for_cuda.emulated(), torch.random.fork_rng(devices=[], enabled=real):  # it initialises, then loads
             root = library().from_pretrained(
-                folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen, theirs=theirs
-            )
-        if theirs:
+                folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen,
+                theirs=self.spec.name == REAL_LLAMA,
+            )  # fmt: skip
+        if real:
             drive(root, self.probe)
         self.params = {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params if p.spec.trainable == "yes"}
         optimizer = self._optimizer(op.init_seed)
@@ -95,27 +101,46 @@ class AutomodelRank(Fsdp2Rank):
     def _setup(self) -> Any:
         dtype = self.scenario.dtype
         param, reduce, output = (TORCH_DTYPE[d] if d else None for d in (dtype.param, dtype.reduce, dtype.output))
-        reshard = {"true": True, "false": False, "none": None}[self.scenario.reshard_after_forward]
         return library().setup(
             self.context.mesh, MixedPrecisionPolicy(param, reduce, output),
-            offload=self.scenario.offload.fraction > 0, reshard=reshard,
+            offload=self.scenario.offload.fraction > 0, reshard=self._reshard(),
+            replicated=REPLICATED in self.scenario.options, plan=self._plan(),
         )  # fmt: skip
+
+    def _plan(self) -> dict[str, ParallelStyle]:
+        """Tensor parallelism of the modules that a rank has a part of, for the library to apply."""
+        if self.context.mesh.tp == 1:
+            return {}
+        style = ProbeParallel({})
+        return {module.path: style for module in self.spec.modules if any(p.tp_dim is not None for p in module.params)}
+
+    def _own_box(self, named: NamedParam) -> ShardBox:
+        if managed(on_mesh(self.scenario, self.context.mesh), named.spec):
+            return super()._own_box(named)
+        return ShardBox((0,) * len(named.spec.shape), named.spec.shape)
+
+    def _reshard(self) -> bool | None:
+        return {"true": True, "false": False, "none": None}[self.scenario.reshard_after_forward]
 
     def save(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
-        keeper = library().checkpointer(path, self.scenario.checkpoint)
+        keeper = self._keeper(path)
         keeper.save_model(self.state.model, str(path))
         keeper.save_optimizer(self.state.optimizer, self.state.model, str(path), self.state.scheduler)
 
     def load(self, op: Op) -> None:
         self.load_model_only(op)
         path = self.context.checkpoint_path(op)
-        keeper = library().checkpointer(path, self.scenario.checkpoint)
+        keeper = self._keeper(path)
         keeper.load_optimizer(self.state.optimizer, self.state.model, str(path), self.state.scheduler)
 
     def load_model_only(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
-        library().checkpointer(path, self.scenario.checkpoint).load_model(self.state.model, str(path / "model"))
+        self._keeper(path).load_model(self.state.model, str(path / "model"))
+
+    def _keeper(self, path: Path) -> Any:
+        exported_as = self.folder if CONSOLIDATED in self.scenario.options else None
+        return library().checkpointer(path, self.scenario.checkpoint, exported_as=exported_as)
 
     def observe(self, op: Op) -> Iterable[Record]:
         yield from super().observe(op)
@@ -138,7 +163,7 @@ def warm_up() -> None:
     library()
     logging.disable(logging.WARNING)
     base = Scenario(system="automodel", model="hf_delta", program="build step save build load step",
-                    checkpoint="safetensors", options=("file_bf16",))  # fmt: skip
+                    checkpoint="safetensors", options=("file_bf16",), reshard_after_forward="none")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         context = RankContext(base, model_spec(base.model), base.mesh, 0, Path(folder))
@@ -147,3 +172,6 @@ def warm_up() -> None:
             getattr(system, op.kind)(op)
             list(system.observe(op))
         dist.destroy_process_group()
+    for name, kept in vars(SavePlanner).items():
+        if name.startswith("_cached"):
+            kept.clear()  # of a world of one rank; some releases would take it for that of the forked ranks

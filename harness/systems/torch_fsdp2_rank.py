@@ -298,7 +298,7 @@ class Fsdp2Rank:
         return named.spec.tp_dim if self.context.mesh.tp > 1 else None
 
 
-class _ProbeParallel(ParallelStyle):
+class ProbeParallel(ParallelStyle):
     """Shards a module's parameters over tp as its spec says, replicates the rest, as torch's own styles do."""
 
     def __init__(self, done: dict[nn.Parameter, nn.Parameter]) -> None:
@@ -321,7 +321,7 @@ class _ProbeParallel(ParallelStyle):
 
 def tensor_parallel(root: nn.Module, mesh: DeviceMesh) -> None:
     """Tensor parallelism over every probe module; a tied parameter stays one object."""
-    style = _ProbeParallel({})
+    style = ProbeParallel({})
     plan: dict[str, ParallelStyle] = {
         path: style for path, module in root.named_modules() if isinstance(module, ProbeModule)
     }

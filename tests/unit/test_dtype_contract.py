@@ -21,9 +21,9 @@ TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def every_case() -> list[tuple[Tensor, str, Policy, bool]]:
     tensors = [
-        Tensor(file, pinned, frozen, buffer, sharded)
+        Tensor(file, pinned=pinned, frozen=frozen, buffer=buffer, sharded=sharded, native=native)
         for file in ("bf16", "fp32", None)
-        for pinned, frozen, buffer, sharded in itertools.product((False, True), repeat=4)
+        for pinned, frozen, buffer, sharded, native in itertools.product((False, True), repeat=5)
     ]
     policies = [Policy(), Policy("bf16"), Policy("bf16", "fp32"), Policy(None, "fp32")]
     return list(itertools.product(tensors, ("fp32", "bf16", AUTO), policies, (False, True)))
@@ -68,8 +68,17 @@ def test_pins_beat_the_record_and_the_record_beats_the_policy() -> None:
     assert dtypes(Tensor("bf16"), "fp32", Policy("fp16"), by_dtype=False).compute == "fp16"
 
 
+def test_where_nothing_was_recorded_fp32_storage_is_a_master_and_any_other_computes_as_it_is() -> None:
+    native = Tensor("fp32", native=True)
+    assert dtypes(native, "fp32", HALF, by_dtype=True).compute == "bf16"
+    assert dtypes(native, "fp32", Policy(), by_dtype=True).compute == "fp32"
+    assert dtypes(native, "bf16", Policy("fp16"), by_dtype=True).compute == "bf16"
+    assert dtypes(Tensor("bf16", pinned=True, native=True), "bf16", HALF, by_dtype=True).storage == "fp32"
+
+
 def test_what_computes_in_fp32_is_reduced_in_fp32() -> None:
     assert dtypes(Tensor("fp32"), AUTO, HALF, by_dtype=True).reduce == "fp32"
+    assert dtypes(Tensor(native=True), "fp32", Policy(reduce="bf16"), by_dtype=True).reduce == "fp32"
 
 
 def test_frozen_plain_parameters_and_buffers_are_cast_and_sharded_ones_are_not() -> None:

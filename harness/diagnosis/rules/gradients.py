@@ -13,7 +13,7 @@ import numpy as np
 from harness import probe
 from harness.diagnosis.explanation import Context, Finding, Floats, Pair, Rule, tensor
 from harness.diff import Difference, as_numbers, numpy_dtype
-from harness.oracle.contracts import gradient_grid, gradient_ranks
+from harness.oracle.contracts import gradient_grid, gradient_ranks, on_mesh
 from harness.scenario import Mesh
 
 LINEAR_ROLES = ("grad", "exp_avg", "momentum", "norm")
@@ -92,7 +92,7 @@ def _assembled(
     op = context.op(key.op)
     if pair is None or op is None or key.role != "grad" or op.kind != "step" or context.scenario.optimizer.clip:
         return None
-    contributions = _contributions(key.fqn, op.iteration, op.mesh.dp, context)
+    contributions = _contributions(key.fqn, op.iteration, op.mesh, context)
     dtype = numpy_dtype(pair.expected.dtype)
     for name, values in hypotheses(contributions, op.mesh):
         rounded = np.ascontiguousarray(values[:, pair.at].astype(dtype))
@@ -102,9 +102,9 @@ def _assembled(
     return None
 
 
-def _contributions(fqn: str, iteration: int, dp: int, context: Context) -> Floats:
+def _contributions(fqn: str, iteration: int, mesh: Mesh, context: Context) -> Floats:
     """Every microbatch's and data-parallel rank's gradient, shape (microbatches, dp, numel)."""
-    scenario, param = context.scenario, context.model.param(fqn)
+    scenario, param, dp = on_mesh(context.scenario, mesh), context.model.param(fqn), mesh.dp
     grid, ranks = gradient_grid(scenario, param.spec, dp), gradient_ranks(scenario, param.spec, dp)
     keys = [probe.element_keys(use, param.spec.shape, scenario.seed) for use in context.model.uses(fqn)]
     units = [

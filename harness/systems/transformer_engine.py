@@ -20,10 +20,13 @@ from harness.systems import torch_fsdp2
 from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
 
+CALIBRATING = "calibrating"
+
 OPTIONS: dict[str, str] = {
     FP8_CURRENT: "matrices are quantised when layers are built: fp8e4m3 with one current scale each, of all shards",
     FP8_DELAYED: "matrices are quantised when layers are built: fp8e4m3 with the delayed scale of the recipe's state",
     "again": "the optimizer is given what a load has read twice, as a rollback that keeps it in memory does",
+    CALIBRATING: "forwards run under autocast(calibrating=True) with DelayedScaling, so that layers have extra state",
     "capturable": "FusedAdam keeps its learning rate and step as tensors, for CUDA graphs",
     "meta": "layers are built on the meta device, sharded, and then given memory and values by reset_parameters",
     "no_extra_state": "the layers' _extra_state is left out of checkpoints, and loads do not miss it",
@@ -179,6 +182,8 @@ LIMITS: tuple[Limit, ...] = (
           "quantised parameters"),
     Limit("quantised-full", lambda s: _quantised(s) and s.checkpoint.partition("+")[0] == "full",
           "a full state dict holds dequantised values: no oracle for those"),
+    Limit("calibrating", lambda s: CALIBRATING in s.options and (_quantised(s) or not is_layers(s.model)),
+          "the library's own layers calibrate, and quantised ones are beyond it"),
     Limit("extra-state", lambda s: "no_extra_state" in s.options and not is_layers(s.model),
           "only the library's own layers have extra state"),
     Limit(

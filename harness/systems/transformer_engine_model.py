@@ -27,6 +27,7 @@ from harness.oracle.contracts import FP8_BOUND, FP8_CURRENT, FP8_DELAYED, is_qua
 from harness.probe import element_keys, initial_values
 from harness.probe_module import TORCH_DTYPE, Probe, attach
 from harness.scenario import Scenario
+from harness.systems.transformer_engine import CALIBRATING
 
 
 @dataclass(frozen=True)
@@ -198,12 +199,30 @@ def _driven(module: nn.Module, spec: ModuleSpec, probe: Probe) -> Callable[[torc
     """A forward that adds ⟨p, g_p⟩ for every parameter."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
+        if CALIBRATING in probe.scenario.options and hasattr(module, "_get_weight_tensors"):
+            with device(probe.scenario):
+                module.init_fp8_metadata(num_gemms=_gemms(module))  # type: ignore[operator]
         for name, param in as_computed(module, [p.name for p in spec.params if p.used]).items():
             read = param.dequantize() if hasattr(param, "_scale_inv") else param
             x = x + probe.term(f"{spec.path}.{name}", read).to(x.dtype)
         return x
 
     return forward
+
+
+def _gemms(module: nn.Module) -> int:
+    """How many products a layer's own forward says that it makes."""
+    return getattr(module, "num_gemms", 2 if hasattr(module, "fc2_weight") else 1)
+
+
+def calibrating(scenario: Scenario) -> AbstractContextManager[None]:
+    """What the forwards of a scenario run under."""
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe
+
+    if CALIBRATING not in scenario.options:
+        return nullcontext()
+    return te.autocast(enabled=False, calibrating=True, recipe=recipe.DelayedScaling())  # type: ignore[no-any-return]
 
 
 def as_computed(module: nn.Module, names: list[str]) -> dict[str, torch.Tensor]:

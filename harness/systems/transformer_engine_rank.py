@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +37,7 @@ from harness.scenario import Optimizer, Scenario
 from harness.systems import transformer_engine_model as layers
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2_rank import Fsdp2Rank, rehearse
-from harness.systems.transformer_engine import fused, is_layers
+from harness.systems.transformer_engine import CALIBRATING, fused, is_layers
 
 MASTER = "master_param"
 
@@ -46,6 +47,7 @@ class TeRank(Fsdp2Rank):
 
     def __init__(self, context: RankContext) -> None:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as the library asks of tensor-parallel users
+        os.environ.setdefault("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")  # as it asks of who trusts a checkpoint
         te_extension.library(context.scenario.device)
         super().__init__(context)
 
@@ -64,6 +66,22 @@ class TeRank(Fsdp2Rank):
                 own = local_part(parameter.detach())
                 refreshed = torch.zeros_like(own, dtype=torch.int16) if self._remainders else own.float()
                 self.state.optimizer.set_scaled_state(parameter, MASTER, refreshed)  # type: ignore[attr-defined]
+
+    def save(self, op: Op) -> None:
+        with self._extra_state():
+            super().save(op)
+
+    def load(self, op: Op) -> None:
+        with self._extra_state():
+            super().load(op)
+
+    def _backward(self, op: Op, *, overflow: bool) -> None:
+        with layers.calibrating(self.scenario):
+            super()._backward(op, overflow=overflow)
+
+    def _extra_state(self) -> AbstractContextManager[None]:
+        """Inside, layers can give and take what they have calibrated: they wait for the device first."""
+        return layers.device(self.scenario) if CALIBRATING in self.scenario.options else nullcontext()
 
     # Construction
 

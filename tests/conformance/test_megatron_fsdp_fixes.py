@@ -31,6 +31,7 @@ CURES: Mapping[str, tuple[str, ...]] = {
     "clip-empty-rank": ("clip-empty-rank", "scaler-empty-rank"),
     "clip-tp-mesh": ("clip-tp-mesh",),
     "frozen-no-overlap": ("frozen-no-overlap",),
+    "fused-adam-save": ("fused-adam-save",),
     "hybrid-replicate": ("hybrid-replicate",),
     "main-grads-dtype": ("main-grads-dtype",),
     "mixed-unit-replicate": ("mixed-unit-replicate",),

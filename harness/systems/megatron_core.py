@@ -237,10 +237,8 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "fsdp-offload",
-        lambda s: formats.under_fsdp(s) and s.offload.fraction > 0,
-        "Megatron-FSDP with CPU offload copies plain gradients into DTensors, which no release can "
-        "(https://github.com/NVIDIA/Megatron-LM/issues/4910)",
-        "megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py, _set_sub_optimizer_grads",
+        lambda s: formats.under_fsdp(s) and 0 < s.offload.fraction < 1,
+        "which part of the parameters is on the host is known for DDP's buffers only",
     ),
     Limit(
         "fsdp-precision-aware",

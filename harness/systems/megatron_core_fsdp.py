@@ -88,13 +88,19 @@ class Ownership:
         """What this rank's optimizer steps."""
         optimizer = self.state.optimizer.optimizer
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        leaves = getattr(optimizer, "sub_optimizers", [optimizer])
+        inner = {id(p): (leaf, group) for leaf in leaves for group in leaf.param_groups for p in group["params"]}
+        copies = getattr(optimizer, "param_to_inner_param", {})
         for name, param in _buffer(self.state).optimizer_named_parameters:
             if id(param) not in groups or not local_part(param).numel():
                 continue
-            fqn, kept, group = _fqn(self.state, name), optimizer.state.get(param, {}), groups[id(param)]
-            if not isinstance(optimizer, torch.optim.Adam):  # FusedAdam counts by group
+            fqn, stepped = _fqn(self.state, name), copies.get(param, param)
+            leaf, inner_group = inner.get(id(stepped), (None, {}))
+            kept = leaf.state.get(stepped, {}) if leaf is not None else {}
+            if not isinstance(leaf, torch.optim.Adam):  # FusedAdam counts by group
                 kept = {key: value for key, value in kept.items() if key != "step"}
-            yield Owned(fqn, self.starts[fqn], local_part(param).numel(), param, param, True, kept, group, group)
+            length = local_part(param).numel()
+            yield Owned(fqn, self.starts[fqn], length, param, stepped, True, kept, groups[id(param)], inner_group)
 
     def model_part(self, fqn: str) -> tuple[torch.Tensor, int]:
         """This rank's shard in the buffer of forwards' parameters: others may be old there until a forward gathers."""

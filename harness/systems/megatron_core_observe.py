@@ -223,7 +223,8 @@ class _Recorder:
             if part.state.get(name) is not None:
                 yield role, part.state[name]
         if knows_host(self.state.scenario):
-            on_device = part.stepped.is_cuda if self.state.scenario.device == "cuda" else cuda.is_device(part.stepped)
+            stepped = local_part(part.stepped)
+            on_device = stepped.is_cuda if self.state.scenario.device == "cuda" else cuda.is_device(stepped)
             yield "host", torch.full(local_part(part.held).shape, not on_device)
 
     def _scales(self, named: NamedParam, part: Owned) -> Iterator[Record]:

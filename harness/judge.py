@@ -28,7 +28,7 @@ from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
 from harness.oracle import pretrained, twin
-from harness.oracle.carried import carried
+from harness.oracle.carried import carried, without_addresses
 from harness.oracle.contracts import NO_EXTRA_STATE, TWIN_OPTIONS, masters_in_model, rules, steps_on_gpu
 from harness.oracle.host_elements import partition_matters
 from harness.oracle.quantised import quantised
@@ -94,6 +94,7 @@ def judge(scenario: Scenario, records: Sequence[Record], problems: Sequence[Prob
         records: of all ranks, live and written, of operations that every rank completed.
         problems: found while reading what was written.
     """
+    records = [without_addresses(record) for record in records]
     observed, found = assemble(records)
     expected = _expected(scenario, observed, {p.key.op for p in problems if p.kind == "unreadable"})
     differences = diff(expected, observed, [*problems, *found], (LAZY_STATE,), records)

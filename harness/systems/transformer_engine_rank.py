@@ -156,8 +156,9 @@ class TeRank(Fsdp2Rank):
         if TAGS in self.scenario.options and op.kind == "build":
             for fqn, dim in self.tags.items():
                 yield self._integer(op, "tag", fqn, dim)
-        for name, content in _extra_states(self.state.model):
-            yield self._whole(op, EXTRA_STATE, name, content)
+        with self._extra_state():
+            states = [self._whole(op, EXTRA_STATE, name, content) for name, content in _extra_states(self.state.model)]
+        yield from states
         used = "\n".join(sorted(symbols)).encode()
         if used:
             yield whole(op.index, self.context.rank, "emulated", "symbols", "utf8", (len(used),), used)

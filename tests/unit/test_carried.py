@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
+import torch
+
 from harness.diff import diff
 from harness.observe.logical import Key, Logical, Value
-from harness.oracle.carried import carried
+from harness.observe.record import whole
+from harness.oracle.carried import carried, without_addresses
 from harness.program import expand
 from harness.scenario import Scenario
 
@@ -53,3 +58,16 @@ def test_left_out_of_checkpoints() -> None:
     without = _observed({5: b"a"}, None)
     assert _found(without, left_out=True) == []
     assert _found(_observed({}), left_out=True) == [(2, "written", "extra"), (5, "live", "bits")]
+
+
+def test_addresses_of_storages_are_no_difference_and_their_tensors_are() -> None:
+    def saved(*values: float) -> bytes:
+        return pickle.dumps([torch.tensor([value]) for value in values])
+
+    def masked(data: bytes) -> bytes:
+        return without_addresses(whole(0, 0, "extra_state", "fc", "uint8", (len(data),), data)).data
+
+    keep = [pickle.loads(saved(1.0, 2.0)) for _ in range(3)]  # so that addresses differ
+    assert len({pickle.dumps(tensors) for tensors in keep}) > 1
+    assert len({masked(pickle.dumps(tensors)) for tensors in keep}) == 1
+    assert masked(saved(1.0, 2.0)) != masked(saved(1.0, 3.0))

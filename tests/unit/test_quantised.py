@@ -74,7 +74,7 @@ def test_a_current_scale_is_the_oracles(exponent: int) -> None:
     )
     if (
         exponent == -140
-    ):  # 448 over the largest is more than fp32 holds: the largest that it holds, by upstream's source
+    ):  # the quotient is beyond fp32: upstream takes the largest fp32
         assert float(te_quantize._scale(master, quantizer)) == torch.finfo(torch.float32).max
         return
     scale = te_quantize._scale(master, quantizer)

@@ -1,4 +1,4 @@
-"""What TransformerEngine's system records of FusedAdam's state: it cuts nothing off, so that the comparison can see it."""
+"""What is recorded of FusedAdam's state in TransformerEngine's system: nothing is cut off, so a comparison sees it."""
 
 from __future__ import annotations
 

@@ -28,8 +28,21 @@ ONE = {"optimizer": "adamw/impl=multi_tensor/groups=one"}
 SOUND: tuple[dict[str, str], ...] = (
     {**FUSED, "model": "te_transformer", "dtype": "bf16/master=fp32", "options": "remainders"},
     {**FUSED, "model": "te_layers", "load": "grow", "options": "meta+no_extra_state"},
+    {**FUSED, "model": "te_layers", "dtype": "bf16/master=fp32", "options": "fp8_current"},
 )
 MORE_SOUND: tuple[dict[str, str], ...] = (
+    {**FUSED, "model": "te_layers", "dtype": "bf16/master=fp32", "options": "fp8_delayed+meta", "load": "shrink"},
+    {**FUSED, "model": "te_no_bias", "mesh": "2x2x1", "dtype": "bf16/master=fp32", "options": "fp8_current"},
+    {
+        **FUSED,
+        "model": "te_layers",
+        "dtype": "bf16/master=fp32",
+        "options": "fp8_current+meta",
+        "checkpoint": "dcp-async",
+    },
+    {**FUSED, "model": "te_attention", "mesh": "1x4x1", "dtype": "bf16/master=fp32", "options": "fp8_delayed"},
+    {**FUSED, "model": "te_layers", "program": "rollback", "options": "calibrating"},
+    {"model": "te_transformer", "options": "calibrating+no_extra_state"},
     {**FUSED, "mesh": "2x2x1", "load": "grow", "dtype": "bf16/master=fp16/exp_avg=fp16/exp_avg_sq=fp16"},
     {"optimizer": "adamw/impl=multi_tensor/loss_scale=1024.0", "dtype": "bf16/master=fp16", "program": "overflow"},
     {**FUSED, "mesh": "1x2x2", "program": "model_only_late", "dtype": "bf16/master=fp16/exp_avg_sq=fp16"},
@@ -50,6 +63,13 @@ RAISES: dict[str, dict[str, str]] = {
     "capturable-moments": {**ONE, "dtype": "bf16/master=fp32/exp_avg=bf16", "options": "capturable"},
     "master-dtype": {**ONE, "dtype": "fp16/master=bf16"},
     "tp-divides": {"model": "te_layers", "mesh": "1x1x4"},
+    "quantised-split": {**ONE, "model": "te_transformer", "dtype": "bf16/master=fp32", "options": "fp8_current"},
+    "quantised-capturable": {
+        **ONE,
+        "model": "te_layers",
+        "dtype": "bf16/master=fp32",
+        "options": "capturable+fp8_current",
+    },
 }
 
 
@@ -66,6 +86,7 @@ def test_state_equals_the_twin_bit_for_bit(axes: dict[str, str], opened: Laborat
     result = opened.examine_one(BASE.with_axes(axes))
     assert result.verdict is Verdict.PASS, result.signature or result.reason
     assert any("transformer_engine_torch" in line for line in result.emulated)
+    assert result.chosen["compiled extension"].startswith("emulated")
 
 
 @pytest.mark.nightly

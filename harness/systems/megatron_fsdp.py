@@ -18,6 +18,7 @@ OPTIONS = {
     "average_in_collective": "DDP averages in the collective instead of scaling before it",
     DECOUPLED: "use_decoupled_grad, as the documentation asks for FusedAdam: it reads gradients as they were reduced",
     "fine_grained_gather": "enable_fine_grained_param_gather: gather by module instead of by unit",
+    "meta": "init_model_with_meta_device: parameters get memory and values in the library, module by module",
     "neutral_start": "the optimizer is sharded with a learning rate and weight decay of 0, and its step counters are "
     "set to 0 afterwards, so that the library's step with gradients of zero leaves nothing behind",
     "no_main_params": "no main_params_dtype also where parameters are stored in fp32: no copy for the optimizer",
@@ -107,6 +108,13 @@ LIMITS: tuple[Limit, ...] = (
         "outer_dp_sharding_strategy=optim needs the parameters sharded within: fully_shard",
         "megatron_fsdp/fully_shard.py, fully_shard_model",
         LibraryError("ValueError", "Sharding with Hybrid (Fully) Sharded Data Parallel (HSDP) requires", "build"),
+    ),
+    Limit(
+        "meta-replicate",
+        lambda s: "meta" in s.options and s.sharding == "replicate",
+        "without sharding there is nothing that the meta device would save",
+        "megatron_fsdp/fully_shard.py, fully_shard_model",
+        LibraryError("ValueError", "Meta device initialization (init_model_with_meta_device=True)", "build"),
     ),
     Limit("expert-parallel", lambda s: s.expert_parallel > 1, "expert parallelism is driven through megatron-core"),
     Limit(

@@ -44,6 +44,7 @@ from harness.systems.megatron_fsdp_fused import (
     state_of,
 )
 from harness.systems.megatron_fsdp_layout import owned_box
+from harness.systems.megatron_fsdp_meta import to_meta
 from harness.systems.protocol import RankContext
 from harness.systems.torch_fsdp2_checkpoint import TrainState
 from harness.systems.torch_fsdp2_rank import STATE_ROLES, Fsdp2Rank, hyperparameters, rehearse, tensor_parallel
@@ -93,6 +94,8 @@ class MegatronFsdpRank(Fsdp2Rank):
         root = build_model(self.probe, op.init_seed)
         if self.context.mesh.tp > 1:
             tensor_parallel(root, self.mesh["tp"])
+        if "meta" in self.scenario.options:
+            to_meta(root)
         arguments = self._arguments(megatron_fsdp.fully_shard_model)
         if "one_call" in self.scenario.options:
             self.params = self._trainable(root)
@@ -172,6 +175,7 @@ class MegatronFsdpRank(Fsdp2Rank):
             "overlap_param_gather": "no_overlap_gather" not in options,
             "average_in_collective": "average_in_collective" in options,
             "enable_fine_grained_param_gather": "fine_grained_gather" in options,
+            "init_model_with_meta_device": "meta" in options,
             "use_decoupled_grad": reads_decoupled(scenario),
         }
         if "mixed_precision_policy" in known:

@@ -67,7 +67,7 @@ CHILD = (
     "harness.systems.megatron_core_fsdp", "harness.systems.megatron_core_model",
     "harness.systems.megatron_core_observe",
     "harness.systems.megatron_core_rank", "harness.systems.megatron_core_state", "harness.systems.megatron_fsdp_fused",
-    "harness.systems.megatron_fsdp_rank",
+    "harness.systems.megatron_fsdp_meta", "harness.systems.megatron_fsdp_rank",
     "harness.systems.torch_fsdp2_checkpoint", "harness.systems.torch_fsdp2_rank",
     "harness.systems.transformer_engine_model", "harness.systems.transformer_engine_rank",
 )  # fmt: skip

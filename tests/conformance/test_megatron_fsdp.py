@@ -26,6 +26,7 @@ pytestmark = pytest.mark.real
 BASE = Scenario(system="megatron-fsdp", version=RELEASE, options=("neutral_start",)).with_axes({"mesh": "1x2x1"})
 
 REFUSED: dict[str, dict[str, str]] = {
+    "meta-replicate": {"sharding": "replicate", "options": "meta+neutral_start", "program": "build"},
     "outer-optim": {"mesh": "2x2x1", "sharding": "zero1", "options": "neutral_start+outer_optim", "program": "build"},
 }
 """Limit → a scenario that the library refuses, too."""
@@ -80,6 +81,9 @@ def judged(server: ForkServer, scenario: Scenario, folder: Path, outcomes: Seque
     return judgement
 
 
+FUSED = {"optimizer": "adamw/impl=multi_tensor", "options": "decoupled_grad+neutral_start"}
+AWARE = {**FUSED, "options": "neutral_start+precision_aware"}
+
 SOUND: tuple[dict[str, str], ...] = (
     {"model": "short", "dtype": "bf16/reduce=fp32/master=fp32", "load": "grow"},
     {"mesh": "1x4x1", "model": "tied", "load": "indivisible"},
@@ -91,6 +95,10 @@ SOUND: tuple[dict[str, str], ...] = (
     {"sharding": "replicate", "model": "unused", "microbatches": "2", "program": "twice"},
     {"model": "experts", "microbatches": "2", "grad_sync": "every", "optimizer": "adamw/schedule=halve"},
     {"model": "swiglu", "optimizer": "adamw/loss_scale=1024.0", "options": "fine_grained_gather+neutral_start"},
+    {"model": "frozen_tower", "mesh": "1x3x1", "optimizer": "adamw/clip=1.0", "load": "same"},
+    {"model": "many", "mesh": "1x2x2", "load": "tp_change", "dtype": "bf16/master=fp32", **FUSED},
+    {"model": "twins", "program": "model_only", "dtype": "bf16/master=fp32/exp_avg=bf16/exp_avg_sq=bf16", **AWARE},
+    {"model": "mixed_unit", "dtype": "mixed/reduce=fp32/master=fp32", "options": "meta+neutral_start"},
 )
 
 
@@ -147,4 +155,4 @@ def test_every_limit_has_a_reason_and_every_model_a_verdict() -> None:
     refused = {model for model in ZOO if unsupported(BASE.with_axes({"model": model}))}
     assert refused == {"gpt", "moe"}
     for option in OPTIONS:
-        assert unsupported(BASE.with_axes({"options": option})) is None
+        assert unsupported(BASE.with_axes({"options": option, "optimizer": "adamw/impl=multi_tensor"})) is None

@@ -34,6 +34,8 @@ CURES: Mapping[str, tuple[str, ...]] = {
     "fused-adam-save": ("fused-adam-save",),
     "hybrid-replicate": ("hybrid-replicate",),
     "main-grads-dtype": ("main-grads-dtype",),
+    "meta-tied": ("meta-tied",),
+    "meta-tp": ("meta-tp",),
     "mixed-unit-replicate": ("mixed-unit-replicate",),
     "mixed-unit-scale": ("mixed-unit-scale",),
     "no-tp-dim": ("no-tp-dim",),

@@ -55,7 +55,7 @@ def native(scenario: Scenario) -> bool:
 
 
 def file_name(model: str, fqn: str) -> str:
-    """The name of a parameter in a checkpoint file; Automodel's own classes have others, and a module around islands."""
+    """The name of a parameter in a checkpoint file; Automodel's own classes have others, and a holder of islands."""
     for ours, theirs in NATIVE.get(model, ()):
         fqn = fqn.replace(ours, theirs, 1)
     return fqn

@@ -267,6 +267,18 @@ def package_of(scenario: Scenario) -> Package:
     return package(name)
 
 
+def one_package(scenarios: Sequence[Scenario]) -> Package:
+    """The package whose releases all of the scenarios can run on.
+
+    Raises:
+        UsageError: a system has none, or they have several.
+    """
+    found = {scenario.system: package_of(scenario) for scenario in scenarios}
+    if len(found) > 1:
+        raise UsageError(f"scenarios of several systems: {', '.join(sorted(found))}; one system at a time")
+    return next(iter(found.values()))
+
+
 def columns() -> int:
     """Width of the terminal; of what goes elsewhere, 120."""
     return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120

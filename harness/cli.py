@@ -217,7 +217,7 @@ def replay(
 
 
 @cli.command()
-@click.argument("name", metavar="SCENARIO")
+@click.argument("names", metavar="SCENARIO...", nargs=-1, required=True)
 @options.system
 @click.option(
     "--versions", "texts", multiple=True, metavar="A..B | V", help="Releases; or git:REV, path:DIR; repeatable [all]."
@@ -230,10 +230,10 @@ def replay(
 @options.json
 @options.plugin
 def sweep(
-    name: str, system: str | None, texts: tuple[str, ...], jobs: int, deadline_s: float, python: str | None,
-    clones: tuple[str, ...], out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
+    names: tuple[str, ...], system: str | None, texts: tuple[str, ...], jobs: int, deadline_s: float,
+    python: str | None, clones: tuple[str, ...], out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
 ) -> int:  # fmt: skip
-    """Run a scenario on several releases, side by side.
+    """Run a scenario on several releases, side by side; of several scenarios, the table of their verdicts.
 
     SCENARIO is a file, a regression, or the id of a result.
 
@@ -242,23 +242,23 @@ def sweep(
     shardproof sweep 1a2b3c4d5e6f --versions 0.16.1 --versions git:main --clone megatron-core=../Megatron-LM
     """
     from harness.laboratory import Laboratory
-    from harness.report.releases_text import render_sweep
+    from harness.report.releases_text import render_sweeps
     from harness.report.text import wants_colour
-    from harness.sweep import sweep as execute
-    from harness.sweep import versions
+    from harness.sweep import status, sweeps, versions
 
     modules = arguments.load_plugins(plugins)
     arguments.require_interpreter(python)
     arguments.use_clones(clones)
     arguments.require_writable_file(json_file, "--json")
-    scenario = arguments.one_scenario(name, system, out)
-    arguments.require_devices([scenario], python)
-    asked = versions(arguments.package_of(scenario), tuple(map(arguments.placed, texts)))
+    scenarios = [arguments.one_scenario(name, system, out) for name in names]
+    arguments.require_devices(scenarios, python)
+    asked = versions(arguments.one_package(scenarios), tuple(map(arguments.placed, texts)))
     with Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
-        found = execute(scenario, asked, laboratory)
-    print(render_sweep(found, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
-    arguments.write_json(json_file, found.to_json())
-    return 130 if found.interrupted else found.status
+        found = sweeps(scenarios, asked, laboratory)
+    print(render_sweeps(names, found, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
+    documents = [one.to_json() for one in found]
+    arguments.write_json(json_file, documents[0] if len(names) == 1 else {"sweeps": documents})
+    return status(found)
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""One scenario on several releases of a library, side by side: release × verdict × signature.
+"""Scenarios on several releases of a library, side by side: release × verdict × signature.
 
 A release that cannot be installed or imported is a row that says so; it never ends the sweep and is never a pass.
 """
@@ -103,6 +103,23 @@ def sweep(scenario: Scenario, asked: Sequence[str], laboratory: Laboratory) -> S
     except KeyboardInterrupt:
         interrupted = True
     return Sweep(scenario, tuple(rows[version] for version in asked if version in rows), interrupted)
+
+
+def sweeps(scenarios: Sequence[Scenario], asked: Sequence[str], laboratory: Laboratory) -> list[Sweep]:
+    """A sweep of each scenario, in order; Ctrl-C keeps those that were begun."""
+    found: list[Sweep] = []
+    for scenario in scenarios:
+        found.append(sweep(scenario, asked, laboratory))
+        if found[-1].interrupted:
+            break
+    return found
+
+
+def status(found: Sequence[Sweep]) -> int:
+    """The exit status of all rows together; 130 after Ctrl-C."""
+    if any(one.interrupted for one in found):
+        return 130
+    return Sweep(found[0].scenario, tuple(row for one in found for row in one.rows)).status
 
 
 def _examined(cells: dict[Scenario, str], laboratory: Laboratory) -> Iterator[Result]:

@@ -24,8 +24,17 @@ PINNED, PINNED_SOFT = "pinned", "pinned_soft"
 BY_DTYPE = "by_dtype"
 CONSOLIDATED = "consolidated"
 REPLICATED = "replicated_tower"
-NATIVE = ("qwen3_5",)
-"""Models that Automodel has a class of its own for, which pins its islands and shards its layers by dtype."""
+NATIVE: dict[str, tuple[tuple[str, str], ...]] = {
+    "qwen3_5": (("._fp32_params.", "."),),
+    "nemotron_h": (
+        ("model.norm.", "backbone.norm_f."),
+        ("model.embed_tokens.", "backbone.embeddings."),
+        ("model.", "backbone."),
+        ("._fp32_params.", "."),
+    ),
+}
+"""Models that Automodel has a class of its own for, which pins its islands and shards its layers by dtype; and what in
+its names a checkpoint file has in another way."""
 
 CONFIG_DTYPE = "bf16"
 """What a checkpoint's config says."""
@@ -46,8 +55,10 @@ def native(scenario: Scenario) -> bool:
 
 
 def file_name(model: str, fqn: str) -> str:
-    """The name of a parameter in a checkpoint file: Automodel's own classes hold islands in a module of their own."""
-    return fqn.replace("._fp32_params.", ".") if model in NATIVE else fqn
+    """The name of a parameter in a checkpoint file; Automodel's own classes have others, and a holder of islands."""
+    for ours, theirs in NATIVE.get(model, ()):
+        fqn = fqn.replace(ours, theirs, 1)
+    return fqn
 
 
 def exported(scenario: Scenario, spec: ParamSpec) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -48,6 +49,25 @@ def render_sweep(sweep: Sweep, width: int = 120, colour: bool = False) -> str:
     if sweep.interrupted:
         below.append("interrupted: the other releases were not tried")
     return _drawn(f"{sweep.scenario}\n", table, below, width, colour)
+
+
+def render_sweeps(titles: Sequence[str], found: Sequence[Sweep], width: int = 120, colour: bool = False) -> str:
+    """One sweep in full; of several, the verdicts: a row for each scenario by its title, a column for each release."""
+    if len(titles) == 1:
+        return render_sweep(found[0], width, colour)
+    releases = list(dict.fromkeys(row.result.version or row.asked for sweep in found for row in sweep.rows))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("scenario", *releases):
+        table.add_column(_inert(head), no_wrap=True)
+    for title, sweep in zip(titles, found, strict=False):
+        verdicts = {row.result.version or row.asked: row.result.verdict for row in sweep.rows}
+        cells = [Text(v.value, _STYLES[v]) if (v := verdicts.get(name)) else Text("") for name in releases]
+        table.add_row(_inert(title), *cells)
+    emulated = {item for sweep in found for row in sweep.rows for item in row.result.emulated}
+    below = _noted("emulated", emulated)
+    if any(sweep.interrupted for sweep in found):
+        below.append("interrupted: the others were not tried")
+    return _drawn("", table, below, width, colour)
 
 
 def tried_line(asked: str, result: Result, state: State) -> str:

@@ -24,7 +24,7 @@ from harness.oracle.pretrained import (
 from harness.program import meshes
 from harness.scenario import Scenario
 from harness.systems import torch_fsdp2
-from harness.systems.automodel_models import HF_SPECS, REAL
+from harness.systems.automodel_models import HF_SPECS, REAL, REAL_NEMOTRON, REAL_QWEN
 from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
 from harness.systems.registry import register
 
@@ -63,6 +63,8 @@ def _trainable(scenario: Scenario) -> list[NamedParam]:
 
 _NO_RESHARD = LibraryError("TypeError", "unexpected keyword argument 'reshard_after_forward'", "build")
 
+_NATIVE_NOT = {REAL_QWEN: ("0.4.0",), REAL_NEMOTRON: ("0.4.0", "0.5.0", "0.6.0")}
+
 _OF_TORCH = ("scaler-fp16-gradients", "sharding", "master", "offload-fraction", "optimizer-impl", "schedule",
              "expert-parallel", "logical-faults")  # fmt: skip
 
@@ -80,9 +82,9 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "native-release",
-        lambda s: pretrained.native(s) and s.version == "0.4.0",
-        "automodel has its own Qwen3.5 from 0.5.0 on",
-        "components/models/qwen3_5",
+        lambda s: s.version in _NATIVE_NOT.get(s.model, ()),
+        "automodel has its own Qwen3.5 from 0.5.0 on, and from 0.7.0 on a Nemotron-H with a module for fp32 parameters",
+        "components/models/qwen3_5, components/models/nemotron_v3",
     ),
     Limit(
         "native-model",

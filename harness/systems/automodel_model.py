@@ -19,6 +19,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     LlamaConfig,
+    NemotronHConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3_5TextConfig,
@@ -112,16 +113,22 @@ def write_pretrained(probe: Probe, op: Op, folder: Path) -> None:
 def _config(model: str, init_seed: int) -> PretrainedConfig:
     if model not in models.REAL:
         return ProbeConfig(init_seed, architectures=[ARCHITECTURE], dtype="bfloat16")
+    width = models.HIDDEN // models.HEADS
     sizes = {
         "vocab_size": models.VOCABULARY, "hidden_size": models.HIDDEN, "intermediate_size": models.FEED_FORWARD,
-        "num_hidden_layers": models.LAYERS, "num_attention_heads": models.HEADS, "num_key_value_heads": models.HEADS,
+        "num_attention_heads": models.HEADS, "num_key_value_heads": models.HEADS, "head_dim": width,
         "tie_word_embeddings": False, "dtype": "bfloat16",
     }  # fmt: skip
     if model == models.REAL_LLAMA:
-        return LlamaConfig(architectures=["LlamaForCausalLM"], **sizes)
-    width = models.HIDDEN // models.HEADS
+        return LlamaConfig(architectures=["LlamaForCausalLM"], num_hidden_layers=models.LAYERS, **sizes)
+    if model == models.REAL_NEMOTRON:
+        return NemotronHConfig(
+            architectures=["NemotronHForCausalLM"], layers_block_type=["mamba", "attention"], expand=1, n_groups=1,
+            mamba_num_heads=models.HEADS, mamba_head_dim=width, ssm_state_size=models.STATE,
+            conv_kernel=models.KERNEL, **sizes,
+        )  # fmt: skip
     return Qwen3_5TextConfig(
-        architectures=["Qwen3_5ForCausalLM"], head_dim=width, linear_conv_kernel_dim=models.KERNEL,
+        architectures=["Qwen3_5ForCausalLM"], num_hidden_layers=models.LAYERS, linear_conv_kernel_dim=models.KERNEL,
         linear_key_head_dim=width, linear_value_head_dim=width, linear_num_key_heads=models.HEADS,
         linear_num_value_heads=models.HEADS, layer_types=["linear_attention", "full_attention"], **sizes,
     )  # fmt: skip

@@ -59,7 +59,7 @@ def _tower(path: str) -> tuple[ModuleSpec, ...]:
     )
 
 
-HIDDEN, HEADS, FEED_FORWARD, VOCABULARY, LAYERS, KERNEL = 8, 2, 12, 11, 2, 4
+HIDDEN, HEADS, FEED_FORWARD, VOCABULARY, LAYERS, KERNEL, STATE = 8, 2, 12, 11, 2, 4, 4
 """Of the real models."""
 
 
@@ -102,9 +102,27 @@ def _real_attention(path: str) -> tuple[ModuleSpec, ...]:
     )
 
 
-REAL_LLAMA = "llama"
-REAL_QWEN = "qwen3_5"
-REAL = (REAL_LLAMA, REAL_QWEN)
+def _real_mamba(path: str) -> tuple[ModuleSpec, ...]:
+    """The state-space mixer of Automodel's Nemotron-H."""
+    return (
+        _weight(f"{path}.in_proj", 2 * HIDDEN + 2 * STATE + HEADS, HIDDEN),
+        ModuleSpec(f"{path}.conv1d", _biased(HIDDEN + 2 * STATE, 1, KERNEL), unit=False),
+        ModuleSpec(
+            f"{path}._fp32_params",
+            (*_gates(heads=HEADS), ParamSpec("D", (HEADS,), island=True, layer=True)),
+            unit=False,
+        ),
+        _weight(f"{path}.norm", HIDDEN),
+        _weight(f"{path}.out_proj", HIDDEN, HIDDEN),
+    )
+
+
+def _biased(*shape: int) -> tuple[ParamSpec, ...]:
+    return ParamSpec("weight", shape, layer=True), ParamSpec("bias", shape[:1], layer=True)
+
+
+REAL_LLAMA, REAL_QWEN, REAL_NEMOTRON = "llama", "qwen3_5", "nemotron_h"
+REAL = (REAL_LLAMA, REAL_QWEN, REAL_NEMOTRON)
 
 HF_SPECS = (
     ModelSpec(
@@ -131,6 +149,20 @@ HF_SPECS = (
             _weight("lm_head", VOCABULARY, HIDDEN),
         ),
         bugs=("AM-2419c", "AM-2484"),
+    ),
+    ModelSpec(
+        REAL_NEMOTRON,
+        "Automodel's own NemotronHForCausalLM: a state-space mixer and attention; the probe stands in for its forward.",
+        (
+            _weight("model.embed_tokens", VOCABULARY, HIDDEN),
+            _weight("model.layers.0.norm", HIDDEN),
+            *_real_mamba("model.layers.0.mixer"),
+            _weight("model.layers.1.norm", HIDDEN),
+            *(_weight(f"model.layers.1.mixer.{name}_proj", HIDDEN, HIDDEN) for name in "qkvo"),
+            _weight("model.norm", HIDDEN),
+            _weight("lm_head", VOCABULARY, HIDDEN),
+        ),
+        bugs=("AM-2419c",),
     ),
     ModelSpec(
         "hf_llama",

@@ -62,6 +62,22 @@ def text(result: Result) -> str:
         {"options": "file_fp32", "dtype": "bf16", "mesh": "2x2x1", "optimizer": "sgd/clip=1.0"},
         {"options": "file_bf16", "mesh": "1x1x1", "program": "save_first", "dtype": "fp32/param=bf16"},
         {"options": "recipe_storage", "program": "train", "version": "0.6.0"},
+        {"options": "recipe_storage", "program": "build", "version": "0.5.0"},
+        {"dtype": "fp32/param=bf16/reduce=fp32", "load": "shrink", "options": "file_bf16"},
+        {"options": "by_dtype+file_fp32", "dtype": "fp32/param=bf16/reduce=fp32"},
+        {"options": "by_dtype+file_bf16", "dtype": "fp32", "reshard_after_forward": "false"},
+        {"model": "qwen3_5", "dtype": "mixed/param=bf16/reduce=fp32", "options": "consolidated", "load": "grow"},
+        {
+            "model": "qwen3_5",
+            "dtype": "bf16",
+            "options": "file_bf16",
+            "version": "0.5.0",
+            "reshard_after_forward": "none",
+        },
+        {"model": "nemotron_h", "dtype": "fp32/param=bf16/reduce=fp32", "options": "consolidated+file_bf16"},
+        {"model": "hf_vision", "dtype": "fp32/param=bf16/reduce=fp32", "options": "replicated_tower"},
+        {"mesh": "1x2x2", "dtype": "fp32/param=bf16/reduce=fp32", "load": "tp_change", "checkpoint": "torch_save"},
+        {"options": "file_fp32", "version": "0.4.0", "reshard_after_forward": "none", "program": "twice"},
     ],
     ids=str,
 )
@@ -76,6 +92,8 @@ def test_a_pretrained_model_trains_and_resumes_bit_for_bit(opened: Laboratory, a
 REFUSED = {
     "replicas-alone": {"mesh": "2x1x1", "program": "train"},
     "mixed-storage-unit": {"dtype": "mixed", "program": "train"},
+    "reshard-field": {"version": "0.4.0", "program": "build"},
+    "reshard-by-dtype": {"version": "0.5.0", "options": "by_dtype", "program": "build"},
 }
 
 

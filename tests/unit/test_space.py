@@ -255,7 +255,7 @@ SPLIT = {"gated", "gdn"}
 
 OWN = {
     "megatron-core": {"gpt", "lr_groups", "moe", "sandwich", *SPLIT},
-    "automodel": {"llama", "qwen3_5", "hf_llama", "hf_delta", "hf_vision"},
+    "automodel": {"llama", "qwen3_5", "nemotron_h", "hf_llama", "hf_delta", "hf_vision"},
     "megatron-fsdp": {"ragged_unit"},
     "transformer-engine": {name for name in ZOO if name.startswith("te_")},
 }

@@ -14,10 +14,10 @@ from harness.bisect import Bisection, Finding, State, names, subject
 from harness.errors import UsageError
 from harness.laboratory import Laboratory
 from harness.releases import Package, package
-from harness.report.releases_text import render_finding, render_sweep, tried_line
+from harness.report.releases_text import render_finding, render_sweep, render_sweeps, tried_line
 from harness.result import Failure, Result
 from harness.scenario import Scenario
-from harness.sweep import Sweep, sweep, versions
+from harness.sweep import Sweep, status, sweep, sweeps, versions
 from harness.verdict import ExitStatus, Verdict
 from harness.world.overlay import clone_variable
 from tests.unit.overlay_system import FAKE, write_library
@@ -126,6 +126,24 @@ def test_the_table_of_a_sweep() -> None:
         "never supported by upstream: torch 9: upstream tested with 2 (1.0)\n"
     )
     assert "\x1b[" in render_sweep(found, colour=True)
+
+
+def test_several_sweeps_are_a_table_of_verdicts() -> None:
+    found = [swept({"1.0": "F", "1.1": "P"}), swept({"1.0": "S", "1.1": "U"})]
+    assert render_sweeps(["one", "another"], found) == (
+        "scenario  1.0          1.1\none       crash        pass\nanother   unsupported  unknown\n\n"
+    )
+    assert render_sweeps(["one"], found[:1]) == render_sweep(found[0])
+    assert status(found) == ExitStatus.FAILURE
+    assert status([swept({"1.0": "P"}), swept({"1.0": "S"})]) == ExitStatus.OK
+
+
+def test_ctrl_c_ends_all_sweeps_and_keeps_what_is_there() -> None:
+    states = {"1.1": "P", "1.0": "!", "2.0": "F"}
+    found = sweeps([FAKE, FAKE], list(states), cast(Laboratory, Pretend(states)))
+    assert [[row.asked for row in one.rows] for one in found] == [["1.1", "2.0"]]
+    assert status(found) == 130
+    assert "interrupted" in render_sweeps(["one", "another"], found)
 
 
 def test_a_librarys_words_do_not_drive_the_terminal() -> None:

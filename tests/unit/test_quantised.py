@@ -72,9 +72,7 @@ def test_a_current_scale_is_the_oracles(exponent: int) -> None:
     quantizer = Float8CurrentScalingQuantizer(
         dtype=E4M3, with_amax_reduction=False, force_pow_2_scales=False, amax_epsilon=0.0
     )
-    if (
-        exponent == -140
-    ):  # the quotient is beyond fp32: upstream takes the largest fp32
+    if exponent == -140:  # the quotient is beyond fp32: upstream takes the largest fp32
         assert float(te_quantize._scale(master, quantizer)) == torch.finfo(torch.float32).max
         return
     scale = te_quantize._scale(master, quantizer)

@@ -330,7 +330,8 @@ def stages(scenario: Scenario, spec: ParamSpec) -> Stages:
     main_grad = (policy.grad or reduce) if precise or DECOUPLED in scenario.options else stepped
     if rules(scenario.system).storage_gradients:
         main_grad = storage
-    moment = "fp32" if precise or (master and rules(scenario.system).lazy_masters) else stepped
+    fused = rules(scenario.system).lazy_masters and scenario.optimizer.impl == "multi_tensor"
+    moment = "fp32" if precise or fused else stepped
     return Stages(
         storage, compute, reduce, reduce, main_grad, master, policy.exp_avg or moment, policy.exp_avg_sq or moment
     )

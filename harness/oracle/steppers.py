@@ -45,7 +45,9 @@ def optimizer_for(
     if mixes_kernels(scenario):
         return Hybrid(groups, ask, (device, host), (scenario.device, "cpu"), on_host)
     policy = scenario.dtype
-    own_state = rules(scenario.system).lazy_masters and (policy.exp_avg or policy.exp_avg_sq or scaled_master(scenario))
+    declared = policy.exp_avg or policy.exp_avg_sq or scaled_master(scenario)
+    beside = policy.storage != "fp32" and policy.master is None  # moments in fp32 beside a parameter in half
+    own_state = rules(scenario.system).lazy_masters and (declared or beside)
     if device == "multi_tensor" and (not {DECOUPLED, PRECISION_AWARE}.isdisjoint(scenario.options) or own_state):
         return _precision_aware(scenario, ask, groups, domains)
     return _optimizer(device, scenario.device, ask, groups)

@@ -121,6 +121,11 @@ def _master_beside(s: Scenario) -> str | None:
     return "fp16" if scaled_master(s) else None
 
 
+def _calculates_in_fp32(s: Scenario) -> bool:
+    """Whether FusedAdam steps parameters in half without masters: it calculates and keeps its moments in fp32."""
+    return s.optimizer.impl == "multi_tensor" and rules(s.system).lazy_masters
+
+
 def _kernel_constraints() -> Iterator[Constraint]:
     """One constraint a reason of `POSITION_DEPENDENT`."""
     for number, reason in enumerate(dict.fromkeys(POSITION_DEPENDENT.values())):
@@ -249,8 +254,12 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(
         "multi-tensor-half",
-        "FusedAdam and FusedSGD step in fp32 here: parameters in half have masters",
-        lambda s: s.optimizer.impl == "multi_tensor" and not _stepped_dtypes(s) <= {"fp32", _master_beside(s)},
+        "FusedAdam and FusedSGD step in fp32 here: parameters in half have masters, save where FusedAdam alone steps",
+        lambda s: (
+            s.optimizer.impl == "multi_tensor"
+            and not _stepped_dtypes(s) <= {"fp32", _master_beside(s)}
+            and not _calculates_in_fp32(s)
+        ),
     ),
     Constraint(
         "precision-aware-dtypes",
@@ -289,6 +298,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
             and s.optimizer.impl != "fused"
             and s.optimizer.eps < 2.0**-14
             and "fp16" in _stepped_dtypes(s) - {_master_beside(s)}
+            and not _calculates_in_fp32(s)
         ),
     ),
     Constraint(

@@ -87,11 +87,6 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: fused(s) and s.optimizer.kind == "sgd",
         "FusedSGD is not driven here: its momentum has no state that a checkpoint of DCP restores",
     ),
-    Limit(
-        "half-without-master",
-        lambda s: fused(s) and s.dtype.storage != "fp32" and s.dtype.master is None,
-        "a half-precision parameter that FusedAdam steps has a master here: dtype …/master=fp32",
-    ),
     Limit("master-of-fp32", lambda s: s.dtype.storage == "fp32" and s.dtype.master is not None,
           "parameters in fp32 are their own masters"),
     Limit("torch-state", lambda s: not fused(s) and _own_dtypes(s), "masters, and moments in dtypes of their own, are "

@@ -23,7 +23,6 @@ VERSIONS = {"quantised-releases": "2.15.0"}
 
 REFUSED = {
     "fused-sgd-here": {"optimizer": "sgd/impl=multi_tensor"},
-    "half-without-master": {"optimizer": FUSED, "dtype": "bf16"},
     "master-of-fp32": {"optimizer": FUSED, "dtype": "fp32/master=fp32"},
     "torch-state": {"dtype": "bf16/master=fp32"},
     "master-dtype": {"optimizer": FUSED, "dtype": "fp16/master=bf16"},

@@ -88,8 +88,8 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "native-model",
-        lambda s: pretrained.native(s) and bool({BY_DTYPE, PINNED, PINNED_SOFT} & set(s.options)),
-        "automodel's own model says itself what is pinned and how its layers are sharded",
+        lambda s: s.model in REAL and bool({BY_DTYPE, PINNED, PINNED_SOFT} & set(s.options)),
+        "a real model says itself what is pinned and how its layers are sharded",
         "components/models/qwen3_5/parallelization.py",
     ),
     Limit(
@@ -107,6 +107,13 @@ LIMITS: tuple[Limit, ...] = (
         "tensor-parallel",
         lambda s: s.model in REAL and torch_fsdp2._tensor_parallel(s),
         "a real model's plan of tensor parallelism lays its activations out, which the probe does not compute",
+    ),
+    Limit(
+        "clip-tensor-parallel",
+        lambda s: s.optimizer.clip > 0 and torch_fsdp2._tensor_parallel(s),
+        "torch clips gradients of one mesh; automodel's own clip_grad_norm, which sorts them by mesh, is not driven",
+        "components/training/utils.py, clip_grad_norm",
+        LibraryError("RuntimeError", "must have the same mesh", "step"),
     ),
     Limit(
         "replicas-alone",

@@ -92,6 +92,7 @@ def test_a_pretrained_model_trains_and_resumes_bit_for_bit(opened: Laboratory, a
 REFUSED = {
     "replicas-alone": {"mesh": "2x1x1", "program": "train"},
     "mixed-storage-unit": {"dtype": "mixed", "program": "train"},
+    "clip-tensor-parallel": {"mesh": "1x1x2", "optimizer": "adamw/clip=1.0", "program": "train"},
     "reshard-field": {"version": "0.4.0", "program": "build"},
     "reshard-by-dtype": {"version": "0.5.0", "options": "by_dtype", "program": "build"},
 }

@@ -63,7 +63,9 @@ def _trainable(scenario: Scenario) -> list[NamedParam]:
 
 _NO_RESHARD = LibraryError("TypeError", "unexpected keyword argument 'reshard_after_forward'", "build")
 
-_NATIVE_NOT = {REAL_QWEN: ("0.4.0",), REAL_NEMOTRON: ("0.4.0", "0.5.0", "0.6.0")}
+_STRATEGIES = ("0.4.0", "0.5.0", "0.6.0")
+
+_NATIVE_NOT = {REAL_QWEN: ("0.4.0",), REAL_NEMOTRON: _STRATEGIES}
 
 _OF_TORCH = ("scaler-fp16-gradients", "sharding", "master", "offload-fraction", "optimizer-impl", "schedule",
              "expert-parallel", "logical-faults")  # fmt: skip
@@ -88,8 +90,8 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "native-model",
-        lambda s: pretrained.native(s) and bool({BY_DTYPE, PINNED, PINNED_SOFT} & set(s.options)),
-        "automodel's own model says itself what is pinned and how its layers are sharded",
+        lambda s: s.model in REAL and bool({BY_DTYPE, PINNED, PINNED_SOFT} & set(s.options)),
+        "a real model says itself what is pinned and how its layers are sharded",
         "components/models/qwen3_5/parallelization.py",
     ),
     Limit(
@@ -107,6 +109,18 @@ LIMITS: tuple[Limit, ...] = (
         "tensor-parallel",
         lambda s: s.model in REAL and torch_fsdp2._tensor_parallel(s),
         "a real model's plan of tensor parallelism lays its activations out, which the probe does not compute",
+    ),
+    Limit(
+        "by-dtype-tensor-parallel",
+        lambda s: s.version in _STRATEGIES and BY_DTYPE in s.options and torch_fsdp2._tensor_parallel(s),
+        "releases before 0.7.0 are given a strategy of ours that shards by dtype, and does not cut",
+    ),
+    Limit(
+        "clip-tensor-parallel",
+        lambda s: s.optimizer.clip > 0 and torch_fsdp2._tensor_parallel(s),
+        "torch clips gradients of one mesh; automodel's own clip_grad_norm, which sorts them by mesh, is not driven",
+        "components/training/utils.py, clip_grad_norm",
+        LibraryError("RuntimeError", "must have the same mesh", "step"),
     ),
     Limit(
         "replicas-alone",

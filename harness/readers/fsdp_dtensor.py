@@ -105,6 +105,10 @@ class _Reader:
                 for record in tensor_records(self.target, piece, role, named.spec.tied_to):
                     yield record._replace(replica=self.op.mesh.tp)
                 return
+        if role == "step" and named is not None and index is not None:  # every section has the parameter's
+            for record in tensor_records(self.target, piece, role, named.fqn):
+                yield record._replace(replica=index)
+            return
         if named is None or index is None or not isinstance(piece, TensorPiece):
             yield from tensor_records(self.target, piece, role or "param", name)
             return

@@ -160,6 +160,14 @@ def _unused_in_bucket(scenario: Scenario) -> bool:
     return steps > 1 and any(not p.spec.used for p in params)
 
 
+def _mixes_unit_gradients(scenario: Scenario) -> bool:
+    """Whether several instances of the optimizer reduce gradients of two dtypes of one module."""
+    if scenario.dtype.reduce == "fp32" or all(mesh.dp_replicate == 1 for mesh in meshes(scenario)):
+        return False
+    modules = model_spec(scenario.model).modules
+    return any(len({storage_dtype(scenario.dtype, param) for param in m.params}) > 1 for m in modules)
+
+
 LIMITS: tuple[Limit, ...] = (
     Limit(
         "precision-aware-without-te",
@@ -239,6 +247,11 @@ LIMITS: tuple[Limit, ...] = (
         "fsdp-offload",
         lambda s: formats.under_fsdp(s) and 0 < s.offload.fraction < 1,
         "which part of the parameters is on the host is known for DDP's buffers only",
+    ),
+    Limit(
+        "fsdp-instances-mixed",
+        lambda s: fsdp_strategy(s) == "optim_grads_params" and s.device == "cpu" and _mixes_unit_gradients(s),
+        "instances of the optimizer reduce a unit's gradients of two dtypes in one call, which gloo does not take",
     ),
     Limit(
         "fsdp-precision-aware",

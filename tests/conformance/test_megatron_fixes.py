@@ -70,6 +70,8 @@ FIXES: Mapping[str, Fix] = {
     "dp-reshardable-step": Fix(("dp-reshardable-step",)),
     "dummy-step": Fix(("dummy-step",), beside=("7449",)),
     "empty-group-step": Fix(("empty-group-step",)),
+    "fsdp-empty-shard-state": Fix(("fsdp-empty-shard-state",)),
+    "fsdp-fp32-load": Fix(("fsdp-fp32-load",)),
     "fsdp-fp32-swiglu": Fix(("fsdp-fp32-swiglu",)),
     "fsdp-frozen": Fix(("fsdp-frozen",)),
     "fsdp-hybrid-no-overlap": Fix(("fsdp-hybrid-no-overlap", "fsdp-hybrid-no-overlap-optim")),

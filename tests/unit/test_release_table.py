@@ -17,6 +17,17 @@ def test_a_good_table() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tree", "beside"),
+    [("0.9", "einops"), ("1.0", "einops"), ("1.9", "einops"), ("2.0", "triton"), ("2.5rc1", "triton")],
+)
+def test_a_tree_between_releases_needs_what_commits_say(tree: str, beside: str) -> None:
+    text = GOOD + RELEASE + '[[lib.commits]]\nversion = "2.0"\nbeside = ["triton==3.9.0"]\n'
+    (found,) = parse(text, "x.toml").values()
+    assert found.closest(tree).beside[0].startswith(beside)
+    assert found.newest.version == "1.0"
+
+
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("schema = 1\n[lib\n", "x.toml"),
@@ -33,6 +44,8 @@ def test_a_good_table() -> None:
         (GOOD + RELEASE.replace("1.0", "one"), "version"),
         (GOOD + RELEASE + 'torch = "new"\n', "torch"),
         (GOOD + RELEASE + RELEASE, "releases"),
+        (GOOD + "commits = 3\n" + RELEASE, "commits"),
+        (GOOD + RELEASE + "[[lib.commits]]\nimports = 3\n", "commits"),
     ],
 )
 def test_a_malformed_one_is_a_clear_error(text: str, named: str) -> None:

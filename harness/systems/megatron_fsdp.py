@@ -27,6 +27,7 @@ OPTIONS = {
     "no_overlap_reduce": "overlap_grad_reduce=False",
     "one_call": "fully_shard, which takes the optimizer of the unsharded model, instead of a call for each",
     "outer_optim": "outer_dp_sharding_strategy=optim: on a hybrid mesh replicas share the optimizer's work",
+    "step_syncs": "the optimizer's step is called without sync_grad_before_optimizer_step=False",
     PRECISION_AWARE: "FusedAdam with decoupled gradients keeps masters and moments in dtypes of its own; no main "
     "parameters",
 }
@@ -152,7 +153,7 @@ INFO = register(
         emulated=(
             "CUDA device, with tensors on the CPU",
             "NCCL's PREMUL_SUM, AVG and coalescing",
-            "transformer_engine_torch, the compiled extension, where it is not installed",
+            "transformer_engine_torch, the compiled extension",
         ),
         warm_up="harness.systems.megatron_fsdp_rank:warm_up",
         package="megatron-fsdp",

@@ -246,8 +246,9 @@ class MegatronFsdpRank(Fsdp2Rank):
             self.sharded.finish_grad_sync()
 
     def _update(self) -> None:
-        """Step without the library's own synchronisation, which would put back gradients that were not yet unscaled."""
-        state, once = self.state, {"sync_grad_before_optimizer_step": False}
+        """Step. Synchronised they are: again would put back gradients as they were before unscaling and clipping."""
+        again = "step_syncs" in self.scenario.options
+        state, once = self.state, {} if again else {"sync_grad_before_optimizer_step": False}
         if state.scaler:
             state.scaler.step(state.optimizer, **once)
             state.scaler.update()

@@ -47,6 +47,7 @@ CURES: Mapping[str, tuple[str, ...]] = {
     "ragged-unit": ("ragged-unit",),
     "replicate-tp": ("replicate-tp",),
     "rowwise-tp": ("rowwise-tp",),
+    "step-syncs": ("step-syncs",),
 }
 """Patch → the regressions that it turns green; `megatron-fsdp-` before each name left out."""
 

@@ -14,7 +14,7 @@ from harness.emulation import te_choice
 from harness.models import ModelSpec, model_spec
 from harness.oracle.contracts import FP8_CURRENT, FP8_DELAYED, QUANTISED
 from harness.oracle.tags import TAGS
-from harness.program import expand, meshes
+from harness.program import meshes, operations
 from harness.scenario import Scenario
 from harness.systems import torch_fsdp2
 from harness.systems.protocol import LibraryError, Limit, SystemInfo, first_reason
@@ -167,7 +167,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "quantised-programs",
-        lambda s: _quantised(s) and any(op.kind == "load_model_only" for op in expand(s)),
+        lambda s: _quantised(s) and "load_model_only" in operations(s.program),
         "no oracle for masters that are made of quantised parameters",
     ),
     Limit("quantised-tp", lambda s: _quantised(s) and any(m.tp > 1 for m in meshes(s)),

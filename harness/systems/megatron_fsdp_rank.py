@@ -51,11 +51,6 @@ from harness.systems.torch_fsdp2_rank import STATE_ROLES, Fsdp2Rank, hyperparame
 
 R = TypeVar("R")
 
-PENDING = "There are still pending all-gather tasks"
-"""A warning of a sound run, on a GPU as here, of a model with a unit that no forward uses: it was gathered ahead, and
-the library gives back what it gathered."""
-
-
 @cache
 def library() -> None:
     """Import Megatron-FSDP on the emulated device, beside TransformerEngine. Once a process."""
@@ -82,8 +77,6 @@ class MegatronFsdpRank(Fsdp2Rank):
     def __init__(self, context: RankContext) -> None:
         library()
         super().__init__(context)
-        if any(not named.spec.used for named in self.spec.params):
-            warnings.filterwarnings("ignore", PENDING)
         self.mesh = _device_mesh(context.mesh, tp_dim="no_tp_dim" not in self.scenario.options)
         self.sharded: Any = None
 
@@ -336,9 +329,11 @@ class MegatronFsdpRank(Fsdp2Rank):
     def _sharded(self, op: Op, role: str, named: NamedParam, local: torch.Tensor) -> Record:
         """A record of this rank's rows: the box is ours, the size the library's."""
         box = self._box_of(named.spec.tied_to or named.fqn)
+        mesh = self.context.mesh
+        copy = mesh.coordinate(self.context.rank)[2] if named.spec.tp_dim is None else 0  # cut as the rank's buffer is
         return Record(
             op.index, self.context.rank, LIVE, role, named.fqn, DTYPE_NAME[local.dtype], named.spec.shape, box.start,
-            tuple(local.shape), tensor_bytes(local),
+            tuple(local.shape), tensor_bytes(local), replica=copy,
         )  # fmt: skip
 
 

@@ -25,13 +25,17 @@ EXTRA_STATE = "extra_state"
 _ADDRESS = re.compile(rb"(?:X.\0\0\0|\x8c.)(\d{8,20})", re.DOTALL)
 """A pickled text that is a large decimal number."""
 
+_LENGTH = re.compile(rb"\x95.{3}\0{5}|(?:B.{4}|C.)(?=\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.)", re.DOTALL)
+"""How long a frame of a pickle is, or what torch pickled in it: addresses differ in length, too."""
+
 
 def without_addresses(record: Record) -> Record:
     """A record of extra state with the names of storages replaced by their order of appearance; others as they are."""
     if record.role != EXTRA_STATE or not record.data:
         return record
     order: dict[bytes, int] = {}
-    data = _ADDRESS.sub(lambda found: b"storage %d" % order.setdefault(found[1], len(order)), record.data)
+    data = _LENGTH.sub(b"", record.data)
+    data = _ADDRESS.sub(lambda found: b"storage %d" % order.setdefault(found[1], len(order)), data)
     return record._replace(data=data, shape=(len(data),), size=(len(data),))
 
 

@@ -51,6 +51,7 @@ from harness.systems.torch_fsdp2_rank import STATE_ROLES, Fsdp2Rank, hyperparame
 
 R = TypeVar("R")
 
+
 @cache
 def library() -> None:
     """Import Megatron-FSDP on the emulated device, beside TransformerEngine. Once a process."""

@@ -75,6 +75,10 @@ class TeRank(Fsdp2Rank):
         with self._extra_state():
             super().load(op)
 
+    def load_model_only(self, op: Op) -> None:
+        with self._extra_state():
+            super().load_model_only(op)
+
     def _backward(self, op: Op, *, overflow: bool) -> None:
         with layers.calibrating(self.scenario):
             super()._backward(op, overflow=overflow)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+import struct
 
 import torch
 
@@ -60,14 +62,29 @@ def test_left_out_of_checkpoints() -> None:
     assert _found(_observed({}), left_out=True) == [(2, "written", "extra"), (5, "live", "bits")]
 
 
+def without(data: bytes) -> bytes:
+    return without_addresses(whole(0, 0, "extra_state", "fc", "uint8", (len(data),), data)).data
+
+
 def test_addresses_of_storages_are_no_difference_and_their_tensors_are() -> None:
     def saved(*values: float) -> bytes:
         return pickle.dumps([torch.tensor([value]) for value in values])
 
-    def masked(data: bytes) -> bytes:
-        return without_addresses(whole(0, 0, "extra_state", "fc", "uint8", (len(data),), data)).data
-
     keep = [pickle.loads(saved(1.0, 2.0)) for _ in range(3)]  # so that addresses differ
     assert len({pickle.dumps(tensors) for tensors in keep}) > 1
-    assert len({masked(pickle.dumps(tensors)) for tensors in keep}) == 1
-    assert masked(saved(1.0, 2.0)) != masked(saved(1.0, 3.0))
+    assert len({without(pickle.dumps(tensors)) for tensors in keep}) == 1
+    assert without(saved(1.0, 2.0)) != without(saved(1.0, 3.0))
+
+
+def test_addresses_of_another_length() -> None:
+    data = pickle.dumps([torch.tensor([1.0])])
+    address = re.search(rb"X(.)\0\0\0(\d{8,20})", data, re.DOTALL)
+    blob = re.search(rb"C(.)(?=\x80\x02\x8a)", data, re.DOTALL)
+    assert address is not None
+    assert blob is not None
+    digits, size = address[2], blob[1][0]
+    longer = data.replace(address[0], b"X" + bytes([len(digits) + 1]) + bytes(3) + digits + b"7")
+    longer = longer.replace(blob[0], b"B" + struct.pack("<I", size + 2))
+    longer = longer[:3] + struct.pack("<Q", len(longer) - 12) + longer[11:]
+    assert without(longer) == without(data)
+    assert len(longer) > len(data)

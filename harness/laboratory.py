@@ -380,9 +380,10 @@ def _chosen_error(outcome: JobOutcome) -> RankError | None:
 _DELIBERATE = {
     tuple(f"/emulation/{name}.py" for name in ("functions", "memory", "symbols", "cuda")): r"\s*raise\b|.*\(.*\*args",
     ("/emulation/fused.py",): r"\s*(raise|assert)\b",
+    ("/emulation/te_extension.py",): r"\s*raise RuntimeError\b",
 }
 """Files of the emulation → lines in them whose errors are their callers': where the device hands a call on to torch or
-refuses what a device refuses, and where FusedAdam refuses what the real one refuses."""
+refuses what a device refuses, and where FusedAdam and the compiled extension refuse what the real ones refuse."""
 
 
 def _is_ours(error: RankError) -> bool:

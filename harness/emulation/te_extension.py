@@ -143,10 +143,19 @@ def multi_tensor_adam_fp8(
     mode: int, bias_correction: int, weight_decay: float, fp8_dtype: Any,
 ) -> None:  # fmt: skip
     """As `multi_tensor_adam`, of FP8 parameters (bytes) with masters; behind the masters the lists of their scales,
-    largest magnitudes and inverse scales."""
+    largest magnitudes and inverse scales.
+
+    Raises:
+        RuntimeError: moments or masters that are not fp32.
+    """
     touch(f"{NAME}.multi_tensor_adam_fp8")
     scalars = _scalars(lr, beta1, beta2, eps, int(step), mode, bias_correction, weight_decay)
     meta = {param.data_ptr(): own for param, *own in zip(lists[1], *lists[5:], strict=True)}
+    for words, tensors in zip(("First moment", "Second moment", "Master param"), lists[2:5], strict=True):
+        for number, tensor in enumerate(tensors):  # as multi_tensor_adam_fp8_cuda checks them
+            if tensor.dtype is not torch.float32:
+                has = str(tensor.dtype).removeprefix("torch.")
+                raise RuntimeError(f"{words} tensor {number} has dtype={has}, but expected dtype=Float32")
     for grad, param, first, second, master in _launched(chunk, lists[:5]):
         master.copy_(kernels.adam(scalars, grad, master, first, second))
         te_quantize.store(master, param, meta[param.data_ptr()], fp8_dtype)

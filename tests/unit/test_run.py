@@ -292,16 +292,16 @@ def alive(pids: Sequence[int] | set[int]) -> set[int]:
 
 
 def test_an_interrupted_and_then_killed_run_goes_on_without_repeating_anything(tmp_path: Path) -> None:
-    words = ("run", *SMALL, "--set", "microbatches=1,2", "--sample", 200, "--out", "out", "--json", "run.json", "-j", 2)
+    words = ("run", *SMALL, "--set", "microbatches=1,2", "--sample", 300, "--out", "out", "--json", "run.json", "-j", 2)
     first = start(tmp_path, *words)
-    wait_for_results(first, tmp_path / "out", 5)
+    wait_for_results(first, tmp_path / "out", 1)
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to everything in the foreground
     status, out, err = finish(first)
     assert (status, "Traceback" in err) == (130, False), err
     assert "report: out/index.html" in out
     kept = results_of(tmp_path / "out")
     planned = len(kept) + len(document(tmp_path / "run.json")["run"]["missing"])
-    assert 5 <= len(kept) < planned
+    assert 1 <= len(kept) < planned
 
     second = start(tmp_path, *words)
     found = wait_for_results(second, tmp_path / "out", len(kept) + 5)

@@ -159,4 +159,4 @@ def test_on_a_cancelling_grid_a_sum_in_bf16_loses_fine_values(
     for one in units[1:]:
         summed = (summed + one).astype(NUMPY["bf16"]).astype(np.float32)
     adjacent = (iteration + microbatch) % dp == 1  # the two coarse values follow each other and cancel at once
-    assert adjacent or (summed != units.sum(axis=0)).mean() > 0.05
+    assert adjacent or (summed != units.sum(axis=0)).mean() > 0.03

@@ -1,48 +1,60 @@
-# What a contributor does, one word each. Every target works on a fresh machine: it makes .venv first.
+# What a contributor does, one word each. Every target works on a fresh machine: it makes an environment first.
+#
+#   make run                        Python 3.11 to 3.13 as `python3`, in .venv
+#   PYTHON=python3.13 make run      another Python, in an environment of its own, .venv-3.13
+#   make run TORCH_INDEX=https://download.pytorch.org/whl/cpu      the small CPU build of torch
+#   make run VENV= PYTHON=/opt/mine/bin/python                     as it is installed there: nothing is installed
+ifeq ($(origin PYTHON),undefined)
+VENV   ?= .venv
+else
+VENV   ?= .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+endif
 PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+PY     := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
+STAMP  := $(if $(VENV),$(VENV)/.installed)
 JOBS   ?= $(shell nproc)
+PIP    := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: run test lint bench canaries nightly gpu report-sample clean
 
 run: $(STAMP)  ## the smoke scenarios on the reference and on FSDP2 + DCP, then the report
-	$(BIN)/shardproof run smoke --out reports/smoke
+	$(PY) -m harness run smoke --out reports/smoke
 
 test: $(STAMP)  ## lint, types and all fast tests, in parallel, with coverage of harness/
 	$(MAKE) lint
-	$(BIN)/coverage erase
-	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(BIN)/pytest -n $(JOBS) -m "not nightly" --cov=harness --cov-branch --cov-report=term:skip-covered
+	$(PY) -m coverage erase
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PY) -m pytest -n $(JOBS) -m "not nightly" --cov=harness --cov-branch --cov-report=term:skip-covered
 
 lint: $(STAMP)  ## ruff (lint and format) and the strict type check
-	$(BIN)/ruff check harness scenarios tests benchmarks
-	$(BIN)/ruff format --check harness scenarios tests benchmarks
-	$(BIN)/mypy
+	$(PY) -m ruff check harness scenarios tests benchmarks
+	$(PY) -m ruff format --check harness scenarios tests benchmarks
+	$(PY) -m mypy
 
 canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fails if one is not
-	$(BIN)/shardproof faults --out reports/canaries
+	$(PY) -m harness faults --out reports/canaries
 
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
-	$(BIN)/shardproof run nightly nightly_fsdp --out reports/nightly
-	$(BIN)/pytest -n $(JOBS) -m nightly
+	$(PY) -m harness run nightly nightly_fsdp --out reports/nightly
+	$(PY) -m pytest -n $(JOBS) -m nightly
 
 GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 regressions/torch-fsdp2-164929
 
 gpu: $(STAMP)  ## on a machine with a GPU: its tests, the GPU set on CPU and GPU, and the record of it in docs/gpu.md
-	$(BIN)/pytest -m gpu tests/gpu
-	-$(BIN)/shardproof run $(GPU_SET) --device cpu --out reports/gpu-cpu --json reports/gpu-cpu/run.json
-	-$(BIN)/shardproof run $(GPU_SET) --device cuda --deadline-s 180 --out reports/gpu-cuda --json reports/gpu-cuda/run.json
-	$(BIN)/python -m harness.report.gpu_record reports/gpu-cpu/run.json reports/gpu-cuda/run.json >> docs/gpu.md
+	$(PY) -m pytest -m gpu tests/gpu
+	-$(PY) -m harness run $(GPU_SET) --device cpu --out reports/gpu-cpu --json reports/gpu-cpu/run.json
+	-$(PY) -m harness run $(GPU_SET) --device cuda --deadline-s 180 --out reports/gpu-cuda --json reports/gpu-cuda/run.json
+	$(PY) -m harness.report.gpu_record reports/gpu-cpu/run.json reports/gpu-cuda/run.json >> docs/gpu.md
 
 bench: $(STAMP)  ## speed, side by side in one run
-	$(BIN)/python -m benchmarks
+	$(PY) -m benchmarks
 
+ifneq ($(VENV),)
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(PIP) -e '.[test]'
 	touch $@
+endif
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage*
+	rm -rf .venv .venv-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage*

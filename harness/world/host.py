@@ -15,14 +15,16 @@ import selectors
 import shutil
 import signal
 import socket
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from harness.systems.registry import system_info
-from harness.world import process, wire
+from harness.world import process, rehearsal, wire
 from harness.world.entry import resolve
 from harness.world.job import Job, shortened
 from harness.world.supervisor import supervise
@@ -50,25 +52,35 @@ class _Host:
     workers: dict[int, tuple[int, int]] = field(default_factory=dict)  # pidfd → (worker id, pid)
 
 
-def main(control_fd: int, parent: int, warm_up: Sequence[str], plugins: Sequence[str], scratch: str) -> None:
-    """Warm up, say so, and serve until the parent is gone.
+def main(
+    control_fd: int, parent: int, warm_up: Sequence[str], plugins: Sequence[str], scratch: str, device: str
+) -> None:
+    """Warm up, prove that ranks can run, say so, and serve until the parent is gone.
 
     Args:
-        scratch: the parent's folder, which a parent that was killed cannot remove itself; may be empty.
+        scratch: the parent's folder, which a parent that was killed cannot remove itself; may be empty. device: of the
+            scenarios.
     """
     process.adopt_orphans()
     process.die_with_parent(parent, lambda: _leave(parent, scratch))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)
     try:
-        warm(warm_up, plugins)
+        warm(warm_up, plugins, device)
+        rehearsal.prove(device, Path(scratch or tempfile.gettempdir()))
+    except rehearsal.UnfitError as error:
+        _give_up(control, f"ranks cannot run here: {error}")
     except BaseException:
-        wire.send(control, {"kind": "failed", "traceback": shortened(traceback.format_exc())})
-        os._exit(1)
+        _give_up(control, f"its warm-up failed:\n{shortened(traceback.format_exc())}")
     wire.send(control, {"kind": "ready"})
     _serve(_Host(control))
     _leave(parent, scratch)
     os._exit(0)
+
+
+def _give_up(control: socket.socket, reason: str) -> NoReturn:
+    wire.send(control, {"kind": "failed", "reason": reason})
+    os._exit(1)
 
 
 def _leave(parent: int, scratch: str) -> None:
@@ -78,11 +90,13 @@ def _leave(parent: int, scratch: str) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def warm(warm_up: Sequence[str], plugins: Sequence[str]) -> None:
+def warm(warm_up: Sequence[str], plugins: Sequence[str], device: str) -> None:
     """Import and run once everything that every rank would otherwise import and run for itself."""
     import torch
 
     torch.set_num_threads(1)
+    if device == "cpu":
+        _start_autograd()
     torch.sqrt(torch.ones(64))  # MKL's first call initialises itself, with a race
     for module in ("torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp",
                    "harness.systems.builtin", "harness.observe.ambient", "harness.world.rank", *plugins):  # fmt: skip
@@ -93,6 +107,20 @@ def warm(warm_up: Sequence[str], plugins: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     process.collapse_memory()
+
+
+def _start_autograd() -> None:
+    """Run one plain backward pass, so that autograd decides now, for good, that it needs no threads for devices.
+
+    A CUDA build of torch on a machine without a GPU has no device, until something enters a FakeTensorMode, as DTensor's
+    sharding propagation does: that installs a stand-in for the CUDA device guard, which counts eight devices. The first
+    backward pass of a process starts one thread for each device that it finds, and autograd refuses every backward pass in
+    a child forked after that ("Unable to handle autograd's threading in combination with fork-based multiprocessing").
+    The decision is made once in a process. Made here, before anything else has run, it finds no device.
+    """
+    import torch
+
+    torch.ones(1, requires_grad=True).sum().backward()
 
 
 def _forget_meshes() -> None:

@@ -7,7 +7,6 @@ full disk cannot swallow them; only an error in the stage `record` is ours and n
 
 from __future__ import annotations
 
-import datetime
 import faulthandler
 import os
 import signal
@@ -24,7 +23,7 @@ from harness.observe.record import pack
 from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
 from harness.systems.registry import system_info
-from harness.world import devices, process, wire
+from harness.world import devices, group, process, wire
 from harness.world.entry import resolve
 from harness.world.job import STAGES, Job, RankError, shortened
 
@@ -79,7 +78,8 @@ def _run(seat: RankSeat, place: _Place) -> None:
     from harness.observe.ambient import Ambient
 
     where = _take_device(seat)
-    _join_group(seat, where)
+    timeout_s = seat.job.longest_s + 60  # our deadline says who hangs, not gloo's
+    group.join(seat.rank, seat.world, where, seat.store_port, seat.store_fd if seat.rank == 0 else None, timeout_s)
     place.enter(CONSTRUCT)
     ops = seat.job.ops
     context = RankContext(
@@ -125,32 +125,6 @@ def _take_device(seat: RankSeat) -> devices.Seat:
     where = devices.seat(device, seat.rank, mesh, names)
     torch.cuda.set_device(where.index)
     return where
-
-
-def _join_group(seat: RankSeat, where: devices.Seat) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import TCPStore
-
-    local = seat.rank if where.index is None else where.index
-    os.environ.update(
-        RANK=str(seat.rank), LOCAL_RANK=str(local), WORLD_SIZE=str(seat.world), LOCAL_WORLD_SIZE=str(seat.world),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(seat.store_port),
-    )  # fmt: skip
-    timeout = datetime.timedelta(seconds=seat.job.longest_s + 60)  # our deadline says who hangs, not gloo's
-    store = TCPStore(
-        "127.0.0.1",
-        seat.store_port,
-        seat.world,
-        is_master=seat.rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=seat.store_fd if seat.rank == 0 else None,
-    )
-    bound = torch.device("cuda", local) if where.backend == devices.NCCL else None
-    dist.init_process_group(
-        where.backend, store=store, rank=seat.rank, world_size=seat.world, timeout=timeout, device_id=bound
-    )
 
 
 def _described(error: BaseException, place: _Place) -> RankError:

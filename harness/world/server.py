@@ -75,6 +75,8 @@ class _Host:
         self._futures: dict[int, Future[JobOutcome]] = {}
         self._popen: subprocess.Popen[bytes] | None = None
         self._failure = ""
+        self.unfit = ""
+        """Why no job can run here, as the server itself said it; what it imports would say it again."""
         self.closed = False
         self._thread = threading.Thread(
             target=self._run, args=(list(command), arguments, environment), name="shardproof-server", daemon=True
@@ -110,7 +112,7 @@ class _Host:
         self._thread.join(0.5)
         if self.closed:
             self._thread.join(CLOSE_S)
-        return f": the fork server died: {self._failure}" if self.closed else ""
+        return f": {self._reason}" if self.closed else ""
 
     def close(self) -> None:
         """End the server and every process it started."""
@@ -146,7 +148,7 @@ class _Host:
                 case "ready":
                     continue
                 case "failed":
-                    self._failure = f"its warm-up failed:\n{message['traceback']}\n"
+                    self.unfit = message["reason"]
                 case "outcome":
                     future = self._futures.pop(message["id"])
                     if "outcome" in message:
@@ -167,7 +169,11 @@ class _Host:
             self.closed = True
             self._control.close()
         for future in self._futures.values():
-            future.set_exception(HarnessError(f"the fork server died: {self._failure}"))
+            future.set_exception(HarnessError(self._reason))
+
+    @property
+    def _reason(self) -> str:
+        return self.unfit or f"the fork server died: {self._failure}"
 
 
 class ForkServer:
@@ -198,7 +204,7 @@ class ForkServer:
         device: str = "cpu",
     ) -> None:
         self._command = [python, "-c", _HOST_PROGRAM]
-        self._arguments = json.dumps([list(warm_up), list(plugins), str(scratch or "")])
+        self._arguments = json.dumps([list(warm_up), list(plugins), str(scratch or ""), device])
         users = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         numerics = CUDA_DETERMINISM if device == "cuda" else DETERMINISM
         self._environment = {**users, **numerics, **(env or {}), "PYTHONPATH": _python_path(path_prefix)}
@@ -273,6 +279,8 @@ class ForkServer:
 
     def _running_host(self) -> _Host:
         with self._lock:
+            if self._host and self._host.unfit:
+                raise HarnessError(self._host.unfit)
             if self._host is None or self._host.closed:
                 self._host = _Host(self._command, self._arguments, self._environment)
             return self._host

@@ -10,14 +10,13 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from harness import __version__
-from harness.errors import UsageError
-from harness.laboratory import RAM_DISK
+from harness.errors import HarnessError, UsageError
+from harness.laboratory import scratch_folder
 from harness.releases import Package, package
 from harness.scenario import Scenario
 from harness.space.files import load_space
@@ -26,9 +25,11 @@ from harness.systems.registry import all_systems
 from harness.world.devices import Gpus, gpus
 from harness.world.interpreter import Interpreter, interpreter
 from harness.world.overlay import cache_folder, clone_variable, is_cached
+from harness.world.server import ForkServer
 
 _OURS = ("torch", "numpy", "ml_dtypes", "click", "filelock", "jinja2", "packaging", "rich", "tomli_w")
 _INDENT = " " * 24
+REHEARSAL_S = 180.0
 
 
 def examine(python: str | None = None) -> str:
@@ -49,6 +50,12 @@ def examine(python: str | None = None) -> str:
         "",
         "packages",
         *(f"  {name:<10} {ranks.release(name) or 'not installed'}" for name in _OURS),
+        "",
+        "torch",
+        *(f"  {line}" for line in _torch(ranks, gpus(ranks.path))),
+        "",
+        "ranks",
+        *(f"  {line}" for line in _rehearsed(ranks)),
         "",
         "gpu (--device cuda)",
         *(f"  {line}" for line in _gpu(gpus(ranks.path), ranks)),
@@ -71,6 +78,41 @@ def _chosen(info: SystemInfo, device: str) -> list[tuple[str, str]]:
         return list(info.chosen(device).items())
     except UsageError as error:
         return [("error", str(error).split("\n", 1)[0])]
+
+
+def _torch(ranks: Interpreter, found: Gpus) -> list[str]:
+    """Which build of torch the ranks have, and what that means for a run."""
+    build = ranks.torch_build
+    if not build:
+        return ["not installed: nothing but `plan`, `list` and the like can run (pip install torch)"]
+    release = build.get("__version__", ranks.release("torch") or "")
+    if "hip" in build:
+        return [
+            f"{release}, built for ROCm {build['hip']}",
+            "ranks run on the CPU; --device cuda was never tried on ROCm",
+        ]
+    if "cuda" not in build:
+        return [f"{release}, a CPU build", "ranks run on the CPU; --device cuda needs PyPI's build (pip install torch)"]
+    if found.names:
+        return [
+            f"{release}, built for CUDA {build['cuda']}",
+            "ranks run on the CPU, or with --device cuda on the GPUs below",
+        ]
+    return [
+        f"{release}, built for CUDA {build['cuda']}; no GPU here",
+        "ranks run on the CPU and give the same bits as with a CPU build, which is 4 GB smaller (README.md)",
+    ]
+
+
+def _rehearsed(ranks: Interpreter) -> list[str]:
+    """Whether forked ranks can run here: tried, with the warm server that a run would start."""
+    if not ranks.torch_build:
+        return ["cannot run: no torch"]
+    try:
+        with ForkServer(python=ranks.path, workers=1) as server:
+            return [server.call("harness.world.rehearsal:summary", b"", REHEARSAL_S).decode()]
+    except HarnessError as error:
+        return str(error).splitlines()
 
 
 def _gpu(found: Gpus, ranks: Interpreter) -> list[str]:
@@ -152,5 +194,5 @@ def _memory_gib() -> float:
 
 
 def _scratch() -> str:
-    folder = RAM_DISK if RAM_DISK.is_dir() else Path(tempfile.gettempdir())
+    folder = scratch_folder()
     return f"{folder} ({shutil.disk_usage(folder).free / 2**30:.1f} GiB free)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shutil
 import struct
@@ -51,6 +52,7 @@ Observed = Callable[[Scenario, bytes], None]
 
 JUDGE_DEADLINE_S = 120.0
 RAM_DISK = Path("/dev/shm")
+RAM_DISK_BYTES = 512 << 20  # a smaller one, such as a container's 64 MiB, is no place for checkpoints
 LEAST_FREE_BYTES = 1 << 20  # a session that fails with less than this left on the scratch disk is no evidence
 PLENTY_BYTES = 256 << 20  # with more than this free, a library that says there is no space is wrong about it
 REFERENCE_NOT_COMPARED = (
@@ -89,7 +91,7 @@ class Laboratory:
         keep: Path | None = None,
     ) -> None:
         self.jobs, self.deadline_s, self.keep = jobs, deadline_s, keep
-        self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=RAM_DISK if RAM_DISK.is_dir() else None))
+        self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=scratch_folder()))
         warm_up = [info.warm_up for info in all_systems() if info.warm_up and not info.package]
         self._python = python
         self._environments = Environments(python, plugins, self._scratch)
@@ -266,6 +268,13 @@ class Laboratory:
         trial.phases_s["judge"] = time.monotonic() - started
         judgement: dict[str, Any] = json.loads(reply)
         return judgement
+
+
+def scratch_folder() -> Path:
+    """Where observations and checkpoints of running scenarios go: in memory where there is room, else in TMPDIR."""
+    if os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free >= RAM_DISK_BYTES:
+        return RAM_DISK
+    return Path(tempfile.gettempdir())
 
 
 def require_installed(info: SystemInfo, version: str, installed: str) -> None:

@@ -37,6 +37,4 @@ def join(rank: int, world: int, where: devices.Seat, store_port: int, store_fd: 
         master_listen_fd=store_fd,
     )  # fmt: skip
     bound = torch.device("cuda", local) if where.backend == devices.NCCL else None
-    dist.init_process_group(
-        where.backend, store=store, rank=rank, world_size=world, timeout=timeout, device_id=bound
-    )
+    dist.init_process_group(where.backend, store=store, rank=rank, world_size=world, timeout=timeout, device_id=bound)

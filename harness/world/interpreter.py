@@ -18,26 +18,33 @@ from harness.errors import UsageError
 ASK_S = 60.0
 
 _QUESTION = """
-import json, sys, sysconfig
+import json, pathlib, re, sys, sysconfig
 from importlib.metadata import distributions
+from importlib.util import find_spec
 found = {}
 for dist in distributions():
     found.setdefault(dist.metadata["Name"] or "", dist.version)
+torch = find_spec("torch")
+says = pathlib.Path(torch.origin).with_name("version.py").read_text() if torch and torch.origin else ""
+build = dict(re.findall(r"^(__version__|cuda|hip)\\b.*= '(.+)'$", says, re.MULTILINE))
 print(json.dumps({"python": sys.version.split()[0], "tag": sys.implementation.cache_tag,
-                  "platform": sysconfig.get_platform(), "installed": found}))
+                  "platform": sysconfig.get_platform(), "installed": found,
+                  "torch_build": build}))
 """
 
 
 @dataclass(frozen=True)
 class Interpreter:
     """path: as given. python: its release. tag: such as `cpython-311`. platform: such as `linux-x86_64`.
-    installed: normalised distribution name → release."""
+    installed: normalised distribution name → release. torch_build: what torch's own `version.py` says, as text:
+    `__version__` (such as `2.13.0+cu130`) and, where it was built for one, the release of `cuda` or `hip`."""
 
     path: str
     python: str
     tag: str
     platform: str
     installed: Mapping[str, str] = field(hash=False)
+    torch_build: Mapping[str, str] = field(hash=False, default_factory=dict)
 
     def release(self, distribution: str) -> str | None:
         """The installed release of a distribution, None without one."""

@@ -81,6 +81,11 @@ def prove(device: str, folder: Path) -> None:
         ) from error
 
 
+def summary(payload: bytes) -> bytes:
+    """Worker entry: what a server that started has proved."""
+    return f"ready: forked processes can have {', '.join(need.name for need in NEEDS)}".encode()
+
+
 def _hear(channel: socket.socket, children: list[int]) -> None:
     """Wait until both children are done, or one says what it lacks; none of them is left alive.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from harness import doctor
+from harness import doctor, laboratory
 from harness.doctor import examine
 from harness.faults.boundary import BOUNDARY
 from harness.faults.catalogue import CATALOGUE
@@ -20,6 +22,9 @@ from harness.reference.info import INFO
 from harness.scenario import AXES
 from harness.space.files import load_space, space_names
 from harness.systems import registry
+from harness.world.devices import Gpus
+from harness.world.interpreter import Interpreter
+from harness.world.server import ForkServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,8 +67,38 @@ def test_the_doctor_says_what_is_ready_and_what_is_not() -> None:
 
 
 def test_the_doctor_works_without_a_ram_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor, "RAM_DISK", tmp_path / "absent")
-    assert "GiB free" in examine()
+    monkeypatch.setattr(laboratory, "RAM_DISK", tmp_path / "absent")
+    assert f"scratch {tempfile.gettempdir()} (" in examine()
+
+
+def test_a_small_ram_disk_is_no_place_for_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(laboratory, "RAM_DISK", tmp_path)
+    monkeypatch.setattr(laboratory, "RAM_DISK_BYTES", 0)
+    assert laboratory.scratch_folder() == tmp_path
+    monkeypatch.setattr(laboratory, "RAM_DISK_BYTES", 1 << 60)
+    assert str(laboratory.scratch_folder()) == tempfile.gettempdir()
+
+
+BUILDS = [
+    ({}, (), "not installed"),
+    ({"__version__": "2.13.0+cpu"}, (), "2.13.0+cpu, a CPU build"),
+    ({"__version__": "2.13.0+cu130", "cuda": "13.0"}, (), "built for CUDA 13.0; no GPU here"),
+    ({"__version__": "2.13.0+cu130", "cuda": "13.0"}, ("NVIDIA H100",), "or with --device cuda on the GPUs below"),
+    ({"__version__": "2.13.0+rocm7", "hip": "7.0"}, (), "built for ROCm 7.0"),
+]
+
+
+@pytest.mark.parametrize(("build", "names", "said"), BUILDS, ids=["none", "cpu", "cuda", "gpu", "rocm"])
+def test_the_doctor_says_which_build_of_torch_this_is(build: dict[str, str], names: tuple[str, ...], said: str) -> None:
+    ranks = Interpreter(sys.executable, "3.11", "cpython-311", "linux-x86_64", {}, build)
+    assert said in "\n".join(doctor._torch(ranks, Gpus(names)))
+
+
+def test_the_doctor_has_tried_whether_ranks_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "ready: forked processes can have a backward pass, temporary files" in examine()
+    monkeypatch.setenv("SHARDPROOF_TAKES", "loopback")
+    monkeypatch.setattr(doctor, "ForkServer", partial(ForkServer, plugins=["tests.unit.unfit_plugin"]))
+    assert "ranks cannot run here: a process forked from the warm server cannot have gloo" in examine()
 
 
 @pytest.mark.parametrize("command", ["list", "doctor", "--help", "plan"])

@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 from harness import __version__
 from harness.errors import HarnessError, UsageError

@@ -1,7 +1,7 @@
 """How a rank joins its process group: over loopback, with a store that rank 0 serves on a socket bound beforehand.
 
-Ranks and the rehearsal (`harness.world.rehearsal`) join in the same way, so that a machine on which ranks cannot talk is
-found out before a library can be blamed for it.
+Ranks and the rehearsal (`harness.world.rehearsal`) join in the same way, so that a machine on which ranks cannot talk
+is found out before a library can be blamed for it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def join(rank: int, world: int, where: devices.Seat, store_port: int, store_fd: 
     """Make this process rank `rank` of a default process group of `world` ranks, and say so in its environment.
 
     Args:
-        where: the rank's device and backend. store_port: of the store, on 127.0.0.1. store_fd: the listening socket bound
-            to that port, in rank 0; None in the others. timeout_s: of every collective.
+        where: the rank's device and backend. store_port: of the store, on 127.0.0.1. store_fd: the listening
+            socket bound to that port, in rank 0; None in the others. timeout_s: of every collective.
 
     Raises:
         RuntimeError: as torch.distributed raises it, where ranks cannot reach each other.

@@ -1,9 +1,10 @@
 """Finds out, before the first scenario, whether processes forked from this server can do what every rank needs.
 
-A machine can refuse ranks in ways that look like a library's crash: the first backward pass of a forked process raises,
-ranks cannot reach each other over loopback, a container has no shared memory. So the warm server forks two children that
-do nothing but try, one need after the other. If one of them fails, the server ends with what was needed, what happened
-and what to do about it, and every scenario is `unknown` (exit status 3): the library under test had no part in it.
+A machine can refuse ranks in ways that look like a library's crash: the first backward pass of a forked process
+raises, ranks cannot reach each other over loopback, a container has no shared memory. So the warm server forks two
+children that do nothing but try, one need after the other. If one of them fails, the server ends with what was needed,
+what happened and what to do about it, and every scenario is `unknown` (exit status 3): the library under test had no
+part in it.
 
 *Verifies*: that a forked child can run a backward pass on the scenarios' device, write temporary files, create POSIX
 semaphores and share memory, and reach another child through gloo.
@@ -36,8 +37,8 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True)
 class Seat:
-    """What a child tries with. device: of the scenarios. folder: where the ranks' files will be. shared: memory that the
-    children share, one byte a rank. store_fd, store_port: a listening socket for the group's store."""
+    """What a child tries with. device: of the scenarios. folder: where the ranks' files will be. shared: memory that
+    the children share, one byte a rank. store_fd, store_port: a listening socket for the group's store."""
 
     rank: int
     device: str
@@ -49,7 +50,8 @@ class Seat:
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that every rank needs. check: raises whatever it raises where it is not to be had. remedy: for the reader."""
+    """One thing that every rank needs. check: raises whatever it raises where it is not to be had. remedy: for the
+    reader."""
 
     name: str
     check: Callable[[Seat], None]
@@ -141,7 +143,7 @@ def _run_backward(seat: Seat) -> None:
     if seat.device == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]
     weight = torch.ones(2, device=seat.device, requires_grad=True)
-    (weight * 3).sum().backward()
+    (weight * 3).sum().backward()  # type: ignore[no-untyped-call]
     if weight.grad is None or weight.grad.tolist() != [3.0, 3.0]:
         raise RuntimeError(f"the gradient of 3w is {weight.grad}")
 

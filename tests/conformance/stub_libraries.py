@@ -1,8 +1,8 @@
 """Stand-ins for the CUDA libraries that a CUDA build of torch is linked against, for a machine that will not use a GPU.
 
-PyPI's torch for Linux needs `nvidia-*` packages of 2.7 GB to be imported at all, though nothing of them runs on a CPU. This
-module makes small libraries with the same names, symbols and symbol versions, which count no devices and return an error
-from everything else. torch itself stays as it is. It is how many releases of torch fit on one disk.
+PyPI's torch for Linux needs `nvidia-*` packages of 2.7 GB to be imported at all, though nothing of them runs on a CPU.
+This module makes small libraries with the same names, symbols and symbol versions, which count no devices and return
+an error from everything else. torch itself stays as it is. It is how many releases of torch fit on one disk.
 
 Needs `readelf` and `gcc`.
 """
@@ -32,7 +32,8 @@ def write_stubs(torch: Path, into: Path) -> list[str]:
     """Compile a stand-in for every library that `torch/lib` needs and not every Linux machine has; their names.
 
     Args:
-        torch: the installed package. into: a folder on the RUNPATH of its libraries, such as `nvidia/cu13/lib` beside it.
+        torch: the installed package. into: a folder on the RUNPATH of its libraries, such as
+            `nvidia/cu13/lib` beside it.
     """
     binaries = [*torch.glob("lib/*.so*"), *torch.glob("_C*.so")]
     missing = _needed(binaries) - {path.name for path in binaries}

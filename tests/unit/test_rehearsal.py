@@ -1,4 +1,5 @@
-"""The rehearsal: what ranks need and a machine refuses is said before the first scenario, with a remedy, as `unknown`."""
+"""The rehearsal: what ranks need and a machine refuses is said before the first scenario, with a remedy, as
+`unknown`."""
 
 from __future__ import annotations
 

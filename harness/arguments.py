@@ -66,7 +66,6 @@ def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
     """
     from importlib.metadata import entry_points
 
-    import_module("harness.systems.builtin")
     if modules and not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
     installed = [point.module for point in entry_points(group="shardproof.plugins")]
@@ -169,9 +168,12 @@ def require_device(device: str | None, python: str | None) -> None:
 
 
 def require_devices(scenarios: Iterable[Scenario], python: str | None) -> None:
-    """`require_device` for every scenario."""
-    for device in sorted({scenario.device for scenario in scenarios}):
+    """`require_device` for every scenario, and that its system finds there what it was told to use."""
+    from harness.systems.registry import system_named
+
+    for device, system in sorted({(scenario.device, scenario.system) for scenario in scenarios}):
         require_device(device, python)
+        system_named(system).chosen(device)
 
 
 def use_clones(clones: Sequence[str]) -> None:
@@ -209,13 +211,13 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
     """
     from harness.laboratory import require_installed
     from harness.releases import package
-    from harness.systems.registry import system_info
+    from harness.systems.registry import system_named
     from harness.world.interpreter import interpreter
     from harness.world.overlay import OverlayError, build
 
     found: dict[str, list[str]] = {}
     for system, version in sorted({(scenario.system, scenario.version) for scenario in scenarios}):
-        info = system_info(system)
+        info = system_named(system)
         if info.package:
             ran = package(info.package).newest.version
             try:
@@ -258,9 +260,9 @@ def package_of(scenario: Scenario) -> Package:
         UsageError: its system has none.
     """
     from harness.releases import package
-    from harness.systems.registry import all_systems, system_info
+    from harness.systems.registry import all_systems, system_named
 
-    name = system_info(scenario.system).package
+    name = system_named(scenario.system).package
     if not name:
         systems = [info.name for info in all_systems() if info.package]
         raise UsageError.of("--system", scenario.system, systems or "none here", "--system megatron-core")
@@ -299,12 +301,10 @@ def known_issues(plan: Plan, faults: Sequence[str]) -> KnownIssues:
 
 def shipped_issues() -> KnownIssues:
     """The known issues that ship with shardproof."""
-    from importlib.resources import as_file, files
+    from harness.known_issues import KnownIssues, known_issues_of
+    from harness.systems.registry import all_systems
 
-    from harness.known_issues import load_known_issues
-
-    with as_file(files("scenarios")) as folder:
-        return load_known_issues(folder / "known_issues.toml")
+    return KnownIssues(tuple(issue for system in all_systems() for issue in known_issues_of(system)))
 
 
 def stored(scenario_id: str, out: Path | None) -> Result:

@@ -19,7 +19,7 @@ from harness.laboratory import scratch_folder
 from harness.releases import Package, package
 from harness.scenario import Scenario
 from harness.space.files import load_space
-from harness.systems.protocol import SystemInfo
+from harness.systems.protocol import System
 from harness.systems.registry import all_systems
 from harness.world.devices import Gpus, gpus
 from harness.world.interpreter import Interpreter, interpreter
@@ -65,13 +65,17 @@ def examine(python: str | None = None) -> str:
         lines += [f"  {info.name:<22}{_state(info, ranks)}", f"{_INDENT}{info.doc}"]
         if info.emulated:
             lines.append(f"{_INDENT}emulated: {', '.join(info.emulated)}")
-        lines += [f"{_INDENT}{what}, {device}: {how}" for device in info.devices for what, how in _chosen(info, device)]
+        lines += [
+            f"{_INDENT}{what}, {device}: {how}"
+            for device in info.accepts.devices
+            for what, how in _chosen(info, device)
+        ]
         if info.package:
             lines += [_INDENT + line for line in _releases(info, package(info.package), ranks)]
     return "\n".join(lines) + "\n"
 
 
-def _chosen(info: SystemInfo, device: str) -> list[tuple[str, str]]:
+def _chosen(info: System, device: str) -> list[tuple[str, str]]:
     """What ranks on a device get where there is a choice; what is wrong with what was asked for."""
     try:
         return list(info.chosen(device).items())
@@ -130,21 +134,21 @@ def _gpu(found: Gpus, ranks: Interpreter) -> list[str]:
     ]
 
 
-def _state(info: SystemInfo, ranks: Interpreter) -> str:
+def _state(info: System, ranks: Interpreter) -> str:
     needed = [name for name in info.distributions if name != info.package]
     missing = [name for name in needed if ranks.release(name) is None]
     if missing:
         return f"cannot run: {', '.join(missing)} not installed"
-    module = info.entry.partition(":")[0]
+    module = info.entry(info.rank).partition(":")[0] if info.rank else info.home
     if not _exists(module):
         return f"cannot run: its module {module} does not exist"
     releases = ", ".join(f"{name} {ranks.release(name)}" for name in needed)
     where = "lockstep, one process" if info.world == "lockstep" else "forked gloo ranks, CPU"
-    where += " or CUDA" if "cuda" in info.devices else ""
+    where += " or CUDA" if "cuda" in info.accepts.devices else ""
     return f"ready: {where}{', ' + releases if releases else ''}"
 
 
-def _releases(info: SystemInfo, declared: Package, ranks: Interpreter) -> list[str]:
+def _releases(info: System, declared: Package, ranks: Interpreter) -> list[str]:
     """Each declared release: whether it is there, what it refuses that others do not, and what upstream supported."""
     clone = os.environ.get(clone_variable(declared.name))
     lines = [f"commits (git:REV) of the clone {clone}" if clone else f"no clone: --clone {declared.name}=DIR"]
@@ -159,7 +163,7 @@ def _releases(info: SystemInfo, declared: Package, ranks: Interpreter) -> list[s
     return lines
 
 
-def _refused(info: SystemInfo, versions: Sequence[str]) -> dict[str, list[str]]:
+def _refused(info: System, versions: Sequence[str]) -> dict[str, list[str]]:
     """Version → reasons of the limits that strike it but not every other, each axis value of the nightly by itself."""
     walks = [walk for walk in load_space("nightly").walks if walk.system == info.name]
     settings = [{axis: text} for walk in walks for axis, texts in walk.axes.items() for text in texts]
@@ -167,7 +171,7 @@ def _refused(info: SystemInfo, versions: Sequence[str]) -> dict[str, list[str]]:
     for version in versions:
         base = Scenario(system=info.name, version=version)
         samples = [base, *(base.with_axes(setting) for setting in settings if _possible(setting))]
-        found[version] = [limit.reason for limit in info.limits if any(map(limit.refuses, samples))]
+        found[version] = [limit.reason for limit in info.accepts.limits if any(map(limit.refuses, samples))]
     common = set.intersection(*map(set, found.values()))
     return {version: [reason for reason in reasons if reason not in common] for version, reasons in found.items()}
 

@@ -15,29 +15,28 @@ import itertools
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from harness.diagnosis import Context, Explanation, explain
 from harness.diff import LAZY_STATE, Difference, as_numbers, diff
-from harness.models import model_spec
 from harness.observe.ambient import expected_generators
 from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Problem, Value
+from harness.observe.logical import Key, Logical, Problem
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
-from harness.oracle import pretrained, twin
+from harness.oracle import twin
 from harness.oracle.carried import carried, without_addresses
-from harness.oracle.contracts import NO_EXTRA_STATE, TWIN_OPTIONS, masters_in_model, rules, steps_on_gpu
-from harness.oracle.host_elements import partition_matters
-from harness.oracle.quantised import quantised
-from harness.oracle.tags import parallel_tags
-from harness.program import Op, expand, operations
-from harness.readers import CheckpointError, must_be_written, read_written
+from harness.oracle.inputs import Inputs, Placement
+from harness.program import Op, expand
+from harness.readers import CheckpointError
+from harness.readers.stored import TorchStored
 from harness.reference import system as reference
 from harness.result import differences_to_json, explanations_to_json
-from harness.scenario import Mesh, Offload, Scenario
+from harness.scenario import Scenario
+from harness.systems.protocol import System
+from harness.systems.registry import system_named
 from harness.world.observations import read_observations
 
 
@@ -56,6 +55,23 @@ class Judgement:
     distrust: str
 
 
+@dataclass(frozen=True)
+class Case:
+    """A scenario under judgement: its system, its operations, and what its contract made of it."""
+
+    scenario: Scenario
+    system: System
+    ops: tuple[Op, ...]
+    inputs: Inputs
+    placement: Placement
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> Case:
+        """A scenario resolved by its system's contract."""
+        system = system_named(scenario.system)
+        return cls(scenario, system, expand(scenario), *system.contract.resolve(scenario))
+
+
 def serve(payload: bytes) -> bytes:
     """Worker entry: judge what real ranks observed.
 
@@ -63,31 +79,30 @@ def serve(payload: bytes) -> bytes:
     path) and `complete`: whether every rank finished every operation.
     """
     request = json.loads(payload)
-    scenario = Scenario().with_axes(request["scenario"])
-    ops = expand(scenario)
+    case = Case.of(Scenario().with_axes(request["scenario"]))
     complete = request["complete"]
-    records = _finished(_read_observations(request["observations"], complete=complete), ops, complete=complete)
+    records = _finished(_read_observations(request["observations"], complete=complete), case.ops, complete=complete)
     if not complete and not records:
         return _reply(Judgement((), (), (), ""))  # the ranks failed before there was anything to compare
     records, notes = _without_notes(records)
     done = {r.op for r in records}
-    written, unreadable = _read_written(scenario, [op for op in ops if op.index in done], request["checkpoints"])
-    by_owners = OWNER_ROLES if rules(scenario.system).owner_groups else frozenset()
-    absent = _absences(records, {op.index: op.mesh.world for op in ops}, by_owners)
+    written, unreadable = _read_written(case, [op for op in case.ops if op.index in done], request["checkpoints"])
+    by_owners = OWNER_ROLES if case.inputs.owner_groups else frozenset()
+    absent = _absences(records, {op.index: op.mesh.world for op in case.ops}, by_owners)
     if by_owners:
         absent += _losses(records)
-    return _reply(judge(scenario, [*records, *written], [*unreadable, *absent]), notes)
+    return _reply(judge(case, [*records, *written], [*unreadable, *absent]), notes)
 
 
 def serve_reference(payload: bytes) -> bytes:
     """Worker entry: run the reference in lockstep and judge it. Replies with the judgement and its packed records."""
-    scenario = Scenario().with_axes(json.loads(payload)["scenario"])
-    records = reference.run(scenario)
-    reply = _reply(judge(scenario, records))
+    case = Case.of(Scenario().with_axes(json.loads(payload)["scenario"]))
+    records = reference.run(case.inputs, case.placement, faults=case.scenario.faults)
+    reply = _reply(judge(case, records))
     return struct.pack("<Q", len(reply)) + reply + pack(records)
 
 
-def judge(scenario: Scenario, records: Sequence[Record], problems: Sequence[Problem] = ()) -> Judgement:
+def judge(case: Case, records: Sequence[Record], problems: Sequence[Problem] = ()) -> Judgement:
     """Compare a scenario's records with what must be.
 
     Args:
@@ -96,49 +111,37 @@ def judge(scenario: Scenario, records: Sequence[Record], problems: Sequence[Prob
     """
     records = [without_addresses(record) for record in records]
     observed, found = assemble(records)
-    expected = _expected(scenario, observed, {p.key.op for p in problems if p.kind == "unreadable"})
+    expected = _expected(case, observed, {p.key.op for p in problems if p.kind == "unreadable"})
     differences = diff(expected, observed, [*problems, *found], (LAZY_STATE,), records)
     failing = tuple(d for d in differences if d.fails)
-    distrust = _blind_load(scenario, expected)
-    if scenario.system == "reference" and not scenario.faults:
+    distrust = _blind_load(case.ops, expected)
+    if case.system.world == "lockstep" and not case.scenario.faults:
         distrust = distrust or _disagreement(failing)
     else:
-        distrust = distrust or _oracles_disagree(scenario)
-    explanations = _explained(scenario, expected, observed, failing) if failing else ()
+        distrust = distrust or _oracles_disagree(case)
+    explanations = _explained(case, expected, observed, failing) if failing else ()
     return Judgement(failing, tuple(d for d in differences if not d.fails), explanations, distrust)
 
 
 def _explained(
-    scenario: Scenario, expected: Logical, observed: Logical, failing: Sequence[Difference]
+    case: Case, expected: Logical, observed: Logical, failing: Sequence[Difference]
 ) -> tuple[Explanation, ...]:
-    cold = twin.run(scenario, dict(_reported_norms(observed)), loads=False)
-    context = Context(expected, observed, scenario, expand(scenario), cold)
-    return tuple(explain(failing, context))
+    cold = twin.run(case.inputs, dict(_reported_norms(observed)), loads=False)
+    context = Context(expected, observed, case.scenario, case.ops, cold, case.inputs)
+    return tuple(explain(failing, context, case.system.rules))
 
 
-def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Logical:
+def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
     """The twin's prediction for the operations that were observed, live, and for what they wrote and can be read."""
-    truth = quantised(_twin(twin_axes(scenario), _reported_norms(observed)), scenario)
+    scenario, contract = case.scenario, case.system.contract
     done = {key.op for key in observed}
+    truth = contract.completed(_twin(case.inputs, _reported_norms(observed)), observed, scenario, done)
     expected = {key: value for key, value in truth.items() if key.op in done}
     if any(key.role == "rng" for key in observed):
-        at = [op for op in expand(scenario) if op.index in done]
+        at = [op for op in case.ops if op.index in done]
         expected |= expected_generators(scenario.seed, at, scenario.device)
-    if rules(scenario.system).pretrained:
-        expected |= {
-            Key(op.index, LIVE, "resolved", name): Value("utf8", (len(text),), text.encode())
-            for op in expand(scenario)
-            if op.kind == "build" and op.index in done
-            for name, text in pretrained.recipe(scenario).items()
-        }
-    expected |= {
-        Key(op.index, LIVE, "tag", fqn): Value("int64", (), struct.pack("<q", dim))
-        for op in expand(scenario)
-        if op.kind == "build" and op.index in done
-        for fqn, dim in parallel_tags(scenario, op.mesh).items()
-    }
-    saves = [op for op in expand(scenario) if op.kind == "save" and op.index in done - unreadable]
-    kept = carried(observed, expand(scenario), left_out=NO_EXTRA_STATE in scenario.options)
+    saves = [op for op in case.ops if op.kind == "save" and op.index in done - unreadable]
+    kept = carried(observed, case.ops, left_out=not contract.stores_extra_state(scenario))
     expected |= {
         key: value
         for key, value in kept.items()
@@ -146,69 +149,15 @@ def _expected(scenario: Scenario, observed: Logical, unreadable: Set[int]) -> Lo
     }
     for op in saves:
         live = {key: value for key, value in truth.items() if key.op == op.index}
-        expected |= must_be_written(live, op, scenario)
+        expected |= _must_be_written(case, live, op)
     return expected
 
 
-def twin_axes(scenario: Scenario) -> Scenario:
-    """The scenario with every axis set to default that the twin does not depend on: scenarios that share it share
-    one twin. The mesh matters through the grid, that is through whether one rank or several reduce, and where the
-    contract has the partition choose a kernel."""
-    mesh, load = _twin_meshes(scenario)
-    offload, options = _twin_offload(scenario)
-    return replace(
-        scenario, system=_ruled_as(scenario.system), version="", mesh=mesh, load=load, faults=(),
-        device=scenario.device if steps_on_gpu(scenario) else "cpu",
-        expert_parallel=scenario.expert_parallel if _shares_experts(scenario) else 1,
-        sharding=_twin_sharding(scenario),
-        offload=offload, options=options, reshard_after_forward="true", checkpoint="dcp", grad_sync="last",
-    )  # fmt: skip
-
-
-def _twin_sharding(scenario: Scenario) -> str:
-    """The sharding that stands for all that a twin does not tell apart."""
-    if scenario.sharding == "zero2" or (scenario.sharding == "replicate" and not _is_offloaded(scenario)):
-        return "zero1"
-    return scenario.sharding
-
-
-def _ruled_as(system: str) -> str:
-    """The system that stands for all with the same rules."""
-    return "reference" if rules(system) == rules("reference") else system
-
-
-def _shares_experts(scenario: Scenario) -> bool:
-    """Whether experts are shared out, so that their gradients come from fewer ranks than others'."""
-    return scenario.expert_parallel > 1 and any(p.spec.ep_dim is not None for p in model_spec(scenario.model).params)
-
-
-def _twin_meshes(scenario: Scenario) -> tuple[Mesh, str]:
-    """Mesh and load relation as far as a twin depends on them."""
-    if _shares_experts(scenario) or partition_matters(scenario):
-        return scenario.mesh, scenario.load
-    alone = rules(scenario.system).pretrained  # where one rank is another contract, as a world and not as a divisor
-    wide = {(op.mesh.dp > 1, alone and op.mesh.world > 1) for op in expand(scenario)}
-    if len(wide) > 1:
-        return scenario.mesh, scenario.load
-    ((divides, sharded),) = wide
-    return Mesh(1, 2 if divides else 1, 2 if sharded and not divides else 1), "same"
-
-
-def _twin_offload(scenario: Scenario) -> tuple[Offload, tuple[str, ...]]:
-    """Offload and switches as far as a twin depends on them: on what is precision-aware, and on what is on the host."""
-    if partition_matters(scenario):
-        return scenario.offload, scenario.options
-    if rules(scenario.system).pretrained:
-        return Offload(), scenario.options
-    kept = tuple(o for o in scenario.options if o in TWIN_OPTIONS)
-    if masters_in_model(scenario) and "load_model_only" in operations(scenario.program):
-        kept = scenario.options
-    return scenario.offload if _is_offloaded(scenario) else Offload(), kept
-
-
-def _is_offloaded(scenario: Scenario) -> bool:
-    """Whether something is stepped on the host, by the rules of the system."""
-    return scenario.offload.fraction > 0 and rules(scenario.system).host_kernel
+def _must_be_written(case: Case, live: Logical, op: Op) -> Logical:
+    """What a save must have written; the reference's own formats hold everything that lasts."""
+    if case.system.world == "lockstep":
+        return TorchStored().must_hold(live, op, case.scenario)
+    return case.system.stored.must_hold(live, op, case.scenario)
 
 
 def _reported_norms(observed: Logical) -> tuple[tuple[int, float], ...]:
@@ -220,13 +169,12 @@ def _reported_norms(observed: Logical) -> tuple[tuple[int, float], ...]:
 
 
 @lru_cache(maxsize=256)
-def _twin(scenario: Scenario, norms: tuple[tuple[int, float], ...]) -> Logical:
-    return twin.run(scenario, dict(norms))
+def _twin(inputs: Inputs, norms: tuple[tuple[int, float], ...]) -> Logical:
+    return twin.run(inputs, dict(norms))
 
 
-def _blind_load(scenario: Scenario, expected: Logical) -> str:
-    """Why a load of this scenario could do nothing unnoticed; empty if it could not."""
-    ops = expand(scenario)
+def _blind_load(ops: Sequence[Op], expected: Logical) -> str:
+    """Why a load of these operations could do nothing unnoticed; empty if it could not."""
     for before, op in itertools.pairwise(ops):
         if op.kind not in ("load", "load_model_only") or not any(key.op == op.index for key in expected):
             continue
@@ -240,24 +188,18 @@ def _params(expected: Logical, op: int) -> dict[str, bytes]:
     return {key.fqn: value.data for key, value in expected.items() if key.op == op and key.role == "param"}
 
 
-def _oracles_disagree(scenario: Scenario) -> str:
+def _oracles_disagree(case: Case) -> str:
     """How twin and reference differ on this scenario; empty when they agree bit for bit, or, where a GPU steps, in what
     there is, in which dtype and shape."""
-    sharding = scenario.sharding
-    if sharding == "zero2" or (sharding == "fully_shard" and scenario.dtype.master):
-        sharding = "zero1"  # the reference's masters lie in flat buffers: logically the same
-    mirror = replace(
-        scenario, system=_ruled_as(scenario.system), version="", checkpoint="sharded", faults=(), sharding=sharding
-    )
-    return _reference_against_twin(mirror)
+    return _reference_against_twin(case.inputs, case.placement)
 
 
 @lru_cache(maxsize=4096)
-def _reference_against_twin(scenario: Scenario) -> str:
-    observed, problems = assemble(r for r in reference.run(scenario) if r.where == LIVE)
-    expected = _twin(twin_axes(scenario), _reported_norms(observed))
+def _reference_against_twin(inputs: Inputs, placement: Placement) -> str:
+    observed, problems = assemble(r for r in reference.run(inputs, placement) if r.where == LIVE)
+    expected = _twin(inputs, _reported_norms(observed))
     found = [d for d in diff(expected, observed, problems, (LAZY_STATE,)) if d.fails]
-    return _disagreement([d for d in found if not (steps_on_gpu(scenario) and d.kind in ("bits", "norm"))])
+    return _disagreement([d for d in found if not (inputs.steps_on_gpu and d.kind in ("bits", "norm"))])
 
 
 def _disagreement(found: Sequence[Difference]) -> str:
@@ -354,16 +296,14 @@ _FOLLOWS = frozenset({"step", "hyperparameter", "exp_avg", "exp_avg_sq", "moment
 _OWNED = _HELD | _FOLLOWS
 
 
-def _read_written(
-    scenario: Scenario, ops: Sequence[Op], paths: Mapping[str, str]
-) -> tuple[list[Record], list[Problem]]:
+def _read_written(case: Case, ops: Sequence[Op], paths: Mapping[str, str]) -> tuple[list[Record], list[Problem]]:
     records: list[Record] = []
     problems: list[Problem] = []
     for op in ops:
         if op.kind != "save":
             continue
         try:
-            records += read_written(Path(paths[str(op.checkpoint)]), op, scenario)
+            records += case.system.stored.read(Path(paths[str(op.checkpoint)]), op, case.scenario)
         except CheckpointError as error:
             problems.append(Problem(Key(op.index, WRITTEN, "checkpoint", "checkpoint"), "unreadable", (), str(error)))
     return records, problems

@@ -6,18 +6,17 @@ another operation makes it new, so that an entry cannot swallow a second defect;
 defects is known under both.
 *Does not verify*: that the entry's mechanism is the one at work; two defects with the same face look the same.
 
-The file (`scenarios/known_issues.toml`):
+The file (`issues.toml` of a system):
 
     schema = 1
 
     [[issue]]
     id = "torch-fsdp2-1842"                  # also names the scenario in regressions/
     what = "one sentence: what goes wrong, for whom"
-    system = "torch-fsdp2"
     library_line = "torch/distributed/checkpoint/state_dict.py:612 (2.13.0), _load_optim_state_dict"
     since = "2.4.0"                          # first release known to have it
     upstream = "https://github.com/..."      # "" if it has not been filed
-    scenario = "regressions/torch-fsdp2-1842.toml"
+    scenario = "regressions/1842.toml"
     confirmed_on_gpu = "H200, torch 2.13.0+cu130"          # optional: the run of docs/gpu.md that showed it on a GPU
 
     [issue.match]
@@ -25,6 +24,7 @@ The file (`scenarios/known_issues.toml`):
     evidence = ["exp_avg dtype", "exp_avg_sq dtype"]       # `ROLE KIND`, all that may differ there
     aftermath = ["exp_avg bits", "param bits"]             # optional: what may differ at later operations
     axes = { offload = "cpu*", dtype = ["bf16", "mixed"] } # optional; shell patterns
+    when = "owns_nothing"                    # optional; a predicate of the system's, by name
 
 For a crash the evidence is `TYPE: first line of the message at FILE, FUNCTION`, e.g. `RuntimeError: size of
 tensor*`, with numbers written as N; for a hang `deadline: *`. Patterns are shell patterns (`*`, `?`, `[abc]`).
@@ -39,19 +39,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.errors import UsageError
 from harness.program import KINDS
 from harness.scenario import AXES, Scenario, load_toml, parse_axis
+from harness.systems.protocol import System
+from harness.systems.registry import system_named
+from harness.tables import Table
 from harness.verdict import Verdict
 
 if TYPE_CHECKING:
     from harness.result import Evidence, Result
 
-_TEXTS = ("id", "what", "system", "library_line", "since", "upstream", "scenario")
-_FORM = '[[issue]]\nid = "torch-fsdp2-1842" …\n[issue.match]\nop = "load"\nevidence = ["exp_avg bits"]'
+_TEXTS = ("id", "what", "library_line", "since", "upstream", "scenario")
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,20 @@ class Pattern:
 
     ops: kinds of operation. evidence: shell patterns, one of which must match. axes: axis → shell patterns of its
     canonical text, one of which must match. aftermath: shell patterns of
-    what may differ at later operations.
+    what may differ at later operations. when: name of a predicate of the system's; empty for none.
     """
 
     ops: tuple[str, ...]
     evidence: tuple[str, ...]
     axes: Mapping[str, tuple[str, ...]]
     aftermath: tuple[str, ...] = ()
+    when: str = ""
 
     def applies(self, scenario: Scenario) -> bool:
         """Whether the scenario lies in the pattern's axes."""
         values = scenario.axis_values()
-        return all(_any_match(values[axis], patterns) for axis, patterns in self.axes.items())
+        inside = all(_any_match(values[axis], patterns) for axis, patterns in self.axes.items())
+        return inside and (not self.when or system_named(scenario.system).predicates[self.when](scenario))
 
     def covers(self, item: Evidence) -> bool:
         """Whether this is what the pattern describes."""
@@ -123,74 +126,67 @@ class KnownIssues:
         return [issue for issue in self.issues if issue.id in known.split("+")]
 
 
-def load_known_issues(path: Path) -> KnownIssues:
-    """Read the file, strictly; scenario files are looked up beside it.
+def known_issues_of(system: System) -> tuple[KnownIssue, ...]:
+    """The entries of a system's `issues.toml`, in order; none where it has no such file.
 
     Raises:
-        UsageError: unreadable, malformed, an unknown or missing key, a duplicate id, an unknown value, a
-            scenario file that does not exist, or an entry so wide that it would match anything.
+        UsageError: malformed, an unknown or missing key, a duplicate id, an unknown value, a scenario file that does not
+            exist, or an entry so wide that it would match anything.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError.of("known issues", str(path), f"a readable TOML file ({error})", "known_issues.toml") from None
-    document = load_toml(text, str(path))
-    _exact_keys(str(path), document, required=("schema",), optional=("issue",))
-    entries = document.get("issue", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise UsageError.of(f"{path}: issue", entries, "tables [[issue]]", _FORM)
-    issues = tuple(_issue(f"{path}: issue {n}", entry, path.parent) for n, entry in enumerate(entries, 1))
+    file = system.folder.joinpath("issues.toml")
+    return parse(file.read_text("utf-8"), f"{system.name}/issues.toml", system) if file.is_file() else ()
+
+
+def parse(text: str, origin: str, system: System) -> tuple[KnownIssue, ...]:
+    """Read the entries of a file; see `known_issues_of`."""
+    document = Table(load_toml(text, origin), origin).only(("schema", "issue"))
+    issues = tuple(_issue(entry, system) for entry in document.tables("issue"))
     seen: set[str] = set()
     for issue in issues:
         if issue.id in seen:
-            raise UsageError.of(f"{path}: id", issue.id, "each id once", '"torch-fsdp2-1842-b"')
+            raise UsageError.of(f"{origin}: id", issue.id, "each id once", '"torch-fsdp2-1842-b"')
         seen.add(issue.id)
-    return KnownIssues(issues)
+    return issues
 
 
-def _issue(where: str, entry: Mapping[str, Any], folder: Path) -> KnownIssue:
-    _exact_keys(where, entry, required=(*_TEXTS, "match"), optional=("confirmed_on_gpu",))
-    for key in (*_TEXTS, *({"confirmed_on_gpu"} & entry.keys())):
-        if not isinstance(entry[key], str) or not (entry[key] or key == "upstream"):
-            raise UsageError.of(f"{where}: {key}", entry[key], "a text", f'{key} = "…"')
-    if entry["upstream"] and not entry["upstream"].startswith("https://"):
-        raise UsageError.of(f"{where}: upstream", entry["upstream"], "an https address, or empty", '"https://…"')
-    if not (folder / entry["scenario"]).is_file():
-        raise UsageError.of(
-            f"{where}: scenario", entry["scenario"], f"a file below {folder}", '"regressions/torch-fsdp2-1842.toml"'
-        )
-    if not isinstance(entry["match"], dict):
-        raise UsageError.of(f"{where}: match", entry["match"], "a table [issue.match]", _FORM)
-    texts = {key: value for key, value in entry.items() if key != "match"}
-    return KnownIssue(**texts, match=_pattern(f"{where}: match", entry["match"]))
+def _issue(entry: Table, system: System) -> KnownIssue:
+    entry.only((*_TEXTS, "match", "confirmed_on_gpu"), needed=(*_TEXTS, "match"))
+    texts = {key: entry.text(key) for key in (*_TEXTS, "confirmed_on_gpu")}
+    for key in _TEXTS:
+        if not (texts[key] or key == "upstream"):
+            raise entry.wrong(key, texts[key], "a text", f'{key} = "…"')
+    if texts["upstream"] and not texts["upstream"].startswith("https://"):
+        raise entry.wrong("upstream", texts["upstream"], "an https address, or empty", '"https://…"')
+    if not system.folder.joinpath(texts["scenario"]).is_file():
+        raise entry.wrong("scenario", texts["scenario"], "a file beside it", '"regressions/1842.toml"')
+    return KnownIssue(system=system.name, match=_pattern(entry.table("match"), system), **texts)
 
 
-def _pattern(where: str, table: Mapping[str, Any]) -> Pattern:
-    _exact_keys(where, table, required=("op", "evidence"), optional=("axes", "aftermath"))
-    ops = _texts(f"{where}.op", [table["op"]] if isinstance(table["op"], str) else table["op"])
+def _pattern(table: Table, system: System) -> Pattern:
+    table.only(("op", "evidence", "axes", "aftermath", "when"), needed=("op", "evidence"))
+    ops = table.texts("op")
     for op in ops:
         if op not in KINDS:
-            raise UsageError.of(f"{where}.op", op, KINDS, 'op = "load"')
-    evidence = _texts(f"{where}.evidence", table["evidence"])
-    if not evidence or not all(pattern.strip("*?") for pattern in evidence):
-        raise UsageError.of(f"{where}.evidence", list(evidence), "patterns that say something", '["exp_avg bits"]')
-    aftermath = _texts(f"{where}.aftermath", table.get("aftermath", []))
-    if not all(pattern.strip("*?") for pattern in aftermath):
-        raise UsageError.of(f"{where}.aftermath", list(aftermath), "patterns that say something", '["param bits"]')
-    return Pattern(ops, evidence, _axes(f"{where}.axes", table.get("axes", {})), aftermath)
+            raise table.wrong("op", op, KINDS, 'op = "load"')
+    evidence, aftermath = table.texts("evidence", empty=False), table.texts("aftermath", empty=False)
+    for key, patterns in (("evidence", evidence), ("aftermath", aftermath)):
+        if (key == "evidence" and not patterns) or not all(pattern.strip("*?") for pattern in patterns):
+            raise table.wrong(key, list(patterns), "patterns that say something", '["exp_avg bits"]')
+    when = table.text("when")
+    if when and when not in system.predicates:
+        raise table.wrong("when", when, system.predicates or "none: the system has no predicates", 'when = "…"')
+    return Pattern(ops, evidence, _axes(table.table("axes")), aftermath, when)
 
 
-def _axes(where: str, table: Any) -> dict[str, tuple[str, ...]]:
-    if not isinstance(table, dict):
-        raise UsageError.of(where, table, "a table of axis = pattern", 'axes = { offload = "cpu" }')
+def _axes(table: Table) -> dict[str, tuple[str, ...]]:
     axes = {}
-    for axis, value in table.items():
+    for axis in table.content:
         if axis not in AXES:
-            raise UsageError.of(where, axis, AXES, 'axes = { offload = "cpu" }')
-        axes[axis] = _texts(f"{where}.{axis}", [value] if isinstance(value, str) else value, empty=axis == "options")
+            raise UsageError.of(table.where, axis, AXES, 'axes = { offload = "cpu" }')
+        axes[axis] = table.texts(axis, empty=axis == "options")
         for text in axes[axis]:
             if not set(text) & set("*?["):
-                _check_value(f"{where}.{axis}", axis, text)
+                _check_value(f"{table.where}: {axis}", axis, text)
     return axes
 
 
@@ -199,21 +195,6 @@ def _check_value(where: str, axis: str, text: str) -> None:
         parse_axis(axis, text)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-
-
-def _texts(where: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and (item or empty) for item in value):
-        raise UsageError.of(where, value, "a list of texts", '["exp_avg bits"]')
-    return tuple(value)
-
-
-def _exact_keys(where: str, table: Mapping[str, Any], required: Iterable[str], optional: Iterable[str] = ()) -> None:
-    required, allowed = tuple(required), (*required, *optional)
-    unknown = [key for key in table if key not in allowed]
-    missing = [key for key in required if key not in table]
-    if unknown or missing:
-        problem = f"unknown {unknown}" if unknown else f"missing {missing}"
-        raise UsageError.of(where, problem, allowed, _FORM)
 
 
 def _any_match(text: str, patterns: Iterable[str]) -> bool:

@@ -39,9 +39,8 @@ from harness.result import (
 )
 from harness.scenario import DEVICES, Scenario
 from harness.store import StoreFull
-from harness.systems import builtin  # noqa: F401  (registers the systems)
-from harness.systems.protocol import SystemInfo
-from harness.systems.registry import all_systems, system_info
+from harness.systems.protocol import System
+from harness.systems.registry import all_systems, system_named
 from harness.verdict import Verdict, merge
 from harness.world.environments import Environments
 from harness.world.interpreter import interpreter
@@ -92,7 +91,7 @@ class Laboratory:
     ) -> None:
         self.jobs, self.deadline_s, self.keep = jobs, deadline_s, keep
         self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=scratch_folder()))
-        warm_up = [info.warm_up for info in all_systems() if info.warm_up and not info.package]
+        warm_up = [info.entry(info.warm_up) for info in all_systems() if info.warm_up and not info.package]
         self._python = python
         self._environments = Environments(python, plugins, self._scratch)
         self._servers = {
@@ -142,8 +141,8 @@ class Laboratory:
         """One scenario, from observation to confirmed verdict."""
         started = time.monotonic()
         try:
-            info = system_info(scenario.system)
-            reason = info.unsupported(replace(scenario, version=self._release(info, scenario.version)))
+            info = system_named(scenario.system)
+            reason = info.refusal(replace(scenario, version=self._release(info, scenario.version)))
             if reason:
                 result = Result(scenario, info.name, self._named(info, scenario), Verdict.UNSUPPORTED, reason=reason)
             else:
@@ -163,12 +162,12 @@ class Laboratory:
         """No verdict, and of which release, as far as it can be told: it may be what the error is about."""
         version = scenario.version
         with suppress(HarnessError, UsageError):
-            info = system_info(scenario.system)
+            info = system_named(scenario.system)
             version = self._named(info, scenario)
             version = self._ran(info, scenario)["version"]
         return Result(scenario, scenario.system, version, Verdict.UNKNOWN, reason=reason)
 
-    def _confirmed(self, scenario: Scenario, info: SystemInfo, observed: Observed) -> Result:
+    def _confirmed(self, scenario: Scenario, info: System, observed: Observed) -> Result:
         first = self._attempt(scenario, info, observed)
         if not first.verdict.is_failure:
             return first
@@ -179,7 +178,7 @@ class Laboratory:
         reason = f"in fresh ranks the failure did not come again: {second.signature or second.verdict.value}"
         return replace(first, verdict=Verdict.NONDETERMINISTIC, reproduced=Reproduced(0, 1), reason=reason)
 
-    def _attempt(self, scenario: Scenario, info: SystemInfo, observed: Observed, patience: float = 1.0) -> Result:
+    def _attempt(self, scenario: Scenario, info: System, observed: Observed, patience: float = 1.0) -> Result:
         directory = Path(tempfile.mkdtemp(prefix=f"{scenario.id}-", dir=self._scratch))
         try:
             trial = (
@@ -220,20 +219,20 @@ class Laboratory:
         return trial
 
     def _server_of(self, scenario: Scenario) -> AbstractContextManager[ForkServer]:
-        info = system_info(scenario.system)
+        info = system_named(scenario.system)
         if info.package:
             return self._environments.server(info, scenario)
         require_installed(info, scenario.version, self._named(info, scenario))
         return nullcontext(self._servers[scenario.device])
 
-    def _ran(self, info: SystemInfo, scenario: Scenario) -> dict[str, Any]:
+    def _ran(self, info: System, scenario: Scenario) -> dict[str, Any]:
         """What really ran, as fields of a result."""
         if not info.package:
             return {"version": self._named(info, scenario)}
         overlay = self._environments.overlay(info, scenario.version)
         return {"version": overlay.version, "outside_support": overlay.outside}
 
-    def _release(self, info: SystemInfo, version: str) -> str:
+    def _release(self, info: System, version: str) -> str:
         """The release that a system's rules are about: that of a working tree or a commit is what it says itself."""
         if not info.package:
             return version
@@ -241,7 +240,7 @@ class Laboratory:
             return self._environments.overlay(info, version).version.partition("+")[0]
         return package(info.package).release(version).version
 
-    def _named(self, info: SystemInfo, scenario: Scenario) -> str:
+    def _named(self, info: System, scenario: Scenario) -> str:
         """The release that a scenario asks for, without installing it: of a system's package, or of its first
         distribution; the release of shardproof for a system of ours."""
         if info.package:
@@ -277,7 +276,7 @@ def scratch_folder() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def require_installed(info: SystemInfo, version: str, installed: str) -> None:
+def require_installed(info: System, version: str, installed: str) -> None:
     """A system without a package of its own runs in the release that its interpreter has, and in no other.
 
     Raises:
@@ -314,7 +313,7 @@ def _require_space(scenario: Scenario, directory: Path, outcome: JobOutcome) -> 
         raise StoreFull(f"no space left for scenario {scenario.id}: {free} bytes are free in {directory}")
 
 
-def _result(scenario: Scenario, info: SystemInfo, trial: _Trial) -> Result:
+def _result(scenario: Scenario, info: System, trial: _Trial) -> Result:
     """The verdict of one attempt: the most severe of what its ranks and its judge say."""
     differences = differences_from_json(trial.judgement["differences"])
     distrust = trial.judgement["distrust"]

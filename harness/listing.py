@@ -7,8 +7,7 @@ from dataclasses import fields
 
 from harness.faults.boundary import BOUNDARY
 from harness.faults.catalogue import CATALOGUE
-from harness.models import ZOO
-from harness.oracle.contracts import FSDP2, MEGATRON, MEGATRON_FSDP, TRANSFORMER_ENGINE, ZERO1
+from harness.models import zoo
 from harness.program import PROGRAMS
 from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
 from harness.space.files import space_names
@@ -28,8 +27,7 @@ _AXIS_FORMS = {
     + ", ".join(f.name for f in fields(Optimizer)[2:]),
     "microbatches": "1 to 3",
     "grad_sync": "last, every",
-    "checkpoint": "gathered, bucket_space, model_space, sharded (reference); dcp, dcp-async, full, … (torch-fsdp2); "
-    "dp_zero, fully_reshardable, plain, … (megatron-core)",
+    "checkpoint": "a format of the system, with switches after a +: below",
     "program": "a program below, or its operations separated by spaces",
     "options": "switches of the system, joined by +, or none: below",
     "faults": "ids of the faults below, joined by commas",
@@ -42,16 +40,15 @@ def render_listing() -> str:
     sections = (
         ("systems", ((info.name, info.doc) for info in all_systems())),
         ("axes", axes),
-        ("options", {word: doc for info in all_systems() for word, doc in info.options.items()}.items()),
-        ("models", ((spec.name, spec.doc) for spec in ZOO.values())),
+        ("options", {word: doc for info in all_systems() for word, doc in info.accepts.options.items()}.items()),
+        ("models", ((spec.name, spec.doc) for spec in zoo().values())),
         ("programs", PROGRAMS.items()),
         ("scenarios", ((name, "") for name in space_names())),
         ("faults", [*((f.id, f.doc) for f in CATALOGUE.values()), *((f.id, f.doc) for f in BOUNDARY.values())]),
-        ("contract of fully_shard", ((c.promise, f"({c.source})") for c in FSDP2)),
-        ("contract of zero1", ((c.promise, f"({c.source})") for c in ZERO1)),
-        ("contract of megatron-core", ((c.promise, f"({c.source})") for c in MEGATRON)),
-        ("contract of megatron-fsdp", ((c.promise, f"({c.source})") for c in MEGATRON_FSDP)),
-        ("contract of transformer-engine", ((c.promise, f"({c.source})") for c in TRANSFORMER_ENGINE)),
+        *(
+            (f"contract of {info.name}", [(c.promise, f"({c.source})") for c in info.contract.clauses])
+            for info in all_systems()
+        ),
     )
     return "\n".join(_section(title, rows) for title, rows in sections)
 

@@ -7,7 +7,7 @@ bug corpus, and stays tiny: a whole model has a few hundred elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -155,55 +155,6 @@ def _linear(path: str, out: int, inp: int, tp_dim: int | None = None, **kw: obje
     )
 
 
-def _gpt_layer(path: str, hidden: int, ffn: int) -> tuple[ModuleSpec, ...]:
-    """One transformer layer as Megatron-Core's local spec names and orders it: column-parallel weights are sharded over
-    their rows, row-parallel ones over their columns; biases and norms are not decayed (group 1)."""
-
-    def norm(name: str) -> ModuleSpec:
-        params = (ParamSpec("weight", (hidden,), group=1), ParamSpec("bias", (hidden,), group=1))
-        return ModuleSpec(f"{path}.{name}", params)
-
-    def linear(name: str, out: int, inp: int, tp_dim: int) -> ModuleSpec:
-        bias = ParamSpec("bias", (out,), group=1, tp_dim=0 if tp_dim == 0 else None)
-        return ModuleSpec(f"{path}.{name}", (ParamSpec("weight", (out, inp), tp_dim=tp_dim), bias))
-
-    return (
-        norm("input_layernorm"),
-        linear("self_attention.linear_proj", hidden, hidden, 1),
-        linear("self_attention.linear_qkv", 3 * hidden, hidden, 0),
-        norm("pre_mlp_layernorm"),
-        linear("mlp.linear_fc1", ffn, hidden, 0),
-        linear("mlp.linear_fc2", hidden, ffn, 1),
-    )
-
-
-HALVES = (("_w", 1), ("_v", 1))
-
-GDN_IN_PROJ = ((".query", 4), (".key", 4), (".value", 6), (".z", 6), (".beta", 2), (".alpha", 2))
-"""What a gated delta net's input projection is fused of; its convolution has the first three."""
-
-
-def _gated(layer: int, shape: tuple[int, ...]) -> ModuleSpec:
-    """The fused projection of a SwiGLU layer, of which tensor parallelism shards each half."""
-    name = "weight" if len(shape) > 2 else "bias"
-    param = ParamSpec(name, shape, tp_dim=1, sections=HALVES, stacked=True)
-    return ModuleSpec(f"decoder.layers.{layer}.mlp.linear_fc1", (param,))
-
-
-def _te(path: str, norm: bool, *weights: tuple[str, int, int, int], bias: bool = True, unit: bool = True) -> ModuleSpec:
-    """A layer of TransformerEngine: with `norm` its layer norm's parameters first, of the first weight's width, then
-    each weight (name, out, in, tp_dim) before or without its bias; biases and norms are not decayed (group 1)."""
-    params: list[ParamSpec] = []
-    if norm:
-        params += [ParamSpec(f"layer_norm_{name}", (weights[0][2],), group=1) for name in ("weight", "bias")]
-    for name, out, inp, tp_dim in weights:
-        params.append(ParamSpec(name, (out, inp), tp_dim=tp_dim))
-        if bias:
-            bias_dim = 0 if tp_dim == 0 else None
-            params.append(ParamSpec(name.replace("weight", "bias"), (out,), group=1, tp_dim=bias_dim))
-    return ModuleSpec(path, tuple(params), unit=unit)
-
-
 _SPECS = (
     ModelSpec(
         "dense",
@@ -315,34 +266,6 @@ _SPECS = (
         bugs=("MLM-4423", "MLM-2769"),
     ),
     ModelSpec(
-        "gated",
-        "Fused gate/up projections, named as Megatron-Core's: a rank's shard ends inside a half, or is just one.",
-        (
-            _gated(0, (2, 6, 3)),
-            _gated(1, (2, 10, 2)),
-            _gated(2, (2, 4)),
-        ),
-        bugs=("MLM-4423",),
-    ),
-    ModelSpec(
-        "gdn",
-        "A gated delta net's fused projections, of sections of several sizes, named as Megatron-Core's.",
-        (
-            ModuleSpec(
-                "decoder.layers.0.self_attention.in_proj",
-                (ParamSpec("weight", (24, 3), tp_dim=0, sections=GDN_IN_PROJ),),
-            ),
-            ModuleSpec(
-                "decoder.layers.0.self_attention.conv1d",
-                (
-                    ParamSpec("weight", (14, 1, 2), tp_dim=0, sections=GDN_IN_PROJ[:3]),
-                    ParamSpec("bias", (14,), tp_dim=0, sections=GDN_IN_PROJ[:3]),
-                ),
-            ),
-        ),
-        bugs=("MLM-4423",),
-    ),
-    ModelSpec(
         "experts",
         "Grouped 3-D expert weights: sharding dims shift by one against a single expert's weight.",
         (
@@ -401,86 +324,24 @@ _SPECS = (
         ),
         bugs=("PT-192202", "PT-186998"),
     ),
-    ModelSpec(
-        "gpt",
-        "A transformer with tied embeddings, named as Megatron-Core's GPTModel, which that system really builds.",
-        (
-            ModuleSpec("embedding.word_embeddings", (ParamSpec("weight", (16, 8), tp_dim=0),)),
-            ModuleSpec("embedding.position_embeddings", (ParamSpec("weight", (4, 8)),)),
-            *_gpt_layer("decoder.layers.0", hidden=8, ffn=16),
-            ModuleSpec(
-                "decoder.final_layernorm", (ParamSpec("weight", (8,), group=1), ParamSpec("bias", (8,), group=1))
-            ),
-        ),
-        (GroupSpec(), GroupSpec(1.0, 0.0)),
-        bugs=("MLM-2777", "MLM-5835a"),
-    ),
-    ModelSpec(
-        "te_layers",
-        "TransformerEngine's Linear, LayerNormLinear, LayerNormMLP, LayerNorm and RMSNorm, which that system builds.",
-        (
-            ModuleSpec("norm", (ParamSpec("weight", (6,), group=1), ParamSpec("bias", (6,), group=1))),
-            _te("qkv", True, ("weight", 12, 6, 0)),
-            _te("proj", False, ("weight", 6, 4, 1)),
-            ModuleSpec("rms", (ParamSpec("weight", (6,), group=1),)),
-            _te("mlp", True, ("fc1_weight", 10, 6, 0), ("fc2_weight", 6, 10, 1)),
-        ),
-        (GroupSpec(), GroupSpec(1.0, 0.0)),
-        bugs=("TE-2713e", "TE-2713f"),
-    ),
-    ModelSpec(
-        "te_no_bias",
-        "The same without biases, which TransformerEngine stands empty tensors in for.",
-        (
-            _te("qkv", True, ("weight", 12, 6, 0), bias=False),
-            _te("proj", False, ("weight", 6, 4, 1), bias=False),
-            _te("mlp", True, ("fc1_weight", 10, 6, 0), ("fc2_weight", 6, 10, 1), bias=False),
-        ),
-        (GroupSpec(), GroupSpec(1.0, 0.0)),
-        bugs=("TE-2713b", "TE-2713c"),
-    ),
-    ModelSpec(
-        "te_attention",
-        "DotProductAttention with a learnable softmax offset a head, between two linear layers.",
-        (
-            _te("qkv", True, ("weight", 12, 4, 0)),
-            ModuleSpec("attention", (ParamSpec("softmax_offset", (2,), tp_dim=0),)),
-            _te("proj", False, ("weight", 4, 4, 1)),
-        ),
-        (GroupSpec(), GroupSpec(1.0, 0.0)),
-        bugs=("TE-2713e",),
-    ),
-    ModelSpec(
-        "te_grouped",
-        "GroupedLinear, which TransformerEngine keeps as one weight an expert, behind a Linear.",
-        (
-            ModuleSpec("router", (ParamSpec("weight", (3, 5)),)),
-            _te("experts", False, *((f"weight{i}", 8, 5, 0) for i in range(3)), bias=False),
-        ),
-        bugs=("TE-2713a",),
-    ),
-    ModelSpec(
-        "te_transformer",
-        "A TransformerLayer of TransformerEngine, one unit, with query, key and value as weights of their own.",
-        (
-            ModuleSpec("layers.0"),
-            _te(
-                "layers.0.self_attention.layernorm_qkv",
-                True,
-                ("query_weight", 8, 8, 0),
-                ("key_weight", 8, 8, 0),
-                ("value_weight", 8, 8, 0),
-                unit=False,
-            ),
-            _te("layers.0.self_attention.proj", False, ("weight", 8, 8, 1), unit=False),
-            _te("layers.0.layernorm_mlp", True, ("fc1_weight", 16, 8, 0), ("fc2_weight", 8, 16, 1), unit=False),
-        ),
-        (GroupSpec(), GroupSpec(1.0, 0.0)),
-        bugs=("TE-2713e", "TE-2713f"),
-    ),
 )
 
 ZOO: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
+"""Models by name. What only one system has joins them when it is first asked for: `zoo()` has all."""
+
+_providers: list[Callable[[], Iterable[ModelSpec]]] = []
+
+
+def provide(models: Callable[[], Iterable[ModelSpec]]) -> None:
+    """Have further models known, such as those of one system; they are made when a name is asked for that none has."""
+    _providers.append(models)
+
+
+def zoo() -> dict[str, ModelSpec]:
+    """Every model by name."""
+    while _providers:
+        ZOO.update({spec.name: spec for spec in _providers.pop(0)()})
+    return ZOO
 
 
 def model_spec(name: str) -> ModelSpec:
@@ -489,6 +350,6 @@ def model_spec(name: str) -> ModelSpec:
     Raises:
         UsageError: there is none.
     """
-    if name not in ZOO:
+    if name not in ZOO and name not in zoo():
         raise UsageError.of("model", name, ZOO, "dense")
     return ZOO[name]

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
+
+from harness.grid import Grid
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -37,32 +38,6 @@ I64 = npt.NDArray[np.int64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """kind: `wide`, `narrow`, `cancelling` or `alternate`. unit: the value of one unit, a power of two."""
-
-    kind: str
-    unit: float
-
-
-def choose_grid(stage_dtypes: tuple[str, str, str], compute: str, dp: int, microbatches: int) -> Grid:
-    """The most sensitive grid that is exact.
-
-    Args:
-        stage_dtypes: declared dtypes of accumulate, reduce and main gradient.
-        compute: declared dtype of the forward and of the gradient it produces.
-        dp: number of data-parallel ranks. microbatches: forward/backward passes a step.
-    """
-    accumulate, reduce, main_grad = stage_dtypes
-    if accumulate == reduce == "fp32" and main_grad == "bf16" and compute != "fp16" and dp >= 3:
-        return Grid("cancelling", 2.0**-4)
-    if any(dtype != "fp32" for dtype in stage_dtypes):
-        return Grid("narrow", 2.0**-4)
-    if compute == "fp32" or dp > 1:
-        return Grid("wide", 2.0**-12)
-    return Grid("alternate", 2.0**-12) if microbatches > 1 else Grid("narrow", 2.0**-4)
 
 
 def element_keys(fqn: str, shape: tuple[int, ...], seed: int) -> U64:

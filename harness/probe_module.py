@@ -11,7 +11,7 @@ microbatch. Nothing here knows a library; DTensors are only unwrapped to their l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -20,10 +20,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from harness.grid import Grid
 from harness.models import BufferSpec, ModelSpec, ModuleSpec, NamedParam, storage_dtype
-from harness.oracle.contracts import stages
-from harness.probe import Grid, choose_grid, element_keys, initial_values, rank_units
-from harness.scenario import DTypePolicy, Mesh, Scenario
+from harness.probe import element_keys, initial_values, rank_units
+from harness.scenario import DTypePolicy
+from harness.systems.protocol import RankContext
 
 TORCH_DTYPE: dict[str, torch.dtype] = {
     "fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16,
@@ -69,22 +70,21 @@ class Seen:
     data: bytes
 
 
-@dataclass
 class Probe:
     """What all modules of one rank's model share: which gradients to produce and what forwards saw.
 
-    box: from a parameter's name to the piece of it that this rank's forward computes with (the tensor-
-    parallel shard; everything without tensor parallelism).
+    Args:
+        context: of the rank. box: from a parameter's name to the piece of it that this rank's forward computes with (the
+            tensor-parallel shard; everything without tensor parallelism).
     """
 
-    scenario: Scenario
-    spec: ModelSpec
-    mesh: Mesh
-    rank: int
-    box: Callable[[str], Box]
-    slot: Slot = field(default_factory=Slot)
-    seen: dict[str, list[Seen]] = field(default_factory=dict)
-    poisoned: bool = False
+    def __init__(self, context: RankContext, box: Callable[[str], Box]) -> None:
+        self.scenario, self.spec, self.mesh, self.rank = context.scenario, context.model, context.mesh, context.rank
+        self.parameters = {p.fqn: p for p in context.contract.parameters(context.scenario, context.mesh)}
+        self.box = box
+        self.slot = Slot()
+        self.seen: dict[str, list[Seen]] = {}
+        self.poisoned = False
 
     def start_step(self) -> None:
         """Forget what the previous step's forwards saw."""
@@ -132,14 +132,9 @@ class Probe:
         return self.mesh.dp // sharers, sharers
 
     def _grid(self, fqn: str) -> Grid:
-        canonical = self.spec.param(self.spec.param(fqn).spec.tied_to or fqn)
-        declared = stages(self.scenario, canonical.spec)
-        return choose_grid(
-            (declared.accumulate, declared.reduce, declared.main_grad),
-            declared.compute,
-            self._ranks(fqn)[0],
-            self.scenario.microbatches,
-        )
+        grid = self.parameters[self.spec.param(fqn).spec.tied_to or fqn].gradient
+        assert grid is not None, f"{fqn} takes part in a forward"
+        return grid
 
 
 class _Term(torch.autograd.Function):

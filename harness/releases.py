@@ -1,4 +1,23 @@
-"""Which releases of a library under test there are, and what each needs beside it: `scenarios/systems.toml` as data.
+"""Which releases of a library under test there are, and what each needs beside it: each system's `releases.toml` as data.
+
+    schema = 1
+    package = "megatron-core"        # the distribution
+    imports = "megatron.core"        # the module that must import
+    tree = "megatron/core"           # the importable package's folder in a source tree …
+    roots = ["src", "."]             # … below one of these
+    importer = "module:function"     # of ours, which imports it where it cannot be imported by itself
+    beside = ["einops==0.8.1"]       # installed with it, and without dependencies of their own
+
+    [[release]]                      # oldest first
+    version = "0.16.1"
+    beside = ["einops==0.8.1"]       # where this release needs others
+    supports = ["torch>=2.6.0"]      # what upstream's metadata asks of packages that stay as they are
+    torch = "2.10"                   # of the image that upstream's CI builds this release on
+
+    [[commits]]                      # what trees from a version on need, where no release of it is on the package index
+    version = "0.18.0"
+
+torch, numpy and whatever else is in the interpreter stay as they are.
 
 A version, as a user writes it after `NAME@`, is a release (`0.16.1`), a working tree (`path:DIR`), a commit of a clone
 (`git:REV`), or empty for the newest declared release.
@@ -6,22 +25,22 @@ A version, as a user writes it after `NAME@`, is a release (`0.16.1`), a working
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from harness.errors import UsageError
 from harness.scenario import load_toml
+from harness.systems.protocol import System
+from harness.systems.registry import all_systems
+from harness.tables import Table
 
 SOURCES = ("path:", "git:")
 FORMS = "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest"
-_PACKAGE_KEYS = ("imports", "tree", "roots", "importer", "beside", "release", "commits")
-_DECLARED: dict[str, Package] = {}
+_PACKAGE_KEYS = ("schema", "package", "imports", "tree", "roots", "importer", "beside", "release", "commits")
 _RELEASE_KEYS = ("version", "supports", "torch", "beside")
 
 
@@ -104,6 +123,12 @@ class Package:
         return known or Release(version, beside=self.beside)
 
 
+def before(version: str, bound: str) -> bool:
+    """Whether a scenario's version is a release older than `bound`. The newest one, which is unnamed, a working tree and
+    a commit are not: their own release is asked about once they have been imported."""
+    return is_version(version) and Version(Version(version).base_version) < Version(bound)
+
+
 def is_version(text: str) -> bool:
     """Whether a text is a version as PEP 440 writes it."""
     try:
@@ -117,102 +142,66 @@ def package(name: str) -> Package:
     """The declared package of that name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or its file is malformed.
     """
-    declared = {**_shipped(), **_DECLARED}
-    if name not in declared:
-        raise UsageError.of("package", name, declared, f"a table [{name}] in scenarios/systems.toml")
-    return declared[name]
-
-
-def declare(packages: Mapping[str, Package]) -> None:
-    """Make further packages known, for the systems of a plugin."""
-    _DECLARED.update(packages)
+    for system in all_systems():
+        if system.package == name:
+            return package_of(system)
+    raise UsageError.of("package", name, sorted({s.package for s in all_systems() if s.package}), "megatron-core")
 
 
 @cache
-def _shipped() -> Mapping[str, Package]:
-    return parse(resources.files("scenarios").joinpath("systems.toml").read_text("utf-8"), "scenarios/systems.toml")
+def package_of(system: System) -> Package:
+    """The package of a system that has one, from its `releases.toml`.
+
+    Raises:
+        UsageError: no such file, or a malformed one.
+    """
+    file = system.folder.joinpath("releases.toml")
+    origin = f"{system.name}/releases.toml"
+    if not file.is_file():
+        raise UsageError.of(f"releases of {system.name}", "no file", f"a file {origin} beside its walks", origin)
+    return parse(file.read_text("utf-8"), origin)
 
 
-def parse(text: str, origin: str) -> dict[str, Package]:
-    """Read a declaration of packages.
+def parse(text: str, origin: str) -> Package:
+    """Read a declaration.
 
     Raises:
         UsageError: malformed TOML, a key that is unknown or missing, a value of another type, no version or no
             requirement, releases out of order.
     """
-    tables = {name: table for name, table in load_toml(text, origin).items() if name != "schema"}
-    return {name: _package(name, table, f"{origin}: [{name}]") for name, table in tables.items()}
-
-
-def _package(name: str, table: object, where: str) -> Package:
-    known = _Table(table, where, _PACKAGE_KEYS, ("imports", "tree", "release"))
-    beside = known.pinned("beside", ())
-    entries = known.content["release"]
-    if not isinstance(entries, list) or not entries:
-        raise UsageError.of(f"{where}: release", entries, "one table a release", f"[[{name}.release]]")
-    releases = tuple(_release(entry, beside, f"{where} release {number}") for number, entry in enumerate(entries, 1))
+    known = Table(load_toml(text, origin), origin)
+    known.only(_PACKAGE_KEYS, needed=("package", "imports", "tree", "release"))
+    beside = _pinned(known, "beside", ())
+    releases = tuple(_release(entry, beside) for entry in known.tables("release"))
+    if not releases:
+        raise known.wrong("release", [], "one table a release", "[[release]]")
     order = [Version(release.version) for release in releases]
     if order != sorted(set(order)):
-        raise UsageError.of(f"{where} releases", [r.version for r in releases], "each once, oldest first", "sort them")
-    roots, importer = known.texts("roots", (".",)), known.text("importer")
-    commits = tuple(_release(entry, beside, f"{where} commits") for entry in known.tables("commits"))
-    return Package(name, known.text("imports"), known.text("tree"), roots, beside, releases, importer, commits)
+        raise UsageError.of(f"{origin} releases", [r.version for r in releases], "each once, oldest first", "sort them")
+    commits = tuple(_release(entry, beside) for entry in known.tables("commits"))
+    return Package(
+        known.text("package"), known.text("imports"), known.text("tree"), known.texts("roots", (".",)), beside, releases,
+        known.text("importer"), commits,
+    )  # fmt: skip
 
 
-def _release(entry: object, beside: tuple[str, ...], where: str) -> Release:
-    known = _Table(entry, where, _RELEASE_KEYS, ("version",))
+def _release(known: Table, beside: tuple[str, ...]) -> Release:
+    known.only(_RELEASE_KEYS, needed=("version",))
     version, torch = known.text("version"), known.text("torch")
     for key, given in (("version", version), ("torch", torch)):
         if (given or key == "version") and not is_version(given):
-            raise UsageError.of(f"{where}: {key}", given, "a version by PEP 440", f'{key} = "1.2.3"')
-    return Release(version, known.pinned("supports", ()), torch, known.pinned("beside", beside))
+            raise known.wrong(key, given, "a version by PEP 440", f'{key} = "1.2.3"')
+    return Release(version, _pinned(known, "supports", ()), torch, _pinned(known, "beside", beside))
 
 
-class _Table:
-    """A table of the file, read with its types checked; all errors are `UsageError` and name `where`."""
-
-    def __init__(self, content: object, where: str, allowed: Sequence[str], needed: Sequence[str]) -> None:
-        if not isinstance(content, dict):
-            raise UsageError.of(where, content, f"a table with {', '.join(needed)}", f"[{where.partition('[')[2]}")
-        self.content: dict[str, Any] = content
-        self.where = where
-        _require_keys(where, content, allowed, needed)
-
-    def text(self, key: str) -> str:
-        found = self.content.get(key, "")
-        if not isinstance(found, str):
-            raise UsageError.of(f"{self.where}: {key}", found, "a text", f'{key} = "…"')
-        return found
-
-    def texts(self, key: str, absent: tuple[str, ...]) -> tuple[str, ...]:
-        found = self.content.get(key, list(absent))
-        if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-            raise UsageError.of(f"{self.where}: {key}", found, "a list of texts", f'{key} = ["…"]')
-        return tuple(found)
-
-    def tables(self, key: str) -> list[object]:
-        found = self.content.get(key, [])
-        if not isinstance(found, list):
-            raise UsageError.of(f"{self.where}: {key}", found, "a list of tables", f"[[{key}]]")
-        return found
-
-    def pinned(self, key: str, absent: tuple[str, ...]) -> tuple[str, ...]:
-        """Requirements as pip writes them."""
-        found = self.texts(key, absent)
-        for item in found:
-            try:
-                Requirement(item)
-            except InvalidRequirement:
-                raise UsageError.of(f"{self.where}: {key}", item, "a requirement", "einops==0.8.1") from None
-        return found
-
-
-def _require_keys(where: str, table: Mapping[str, Any], allowed: Sequence[str], needed: Sequence[str]) -> None:
-    for key in table:
-        if key not in allowed:
-            raise UsageError.of(f"{where}: key", key, allowed, f"{allowed[0]} = …")
-    for key in needed:
-        if key not in table:
-            raise UsageError.of(f"{where}: keys", sorted(table), f"all of {', '.join(needed)}", f"{key} = …")
+def _pinned(known: Table, key: str, absent: tuple[str, ...]) -> tuple[str, ...]:
+    """Requirements as pip writes them."""
+    found = known.texts(key, absent)
+    for item in found:
+        try:
+            Requirement(item)
+        except InvalidRequirement:
+            raise known.wrong(key, item, "a requirement", "einops==0.8.1") from None
+    return found

@@ -28,7 +28,7 @@ from harness.result import Result
 from harness.scenario import Scenario
 from harness.space.plan import Plan
 from harness.store import Run, Store
-from harness.systems.registry import system_info
+from harness.systems.registry import system_named
 from harness.verdict import ExitStatus, exit_status
 from harness.world.interpreter import interpreter
 
@@ -131,7 +131,7 @@ def versions(request: Request) -> dict[str, str]:
     """Releases of everything a run's results depend on, as the interpreter of its ranks has them."""
     wanted = {"torch", "numpy", "ml_dtypes"}
     for system in {scenario.system for scenario in request.plan.scenarios}:
-        wanted |= set(system_info(system).distributions)
+        wanted |= set(system_named(system).distributions)
     ranks = interpreter(request.python)
     found = {name: release for name in sorted(wanted) if (release := ranks.release(name))}
     return {"python": ranks.python, "shardproof": __version__, **found, **request.releases}

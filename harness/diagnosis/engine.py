@@ -35,23 +35,26 @@ def rules() -> tuple[Rule, ...]:
     return tuple(_RULES)
 
 
-def explain(differences: Iterable[Difference], context: Context) -> list[Explanation]:
+def explain(differences: Iterable[Difference], context: Context, own: Sequence[Rule] = ()) -> list[Explanation]:
     """The mechanisms that the differences match, best first; empty if no rule knows any.
+
+    Args:
+        own: rules of the system under test, after those that hold for all.
 
     Best is: most confident, then (for a step) closest to the cause, then explaining most differences, then
     the order of the rules.
     """
     failing = [d for d in differences if d.fails]
     for index in sorted({d.key.op for d in failing}):
-        found = _of_operation([d for d in failing if d.key.op == index], context)
+        found = _of_operation([d for d in failing if d.key.op == index], context, (*_RULES, *own))
         if found:
             return found
     return []
 
 
-def _of_operation(differences: Sequence[Difference], context: Context) -> list[Explanation]:
+def _of_operation(differences: Sequence[Difference], context: Context, rules: Sequence[Rule]) -> list[Explanation]:
     ranked: list[tuple[tuple[int, int, int, int], Explanation]] = []
-    for priority, rule in enumerate(_RULES):
+    for priority, rule in enumerate(rules):
         matches = [(d, finding) for d in differences if (finding := rule.find(d, context)) is not None]
         if not matches:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from harness.diff import Difference, as_numbers
 from harness.models import ModelSpec, model_spec
 from harness.observe.assemble import Bits, as_bits
 from harness.observe.logical import Key, Logical, Value
+from harness.oracle.inputs import Inputs
 from harness.program import Op
 from harness.scenario import Scenario
 
@@ -105,13 +106,15 @@ class Pair:
 
 @dataclass(frozen=True)
 class Context:
-    """What rules may look at. cold: the expected values of a run in which no load did anything."""
+    """What rules may look at. cold: the expected values of a run in which no load did anything. inputs: the scenario as
+    the oracles saw it."""
 
     expected: Logical
     observed: Logical
     scenario: Scenario
     ops: tuple[Op, ...]
-    cold: Logical = field(default_factory=dict)
+    cold: Logical
+    inputs: Inputs
 
     @cached_property
     def model(self) -> ModelSpec:

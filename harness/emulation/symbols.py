@@ -198,6 +198,10 @@ _IN_RANDOM = (
 )
 
 
+def _no_accelerator(check_available: bool = False) -> None:
+    return None
+
+
 def replacements() -> list[tuple[Any, str, Any]]:
     """(owner, attribute, stand-in) of every symbol that is replaced."""
     cuda: Any = torch.cuda
@@ -211,6 +215,9 @@ def replacements() -> list[tuple[Any, str, Any]]:
     found.append((cuda.nvtx, "range", _recorded("torch.cuda.nvtx.range", _range)))
     found.append((torch._C, "_cuda_getDevice", _recorded("torch._C._cuda_getDevice", _constant(0))))
     found.append((torch.Tensor, "record_stream", _recorded("Tensor.record_stream", _constant(None))))
+    # A build of torch for CUDA knows an accelerator, one for the CPU none. The emulated device is none to either: what
+    # asks torch.accelerator (torch.optim, whether a graph is being captured) asks C++, where nothing is emulated.
+    found.append((torch.accelerator, "current_accelerator", _no_accelerator))
     barrier = _recorded("torch.distributed.barrier(device_ids)", _barrier_without_devices)
     found += [(torch.distributed, "barrier", barrier), (torch.distributed.distributed_c10d, "barrier", barrier)]
     found += [(torch.distributed, name, function) for name, function in collectives.REPLACEMENTS.items()]

@@ -204,7 +204,7 @@ def overwritten_microbatch(ranks: Ranks) -> None:
 
 def late_microbatch(ranks: Ranks) -> None:
     """Add the last microbatch after the average over ranks: each rank keeps its own."""
-    trainer, last = ranks.trainer, ranks.session.scenario.microbatches - 1
+    trainer, last = ranks.trainer, ranks.session.inputs.microbatches - 1
 
     def backward(op: Op, microbatch: int, scale: float) -> None:
         if microbatch < last:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from harness.emulation.device import fused_optimizers
-from harness.oracle.contracts import DECOUPLED, PRECISION_AWARE, kernels, rules, scaled_master
-from harness.oracle.host_elements import mixes_kernels
-from harness.scenario import Optimizer, Scenario
+from harness.entry import resolve
+from harness.oracle.inputs import PreciseState, Stepper
 
 TORCH_DTYPE = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64,
@@ -28,66 +27,68 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def optimizer_for(
-    scenario: Scenario,
-    ask: Optimizer,
+    stepper: Stepper,
     groups: list[dict[str, Any]],
     on_host: dict[torch.Tensor, torch.Tensor],
     domains: dict[torch.Tensor, torch.Tensor],
 ) -> torch.optim.Optimizer:
-    """The optimizer of a scenario with the hyperparameters `ask` over param groups.
+    """The optimizer that a stepper describes.
 
     Args:
+        groups: torch's param groups, with every number of the optimizer's kind in them.
         on_host: of every tensor, which elements are stepped on the host (bool, its shape). Read only where the kernels
             of host and device differ.
         domains: of every tensor, the number of each element's domain (int64, its shape); empty where nothing is scaled.
     """
-    device, host = kernels(scenario)
-    if mixes_kernels(scenario):
-        return Hybrid(groups, ask, (device, host), (scenario.device, "cpu"), on_host)
-    policy = scenario.dtype
-    declared = policy.exp_avg or policy.exp_avg_sq or scaled_master(scenario)
-    beside = policy.storage != "fp32" and policy.master is None  # moments in fp32 beside a parameter in half
-    own_state = rules(scenario.system).lazy_masters and (declared or beside)
-    if device == "multi_tensor" and (not {DECOUPLED, PRECISION_AWARE}.isdisjoint(scenario.options) or own_state):
-        return _precision_aware(scenario, ask, groups, domains)
-    return _optimizer(device, scenario.device, ask, groups)
+    if stepper.make:
+        made: torch.optim.Optimizer = resolve(stepper.make)(stepper, groups)
+        return made
+    if stepper.mixed:
+        return Hybrid(groups, stepper, on_host)
+    if stepper.precise:
+        return _precise(stepper, stepper.precise, groups, domains)
+    return _optimizer(stepper.kind, stepper.impl, stepper.device, groups, capturable=stepper.capturable)
 
 
-def _optimizer(impl: str, device: str, ask: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    common: dict[str, Any] = {"lr": ask.lr, "weight_decay": ask.weight_decay}
-    adam: dict[str, Any] = {"betas": (ask.beta1, ask.beta2), "eps": ask.eps}
+def _optimizer(
+    kind: str, impl: str, device: str, groups: list[dict[str, Any]], *, capturable: bool = False
+) -> torch.optim.Optimizer:
+    """Every number is in the groups: the defaults of an optimizer say nothing here."""
     if impl == "multi_tensor":
         fused_adam, fused_sgd = fused_optimizers(device, precision_aware=False)
-        if ask.kind == "sgd":
-            return fused_sgd(groups, momentum=ask.momentum, nesterov=ask.nesterov, **common)
-        return fused_adam(groups, adam_w_mode=ask.kind == "adamw", **adam, **common)
-    common |= {"foreach": impl == "foreach", "fused": impl == "fused"}
-    adam |= {"capturable": ask.capturable}
-    if ask.kind == "sgd":
-        return torch.optim.SGD(groups, momentum=ask.momentum, nesterov=ask.nesterov, **common)
-    cls = torch.optim.Adam if ask.kind == "adam" else torch.optim.AdamW
-    return cls(groups, **adam, **common)
+        if kind == "sgd":
+            return fused_sgd(groups, **_defaults(groups))
+        return fused_adam(groups, adam_w_mode=kind == "adamw", **_defaults(groups))
+    ways = {"foreach": impl == "foreach", "fused": impl == "fused"}
+    if kind == "sgd":
+        return torch.optim.SGD(groups, **_defaults(groups), **ways)
+    cls = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
+    return cls(groups, **_defaults(groups), **ways, capturable=capturable)
 
 
-def _precision_aware(
-    scenario: Scenario, ask: Optimizer, groups: list[dict[str, Any]], domains: dict[torch.Tensor, torch.Tensor]
+def _defaults(groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """An optimizer's defaults: the numbers of the first group. They check each other, as nesterov and momentum do."""
+    return {name: value for name, value in groups[0].items() if name != "params"}
+
+
+def _precise(
+    stepper: Stepper, state: PreciseState, groups: list[dict[str, Any]], domains: dict[torch.Tensor, torch.Tensor]
 ) -> torch.optim.Optimizer:
     """FusedAdam with moments in dtypes of their own; reads `decoupled_grad`, which may be narrower than its tensor.
 
-    It steps masters as if they were parameters, save those in fp16, which are a state of the parameter's."""
+    It steps masters as if they were parameters, save those that are a state of the parameter's."""
     from harness.oracle.scaled_adam import ScaledAdam
 
-    policy = scenario.dtype
     options: dict[str, Any] = {
-        "lr": ask.lr, "weight_decay": ask.weight_decay, "betas": (ask.beta1, ask.beta2), "eps": ask.eps,
-        "adam_w_mode": ask.kind == "adamw",
-        "exp_avg_dtype": MOMENT_DTYPE[policy.exp_avg or "fp32"],
-        "exp_avg_sq_dtype": MOMENT_DTYPE[policy.exp_avg_sq or "fp32"],
-    }  # fmt: skip
+        **_defaults(groups),
+        "adam_w_mode": stepper.kind == "adamw",
+        "exp_avg_dtype": MOMENT_DTYPE[state.exp_avg],
+        "exp_avg_sq_dtype": MOMENT_DTYPE[state.exp_avg_sq],
+    }
     if not domains:
-        fused_adam, _ = fused_optimizers(scenario.device, precision_aware=True)
+        fused_adam, _ = fused_optimizers(stepper.device, precision_aware=True)
         return fused_adam(groups, use_decoupled_grad=True, **options)
-    masters = {"master_weights": True, "master_weight_dtype": torch.float16} if policy.master == "fp16" else {}
+    masters = {"master_weights": True, "master_weight_dtype": TORCH_DTYPE[state.master]} if state.master else {}
     return ScaledAdam(groups, options | masters, domains)
 
 
@@ -98,21 +99,14 @@ class Hybrid(torch.optim.Optimizer):
     `exp_avg_sq` and `step`, a scalar, of each tensor.
 
     Args:
-        kernels, devices: of what is on the device and of what is on the host.
+        on_host: of every tensor, which elements the host's kernel steps.
     """
 
     def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        ask: Optimizer,
-        kernels: tuple[str, str],
-        devices: tuple[str, str],
-        on_host: dict[torch.Tensor, torch.Tensor],
+        self, groups: list[dict[str, Any]], stepper: Stepper, on_host: dict[torch.Tensor, torch.Tensor]
     ) -> None:
-        super().__init__(
-            groups, {"lr": ask.lr, "weight_decay": ask.weight_decay, "betas": (ask.beta1, ask.beta2), "eps": ask.eps}
-        )
-        self.ask, self.kernels, self.devices, self.on_host = ask, kernels, devices, on_host
+        super().__init__(groups, _defaults(groups))
+        self.stepper, self.on_host = stepper, on_host
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -123,7 +117,8 @@ class Hybrid(torch.optim.Optimizer):
                     self._step(group, param)
 
     def _step(self, group: dict[str, Any], param: torch.Tensor) -> None:
-        results = [self._stepped(*kernel, group, param) for kernel in zip(self.kernels, self.devices, strict=True)]
+        kernels = ((self.stepper.impl, self.stepper.device), (self.stepper.host_impl, "cpu"))
+        results = [self._stepped(*kernel, group, param) for kernel in kernels]
         state = self.state[param]
         for name in MOMENTS:
             device, host = (result[name] for result in results)
@@ -137,7 +132,7 @@ class Hybrid(torch.optim.Optimizer):
         copy = param.detach().to(device, copy=True)
         copy.grad = param.grad.to(device, copy=True)
         hyper = {name: value for name, value in group.items() if name != "params"}
-        optimizer = _optimizer(impl, device, self.ask, [{**hyper, "params": [copy]}])
+        optimizer = _optimizer(self.stepper.kind, impl, device, [{**hyper, "params": [copy]}])
         if self.state[param]:
             own = {name: value.to(device, copy=True) for name, value in self.state[param].items() if name != "step"}
             own["step"] = self.state[param]["step"].to(device if impl == "fused" else "cpu", copy=True)

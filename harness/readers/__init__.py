@@ -11,7 +11,6 @@ either as one flat stream; `roles` says what each piece is.
 from harness.readers.checkpoint import expected_written, read_checkpoint
 from harness.readers.description import Row, accept, check_complete, describe, render_description
 from harness.readers.errors import CheckpointError
-from harness.readers.written import must_be_written, read_written
 
 __all__ = [
     "CheckpointError",
@@ -20,8 +19,6 @@ __all__ = [
     "check_complete",
     "describe",
     "expected_written",
-    "must_be_written",
     "read_checkpoint",
-    "read_written",
     "render_description",
 ]

@@ -13,7 +13,6 @@ from harness.observe.logical import Key, Logical
 from harness.observe.record import LIVE, WRITTEN, Record
 from harness.readers.pieces import pieces
 from harness.readers.roles import records_of
-from harness.scenario import Scenario
 
 STORED_ROLES = frozenset(
     {"param", "master", "exp_avg", "exp_avg_sq", "momentum", "step", "hyperparameter", "buffer", "scheduler", "scaler"}
@@ -33,12 +32,14 @@ def read_checkpoint(path: Path, op: int, model: ModelSpec) -> list[Record]:
     return list(records_of(pieces(path), op, model, str(path)))
 
 
-def expected_written(live: Logical, scenario: Scenario, model: ModelSpec) -> Logical:
-    """What a scenario's checkpoint must hold, from the oracle's live values after the save.
+def expected_written(live: Logical, model: ModelSpec, *, flat: bool) -> Logical:
+    """What a checkpoint must hold, from the oracle's live values after the save.
 
-    Gradients, compute parameters and non-persistent buffers are not stored; tied parameters are, under every
-    name. With the option `flatten` each parameter has its own copy of its group's hyperparameters, named
-    `{parameter}.{key}`, and no group (torch StateDictOptions.flatten_optimizer_state_dict).
+    Gradients, compute parameters and non-persistent buffers are not stored; tied parameters are, under every name.
+
+    Args:
+        flat: each parameter has its own copy of its group's hyperparameters, named `{parameter}.{key}`, and there are
+            no groups (torch StateDictOptions.flatten_optimizer_state_dict).
     """
     transient = {name for name, buffer in model.buffers() if not buffer.persistent}
     written: Logical = {}
@@ -46,7 +47,7 @@ def expected_written(live: Logical, scenario: Scenario, model: ModelSpec) -> Log
         stored = key.role in STORED_ROLES and not (key.role == "buffer" and key.fqn in transient)
         if stored and key.where == LIVE:
             written[key._replace(where=WRITTEN)] = value
-    return _flattened(written) if "flatten" in scenario.checkpoint.split("+")[1:] else written
+    return _flattened(written) if flat else written
 
 
 def _flattened(written: Logical) -> Logical:

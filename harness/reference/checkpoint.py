@@ -23,7 +23,7 @@ import numpy as np
 
 from harness.reference.numerics import Array
 from harness.reference.placement import Fragment, Index, pieces, runs
-from harness.reference.state import Session, Shards, mesh_rank, moment_roles
+from harness.reference.state import Session, Shards, mesh_rank
 
 FORMATS = ("gathered", "sharded", "model_space", "bucket_space")
 
@@ -101,7 +101,7 @@ class Saver:
             full["param"][param.fqn] = by_storage["param", storage[owner.fqn]][catalogue.span(owner)]
         for param in catalogue.params:
             owner = session.model.param(session.state_owner(param.fqn))
-            for role in ("master", *(moment_roles(session.scenario) if param.fqn in with_state else ())):
+            for role in ("master", *(session.moment_roles if param.fqn in with_state else ())):
                 if param.fqn in session.held and (role, storage[owner.fqn]) in by_storage:
                     values = by_storage[role, storage[owner.fqn]][catalogue.span(owner)]
                     full.setdefault(role, {})[param.fqn] = _same_size(values, param.spec.numel, param.fqn)

@@ -9,13 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.observe.record import LIVE, Record
-from harness.oracle.contracts import has_masters
-from harness.oracle.host_elements import knows_host
-from harness.program import Op
+from harness.oracle.inputs import Operation
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import Array
 from harness.reference.placement import pieces
-from harness.reference.state import DTYPE, NAME, Session, Shards, mesh_rank, moment_roles
+from harness.reference.state import DTYPE, NAME, Session, Shards, mesh_rank
 from harness.reference.trainer import Trainer
 
 
@@ -44,7 +42,7 @@ class Observer:
         self._canonical = {p.fqn for p in session.catalogue.params}
         self._used = {use for uses in session.catalogue.uses.values() for use in uses}
 
-    def observe(self, op: Op) -> list[Record]:
+    def observe(self, op: Operation) -> list[Record]:
         """Every record of every rank after `op`."""
         records: list[Record] = []
         for shards, full, owned in zip(self.session.shards, self._full, self._owned, strict=True):
@@ -58,7 +56,7 @@ class Observer:
         return records
 
     def _parameters(
-        self, records: list[Record], shards: Shards, full: list[Window], owned: list[Window], op: Op
+        self, records: list[Record], shards: Shards, full: list[Window], owned: list[Window], op: Operation
     ) -> None:
         """`param` under every name, and after a forward `compute_param` under every name used in it."""
         if shards.model is not None:
@@ -69,24 +67,24 @@ class Observer:
             _record(records, op, "compute_param", shards.computed, full, self._used)
 
     def _optimizer_state(
-        self, records: list[Record], shards: Shards, full: list[Window], owned: list[Window], op: Op
+        self, records: list[Record], shards: Shards, full: list[Window], owned: list[Window], op: Operation
     ) -> None:
         """`master`, moments and `step`, and after a step the `grad` the optimizer saw."""
         stepped = {fqn for fqn, step in self.session.steps.items() if step}
         self._scaled_state(records, shards, owned, op, stepped)
         scaled = self.session.scaled_roles(shards)
-        if shards.stages.master is not None and "master" not in scaled and has_masters(self.session.scenario, op):
+        if shards.stages.master is not None and "master" not in scaled and self.session.inputs.has_masters(op):
             _record(records, op, "master", shards.stepped, owned, self._canonical & self.session.held)
-        if shards.on_host is not None and knows_host(self.session.scenario):
+        if shards.on_host is not None and self.session.inputs.records_host:
             everywhere = np.repeat(shards.on_host[None], len(shards.stepped), axis=0)
             _record(records, op, "host", everywhere, owned, self.session.held)
         if op.kind == "step" and shards.main_grad is not None:
             seen = {p.fqn for p in self.session.with_gradient}
             _record(records, op, "grad", shards.main_grad, owned, seen)
-        for role in moment_roles(self.session.scenario) if stepped else ():
+        for role in self.session.moment_roles if stepped else ():
             if role in shards.moments and role not in scaled:
                 _record(records, op, role, shards.moments[role], owned, stepped)
-        if self.session.scenario.optimizer.kind != "sgd":
+        if self.session.inputs.stepper.kind != "sgd":
             data = {fqn: np.float32(self.session.steps[fqn]).tobytes() for fqn in stepped}
             for window in full:
                 if window.fqn in stepped:
@@ -94,11 +92,11 @@ class Observer:
                     records.append(Record(op.index, window.rank, LIVE, "step", window.fqn, "fp32", (), (), (), values))
 
     def _scaled_state(
-        self, records: list[Record], shards: Shards, owned: list[Window], op: Op, stepped: Collection[str]
+        self, records: list[Record], shards: Shards, owned: list[Window], op: Operation, stepped: Collection[str]
     ) -> None:
         """Masters and moments that are scaled, as they are stored, with their scales."""
         for role, (stored, scale) in shards.scaled.items() if stepped else ():
-            if role == "master" and not has_masters(self.session.scenario, op):
+            if role == "master" and not self.session.inputs.has_masters(op):
                 continue
             _record(records, op, role, stored, owned, stepped)
             names = [w._replace(fqn=f"{w.fqn}.{role}") for w in owned if w.fqn in stepped]
@@ -146,7 +144,12 @@ class Observer:
 
 
 def _record(
-    records: list[Record], op: Op, role: str, values: Array, windows: list[Window], names: Collection[str] | None = None
+    records: list[Record],
+    op: Operation,
+    role: str,
+    values: Array,
+    windows: list[Window],
+    names: Collection[str] | None = None,
 ) -> None:
     """Append the records of one role, of those `names` only if they are given."""
     index, dtype, item, blob = op.index, NAME[values.dtype], values.dtype.itemsize, values.tobytes()
@@ -156,28 +159,28 @@ def _record(
             records.append(Record(index, rank, LIVE, role, fqn, dtype, shape, start, size, data, flat, copy))
 
 
-def shared_values(session: Session, trainer: Trainer, op: Op) -> Iterator[tuple[str, str, Array]]:
+def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator[tuple[str, str, Array]]:
     """`(role, fqn, value)` of what every rank holds alike; text as bytes."""
     for index, group in enumerate(session.groups):
-        for owner in group.names if session.rules.owner_groups else (f"group{index}",):
+        for owner in group.names if session.inputs.owner_groups else (f"group{index}",):
             for key, number in hyperparameters(group.hyper).items():
                 yield "hyperparameter", f"{owner}.{key}", np.array(number, np.float64)
-        if not session.rules.owner_groups:
+        if not session.inputs.owner_groups:
             text = "\n".join(group.names).encode()
             yield "hyperparameter", f"group{index}.params", np.frombuffer(text, np.uint8)
     for fqn, value in session.buffers.items():
         yield "buffer", fqn, value
     if session.schedule_epoch is not None:
         yield "scheduler", "last_epoch", np.array(session.schedule_epoch, np.int64)
-        for index, group in enumerate(session.groups if session.rules.last_lr else ()):
+        for index, group in enumerate(session.groups if session.inputs.last_lr else ()):
             yield "scheduler", f"last_lr.{index}", np.array(group.hyper.lr, np.float64)
     if session.scaler is not None:
         yield "scaler", "scale", np.array(session.scaler.scale, np.float32)
         yield "scaler", "growth_tracker", np.array(session.scaler.growth_tracker, np.int64)
         if session.scaler.hysteresis_tracker is not None:
             yield "scaler", "hysteresis_tracker", np.array(session.scaler.hysteresis_tracker, np.int64)
-    if op.kind == "step" and trainer.total_norm is not None:
-        yield "norm", "total_norm", np.array(trainer.total_norm, DTYPE[session.rules.norm_dtype])
+    if op.kind == "step" and trainer.total_norm is not None and session.inputs.clip:
+        yield "norm", "total_norm", np.array(trainer.total_norm, DTYPE[session.inputs.clip.norm_dtype])
 
 
 def hyperparameters(hyper: Hyper) -> dict[str, float]:

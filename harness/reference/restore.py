@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.oracle.contracts import masters_in_model
 from harness.reference.checkpoint import Content, Logical
 from harness.reference.numerics import Array
 from harness.reference.placement import Index
-from harness.reference.state import DTYPE, Group, Scaler, Session, Shards, moment_roles
+from harness.reference.state import DTYPE, Group, Scaler, Session, Shards
 
 
 class Loader:
@@ -39,7 +38,7 @@ class Loader:
         """Restore parameters and persistent buffers."""
         logical = self.read(content)
         self.restore_model(logical, content)
-        if masters_in_model(self.session.scenario):
+        if self.session.inputs.masters_in_model:
             self.restore_masters(logical)
         self.session.refresh_host_copies()
 
@@ -131,9 +130,7 @@ class Loader:
         self.restore_masters(logical)
         for shards in session.shards:
             shards.moments = {
-                role: self._take_role(shards, role, logical)
-                for role in moment_roles(session.scenario)
-                if role in logical
+                role: self._take_role(shards, role, logical) for role in session.moment_roles if role in logical
             }
         if session.steps:
             session.settle(masters=True)

@@ -8,35 +8,20 @@ except through the reductions and gathers of `trainer` and the loads and saves o
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from harness import probe
-from harness.models import BufferSpec, ModelSpec, NamedParam
-from harness.oracle.contracts import (
-    Stages,
-    at_build,
-    buffer_dtype,
-    has_scaler,
-    initial_bound,
-    initial_dtypes,
-    kernels,
-    on_mesh,
-    rules,
-    scaled_roles,
-    stages,
-)
-from harness.oracle.domains import scale_domains
-from harness.oracle.host_elements import host_elements
-from harness.program import Op
+from harness.models import ModelSpec, NamedParam
+from harness.oracle.inputs import Buffer, Inputs, Operation, Parameter, Placement, Stages, Stepper
 from harness.reference import fused_adam
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import Array
 from harness.reference.placement import Catalogue, FlatLayout, Index, lay_out
-from harness.scenario import Mesh, Scenario
+from harness.scenario import Mesh
 
 DTYPE: dict[str, np.dtype[np.generic]] = {
     "fp32": np.dtype(np.float32),
@@ -49,26 +34,20 @@ DTYPE: dict[str, np.dtype[np.generic]] = {
 }
 NAME = {dtype: name for name, dtype in DTYPE.items()}
 
-GROWTH_INTERVAL = 2
-"""Steps without overflow after which the loss scale doubles."""
 
-HYSTERESIS = 2
-"""Overflows without growth between them after which Megatron's loss scale halves."""
-
-
-def moment_roles(scenario: Scenario) -> tuple[str, ...]:
-    """The roles of the moments that the scenario's optimizer keeps; FusedSGD has momentum buffers without momentum."""
-    ask = scenario.optimizer
-    if ask.kind == "sgd":
-        return ("momentum",) if ask.momentum or kernels(scenario)[0] == "multi_tensor" else ()
+def moment_roles(stepper: Stepper, momentum: float) -> tuple[str, ...]:
+    """The roles of the moments that an optimizer keeps; FusedSGD has momentum buffers without momentum."""
+    if stepper.kind == "sgd":
+        return ("momentum",) if momentum or stepper.impl == "multi_tensor" else ()
     return ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(eq=False)
 class Shards:
-    """One storage dtype on one tensor-parallel coordinate.
+    """Parameters that pass through the same dtypes, on one tensor-parallel coordinate.
 
-    stepped: what the optimizer steps on, the master or the storage itself, (R, S, m). model: the replicated
+    alike: one of the parameters, which stands for all in what they have in common: stages, initial dtypes, scaled
+    roles, rounding. stepped: what the optimizer steps on, the master or the storage itself, (R, S, m). model: the replicated
     parameters of flat buffers, (R, S, n); None under `fully_shard`, where `stepped` is the storage. moments: role →
     (R, S, m); the rows of parameters without a step mean nothing. offloaded: which elements live on the host,
     (S, m); host: the copies they are stepped on, (R, S, m). on_host: which elements the host's kernel steps where it is
@@ -80,7 +59,7 @@ class Shards:
 
     layout: FlatLayout
     tp_index: int
-    stages: Stages
+    alike: Parameter
     stepped: Array
     model: Array | None = None
     moments: dict[str, Array] = field(default_factory=dict)
@@ -93,6 +72,10 @@ class Shards:
     accumulated: Array | None = None
     reduced: Array | None = None
     main_grad: Array | None = None
+
+    @property
+    def stages(self) -> Stages:
+        return self.alike.stages
 
     def settle(self, role: str) -> None:
         """Store what an update or a load left of a scaled state, and let that be what it stands for."""
@@ -137,8 +120,8 @@ class Group:
 
 @dataclass
 class Scaler:
-    """The scale, the steps without overflow since it last changed, and under Megatron's rules the overflows that it
-    bears before it shrinks (None: it shrinks at the first, as torch.amp.GradScaler's)."""
+    """The scale, the steps without overflow since it last changed, and the overflows that it bears before it shrinks
+    (None: it shrinks at the first, as torch.amp.GradScaler's)."""
 
     scale: float
     growth_tracker: int = 0
@@ -153,27 +136,25 @@ class Session:
     `with_gradient` (the trainable parameters that some forward uses),
     `buffers` (equal on every rank), `installed` (the groups' parameters in the order the optimizer holds them:
     fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`),
-    `held` (the parameters that the optimizer holds), `host_masks` (name → elements with the host's kernel).
+    `held` (the parameters that the optimizer holds), `moment_roles` (of the moments that it keeps).
     """
 
-    def __init__(self, scenario: Scenario, model: ModelSpec, catalogue: Catalogue, op: Op) -> None:
-        scenario = on_mesh(scenario, op.mesh)
-        self.scenario, self.model, self.catalogue, self.mesh = scenario, model, catalogue, op.mesh
-        if scenario.sharding == "replicate":
-            self.mesh = Mesh(op.mesh.dp, 1, op.mesh.tp)
-        self.rules, self.init_seed = rules(scenario.system), op.init_seed
-        frozen = {p.fqn for p in model.unique_params if p.spec.trainable != "yes"}
-        self.held = {p.fqn for p in model.unique_params} - (frozen if self.rules.trainable_only else set())
-        self.device_kernel, self.host_kernel = kernels(scenario)
-        self.host_masks = host_elements(scenario, op.mesh)
-        self.domains = scale_domains(scenario, op.mesh)
+    def __init__(
+        self, inputs: Inputs, placement: Placement, model: ModelSpec, catalogue: Catalogue, operation: Operation
+    ) -> None:
+        self.inputs, self.placement, self.model, self.catalogue = inputs, placement, model, catalogue
+        self.of_build = inputs.builds[operation.build]
+        mesh = placement.meshes[operation.index]
+        self.mesh = Mesh(mesh.dp, 1, mesh.tp) if placement.sharding == "replicate" else mesh
+        self.held = {p.fqn for p in self.of_build.parameters if p.held}
+        self.moment_roles = moment_roles(inputs.stepper, self.of_build.groups[0].hyper.momentum)
         self.shards: list[Shards] = []
         self.groups: list[Group] = []
         self.buffers: dict[str, Array] = {}
         self.steps: dict[str, int] = {}
         self.scaler: Scaler | None = None
         self.schedule_epoch: int | None = None
-        self._set_trainable({p.fqn for p in model.unique_params if p.spec.trainable == "yes"})
+        self._set_trainable({p.fqn for p in self.of_build.parameters if p.trainable == "yes"})
 
     def build(self) -> None:
         """Initialise everything from the seeds; needs no checkpoint and leaves nothing undefined."""
@@ -182,38 +163,41 @@ class Session:
         self.installed = [list(group.names) for group in self.groups]
         self.reinstall()
         self.index_map = self.build_index_map()
-        if self.scenario.offload.fraction:
+        if self.placement.offload:
             self._place_on_host()
             self.refresh_host_copies()
-        self.buffers = {fqn: self.initial_buffer(fqn, spec) for fqn, spec in self.model.buffers()}
-        if has_scaler(self.scenario):
-            hysteresis = HYSTERESIS if self.rules.loss_scale == "megatron" else None
-            self.scaler = Scaler(self.scenario.optimizer.loss_scale, 0, hysteresis)
-        if self.scenario.optimizer.schedule != "none":
+        self.buffers = {buffer.fqn: self.initial_buffer(buffer) for buffer in self.of_build.buffers}
+        if self.inputs.scale:
+            self.scaler = Scaler(self.inputs.scale.initial, 0, self.inputs.scale.hysteresis)
+        if self.inputs.schedule != "none":
             self.schedule_epoch = 0
 
     @property
     def flat(self) -> bool:
         """Whether parameters lie whole in flat buffers, of which each rank steps a part (`replicate`: all of it)."""
-        return self.scenario.sharding != "fully_shard"
+        return self.placement.sharding != "fully_shard"
+
+    def parameter(self, fqn: str) -> Parameter:
+        """What the inputs say of a parameter, by its canonical name."""
+        return self.of_build.by_name[fqn]
 
     def storage(self, param: NamedParam) -> str:
-        return stages(self.scenario, param.spec).storage
+        return self.parameter(param.fqn).stages.storage
 
     def _build_shards(self) -> None:
         keys = np.concatenate([self.catalogue.keys[p.fqn] for p in self.catalogue.params])
-        initial = np.append(probe.initial_values(keys, self.init_seed), np.float32(0))
-        alike: dict[tuple[Stages, tuple[str, ...]], list[NamedParam]] = {}
+        initial = np.append(probe.initial_values(keys, self.of_build.seed), np.float32(0))
+        alike: dict[tuple[object, ...], list[NamedParam]] = {}
         for param in self.catalogue.params:
-            key = (stages(self.scenario, param.spec), initial_dtypes(self.scenario, param.spec))
-            alike.setdefault(key, []).append(param)
+            own = self.parameter(param.fqn)
+            alike.setdefault((own.stages, own.initial, own.bound, own.scaled, own.half_away), []).append(param)
         for tp_index in range(self.mesh.tp):
-            for (stage, path), params in alike.items():
-                layout = lay_out(self.catalogue, stage.storage, params, self.mesh, tp_index, self.flat)
-                shards = Shards(layout, tp_index, stage, np.empty(0))
-                bound = np.float32(initial_bound(self.scenario, params[0].spec))
-                values = np.clip(initial, -bound, bound)
-                for dtype in path:
+            for params in alike.values():
+                own = self.parameter(params[0].fqn)
+                layout = lay_out(self.catalogue, own.stages.storage, params, self.mesh, tp_index, self.flat)
+                shards = Shards(layout, tp_index, own, np.empty(0))
+                values = np.clip(initial, np.float32(-own.bound), np.float32(own.bound))
+                for dtype in own.initial:
                     values = values.astype(DTYPE[dtype])
                 self.place_params(shards, values, layout.shard_element)
                 self.refresh_masters(shards)
@@ -223,29 +207,29 @@ class Session:
 
     def _on_host(self, layout: FlatLayout) -> Array | None:
         """Which of a rank's elements the host's kernel steps, (S, m); None where it is also the device's."""
-        if not self.host_masks:
+        if all(p.host is None for p in self.of_build.parameters):
             return None
         logical = np.zeros(self.catalogue.padding + 1, np.bool_)
         for slot in layout.slots():
-            if slot.param.fqn in self.held:
-                logical[self.catalogue.span(slot.param)] = self.host_masks[slot.param.fqn].ravel()
+            if (host := self.parameter(slot.param.fqn).host) is not None:
+                logical[self.catalogue.span(slot.param)] = np.frombuffer(host, np.bool_)
         return logical[layout.shard_element]
 
     def _domains(self, layout: FlatLayout) -> Index | None:
         """The number of the domain of each of a rank's elements, (S, m), 0 for what no optimizer holds; None where
         nothing is scaled."""
-        if not self.domains:
+        if all(p.domains is None for p in self.of_build.parameters):
             return None
         logical = np.zeros(self.catalogue.padding + 1, np.int64)
         for slot in layout.slots():
-            if slot.param.fqn in self.domains:
-                logical[self.catalogue.span(slot.param)] = self.domains[slot.param.fqn].ravel() + 1
+            if (domains := self.parameter(slot.param.fqn).domains) is not None:
+                logical[self.catalogue.span(slot.param)] = np.array(domains) + 1
         numbers: Index = logical[layout.shard_element]
         return numbers
 
     def scaled_roles(self, shards: Shards) -> tuple[str, ...]:
         """Which of a storage dtype's master and moments FusedAdam scales."""
-        return scaled_roles(self.scenario, shards.stages)
+        return shards.alike.scaled
 
     def working_dtype(self, shards: Shards, role: str) -> str:
         """The dtype that a master or moment is calculated with: that of its stage, or fp32 where it is scaled."""
@@ -302,33 +286,27 @@ class Session:
 
     def unfreeze(self) -> None:
         """Make the parameters that the model marks `later` trainable."""
-        self._set_trainable({p.fqn for p in self.model.unique_params if p.spec.trainable != "no"})
+        self._set_trainable({p.fqn for p in self.of_build.parameters if p.trainable != "no"})
 
     def _set_trainable(self, names: set[str]) -> None:
         self.trainable = names
         self.with_gradient = [
-            p
-            for p in self.catalogue.params
-            if p.fqn in names and (self.catalogue.uses[p.fqn] or self.rules.zero_gradients)
+            p for p in self.catalogue.params if p.fqn in names and self.parameter(p.fqn).gradient is not None
         ]
 
     def _build_groups(self) -> None:
-        ask = at_build(self.scenario, self.init_seed)
-        common = Hyper(
-            ask.kind, ask.impl, ask.lr, ask.weight_decay, ask.beta1, ask.beta2, ask.eps, ask.momentum, ask.nesterov
-        )
-        params = [p for p in self.model.unique_params if p.fqn in self.held]
-        if ask.groups == "one":
-            self.groups = [Group(common, tuple(p.fqn for p in params), common.lr)]
-            return
-        for index, override in enumerate(self.model.groups):
-            decay = ask.weight_decay if override.weight_decay is None else override.weight_decay
-            hyper = replace(common, lr=ask.lr * override.lr_scale, weight_decay=decay)
-            self.groups.append(Group(hyper, tuple(p.fqn for p in params if p.spec.group == index), hyper.lr))
+        stepper = self.inputs.stepper
+        for group in self.of_build.groups:
+            own = group.hyper
+            hyper = Hyper(
+                stepper.kind, stepper.impl, own.lr, own.weight_decay, own.beta1, own.beta2, own.eps, own.momentum,
+                own.nesterov,
+            )  # fmt: skip
+            self.groups.append(Group(hyper, group.names, hyper.lr))
 
     def reinstall(self) -> None:
         """Put each group into the order the optimizer holds it in: parameters stepped on directly, then masters."""
-        has_master = {p.fqn: stages(self.scenario, p.spec).master is not None for p in self.catalogue.params}
+        has_master = {p.fqn: p.stages.master is not None for p in self.of_build.parameters}
         for names in self.installed:
             names.sort(key=has_master.__getitem__)
 
@@ -358,7 +336,7 @@ class Session:
                 members.sort(key=lambda f: rank[f.slot.param.fqn])
                 budget = np.zeros(self.mesh.dp_shard)
                 for fragment in members:
-                    budget[fragment.shard] += self.scenario.offload.fraction * fragment.numel
+                    budget[fragment.shard] += self.placement.offload * fragment.numel
                 for fragment in members:
                     if budget[fragment.shard] > 0:
                         mask = owned[fragment].offloaded
@@ -366,17 +344,16 @@ class Session:
                         mask[fragment.shard, fragment.at : fragment.at + fragment.numel] = True
                         budget[fragment.shard] -= fragment.numel
 
-    def initial_buffer(self, fqn: str, spec: BufferSpec) -> Array:
+    def initial_buffer(self, buffer: Buffer) -> Array:
         """A module's buffer as its constructor makes it, in its own dtype and shape."""
-        keys = probe.element_keys(fqn, spec.shape, self.scenario.seed)
-        module = next(m for m in self.model.modules if fqn == f"{m.path}.{spec.name}")
-        match buffer_dtype(self.scenario, spec.dtype, module):
+        keys, seed = probe.element_keys(buffer.fqn, buffer.shape, self.inputs.seed), self.of_build.seed
+        match buffer.dtype:
             case "int64":
-                return np.zeros(spec.shape, np.int64)
+                return np.zeros(buffer.shape, np.int64)
             case "bool":
-                return ((keys ^ np.uint64(self.init_seed)) & np.uint64(1)).astype(bool).reshape(spec.shape)
+                return ((keys ^ np.uint64(seed)) & np.uint64(1)).astype(bool).reshape(buffer.shape)
             case dtype:
-                return probe.initial_values(keys, self.init_seed).astype(DTYPE[dtype]).reshape(spec.shape)
+                return probe.initial_values(keys, seed).astype(DTYPE[dtype]).reshape(buffer.shape)
 
     def positions(self, shards: Shards, names: frozenset[str]) -> Index | None:
         """Positions in a rank's flattened shards (S·m) of the named parameters; None where those are all it has."""

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection
 from harness.errors import UsageError
 from harness.models import model_spec
 from harness.observe.record import Record
-from harness.oracle.contracts import masters_in_model
-from harness.program import Op, expand
+from harness.oracle.inputs import Inputs, Operation, Placement
 from harness.reference.checkpoint import Content, Saver
 from harness.reference.observe import Observer
 from harness.reference.placement import Catalogue
@@ -20,20 +19,19 @@ from harness.reference.readback import read_back
 from harness.reference.restore import Loader
 from harness.reference.state import Session
 from harness.reference.trainer import Trainer
-from harness.scenario import Scenario
 
 
 class Ranks:
     """All ranks of one build: the session and what steps, saves and loads it. Faults are installed here."""
 
-    def __init__(self, scenario: Scenario, catalogue: Catalogue, op: Op) -> None:
-        self.session = Session(scenario, model_spec(scenario.model), catalogue, op)
+    def __init__(self, inputs: Inputs, placement: Placement, catalogue: Catalogue, op: Operation) -> None:
+        self.session = Session(inputs, placement, model_spec(placement.model), catalogue, op)
         self.trainer = Trainer(self.session)
         self.saver = Saver(self.session)
         self.loader = Loader(self.session)
         self.observer = Observer(self.session, self.trainer)
 
-    def perform(self, op: Op, checkpoints: dict[int, Content]) -> None:
+    def perform(self, op: Operation, checkpoints: dict[int, Content]) -> None:
         """Execute one operation on all ranks."""
         match op.kind:
             case "build":
@@ -41,14 +39,14 @@ class Ranks:
             case "step" | "overflow":
                 self.trainer.step(op)
             case "save":
-                checkpoints[op.checkpoint] = self.saver.save(self.session.scenario.checkpoint)
+                checkpoints[op.checkpoint] = self.saver.save(self.session.placement.checkpoint)
             case "load":
                 self.loader.load(checkpoints[op.checkpoint])
             case "load_model_only":
                 self.loader.load_model_only(checkpoints[op.checkpoint])
-                if self.session.rules.load_refreshes:
+                if self.session.inputs.load_refreshes and not self.session.inputs.masters_in_model:
                     self.session.reload_params()
-            case "reload_params" if masters_in_model(self.session.scenario):
+            case "reload_params" if self.session.inputs.masters_in_model:
                 pass
             case "reload_params":
                 self.session.reload_params()
@@ -59,28 +57,31 @@ class Ranks:
 
 
 def run(
-    scenario: Scenario,
+    inputs: Inputs,
+    placement: Placement,
+    *,
+    faults: Collection[str] = (),
     observe_ops: Collection[int] | None = None,
     install: Callable[[Ranks], None] | None = None,
 ) -> list[Record]:
     """Everything every rank of a scenario held.
 
     Args:
-        scenario: any scenario that `reference.info.unsupported` accepts.
-        observe_ops: indices of the operations to observe; None observes all.
-        install: called with the ranks of every build before they build; by default installs the scenario's faults.
+        inputs, placement: as a contract resolves a scenario (`harness.oracle.contract`).
+        faults: ids of logical faults to plant. observe_ops: indices of the operations to observe; None observes all.
+        install: called with the ranks of every build before they build; by default plants the faults.
 
     Raises:
         UsageError: a fault that the catalogue does not have.
     """
     records: list[Record] = []
     checkpoints: dict[int, Content] = {}
-    install = install or _installer(scenario)
-    catalogue = Catalogue(model_spec(scenario.model), scenario.seed)
+    install = install or _installer(faults)
+    catalogue = Catalogue(model_spec(placement.model), inputs.seed)
     ranks: Ranks | None = None
-    for op in expand(scenario):
+    for op in inputs.operations:
         if op.kind == "build":
-            ranks = Ranks(scenario, catalogue, op)
+            ranks = Ranks(inputs, placement, catalogue, op)
             install(ranks)
         assert ranks is not None
         ranks.perform(op, checkpoints)
@@ -91,17 +92,17 @@ def run(
     return records
 
 
-def _installer(scenario: Scenario) -> Callable[[Ranks], None]:
-    if not scenario.faults:
+def _installer(faults: Collection[str]) -> Callable[[Ranks], None]:
+    if not faults:
         return lambda ranks: None
     from harness.faults.catalogue import CATALOGUE
 
-    unknown = [fault for fault in scenario.faults if fault not in CATALOGUE]
+    unknown = [fault for fault in faults if fault not in CATALOGUE]
     if unknown:
         raise UsageError.of("faults", ",".join(unknown), CATALOGUE, "--set faults=no-op-load")
 
     def install(ranks: Ranks) -> None:
-        for fault in scenario.faults:
+        for fault in faults:
             CATALOGUE[fault].install(ranks)
 
     return install

@@ -13,13 +13,15 @@ from math import inf
 import numpy as np
 
 from harness import probe
-from harness.oracle.contracts import gradient_grid, gradient_ranks, linear_share, rounds_half_away, stages
-from harness.program import Op
+from harness.oracle.inputs import Operation, linear_share
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import Array
-from harness.reference.state import DTYPE, GROWTH_INTERVAL, HYSTERESIS, Scaler, Session, Shards, moment_roles
+from harness.reference.state import DTYPE, Scaler, Session, Shards
 
 STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
+
+_NO_GRADIENT = probe.Grid("narrow", 2.0**-4)
+"""Of parameters that never have a gradient, whose place in a buffer is filled with zeros all the same."""
 
 
 class Trainer:
@@ -30,14 +32,14 @@ class Trainer:
         self.total_norm: float | None = None
 
     @np.errstate(all="ignore")
-    def step(self, op: Op) -> None:
+    def step(self, op: Operation) -> None:
         """All microbatches, the reduction and the optimizer's step; with `overflow` one gradient is infinite."""
         self.zero_grads()
         self.count_forwards()
         scale = self.session.scaler.scale if self.session.scaler else 1.0
         self.forward()
-        every = self.session.scenario.grad_sync == "every"
-        for microbatch in range(self.session.scenario.microbatches):
+        every = self.session.placement.grad_sync == "every"
+        for microbatch in range(self.session.inputs.microbatches):
             self.backward(op, microbatch, scale)
             if every:
                 self.synchronise()
@@ -64,9 +66,9 @@ class Trainer:
 
     def count_forwards(self) -> None:
         """Integer buffers count the training steps' first forwards."""
-        for fqn, spec in self.session.model.buffers():
-            if spec.dtype == "int64":
-                self.session.buffers[fqn] = self.session.buffers[fqn] + 1
+        for buffer in self.session.of_build.buffers:
+            if buffer.dtype == "int64":
+                self.session.buffers[buffer.fqn] = self.session.buffers[buffer.fqn] + 1
 
     def forward(self) -> None:
         """Gather the parameters and cast them to the compute dtype."""
@@ -74,7 +76,7 @@ class Trainer:
             full = shards.gathered(shards.stepped) if shards.model is None else shards.model
             shards.computed = self.cast_to_stage("compute", full, shards.stages.compute)
 
-    def backward(self, op: Op, microbatch: int, scale: float) -> None:
+    def backward(self, op: Operation, microbatch: int, scale: float) -> None:
         """Add one microbatch's gradients, in compute dtype, to every rank's accumulated ones."""
         units: dict[tuple[probe.Grid, int], Array] = {}
         for shards in self.session.shards:
@@ -87,7 +89,7 @@ class Trainer:
             self.accumulate(shards, gradient)
 
     def _contributions(
-        self, op: Op, microbatch: int, shards: Shards, units: dict[tuple[probe.Grid, int], Array]
+        self, op: Operation, microbatch: int, shards: Shards, units: dict[tuple[probe.Grid, int], Array]
     ) -> Array:
         """Every data-parallel rank's gradient, fp32, shape (dp, n). Experts that ranks share out have one contribution
         for each of those groups, so that their grid may be another one. units: what was drawn before."""
@@ -98,9 +100,8 @@ class Trainer:
             present = [slot.param for slot in shards.layout.slots() if slot.param.fqn in members]
             if not present:
                 continue
-            spec = present[0].spec
-            grid = gradient_grid(session.scenario, spec, session.mesh.dp)
-            ranks = gradient_ranks(session.scenario, spec, session.mesh.dp)
+            grid = session.parameter(present[0].fqn).gradient or _NO_GRADIENT
+            ranks = session.mesh.dp // (session.placement.expert_parallel if members is experts else 1)
             if (grid, ranks) not in units:
                 drawn = self._units(op, microbatch, grid, ranks)
                 units[grid, ranks] = np.repeat(drawn, session.mesh.dp // ranks, axis=0)
@@ -108,7 +109,7 @@ class Trainer:
             total = own if not experts else np.where(session.belongs_to(members, element), own, total)
         return total
 
-    def _units(self, op: Op, microbatch: int, grid: probe.Grid, ranks: int) -> Array:
+    def _units(self, op: Operation, microbatch: int, grid: probe.Grid, ranks: int) -> Array:
         """The gradients that so many ranks contribute, in units over the catalogue, fp32, shape (ranks, elements + 1):
         the sum over a parameter's uses, zero where there is no gradient and for padding."""
         session, catalogue = self.session, self.session.catalogue
@@ -197,9 +198,9 @@ class Trainer:
         Under torch's (torch.nn.utils.clip_grad_norm_) the norm is exact but for one rounding to the gradients' common
         dtype, in which torch computes it.
         """
-        bound = self.session.scenario.optimizer.clip
+        rule = self.session.inputs.clip
         self.total_norm = None
-        if not bound:
+        if rule is None:
             return
         squares = 0.0
         for shards in self.session.shards:
@@ -209,17 +210,17 @@ class Trainer:
                 split = {p.fqn for p in self.session.catalogue.params if p.spec.tp_dim is not None}
                 once = once[self.session.belongs_to(split, shards.layout.shard_element)]
             squares += float(np.square(once).sum())
-        if self.session.rules.clip == "megatron":
+        if not rule.torch:
             self.total_norm = float(np.sqrt(squares))
-            self._clip_as_megatron(self.total_norm, bound)
+            self._clip_in_fp32(self.total_norm, rule.bound)
             return
         dtypes = {s.stages.main_grad for s in self.session.shards} if self.session.with_gradient else set()
         common = DTYPE[dtypes.pop()] if len(dtypes) == 1 else DTYPE["fp32"]
         norm = common.type(np.sqrt(squares))
         self.total_norm = float(norm)
-        self._scale_gradients(norm, bound)
+        self._scale_gradients(norm, rule.bound)
 
-    def _clip_as_megatron(self, norm: float, bound: float) -> None:
+    def _clip_in_fp32(self, norm: float, bound: float) -> None:
         """Multiply in fp32 by `bound / (norm + 1e-6)`, computed in double precision, if that is below 1."""
         coefficient = bound / (norm + 1e-6)
         for shards in self.session.shards if coefficient < 1.0 else ():
@@ -247,7 +248,7 @@ class Trainer:
         """
         cohorts: dict[tuple[int, int], list[str]] = {}
         fresh: set[tuple[int, str]] = set()
-        stepping = {p.fqn: stages(self.session.scenario, p.spec).stepped for p in self.session.with_gradient}
+        stepping = {p.fqn: self.session.parameter(p.fqn).stages.stepped for p in self.session.with_gradient}
         for index, group in enumerate(self.session.groups):
             for name in group.names:
                 if name in stepping:
@@ -261,16 +262,12 @@ class Trainer:
                 hyper = self.session.groups[index].hyper
                 if hyper.kind == "sgd" and hyper.impl == "foreach" and (index, shards.stages.stepped) in fresh:
                     hyper = replace(hyper, impl="forloop")
-                self.update_cohort(shards, replace(hyper, impl=self._impl(hyper)), steps + 1, frozenset(names))
+                self.update_cohort(shards, hyper, steps + 1, frozenset(names))
             if shards.host is not None and shards.offloaded is not None:
                 shards.host = np.where(shards.offloaded, shards.stepped, shards.host)
         for names in cohorts.values():
             for name in names:
                 self.advance_step(name)
-
-    def _impl(self, hyper: Hyper) -> str:
-        """The kernel of what is not on the host."""
-        return self.session.device_kernel if self.session.rules.host_kernel else hyper.impl
 
     def advance_step(self, name: str) -> None:
         """Count one step of a parameter."""
@@ -282,14 +279,15 @@ class Trainer:
         if positions is not None and not positions.size:
             return
         assert shards.main_grad is not None
-        for role in moment_roles(self.session.scenario):
+        for role in self.session.moment_roles:
             if role not in shards.moments:
                 shards.moments[role] = np.zeros(shards.stepped.shape, DTYPE[self.session.working_dtype(shards, role)])
         arrays = {"stepped": shards.stepped, "grad": shards.main_grad, **shards.moments}
         flat = {k: _take(v, positions) for k, v in arrays.items()}
         param, grad = flat.pop("stepped"), flat.pop("grad")
         state = {} if step == 1 and hyper.kind == "sgd" else flat
-        if shards.on_host is None or self.session.device_kernel == self.session.host_kernel:
+        stepper = self.session.inputs.stepper
+        if shards.on_host is None or stepper.impl == stepper.host_impl:
             update(hyper, param, grad, state, step)
         else:
             on_host = _take(np.repeat(shards.on_host[None], len(shards.stepped), 0), positions)
@@ -307,7 +305,7 @@ class Trainer:
         param, grad, state = tensors
         host_param, host_state = param.copy(), {role: values.copy() for role, values in state.items()}
         update(hyper, param, grad, state, step)
-        update(replace(hyper, impl=self.session.host_kernel), host_param, grad, host_state, step)
+        update(replace(hyper, impl=self.session.inputs.stepper.host_impl), host_param, grad, host_state, step)
         np.copyto(param, host_param, where=on_host)
         for role, values in state.items():
             np.copyto(values, host_state[role], where=on_host)
@@ -325,7 +323,7 @@ class Trainer:
 
     def rounded_to_storage(self, shards: Shards) -> Array:
         """What was stepped, (R, S, m), in storage dtype."""
-        if not rounds_half_away(self.session.scenario, shards.stages):
+        if not shards.alike.half_away:
             return shards.stepped.astype(DTYPE[shards.stages.storage], copy=False)
         bits = shards.stepped.view(np.uint32)
         return ((bits + np.uint32(0x8000)) >> np.uint32(16)).astype(np.uint16).view(DTYPE["bf16"])
@@ -337,32 +335,30 @@ class Trainer:
         self.session.schedule_epoch += 1
         for group in self.session.groups:
             rate = group.hyper.lr * 0.5
-            if self.session.scenario.optimizer.schedule == "linear":
+            if self.session.inputs.schedule == "linear":
                 rate = group.peak_lr * linear_share(self.session.schedule_epoch)
             group.hyper = replace(group.hyper, lr=rate)
 
     def update_scale(self, skipped: bool) -> None:
         """Shrink the loss scale after an overflow, double it after enough steps without one."""
-        scaler = self.session.scaler
-        if scaler is None:
+        scaler, rule = self.session.scaler, self.session.inputs.scale
+        if scaler is None or rule is None:
             return
         scaler.growth_tracker = 0 if skipped else scaler.growth_tracker + 1
         if skipped:
-            self._shrink(scaler)
-        elif scaler.growth_tracker == GROWTH_INTERVAL:
+            self._shrink(scaler, rule.minimum)
+        elif scaler.growth_tracker == rule.window:
             scaler.scale *= 2.0
             scaler.growth_tracker = 0
-            if scaler.hysteresis_tracker is not None:
-                scaler.hysteresis_tracker = HYSTERESIS
+            scaler.hysteresis_tracker = rule.hysteresis
 
-    def _shrink(self, scaler: Scaler) -> None:
-        """Halve the scale, under Megatron's rules not before its hysteresis is used up and never below 1."""
-        if scaler.hysteresis_tracker is None:
-            scaler.scale *= 0.5
-            return
-        scaler.hysteresis_tracker -= 1
-        if scaler.hysteresis_tracker <= 0:
-            scaler.scale = max(scaler.scale * 0.5, 1.0)
+    def _shrink(self, scaler: Scaler, minimum: float) -> None:
+        """Halve the scale, but not before a hysteresis is used up, and never below its minimum."""
+        if scaler.hysteresis_tracker is not None:
+            scaler.hysteresis_tracker -= 1
+            if scaler.hysteresis_tracker > 0:
+                return
+        scaler.scale = max(scaler.scale * 0.5, minimum)
 
 
 def _take(values: Array, positions: Array | None) -> Array:

@@ -3,7 +3,7 @@
 A constraint is a rule over a whole scenario; nobody declares which axes it reads. `tabulate` finds them by
 running the rule on a scenario that notes every field read, and turns the rule into a truth table over those
 axes. The tables are what covering arrays are built from and what coverage is counted against. What a system
-refuses (`SystemInfo.unsupported`) is not a constraint: it is run, and its verdict is `unsupported`.
+refuses (`System.refusal`) is not a constraint: it is run, and its verdict is `unsupported`.
 """
 
 from __future__ import annotations
@@ -18,39 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import HarnessError
-from harness.models import ParamSpec, model_spec
-from harness.oracle.contracts import (
-    PRECISION_AWARE,
-    rules,
-    scaled_master,
-    stages,
-    stepped_dtype,
-    steps_on_gpu,
-    twin_device,
-)
-from harness.oracle.host_elements import mixes_kernels
+from harness.models import model_spec
+from harness.noting import Noting
+from harness.oracle.contract import KINDS, steps_on_gpu, twin_device
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.program import operations
 from harness.scenario import AXES, Mesh, Scenario, load_mesh
+from harness.systems.accepts import Constraint
+from harness.systems.registry import contract_of, system_named
 
 TABLE_LIMIT = 400_000
-PLAINEST_CHECKPOINTS = ("dcp", "gathered", "dp_zero", "plain")
 
 Bools = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """One rule of exclusion.
-
-    id: stable name. reason: for the reader. excludes: whether a scenario is left out. repeats: it is sound but
-    does what another one does: walks leave it out, a scenario file may still ask for it.
-    """
-
-    id: str
-    reason: str
-    excludes: Callable[[Scenario], bool]
-    repeats: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,23 +86,10 @@ def _repeats_dtype(s: Scenario) -> bool:
     )
 
 
-_SPECS = (ParamSpec("bulk", (1,)), ParamSpec("island", (1,), island=True))
-"""A parameter of each kind that a dtype policy tells apart."""
-
-
-def _stepped_dtypes(s: Scenario) -> set[str]:
-    """The dtypes of the tensors the optimizer steps on."""
-    return {stepped_dtype(s, spec) for spec in _SPECS}
-
-
-def _master_beside(s: Scenario) -> str | None:
-    """The dtype of masters that FusedAdam keeps scaled, beside the parameter, and calculates with in fp32."""
-    return "fp16" if scaled_master(s) else None
-
-
-def _calculates_in_fp32(s: Scenario) -> bool:
-    """Whether FusedAdam steps parameters in half without masters: it calculates and keeps its moments in fp32."""
-    return s.optimizer.impl == "multi_tensor" and rules(s.system).lazy_masters
+def _calculated_dtypes(s: Scenario) -> set[str]:
+    """The dtypes in which kernels keep what they step."""
+    contract = contract_of(s)
+    return {contract.calculates_in(s, spec) for spec in KINDS}
 
 
 def _kernel_constraints() -> Iterator[Constraint]:
@@ -132,10 +98,10 @@ def _kernel_constraints() -> Iterator[Constraint]:
         kernels = frozenset(key for key, value in POSITION_DEPENDENT.items() if value == reason)
 
         def uses(s: Scenario, kernels: frozenset[tuple[str, str, str]] = kernels) -> bool:
-            on_cpu = not steps_on_gpu(s)
-            return on_cpu and any(
-                (s.optimizer.kind, s.optimizer.impl, dtype) in kernels for dtype in _stepped_dtypes(s)
-            )
+            ask = s.optimizer
+            if (ask.kind, ask.impl) not in {key[:2] for key in kernels} or steps_on_gpu(s):
+                return False
+            return any((ask.kind, ask.impl, dtype) in kernels for dtype in _calculated_dtypes(s))
 
         yield Constraint(f"kernel-{number}", reason, uses)
 
@@ -155,13 +121,10 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "checkpoint-unused",
         "the program saves nothing: another checkpoint format than the plainest would repeat a scenario",
-        lambda s: s.checkpoint not in PLAINEST_CHECKPOINTS and "save" not in _words(s.program),
+        lambda s: (
+            "save" not in _words(s.program) and s.checkpoint != system_named(s.system).accepts.plainest_checkpoint
+        ),
         repeats=True,
-    ),
-    Constraint(
-        "bucket-sharding",
-        "bucket_space checkpoints hold flat bucket buffers: per-parameter sharding has none",
-        lambda s: s.checkpoint == "bucket_space" and s.sharding != "zero1",
     ),
     Constraint(
         "tp-nothing",
@@ -212,7 +175,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "master-sharding",
         "separate master parameters belong to zero1: per-parameter sharding steps on the storage itself",
-        lambda s: s.dtype.master is not None and s.sharding == "fully_shard" and not rules(s.system).sharded_masters,
+        lambda s: s.dtype.master is not None and s.sharding == "fully_shard" and not contract_of(s).sharded_masters,
     ),
     Constraint(
         "stages-sharding",
@@ -253,52 +216,13 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         ),
     ),
     Constraint(
-        "multi-tensor-half",
-        "FusedAdam and FusedSGD step in fp32 here: parameters in half have masters, save where FusedAdam alone steps",
-        lambda s: (
-            s.optimizer.impl == "multi_tensor"
-            and not _stepped_dtypes(s) <= {"fp32", _master_beside(s)}
-            and not _calculates_in_fp32(s)
-        ),
-    ),
-    Constraint(
-        "precision-aware-dtypes",
-        "only a precision-aware optimizer has dtypes of its own for the gradient it reads and for its moments",
-        lambda s: (
-            bool(s.dtype.grad or s.dtype.exp_avg or s.dtype.exp_avg_sq)
-            and PRECISION_AWARE not in s.options
-            and not rules(s.system).lazy_masters
-        ),
-    ),
-    Constraint(
-        "precision-aware-gradient",
-        "a precision-aware optimizer reads the gradient in the dtype it was reduced in",
-        lambda s: s.dtype.grad is not None and any(s.dtype.grad != stages(s, spec).reduce for spec in _SPECS),
-    ),
-    Constraint(
-        "precision-aware-offload",
-        "the hybrid optimizer of CPU offload takes no dtypes for its moments",
-        lambda s: s.offload.fraction > 0 and bool(s.dtype.exp_avg or s.dtype.exp_avg_sq),
-    ),
-    Constraint(
-        "offload-groups",
-        "which elements CPU offload leaves to which kernel depends on the order of param groups, which releases change",
-        lambda s: mixes_kernels(s) and s.optimizer.groups == "model" and len(model_spec(s.model).groups) > 1,
-    ),
-    Constraint(
-        "offload-experts",
-        "experts that ranks share out have an optimizer of their own: offload leaves one kernel to all of it or none",
-        lambda s: mixes_kernels(s) and s.expert_parallel > 1,
-    ),
-    Constraint(
         "fp16-eps",
         "Adam's eps below 2^-14 vanishes in fp16: moments underflow, values become NaN, and nothing is left to compare",
         lambda s: (
             s.optimizer.kind != "sgd"
             and s.optimizer.impl != "fused"
             and s.optimizer.eps < 2.0**-14
-            and "fp16" in _stepped_dtypes(s) - {_master_beside(s)}
-            and not _calculates_in_fp32(s)
+            and "fp16" in _calculated_dtypes(s)
         ),
     ),
     Constraint(
@@ -310,29 +234,14 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 )
 
 
-def violated(scenario: Scenario) -> Constraint | None:
-    """The first constraint that leaves `scenario` out of walks, or None."""
-    return next((c for c in CONSTRAINTS if c.excludes(scenario)), None)
+def constraints_of(system: str) -> tuple[Constraint, ...]:
+    """The constraints of a system's scenarios: those of all, and its own."""
+    return (*CONSTRAINTS, *system_named(system).accepts.constraints)
 
 
 def impossible(scenario: Scenario) -> Constraint | None:
     """The first constraint under which `scenario` cannot be run at all, or None."""
-    return next((c for c in CONSTRAINTS if not c.repeats and c.excludes(scenario)), None)
-
-
-class _Noting(Scenario):
-    """A scenario without its checks that notes which axes are read from it."""
-
-    def __init__(self, values: dict[str, Any], reads: set[str]) -> None:
-        object.__setattr__(self, "__dict__", {**values, "_reads": reads})
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in _AXES:
-            object.__getattribute__(self, "_reads").add(name)
-        return object.__getattribute__(self, name)
-
-
-_AXES = frozenset(AXES)
+    return next((c for c in constraints_of(scenario.system) if not c.repeats and c.excludes(scenario)), None)
 
 
 def tabulate(
@@ -367,9 +276,9 @@ def tabulate(
             if settled[index]:
                 continue
             chosen = {axis: values[axis][i] for axis, i in zip(axes, index, strict=True)}
-            reads: set[str] = set()
-            verdict = excludes(_Noting({**plain, **chosen}, reads)) in (None, False)
-            if not reads.isdisjoint(values.keys() - set(axes)):
+            reads: dict[str, Any] = {}
+            verdict = excludes(Noting({**plain, **chosen}, reads)) in (None, False)
+            if reads.keys() & (values.keys() - set(axes)):
                 axes = tuple(axis for axis in values if axis in axes or axis in reads)
                 break
             slab = tuple(i if axis in reads else slice(None) for axis, i in zip(axes, index, strict=True))

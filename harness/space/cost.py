@@ -1,14 +1,22 @@
-"""What a scenario is expected to cost: seconds by system, world and number of sessions, from `scenarios/costs.toml`."""
+"""What a scenario is expected to cost: seconds by system, world and number of sessions, from each system's `walk.toml`.
+
+[cost]
+session_s = [0.12, 0.18]         # one session (fresh ranks) on worlds of 1, 2 … ranks, with two scenarios at once
+[cost.extra_s]
+dcp-async = 0.05                 # added for a checkpoint format, before its options
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 from harness.program import expand, sessions
-from harness.scenario import Mesh, Scenario, load_toml
+from harness.scenario import Mesh, Scenario
+from harness.space.files import walk_tables
+from harness.systems.registry import all_systems
+from harness.tables import Table
 
 UNKNOWN_SESSION_S = 1.0
 
@@ -33,12 +41,13 @@ class CostModel:
 
 @cache
 def cost_model() -> CostModel:
-    """The costs that ship with shardproof."""
-    document = load_toml(resources.files("scenarios").joinpath("costs.toml").read_text("utf-8"), "costs.toml")
-    systems = {name: table for name, table in document.items() if isinstance(table, dict)}
+    """The costs that systems declare."""
+    tables = {system.name: walk_tables(system).get("cost", Table({}, "cost")) for system in all_systems()}
+    tables = {name: table.only(("session_s", "extra_s")) for name, table in tables.items()}
+    extra = {name: table.table("extra_s").content for name, table in tables.items()}
     return CostModel(
-        {name: tuple(map(float, table["session_s"])) for name, table in systems.items()},
-        {name: table.get("extra_s", {}) for name, table in systems.items()},
+        {name: table.numbers("session_s", (UNKNOWN_SESSION_S,)) for name, table in tables.items()},
+        {name: {form: float(seconds) for form, seconds in own.items()} for name, own in extra.items()},
     )
 
 

@@ -19,8 +19,14 @@
     [[system.torch-fsdp2.leave_out]]            # combinations that this walk leaves out, counted as excluded
     reason = "why, for the reader"
     axes = { offload = "cpu*", program = ["resume", "twice"] }
+    when = "owns_nothing"                       # and a predicate of the system's, by name
 
 A file may also hold one `[scenario]` or several `[[scenario]]`, with or without a `[space]`.
+
+The spaces that ship with shardproof (`scenarios/nightly.toml` and the like) name no system. How a system is walked in
+one of them lies in the system's own `walk.toml`, in a table with the space's name, `[nightly]`; further walks of the same
+space follow a slash, `["nightly/fsdp"]`. `extends = "nightly"` takes every walk of another space, with the settings and
+axes of this one over it; `leave_out = false` then leaves nothing out.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib import resources
+from importlib.resources.abc import Traversable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,28 +44,34 @@ from harness.errors import UsageError
 from harness.models import model_spec
 from harness.program import operations
 from harness.scenario import AXES, Mesh, Scenario, load_toml, parse_axis
-from harness.systems import builtin  # noqa: F401  (registers the systems)
-from harness.systems.registry import system_info
+from harness.systems.protocol import System
+from harness.systems.registry import all_systems, system_named
+from harness.tables import Table
 
 WALKED_AXES = tuple(axis for axis in AXES if axis not in ("system", "version"))
 MAX_STRENGTH = 4
 ALL = len(WALKED_AXES)
-_SPACE_KEYS = ("title", "exhaustive", "strength", "three_way", "budget_s")
-_SYSTEM_KEYS = (*_SPACE_KEYS[1:], "leave_out", "axes")
+_SETTINGS = ("exhaustive", "strength", "three_way", "budget_s")
+_SPACE_KEYS = ("title", "extends", "leave_out", *_SETTINGS)
+_WALK_KEYS = ("axes", "leave_out", *_SETTINGS)
 
 
 @dataclass(frozen=True)
 class LeaveOut:
-    """Combinations that a walk leaves out. axes: axis → shell-style patterns, one of which its value matches."""
+    """Combinations that a walk leaves out. axes: axis → shell-style patterns, one of which its value matches. when: a
+    predicate of the system's, by name (`System.predicates`); empty for none."""
 
     reason: str
     axes: Mapping[str, tuple[str, ...]]
+    when: str = ""
 
     def matches(self, scenario: Scenario) -> bool:
-        return all(
+        """Whether a scenario is one of them."""
+        matched = all(
             any(fnmatchcase(scenario.axis_text(axis), pattern) for pattern in patterns)
             for axis, patterns in self.axes.items()
         )
+        return matched and (not self.when or system_named(scenario.system).predicates[self.when](scenario))
 
 
 @dataclass(frozen=True)
@@ -67,10 +80,12 @@ class Walk:
 
     axes: axis → canonical values, in order. exhaustive: axes of which every valid combination appears.
     strength: every valid combination of this many axes appears. three_way: axes of which every valid triple
-    appears. budget_s: seconds the walk may take; None = any. leave_out: what it does not walk, with reasons.
+    appears. budget_s: seconds the walk may take; None = any. leave_out: what it does not walk, with reasons. part: which
+    of several walks of the system in one space; empty for the only or the main one.
     """
 
     system: str
+    part: str = ""
     version: str = ""
     axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     exhaustive: tuple[str, ...] = ()
@@ -99,11 +114,13 @@ class Space:
         if not names:
             return self
         chosen = [split_system(name) for name in names]
-        own = {walk.system: walk for walk in self.walks}
+        own: dict[str, list[Walk]] = {}
+        for walk in self.walks:
+            own.setdefault(walk.system, []).append(walk)
         walks = [
-            replace(own.get(system, self.general), system=system, version=version)
+            replace(walk, system=system, version=version)
             for system, version in chosen
-            if self.general
+            for walk in own.get(system, [self.general] if self.general else [])
         ]
         scenarios = [replace(s, system=name, version=version) for s in self.scenarios for name, version in chosen]
         return replace(self, walks=tuple(walks), scenarios=tuple(dict.fromkeys(scenarios)))
@@ -131,26 +148,41 @@ def load_space(name: str) -> Space:
         UsageError: no such file, malformed TOML, an unknown key, axis or value.
     """
     text, origin = _text(name)
-    document = load_toml(text, origin)
-    _only_keys(origin, document, ("schema", "title", "space", "axes", "system", "scenario"))
+    document = Table(load_toml(text, origin), origin)
+    document.only(("schema", "title", "space", "axes", "system", "scenario"))
     if "space" not in document and "scenario" not in document:
-        raise UsageError.of(origin, sorted(document), "a table [space] or [scenario]", '[scenario]\nmodel = "dense"')
+        raise UsageError.of(
+            origin, sorted(document.content), "a table [space] or [scenario]", '[scenario]\nmodel = "dense"'
+        )
     if "space" not in document:
-        _only_keys(origin, document, ("schema", "title", "scenario"))
-    general, walks = _walks(document, origin) if "space" in document else (None, ())
-    title = document.get("space", document).get("title", "")
-    return Space(name, str(title), walks, general, _scenarios(document.get("scenario", []), origin))
+        document.only(("schema", "title", "scenario"))
+        return Space(name, document.text("title"), (), None, _scenarios(document))
+    general, walks = _walks(document, name)
+    return Space(name, document.table("space").text("title"), walks, general, _scenarios(document))
 
 
 def space_names() -> list[str]:
-    """Names of the scenario files that ship with shardproof, regressions included."""
-    root = resources.files("scenarios")
-    folders = (("", root), ("regressions/", root.joinpath("regressions")))
-    files = [(prefix, f) for prefix, folder in folders if folder.is_dir() for f in folder.iterdir()]
-    found = [(prefix + f.name.removesuffix(".toml"), f) for prefix, f in files if f.name.endswith(".toml")]
-    return sorted(
-        name for name, f in found if {"[space]", "[scenario]", "[[scenario]]"} & set(f.read_text("utf-8").split())
-    )
+    """Names of the scenario files that ship with shardproof and with plugins, regressions included."""
+    spaces = [_stem(file) for file in _toml_files(resources.files("scenarios"))]
+    kept = [
+        f"regressions/{system.name}-{_stem(file)}"
+        for system in all_systems()
+        for file in _toml_files(system.folder.joinpath("regressions"))
+    ]
+    return sorted([*spaces, *kept])
+
+
+def _toml_files(folder: Traversable) -> list[Traversable]:
+    return [file for file in folder.iterdir() if file.name.endswith(".toml")] if folder.is_dir() else []
+
+
+def _stem(file: Traversable) -> str:
+    return file.name.removesuffix(".toml")
+
+
+def regression_file(system: System, name: str) -> Traversable:
+    """The file of a regression of a system, by what follows `regressions/<system>-`."""
+    return system.folder.joinpath("regressions", f"{name}.toml")
 
 
 def split_system(text: str) -> tuple[str, str]:
@@ -160,7 +192,7 @@ def split_system(text: str) -> tuple[str, str]:
         UsageError: no such system.
     """
     name, _, version = text.partition("@")
-    system_info(name)
+    system_named(name)
     return name, version
 
 
@@ -229,60 +261,102 @@ def _text(name: str) -> tuple[str, str]:
             raise UsageError.of(f"scenario file ({error.strerror})", name, choices, "shardproof run smoke") from None
         except UnicodeDecodeError:
             raise UsageError.of("scenario file", name, "a text file in UTF-8", "shardproof run smoke") from None
-    packaged = resources.files("scenarios").joinpath(f"{name}.toml")
-    if ".." in path.parts or path.is_absolute() or not packaged.is_file() or name not in space_names():
+    packaged = _packaged(name)
+    if packaged is None or not packaged.is_file():
         raise UsageError.of("scenario name", name, (*_choices(), "FILE.toml"), "shardproof run smoke")
     return packaged.read_text("utf-8"), f"scenarios/{name}.toml"
 
 
-def _walks(document: Mapping[str, Any], origin: str) -> tuple[Walk, tuple[Walk, ...]]:
-    space = _table(document, "space", origin)
-    _only_keys(f"{origin}: [space]", space, _SPACE_KEYS)
-    general = _settled(Walk(""), {**space, "axes": document.get("axes", {})}, f"{origin}: [space]")
-    walks = []
-    for system in _table(document, "system", origin):
-        split_system(system)
-        own = _table(document["system"], system, origin)
-        _only_keys(f"{origin}: [system.{system}]", own, _SYSTEM_KEYS)
-        walks.append(_settled(replace(general, system=system), own, f"{origin}: [system.{system}]"))
+def _packaged(name: str) -> Traversable | None:
+    """The file that a name stands for, where it is one of `space_names`."""
+    if name not in space_names():
+        return None
+    kept = name.removeprefix("regressions/")
+    if kept == name:
+        return resources.files("scenarios").joinpath(f"{name}.toml")
+    owner = max((s for s in all_systems() if kept.startswith(f"{s.name}-")), key=lambda s: len(s.name))
+    return regression_file(owner, kept.removeprefix(f"{owner.name}-"))
+
+
+def _walks(document: Table, name: str) -> tuple[Walk, tuple[Walk, ...]]:
+    """How a system without a table of its own is walked, and the walks of a space."""
+    space = document.table("space").only(_SPACE_KEYS)
+    over = Table({**{key: space.content[key] for key in _SETTINGS if key in space}, "axes": _axes_of(document)},
+                 space.where)  # fmt: skip
+    extended = load_space(space.text("extends")).walks if "extends" in space else ()
+    general = _settled(Walk(""), over)
+    base = {(walk.system, walk.part): _settled(walk, over) for walk in extended}
+    for system, part, table in _tables_of(document, name):
+        walk = base.get((system, part), replace(general, system=system, part=part))
+        base[system, part] = _settled(walk, table.only(_WALK_KEYS))
+    walks = list(base.values())
+    if not space.flag("leave_out", absent=True):
+        walks = [replace(walk, leave_out=()) for walk in walks]
     if not walks:
-        raise UsageError.of(f"{origin}: systems", "none", "a table [system.NAME] for each", "[system.torch-fsdp2]")
+        raise UsageError.of(
+            f"{document.where}: systems", "none", "a table [system.NAME] for each", "[system.torch-fsdp2]"
+        )
     return general, tuple(walks)
 
 
-def _settled(walk: Walk, table: Mapping[str, Any], where: str) -> Walk:
+def _axes_of(document: Table) -> Mapping[str, Any]:
+    return document.table("axes").content
+
+
+def _tables_of(document: Table, name: str) -> Iterator[tuple[str, str, Table]]:
+    """(system, part, table) of each walk: those in the file itself, and in the systems' own files those of a space that
+    ships with shardproof."""
+    for system in document.table("system").content:
+        split_system(system)
+        yield system, "", Table(document.content["system"][system], f"{document.where}: [system.{system}]")
+    if name not in space_names():
+        return
+    for found in all_systems():
+        for key, table in walk_tables(found).items():
+            space, _, part = key.partition("/")
+            if space == name:
+                yield found.name, part, table
+
+
+def walk_tables(system: System) -> dict[str, Table]:
+    """The tables of a system's `walk.toml`, by name; none where it has no such file."""
+    file = system.folder.joinpath("walk.toml")
+    if not file.is_file():
+        return {}
+    origin = f"{system.name}/walk.toml"
+    document = load_toml(file.read_text("utf-8"), origin)
+    return {key: Table(table, f"{origin}: [{key}]") for key, table in document.items() if key != "schema"}
+
+
+def _settled(walk: Walk, table: Table) -> Walk:
     """`walk` with the settings of a table; its axes are added to those already there."""
     axes = dict(walk.axes)
-    for axis, texts in _table(table, "axes", where).items():
+    for axis, texts in table.table("axes").content.items():
         if axis not in WALKED_AXES:
-            raise UsageError.of(f"{where}: axis", axis, WALKED_AXES, 'dtype = ["fp32", "bf16"]')
-        axes[axis] = _values(axis, texts, where)
+            raise UsageError.of(f"{table.where}: axis", axis, WALKED_AXES, 'dtype = ["fp32", "bf16"]')
+        axes[axis] = _values(axis, texts, table.where)
     return replace(
         walk,
         axes=axes,
-        exhaustive=_axis_names(table.get("exhaustive", walk.exhaustive), f"{where}: exhaustive"),
-        strength=_strength(table["strength"], f"{where}: strength") if "strength" in table else walk.strength,
-        three_way=_axis_names(table.get("three_way", walk.three_way), f"{where}: three_way"),
-        budget_s=_seconds(table["budget_s"], where) if "budget_s" in table else walk.budget_s,
-        leave_out=(*walk.leave_out, *_left_out(table.get("leave_out", []), where)),
+        exhaustive=_axis_names(table, "exhaustive", walk.exhaustive),
+        strength=_strength(table.content["strength"], f"{table.where}: strength")
+        if "strength" in table
+        else walk.strength,
+        three_way=_axis_names(table, "three_way", walk.three_way),
+        budget_s=table.positive("budget_s") if "budget_s" in table else walk.budget_s,
+        leave_out=(*walk.leave_out, *map(_left_out, table.tables("leave_out"))),
     )
 
 
-def _left_out(tables: object, where: str) -> Iterator[LeaveOut]:
-    form = '[[system.NAME.leave_out]] with reason = "…" and axes = { program = "resume" }'
-    for table in tables if isinstance(tables, list) else [tables]:
-        match table:
-            case {"reason": str(reason), "axes": dict(axes), **rest} if axes and not rest:
-                pass
-            case _:
-                raise UsageError.of(f"{where}: leave_out", table, "a reason and axes", form)
-        for axis in axes:
-            if axis not in WALKED_AXES:
-                raise UsageError.of(f"{where}: leave_out: axis", axis, WALKED_AXES, form)
-        patterns = {
-            axis: (given,) if isinstance(given, str) else tuple(map(str, given)) for axis, given in axes.items()
-        }
-        yield LeaveOut(reason, patterns)
+def _left_out(table: Table) -> LeaveOut:
+    table.only(("reason", "axes", "when"), needed=("reason",))
+    patterns = table.table("axes")
+    for axis in patterns.content:
+        if axis not in WALKED_AXES:
+            raise UsageError.of(f"{table.where}: axis", axis, WALKED_AXES, 'axes = { program = "resume" }')
+    if not patterns.content and "when" not in table:
+        raise UsageError.of(table.where, dict(table.content), "axes, or a predicate", 'axes = { program = "resume" }')
+    return LeaveOut(table.text("reason"), {axis: patterns.texts(axis) for axis in patterns.content}, table.text("when"))
 
 
 def _values(axis: str, texts: object, where: str) -> tuple[str, ...]:
@@ -313,14 +387,12 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _scenarios(tables: object, origin: str) -> tuple[Scenario, ...]:
+def _scenarios(document: Table) -> tuple[Scenario, ...]:
     scenarios = []
-    for table in tables if isinstance(tables, list) else [tables]:
-        if not isinstance(table, dict):
-            raise UsageError.of(f"{origin}: scenario", table, "a table [scenario]", '[scenario]\nmodel = "dense"')
-        values = {axis: canonical(axis, _plain(value)) for axis, value in table.items()}
+    for table in document.tables("scenario"):
+        values = {axis: canonical(axis, _plain(value)) for axis, value in table.content.items()}
         scenario = Scenario().with_axes(values)
-        system_info(scenario.system)
+        system_named(scenario.system)
         scenarios.append(scenario)
     return tuple(scenarios)
 
@@ -333,26 +405,9 @@ def _strength(value: object, where: str) -> int:
     return value
 
 
-def _seconds(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise UsageError.of(f"{where}: budget_s", value, "a number of seconds above 0", "budget_s = 900")
-    return float(value)
-
-
-def _axis_names(names: object, where: str) -> tuple[str, ...]:
-    if not isinstance(names, (list, tuple)) or any(name not in WALKED_AXES for name in names):
-        raise UsageError.of(where, names, f"a list of axes: {', '.join(WALKED_AXES)}", '["dtype", "mesh"]')
-    return tuple(names)
-
-
-def _table(document: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    table = document.get(key, {})
-    if not isinstance(table, Mapping):
-        raise UsageError.of(f"{where}: {key}", table, "a table", f"[{key}]")
-    return table
-
-
-def _only_keys(where: str, table: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    for key in table:
-        if key not in allowed:
-            raise UsageError.of(f"{where}: key", key, allowed, f"{allowed[-1]} = …")
+def _axis_names(table: Table, key: str, absent: tuple[str, ...]) -> tuple[str, ...]:
+    names = table.texts(key, absent)
+    for name in names:
+        if name not in WALKED_AXES:
+            raise table.wrong(key, name, WALKED_AXES, f'{key} = ["dtype", "mesh"]')
+    return names

@@ -20,7 +20,7 @@ from harness.space.constraints import impossible
 from harness.space.cost import cost_model
 from harness.space.files import Space
 from harness.space.walk import Walked, follow
-from harness.systems.registry import system_info
+from harness.systems.registry import system_named
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def make_plan(spaces: Sequence[Space], selection: Selection = Selection()) -> Pl
 
 def refusal(scenario: Scenario) -> str | None:
     """Why the scenario's system refuses it; None where it does not."""
-    return system_info(scenario.system).unsupported(scenario)
+    return system_named(scenario.system).refusal(scenario)
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -18,13 +18,13 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.scenario import Mesh, Scenario, parse_axis
-from harness.space.constraints import CONSTRAINTS, Table, tabulate
+from harness.space.constraints import Table, constraints_of, tabulate
 from harness.space.cost import cost_model
 from harness.space.coverage import Coverage, coverage
 from harness.space.covering import Cover, Rows
 from harness.space.feasible import Axes, Bools, Factor, count, factor, project, projections
 from harness.space.files import Walk
-from harness.systems.registry import system_info
+from harness.systems.registry import system_named
 
 ENUMERATION_LIMIT = 200_000
 
@@ -87,10 +87,11 @@ class _Problem:
         self.sizes = [len(values) for values in self.values.values()]
         self.base = Scenario(system=walk.system, version=walk.version)
         left_out = [(f"leave_out-{number}", rule.reason, rule.matches) for number, rule in enumerate(walk.leave_out)]
-        self.exclusions = tuple(self._tables([*((c.id, c.reason, c.excludes) for c in CONSTRAINTS), *left_out]))
-        info = system_info(walk.system)
-        limits = [(limit.id, limit.reason, limit.refuses) for limit in info.limits]
-        refusals = self._tables(limits or [("unsupported", f"{info.name} refuses it", info.unsupported)])
+        self.exclusions = tuple(
+            self._tables([*((c.id, c.reason, c.excludes) for c in constraints_of(walk.system)), *left_out])
+        )
+        limits = system_named(walk.system).accepts.limits
+        refusals = self._tables((limit.id, limit.reason, limit.refuses) for limit in limits)
         self.valid = [self._factor(table) for table in self.exclusions]
         self.supported = [*self.valid, *(self._factor(table) for table in refusals)]
         self.nothing = np.empty((0, len(self.sizes)), np.int64)

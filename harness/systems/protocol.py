@@ -1,22 +1,38 @@
-"""What a system under test is: declared in the parent without importing it, executed by every rank.
+"""What a system under test is: all that the core may ask of one.
 
-A system has two halves. `SystemInfo` is data and pure functions: it lives in the parent, imports no
-library, and says what the system supports and why not. `RankSystem` runs inside a rank process with the
-real library; one instance lives for one session. Adding a system means writing both in one place and
-registering the info; the conformance suite tests the rest.
+A system is a training library, or a part of one, that scenarios run on. It lives in a package of its own:
+
+    accepts.py    which scenarios it accepts: an allow-list of axes, then limits (`harness.systems.accepts`)
+    contract.py   what it promises, so that an oracle can say what must come out (`harness.oracle.contract`)
+    stored.py     how its checkpoints are read back, and what they must hold (`Stored`)
+    rank/         what runs on every rank, with the real library (`RankSystem`)
+
+`System` names these by entry, `module:attribute` relative to the package, and imports each when it is first asked for:
+the parent process plans and reports without the library, and without torch. The first three never import `rank/`: an
+oracle that shares arithmetic with what it judges proves nothing.
+
+What is data lies beside the scenarios, in `scenarios/<name>/`: how walks go over the system (`walk.toml`), its releases,
+its known issues and their regressions. docs/adding-a-system.md adds one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from harness.entry import resolve
 from harness.models import ModelSpec
+from harness.observe.logical import Logical
 from harness.observe.record import Record
+from harness.oracle.contract import Contract
 from harness.program import Op
 from harness.scenario import Mesh, Scenario
+from harness.systems.accepts import Accepts
 
 
 @dataclass(frozen=True)
@@ -29,6 +45,7 @@ class RankContext:
     mesh: Mesh
     rank: int
     directory: Path
+    contract: Contract
 
     def checkpoint_path(self, op: Op) -> Path:
         return self.directory / f"checkpoint{op.checkpoint}"
@@ -51,91 +68,126 @@ class RankSystem(Protocol):
     def observe(self, op: Op) -> Iterable[Record]: ...
 
 
-class Refusal(Protocol):
-    """One rule of what a system refuses. A rule of few axes each, so that plans can tabulate it."""
+class Stored(Protocol):
+    """A system's checkpoints as the judge reads them, without torch and without the library."""
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def refuses(self) -> Callable[[Scenario], bool]: ...
+    def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
+        """The `written` records of the checkpoint that the save `op` of a scenario left at `path`.
 
+        Raises:
+            CheckpointError: missing, truncated, foreign, inconsistent or hostile.
+        """
 
-@dataclass(frozen=True)
-class LibraryError:
-    """What the library raises: the exception type's name, a part of its message, and the operation that raises."""
-
-    kind: str
-    message: str
-    op: str
+    def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
+        """What that checkpoint must hold, from the oracle's live values after the save."""
 
 
 @dataclass(frozen=True)
-class Limit:
-    """A set of scenarios that the system refuses.
+class System:
+    """A system as the core sees it.
 
-    id: stable name. refuses: whether a scenario is one of them. reason: for the reader. source: where the
-    library says so. error: its error; None where the combination has no meaning for this system at all.
-    """
+    name: as in `--system`. doc: one line. home: the package or module that holds it. world: `fork` (real ranks) or
+    `lockstep` (one process, the reference's). distributions: packages whose versions a result names. package: the
+    distribution under test, installed beside ours by release (`releases.toml`); empty where the installed environment
+    has it. emulated: what is not the real thing on a CPU, shown in every result. data: `PACKAGE/PATH` of the folder with
+    its data; empty for `scenarios/<name>`.
 
-    id: str
-    refuses: Callable[[Scenario], bool]
-    reason: str
-    source: str = ""
-    error: LibraryError | None = None
-
-
-def first_reason(limits: Iterable[Refusal], scenario: Scenario) -> str | None:
-    """Why the first of the limits that refuses a scenario does; None where none does."""
-    return next((limit.reason for limit in limits if limit.refuses(scenario)), None)
-
-
-def _one_variant(scenario: Scenario) -> str:
-    return ""
-
-
-def _nothing_to_choose(device: str) -> Mapping[str, str]:
-    return {}
-
-
-def _everything_exercised(scenario: Scenario) -> tuple[str, ...]:
-    return ()
-
-
-@dataclass(frozen=True)
-class SystemInfo:
-    """A system as the parent sees it.
-
-    name: as in `--system`. doc: one line. world: `fork` (real ranks) or `lockstep` (one process).
-    entry: `module:Class` of the RankSystem (`fork`) or of the lockstep runner. unsupported: the reason why
-    the system refuses a scenario, or None. distributions: packages whose versions a result names.
-    emulated: what is not the real thing, shown in every result. warm_up: `module:function` the server
-    calls once before its first fork. limits: `unsupported` rule by rule, where it is made of rules.
-    package: the distribution under test, installed beside ours by release (see scenarios/systems.toml); empty where the
-    installed environment has it. variant: which of the system's environments a scenario needs, where a process can be
-    only one of them; its server finds it in SHARDPROOF_VARIANT. options: switch of the `options` axis → what it does.
-    not_exercised: what a scenario asks for that the world here cannot put to the test. owner_groups: hyperparameters
-    are recorded by parameter, on the ranks that own some of it. devices: values of the `device` axis that it runs on;
-    the registry refuses the others. library: `module:function` of the device, which imports the library and runs
-    nothing of it; every rank calls it before its warnings count: a server of GPUs may not warm up. chosen: what
-    ranks on a device get where there is a choice between the real and the emulated, and why; in every result.
+    Entries, `module:attribute` below `home` (`:attribute` for one in `home` itself); those that are empty are not there:
+    accepts, contract, stored, rank: see the module's text. warm_up: called once in the server before its first fork.
+    library: called with the device by every rank before its warnings count; imports the library and runs nothing of it,
+    since a server of GPUs may not warm up. variant: of a scenario, which of the system's environments it needs, where a
+    process can be only one of them; its server finds it in SHARDPROOF_VARIANT. not_exercised: of a scenario, what it
+    asks for that the world here cannot put to the test. chosen: of a device, what ranks get where there is a choice
+    between the real and the emulated, and why. models: the models that only this system has. rules: its own rules of
+    diagnosis. predicates: what its files may ask of a scenario by name.
     """
 
     name: str
     doc: str
-    world: str
-    entry: str
-    unsupported: Callable[[Scenario], str | None]
+    home: str
+    world: str = "fork"
     distributions: tuple[str, ...] = ()
-    emulated: tuple[str, ...] = ()
-    warm_up: str = ""
-    limits: tuple[Refusal, ...] = ()
     package: str = ""
-    variant: Callable[[Scenario], str] = _one_variant
-    options: Mapping[str, str] = field(default_factory=dict)
-    not_exercised: Callable[[Scenario], tuple[str, ...]] = _everything_exercised
-    owner_groups: bool = False
-    devices: tuple[str, ...] = ("cpu",)
+    emulated: tuple[str, ...] = ()
+    data: str = ""
+    accepts_entry: str = "accepts:ACCEPTS"
+    contract_entry: str = "contract:CONTRACT"
+    stored_entry: str = "stored:STORED"
+    rank: str = "rank:Rank"
+    warm_up: str = ""
     library: str = ""
-    chosen: Callable[[str], Mapping[str, str]] = _nothing_to_choose
+    variant_entry: str = ""
+    not_exercised_entry: str = ""
+    chosen_entry: str = ""
+    models_entry: str = ""
+    rules_entry: str = ""
+    predicates_entry: str = ""
+
+    @cached_property
+    def accepts(self) -> Accepts:
+        accepts: Accepts = self._part(self.accepts_entry)
+        return accepts
+
+    @cached_property
+    def contract(self) -> Contract:
+        contract: Contract = self._part(self.contract_entry)
+        return contract
+
+    @cached_property
+    def stored(self) -> Stored:
+        stored: Stored = self._part(self.stored_entry)
+        return stored
+
+    @cached_property
+    def models(self) -> Sequence[ModelSpec]:
+        models: Sequence[ModelSpec] = self._part(self.models_entry) if self.models_entry else ()
+        return models
+
+    @cached_property
+    def rules(self) -> Sequence[Any]:
+        """Its own `harness.diagnosis.Rule`s."""
+        rules: Sequence[Any] = self._part(self.rules_entry) if self.rules_entry else ()
+        return rules
+
+    @cached_property
+    def predicates(self) -> Mapping[str, Callable[[Scenario], bool]]:
+        """What `walk.toml` and `issues.toml` may ask of a scenario: name → whether it holds."""
+        found: Mapping[str, Callable[[Scenario], bool]] = (
+            self._part(self.predicates_entry) if self.predicates_entry else {}
+        )
+        return found
+
+    def variant(self, scenario: Scenario) -> str:
+        """Which environment a scenario's ranks need; empty where there is one only."""
+        return str(self._part(self.variant_entry)(scenario)) if self.variant_entry else ""
+
+    def not_exercised(self, scenario: Scenario) -> tuple[str, ...]:
+        """What a scenario asks for that ranks here cannot put to the test."""
+        return tuple(self._part(self.not_exercised_entry)(scenario)) if self.not_exercised_entry else ()
+
+    def chosen(self, device: str) -> Mapping[str, str]:
+        """What ranks on a device get where there is a choice between the real and the emulated, and why.
+
+        Raises:
+            UsageError: the environment asks for something that is not there.
+        """
+        return dict(self._part(self.chosen_entry)(device)) if self.chosen_entry else {}
+
+    def refusal(self, scenario: Scenario) -> str | None:
+        """Why the system does not run a scenario; None where it does."""
+        limit = self.accepts.refusal(scenario)
+        return limit.reason if limit else None
+
+    def entry(self, name: str) -> str:
+        """An entry in full, such as `harness.systems.torch_fsdp2.rank:Rank`."""
+        module, _, attribute = name.partition(":")
+        return f"{self.home}.{module}:{attribute}" if module else f"{self.home}:{attribute}"
+
+    @property
+    def folder(self) -> Traversable:
+        """The folder with its data; it need not exist."""
+        package, _, path = (self.data or f"scenarios/{self.name}").partition("/")
+        return resources.files(package).joinpath(path)
+
+    def _part(self, entry: str) -> Any:
+        return resolve(self.entry(entry))

@@ -1,58 +1,63 @@
-"""The systems shardproof knows. Plugins add theirs with `register`."""
+"""The systems that are known: every package below `harness.systems`, and what plugins register.
+
+Nothing lists the built-in ones by name: a package with a `SYSTEM` is one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import importlib
+import pkgutil
 
+from harness import models, systems
 from harness.errors import UsageError
+from harness.oracle.contract import Contract
 from harness.scenario import Scenario
-from harness.systems.protocol import SystemInfo
+from harness.systems.protocol import System
 
-_SYSTEMS: dict[str, SystemInfo] = {}
-
-
-@dataclass(frozen=True)
-class DeviceLimit:
-    """The refusal of every device that a system does not run on; a `protocol.Refusal`."""
-
-    system: str
-    devices: tuple[str, ...]
-    id: str = "device"
-
-    @property
-    def reason(self) -> str:
-        """For the reader."""
-        return f"{self.system} runs on {' and '.join(self.devices)} only"
-
-    def refuses(self, scenario: Scenario) -> bool:
-        """Whether the scenario asks for another device."""
-        return scenario.device not in self.devices
+_SYSTEMS: dict[str, System] = {}
+_discovered: list[str] = []
 
 
-def register(info: SystemInfo) -> SystemInfo:
-    """Make a system known under its name, with the refusal of devices that it does not have; a later registration of
-    the same name replaces the earlier one. Returns what was given."""
-    limit = DeviceLimit(info.name, info.devices)
-
-    def unsupported(scenario: Scenario) -> str | None:
-        return limit.reason if limit.refuses(scenario) else info.unsupported(scenario)
-
-    limits = (*info.limits, limit) if info.limits else ()
-    _SYSTEMS[info.name] = replace(info, unsupported=unsupported, limits=limits)
-    return info
+def register(system: System) -> System:
+    """Make a system known under its name; a later registration of the same name replaces the earlier one. Returns what
+    was given."""
+    _SYSTEMS[system.name] = system
+    if system.models_entry:
+        models.provide(lambda: system.models)
+    return system
 
 
-def system_info(name: str) -> SystemInfo:
+def system_named(name: str) -> System:
     """The system of that name.
 
     Raises:
         UsageError: there is none.
     """
+    _discover()
     if name not in _SYSTEMS:
         raise UsageError.of("system", name, sorted(_SYSTEMS), "--system torch-fsdp2")
     return _SYSTEMS[name]
 
 
-def all_systems() -> tuple[SystemInfo, ...]:
-    """Every registered system, in the order of registration."""
+def contract_of(scenario: Scenario) -> Contract:
+    """The contract of a scenario's system."""
+    return system_named(scenario.system).contract
+
+
+def all_systems() -> tuple[System, ...]:
+    """Every registered system: the built-in ones by name, then those of plugins."""
+    _discover()
     return tuple(_SYSTEMS.values())
+
+
+def _discover() -> None:
+    """Import the built-in systems, once, before any plugin's: none of them imports a library under test."""
+    if _discovered:
+        return
+    _discovered.append("done")
+    later = dict(_SYSTEMS)
+    _SYSTEMS.clear()
+    for found in pkgutil.iter_modules(systems.__path__):
+        if found.ispkg:
+            register(importlib.import_module(f"{systems.__name__}.{found.name}").SYSTEM)
+    _SYSTEMS.update(later)

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.errors import HarnessError, UsageError
 from harness.releases import package
 from harness.scenario import Scenario
-from harness.systems.protocol import SystemInfo
+from harness.systems.protocol import System
 from harness.world.interpreter import interpreter
 from harness.world.overlay import Overlay, build
 from harness.world.server import ForkServer
@@ -50,7 +50,7 @@ class Environments:
         self._places: dict[_Key, _Place] = {}  # the one used longest ago first
         self._closed = False
 
-    def overlay(self, info: SystemInfo, version: str) -> Overlay:
+    def overlay(self, info: System, version: str) -> Overlay:
         """The overlay of a system's package.
 
         Raises:
@@ -69,7 +69,7 @@ class Environments:
         return found
 
     @contextmanager
-    def server(self, info: SystemInfo, scenario: Scenario) -> Iterator[ForkServer]:
+    def server(self, info: System, scenario: Scenario) -> Iterator[ForkServer]:
         """The warm server that a scenario's ranks are forked from; it stays alive inside the context."""
         overlay, variant = self.overlay(info, scenario.version), info.variant(scenario)
         key = (info.name, scenario.version, variant, scenario.device)
@@ -90,7 +90,7 @@ class Environments:
                 stack.callback(place.server.close)  # it may take seconds: not under the lock
             self._places.clear()
 
-    def _enter(self, key: _Key, info: SystemInfo, overlay: Overlay) -> _Place:
+    def _enter(self, key: _Key, info: System, overlay: Overlay) -> _Place:
         with ExitStack() as stack, self._changed:
             while key not in self._places and len(self._places) >= ALIVE and not self._closed:
                 idle = next((name for name, place in self._places.items() if not place.users), None)
@@ -105,11 +105,11 @@ class Environments:
             self._places[key] = place
             return place
 
-    def _start(self, info: SystemInfo, overlay: Overlay, variant: str, device: str) -> ForkServer:
+    def _start(self, info: System, overlay: Overlay, variant: str, device: str) -> ForkServer:
         return ForkServer(
             python=interpreter(self._python).path,
             path_prefix=[*overlay.paths, Path.cwd()],  # plugins may lie beside the user, but nothing of the library
-            warm_up=[info.warm_up] if info.warm_up and device == "cpu" else [],
+            warm_up=[info.entry(info.warm_up)] if info.warm_up and device == "cpu" else [],
             plugins=self._plugins,
             env={**overlay.environment, VARIANT: variant},
             workers=0,

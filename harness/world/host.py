@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.systems.registry import system_info
+from harness.entry import resolve
+from harness.systems.registry import system_named
 from harness.world import process, rehearsal, wire
-from harness.world.entry import resolve
 from harness.world.job import Job, shortened
 from harness.world.supervisor import supervise
 from harness.world.worker import serve
@@ -99,7 +99,7 @@ def warm(warm_up: Sequence[str], plugins: Sequence[str], device: str) -> None:
         _start_autograd()
     torch.sqrt(torch.ones(64))  # MKL's first call initialises itself, with a race
     for module in ("torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp",
-                   "harness.systems.builtin", "harness.observe.ambient", "harness.world.rank", *plugins):  # fmt: skip
+                   "harness.systems.registry", "harness.observe.ambient", "harness.world.rank", *plugins):  # fmt: skip
         importlib.import_module(module)
     for entry in warm_up:
         resolve(entry)()
@@ -179,7 +179,8 @@ def _obey(host: _Host) -> bool:
 
 def _start_job(host: _Host, job_id: int, job: Job) -> None:
     with contextlib.suppress(Exception):  # a library that cannot be imported is reported by the ranks, as their error
-        resolve(system_info(job.scenario.system).entry)
+        system = system_named(job.scenario.system)
+        resolve(system.entry(system.rank))
     ours, theirs = wire.packet_pair()
     pid = _fork(theirs, lambda: supervise(job, theirs), process.kill_children)
     pidfd = os.pidfd_open(pid)

@@ -17,14 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from harness.entry import resolve
 from harness.faults.boundary import perform
 from harness.models import model_spec
 from harness.observe.record import pack
 from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
-from harness.systems.registry import system_info
+from harness.systems.registry import system_named
 from harness.world import devices, group, process, wire
-from harness.world.entry import resolve
 from harness.world.job import STAGES, Job, RankError, shortened
 
 DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write its Python stack into its log
@@ -82,14 +82,15 @@ def _run(seat: RankSeat, place: _Place) -> None:
     group.join(seat.rank, seat.world, where, seat.store_port, seat.store_fd if seat.rank == 0 else None, timeout_s)
     place.enter(CONSTRUCT)
     ops = seat.job.ops
+    scenario = seat.job.scenario
+    found, device = system_named(scenario.system), scenario.device
     context = RankContext(
-        seat.job.scenario, model_spec(seat.job.scenario.model), ops[0].mesh, seat.rank, seat.job.directory
+        scenario, model_spec(scenario.model), ops[0].mesh, seat.rank, seat.job.directory, found.contract
     )
-    info, device = system_info(seat.job.scenario.system), seat.job.scenario.device
-    factory: Callable[[RankContext], RankSystem] = resolve(info.entry)
-    if info.library:
-        resolve(info.library)(device)
-    ambient = Ambient(seat.job.scenario.seed, device, where.note)
+    factory: Callable[[RankContext], RankSystem] = resolve(found.entry(found.rank))
+    if found.library:
+        resolve(found.entry(found.library))(device)
+    ambient = Ambient(scenario.seed, device, where.note)
     system = factory(context)
     place.enter(RECORD)
     with seat.job.observation(seat.rank).open("wb", buffering=0) as file:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import socket
 import traceback
 
+from harness.entry import resolve
 from harness.world import wire
-from harness.world.entry import resolve
 
 
 def serve(channel: socket.socket) -> None:

@@ -7,13 +7,14 @@ exactly, not by its size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 
 import numpy as np
 
 from harness import probe
 from harness.diagnosis.explanation import Context, Finding, Floats, Pair, Rule, tensor
 from harness.diff import Difference, as_numbers, numpy_dtype
-from harness.oracle.contracts import gradient_grid, gradient_ranks, on_mesh
+from harness.program import Op
 from harness.scenario import Mesh
 
 LINEAR_ROLES = ("grad", "exp_avg", "momentum", "norm")
@@ -92,7 +93,7 @@ def _assembled(
     op = context.op(key.op)
     if pair is None or op is None or key.role != "grad" or op.kind != "step" or context.scenario.optimizer.clip:
         return None
-    contributions = _contributions(key.fqn, op.iteration, op.mesh, context)
+    contributions = _contributions(key.fqn, op, context)
     dtype = numpy_dtype(pair.expected.dtype)
     for name, values in hypotheses(contributions, op.mesh):
         rounded = np.ascontiguousarray(values[:, pair.at].astype(dtype))
@@ -102,17 +103,18 @@ def _assembled(
     return None
 
 
-def _contributions(fqn: str, iteration: int, mesh: Mesh, context: Context) -> Floats:
+def _contributions(fqn: str, op: Op, context: Context) -> Floats:
     """Every microbatch's and data-parallel rank's gradient, shape (microbatches, dp, numel)."""
-    scenario, param, dp = on_mesh(context.scenario, mesh), context.model.param(fqn), mesh.dp
-    grid, ranks = gradient_grid(scenario, param.spec, dp), gradient_ranks(scenario, param.spec, dp)
-    keys = [probe.element_keys(use, param.spec.shape, scenario.seed) for use in context.model.uses(fqn)]
+    inputs, dp = context.inputs, op.mesh.dp
+    param = inputs.builds[inputs.operations[op.index].build].by_name[fqn]
+    shared = context.scenario.expert_parallel if context.model.param(fqn).spec.ep_dim is not None else 1
+    ranks, numel = dp // shared, prod(param.shape)
+    assert param.gradient is not None
+    grid = param.gradient
+    keys = [probe.element_keys(use, param.shape, inputs.seed) for use in param.uses]
     units = [
-        sum(
-            (probe.rank_units(k, iteration, m, ranks, grid) for k in keys),
-            np.zeros((ranks, param.spec.numel), np.int64),
-        )
-        for m in range(scenario.microbatches)
+        sum((probe.rank_units(k, op.iteration, m, ranks, grid) for k in keys), np.zeros((ranks, numel), np.int64))
+        for m in range(inputs.microbatches)
     ]
     return np.repeat(np.stack(units), dp // ranks, axis=1).astype(np.float64) * np.float64(grid.unit)
 

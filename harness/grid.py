@@ -1,0 +1,35 @@
+"""Which exact grid a parameter's gradients are drawn from: a choice of the dtypes that its stages are declared in.
+
+`harness.probe` says what the grids are and draws from them. Apart from it so that a contract, which names the grid, needs
+no numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Grid:
+    """kind: `wide`, `narrow`, `cancelling` or `alternate`. unit: the value of one unit, a power of two."""
+
+    kind: str
+    unit: float
+
+
+def choose_grid(stage_dtypes: tuple[str, str, str], compute: str, dp: int, microbatches: int) -> Grid:
+    """The most sensitive grid that is exact.
+
+    Args:
+        stage_dtypes: declared dtypes of accumulate, reduce and main gradient.
+        compute: declared dtype of the forward and of the gradient it produces.
+        dp: number of data-parallel ranks. microbatches: forward/backward passes a step.
+    """
+    accumulate, reduce, main_grad = stage_dtypes
+    if accumulate == reduce == "fp32" and main_grad == "bf16" and compute != "fp16" and dp >= 3:
+        return Grid("cancelling", 2.0**-4)
+    if any(dtype != "fp32" for dtype in stage_dtypes):
+        return Grid("narrow", 2.0**-4)
+    if compute == "fp32" or dp > 1:
+        return Grid("wide", 2.0**-12)
+    return Grid("alternate", 2.0**-12) if microbatches > 1 else Grid("narrow", 2.0**-4)

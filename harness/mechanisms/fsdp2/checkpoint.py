@@ -1,0 +1,152 @@
+"""Saving and loading through PyTorch's own state-dict and checkpoint APIs, as a user's training script does.
+
+One method each for writing and reading, over a `TrainState`. Files lie in the operation's checkpoint
+folder: DCP's own files for the `dcp` formats, `full.pt` for `full`. What torch has no API for (scheduler,
+scaler, iteration) is stored beside model and optimizer under `extra`.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from harness.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
+from harness.systems.torch_loop import TrainState
+
+FULL_FILE = "full.pt"
+
+
+@dataclass(frozen=True)
+class StateDictCheckpoint:
+    """Writes and reads checkpoints of one format. Every method runs on all ranks.
+
+    left_out: keys of the model's state dict that end in this are kept out of checkpoints; empty for none. loads: how
+    often the optimizer is given what a load has read, as a rollback that keeps it in memory does.
+    """
+
+    plan: CheckpointPlan
+    left_out: str = ""
+    loads: int = 1
+
+    @classmethod
+    def of(cls, text: str) -> StateDictCheckpoint:
+        """The format that a scenario's `checkpoint` text names."""
+        return cls(checkpoint_plan(text))
+
+    def save(self, state: TrainState, path: Path) -> None:
+        """Write a checkpoint into the folder `path`; returns when the files are complete."""
+        match self.plan.form:
+            case "dcp":
+                state_dict_saver.save(self.content(state), checkpoint_id=path)
+            case "dcp-async":
+                pending = state_dict_saver.async_save(self.content(state), checkpoint_id=path)
+                assert isinstance(pending, Future)
+                pending.result()
+            case "dcp-stateful":
+                state_dict_saver.save({"app": _Application(self, state)}, checkpoint_id=path)
+            case "full":
+                gathered = self.content(state)
+                if dist.get_rank() == 0:
+                    path.mkdir(parents=True, exist_ok=True)
+                    torch.save(gathered, path / FULL_FILE)
+                dist.barrier()
+            case other:
+                raise ValueError(f"unknown checkpoint format {other!r}")
+
+    def load(self, state: TrainState, path: Path) -> None:
+        """Read a checkpoint of `save` into the model, optimizer, schedule and scaler."""
+        match self.plan.form:
+            case "dcp" | "dcp-async":
+                target = self.content(state)
+                state_dict_loader.load(target, checkpoint_id=path)
+                self.restore(state, target)
+            case "dcp-stateful":
+                state_dict_loader.load({"app": _Application(self, state)}, checkpoint_id=path)
+            case "full":
+                self.restore(state, _read_full(self.plan, path))
+            case other:
+                raise ValueError(f"unknown checkpoint format {other!r}")
+
+    def load_model_only(self, state: TrainState, path: Path) -> None:
+        """Read only the parameters and persistent buffers of a checkpoint."""
+        if self.plan.form == "full":
+            self._set_model(state, _read_full(self.plan, path)["model"])
+            return
+        model = self._model(state)
+        target: dict[str, Any] = {"app": {"model": model}} if self.plan.form == "dcp-stateful" else {"model": model}
+        state_dict_loader.load(target, checkpoint_id=path)
+        self._set_model(state, model)
+
+    def content(self, state: TrainState) -> dict[str, Any]:
+        """What is stored, and what a load reads into."""
+        return {
+            "model": self._model(state),
+            "optim": get_optimizer_state_dict(state.model, state.optimizer, options=_options(self.plan)),
+            "extra": state.extra(),
+        }
+
+    def restore(self, state: TrainState, loaded: dict[str, Any]) -> None:
+        """Give a training state what was read."""
+        self._set_model(state, loaded["model"])
+        for _ in range(self.loads):
+            set_optimizer_state_dict(state.model, state.optimizer, loaded["optim"], options=_options(self.plan))
+        state.set_extra(loaded["extra"])
+
+    def _model(self, state: TrainState) -> dict[str, Any]:
+        part = get_model_state_dict(state.model, options=_options(self.plan))
+        return {k: v for k, v in part.items() if not (self.left_out and k.endswith(self.left_out))}
+
+    def _set_model(self, state: TrainState, part: dict[str, Any]) -> None:
+        options = _options(self.plan)
+        set_model_state_dict(state.model, part, options=replace(options, strict=False) if self.left_out else options)
+
+
+class _Application:
+    """The Stateful wrapper of the DCP recipe."""
+
+    def __init__(self, keeper: StateDictCheckpoint, state: TrainState) -> None:
+        self.keeper, self.state = keeper, state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.keeper.content(self.state)
+
+    def load_state_dict(self, loaded: dict[str, Any]) -> None:
+        self.keeper.restore(self.state, loaded)
+
+
+def _options(plan: CheckpointPlan) -> StateDictOptions:
+    return StateDictOptions(
+        full_state_dict=plan.form == "full",
+        cpu_offload=plan.cpu_offload,
+        strict=plan.strict,
+        broadcast_from_rank0=plan.broadcast_from_rank0,
+        flatten_optimizer_state_dict=plan.flatten,
+    )
+
+
+def _read_full(plan: CheckpointPlan, path: Path) -> dict[str, Any]:
+    """The gathered checkpoint; with broadcast_from_rank0 only rank 0 has the tensors, every rank the extras."""
+    if not plan.broadcast_from_rank0:
+        return _torch_load(path)
+    loaded = _torch_load(path) if dist.get_rank() == 0 else {"model": {}, "optim": {}, "extra": {}}
+    extra = [loaded["extra"]]
+    dist.broadcast_object_list(extra, src=0)
+    return {**loaded, "extra": extra[0]}
+
+
+def _torch_load(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(path / FULL_FILE, map_location="cpu", weights_only=True)
+    return loaded

@@ -1,0 +1,108 @@
+"""What FSDP2 promises and refuses, for every system whose parameters it shards. No torch.
+
+Each limit with an `error` is a deliberate refusal of the library, checked against the real one by the conformance tests
+of every system that has it. What raises by accident is a crash, and a finding.
+"""
+
+from __future__ import annotations
+
+from harness.models import model_spec, storage_dtype
+from harness.oracle.contract import Clause
+from harness.program import meshes, operations
+from harness.scenario import Scenario
+from harness.systems.accepts import LibraryError, Limit
+
+CLAUSES = (
+    Clause(
+        "parameters compute in param_dtype, else in their storage dtype",
+        "torch.distributed.fsdp.MixedPrecisionPolicy",
+    ),
+    Clause(
+        "gradients accumulate and reduce in reduce_dtype, else in the compute dtype",
+        "torch FSDPParam.to_accumulated_grad_if_needed",
+    ),
+    Clause(
+        "the sharded gradient is cast to the storage dtype before the optimizer",
+        "torch foreach_reduce, orig_dtype",
+    ),
+    Clause(
+        "optimizer state has the dtype of the tensor it steps on",
+        "torch.optim.adam._init_group, zeros_like",
+    ),
+    Clause(
+        "dim 0 is sharded in torch.chunk order, inside the tp shard",
+        "torch FSDPParam._init_sharded_param, _StridedShard",
+    ),
+)
+
+MAX_FP16_LOSS_SCALE = 2048.0
+
+
+def takes_steps(scenario: Scenario) -> bool:
+    """Whether the program has a forward pass, at which FSDP2 looks at most of what it refuses."""
+    return bool({"step", "overflow"} & set(operations(scenario.program)))
+
+
+def tensor_parallel(scenario: Scenario) -> bool:
+    """Whether some mesh that the program runs on has tp > 1."""
+    return scenario.mesh.tp > 1 or any(mesh.tp > 1 for mesh in meshes(scenario))
+
+
+def _mixed_group(scenario: Scenario) -> bool:
+    """Whether one FSDP parameter group holds trainable parameters of two storage dtypes."""
+    if not scenario.dtype.storage.startswith("mixed"):
+        return False
+    groups: dict[str, set[str]] = {}
+    for param in model_spec(scenario.model).unique_params:
+        if param.spec.trainable == "yes":
+            unit = param.module.path if param.module.unit else ""
+            groups.setdefault(unit, set()).add(storage_dtype(scenario.dtype, param.spec))
+    return any(len(dtypes) > 1 for dtypes in groups.values())
+
+
+def _undivided(scenario: Scenario) -> bool:
+    after = scenario.reshard_after_forward
+    return after.isdecimal() and any(mesh.dp_shard % int(after) for mesh in meshes(scenario))
+
+
+MIXED_GROUP = Limit(
+    "mixed-storage-group",
+    lambda s: _mixed_group(s) and takes_steps(s),
+    "FSDP2 takes one storage dtype for the trainable parameters of a group",
+    "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _init_mp_dtypes",
+    LibraryError("AssertionError", "FSDP expects uniform original parameter dtype", "step"),
+)
+RESHARD_DIVISOR = Limit(
+    "reshard-divisor",
+    _undivided,
+    "FSDP2 takes an integer reshard_after_forward only if it is a factor of dp_shard",
+    "torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info",
+    LibraryError("ValueError", "it should be a factor of", "build"),
+)
+RESHARD_DIVISOR_TP = Limit(
+    "reshard-divisor-tp",
+    lambda s: s.reshard_after_forward.isdecimal() and tensor_parallel(s) and takes_steps(s),
+    "FSDP2 cannot reshard parameters of a tensor-parallel module to a smaller mesh yet",
+    "torch/distributed/fsdp/_fully_shard/_fsdp_param.py, to_sharded_post_forward",
+    LibraryError("NotImplementedError", "Resharding to smaller mesh is not supported for DTensor parameters", "step"),
+)
+FUSED_SGD = Limit(
+    "fused-sgd",
+    lambda s: (s.optimizer.kind, s.optimizer.impl) == ("sgd", "fused") and takes_steps(s),
+    "DTensor has no sharding strategy for the fused SGD kernel",
+    "torch/distributed/tensor/_sharding_prop.py",
+    LibraryError("NotImplementedError", "aten._fused_sgd_.default does not have a sharding strategy", "step"),
+)
+SCALER_FP16 = Limit(
+    "scaler-fp16-gradients",
+    lambda s: s.optimizer.loss_scale > 0 and s.dtype.storage == "fp16" and takes_steps(s),
+    "torch's GradScaler refuses to unscale fp16 gradients: fp16 storage needs no loss scale here",
+    "torch/amp/grad_scaler.py, _unscale_grads_",
+    LibraryError("ValueError", "Attempting to unscale FP16 gradients", "step"),
+)
+FP16_RANGE = Limit(
+    "fp16-range",
+    lambda s: s.optimizer.loss_scale > MAX_FP16_LOSS_SCALE and "fp16" in (s.dtype.param, s.dtype.reduce),
+    f"the probe's gradients, up to 4 in each of 3 microbatches of 2 uses, leave fp16's range with a loss scale "
+    f"above {MAX_FP16_LOSS_SCALE:g}",
+)

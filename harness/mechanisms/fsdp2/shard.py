@@ -1,0 +1,37 @@
+"""FSDP2's `fully_shard` over the units of a probe model, with the policies that a scenario asks for. Rank side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from harness.probe_module import TORCH_DTYPE
+from harness.scenario import Scenario
+from harness.systems.protocol import RankContext
+
+
+def fully_shard_units(root: nn.Module, context: RankContext, mesh: DeviceMesh) -> None:
+    """Shard every module that its spec calls a unit, the innermost first, and the root with what is left."""
+    names = ("dp_replicate", "dp_shard") if context.mesh.dp_replicate > 1 else ("dp_shard",)
+    options = {"mesh": mesh[names], **_policies(context.scenario)}
+    units = sorted((m for m in context.model.modules if m.unit), key=lambda m: -m.path.count("."))
+    for module in units:
+        fully_shard(root.get_submodule(module.path), **options)
+    fully_shard(root, **options)
+
+
+def _policies(scenario: Scenario) -> dict[str, Any]:
+    """fully_shard's arguments besides the mesh."""
+    dtype, after = scenario.dtype, scenario.reshard_after_forward
+    param, reduce, output = (TORCH_DTYPE[d] if d else None for d in (dtype.param, dtype.reduce, dtype.output))
+    words: dict[str, bool | None] = {"true": True, "false": False, "none": None}
+    pinned = scenario.device == "cuda"  # pinning needs an accelerator
+    offload: OffloadPolicy = CPUOffloadPolicy(pin_memory=pinned) if scenario.offload.fraction else OffloadPolicy()
+    return {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce, output_dtype=output),
+        "reshard_after_forward": words[after] if after in words else int(after),
+        "offload_policy": offload,
+    }

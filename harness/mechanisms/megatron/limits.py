@@ -1,0 +1,290 @@
+"""What Megatron-Core refuses, or what has no meaning for it, whichever system drives it.
+
+Every limit with an `error` is a deliberate refusal of the library, checked against the real one by conformance tests; the
+others have no meaning there, or cannot be run on a machine without a GPU. What raises by accident is a crash, no limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.mechanisms.megatron.contract import MegatronContract
+from harness.models import ModelSpec, ParamSpec, model_spec, storage_dtype
+from harness.oracle.contract import half_dtype
+from harness.program import meshes, operations
+from harness.scenario import DTypePolicy, Mesh, Offload, Optimizer, Scenario
+from harness.systems.accepts import (
+    NUMBERS,
+    Allowed,
+    Anything,
+    Constraint,
+    LibraryError,
+    Limit,
+    Loads,
+    Only,
+    Operations,
+    Parts,
+)
+
+MAX_FP16_LOSS_SCALE = 2048.0
+
+
+def has(*words: str) -> Callable[[Scenario], bool]:
+    return lambda s: bool(set(words) & set(s.options))
+
+
+def _halves(scenario: Scenario) -> bool:
+    return scenario.dtype.storage != "fp32"
+
+
+def _fp16(scenario: Scenario) -> bool:
+    return scenario.dtype.storage in ("fp16", "mixed_fp16")
+
+
+def _reduces_otherwise(scenario: Scenario) -> bool:
+    """A reduction dtype that DDP cannot give: it has the storage dtype, or fp32 for everything."""
+    asked = scenario.dtype.reduce
+    return asked is not None and asked != "fp32" and scenario.dtype.storage != asked
+
+
+def _indivisible_tp(scenario: Scenario) -> bool:
+    def uneven(spec: ParamSpec, mesh: Mesh) -> bool:
+        return spec.tp_dim is not None and spec.shape[spec.tp_dim] % mesh.tp != 0
+
+    params = model_spec(scenario.model).unique_params
+    return any(uneven(p.spec, mesh) for mesh in meshes(scenario) for p in params)
+
+
+def _indivisible_ep(scenario: Scenario) -> bool:
+    ep = scenario.expert_parallel
+    experts = {p.spec.shape[p.spec.ep_dim] for p in model_spec(scenario.model).params if p.spec.ep_dim is not None}
+    return any(count % ep for count in experts) or any(mesh.dp % ep for mesh in meshes(scenario))
+
+
+def _indivisible_instances(scenario: Scenario) -> bool:
+    ep = scenario.expert_parallel
+    return ep > 1 and any(mesh.dp % ep == 0 and mesh.dp // ep % mesh.dp_replicate for mesh in meshes(scenario))
+
+
+def _rounds_average(scenario: Scenario) -> bool:
+    """Whether seven ranks average a gradient that needs all of fp32's digits. Half precision is rounded back."""
+    fp32 = scenario.dtype.reduce == "fp32" or any(
+        storage_dtype(scenario.dtype, p.spec) == "fp32" for p in model_spec(scenario.model).unique_params
+    )
+    return fp32 and any(mesh.dp == 7 for mesh in meshes(scenario))
+
+
+def group_decays(scenario: Scenario, model: ModelSpec) -> set[float]:
+    """The weight decays that the model's groups ask for, besides the optimizer's own."""
+    if scenario.optimizer.groups == "one":
+        return set()
+    return {g.weight_decay for g in model.groups if g.weight_decay is not None}
+
+
+def _decay_of_nothing(scenario: Scenario) -> bool:
+    return not scenario.optimizer.weight_decay and bool(group_decays(scenario, model_spec(scenario.model)) - {0.0})
+
+
+def _precision_aware_dtypes(scenario: Scenario) -> bool:
+    policy = scenario.dtype
+    return any(d not in (None, "fp32") for d in (policy.grad, policy.master, policy.exp_avg, policy.exp_avg_sq))
+
+
+def _unused_in_bucket(scenario: Scenario) -> bool:
+    """Whether a bucket holds a parameter that gets a gradient beside one that never gets any."""
+    params = [p for p in model_spec(scenario.model).unique_params if p.spec.trainable == "yes"]
+    steps = operations(scenario.program).count("step") + operations(scenario.program).count("overflow")
+    return steps > 1 and any(not p.spec.used for p in params)
+
+
+def limits(contract: MegatronContract) -> tuple[Limit, ...]:
+    """Within what the allow-lists of `AXES` leave."""
+    return (
+        Limit(
+            "precision-aware-without-te",
+            lambda s: has("precision_aware")(s) and s.optimizer.impl == "forloop",
+            "the precision-aware optimizer needs TransformerEngine; without it the library compares its version with None",
+            "megatron/core/optimizer/optimizer_config.py, __post_init__",
+        ),
+        Limit(
+            "precision-aware-replicate",
+            lambda s: has("precision_aware")(s) and s.sharding == "replicate" and s.optimizer.kind != "sgd",
+            "the precision-aware optimizer is a distributed one",
+            "megatron/core/optimizer/optimizer_config.py, __post_init__",
+            LibraryError("AssertionError", "only supported with distributed optimizer", "build"),
+        ),
+        Limit(
+            "precision-aware-sgd",
+            lambda s: has("precision_aware")(s) and s.optimizer.kind == "sgd",
+            "the precision-aware optimizer is Adam",
+            "megatron/core/optimizer/optimizer_config.py, __post_init__",
+            LibraryError("AssertionError", "only supported with adam", "build"),
+        ),
+        Limit(
+            "dtypes-without-precision-aware",
+            lambda s: _precision_aware_dtypes(s) and not has("precision_aware")(s),
+            "gradients, masters and moments in half are the precision-aware optimizer's",
+            "megatron/core/optimizer/optimizer_config.py, __post_init__",
+            LibraryError("AssertionError", "can only be fp32 when not using precision-aware optimizer", "build"),
+        ),
+        Limit(
+            "distributed-sgd",
+            lambda s: s.sharding == "zero1" and s.optimizer.kind == "sgd" and not s.offload.fraction,
+            "the distributed optimizer takes Adam only",
+            "megatron/core/optimizer/distrib_optimizer.py, __init__",
+            LibraryError("AssertionError", "Only Adam and HybridDeviceOptimizer currently supported", "build"),
+        ),
+        Limit(
+            "overlap-unused",
+            lambda s: has("overlap_grad_reduce")(s) and _unused_in_bucket(s),
+            "with overlap_grad_reduce every parameter of a bucket must get a gradient",
+            "megatron/core/distributed/param_and_grad_buffer.py, _ParamAndGradBucketGroup.reset",
+            LibraryError("AssertionError", "", "step"),
+        ),
+        Limit(
+            "expert-instances",
+            _indivisible_instances,
+            "distributed optimizer instances must divide the data-parallel ranks of an expert",
+            "megatron/core/parallel_state.py, initialize_model_parallel",
+            LibraryError("AssertionError", "Expert data parallel size should be divisible by partial DistOpt", "build"),
+        ),
+        Limit(
+            "average-of-seven",
+            _rounds_average,
+            "DDP averages by multiplying with 1/7, which fp32 rounds: sums of the exact grid are no longer exact",
+            "megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync",
+        ),
+        Limit("dtype-reduce", _reduces_otherwise, "gradients are reduced in the storage dtype or all of them in fp32"),
+        Limit(
+            "dtype-master",
+            lambda s: _halves(s) and s.dtype.master is None,
+            "parameters in half have masters: dtype …/master=fp32",
+        ),
+        Limit(
+            "master-of-fp32",
+            lambda s: not _halves(s) and s.dtype.master not in (None, "fp32"),
+            "parameters in fp32 are their own masters",
+        ),
+        Limit(
+            "scaled-state-device",
+            lambda s: s.device != "cpu" and contract.has_scales(s),
+            "the twin takes scales shard by shard in the emulated FusedAdam's arithmetic, which is not a GPU's",
+        ),
+        Limit(
+            "scaler",
+            lambda s: s.optimizer.loss_scale > 0 and not _fp16(s),
+            "the dynamic loss scaler comes with fp16 storage only",
+            "megatron/core/optimizer/__init__.py, _get_megatron_optimizer_based_on_param_groups",
+        ),
+        Limit(
+            "fp16-range",
+            lambda s: s.optimizer.loss_scale > MAX_FP16_LOSS_SCALE,
+            f"the probe's gradients leave fp16's range with a loss scale above {MAX_FP16_LOSS_SCALE:g}",
+        ),
+        Limit("offload-sgd", lambda s: s.offload.fraction > 0 and s.optimizer.kind == "sgd", "offload is driven with Adam"),
+        Limit(
+            "offload-options",
+            lambda s: has("torch_offload", "overlap_offload")(s) and not s.offload.fraction,
+            "torch_offload and overlap_offload are ways to offload",
+        ),
+        Limit(
+            "gather-replicate",
+            lambda s: has("overlap_param_gather")(s) and s.sharding == "replicate",
+            "only a distributed optimizer gathers parameters",
+        ),
+        Limit(
+            "gather-reduce",
+            lambda s: has("overlap_param_gather")(s) and not has("overlap_grad_reduce")(s),
+            "the training script allows overlap_param_gather only with overlap_grad_reduce",
+            "megatron/training/arguments.py, validate_args",
+        ),
+        Limit(
+            "instances-replicate",
+            lambda s: s.sharding == "replicate" and any(mesh.dp_replicate > 1 for mesh in meshes(s)),
+            "dp_replicate is the number of distributed optimizer instances: it needs zero1",
+        ),
+        Limit("tp-divides", _indivisible_tp, "tensor parallelism must divide the dims it shards"),
+        Limit("ep-divides", _indivisible_ep, "expert parallelism must divide the experts and the data-parallel ranks"),
+        Limit(
+            "ep-tp",
+            lambda s: s.expert_parallel > 1 and any(mesh.tp > 1 for mesh in meshes(s)),
+            "expert parallelism is driven without tensor parallelism",
+        ),
+        Limit("groups-decay", _decay_of_nothing, "a group's weight decay is a multiple of the optimizer's, which is 0"),
+        Limit(
+            "precision-aware-grad",
+            lambda s: s.dtype.grad is not None and s.dtype.grad != (s.dtype.reduce or half_dtype(s.dtype) or "fp32"),
+            "a precision-aware optimizer reads gradients in the dtype of their buffer (grad_reduce_in_fp32)",
+            "megatron/core/optimizer/distrib_optimizer.py, _copy_model_grads_to_main_grads",
+        ),
+        Limit(
+            "new-decay-groups",
+            lambda s: has("new_decay")(s) and bool(group_decays(s, model_spec(s.model)) - {0.0}),
+            "groups are matched by their multiple of the optimizer's weight decay, which new_decay changes",
+        ),
+    )  # fmt: skip
+
+
+def constraints(contract: MegatronContract) -> tuple[Constraint, ...]:
+    """Scenarios without a single right answer."""
+    return (
+        Constraint(
+            "offload-groups",
+            "which elements CPU offload leaves to which kernel depends on the order of param groups, which releases "
+            "change",
+            lambda s: (
+                contract.mixes_kernels(s) and s.optimizer.groups == "model" and len(model_spec(s.model).groups) > 1
+            ),
+        ),
+        Constraint(
+            "offload-experts",
+            "experts that ranks share out have an optimizer of their own: offload leaves one kernel to all of it or none",
+            lambda s: s.expert_parallel > 1 and contract.mixes_kernels(s),
+        ),
+    )
+
+
+AXES: dict[str, Allowed | Parts] = {
+    "model": Anything(),
+    "mesh": Anything(),
+    "load": Loads("same", "grow", "shrink", "indivisible", "tp_change"),
+    "expert_parallel": Anything(),
+    "sharding": Only("zero1", "replicate", because="DDP shards the optimizer, or nothing"),
+    "dtype": Parts(
+        DTypePolicy,
+        storage=Only("fp32", "bf16", "fp16", "mixed", "mixed_fp16"),
+        param=Only(None, because="the forward computes in the storage dtype"),
+        output=Only(None, because="the forward computes in the storage dtype"),
+        reduce=Only(None, "fp32", "bf16", "fp16"),
+        master=Only(None, "fp32", "fp16", because="FusedAdam keeps masters in fp32 or fp16"),
+        grad=Only(None, "fp32", "bf16", "fp16"),
+        exp_avg=Only(None, "fp32", "bf16", "fp16", "fp8e4m3"),
+        exp_avg_sq=Only(None, "fp32", "bf16", "fp16", "fp8e4m3"),
+    ),
+    "reshard_after_forward": Only("true", because="it is an axis of parameter sharding"),
+    "offload": Parts(Offload, fraction=Anything()),
+    "optimizer": Parts(
+        Optimizer,
+        kind=Only("sgd", "adam", "adamw"),
+        impl=Only(
+            "multi_tensor",
+            "forloop",
+            because="FusedAdam or FusedSGD, or torch's own where neither apex nor TE is there",
+        ),
+        schedule=Only("none", "linear", because="OptimizerParamScheduler has no halving schedule"),
+        groups=Only("model", "one"),
+        clip=Anything(),
+        loss_scale=Anything(),
+        nesterov=Only(False, because="the optimizer config has no Nesterov momentum"),
+        capturable=Only(False, because="the optimizer config has no capturable"),
+        **NUMBERS,
+    ),
+    "microbatches": Anything(),
+    "grad_sync": Only("last", because="gradients are reduced after the last microbatch"),
+    "program": Operations(
+        ("build", "step", "overflow", "save", "load", "load_model_only", "reload_params"),
+        because="parameters cannot join a built optimizer, so that none can be unfrozen",
+    ),
+    "seed": Anything(),
+}
+"""What the systems over Megatron-Core accept alike; each adds its checkpoint formats, switches, devices and faults."""

@@ -1,0 +1,277 @@
+"""Everything that an oracle may know of a scenario, resolved once, as one frozen value.
+
+A scenario is what a user asks for: a system, a mesh, a dtype policy, options. What follows from it for the numbers (in
+which dtype a gradient is reduced, which kernel steps an element, over which elements a quantisation scale is taken) is
+the promise of the system's *contract* (`harness.oracle.contract`). The contract answers all of it at once, with an
+`Inputs` for what must come out, and a `Placement` for how the ranks of the reference share it out.
+
+The twin (`harness.oracle.twin`) sees an `Inputs` and nothing else. So two scenarios with equal inputs share one twin,
+whatever their system, mesh or checkpoint format, and nothing that a twin depends on can be missing from the key of the
+cache: it is the value itself. For example, FSDP2 on 2 and on 4 ranks have equal inputs, because the exact grid gives
+both the same mean gradient; on 1 rank the grid is another one, and so are the inputs.
+
+The reference (`harness.reference`) sees the same `Inputs`, and the `Placement` beside it.
+
+Values only: no torch, no numpy, no system.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.grid import Grid
+from harness.scenario import Mesh
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The dtype of each stage a parameter's value and gradient pass through.
+
+    storage: the model's parameter. compute: inside the forward, and of the gradient that comes out of it.
+    accumulate: sum over microbatches. reduce: sum over ranks. main_grad: as the optimizer sees it.
+    master: separate master parameter (None: the optimizer steps on `storage`). exp_avg, exp_avg_sq: Adam's moments.
+    """
+
+    storage: str
+    compute: str
+    accumulate: str
+    reduce: str
+    main_grad: str
+    master: str | None
+    exp_avg: str
+    exp_avg_sq: str
+
+    @property
+    def stepped(self) -> str:
+        """The dtype of what the optimizer steps on, and of SGD's momentum."""
+        return self.master or self.storage
+
+    def moment(self, role: str) -> str:
+        """The dtype that optimizer state of a role (`exp_avg`, `exp_avg_sq`, `momentum`) is stored in."""
+        return {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}.get(role, self.stepped)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter object of one build, with all that decides its bits.
+
+    names: fully qualified, its own first, then those of tied aliases. uses: the names under which forwards use it.
+    trainable: `yes`, `no` or `later` (from the program's `unfreeze` on). held: the optimizer has it in a param group.
+    initial: the dtypes that its initial values pass through, the last of them the one that it is stored in. bound:
+    initial values beyond it are clipped to it first. gradient: the grid that its gradients come from; None where it
+    never has a gradient. scaled: which of `master`, `exp_avg`, `exp_avg_sq` are stored divided by a scale.
+    half_away: the parameter is its master rounded half away from zero, not to the nearest even. host: one byte an
+    element, row-major: whether a kernel of the host steps it; None where that is not known or makes no difference.
+    domains: the number of the domain over which each element's scale is taken; None where nothing is scaled.
+    """
+
+    names: tuple[str, ...]
+    shape: Shape
+    uses: tuple[str, ...]
+    trainable: str
+    held: bool
+    stages: Stages
+    initial: tuple[str, ...]
+    bound: float
+    gradient: Grid | None
+    scaled: tuple[str, ...] = ()
+    half_away: bool = False
+    host: bytes | None = None
+    domains: tuple[int, ...] | None = None
+
+    @property
+    def fqn(self) -> str:
+        return self.names[0]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One buffer of a build. dtype: as the contract has it, `int64` and `bool` among them. Integer buffers count the
+    steps' first forwards; others never change."""
+
+    fqn: str
+    shape: Shape
+    dtype: str
+    persistent: bool
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """The numbers of one param group, as python floats. momentum and nesterov are SGD's, the betas and eps Adam's."""
+
+    lr: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+    momentum: float
+    nesterov: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """A param group: its numbers, and the canonical names of its parameters in the order the optimizer was given."""
+
+    hyper: Hyper
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Build:
+    """What one `build` of the program makes. seed: number of the initialisation, so that no two builds start equal."""
+
+    seed: int
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[Buffer, ...]
+    groups: tuple[Group, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Parameter]:
+        """Canonical name → parameter."""
+        return {parameter.fqn: parameter for parameter in self.parameters}
+
+
+@dataclass(frozen=True)
+class PreciseState:
+    """FusedAdam that keeps its state in dtypes of its own and reads gradients beside the parameter (`decoupled_grad`).
+
+    exp_avg, exp_avg_sq: dtypes of the moments. master: dtype of masters that are a part of its state; None for none.
+    """
+
+    exp_avg: str
+    exp_avg_sq: str
+    master: str | None = None
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """Which code steps. kind: `sgd`, `adam` or `adamw`. impl, host_impl: the implementation (`scenario.Optimizer.impl`)
+    that steps what is on the device, and what is offloaded to the host. device: of the former, `cpu` or `cuda`.
+    mixed: the two round differently, so that it matters which of them an element has. precise: see there.
+    make: `module:function` of a plugin that builds the optimizer instead, called with `(stepper, groups)`, where
+    groups are torch's param groups with every number in them."""
+
+    kind: str
+    impl: str
+    host_impl: str
+    device: str = "cpu"
+    mixed: bool = False
+    capturable: bool = False
+    precise: PreciseState | None = None
+    make: str = ""
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """A dynamic loss scale. It doubles after `window` steps without overflow, and halves at an overflow.
+
+    torch: torch.amp.GradScaler does it, and unscales the gradients in their own dtype; else it is counted by the
+    library's rule, and unscaling is exact. hysteresis: overflows without growth between them that it takes to halve;
+    None: every one halves, and none is recorded. minimum: the scale never goes below it.
+    """
+
+    initial: float
+    torch: bool
+    window: int = 2
+    hysteresis: int | None = None
+    minimum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Clipping by global norm. bound: on the norm. torch: as torch.nn.utils.clip_grad_norm_, each operation in the dtype
+    of the norm; else gradients are multiplied in fp32 by a coefficient that is computed in double precision.
+    norm_dtype: of the norm that is reported."""
+
+    bound: float
+    torch: bool
+    norm_dtype: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the program, without where it runs. build: index into `Inputs.builds` of the build it works on.
+    checkpoint: number of the checkpoint that a save writes or a load reads; -1 for others."""
+
+    index: int
+    kind: str
+    iteration: int
+    build: int
+    checkpoint: int
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A scenario as an oracle sees it. See the module's text.
+
+    seed: of initial values and gradients. device: where the oracle holds its tensors. schedule: `none`, `halve`
+    (times 0.5 after every step) or `linear` (to 0 in `linear_steps`). zero_gradients is said by each parameter's
+    `gradient`. owner_groups: hyperparameters are recorded by parameter, not by group. last_lr: the schedule records the
+    learning rates that it set. masters_in_model: loading the model alone restores the masters too, and
+    `reload_params` does nothing. load_refreshes: loading the model alone refreshes the masters from it.
+    masters_undefined: between a load of the model alone and the refresh after it no master has a definite value.
+    """
+
+    seed: int
+    microbatches: int
+    device: str
+    operations: tuple[Operation, ...]
+    builds: tuple[Build, ...]
+    stepper: Stepper
+    schedule: str = "none"
+    scale: LossScale | None = None
+    clip: Clip | None = None
+    owner_groups: bool = False
+    last_lr: bool = True
+    records_host: bool = False
+    masters_in_model: bool = False
+    load_refreshes: bool = False
+    masters_undefined: bool = False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.seed, self.microbatches, self.device, self.operations, self.builds, self.stepper, self.scale))
+
+    def has_masters(self, operation: Operation) -> bool:
+        """Whether masters have a definite value after an operation."""
+        return not (self.masters_undefined and operation.kind == "load_model_only")
+
+    @property
+    def steps_on_gpu(self) -> bool:
+        """Whether a kernel of a real GPU steps some element: its bits are the twin's to say, on the same GPU."""
+        return self.stepper.device == "cuda"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How the reference's ranks share a scenario out. The twin never sees it.
+
+    model: name of the model, whose specs say what tensor and expert parallelism cut. meshes: of each operation.
+    sharding: `fully_shard` (whole rows of each parameter), `zero1` (equal parts of flat buckets) or `replicate`.
+    offload: the fraction of the optimizer's elements that live on the host. grad_sync: reduce after the `last`
+    microbatch or after `every` one. checkpoint: one of the reference's formats. expert_parallel: ranks that share the
+    experts out.
+    """
+
+    model: str
+    meshes: tuple[Mesh, ...]
+    sharding: str
+    offload: float
+    grad_sync: str
+    checkpoint: str
+    expert_parallel: int
+
+
+LINEAR_STEPS = 8
+"""Steps after which a linear schedule has reached a learning rate of 0."""
+
+
+def linear_share(steps: int) -> float:
+    """The share of the learning rate that a linear schedule leaves after so many steps."""
+    return max(0.0, 1.0 - steps / LINEAR_STEPS)

@@ -1,0 +1,35 @@
+"""Checkpoints in torch's own formats: distributed ones, and one file of torch.save with `model`, `optim` and `extra`.
+
+What a system stores otherwise it says in its own `stored.py`, most by overriding a method of `TorchStored`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.models import model_spec
+from harness.observe.logical import Logical
+from harness.observe.record import Record
+from harness.program import Op
+from harness.readers.checkpoint import expected_written, read_checkpoint
+from harness.scenario import Scenario
+
+
+class TorchStored:
+    """Reads them, and says what they must hold: everything that the conventions name and that lasts."""
+
+    def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
+        """The `written` records of a checkpoint.
+
+        Raises:
+            CheckpointError: missing, truncated, foreign, inconsistent or hostile.
+        """
+        return read_checkpoint(path, op.index, model_spec(scenario.model))
+
+    def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
+        """What the checkpoint of the save `op` must hold, from the oracle's live values after it."""
+        return expected_written(live, model_spec(scenario.model), flat=self.flattens(scenario))
+
+    def flattens(self, scenario: Scenario) -> bool:
+        """Whether each parameter has its own copy of its group's numbers (flatten_optimizer_state_dict)."""
+        return "flatten" in scenario.checkpoint.split("+")[1:]

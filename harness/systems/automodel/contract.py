@@ -1,0 +1,50 @@
+"""What NeMo Automodel promises: FSDP2's training loop over what its pretrained loader made (`dtype_contract`)."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from harness.mechanisms.fsdp2 import limits as fsdp2
+from harness.models import ModuleSpec, ParamSpec
+from harness.observe.logical import Key, Logical, Value
+from harness.observe.record import LIVE
+from harness.oracle.contract import Contract
+from harness.oracle.inputs import Stages
+from harness.program import expand
+from harness.scenario import FLOAT_DTYPES, Mesh, Scenario
+from harness.systems.automodel import pretrained
+
+
+class AutomodelContract(Contract):
+    """Builds load a checkpoint file, so that dtypes follow from the file, the request, the model's pins and the policy.
+
+    Automodel loads a file in another way when the world is one rank (Hugging Face's loader) than when it is several (the
+    checkpointer, under FSDP2): the stages depend on the mesh of the session.
+    """
+
+    clauses = fsdp2.CLAUSES
+    trainable_only = True
+
+    def stages(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> Stages:
+        found = pretrained.parameter(scenario, spec, mesh)
+        return Stages(
+            found.storage, found.compute, found.reduce, found.reduce, found.storage, None, found.state, found.state
+        )
+
+    def initial_dtypes(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> tuple[str, ...]:
+        return pretrained.file_dtype(scenario, spec), self.stages(scenario, spec, mesh).storage
+
+    def buffer_dtype(self, scenario: Scenario, dtype: str, module: ModuleSpec, mesh: Mesh) -> str:
+        return pretrained.buffer(scenario, dtype, module, mesh) if dtype in FLOAT_DTYPES else dtype
+
+    def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: AbstractSet[int]) -> Logical:
+        texts = {
+            Key(op.index, LIVE, "resolved", name): Value("utf8", (len(text),), text.encode())
+            for op in expand(scenario)
+            if op.kind == "build" and op.index in done
+            for name, text in pretrained.recipe(scenario).items()
+        }
+        return truth | texts
+
+
+CONTRACT = AutomodelContract()

@@ -1,0 +1,85 @@
+"""What NeMo Automodel's checkpointer wrote: the model as safetensors or a distributed checkpoint, the optimizer as one.
+
+Where the model was exported as the hub has it, that is read, and not the shards beside it. The optimizer's state has
+each parameter's hyperparameters under its name; a schedule lies beside it as `sched`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from harness.models import ModelSpec, model_spec
+from harness.observe.logical import Logical, Value
+from harness.observe.record import NUMPY_NAME, Record
+from harness.program import Op
+from harness.readers.pieces import Piece, pieces
+from harness.readers.roles import records_of
+from harness.readers.safetensors import sharded_pieces
+from harness.readers.stored import TorchStored
+from harness.scenario import Scenario
+from harness.systems.automodel.pretrained import CONSOLIDATED, exported, file_name
+
+
+class AutomodelStored(TorchStored):
+    """The model in files of its own, and the optimizer's state always flat, by parameter."""
+
+    def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
+        model = model_spec(scenario.model)
+        return list(records_of(_native(_pieces(path, model, scenario), model), op.index, model, str(path)))
+
+    def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
+        return _as_exported(super().must_hold(live, op, scenario), scenario)
+
+    def flattens(self, scenario: Scenario) -> bool:
+        return True
+
+
+def _native(found: Iterable[Piece], model: ModelSpec) -> Iterator[Piece]:
+    """The pieces under the model's names of its parameters, where the file has others."""
+    names = {file_name(model.name, p.fqn): p.fqn for p in model.params}
+    for piece in found:
+        section, *rest = piece.path
+        if section == "model" and len(rest) == 1:
+            piece = replace(piece, path=(section, names.get(str(rest[0]), rest[0])))
+        yield piece
+
+
+def _pieces(path: Path, model: ModelSpec, scenario: Scenario) -> Iterator[Piece]:
+    if scenario.checkpoint == "safetensors":
+        shapes = {file_name(model.name, p.fqn): p.spec.shape for p in model.params}
+        shapes |= {fqn: b.shape for fqn, b in model.buffers()}
+        folder = path / "model" / "consolidated" if CONSOLIDATED in scenario.options else path / "model"
+        yield from sharded_pieces(folder, shapes)
+    else:
+        for piece in pieces(path / "model"):
+            yield replace(piece, path=("model", *piece.path))
+    for piece in pieces(path / "optim"):
+        if piece.path[:1] == ("sched",):
+            yield replace(piece, path=("extra", "scheduler", *piece.path[1:]))
+        else:
+            yield piece
+
+
+def _as_exported(written: Logical, scenario: Scenario) -> Logical:
+    """What must be written, with parameters and buffers in the dtypes of the file that was loaded, where exported:
+    one rounding."""
+    if CONSOLIDATED not in scenario.options:
+        return written
+    model = model_spec(scenario.model)
+    dtypes = {p.fqn: exported(scenario, p.spec) for p in model.params} | {fqn: b.dtype for fqn, b in model.buffers()}
+    return {k: _cast(v, dtypes[k.fqn]) if k.role in ("param", "buffer") else v for k, v in written.items()}
+
+
+def _cast(value: Value, dtype: str) -> Value:
+    if value.dtype == dtype:
+        return value
+    held, asked = (ml_dtypes.bfloat16 if name == "bf16" else NUMPY_NAME[name] for name in (value.dtype, dtype))
+    return Value(dtype, value.shape, np.frombuffer(value.data, held).astype(asked).tobytes())
+
+
+STORED = AutomodelStored()

@@ -1,0 +1,22 @@
+"""What Megatron-Bridge promises beside Megatron-Core."""
+
+from __future__ import annotations
+
+from harness.mechanisms.megatron.contract import MegatronContract
+from harness.oracle.contract import Clause
+
+
+class MegatronBridgeContract(MegatronContract):
+    """Loading a pretrained checkpoint is loading the model alone, and refreshes the masters."""
+
+    clauses = (
+        *MegatronContract.clauses,
+        Clause(
+            "loading a pretrained checkpoint refreshes the optimizer's masters from the loaded parameters",
+            "megatron.bridge.training.checkpointing._load_checkpoint_from_path, cfg.checkpoint.finetune",
+        ),
+    )
+    load_refreshes = True
+
+
+CONTRACT = MegatronBridgeContract()

@@ -1,0 +1,76 @@
+"""NeMo Megatron-Bridge on one rank: Megatron-Core's training, with Bridge's own checkpoint of the weights around it.
+
+Building, stepping and observing are `MegatronLoop`'s. Bridge is imported once, by `warm_up` in the server: its package
+imports every model that it converts, and needs the names of TransformerEngine's layers for that.
+
+*Verifies* nothing by itself. *Does not exercise* Bridge's model providers, its training loop, nor a resumed run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+from harness.emulation import cuda, te_names
+from harness.emulation.touched import touch
+from harness.mechanisms.megatron import loop
+from harness.mechanisms.megatron.loop import MegatronLoop, emulated
+from harness.program import Op
+from harness.systems.protocol import RankContext
+
+CORE_ASKS_FOR_TE = (
+    "megatron.core.dist_checkpointing",
+    "megatron.core.extensions.transformer_engine",
+    "megatron.core.models.gpt",
+    "megatron.core.models.gpt.gpt_layer_specs",
+    "megatron.core.models.gpt.gpt_model",
+    "megatron.core.optimizer",
+    "megatron.core.transformer.attention",
+)
+"""Modules of Megatron-Core that Bridge imports and that look for TransformerEngine: imported before there are names."""
+
+
+@cache
+def library() -> None:
+    """Import Bridge, after Megatron-Core as the variant asks for it. Once a process."""
+    loop.library()
+    with cuda.emulated():
+        for name in CORE_ASKS_FOR_TE:
+            importlib.import_module(name)
+        with te_names.importable(loop.TE_VERSION):
+            from harness.systems.megatron_bridge.rank import checkpoint  # noqa: F401
+
+
+class Rank(MegatronLoop):
+    """The `RankSystem` of `megatron-bridge`."""
+
+    def __init__(self, context: RankContext) -> None:
+        library()
+        super().__init__(context)
+        touch(te_names.SYMBOL)
+
+    @emulated
+    def save(self, op: Op) -> None:
+        from harness.systems.megatron_bridge.rank import checkpoint
+
+        with self.gathered():
+            checkpoint.save(self.state, self.context.checkpoint_path(op))
+
+    @emulated
+    def load_model_only(self, op: Op) -> None:
+        from harness.systems.megatron_bridge.rank import checkpoint
+
+        with self.gathered():
+            checkpoint.load_pretrained(self.state, self.context.checkpoint_path(op))
+
+    def load(self, op: Op) -> None:
+        raise NotImplementedError("a limit: resuming is megatron-core's")
+
+    def reload_params(self, op: Op) -> None:
+        """Nothing: Bridge's load has done it."""
+
+
+def warm_up() -> None:
+    """Import Bridge and run small scenarios of Megatron-Core in this process, for the ranks forked from it."""
+    library()
+    loop.warm_up("megatron-bridge", Rank)

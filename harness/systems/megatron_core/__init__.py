@@ -1,0 +1,23 @@
+"""NVIDIA Megatron-Core's optimizers and DistributedDataParallel, unmodified, on gloo and an emulated CUDA device."""
+
+from __future__ import annotations
+
+from harness.systems.protocol import System
+
+SYSTEM = System(
+    name="megatron-core",
+    doc="Megatron-Core's DDP and optimizers, unmodified, on gloo and an emulated CUDA device",
+    home=__name__,
+    distributions=("megatron-core", "torch"),
+    package="megatron-core",
+    emulated=(
+        "CUDA device",
+        "apex and amp_C (impl=multi_tensor)",
+        "TransformerEngine's FusedAdam (precision_aware)",
+    ),
+    warm_up="rank:warm_up",
+    library="rank:library",
+    variant_entry="accepts:variant",
+    not_exercised_entry="accepts:not_exercised",
+    models_entry="models:MODELS",
+)

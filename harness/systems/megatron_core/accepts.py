@@ -1,0 +1,188 @@
+"""Which scenarios Megatron-Core's optimizers run: what every system over it accepts, its checkpoint formats, and its own
+Megatron-FSDP."""
+
+from __future__ import annotations
+
+from harness.mechanisms import fused_adam
+from harness.mechanisms.megatron import limits as megatron
+from harness.mechanisms.megatron.limits import group_decays, has
+from harness.mechanisms.megatron.switches import not_exercised, variant
+from harness.models import NamedParam, model_spec, storage_dtype
+from harness.program import meshes, operations
+from harness.releases import before
+from harness.scenario import Scenario, load_mesh
+from harness.systems.accepts import Accepts, Faults, Formats, LibraryError, Limit, Only, Words
+from harness.systems.megatron_core.contract import CONTRACT
+from harness.systems.megatron_core.formats import FORMATS, LEGACY, Format
+from harness.systems.megatron_core.switches import OPTIONS, fsdp_strategies, fsdp_strategy, under_fsdp
+
+__all__ = ["ACCEPTS", "LIMITS", "not_exercised", "variant"]
+
+
+def _old_group_limits(scenario: Scenario) -> bool:
+    """Groups that the API before 0.16 cannot say: no decay or the usual one, one multiplier of the learning rate."""
+    if not before(scenario.version, "0.16"):
+        return False
+    model = model_spec(scenario.model)
+    scales = {g.lr_scale for g in model.groups} - {1.0} if scenario.optimizer.groups == "model" else set()
+    return bool(group_decays(scenario, model) - {0.0, scenario.optimizer.weight_decay}) or len(scales) > 1
+
+
+def _mixes_unit_gradients(scenario: Scenario) -> bool:
+    """Whether several instances of the optimizer reduce gradients of two dtypes of one module."""
+    if scenario.dtype.reduce == "fp32" or all(mesh.dp_replicate == 1 for mesh in meshes(scenario)):
+        return False
+    modules = model_spec(scenario.model).modules
+    return any(len({storage_dtype(scenario.dtype, param) for param in m.params}) > 1 for m in modules)
+
+
+def _format(scenario: Scenario) -> Format | None:
+    return FORMATS.get(scenario.checkpoint.partition("+")[0])
+
+
+def _saves(scenario: Scenario) -> bool:
+    return "save" in operations(scenario.program)
+
+
+def _of_other_sharding(scenario: Scenario) -> bool:
+    found = _format(scenario)
+    return found is not None and found.sharding != scenario.sharding
+
+
+def _before_it_existed(scenario: Scenario) -> bool:
+    found = _format(scenario)
+    return found is not None and bool(found.since) and before(scenario.version, found.since) and _saves(scenario)
+
+
+def _fsdp(scenario: Scenario) -> bool:
+    return scenario.checkpoint == "fsdp_dtensor" and _saves(scenario)
+
+
+def _params(scenario: Scenario) -> tuple[NamedParam, ...]:
+    return model_spec(scenario.model).params
+
+
+def _tp_changes(scenario: Scenario) -> bool:
+    target = load_mesh(scenario)
+    return target is not None and target.tp != scenario.mesh.tp
+
+
+def _loads_what_other_tp_wrote(scenario: Scenario) -> bool:
+    """Whether a load needs what lies by tensor-parallel rank: optimizer state, or anything of a file of torch.save."""
+    found, target, words = _format(scenario), load_mesh(scenario), set(operations(scenario.program))
+    if found is None or found.any_tp or target is None or target.tp == scenario.mesh.tp:
+        return False
+    by_rank = {"load", "load_model_only"} if scenario.checkpoint.partition("+")[0] in LEGACY else {"load"}
+    return bool({"reshard", "restart"} & words) and bool(by_rank & words)
+
+
+LIMITS: tuple[Limit, ...] = (
+    *megatron.limits(CONTRACT),
+    Limit(
+        "fsdp-strategy",
+        lambda s: under_fsdp(s) and (s.sharding != "zero1" or len(fsdp_strategies(s)) > 1),
+        "Megatron-FSDP is driven with a distributed optimizer (sharding=zero1), and has one sharding strategy",
+    ),
+    Limit("fsdp-013", lambda s: under_fsdp(s) and before(s.version, "0.14"), "fsdp_dtensor came with 0.14"),
+    Limit(
+        "fsdp-device-mesh",
+        lambda s: under_fsdp(s) and not before(s.version, "0.14") and before(s.version, "0.15.2"),
+        "Megatron-FSDP of 0.14.0 to 0.15.1 reads a private part of DeviceMesh that torch 2.13 has no more",
+        "megatron/core/distributed/fsdp/src/megatron_fsdp/utils.py, get_mesh_names",
+        LibraryError("AttributeError", "child_to_root_mapping", "build"),
+    ),
+    Limit(
+        "fsdp-offload",
+        lambda s: under_fsdp(s) and 0 < s.offload.fraction < 1,
+        "which part of the parameters is on the host is known for DDP's buffers only",
+    ),
+    Limit(
+        "fsdp-instances-mixed",
+        lambda s: fsdp_strategy(s) == "optim_grads_params" and s.device == "cpu" and _mixes_unit_gradients(s),
+        "instances of the optimizer reduce a unit's gradients of two dtypes in one call, which gloo does not take",
+    ),
+    Limit(
+        "fsdp-precision-aware",
+        lambda s: under_fsdp(s) and has("precision_aware")(s),
+        "the precision-aware optimizer is driven with DDP",
+    ),
+    Limit(
+        "fsdp-experts",
+        lambda s: under_fsdp(s) and s.expert_parallel > 1,
+        "expert parallelism is driven with DDP",
+    ),
+    Limit(
+        "local-state",
+        lambda s: has("local_state")(s) and (not under_fsdp(s) or s.optimizer.impl != "multi_tensor"),
+        "local_state is a way in which FusedAdam keeps the state of Megatron-FSDP's parameters",
+    ),
+    Limit(
+        "offload-l2",
+        lambda s: s.offload.fraction > 0 and s.optimizer.kind == "adam" and not before(s.version, "0.15"),
+        "offload steps with AdamW only",
+        "megatron/core/optimizer/__init__.py, _get_megatron_optimizer_based_on_param_groups",
+        LibraryError("AssertionError", "CPU offloading only supported with decoupled_weight_decay", "build"),
+    ),
+    Limit(
+        "l2-before-015",
+        lambda s: s.optimizer.kind == "adam" and before(s.version, "0.15"),
+        "releases before 0.15 have no switch for decoupled_weight_decay: Adam is always AdamW",
+    ),
+    Limit("groups-before-016", _old_group_limits, "groups of any weight decay or several rates came with 0.16"),
+    Limit(
+        "checkpoint-sharding",
+        _of_other_sharding,
+        "a checkpoint format serves either the distributed optimizer (sharding=zero1) or the one without "
+        "(sharding=replicate: " + ", ".join(n for n, f in FORMATS.items() if f.sharding == "replicate") + ")",
+    ),
+    Limit(
+        "fsdp-checkpoint",
+        lambda s: under_fsdp(s) and s.checkpoint != "fsdp_dtensor" and _saves(s),
+        "under Megatron-FSDP the only checkpoint format is fsdp_dtensor",
+        "megatron/training/arguments.py, validate_args",
+    ),
+    Limit(
+        "checkpoint-sections",
+        lambda s: _fsdp(s) and _tp_changes(s) and any(p.spec.sections and p.spec.tp_dim == 0 for p in _params(s)),
+        "where tensor parallelism gives each rank a share of every section, the zoo's parameter lies in the order of "
+        "one such size",
+    ),
+    Limit(
+        "checkpoint-fsdp",
+        lambda s: _fsdp(s) and not before(s.version, "0.14") and not under_fsdp(s),
+        "fsdp_dtensor is for Megatron FSDP, not for DistributedDataParallel",
+        "megatron/core/optimizer/distrib_optimizer.py, sharded_param_state_fsdp_dtensor",
+        LibraryError("AssertionError", "fsdp_dtensor sharding type is only supported with Megatron FSDP", "save"),
+    ),
+    Limit(
+        "checkpoint-fsdp-013",
+        lambda s: _fsdp(s) and before(s.version, "0.14"),
+        "fsdp_dtensor came with 0.14",
+        "megatron/core/optimizer/distrib_optimizer.py, sharded_state_dict",
+        LibraryError("NotImplementedError", "Unknown sharding_type", "save"),
+    ),
+    Limit(
+        "checkpoint-since",
+        _before_it_existed,
+        "dp_reshardable and fully_reshardable came with 0.15",
+        "megatron/core/optimizer/distrib_optimizer.py, sharded_state_dict",
+        LibraryError("NotImplementedError", "Unknown sharding_type", "save"),
+    ),
+    Limit(
+        "checkpoint-tp-legacy",
+        _loads_what_other_tp_wrote,
+        "a format that follows the buffers, or has a file a tensor-parallel rank, loads at the same such size only",
+        "megatron/training/checkpointing.py, load_checkpoint: (TP, PP) mismatch after resume",
+    ),
+)
+
+ACCEPTS = Accepts(
+    "megatron-core",
+    device=Only("cpu", "cuda"),
+    checkpoint=Formats({name: form.switches for name, form in FORMATS.items()}),
+    options=Words(OPTIONS),
+    faults=Faults(),
+    limits=LIMITS,
+    constraints=(*fused_adam.constraints(CONTRACT), *megatron.constraints(CONTRACT)),
+    **megatron.AXES,
+)

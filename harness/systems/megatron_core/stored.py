@@ -1,0 +1,35 @@
+"""Megatron-Core's checkpoints: its own formats, and `fsdp_dtensor` of its Megatron-FSDP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.mechanisms.megatron.stored import MegatronStored
+from harness.observe.logical import Logical
+from harness.observe.record import Record
+from harness.program import Op
+from harness.scenario import Scenario
+from harness.systems.megatron_core.contract import CONTRACT
+from harness.systems.megatron_core.fsdp_dtensor import read_fsdp_dtensor
+
+FSDP = "fsdp_dtensor"
+"""The format that stores of each parameter what the optimizer steps on, and nothing else of it."""
+
+
+class MegatronCoreStored(MegatronStored):
+    """Which reader a format needs."""
+
+    def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
+        if scenario.checkpoint == FSDP:
+            return read_fsdp_dtensor(path, op, scenario)
+        return super().read(path, op, scenario)
+
+    def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
+        if scenario.checkpoint != FSDP:
+            return super().must_hold(live, op, scenario)
+        mastered = {name for p in self.contract.parameters(scenario, op.mesh) if p.stages.master for name in p.names}
+        kept = self.kept(live, op, scenario)
+        return {k: v for k, v in kept.items() if k.role != "param" or k.fqn not in mastered}
+
+
+STORED = MegatronCoreStored(CONTRACT)

@@ -1,0 +1,56 @@
+"""What Megatron-FSDP promises."""
+
+from __future__ import annotations
+
+from harness.mechanisms.fused_adam import PRECISION_AWARE, FusedAdamContract
+from harness.oracle.contract import Clause
+from harness.scenario import Scenario
+
+
+class MegatronFsdpContract(FusedAdamContract):
+    """Flat buffers cut at whole rows, main parameters beside the model's, and gradients of zeros for what is unused."""
+
+    clauses = (
+        Clause(
+            "a unit's parameters of one dtype lie in a flat buffer, widest rows first, that is cut into equal ranges at "
+            "whole rows of every parameter: dim 0 is sharded unevenly, and a parameter may lie on one rank alone",
+            "megatron_fsdp.param_and_grad_buffer, build_data_parallel_buffer_index",
+        ),
+        Clause(
+            "the optimizer steps on main parameters of main_params_dtype, fp32 unless asked otherwise; the model's are "
+            "their rounded values",
+            "megatron_fsdp.MixedPrecisionPolicy.main_params_dtype",
+        ),
+        Clause(
+            "gradients accumulate and reduce in main_grads_dtype, else in the parameter's own dtype; the optimizer reads "
+            "them in the dtype of what it steps on",
+            "megatron_fsdp.MixedPrecisionPolicy.main_grads_dtype",
+        ),
+        Clause(
+            "where gradients are decoupled, FusedAdam reads them in the dtype they were reduced in; a precision-aware "
+            "one steps the model's parameters and keeps their masters in its state: no main parameters",
+            "megatron_fsdp README, use_decoupled_grad; TransformerEngine FusedAdam, use_decoupled_grad, master_weights",
+        ),
+        Clause(
+            "sharding leaves no trace: an optimizer that was sharded has taken no step and moved no parameter",
+            "NVIDIA/Megatron-LM pull request 5976",
+        ),
+        Clause("a checkpoint's model section holds the main parameters", "megatron_fsdp.MegatronFSDP, state_dict"),
+    )
+    zero_gradients = True
+    trainable_only = True
+    owner_groups = True
+    sharded_masters = True
+
+    def masters_in_state(self, scenario: Scenario) -> bool:
+        return PRECISION_AWARE in scenario.options and not scenario.offload.fraction
+
+    def masters_in_model(self, scenario: Scenario) -> bool:
+        return not self.masters_in_state(scenario)
+
+    def fused(self, scenario: Scenario) -> bool:
+        """Whether FusedAdam steps, not torch's optimizer."""
+        return scenario.optimizer.impl == "multi_tensor"
+
+
+CONTRACT = MegatronFsdpContract()

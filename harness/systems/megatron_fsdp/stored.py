@@ -1,0 +1,130 @@
+"""What Megatron-FSDP's checkpoints hold: torch's distributed format, with positions for names.
+
+The model's keys begin with the wrapper's `module.`; the optimizer's state and groups count parameters in the order in
+which the optimizer was given them. The model's section has the main parameters where there are any.
+
+*Does not verify*: group options that the conventions do not name, keys outside of the three sections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from harness.mechanisms.fused_adam_stored import IN_FP32, in_fp32, remainder
+from harness.models import ModelSpec, model_spec
+from harness.observe.logical import Key, Logical, Value
+from harness.observe.record import Record
+from harness.program import Op
+from harness.readers.pieces import KeyPath, Piece, key_of, pieces
+from harness.readers.roles import (
+    STATE_ROLE,
+    Target,
+    extra_records,
+    hyperparameter_records,
+    number_record,
+    tensor_records,
+)
+from harness.readers.stored import TorchStored
+from harness.scenario import Scenario
+from harness.systems.megatron_fsdp.contract import CONTRACT
+
+WRAPPER = "module."
+
+
+class MegatronFsdpStored(TorchStored):
+    """Torch's distributed format, with positions for names and masters for parameters."""
+
+    def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
+        return list(_records(path, op, scenario))
+
+    def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
+        """Under every name of a parameter that has a main parameter, that: it is the master. A precision-aware
+        FusedAdam has no main parameters: its masters are a part of its state, as the 16 low bits of a bf16 parameter's."""
+        written = super().must_hold(live, op, scenario)
+        if CONTRACT.masters_in_state(scenario):
+            half_away = {p.fqn for p in CONTRACT.parameters(scenario, op.mesh) if p.half_away}
+            return {key: _as_state(key, value, half_away) for key, value in written.items()}
+        model = model_spec(scenario.model)
+        kept = {key: value for key, value in written.items() if key.role != "master"}
+        for key in [key for key in kept if key.role == "param" and stored_as(model, key.fqn, scenario) == "master"]:
+            own = key._replace(role="master")
+            kept[own] = written[own._replace(fqn=model.param(key.fqn).spec.tied_to or key.fqn)]
+            del kept[key]
+        return kept
+
+
+def _as_state(key: Key, value: Value, half_away: AbstractSet[str]) -> Value:
+    """A value as FusedAdam's state dict has it, none of it scaled."""
+    if key.role == "master" and key.fqn in half_away:
+        return remainder(value)
+    return in_fp32(value) if key.role in IN_FP32 else value
+
+
+def _records(path: Path, op: Op, scenario: Scenario) -> Iterator[Record]:
+    model = model_spec(scenario.model)
+    target = Target(op.index, model, str(path))
+    groups = _groups(model, scenario)
+    names = [fqn for group in groups for fqn in group]
+    for piece in pieces(path):
+        section, rest = (piece.path[0], piece.path[1:]) if len(piece.path) > 1 else ("", ())
+        match section:
+            case "model":
+                yield from _model(target, piece, key_of(rest).removeprefix(WRAPPER), scenario)
+            case "optimizer":
+                yield from _optimizer(target, piece, rest, groups, names)
+            case "extra":
+                yield from extra_records(target, piece, rest)
+
+
+def _model(target: Target, piece: Piece, fqn: str, scenario: Scenario) -> Iterator[Record]:
+    if fqn in {name for name, _ in target.model.buffers()}:
+        yield from tensor_records(target, piece, "buffer", fqn)
+    else:
+        yield from tensor_records(target, piece, stored_as(target.model, fqn, scenario), fqn)
+
+
+def stored_as(model: ModelSpec, fqn: str, scenario: Scenario) -> str:
+    """The role of what the model's section holds under a parameter's name: `master` where there is one."""
+    known = {p.fqn: p for p in model.params}
+    if fqn not in known:
+        return "param"
+    spec = model.param(known[fqn].spec.tied_to or fqn).spec
+    mastered = CONTRACT.stages(scenario, spec, scenario.mesh).master and not CONTRACT.masters_in_state(scenario)
+    return "master" if spec.trainable == "yes" and mastered else "param"
+
+
+def _groups(model: ModelSpec, scenario: Scenario) -> list[list[str]]:
+    """The names of each param group's parameters, in the order the optimizer was given them; a sharding in one call
+    makes one group of all, frozen ones too."""
+    if "one_call" in scenario.options:
+        return [[p.fqn for p in model.unique_params]]
+    held = [p for p in model.unique_params if p.spec.trainable == "yes"]
+    if scenario.optimizer.groups == "one":
+        return [[p.fqn for p in held]]
+    return [[p.fqn for p in held if p.spec.group == index] for index in range(len(model.groups))]
+
+
+def _optimizer(
+    target: Target, piece: Piece, rest: KeyPath, groups: list[list[str]], names: list[str]
+) -> Iterator[Record]:
+    section, number, name = rest[0], _number(rest[1:2]), key_of(rest[2:])
+    if section == "state" and 0 <= number < len(names):
+        yield from tensor_records(target, piece, STATE_ROLE.get(name, name), names[number])
+    elif section == "state":
+        yield from tensor_records(target, piece, name, key_of(rest))  # nobody expects it
+    elif section == "param_groups" and name != "params" and 0 <= number < len(groups):
+        for fqn in (fqn for fqn in groups[number] if target.model.param(fqn).spec.trainable == "yes"):
+            if name == "step":  # FusedAdam's, by group
+                yield number_record(target, piece, "step", fqn, "fp32")
+            else:
+                yield from hyperparameter_records(target, piece, fqn, name)
+
+
+def _number(path: KeyPath) -> int:
+    text = str(path[0]) if path else ""
+    return int(text) if text.isdecimal() else -1
+
+
+STORED = MegatronFsdpStored()

@@ -1,0 +1,91 @@
+"""Which scenarios the reference runs: every one whose arithmetic the twin has too."""
+
+from __future__ import annotations
+
+from harness.program import operations
+from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
+from harness.systems.accepts import (
+    EVERY_STEP,
+    NUMBERS,
+    Accepts,
+    Anything,
+    Constraint,
+    Faults,
+    Formats,
+    Limit,
+    Loads,
+    Only,
+    Operations,
+    Parts,
+)
+
+
+def _fp16_gradients(scenario: Scenario) -> bool:
+    """Whether the optimizer sees fp16 gradients, which torch's GradScaler, and so the twin, refuses to unscale."""
+    policy = scenario.dtype
+    return policy.storage == "fp16" and (scenario.sharding == "fully_shard" or policy.master in (None, "fp16"))
+
+
+LIMITS = (
+    Limit(
+        "scaler-fp16-gradients",
+        lambda s: s.optimizer.loss_scale > 0 and _fp16_gradients(s),
+        "torch's GradScaler refuses to unscale fp16 gradients",
+    ),
+    Limit(
+        "fused-sgd-unfreeze",
+        lambda s: (
+            (s.optimizer.kind, s.optimizer.impl) == ("sgd", "fused")
+            and s.optimizer.momentum != 0
+            and "unfreeze" in operations(s.program)
+        ),
+        "torch's fused SGD, and so the twin, raises TypeError when some parameters of a group have no momentum yet",
+    ),
+)
+
+CONSTRAINTS = (
+    Constraint(
+        "bucket-sharding",
+        "bucket_space checkpoints hold flat bucket buffers: per-parameter sharding has none",
+        lambda s: s.checkpoint == "bucket_space" and s.sharding != "zero1",
+    ),
+)
+
+ACCEPTS = Accepts(
+    "reference",
+    model=Anything(),
+    mesh=Anything(),
+    load=Loads("same", "grow", "shrink", "indivisible", "tp_change"),
+    dtype=Parts(
+        DTypePolicy,
+        storage=Only("fp32", "bf16", "fp16", "mixed", "mixed_fp16"),
+        param=Only(None, "fp32", "bf16", "fp16"),
+        reduce=Only(None, "fp32", "bf16", "fp16"),
+        output=Only(None, "fp32", "bf16", "fp16"),
+        master=Only(None, "fp32", "bf16", "fp16"),
+    ),
+    sharding=Only("fully_shard", "zero1", "replicate", because="zero2 reduces gradients to the same values as zero1"),
+    reshard_after_forward=Anything(),
+    offload=Parts(Offload, fraction=Anything()),
+    optimizer=Parts(
+        Optimizer,
+        kind=Only("sgd", "adam", "adamw"),
+        impl=Only(
+            "forloop", "foreach", "fused", because="FusedAdam is stepped under the rules of the systems that have it"
+        ),
+        schedule=Only("none", "halve", "linear"),
+        groups=Only("model", "one"),
+        clip=Anything(),
+        loss_scale=Anything(),
+        nesterov=Only(False, True),
+        **NUMBERS,
+    ),
+    microbatches=Anything(),
+    grad_sync=Only("last", "every"),
+    checkpoint=Formats({"gathered": (), "bucket_space": (), "model_space": (), "sharded": ()}),
+    program=Operations(EVERY_STEP),
+    faults=Faults(logical=True),
+    seed=Anything(),
+    limits=LIMITS,
+    constraints=CONSTRAINTS,
+)

@@ -1,0 +1,13 @@
+"""PyTorch's FSDP2 (`fully_shard`) with distributed checkpoints (DCP), unmodified, on gloo or on GPUs."""
+
+from __future__ import annotations
+
+from harness.systems.protocol import System
+
+SYSTEM = System(
+    name="torch-fsdp2",
+    doc="PyTorch FSDP2 (fully_shard) with distributed checkpoint, unmodified, on gloo or on GPUs",
+    home=__name__,
+    distributions=("torch",),
+    warm_up="rank:warm_up",
+)

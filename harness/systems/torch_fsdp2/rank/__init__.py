@@ -1,0 +1,67 @@
+"""PyTorch's FSDP2 and DCP on one rank: sharded, saved and loaded through the public API only.
+
+On cuda the mesh is one of GPUs, the model is moved there before it is sharded, and offload pins its memory.
+
+*Verifies* nothing by itself. *Does not exercise*, on the CPU, streams, overlap or pinned memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from harness.mechanisms.fsdp2.checkpoint import StateDictCheckpoint
+from harness.mechanisms.fsdp2.shard import fully_shard_units
+from harness.program import Op
+from harness.scenario import Mesh, Scenario
+from harness.systems.protocol import RankContext
+from harness.systems.torch_loop import TorchRank, context_of, rehearse
+
+
+class Rank(TorchRank):
+    """The `RankSystem` of `torch-fsdp2`."""
+
+    def __init__(self, context: RankContext) -> None:
+        super().__init__(context)
+        self.checkpoint = StateDictCheckpoint.of(self.scenario.checkpoint)
+
+    def shard(self, root: nn.Module) -> None:
+        fully_shard_units(root, self.context, self.mesh)
+
+    def save(self, op: Op) -> None:
+        self.checkpoint.save(self.state, self.context.checkpoint_path(op))
+
+    def load(self, op: Op) -> None:
+        self.checkpoint.load(self.state, self.context.checkpoint_path(op))
+
+    def load_model_only(self, op: Op) -> None:
+        self.checkpoint.load_model_only(self.state, self.context.checkpoint_path(op))
+
+
+REHEARSAL_MESH = Mesh(1, 16, 1)  # larger than any real world here, so that no cached entry could serve a rank
+
+
+def warm_up() -> None:
+    """Run small scenarios in this process, so that ranks forked from it inherit every lazy import and cache.
+
+    One rank alone saves and loads; a rank of a larger world, whose collectives go nowhere, shards and steps.
+    """
+    base = Scenario(system="torch-fsdp2", model="frozen_tower", program="build step save build load step")
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        for form in ("dcp", "full"):
+            saving = replace(base, checkpoint=form)
+            rehearse(Rank(context_of(saving, Path(folder, form))), saving)
+        dist.destroy_process_group()
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=REHEARSAL_MESH.world)
+        for optimizer in ("adamw", "adamw/impl=fused", "sgd", "adam/impl=forloop"):
+            asked = {"optimizer": optimizer, "model": "dense", "program": "build step"}
+            stepping = replace(base, mesh=REHEARSAL_MESH).with_axes(asked)
+            rehearse(Rank(context_of(stepping, Path(folder))), stepping)
+        dist.destroy_process_group()

@@ -1,0 +1,111 @@
+"""What TransformerEngine promises under FSDP2: its FusedAdam's state, quantised parameters, tensor-parallel layers."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from harness.mechanisms.fused_adam import HALF_AWAY, REMAINDERS, FusedAdamContract
+from harness.models import ParamSpec, model_spec
+from harness.observe.logical import Key, Logical, Value
+from harness.observe.record import LIVE
+from harness.oracle.contract import Clause
+from harness.oracle.inputs import PreciseState
+from harness.program import expand
+from harness.scenario import Mesh, Scenario
+from harness.systems.transformer_engine.switches import FP8_BOUND, NO_EXTRA_STATE, is_quantised
+from harness.systems.transformer_engine.tags import parallel_tags
+
+
+class TransformerEngineContract(FusedAdamContract):
+    """FusedAdam beside FSDP2: masters are a part of its state, and gradients come in the parameter's own dtype."""
+
+    clauses = (
+        Clause(
+            "with master_weights a half-precision parameter has a master in the optimizer's state, made of it by the "
+            "first step; an fp32 parameter is its own",
+            "TransformerEngine FusedAdam, master_weights",
+        ),
+        Clause(
+            "moments are fp32 unless asked otherwise; a state dict holds them, and masters, in fp32, remainders as int16",
+            "TransformerEngine FusedAdam.state_dict",
+        ),
+        HALF_AWAY,
+        Clause(
+            "an fp16 master or moment is divided by a scale, the largest magnitude of the rank's shard over 32752; a "
+            "load takes new scales, and leaves the state dict that it is given as it was",
+            "TransformerEngine FusedAdam, _apply_scale, load_state_dict",
+        ),
+        Clause(
+            "a quantised matrix is its fp32 master times a scale, in fp8e4m3, saturating: 448 over the master's largest "
+            "magnitude on all shards (current scaling), or the scale that the recipe's state has (delayed: 1 without an "
+            "autocast); a checkpoint stores its bytes and the scale's inverse, and a load gives back both",
+            "TransformerEngine Float8CurrentScaling, DelayedScaling, Float8Tensor.__reduce_ex__ (2.16.0 on)",
+        ),
+        Clause(
+            "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint stores "
+            "under a name is the whole tensor, and loads on any other mesh",
+            "NVIDIA/TransformerEngine pull request 2713",
+        ),
+    )
+    sharded_masters = True
+
+    def masters_in_state(self, scenario: Scenario) -> bool:
+        return True
+
+    def beside(self, scenario: Scenario) -> bool:
+        return True
+
+    def calculates_in(self, scenario: Scenario, spec: ParamSpec) -> str:
+        return "fp32" if self.fused(scenario) else super().calculates_in(scenario, spec)
+
+    def fused(self, scenario: Scenario) -> bool:
+        """Whether FusedAdam steps, not torch's optimizer."""
+        return scenario.optimizer.impl == "multi_tensor"
+
+    def main_grad(self, scenario: Scenario, storage: str, reduce: str, stepped: str) -> str:
+        return storage
+
+    def moment(self, scenario: Scenario, stepped: str) -> str:
+        return "fp32" if self.fused(scenario) else stepped
+
+    def precise_state(self, scenario: Scenario) -> PreciseState | None:
+        policy = scenario.dtype
+        declared = policy.exp_avg or policy.exp_avg_sq or self.scaled_master(scenario)
+        halves_alone = policy.storage != "fp32" and policy.master is None  # moments in fp32 beside a parameter in half
+        return self.own_dtypes(scenario) if self.fused(scenario) and (declared or halves_alone) else None
+
+    def scale_domains(self, scenario: Scenario, mesh: Mesh) -> Mapping[str, tuple[int, ...]]:
+        from harness.systems.transformer_engine.domains import row_domains
+
+        return row_domains(model_spec(scenario.model), mesh) if self.has_scales(scenario) else {}
+
+    def initial_dtypes(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> tuple[str, ...]:
+        stored = super().initial_dtypes(scenario, spec, mesh)
+        return ("fp8e4m3", *stored) if is_quantised(scenario, spec) else stored
+
+    def initial_bound(self, scenario: Scenario, spec: ParamSpec) -> float:
+        return FP8_BOUND if is_quantised(scenario, spec) else math.inf
+
+    def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: AbstractSet[int]) -> Logical:
+        from harness.systems.transformer_engine.quantised import quantised
+
+        marks = {
+            Key(op.index, LIVE, "tag", fqn): Value("int64", (), struct.pack("<q", dim))
+            for op in expand(scenario)
+            if op.kind == "build" and op.index in done
+            for fqn, dim in parallel_tags(scenario, op.mesh).items()
+        }
+        return quantised(truth, scenario, self) | marks
+
+    def stores_extra_state(self, scenario: Scenario) -> bool:
+        return NO_EXTRA_STATE not in scenario.options
+
+    def keeps_remainders(self, scenario: Scenario) -> bool:
+        """Whether of a bf16 parameter's master only the lower 16 bits are kept."""
+        return REMAINDERS in scenario.options
+
+
+CONTRACT = TransformerEngineContract()

@@ -1,0 +1,55 @@
+"""TransformerEngine's checkpoints: torch's, with FusedAdam's state dict in them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.mechanisms.fused_adam_stored import IN_FP32, in_fp32, remainder
+from harness.observe.logical import Logical, Value
+from harness.observe.record import WRITTEN
+from harness.program import Op
+from harness.readers.stored import TorchStored
+from harness.scenario import Scenario
+from harness.systems.transformer_engine.contract import CONTRACT
+
+
+class TransformerEngineStored(TorchStored):
+    """FusedAdam counts steps in the param group and has no count of a parameter's own; its moments and masters are stored
+    in fp32. Beside the bytes of a quantised parameter lies the inverse of its scale."""
+
+    def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
+        written = super().must_hold(live, op, scenario)
+        if not CONTRACT.fused(scenario):
+            return written
+        scales = {k.fqn: v for k, v in live.items() if k.role == "quant_scale"}
+        kept = {k: v for k, v in live.items() if k.role == "quant_scale" and k.fqn.endswith(".param")}
+        written |= {k._replace(where=WRITTEN): v for k, v in kept.items()}
+        return self._as_state_dict(written, scales, op, scenario)
+
+    def _as_state_dict(self, written: Logical, scales: dict[str, Value], op: Op, scenario: Scenario) -> Logical:
+        """Moments and masters in fp32, a remainder as it is, and the steps as a number of each group (of each parameter
+        where groups are flattened). scales: of what is scaled, by `{parameter}.{role}`."""
+        stored: Logical = {}
+        flat = self.flattens(scenario)
+        groups = {
+            fqn: key.fqn.partition(".")[0]
+            for key, value in written.items()
+            if key.role == "hyperparameter" and key.fqn.endswith(".params")
+            for fqn in value.data.decode().split("\n")
+        }
+        half_away = {p.fqn for p in CONTRACT.parameters(scenario, op.mesh) if p.half_away}
+        for key, value in written.items():
+            if key.role == "step":
+                number = np.frombuffer(value.data, np.float32).astype(np.float64).tobytes()
+                owner = key.fqn if flat else groups[key.fqn]
+                stored[key._replace(role="hyperparameter", fqn=f"{owner}.step")] = Value("fp64", (), number)
+            elif key.role == "master" and key.fqn in half_away:
+                stored[key] = remainder(value)
+            elif key.role in IN_FP32:
+                stored[key] = in_fp32(value, scales.get(f"{key.fqn}.{key.role}"))
+            else:
+                stored[key] = value
+        return stored
+
+
+STORED = TransformerEngineStored()

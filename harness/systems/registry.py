@@ -61,3 +61,6 @@ def _discover() -> None:
         if found.ispkg:
             register(importlib.import_module(f"{systems.__name__}.{found.name}").SYSTEM)
     _SYSTEMS.update(later)
+
+
+models.provide(lambda: [model for system in all_systems() for model in system.models])

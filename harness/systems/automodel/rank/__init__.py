@@ -52,9 +52,9 @@ QUIET = (
 def library() -> Any:
     """Import Automodel. Once a process. Transformers reads tensors in this thread: a pool does not survive a fork."""
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
-    from harness.systems.automodel.rank import library as imported
+    from harness.systems.automodel.rank import api
 
-    return imported
+    return api
 
 
 class Rank(TorchRank):

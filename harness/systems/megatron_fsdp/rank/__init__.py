@@ -80,7 +80,7 @@ class Rank(TorchRank):
         library()
         super().__init__(context)
         self.fused = CONTRACT.fused(self.scenario)
-        self.sharded: Any = None
+        self.wrapped: Any = None
 
     @emulated
     def build(self, op: Op) -> None:
@@ -95,14 +95,14 @@ class Rank(TorchRank):
         if "one_call" in self.scenario.options:
             self.params = self.held_parameters(root)
             optimizer = self._neutral(self.make_optimizer(op.init_seed))
-            self.sharded, optimizer = megatron_fsdp.fully_shard(root, optimizer, **arguments)
-            self.params = self.held_parameters(self.sharded.module)
+            self.wrapped, optimizer = megatron_fsdp.fully_shard(root, optimizer, **arguments)
+            self.params = self.held_parameters(self.wrapped.module)
         else:
-            self.sharded = megatron_fsdp.fully_shard_model(root, **arguments)
-            self.params = self.held_parameters(self.sharded.module)
+            self.wrapped = megatron_fsdp.fully_shard_model(root, **arguments)
+            self.params = self.held_parameters(self.wrapped.module)
             optimizer = megatron_fsdp.fully_shard_optimizer(self._neutral(self.make_optimizer(op.init_seed)))
         self._start(optimizer, op.init_seed)
-        self.state = TrainState(self.sharded, optimizer, self.make_scheduler(optimizer), self.make_scaler())
+        self.state = TrainState(self.wrapped, optimizer, self.make_scheduler(optimizer), self.make_scaler())
 
     @emulated
     def step(self, op: Op) -> None:
@@ -114,23 +114,23 @@ class Rank(TorchRank):
 
     @emulated
     def save(self, op: Op) -> None:
-        held = {"model": self.sharded.state_dict(), "optimizer": self.state.optimizer.state_dict()}
+        held = {"model": self.wrapped.state_dict(), "optimizer": self.state.optimizer.state_dict()}
         state_dict_saver.save({**held, "extra": self.state.extra()}, checkpoint_id=self.context.checkpoint_path(op))
 
     @emulated
     def load(self, op: Op) -> None:
-        target = {"model": self.sharded.state_dict(), "optimizer": self.state.optimizer.state_dict()}
+        target = {"model": self.wrapped.state_dict(), "optimizer": self.state.optimizer.state_dict()}
         target["extra"] = self.state.extra()
         state_dict_loader.load(target, checkpoint_id=self.context.checkpoint_path(op))
-        self.sharded.load_state_dict(target["model"], strict=False)
+        self.wrapped.load_state_dict(target["model"], strict=False)
         self.state.optimizer.load_state_dict(target["optimizer"])
         self.state.set_extra(target["extra"])
 
     @emulated
     def load_model_only(self, op: Op) -> None:
-        target = {"model": self.sharded.state_dict()}
+        target = {"model": self.wrapped.state_dict()}
         state_dict_loader.load(target, checkpoint_id=self.context.checkpoint_path(op))
-        self.sharded.load_state_dict(target["model"], strict=False)
+        self.wrapped.load_state_dict(target["model"], strict=False)
 
     def reload_params(self, op: Op) -> None:
         """Refresh the masters that are FusedAdam's; the library's are a checkpoint's model section."""
@@ -234,10 +234,10 @@ class Rank(TorchRank):
         for microbatch in range(self.scenario.microbatches):
             self.probe.slot = Slot(op.iteration, microbatch, overflow)
             waits = not self._syncs_every and microbatch != last
-            with self.sharded.no_sync() if waits else nullcontext():
-                self.backward_of(self.sharded(torch.ones(1, requires_grad=True)).sum())
+            with self.wrapped.no_sync() if waits else nullcontext():
+                self.backward_of(self.wrapped(torch.ones(1, requires_grad=True)).sum())
         if not self._syncs_every:
-            self.sharded.finish_grad_sync()
+            self.wrapped.finish_grad_sync()
 
     def update(self) -> None:
         """Step. Synchronised they are: again would put back gradients as they were before unscaling and clipping."""
@@ -260,12 +260,12 @@ class Rank(TorchRank):
             if named.spec.tied_to is None and self._has_master(named) and CONTRACT.has_masters(self.scenario, op):
                 yield self.sharded(op, "master", named, self._master(named.fqn))
         for fqn, _ in self.spec.buffers():
-            yield self.whole(op, "buffer", fqn, local_part(self.sharded.module.get_buffer(fqn)))
+            yield self.whole(op, "buffer", fqn, local_part(self.wrapped.module.get_buffer(fqn)))
 
     def _model_weight(self, fqn: str) -> torch.Tensor:
         """This rank's own rows of the model's parameter, without those that other ranks step."""
-        raw = self.sharded.raw_param[fqn]
-        buffers = self.sharded.param_and_grad_buffer
+        raw = self.wrapped.raw_param[fqn]
+        buffers = self.wrapped.param_and_grad_buffer
         weights = buffers.parameter_groups[buffers.param_to_param_group[raw]].model_weight_buffer
         if weights is None:
             return local_part(raw).detach()

@@ -84,7 +84,7 @@ def by_axes(
             getattr(scenario, axis)
         return found
 
-    return remembered
+    return remembered  # type: ignore[return-value]
 
 
 def _insert(roots: dict[Any, _Node | tuple[Any]], key: Any, reads: dict[str, Any], found: Any) -> None:

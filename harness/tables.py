@@ -27,7 +27,7 @@ class Table:
     def __contains__(self, key: str) -> bool:
         return key in self.content
 
-    def __iter__(self) -> Iterable[str]:  # type: ignore[override]
+    def __iter__(self) -> Iterable[str]:
         return iter(self.content)
 
     def only(self, allowed: Sequence[str], needed: Iterable[str] = ()) -> Table:

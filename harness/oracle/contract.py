@@ -200,7 +200,8 @@ class Contract:
         """What must come out of a scenario, and how the reference's ranks share it out."""
         ops = expand(scenario)
         numbers: dict[int, int] = {}
-        operations, builds = [], []
+        operations: list[Operation] = []
+        builds: list[Build] = []
         for op in ops:
             if op.kind == "build":
                 numbers[op.init_seed] = len(builds)

@@ -59,7 +59,7 @@ def _optimizer(
         if kind == "sgd":
             return fused_sgd(groups, **_defaults(groups))
         return fused_adam(groups, adam_w_mode=kind == "adamw", **_defaults(groups))
-    ways = {"foreach": impl == "foreach", "fused": impl == "fused"}
+    ways: dict[str, Any] = {"foreach": impl == "foreach", "fused": impl == "fused"}
     if kind == "sgd":
         return torch.optim.SGD(groups, **_defaults(groups), **ways)
     cls = torch.optim.Adam if kind == "adam" else torch.optim.AdamW

@@ -13,6 +13,7 @@ from math import inf
 import numpy as np
 
 from harness import probe
+from harness.grid import Grid
 from harness.oracle.inputs import Operation, linear_share
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import Array
@@ -20,7 +21,7 @@ from harness.reference.state import DTYPE, Scaler, Session, Shards
 
 STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
 
-_NO_GRADIENT = probe.Grid("narrow", 2.0**-4)
+_NO_GRADIENT = Grid("narrow", 2.0**-4)
 """Of parameters that never have a gradient, whose place in a buffer is filled with zeros all the same."""
 
 
@@ -78,7 +79,7 @@ class Trainer:
 
     def backward(self, op: Operation, microbatch: int, scale: float) -> None:
         """Add one microbatch's gradients, in compute dtype, to every rank's accumulated ones."""
-        units: dict[tuple[probe.Grid, int], Array] = {}
+        units: dict[tuple[Grid, int], Array] = {}
         for shards in self.session.shards:
             values = self._contributions(op, microbatch, shards, units) * np.float32(scale)
             if op.kind == "overflow" and microbatch == 0:
@@ -89,7 +90,7 @@ class Trainer:
             self.accumulate(shards, gradient)
 
     def _contributions(
-        self, op: Operation, microbatch: int, shards: Shards, units: dict[tuple[probe.Grid, int], Array]
+        self, op: Operation, microbatch: int, shards: Shards, units: dict[tuple[Grid, int], Array]
     ) -> Array:
         """Every data-parallel rank's gradient, fp32, shape (dp, n). Experts that ranks share out have one contribution
         for each of those groups, so that their grid may be another one. units: what was drawn before."""
@@ -109,7 +110,7 @@ class Trainer:
             total = own if not experts else np.where(session.belongs_to(members, element), own, total)
         return total
 
-    def _units(self, op: Operation, microbatch: int, grid: probe.Grid, ranks: int) -> Array:
+    def _units(self, op: Operation, microbatch: int, grid: Grid, ranks: int) -> Array:
         """The gradients that so many ranks contribute, in units over the catalogue, fp32, shape (ranks, elements + 1):
         the sum over a parameter's uses, zero where there is no gradient and for padding."""
         session, catalogue = self.session, self.session.catalogue

@@ -237,7 +237,7 @@ class Accepts:
     def limits(self) -> tuple[Limit, ...]:
         """Everything that the system refuses: first what its allow-list lacks, an axis or part of one at a time."""
         default = Scenario()
-        lists: list[Limit] = []
+        lists: list[Limit | None] = []
         for axis in AXES:
             if axis in _ALWAYS:
                 continue

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from harness.mechanisms.fused_adam import HALF_AWAY, PRECISION_AWARE, SCALES, FusedAdamContract
 from harness.mechanisms.megatron.switches import NEW_DECAY, TORCH_OFFLOAD
@@ -19,7 +20,7 @@ WINDOW, HYSTERESIS = 2, 2
 class MegatronContract(FusedAdamContract):
     """Flat gradient buffers, fp32 masters, a loss scaler with hysteresis, and CPU offload by a second optimizer."""
 
-    clauses = (
+    clauses: ClassVar[Sequence[Clause]] = (
         Clause(
             "the dynamic loss scale exists in fp16 only; it doubles after 2 steps without overflow, halves from the "
             "second overflow on that no growth came between (hysteresis), and is at least 1",

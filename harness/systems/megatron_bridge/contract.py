@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from harness.mechanisms.megatron.contract import MegatronContract
 from harness.oracle.contract import Clause
 
@@ -9,7 +12,7 @@ from harness.oracle.contract import Clause
 class MegatronBridgeContract(MegatronContract):
     """Loading a pretrained checkpoint is loading the model alone, and refreshes the masters."""
 
-    clauses = (
+    clauses: ClassVar[Sequence[Clause]] = (
         *MegatronContract.clauses,
         Clause(
             "loading a pretrained checkpoint refreshes the optimizer's masters from the loaded parameters",

@@ -357,7 +357,7 @@ def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | N
             failure = _hung(outcome)
             return Verdict.HANG, failure
         first = _chosen_error(outcome)
-        if first and _is_ours(first):
+        if first and first.ours:
             raise HarnessError(
                 f"rank {first.rank} in {first.op or 'start-up'}: {first.type}: {first.message}\n{first.traceback}"
             )
@@ -383,40 +383,6 @@ def _chosen_error(outcome: JobOutcome) -> RankError | None:
         return None
     own = [e for e in outcome.errors if e.op_index == first.op_index and not _ECHO.search(e.message)]
     return min(own, key=lambda e: e.rank, default=first)
-
-
-_DELIBERATE = {
-    tuple(f"/emulation/{name}.py" for name in ("functions", "memory", "symbols", "cuda")): r"\s*raise\b|.*\(.*\*args",
-    ("/emulation/fused.py",): r"\s*(raise|assert)\b",
-    ("/emulation/te_extension.py",): r"\s*raise RuntimeError\b",
-}
-"""Files of the emulation → lines in them whose errors are their callers': where the device hands a call on to torch or
-refuses what a device refuses, and where FusedAdam and the compiled extension refuse what the real ones refuse."""
-
-
-def _is_ours(error: RankError) -> bool:
-    """Whether an error came from our own code: from observing, or with our code innermost, outside of a fault.
-
-    The emulation stands in for a device and an optimizer: what it refuses on purpose, and what comes out of a call that
-    it passes on, is its caller's. An error inside of its arithmetic is ours.
-    """
-    if error.stage == "observe":
-        return True
-    frames = re.findall(r'^\s*File "([^"]+)".*\n(.*)', error.traceback, re.MULTILINE)
-    file, line = frames[-1] if frames else ("", "")
-    for places, deliberate in _DELIBERATE.items():
-        if file.endswith(places) and re.match(deliberate, line):
-            skipped = "/emulation/" if "raise" in line else places  # a tensor's side is its owner's, whoever meets it
-            return _in_ours(next((f for f, _ in reversed(frames) if not _within(f, skipped)), ""))
-    return _in_ours(file)
-
-
-def _within(file: str, places: str | tuple[str, ...]) -> bool:
-    return places in file if isinstance(places, str) else file.endswith(places)
-
-
-def _in_ours(file: str) -> bool:
-    return file.startswith(str(Path(__file__).parent)) and "/faults/" not in file
 
 
 def _hung(outcome: JobOutcome) -> Failure:

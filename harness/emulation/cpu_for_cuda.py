@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from harness.emulation.touched import touch
+from harness.ownership import hand_on
 
 _MOVES: tuple[Any, ...] = (torch.Tensor.to, torch._C._nn._parse_to)
 
@@ -28,7 +29,7 @@ class _OnCpu(TorchFunctionMode):
         positions = range(len(args)) if func in _MOVES else ()
         moved = tuple(_cpu(arg) if index in positions else arg for index, arg in enumerate(args))
         named = {name: _cpu(value) if name == "device" else value for name, value in (kwargs or {}).items()}
-        return func(*moved, **named)
+        return hand_on(func, *moved, **named)
 
 
 def _cpu(value: Any) -> Any:

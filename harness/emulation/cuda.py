@@ -17,6 +17,7 @@ import torch
 from harness.emulation import functions, memory, symbols
 from harness.emulation import touched as record
 from harness.emulation.memory import Side
+from harness.ownership import hand_on
 
 _MISSING: Any = object()
 
@@ -75,12 +76,12 @@ def _start_emulated(self: threading.Thread) -> None:
 def _run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
     """The backward pass runs Python of others (hooks, autograd functions) inside one intercepted function."""
     if _thread.depth == 0:
-        return _engine_run_backward(roots, *args, **kwargs)
+        return hand_on(_engine_run_backward, roots, *args, **kwargs)
     with memory.backward_of(roots):
         if functions.in_force():
-            return _engine_run_backward(roots, *args, **kwargs)
+            return hand_on(_engine_run_backward, roots, *args, **kwargs)
         with functions.TwoMemories():
-            return _engine_run_backward(roots, *args, **kwargs)
+            return hand_on(_engine_run_backward, roots, *args, **kwargs)
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:

@@ -17,6 +17,7 @@ from harness.emulation import memory
 from harness.emulation.generator import on_device_generator
 from harness.emulation.memory import Side
 from harness.emulation.touched import touch
+from harness.ownership import hand_on, refused
 
 Function = Callable[..., Any]
 Handler = Callable[[Function, tuple[Any, ...], dict[str, Any]], Any]
@@ -77,8 +78,10 @@ def device_side(device: Any) -> Side | None:
     if kind != "cuda":
         return None
     if index > 0:
-        raise RuntimeError(
-            f"CUDA error: invalid device ordinal\ncuda:{index} was asked for; the emulated machine has cuda:0 only"
+        raise refused(
+            RuntimeError(
+                f"CUDA error: invalid device ordinal\ncuda:{index} was asked for; the emulated machine has cuda:0 only"
+            )
         )
     return Side.DEVICE
 
@@ -90,7 +93,7 @@ class TwoMemories(TorchFunctionMode):
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in _INERT:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            return hand_on(func, *args, **kwargs) if kwargs else hand_on(func, *args)
         named = dict(kwargs) if kwargs else {}
         special = _SPECIAL.get(func)
         if special is not None:
@@ -108,12 +111,12 @@ def _ordinary(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> A
     side = asked or _side_of_inputs(func, args, named)
     pinned = bool(named.pop("pin_memory", False))
     if pinned and asked is Side.DEVICE:
-        raise RuntimeError("Only dense CPU tensors can be pinned")
+        raise refused(RuntimeError("Only dense CPU tensors can be pinned"))
     if side is Side.DEVICE and func in _RANDOM and named.get("generator") is None:
         with on_device_generator():
-            result = func(*args, **named)
+            result = hand_on(func, *args, **named)
     else:
-        result = func(*args, **named)
+        result = hand_on(func, *args, **named)
     _put_all(result, side)
     if pinned:
         memory.pin(result)
@@ -168,9 +171,11 @@ def _side_of_inputs(func: Function, args: tuple[Any, ...], named: Mapping[str, A
 
 
 def _two_devices(func: Function) -> RuntimeError:
-    return RuntimeError(
-        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
-        f"(in {_name(func)}, emulated device)"
+    return refused(
+        RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"(in {_name(func)}, emulated device)"
+        )
     )
 
 
@@ -215,7 +220,7 @@ def _moved(
     func: Function, tensor: torch.Tensor, rest: list[Any], named: dict[str, Any], side: Side | None, symbol: str
 ) -> Any:
     here = memory.resolve(tensor)
-    result = func(tensor, *rest, **named)
+    result = hand_on(func, tensor, *rest, **named)
     if side is None:
         memory.put(result, here)
         return result
@@ -232,7 +237,7 @@ def _as_tensor(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> 
     symbol = f"device=cuda in {_name(func)}"
     if args and isinstance(args[0], torch.Tensor):
         return _moved(func, args[0], list(args[1:]), named, side, symbol)
-    result = func(*args, **named)
+    result = hand_on(func, *args, **named)
     if side is Side.DEVICE:
         touch(symbol)
         result = result.clone()  # a NumPy array's memory is the host's
@@ -248,14 +253,14 @@ def _cuda(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
 
 def _cpu(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     touch("Tensor.cpu")
-    return cross(args[0], func(*args, **named), Side.HOST)
+    return cross(args[0], hand_on(func, *args, **named), Side.HOST)
 
 
 def _pin_memory(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     touch("Tensor.pin_memory")
     tensor = args[0]
     if memory.resolve(tensor) is Side.DEVICE:
-        raise RuntimeError(f"cannot pin '{_type_name(tensor)}' only dense CPU tensors can be pinned")
+        raise refused(RuntimeError(f"cannot pin '{_type_name(tensor)}' only dense CPU tensors can be pinned"))
     if memory.is_pinned(tensor):
         return tensor
     result = tensor.clone()
@@ -275,11 +280,11 @@ def _is_cuda(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> bo
 
 
 def _is_cpu(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    return bool(func(*args)) and memory.resolve(args[0]) is Side.HOST
+    return bool(hand_on(func, *args)) and memory.resolve(args[0]) is Side.HOST
 
 
 def _device(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> torch.device:
-    real: torch.device = func(*args)
+    real: torch.device = hand_on(func, *args)
     if real.type != "cpu" or memory.resolve(args[0]) is Side.HOST:
         return real
     touch("Tensor.device")
@@ -314,8 +319,8 @@ def _get_item(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> A
     tensor, index = args
     side = memory.tag_of(tensor) or memory.unknown_side()
     if side is Side.HOST and Side.DEVICE in _sides_of_indices(index):
-        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
-    return _put_all(func(*args), side)
+        raise refused(RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)"))
+    return _put_all(hand_on(func, *args), side)
 
 
 def _set_item(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -324,10 +329,10 @@ def _set_item(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> N
     side = memory.tag_of(tensor)
     indices = _sides_of_indices(index)
     if side is Side.HOST and Side.DEVICE in indices:
-        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+        raise refused(RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)"))
     if indices and isinstance(value, torch.Tensor) and value.dim() and {side, memory.tag_of(value)} == set(Side):
         raise _two_devices(func)
-    func(*args)
+    hand_on(func, *args)
 
 
 def _sides_of_indices(index: Any) -> set[Side | None]:
@@ -335,11 +340,11 @@ def _sides_of_indices(index: Any) -> set[Side | None]:
 
 
 def _set_data(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-    func(*args)
+    hand_on(func, *args)
 
 
 def _get_grad(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    grad = func(*args)
+    grad = hand_on(func, *args)
     if grad is not None:
         memory.put(grad, memory.resolve(args[0]))
     return grad
@@ -349,17 +354,19 @@ def _set_grad(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> N
     _, grad = args
     sides = {memory.tag_of(value) for value in args if isinstance(value, torch.Tensor)} - {None}
     if grad is not None and len(sides) > 1:
-        raise RuntimeError("assigned grad has data located on a different device")
-    func(*args)
+        raise refused(RuntimeError("assigned grad has data located on a different device"))
+    hand_on(func, *args)
 
 
 def _numpy(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     if memory.resolve(args[0]) is Side.DEVICE:
-        raise TypeError(
-            "can't convert cuda:0 device type tensor to numpy. "
-            "Use Tensor.cpu() to copy the tensor to host memory first."
+        raise refused(
+            TypeError(
+                "can't convert cuda:0 device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
         )
-    return func(*args, **named)
+    return hand_on(func, *args, **named)
 
 
 def _type_as(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from harness.emulation import kernels
 from harness.emulation.touched import touch
+from harness.ownership import refused
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _MASTER = "master_param"
@@ -56,13 +57,13 @@ class FusedAdam(torch.optim.Optimizer):
     ) -> None:
         touch("FusedAdam")
         if amsgrad:
-            raise RuntimeError("FusedAdam does not support the AMSGrad variant.")
+            raise refused(RuntimeError("FusedAdam does not support the AMSGrad variant."))
         if capturable:
             raise NotImplementedError("FusedAdam(capturable=True) is not emulated: no CUDA graph can capture it here")
         if master_weights and master_weight_dtype not in (torch.float32, torch.float16):
-            raise RuntimeError("FusedAdam only supports fp32/fp16 master weights.")
+            raise refused(RuntimeError("FusedAdam only supports fp32/fp16 master weights."))
         if exp_avg_dtype not in _MOMENT_DTYPES or exp_avg_sq_dtype not in _MOMENT_DTYPES:
-            raise RuntimeError("FusedAdam only supports fp32/fp16/bf16/fp8 exp_avg and exp_avg_sq.")
+            raise refused(RuntimeError("FusedAdam only supports fp32/fp16/bf16/fp8 exp_avg and exp_avg_sq."))
         super().__init__(
             params,
             {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay},
@@ -118,7 +119,7 @@ class FusedAdam(torch.optim.Optimizer):
         state: torch.Tensor = _local(self.state[param][state_name])
         dtype = self.name_to_dtype_map[state_name]
         if dtype is torch.float32:
-            assert state.dtype is (torch.int16 if self._keeps_remainder(param, state_name) else torch.float32)
+            _assert(state.dtype is (torch.int16 if self._keeps_remainder(param, state_name) else torch.float32))
             return state
         unscaled = state.float()
         if dtype is torch.float16:
@@ -133,13 +134,13 @@ class FusedAdam(torch.optim.Optimizer):
         `unscaled_state` is scaled in place on the way to fp16, as in TE.
         """
         wanted = torch.int16 if self._keeps_remainder(param, state_name) else torch.float32
-        assert unscaled_state.dtype is wanted
+        _assert(unscaled_state.dtype is wanted)
         if state_name not in self.state[param]:
             self._initialize_state(param, state_name)
         state = _local(self.state[param][state_name])
         if state.shape != unscaled_state.shape:  # as copy_ would refuse it
             shapes = f"{list(unscaled_state.shape)} into {list(state.shape)}"
-            raise RuntimeError(f"set_scaled_state: sizes do not match: {state_name} {shapes}")
+            raise refused(RuntimeError(f"set_scaled_state: sizes do not match: {state_name} {shapes}"))
         if self.name_to_dtype_map[state_name] is torch.float32:
             state.copy_(unscaled_state)
         else:
@@ -212,9 +213,11 @@ class FusedAdam(torch.optim.Optimizer):
     def _refuse_mixed_halves(self, params: list[Any]) -> None:
         dtypes = {param.dtype for param in params if self._gradient(param) is not None}
         if {torch.float16, torch.bfloat16} <= dtypes:
-            raise RuntimeError("FusedAdam does not support a mix of float16 and bfloat16 model weights.")
+            raise refused(RuntimeError("FusedAdam does not support a mix of float16 and bfloat16 model weights."))
         if unknown := dtypes - {torch.float32, torch.float16, torch.bfloat16}:
-            raise RuntimeError(f"FusedAdam only support model weights in fp32, fp16, bf16 and fp8, not {unknown}")
+            raise refused(
+                RuntimeError(f"FusedAdam only support model weights in fp32, fp16, bf16 and fp8, not {unknown}")
+            )
 
     def _step_one(self, scalars: kernels.AdamScalars, param: Any) -> None:
         if not self.state[param]:
@@ -258,7 +261,7 @@ class FusedSGD(torch.optim.Optimizer):
     ) -> None:
         touch("FusedSGD")
         if nesterov and (momentum <= 0.0 or dampening != 0.0):
-            raise ValueError("Nesterov momentum requires a momentum and zero dampening")
+            raise refused(ValueError("Nesterov momentum requires a momentum and zero dampening"))
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -300,6 +303,12 @@ class FusedSGD(torch.optim.Optimizer):
                 decay_after_momentum=self.wd_after_momentum,
             )
             param.data.copy_(new)
+
+
+def _assert(holds: bool) -> None:
+    """An assertion of the real class about its arguments."""
+    if not holds:
+        raise refused(AssertionError())
 
 
 def _local(tensor: Any) -> Any:

@@ -18,6 +18,7 @@ from harness.emulation import collectives
 from harness.emulation.functions import device_side
 from harness.emulation.generator import GENERATOR
 from harness.emulation.touched import touch
+from harness.ownership import hand_on
 
 _barrier = torch.distributed.barrier
 
@@ -129,7 +130,7 @@ def _range(message: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _barrier_without_devices(*args: Any, device_ids: Any = None, **kwargs: Any) -> Any:
-    return _barrier(*args, **kwargs)
+    return hand_on(_barrier, *args, **kwargs)
 
 
 def _properties(device: Any = None) -> types.SimpleNamespace:
@@ -142,7 +143,7 @@ def _properties(device: Any = None) -> types.SimpleNamespace:
 def _recorded(symbol: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         touch(symbol)
-        return function(*args, **kwargs)
+        return hand_on(function, *args, **kwargs)
 
     call.__name__ = symbol.rpartition(".")[2]
     return call

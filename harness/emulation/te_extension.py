@@ -31,6 +31,7 @@ from torch.utils._triton import has_triton_package
 
 from harness.emulation import kernels, te_choice, te_quantize
 from harness.emulation.touched import touch
+from harness.ownership import refused
 
 NAME = "transformer_engine_torch"
 
@@ -155,7 +156,7 @@ def multi_tensor_adam_fp8(
         for number, tensor in enumerate(tensors):  # as multi_tensor_adam_fp8_cuda checks them
             if tensor.dtype is not torch.float32:
                 has = str(tensor.dtype).removeprefix("torch.")
-                raise RuntimeError(f"{words} tensor {number} has dtype={has}, but expected dtype=Float32")
+                raise refused(RuntimeError(f"{words} tensor {number} has dtype={has}, but expected dtype=Float32"))
     for grad, param, first, second, master in _launched(chunk, lists[:5]):
         master.copy_(kernels.adam(scalars, grad, master, first, second))
         te_quantize.store(master, param, meta[param.data_ptr()], fp8_dtype)

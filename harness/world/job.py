@@ -67,7 +67,7 @@ class RankError:
 
     stage: `start` (process group), `construct`, `op` and `observe` (the system), or `record`: our own writing of the
     observation, which says nothing about the system. op_index, op: -1 and "" before the first op. errno: of an
-    OSError, else None.
+    OSError, else None. ours: whether it is shardproof's own (`harness.ownership`).
     """
 
     rank: int
@@ -78,6 +78,7 @@ class RankError:
     message: str
     errno: int | None
     traceback: str
+    ours: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from harness.entry import resolve
 from harness.faults.boundary import perform
 from harness.models import model_spec
 from harness.observe.record import pack
+from harness.ownership import folders_of, is_ours
 from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
 from harness.systems.registry import system_named
@@ -130,7 +131,8 @@ def _take_device(seat: RankSeat) -> devices.Seat:
 
 def _described(error: BaseException, place: _Place) -> RankError:
     text = "".join(traceback.format_exception(error))
-    error = _root_cause(error)
+    error, frames = _root_cause(error)
+    home = system_named(place.seat.job.scenario.system).home
     return RankError(
         rank=place.seat.rank,
         op_index=place.op.index if place.op else -1,
@@ -140,13 +142,16 @@ def _described(error: BaseException, place: _Place) -> RankError:
         message=shortened(str(error)),
         errno=error.errno if isinstance(error, OSError) else None,
         traceback=shortened(text),
+        ours=place.stage == OBSERVE or is_ours(error, frames, folders_of(home)),
     )
 
 
-def _root_cause(error: BaseException) -> BaseException:
-    """What a rank really raised: DCP wraps the errors of all ranks into one, `failures`: rank → (error, trace)."""
+def _root_cause(error: BaseException) -> tuple[BaseException, traceback.StackSummary]:
+    """What a rank really raised, and where: DCP wraps the errors of all ranks into one, whose `failures` has for each
+    rank the error and the frames that it came from."""
     failures = getattr(error, "failures", None)
-    if not isinstance(failures, dict) or not failures:
-        return error
-    wrapped = failures[min(failures)][0]
-    return wrapped if isinstance(wrapped, BaseException) else error
+    if isinstance(failures, dict) and failures:
+        wrapped, *frames = failures[min(failures)]
+        if isinstance(wrapped, BaseException) and frames and isinstance(frames[0], traceback.StackSummary):
+            return wrapped, frames[0]
+    return error, traceback.extract_tb(error.__traceback__)

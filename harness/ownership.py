@@ -1,0 +1,80 @@
+"""Whose an error is: the library's, which makes the verdict `crash`, or shardproof's own, which makes it `unknown`.
+
+An error belongs to whoever owns the innermost frame of its traceback. Three kinds of code are looked at:
+
+* Files of this package, and of the package of a plugin's system, are ours. A `KeyError` of our own rank code says
+  nothing about the library. Faults are the exception: what `harness/faults` raises was planted.
+* The emulation (`harness/emulation`) stands in for a device and for a library's kernels. It refuses some calls on
+  purpose, as the real device does, and marks the error with `refused`. It passes most calls on to torch through
+  `hand_on`. In both cases the error is its caller's, so that the emulation's frames are passed over. For example,
+  `tensor.add_(other)` of tensors on two devices, called by Megatron, raises in `harness/emulation/functions.py` and is
+  Megatron's. An `AttributeError` in the emulation's own arithmetic carries no mark and is ours.
+* Everything else is the library's, or that of something it uses.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from traceback import FrameSummary
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
+R = TypeVar("R")
+
+_MARK = "shardproof_refusal"
+_HERE = Path(__file__).parent
+_EMULATION = str(_HERE / "emulation") + "/"
+_FAULTS = str(_HERE / "faults") + "/"
+_DEVICE = tuple(f"{_EMULATION}{name}.py" for name in ("functions", "memory", "symbols", "cuda", "cpu_for_cuda"))
+"""Where the device stands between Python and torch. What a kernel of ours asks of torch is not passed on by it."""
+
+
+def refused(error: E) -> E:
+    """Mark an error that the emulation raises because the real thing would: `raise refused(RuntimeError(…))`."""
+    setattr(error, _MARK, True)
+    return error
+
+
+def hand_on(function: Callable[..., R], *args: Any, **named: Any) -> R:
+    """Call what the emulation passes on. An error without any frame further in came out of the call, not out of us."""
+    return function(*args, **named)
+
+
+def folders_of(home: str) -> tuple[str, ...]:
+    """The folders whose files are ours: this package, and the package `home` of a system. A plugin that is one module
+    is not a package: its code stands for the library, as that of a test's stub does."""
+    spec = importlib.util.find_spec(home)
+    places = spec.submodule_search_locations if spec else None
+    return (f"{_HERE}/", *(f"{Path(place)}/" for place in places or ()))
+
+
+def is_ours(error: BaseException, frames: Sequence[FrameSummary], folders: Sequence[str]) -> bool:
+    """Whether an error is shardproof's own.
+
+    Args:
+        error: what was raised; it carries the mark of `refused`, also after it was pickled.
+        frames: of its traceback, outermost first. folders: see `folders_of`.
+    """
+    inner_first = list(reversed(frames))
+    if getattr(error, _MARK, False):
+        inner_first = _outside(inner_first, (_EMULATION,))
+    elif inner_first and _hands_on(inner_first[0]):
+        inner_first = _outside(inner_first, _DEVICE)
+    if not inner_first:
+        return False
+    file = inner_first[0].filename
+    return file.startswith(tuple(folders)) and not file.startswith(_FAULTS)
+
+
+def _hands_on(frame: FrameSummary) -> bool:
+    return frame.filename == __file__ and frame.name == hand_on.__name__
+
+
+def _outside(inner_first: list[FrameSummary], places: tuple[str, ...]) -> list[FrameSummary]:
+    """What is left, from the innermost frame on that lies in none of `places`."""
+    for index, frame in enumerate(inner_first):
+        if not frame.filename.startswith(places) and not _hands_on(frame):
+            return inner_first[index:]
+    return []

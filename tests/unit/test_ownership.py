@@ -1,0 +1,99 @@
+"""Whose an error is: that of the code in its innermost frame, but for what the emulation refuses or passes on."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from traceback import FrameSummary, extract_tb
+
+import pytest
+import torch
+
+import harness
+from harness import ownership
+from harness.emulation import cuda
+from harness.ownership import folders_of, hand_on, is_ours, refused
+from tests.unit import lent_library
+
+HERE = Path(harness.__file__).parent
+LIBRARY = "/overlays/lib-1/site-packages/lib/optimizer.py"
+RANK = str(HERE / "systems" / "some" / "rank" / "__init__.py")
+FAULT = str(HERE / "faults" / "boundary.py")
+DEVICE, FUSED, KERNELS = (str(HERE / "emulation" / f"{name}.py") for name in ("functions", "fused", "kernels"))
+PASSED_ON = ownership.__file__
+FOLDERS = folders_of("harness.systems.torch_fsdp2")
+
+
+def frames(*files: str) -> list[FrameSummary]:
+    return [FrameSummary(file, 1, "hand_on" if file == PASSED_ON else "f", lookup_line=False) for file in files]
+
+
+@pytest.mark.parametrize(
+    ("files", "ours"),
+    [
+        ((LIBRARY,), False),
+        ((RANK, LIBRARY), False),
+        ((LIBRARY, RANK), True),
+        ((LIBRARY, DEVICE, PASSED_ON), False),
+        ((LIBRARY, DEVICE), True),
+        ((LIBRARY, DEVICE, DEVICE, PASSED_ON), False),
+        ((RANK, DEVICE, PASSED_ON), True),
+        ((LIBRARY, FUSED), True),
+        ((LIBRARY, FUSED, KERNELS, DEVICE, PASSED_ON), True),
+        ((LIBRARY, DEVICE, PASSED_ON, LIBRARY), False),
+        ((FAULT,), False),
+        ((RANK, FAULT), False),
+        ((), False),
+    ],
+)
+def test_the_innermost_frame_owns_an_error_unless_the_device_passed_the_call_on(
+    files: tuple[str, ...], ours: bool
+) -> None:
+    assert is_ours(RuntimeError("no"), frames(*files), FOLDERS) is ours
+
+
+@pytest.mark.parametrize(
+    ("files", "ours"),
+    [
+        ((LIBRARY, DEVICE), False),
+        ((LIBRARY, FUSED), False),
+        ((LIBRARY, FUSED, KERNELS, DEVICE), False),
+        ((RANK, FUSED), True),
+        ((FUSED,), False),
+    ],
+)
+def test_a_refusal_of_the_emulation_is_its_callers_also_after_it_was_pickled(files: tuple[str, ...], ours: bool) -> None:
+    error = pickle.loads(pickle.dumps(refused(RuntimeError("two devices"))))
+    assert is_ours(error, frames(*files), FOLDERS) is ours
+
+
+def test_files_of_a_plugins_package_are_ours_and_a_module_alone_is_not() -> None:
+    (plugin,) = set(folders_of("tests.unit")) - set(folders_of("json.decoder"))
+    assert is_ours(KeyError("x"), frames(LIBRARY, f"{plugin}rank.py"), folders_of("tests.unit"))
+    assert not is_ours(KeyError("x"), frames(LIBRARY, f"{plugin}rank.py"), folders_of("json.decoder"))
+
+
+def seen(error: BaseException) -> bool:
+    return is_ours(error, extract_tb(error.__traceback__), FOLDERS)
+
+
+def test_what_a_library_does_wrongly_on_the_emulated_device_is_not_ours() -> None:
+    for wrong in (lent_library.adds_across_devices, lent_library.adds_shapes_that_do_not_fit):
+        with cuda.emulated(), pytest.raises(RuntimeError) as caught:
+            wrong()
+        assert not seen(caught.value)
+
+
+def test_a_defect_of_the_emulation_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise AttributeError("side")
+
+    broken.__code__ = broken.__code__.replace(co_filename=DEVICE)
+    monkeypatch.setattr("harness.emulation.functions._side_of_inputs", broken)
+    with cuda.emulated(), pytest.raises(AttributeError) as caught:
+        lent_library.adds_across_devices()
+    assert seen(caught.value)
+
+
+def test_handing_on_changes_nothing() -> None:
+    assert hand_on(torch.add, torch.ones(1), torch.ones(1), alpha=2).item() == 3

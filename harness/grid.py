@@ -1,7 +1,7 @@
 """Which exact grid a parameter's gradients are drawn from: a choice of the dtypes that its stages are declared in.
 
-`harness.probe` says what the grids are and draws from them. Apart from it so that a contract, which names the grid, needs
-no numpy.
+`harness.probe` says what the grids are and draws from them. Apart from it so that a contract, which names the grid,
+needs no numpy.
 """
 
 from __future__ import annotations

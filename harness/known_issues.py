@@ -130,7 +130,8 @@ def known_issues_of(system: System) -> tuple[KnownIssue, ...]:
     """The entries of a system's `issues.toml`, in order; none where it has no such file.
 
     Raises:
-        UsageError: malformed, an unknown or missing key, a duplicate id, an unknown value, a scenario file that does not
+        UsageError: malformed, an unknown or missing key, a duplicate id, an unknown value, a scenario file that does
+        not
             exist, or an entry so wide that it would match anything.
     """
     file = system.folder.joinpath("issues.toml")

@@ -16,6 +16,11 @@ from harness.errors import UsageError
 from harness.scenario import DTypePolicy
 
 
+def is_idle(idle: str, iteration: int, microbatch: int) -> bool:
+    """Whether a forward leaves a parameter out, by its `ParamSpec.idle`."""
+    return (idle == "odd" and iteration % 2 == 1) or (idle == "first" and microbatch == 0)
+
+
 @dataclass(frozen=True)
 class ParamSpec:
     """One parameter of a module.
@@ -29,6 +34,8 @@ class ParamSpec:
     and its size. stacked: sections of equal size lie along a dim 0 of their own, which libraries that fuse them do not
     have: their dim 0 is our dims 0 and 1.
     tied_to: fully qualified name of the parameter this is the same object as.
+    idle: which forwards leave it out, as a router leaves out an expert: those of `odd` iterations, or that of each
+    iteration's `first` microbatch; empty for none. Its gradient is zero where no forward of an iteration uses it.
     layer: it lies in a layer of a list of them, which libraries shard otherwise than what is around it.
     """
 
@@ -44,10 +51,15 @@ class ParamSpec:
     stacked: bool = False
     tied_to: str | None = None
     layer: bool = False
+    idle: str = ""
 
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    def takes_part(self, iteration: int, microbatch: int) -> bool:
+        """Whether the forward of a microbatch uses it."""
+        return self.used and not is_idle(self.idle, iteration, microbatch)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ class Probe:
     """What all modules of one rank's model share: which gradients to produce and what forwards saw.
 
     Args:
-        context: of the rank. box: from a parameter's name to the piece of it that this rank's forward computes with (the
+        context: of the rank. box: from a parameter's name to the piece of it that this rank's forward computes with
+        (the
             tensor-parallel shard; everything without tensor parallelism).
     """
 
@@ -169,7 +170,7 @@ class ProbeModule(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for spec in self.spec.params:
-            if spec.used:
+            if spec.takes_part(self.probe.slot.iteration, self.probe.slot.microbatch):
                 x = x + self.probe.term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)
         if self.training and self.probe.slot.microbatch == 0:
             self._count()

@@ -1,4 +1,5 @@
-"""Which releases of a library under test there are, and what each needs beside it: each system's `releases.toml` as data.
+"""Which releases of a library under test there are, and what each needs beside it: each system's `releases.toml` as
+data.
 
     schema = 1
     package = "megatron-core"        # the distribution
@@ -124,8 +125,8 @@ class Package:
 
 
 def before(version: str, bound: str) -> bool:
-    """Whether a scenario's version is a release older than `bound`. The newest one, which is unnamed, a working tree and
-    a commit are not: their own release is asked about once they have been imported."""
+    """Whether a scenario's version is a release older than `bound`. The newest one, which is unnamed, a working tree
+    and a commit are not: their own release is asked about once they have been imported."""
     return is_version(version) and Version(Version(version).base_version) < Version(bound)
 
 
@@ -182,8 +183,8 @@ def parse(text: str, origin: str) -> Package:
         raise UsageError.of(f"{origin} releases", [r.version for r in releases], "each once, oldest first", "sort them")
     commits = tuple(_release(entry, beside) for entry in known.tables("commits"))
     return Package(
-        known.text("package"), known.text("imports"), known.text("tree"), known.texts("roots", (".",)), beside, releases,
-        known.text("importer"), commits,
+        known.text("package"), known.text("imports"), known.text("tree"), known.texts("roots", (".",)), beside,
+        releases, known.text("importer"), commits,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from harness.program import Op
+from harness.oracle.inputs import Buffer, Operation
 
 if TYPE_CHECKING:
     from harness.observe.record import Record
@@ -169,7 +169,7 @@ def tied_split(ranks: Ranks) -> None:
             if record.role == "param" and ranks.session.model.param(record.fqn).spec.tied_to:
                 detached[record.rank, record.fqn] = record
 
-    def observe(op: Op) -> Iterable[Record]:
+    def observe(op: Operation) -> Iterable[Record]:
         for record in original_observe(op):
             own = detached.get((record.rank, record.fqn)) if record.role == "param" else None
             yield own._replace(op=op.index) if own else record
@@ -206,7 +206,7 @@ def late_microbatch(ranks: Ranks) -> None:
     """Add the last microbatch after the average over ranks: each rank keeps its own."""
     trainer, last = ranks.trainer, ranks.session.inputs.microbatches - 1
 
-    def backward(op: Op, microbatch: int, scale: float) -> None:
+    def backward(op: Operation, microbatch: int, scale: float) -> None:
         if microbatch < last:
             original(op, microbatch, scale)
             return
@@ -377,17 +377,15 @@ def weights_demoted_on_save(ranks: Ranks) -> None:
 
 def buffers_cast(ranks: Ranks) -> None:
     """Cast every buffer, counters too, to bf16 with the parameters."""
-    original = override(
-        ranks.session, "initial_buffer", lambda fqn, spec: original(fqn, spec).astype(BF16)
-    )  # fmt: skip
+    original = override(ranks.session, "initial_buffer", lambda buffer: original(buffer).astype(BF16))
 
 
 def computed_buffers_rounded(ranks: Ranks) -> None:
     """Round non-persistent floating buffers when the model is cast, and cast them back too late."""
 
-    def initial_buffer(fqn: str, spec: Any) -> Array:
-        values: Array = original(fqn, spec)
-        return values if spec.persistent or values.dtype != np.float32 else through_bf16(values)
+    def initial_buffer(buffer: Buffer) -> Array:
+        values: Array = original(buffer)
+        return values if buffer.persistent or values.dtype != np.float32 else through_bf16(values)
 
     original = override(ranks.session, "initial_buffer", initial_buffer)
 

@@ -35,7 +35,8 @@ SCALES = Clause(
     "TransformerEngine FusedAdam, _apply_scale, get_unscaled_state, set_scaled_state",
 )
 HALF_AWAY = Clause(
-    "a bf16 parameter is its fp32 master rounded half away from zero where the optimizer keeps the lower 16 bits of the "
+    "a bf16 parameter is its fp32 master rounded half away from zero where the optimizer keeps the lower 16 bits of "
+    "the "
     "master as a signed remainder",
     "TransformerEngine FusedAdam, store_param_remainders",
 )
@@ -102,7 +103,8 @@ def constraints(contract: FusedAdamContract) -> tuple[Constraint, ...]:
     return (
         Constraint(
             "multi-tensor-half",
-            "FusedAdam and FusedSGD step in fp32 here: parameters in half have masters, save where FusedAdam alone steps",
+            "FusedAdam and FusedSGD step in fp32 here: parameters in half have masters, save where FusedAdam alone "
+            "steps",
             lambda s: (
                 s.optimizer.impl == "multi_tensor" and any(contract.calculates_in(s, spec) != "fp32" for spec in KINDS)
             ),

@@ -1,10 +1,10 @@
 """Contracts: what a system promises where the answer is a choice, with the source of each promise.
 
-A contract turns a scenario into what an oracle may know of it (`harness.oracle.inputs`). `Contract` itself promises what
-a plain torch training loop does: torch.optim on the parameters themselves, torch's GradScaler and clipping, gradients
-accumulated and reduced in the dtype they were computed in. A system's own contract, in its package, overrides the
-methods where its library promises something else, and lists the promises as `clauses`. For example, Megatron-Core's
-overrides `kernels`, because its CPU offload steps part of the elements with another optimizer class.
+A contract turns a scenario into what an oracle may know of it (`harness.oracle.inputs`). `Contract` itself promises
+what a plain torch training loop does: torch.optim on the parameters themselves, torch's GradScaler and clipping,
+gradients accumulated and reduced in the dtype they were computed in. A system's own contract, in its package,
+overrides the methods where its library promises something else, and lists the promises as `clauses`. For example,
+Megatron-Core's overrides `kernels`, because its CPU offload steps part of the elements with another optimizer class.
 
 A system is checked against its contract: storing, computing or reducing in another dtype is a mismatch, no variant.
 No contract imports a library under test, nor the half of a system that runs on ranks: an oracle that shared
@@ -63,9 +63,7 @@ class Contract:
     trainable_only: the optimizer holds trainable parameters only. owner_groups: hyperparameters are recorded parameter
     by parameter, by the ranks that own some of it. last_lr: the schedule keeps the learning rates that it set last.
     load_refreshes: loading the model alone also refreshes the masters from it, without a `reload_params`.
-    sharded_masters: there are separate masters under per-parameter sharding too. torch_clipping: gradients are clipped
-    as torch.nn.utils.clip_grad_norm_ does; else multiplied in fp32 by a coefficient of double precision. norm_dtype: of
-    the total norm that the system reports.
+    sharded_masters: there are separate masters under per-parameter sharding too.
     """
 
     clauses: ClassVar[Sequence[Clause]] = ()
@@ -75,8 +73,6 @@ class Contract:
     last_lr: ClassVar[bool] = True
     load_refreshes: ClassVar[bool] = False
     sharded_masters: ClassVar[bool] = False
-    torch_clipping: ClassVar[bool] = True
-    norm_dtype: ClassVar[str] = "fp32"
 
     # What a system's own contract overrides. `mesh` is that of the session.
 
@@ -127,6 +123,11 @@ class Contract:
         """The dynamic loss scale that training runs under."""
         initial = scenario.optimizer.loss_scale
         return LossScale(initial, torch=True) if initial else None
+
+    def clip(self, scenario: Scenario) -> Clip | None:
+        """How gradients are clipped by their global norm."""
+        bound = scenario.optimizer.clip
+        return Clip(bound, "fp32") if bound else None
 
     def kernels(self, scenario: Scenario) -> tuple[str, str]:
         """The implementations that step what is on the device and what is on the host (`Optimizer.impl`)."""
@@ -212,7 +213,7 @@ class Contract:
             seed=scenario.seed, microbatches=scenario.microbatches, device=twin_device(scenario),
             operations=tuple(operations), builds=tuple(builds), stepper=self._stepper(scenario),
             schedule=ask.schedule, scale=self.loss_scale(scenario),
-            clip=Clip(ask.clip, self.torch_clipping, self.norm_dtype) if ask.clip else None,
+            clip=self.clip(scenario),
             owner_groups=self.owner_groups, last_lr=self.last_lr, records_host=self.knows_host(scenario),
             masters_in_model=self.masters_in_model(scenario), load_refreshes=self.load_refreshes,
             masters_undefined=self.masters_in_state(scenario) and not self.load_refreshes,
@@ -288,7 +289,7 @@ class Contract:
             spec.trainable == "yes" or not self.trainable_only, stage,
             self.initial_dtypes(scenario, spec, mesh), self.initial_bound(scenario, spec),
             self.gradient_grid(scenario, spec, mesh) if uses or self.zero_gradients else None,
-            self.scaled_roles(scenario, stage), self.rounds_half_away(scenario, stage), host, domains,
+            self.scaled_roles(scenario, stage), self.rounds_half_away(scenario, stage), spec.idle, host, domains,
         )  # fmt: skip
 
     def _build(self, scenario: Scenario, op: Op) -> Build:

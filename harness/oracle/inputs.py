@@ -63,7 +63,8 @@ class Parameter:
     initial: the dtypes that its initial values pass through, the last of them the one that it is stored in. bound:
     initial values beyond it are clipped to it first. gradient: the grid that its gradients come from; None where it
     never has a gradient. scaled: which of `master`, `exp_avg`, `exp_avg_sq` are stored divided by a scale.
-    half_away: the parameter is its master rounded half away from zero, not to the nearest even. host: one byte an
+    half_away: the parameter is its master rounded half away from zero, not to the nearest even. idle: in which forwards
+    it has no part, as `ParamSpec.idle`. host: one byte an
     element, row-major: whether a kernel of the host steps it; None where that is not known or makes no difference.
     domains: the number of the domain over which each element's scale is taken; None where nothing is scaled.
     """
@@ -79,6 +80,7 @@ class Parameter:
     gradient: Grid | None
     scaled: tuple[str, ...] = ()
     half_away: bool = False
+    idle: str = ""
     host: bytes | None = None
     domains: tuple[int, ...] | None = None
 
@@ -165,12 +167,39 @@ class Stepper:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """Something that both oracles do, each with code of its own, so that a mistake in one is not repeated in the other.
+
+    twin, reference: `module:function` of the twin's code, on torch tensors, and of the reference's, on numpy arrays. A
+    plugin names functions of its own. The signatures stand where a rule is used: `Clip`, `LossScale`.
+    """
+
+    twin: str
+    reference: str
+
+
+COUNTED = Rule("harness.oracle.scaler:count", "harness.reference.scaling:count")
+"""The loss scale doubles after a window of steps without overflow, and halves at an overflow that hysteresis does not
+bear. torch.amp.GradScaler and Megatron-Core's DynamicGradScaler count like this."""
+
+TORCH_CLIPPING = Rule("harness.oracle.clipping:as_torch", "harness.reference.clipping:as_torch")
+"""As torch.nn.utils.clip_grad_norm_: times min(1, bound / (norm + 1e-6)), each operation rounded to the norm's dtype,
+which is that of the gradients."""
+
+DOUBLE_CLIPPING = Rule("harness.oracle.clipping:in_double", "harness.reference.clipping:in_double")
+"""As Megatron-Core's clip_grad_by_total_norm_fp32: the same coefficient computed in double precision, and multiplied
+with in fp32 if it is below 1."""
+
+
+@dataclass(frozen=True)
 class LossScale:
     """A dynamic loss scale. It doubles after `window` steps without overflow, and halves at an overflow.
 
-    torch: torch.amp.GradScaler does it, and unscales the gradients in their own dtype; else it is counted by the
-    library's rule, and unscaling is exact. hysteresis: overflows without growth between them that it takes to halve;
-    None: every one halves, and none is recorded. minimum: the scale never goes below it.
+    torch: the twin runs torch.amp.GradScaler itself, which unscales the gradients in their own dtype; else the scale
+    is counted by `rule`, and unscaling is exact. hysteresis: overflows without growth between them that it takes to
+    halve; None: every one halves, and none is recorded. minimum: the scale never goes below it. rule: of the twin
+    `f(scaler: CountedScaler, *, overflow: bool)`, of the reference `f(scaler: Scaler, rule: LossScale, overflow:
+    bool)`; each counts one step.
     """
 
     initial: float
@@ -178,17 +207,19 @@ class LossScale:
     window: int = 2
     hysteresis: int | None = None
     minimum: float = 0.0
+    rule: Rule = COUNTED
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Clipping by global norm. bound: on the norm. torch: as torch.nn.utils.clip_grad_norm_, each operation in the dtype
-    of the norm; else gradients are multiplied in fp32 by a coefficient that is computed in double precision.
-    norm_dtype: of the norm that is reported."""
+    """Clipping by global norm. bound: on the norm. norm_dtype: of the norm that is reported. rule: of the twin
+    `f(gradients: dict[str, Tensor], norm: float, clip: Clip)`, which clips them in place or puts others there; of the
+    reference `f(squares: float, dtypes: set[str], clip: Clip) -> (norm, coefficient or None)`, from the sum of the
+    squares and the gradients' dtypes: the coefficient multiplies every gradient in fp32."""
 
     bound: float
-    torch: bool
     norm_dtype: str
+    rule: Rule = TORCH_CLIPPING
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.entry import resolve
 from harness.oracle.inputs import LossScale
 
 
@@ -17,20 +18,25 @@ class CountedScaler:
 
     def update(self, *, overflow: bool) -> None:
         """Count one step."""
-        if overflow:
-            self.growth = 0
-            if self.hysteresis is not None:
-                self.hysteresis -= 1
-            if self.hysteresis is None or self.hysteresis <= 0:
-                self.scale = max(self.scale * 0.5, self.rule.minimum)
-            return
-        self.growth += 1
-        if self.growth == self.rule.window:
-            self.growth, self.hysteresis = 0, self.rule.hysteresis
-            self.scale *= 2.0
+        resolve(self.rule.rule.twin)(self, overflow=overflow)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "rule"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+
+
+def count(scaler: CountedScaler, *, overflow: bool) -> None:
+    """`inputs.COUNTED`."""
+    if overflow:
+        scaler.growth = 0
+        if scaler.hysteresis is not None:
+            scaler.hysteresis -= 1
+        if scaler.hysteresis is None or scaler.hysteresis <= 0:
+            scaler.scale = max(scaler.scale * 0.5, scaler.rule.minimum)
+        return
+    scaler.growth += 1
+    if scaler.growth == scaler.rule.window:
+        scaler.growth, scaler.hysteresis = 0, scaler.rule.hysteresis
+        scaler.scale *= 2.0

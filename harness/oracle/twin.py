@@ -23,6 +23,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
 from harness import probe
+from harness.entry import resolve
+from harness.models import is_idle
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
 from harness.oracle.inputs import Buffer, Build, Inputs, Operation, Parameter, linear_share
@@ -77,7 +79,7 @@ class _Model:
         master = param.stages.master
         if master is None or not param.held or "master" in param.scaled:
             return self.params[param.fqn]
-        return self.params[param.fqn].to(TORCH_DTYPE[master])
+        return self.params[param.fqn].to(TORCH_DTYPE[master], copy=True)
 
     def _optimizer(self) -> torch.optim.Optimizer:
         groups: list[dict[str, Any]] = []
@@ -223,7 +225,8 @@ class _Twin:
         """One optimizer step or overflowing step; returns the records that only a step has."""
         seen: dict[tuple[str, str], torch.Tensor] = {}
         for param in model.build.parameters:
-            for use in param.uses:
+            takes_part = any(not is_idle(param.idle, op.iteration, n) for n in range(self.inputs.microbatches))
+            for use in param.uses if takes_part else ():
                 seen["compute_param", use] = model.params[param.fqn].to(TORCH_DTYPE[param.stages.compute], copy=True)
         for buffer in model.build.buffers:
             if buffer.dtype == "int64":
@@ -236,11 +239,10 @@ class _Twin:
         if isinstance(model.scaler, torch.amp.GradScaler):
             self._scale_and_unscale(model, model.scaler, op, gradients)
         if self.inputs.clip and op.kind == "step":
-            clip = _clip_as_torch if self.inputs.clip.torch else _clip_in_fp32
             exact = torch.sqrt(
                 sum((g.double().square().sum().cpu() for g in gradients.values()), torch.zeros((), dtype=torch.float64))
             )
-            clip(gradients, self.inputs.clip.bound, self.norms.get(op.index, exact.item()))
+            resolve(self.inputs.clip.rule.twin)(gradients, self.norms.get(op.index, exact.item()), self.inputs.clip)
             seen["norm", "total_norm"] = exact.to(TORCH_DTYPE[self.inputs.clip.norm_dtype])
         if op.kind == "step":
             seen |= {("grad", fqn): gradient.clone() for fqn, gradient in gradients.items()}
@@ -281,6 +283,8 @@ class _Twin:
         for use in param.uses:
             keys = probe.element_keys(use, param.shape, self.inputs.seed)
             for microbatch in range(self.inputs.microbatches):
+                if is_idle(param.idle, op.iteration, microbatch):
+                    continue
                 units += probe.mean_units(keys, op.iteration, microbatch, grid)
         exact = torch.from_numpy(units * grid.unit).reshape(param.shape)
         gradient = exact.to(TORCH_DTYPE[dtype])
@@ -303,34 +307,6 @@ class _Twin:
         model.optimizer.zero_grad()
         if not overflow:
             model.publish()
-
-
-def _clip_as_torch(gradients: dict[str, torch.Tensor], bound: float, norm: float) -> None:
-    """torch.nn.utils.clip_grad_norm_, given the total norm."""
-    params = []
-    for gradient in gradients.values():
-        param = torch.empty_like(gradient)
-        param.grad = gradient
-        params.append(param)
-    device = params[0].device if params else None
-    torch.nn.utils.clip_grads_with_norm_(params, bound, torch.tensor(norm, dtype=_norm_dtype(params), device=device))
-
-
-def _clip_in_fp32(gradients: dict[str, torch.Tensor], bound: float, norm: float) -> None:
-    """Multiply in fp32 by a coefficient computed in double precision, if that is below 1."""
-    coefficient = bound / (norm + 1e-6)
-    if coefficient < 1.0:
-        for fqn, gradient in gradients.items():
-            scaled = gradient.float() * torch.tensor(coefficient, dtype=torch.float32)
-            gradients[fqn] = scaled.to(gradient.dtype)
-
-
-def _norm_dtype(params: list[torch.Tensor]) -> torch.dtype:
-    """The dtype torch.nn.utils.get_total_norm returns for gradients of these parameters."""
-    dtype = torch.get_default_dtype() if not params else params[0].dtype
-    for param in params[1:]:
-        dtype = torch.promote_types(dtype, param.dtype)
-    return dtype
 
 
 def _initial_buffer(buffer: Buffer, seed: int, init_seed: int) -> torch.Tensor:

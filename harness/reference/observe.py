@@ -41,6 +41,7 @@ class Observer:
         self.session, self.trainer = session, trainer
         self._canonical = {p.fqn for p in session.catalogue.params}
         self._used = {use for uses in session.catalogue.uses.values() for use in uses}
+        self._sometimes_idle = any(p.spec.idle for p in session.catalogue.params)
 
     def observe(self, op: Operation) -> list[Record]:
         """Every record of every rank after `op`."""
@@ -64,7 +65,19 @@ class Observer:
         else:
             _record(records, op, "param", shards.stepped, owned)
         if op.kind in ("step", "overflow") and shards.computed is not None:
-            _record(records, op, "compute_param", shards.computed, full, self._used)
+            _record(records, op, "compute_param", shards.computed, full, self._used_in(op))
+
+    def _used_in(self, op: Operation) -> Collection[str]:
+        """The names under which some microbatch's forward uses a parameter."""
+        if not self._sometimes_idle:
+            return self._used
+        specs, microbatches = self.session.catalogue.uses, range(self.session.inputs.microbatches)
+        return {
+            use
+            for param in self.session.catalogue.params
+            for use in specs[param.fqn]
+            if any(param.spec.takes_part(op.iteration, microbatch) for microbatch in microbatches)
+        }
 
     def _optimizer_state(
         self, records: list[Record], shards: Shards, full: list[Window], owned: list[Window], op: Operation

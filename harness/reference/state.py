@@ -47,14 +47,14 @@ class Shards:
     """Parameters that pass through the same dtypes, on one tensor-parallel coordinate.
 
     alike: one of the parameters, which stands for all in what they have in common: stages, initial dtypes, scaled
-    roles, rounding. stepped: what the optimizer steps on, the master or the storage itself, (R, S, m). model: the replicated
-    parameters of flat buffers, (R, S, n); None under `fully_shard`, where `stepped` is the storage. moments: role →
-    (R, S, m); the rows of parameters without a step mean nothing. offloaded: which elements live on the host,
-    (S, m); host: the copies they are stepped on, (R, S, m). on_host: which elements the host's kernel steps where it is
-    another one, (S, m). scaled: role → (as stored, scale), (R, S, m) each, of state that FusedAdam scales: `moments`,
-    or `stepped` for a master, is then what they stand for, in fp32. domains: over what a scale is taken, (S, m).
-    computed: parameters as the last forward saw them, (R, S, n). accumulated: gradients before reduction, (R, S, n).
-    reduced, main_grad: after it, (R, S, m).
+    roles, rounding. stepped: what the optimizer steps on, the master or the storage itself, (R, S, m). model: the
+    replicated parameters of flat buffers, (R, S, n); None under `fully_shard`, where `stepped` is the storage.
+    moments: role → (R, S, m); the rows of parameters without a step mean nothing. offloaded: which elements live on
+    the host, (S, m); host: the copies they are stepped on, (R, S, m). on_host: which elements the host's kernel steps
+    where it is another one, (S, m). scaled: role → (as stored, scale), (R, S, m) each, of state that FusedAdam scales:
+    `moments`, or `stepped` for a master, is then what they stand for, in fp32. domains: over what a scale is taken,
+    (S, m). computed: parameters as the last forward saw them, (R, S, n). accumulated: gradients before reduction, (R,
+    S, n). reduced, main_grad: after it, (R, S, m).
     """
 
     layout: FlatLayout

@@ -13,11 +13,12 @@ from math import inf
 import numpy as np
 
 from harness import probe
+from harness.entry import resolve
 from harness.grid import Grid
 from harness.oracle.inputs import Operation, linear_share
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import Array
-from harness.reference.state import DTYPE, Scaler, Session, Shards
+from harness.reference.state import DTYPE, Session, Shards
 
 STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
 
@@ -120,13 +121,16 @@ class Trainer:
         if not pool:
             return total
         units = probe.rank_units(np.concatenate(pool), op.iteration, microbatch, ranks, grid)
-        if len(drawn) == len(catalogue.params) and all(len(catalogue.uses[p.fqn]) == 1 for p in drawn):
+        idle = {p.fqn for p in drawn if not p.spec.takes_part(op.iteration, microbatch)}
+        once = len(drawn) == len(catalogue.params) and all(len(catalogue.uses[p.fqn]) == 1 for p in drawn)
+        if once and not idle:
             total[:, :-1] = units
             return total
         start = 0
         for param in drawn:
             for _ in catalogue.uses[param.fqn]:
-                total[:, catalogue.span(param)] += units[:, start : start + param.spec.numel]
+                if param.fqn not in idle:
+                    total[:, catalogue.span(param)] += units[:, start : start + param.spec.numel]
                 start += param.spec.numel
         return total
 
@@ -194,11 +198,7 @@ class Trainer:
         return any(ranks.any() for ranks in overflowed)
 
     def clip(self) -> None:
-        """Scale all gradients so that their global norm is at most the bound, by the system's rule.
-
-        Under torch's (torch.nn.utils.clip_grad_norm_) the norm is exact but for one rounding to the gradients' common
-        dtype, in which torch computes it.
-        """
+        """Scale all gradients so that their global norm is at most the bound, by the system's rule."""
         rule = self.session.inputs.clip
         self.total_norm = None
         if rule is None:
@@ -211,31 +211,9 @@ class Trainer:
                 split = {p.fqn for p in self.session.catalogue.params if p.spec.tp_dim is not None}
                 once = once[self.session.belongs_to(split, shards.layout.shard_element)]
             squares += float(np.square(once).sum())
-        if not rule.torch:
-            self.total_norm = float(np.sqrt(squares))
-            self._clip_in_fp32(self.total_norm, rule.bound)
-            return
         dtypes = {s.stages.main_grad for s in self.session.shards} if self.session.with_gradient else set()
-        common = DTYPE[dtypes.pop()] if len(dtypes) == 1 else DTYPE["fp32"]
-        norm = common.type(np.sqrt(squares))
-        self.total_norm = float(norm)
-        self._scale_gradients(norm, rule.bound)
-
-    def _clip_in_fp32(self, norm: float, bound: float) -> None:
-        """Multiply in fp32 by `bound / (norm + 1e-6)`, computed in double precision, if that is below 1."""
-        coefficient = bound / (norm + 1e-6)
-        for shards in self.session.shards if coefficient < 1.0 else ():
-            assert shards.main_grad is not None
-            scaled = shards.main_grad.astype(np.float32) * np.float32(coefficient)
-            shards.main_grad = scaled.astype(shards.main_grad.dtype)
-
-    def _scale_gradients(self, norm: np.generic, bound: float) -> None:
-        """Multiply by `bound / (norm + 1e-6)`, at most 1, every operation rounded to the norm's dtype."""
-        dtype = norm.dtype
-        padded = np.float32(norm + dtype.type(1e-6))  # type: ignore[operator]
-        inverse = np.float32(dtype.type(np.float32(1) / padded))
-        coefficient = min(np.float32(dtype.type(inverse * np.float32(bound))), np.float32(1))
-        for shards in self.session.shards:
+        self.total_norm, coefficient = resolve(rule.rule.reference)(squares, dtypes, rule)
+        for shards in self.session.shards if coefficient is not None else ():
             assert shards.main_grad is not None
             scaled = shards.main_grad.astype(np.float32) * coefficient
             shards.main_grad = scaled.astype(shards.main_grad.dtype)
@@ -345,21 +323,7 @@ class Trainer:
         scaler, rule = self.session.scaler, self.session.inputs.scale
         if scaler is None or rule is None:
             return
-        scaler.growth_tracker = 0 if skipped else scaler.growth_tracker + 1
-        if skipped:
-            self._shrink(scaler, rule.minimum)
-        elif scaler.growth_tracker == rule.window:
-            scaler.scale *= 2.0
-            scaler.growth_tracker = 0
-            scaler.hysteresis_tracker = rule.hysteresis
-
-    def _shrink(self, scaler: Scaler, minimum: float) -> None:
-        """Halve the scale, but not before a hysteresis is used up, and never below its minimum."""
-        if scaler.hysteresis_tracker is not None:
-            scaler.hysteresis_tracker -= 1
-            if scaler.hysteresis_tracker > 0:
-                return
-        scaler.scale = max(scaler.scale * 0.5, minimum)
+        resolve(rule.rule.reference)(scaler, rule, skipped)
 
 
 def _take(values: Array, positions: Array | None) -> Array:

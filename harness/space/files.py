@@ -24,9 +24,9 @@
 A file may also hold one `[scenario]` or several `[[scenario]]`, with or without a `[space]`.
 
 The spaces that ship with shardproof (`scenarios/nightly.toml` and the like) name no system. How a system is walked in
-one of them lies in the system's own `walk.toml`, in a table with the space's name, `[nightly]`; further walks of the same
-space follow a slash, `["nightly/fsdp"]`. `extends = "nightly"` takes every walk of another space, with the settings and
-axes of this one over it; `leave_out = false` then leaves nothing out.
+one of them lies in the system's own `walk.toml`, in a table with the space's name, `[nightly]`; further walks of the
+same space follow a slash, `["nightly/fsdp"]`. `extends = "nightly"` takes every walk of another space, with the
+settings and axes of this one over it; `leave_out = false` then leaves nothing out.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class LeaveOut:
 class Walk:
     """How one system's part of a space is walked.
 
-    axes: axis → canonical values, in order. exhaustive: axes of which every valid combination appears.
-    strength: every valid combination of this many axes appears. three_way: axes of which every valid triple
-    appears. budget_s: seconds the walk may take; None = any. leave_out: what it does not walk, with reasons. part: which
-    of several walks of the system in one space; empty for the only or the main one.
+    axes: axis → canonical values, in order. exhaustive: axes of which every valid combination appears. strength: every
+    valid combination of this many axes appears. three_way: axes of which every valid triple appears. budget_s: seconds
+    the walk may take; None = any. leave_out: what it does not walk, with reasons. part: which of several walks of the
+    system in one space; empty for the only or the main one.
     """
 
     system: str

@@ -107,7 +107,8 @@ class Only:
 
 @dataclass(frozen=True)
 class Words:
-    """Words joined by `+`, each at most once, of those that a system documents: its own switches. Word → what it does."""
+    """Words joined by `+`, each at most once, of those that a system documents: its own switches. Word → what it
+    does."""
 
     meaning: Mapping[str, str] = field(hash=False)
 
@@ -121,8 +122,8 @@ class Words:
 
 @dataclass(frozen=True)
 class Formats:
-    """Checkpoint formats, each with the switches that may follow it after a `+`, in any order. The first is the plainest:
-    what a program that saves nothing has."""
+    """Checkpoint formats, each with the switches that may follow it after a `+`, in any order. The first is the
+    plainest: what a program that saves nothing has."""
 
     switches: Mapping[str, Sequence[str]] = field(hash=False)
 

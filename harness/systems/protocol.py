@@ -11,8 +11,8 @@ A system is a training library, or a part of one, that scenarios run on. It live
 the parent process plans and reports without the library, and without torch. The first three never import `rank/`: an
 oracle that shares arithmetic with what it judges proves nothing.
 
-What is data lies beside the scenarios, in `scenarios/<name>/`: how walks go over the system (`walk.toml`), its releases,
-its known issues and their regressions. docs/adding-a-system.md adds one.
+What is data lies beside the scenarios, in `scenarios/<name>/`: how walks go over the system (`walk.toml`), its
+releases, its known issues and their regressions. docs/adding-a-system.md adds one.
 """
 
 from __future__ import annotations
@@ -89,17 +89,17 @@ class System:
     name: as in `--system`. doc: one line. home: the package or module that holds it. world: `fork` (real ranks) or
     `lockstep` (one process, the reference's). distributions: packages whose versions a result names. package: the
     distribution under test, installed beside ours by release (`releases.toml`); empty where the installed environment
-    has it. emulated: what is not the real thing on a CPU, shown in every result. data: `PACKAGE/PATH` of the folder with
-    its data; empty for `scenarios/<name>`.
+    has it. emulated: what is not the real thing on a CPU, shown in every result. data: `PACKAGE/PATH` of the folder
+    with its data; empty for `scenarios/<name>`.
 
-    Entries, `module:attribute` below `home` (`:attribute` for one in `home` itself); those that are empty are not there:
-    accepts, contract, stored, rank: see the module's text. warm_up: called once in the server before its first fork.
-    library: called with the device by every rank before its warnings count; imports the library and runs nothing of it,
-    since a server of GPUs may not warm up. variant: of a scenario, which of the system's environments it needs, where a
-    process can be only one of them; its server finds it in SHARDPROOF_VARIANT. not_exercised: of a scenario, what it
-    asks for that the world here cannot put to the test. chosen: of a device, what ranks get where there is a choice
-    between the real and the emulated, and why. models: the models that only this system has. rules: its own rules of
-    diagnosis. predicates: what its files may ask of a scenario by name.
+    Entries, `module:attribute` below `home` (`:attribute` for one in `home` itself); those that are empty are not
+    there: accepts, contract, stored, rank: see the module's text. warm_up: called once in the server before its first
+    fork. library: called with the device by every rank before its warnings count; imports the library and runs nothing
+    of it, since a server of GPUs may not warm up. variant: of a scenario, which of the system's environments it needs,
+    where a process can be only one of them; its server finds it in SHARDPROOF_VARIANT. not_exercised: of a scenario,
+    what it asks for that the world here cannot put to the test. chosen: of a device, what ranks get where there is a
+    choice between the real and the emulated, and why. models: the models that only this system has. rules: its own
+    rules of diagnosis. predicates: what its files may ask of a scenario by name.
     """
 
     name: str

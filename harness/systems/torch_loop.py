@@ -7,8 +7,8 @@ which its library differs; no system derives from another one's. The order in wh
 
     make_model → shard → held_parameters → make_optimizer (param_groups) → make_scheduler → make_scaler
 
-and `step`: `backward` (the passes) → unscale → `clip` → `capture_gradients` → `update`. Checkpoints are the system's own.
-For example, FSDP2's rank overrides `shard` with calls of `fully_shard`, and `save` and `load` with distributed
+and `step`: `backward` (the passes) → unscale → `clip` → `capture_gradients` → `update`. Checkpoints are the system's
+own. For example, FSDP2's rank overrides `shard` with calls of `fully_shard`, and `save` and `load` with distributed
 checkpoints; everything else is this loop.
 
 The process group exists already and spans the mesh. What a record's box is comes from `harness.layout`, never from the

@@ -62,7 +62,9 @@ def test_the_innermost_frame_owns_an_error_unless_the_device_passed_the_call_on(
         ((FUSED,), False),
     ],
 )
-def test_a_refusal_of_the_emulation_is_its_callers_also_after_it_was_pickled(files: tuple[str, ...], ours: bool) -> None:
+def test_a_refusal_of_the_emulation_is_its_callers_also_after_it_was_pickled(
+    files: tuple[str, ...], ours: bool
+) -> None:
     error = pickle.loads(pickle.dumps(refused(RuntimeError("two devices"))))
     assert is_ours(error, frames(*files), FOLDERS) is ours
 

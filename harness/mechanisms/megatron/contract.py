@@ -10,7 +10,7 @@ from harness.mechanisms.fused_adam import HALF_AWAY, PRECISION_AWARE, SCALES, Fu
 from harness.mechanisms.megatron.switches import NEW_DECAY, TORCH_OFFLOAD
 from harness.models import ModuleSpec, model_spec
 from harness.oracle.contract import Clause, half_dtype
-from harness.oracle.inputs import LossScale
+from harness.oracle.inputs import DOUBLE_CLIPPING, Clip, LossScale
 from harness.scenario import FLOAT_DTYPES, Mesh, Optimizer, Scenario
 
 WINDOW, HYSTERESIS = 2, 2
@@ -45,8 +45,10 @@ class MegatronContract(FusedAdamContract):
         HALF_AWAY,
         SCALES,
         Clause(
-            "with CPU offload, elements on the host are stepped by torch.optim.AdamW(fused=True), those on the device by "
-            "FusedAdam, or by torch's too where use_torch_optimizer_for_cpu_offload asks for it or there is no FusedAdam",
+            "with CPU offload, elements on the host are stepped by torch.optim.AdamW(fused=True), those on the device "
+            "by "
+            "FusedAdam, or by torch's too where use_torch_optimizer_for_cpu_offload asks for it or there is no "
+            "FusedAdam",
             "megatron.core.optimizer, optimizer_cpu_offload",
         ),
     )
@@ -54,8 +56,6 @@ class MegatronContract(FusedAdamContract):
     trainable_only = True
     owner_groups = True
     last_lr = False
-    torch_clipping = False
-    norm_dtype = "fp64"
 
     def masters_in_state(self, scenario: Scenario) -> bool:
         return PRECISION_AWARE in scenario.options and not scenario.offload.fraction
@@ -75,6 +75,10 @@ class MegatronContract(FusedAdamContract):
         if not initial or half_dtype(scenario.dtype) != "fp16":
             return None
         return LossScale(initial, torch=False, window=WINDOW, hysteresis=HYSTERESIS, minimum=1.0)
+
+    def clip(self, scenario: Scenario) -> Clip | None:
+        bound = scenario.optimizer.clip
+        return Clip(bound, "fp64", DOUBLE_CLIPPING) if bound else None
 
     def kernels(self, scenario: Scenario) -> tuple[str, str]:
         impl = scenario.optimizer.impl

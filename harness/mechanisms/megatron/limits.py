@@ -1,7 +1,8 @@
 """What Megatron-Core refuses, or what has no meaning for it, whichever system drives it.
 
-Every limit with an `error` is a deliberate refusal of the library, checked against the real one by conformance tests; the
-others have no meaning there, or cannot be run on a machine without a GPU. What raises by accident is a crash, no limit.
+Every limit with an `error` is a deliberate refusal of the library, checked against the real one by conformance tests;
+the others have no meaning there, or cannot be run on a machine without a GPU. What raises by accident is a crash, no
+limit.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ MAX_FP16_LOSS_SCALE = 2048.0
 
 
 def has(*words: str) -> Callable[[Scenario], bool]:
+    """Whether a scenario has one of these options."""
     return lambda s: bool(set(words) & set(s.options))
 
 
@@ -103,7 +105,8 @@ def limits(contract: MegatronContract) -> tuple[Limit, ...]:
         Limit(
             "precision-aware-without-te",
             lambda s: has("precision_aware")(s) and s.optimizer.impl == "forloop",
-            "the precision-aware optimizer needs TransformerEngine; without it the library compares its version with None",
+            "the precision-aware optimizer needs TransformerEngine; without it the library compares its version with "
+            "None",
             "megatron/core/optimizer/optimizer_config.py, __post_init__",
         ),
         Limit(
@@ -181,7 +184,8 @@ def limits(contract: MegatronContract) -> tuple[Limit, ...]:
             lambda s: s.optimizer.loss_scale > MAX_FP16_LOSS_SCALE,
             f"the probe's gradients leave fp16's range with a loss scale above {MAX_FP16_LOSS_SCALE:g}",
         ),
-        Limit("offload-sgd", lambda s: s.offload.fraction > 0 and s.optimizer.kind == "sgd", "offload is driven with Adam"),
+        Limit("offload-sgd", lambda s: s.offload.fraction > 0 and s.optimizer.kind == "sgd", "offload is driven with "
+                                                                                             "Adam"),
         Limit(
             "offload-options",
             lambda s: has("torch_offload", "overlap_offload")(s) and not s.offload.fraction,
@@ -238,7 +242,8 @@ def constraints(contract: MegatronContract) -> tuple[Constraint, ...]:
         ),
         Constraint(
             "offload-experts",
-            "experts that ranks share out have an optimizer of their own: offload leaves one kernel to all of it or none",
+            "experts that ranks share out have an optimizer of their own: offload leaves one kernel to all of it or "
+            "none",
             lambda s: s.expert_parallel > 1 and contract.mixes_kernels(s),
         ),
     )

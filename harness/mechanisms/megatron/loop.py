@@ -344,8 +344,8 @@ def _root(chunk: Any) -> torch.nn.Module:
 
 
 def warm_up(system: str, kind: type[MegatronLoop]) -> None:
-    """Import the library and run small scenarios of a system in this process, so that ranks forked from it inherit every
-    lazy import. Leaves no process group and none of the library's global state behind."""
+    """Import the library and run small scenarios of a system in this process, so that ranks forked from it inherit
+    every lazy import. Leaves no process group and none of the library's global state behind."""
     library()
     base = Scenario(system=system, sharding="zero1", program="build step")
     impl = "forloop" if os.environ.get(VARIANT) == "plain" else "multi_tensor"

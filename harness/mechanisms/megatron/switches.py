@@ -1,4 +1,5 @@
-"""Switches of the `options` axis that the systems over Megatron-Core share, and numbers of their set-up. Values only."""
+"""Switches of the `options` axis that the systems over Megatron-Core share, and numbers of their set-up. Values
+only."""
 
 from __future__ import annotations
 

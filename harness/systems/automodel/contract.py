@@ -18,8 +18,8 @@ from harness.systems.automodel import pretrained
 class AutomodelContract(Contract):
     """Builds load a checkpoint file, so that dtypes follow from the file, the request, the model's pins and the policy.
 
-    Automodel loads a file in another way when the world is one rank (Hugging Face's loader) than when it is several (the
-    checkpointer, under FSDP2): the stages depend on the mesh of the session.
+    Automodel loads a file in another way when the world is one rank (Hugging Face's loader) than when it is several
+    (the checkpointer, under FSDP2): the stages depend on the mesh of the session.
     """
 
     clauses = fsdp2.CLAUSES

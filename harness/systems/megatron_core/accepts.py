@@ -1,5 +1,5 @@
-"""Which scenarios Megatron-Core's optimizers run: what every system over it accepts, its checkpoint formats, and its own
-Megatron-FSDP."""
+"""Which scenarios Megatron-Core's optimizers run: what every system over it accepts, its checkpoint formats, and its
+own Megatron-FSDP."""
 
 from __future__ import annotations
 

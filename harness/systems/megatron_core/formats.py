@@ -17,7 +17,8 @@ class Format:
     """One checkpoint format.
 
     doc: one line. sharding: the scenario's `sharding` that it serves. switches: words that may follow its name, each
-    after a `+`. since: the first release that has it; empty where all do. any_tp: whether another tensor-parallel size may load it.
+    after a `+`. since: the first release that has it; empty where all do. any_tp: whether another tensor-parallel size
+    may load it.
     """
 
     doc: str

@@ -1,7 +1,7 @@
 """Which scenarios Megatron-FSDP runs.
 
-Every limit with an `error` is a deliberate refusal of the library, checked against the real one by its conformance tests;
-the others have no meaning for this system. What else raises is a crash, not a limit.
+Every limit with an `error` is a deliberate refusal of the library, checked against the real one by its conformance
+tests; the others have no meaning for this system. What else raises is a crash, not a limit.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class MegatronFsdpStored(TorchStored):
 
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
         """Under every name of a parameter that has a main parameter, that: it is the master. A precision-aware
-        FusedAdam has no main parameters: its masters are a part of its state, as the 16 low bits of a bf16 parameter's."""
+        FusedAdam has no main parameters: its masters are a part of its state, as the 16 low bits of a bf16
+        parameter's."""
         written = super().must_hold(live, op, scenario)
         if CONTRACT.masters_in_state(scenario):
             half_away = {p.fqn for p in CONTRACT.parameters(scenario, op.mesh) if p.half_away}

@@ -1,4 +1,5 @@
-"""What the reference promises: under `zero1`, what Megatron's flat buffers do; otherwise a plain torch training loop."""
+"""What the reference promises: under `zero1`, what Megatron's flat buffers do; otherwise a plain torch training
+loop."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ class ReferenceContract(Contract):
             "Megatron DistributedDataParallel, grad_reduce_in_fp32",
         ),
         Clause(
-            "with masters, main gradient, master and moments have their dtype; the model parameter is the rounded master",
+            "with masters, main gradient, master and moments have their dtype; the model parameter is the rounded "
+            "master",
             "Megatron DistributedOptimizer",
         ),
         Clause(
-            "a buffer is a flat concatenation of a dtype's parameters in reverse order, padded so that each rank owns an "
+            "a buffer is a flat concatenation of a dtype's parameters in reverse order, padded so that each rank owns "
+            "an "
             "equal range of each bucket",
             "Megatron _ParamAndGradBuffer",
         ),

@@ -79,7 +79,8 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit("master-of-fp32", lambda s: s.dtype.storage == "fp32" and s.dtype.master is not None,
           "parameters in fp32 are their own masters"),
-    Limit("torch-state", lambda s: not CONTRACT.fused(s) and _own_dtypes(s), "masters, and moments in dtypes of their own, are "
+    Limit("torch-state", lambda s: not CONTRACT.fused(s) and _own_dtypes(s), "masters, and moments in dtypes of their "
+                                                                             "own, are "
           "FusedAdam's: optimizer …/impl=multi_tensor"),
     Limit(
         "master-dtype",
@@ -92,7 +93,9 @@ LIMITS: tuple[Limit, ...] = (
           "remainders are those of fp32 masters"),
     Limit(
         "no-gradient",
-        lambda s: CONTRACT.fused(s) and any(not p.spec.used or p.spec.trainable != "yes" for p in model_spec(s.model).params),
+        lambda s: (
+            CONTRACT.fused(s) and any(not p.spec.used or p.spec.trainable != "yes" for p in model_spec(s.model).params)
+        ),
         "FusedAdam makes zeros for a parameter that never has a gradient, and counts its steps: no oracle for that",
         "transformer_engine/pytorch/optimizers/fused_adam.py, step",
     ),

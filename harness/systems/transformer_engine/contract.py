@@ -29,7 +29,8 @@ class TransformerEngineContract(FusedAdamContract):
             "TransformerEngine FusedAdam, master_weights",
         ),
         Clause(
-            "moments are fp32 unless asked otherwise; a state dict holds them, and masters, in fp32, remainders as int16",
+            "moments are fp32 unless asked otherwise; a state dict holds them, and masters, in fp32, remainders as "
+            "int16",
             "TransformerEngine FusedAdam.state_dict",
         ),
         HALF_AWAY,
@@ -39,13 +40,16 @@ class TransformerEngineContract(FusedAdamContract):
             "TransformerEngine FusedAdam, _apply_scale, load_state_dict",
         ),
         Clause(
-            "a quantised matrix is its fp32 master times a scale, in fp8e4m3, saturating: 448 over the master's largest "
-            "magnitude on all shards (current scaling), or the scale that the recipe's state has (delayed: 1 without an "
+            "a quantised matrix is its fp32 master times a scale, in fp8e4m3, saturating: 448 over the master's "
+            "largest "
+            "magnitude on all shards (current scaling), or the scale that the recipe's state has (delayed: 1 without "
+            "an "
             "autocast); a checkpoint stores its bytes and the scale's inverse, and a load gives back both",
             "TransformerEngine Float8CurrentScaling, DelayedScaling, Float8Tensor.__reduce_ex__ (2.16.0 on)",
         ),
         Clause(
-            "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint stores "
+            "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint "
+            "stores "
             "under a name is the whole tensor, and loads on any other mesh",
             "NVIDIA/TransformerEngine pull request 2713",
         ),

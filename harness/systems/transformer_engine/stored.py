@@ -14,8 +14,8 @@ from harness.systems.transformer_engine.contract import CONTRACT
 
 
 class TransformerEngineStored(TorchStored):
-    """FusedAdam counts steps in the param group and has no count of a parameter's own; its moments and masters are stored
-    in fp32. Beside the bytes of a quantised parameter lies the inverse of its scale."""
+    """FusedAdam counts steps in the param group and has no count of a parameter's own; its moments and masters are
+    stored in fp32. Beside the bytes of a quantised parameter lies the inverse of its scale."""
 
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
         written = super().must_hold(live, op, scenario)

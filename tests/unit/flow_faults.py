@@ -17,8 +17,8 @@ from harness import judge
 from harness.faults.boundary import BOUNDARY, BoundaryFault, Perform
 from harness.observe.logical import Logical
 from harness.oracle import twin
+from harness.oracle.inputs import Inputs
 from harness.program import Op
-from harness.scenario import Scenario
 from harness.systems.protocol import RankContext
 
 DIES, HANGS, RAISES, DISAGREES = 101, 102, 103, 104
@@ -60,13 +60,13 @@ _FAILING: dict[int, Callable[[], object]] = {
 _judge, _twin = judge.judge, twin.run
 
 
-def _failing_judge(scenario: Scenario, *rest: Any) -> judge.Judgement:
-    _FAILING.get(scenario.seed, lambda: None)()
-    return _judge(scenario, *rest)
+def _failing_judge(case: judge.Case, *rest: Any) -> judge.Judgement:
+    _FAILING.get(case.scenario.seed, lambda: None)()
+    return _judge(case, *rest)
 
 
-def _wrong_twin(scenario: Scenario, *rest: Any, **options: Any) -> Logical:
-    return _twin(replace(scenario, seed=0) if scenario.seed == DISAGREES else scenario, *rest, **options)
+def _wrong_twin(inputs: Inputs, *rest: Any, **options: Any) -> Logical:
+    return _twin(replace(inputs, seed=0) if inputs.seed == DISAGREES else inputs, *rest, **options)
 
 
 judge.judge = _failing_judge

@@ -8,28 +8,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.observe.record import Record, whole
+from harness.oracle.contract import Contract
 from harness.program import Op
 from harness.scenario import Scenario
-from harness.systems.protocol import RankContext, SystemInfo
+from harness.systems.accepts import Accepts, Anything, Faults, Limit, Operations
+from harness.systems.protocol import RankContext, System
 from harness.systems.registry import register
 
-
-def unsupported(scenario: Scenario) -> str | None:
-    if scenario.mesh.world > 1:
-        return "the echo has one rank"
-    return "the echo writes no checkpoint" if scenario.program != "train" else None
-
-
-INFO = register(SystemInfo("echo", "right by definition", "fork", "tests.unit.flow_system:EchoRank", unsupported))
+ACCEPTS = Accepts(
+    "echo",
+    model=Anything(),
+    mesh=Anything(),
+    program=Operations(("build", "step"), because="the echo writes no checkpoint"),
+    faults=Faults(),
+    seed=Anything(),
+    limits=(Limit("one-rank", lambda scenario: scenario.mesh.world > 1, "the echo has one rank"),),
+)
+CONTRACT = Contract()
+register(
+    System(
+        "echo", "right by definition", __name__,
+        accepts_entry=":ACCEPTS", contract_entry=":CONTRACT", stored_entry="", rank=":EchoRank",
+    )
+)  # fmt: skip
 ECHO = Scenario(system="echo", program="train", model="short")
 
 
 class EchoRank:
     def __init__(self, context: RankContext) -> None:
-        from harness.judge import twin_axes
         from harness.oracle import twin
 
-        self._truth = twin.run(twin_axes(context.scenario))
+        inputs, _ = context.contract.resolve(context.scenario)
+        self._truth = twin.run(inputs)
 
     def build(self, op: Op) -> None:
         pass

@@ -14,29 +14,24 @@ from harness.emulation import cuda
 from harness.emulation.generator import DeviceGenerator
 from harness.observe import ambient
 from harness.observe.record import Record, whole
+from harness.oracle.contract import Contract
 from harness.program import Op
-from harness.scenario import Scenario
-from harness.systems.protocol import RankContext, SystemInfo
+from harness.systems.accepts import Accepts, Anything, Only, Operations
+from harness.systems.protocol import RankContext, System
 from harness.systems.registry import register
 
 taken: list[int] = []
 _open = ExitStack()
 
 
-def supported(scenario: Scenario) -> str | None:
-    return None
-
-
+ACCEPTS = Accepts("gpu-stub", device=Only("cpu", "cuda"), mesh=Anything(), program=Operations(("build",)))
+CONTRACT = Contract()
 register(
-    SystemInfo(
-        "gpu-stub",
-        "says which device it got",
-        "fork",
-        "tests.unit.gpu_stub:GpuRank",
-        supported,
-        devices=("cpu", "cuda"),
+    System(
+        "gpu-stub", "says which device it got", __name__,
+        accepts_entry=":ACCEPTS", contract_entry=":CONTRACT", stored_entry="", rank=":GpuRank",
     )
-)
+)  # fmt: skip
 
 
 class GpuRank:

@@ -14,33 +14,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from harness.observe.record import Record, whole
+from harness.oracle.contract import Contract
 from harness.program import Op
-from harness.releases import declare, parse
 from harness.scenario import Scenario
-from harness.systems.protocol import RankContext, SystemInfo
+from harness.systems.accepts import Accepts, Anything, Limit, Operations
+from harness.systems.protocol import RankContext, System
 from harness.systems.registry import register
 from harness.world.overlay import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     import pytest
-
-PACKAGE = """
-schema = 1
-[fake-lib]
-imports = "fakelib.core"
-tree = "fakelib/core"
-roots = [".", "src"]
-[[fake-lib.release]]
-version = "1.0"
-supports = ["torch>=2.0", "numpy<2.0.0"]
-[[fake-lib.release]]
-version = "1.1"
-torch = "2.5"
-[[fake-lib.release]]
-version = "1.2"
-[[fake-lib.release]]
-version = "2.0"
-"""
 
 warmed: list[str] = []
 
@@ -57,17 +40,29 @@ def import_with_dependency() -> None:
     import fakelib.core  # noqa: F401
 
 
-def _unsupported(scenario: Scenario) -> str | None:
-    return "the fake library has one rank" if scenario.mesh.world > 1 else None
+def variant(scenario: Scenario) -> str:
+    return "odd" if scenario.seed % 2 else "even"
 
 
-declare(parse(PACKAGE, "tests"))
-INFO = register(
-    SystemInfo(
-        "fake", "right if its library is", "fork", "tests.unit.overlay_system:FakeRank", _unsupported,
-        emulated=("everything",), warm_up="tests.unit.overlay_system:warm_up", package="fake-lib",
-        variant=lambda scenario: "odd" if scenario.seed % 2 else "even",
-        not_exercised=lambda scenario: ("overlap",) if scenario.seed == 2 else (),
+def not_exercised(scenario: Scenario) -> tuple[str, ...]:
+    return ("overlap",) if scenario.seed == 2 else ()
+
+
+ACCEPTS = Accepts(
+    "fake",
+    model=Anything(),
+    mesh=Anything(),
+    program=Operations(("build", "step")),
+    seed=Anything(),
+    limits=(Limit("one-rank", lambda scenario: scenario.mesh.world > 1, "the fake library has one rank"),),
+)
+CONTRACT = Contract()
+FAKE_SYSTEM = register(
+    System(
+        "fake", "right if its library is", __name__,
+        package="fake-lib", emulated=("everything",), data="tests/unit/fake_library",
+        accepts_entry=":ACCEPTS", contract_entry=":CONTRACT", stored_entry="", rank=":FakeRank", warm_up=":warm_up",
+        variant_entry=":variant", not_exercised_entry=":not_exercised",
     )
 )  # fmt: skip
 FAKE = Scenario(system="fake", program="train", model="short")
@@ -122,10 +117,10 @@ def _encoded(data: bytes) -> str:
 
 class FakeRank:
     def __init__(self, context: RankContext) -> None:
-        from harness.judge import twin_axes
         from harness.oracle import twin
 
-        self._truth = twin.run(twin_axes(context.scenario))
+        inputs, _ = context.contract.resolve(context.scenario)
+        self._truth = twin.run(inputs)
 
     def build(self, op: Op) -> None:
         assert len(warmed) == 1

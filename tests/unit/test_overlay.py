@@ -22,7 +22,7 @@ from harness.verdict import Verdict
 from harness.world import environments, overlay
 from harness.world.interpreter import interpreter
 from harness.world.overlay import OverlayError, build, clone_variable, is_cached
-from tests.unit.overlay_system import FAKE, INFO, isolate, write_library
+from tests.unit.overlay_system import FAKE, FAKE_SYSTEM, isolate, write_library
 
 PLUGINS = ("tests.unit.overlay_system",)
 
@@ -323,10 +323,10 @@ def test_what_cannot_be_imported_is_unknown_and_never_a_pass(lab: Laboratory) ->
 
 
 def test_each_variant_has_its_own_server(lab: Laboratory) -> None:
-    with lab._environments.server(INFO, replace(FAKE, version="1.0")) as even:
-        with lab._environments.server(INFO, replace(FAKE, version="1.0", seed=1)) as odd:
+    with lab._environments.server(FAKE_SYSTEM, replace(FAKE, version="1.0")) as even:
+        with lab._environments.server(FAKE_SYSTEM, replace(FAKE, version="1.0", seed=1)) as odd:
             assert even is not odd
-        with lab._environments.server(INFO, replace(FAKE, version="1.0", seed=4)) as again:
+        with lab._environments.server(FAKE_SYSTEM, replace(FAKE, version="1.0", seed=4)) as again:
             assert again is even
     assert lab.examine_one(replace(FAKE, version="1.0", seed=1)).verdict is Verdict.PASS
     assert lab.examine_one(replace(FAKE, version="1.0", seed=2)).not_exercised == ("overlap",)
@@ -355,12 +355,12 @@ def test_a_few_servers_are_alive_and_the_idle_ones_make_room(lab: Laboratory, mo
     monkeypatch.setattr(environments, "ALIVE", 2)
     own = environments.Environments(None, PLUGINS)
     scenarios = [replace(FAKE, version=version) for version in ("1.0", "1.1", "2.0")]
-    with own.server(INFO, scenarios[0]) as kept, own.server(INFO, scenarios[1]):
+    with own.server(FAKE_SYSTEM, scenarios[0]) as kept, own.server(FAKE_SYSTEM, scenarios[1]):
         pass
-    with own.server(INFO, scenarios[0]) as again:
+    with own.server(FAKE_SYSTEM, scenarios[0]) as again:
         assert again is kept
         entered: list[str] = []
-        with own.server(INFO, scenarios[2]):
+        with own.server(FAKE_SYSTEM, scenarios[2]):
             assert [key[1] for key in own._places] == ["1.0", "2.0"]
             waiting = threading.Thread(target=lambda: entered.append(_enter(own)))
             waiting.start()
@@ -372,7 +372,7 @@ def test_a_few_servers_are_alive_and_the_idle_ones_make_room(lab: Laboratory, mo
 
 
 def _enter(own: environments.Environments) -> str:
-    with own.server(INFO, replace(FAKE, version="1.1")):
+    with own.server(FAKE_SYSTEM, replace(FAKE, version="1.1")):
         return "1.1"
 
 
@@ -390,15 +390,15 @@ def test_shipped_declarations_are_sound() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[a]\nimports = 'a'", "tree"),
-        ("[a]\nimports = 'a'\ntree = 'a'\nrelease = []\nhue = 1", "hue"),
-        ("[a]\nimports = 'a'\ntree = 'a'\nrelease = [{version='2'}, {version='1'}]", "oldest first"),
-        ("[a]\nimports = 'a'\ntree = 'a'\nrelease = [{versions='2'}]", "versions"),
+        ("release = [{version='1'}]", "tree"),
+        ("tree = 'a'\nrelease = []\nhue = 1", "hue"),
+        ("tree = 'a'\nrelease = [{version='2'}, {version='1'}]", "oldest first"),
+        ("tree = 'a'\nrelease = [{versions='2'}]", "versions"),
     ],
 )
 def test_declarations_that_are_wrong_are_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        parse(f"schema = 1\n{text}", "here")
+        parse(f"schema = 1\npackage = 'a'\nimports = 'a'\n{text}", "here")
 
 
 def test_an_interpreter_is_asked_once() -> None:

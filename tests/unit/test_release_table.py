@@ -1,19 +1,46 @@
-"""scenarios/systems.toml, malformed: each error names the place, what was given and the correct form."""
+"""A system's releases.toml, sound and malformed: each error names the place, what was given and the correct form."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from harness.errors import UsageError
-from harness.releases import parse
+from harness.releases import package_of, parse
+from tests.unit.overlay_system import FAKE_SYSTEM
 
-GOOD = 'schema = 1\n[lib]\nimports = "lib"\ntree = "lib"\nbeside = ["einops==0.8.1"]\n'
-RELEASE = '[[lib.release]]\nversion = "1.0"\n'
+GOOD = 'schema = 1\npackage = "lib"\nimports = "lib"\ntree = "lib"\nbeside = ["einops==0.8.1"]\n'
+RELEASE = '[[release]]\nversion = "1.0"\n'
 
 
 def test_a_good_table() -> None:
-    (found,) = parse(GOOD + RELEASE, "x.toml").values()
-    assert (found.newest.version, found.newest.beside, found.roots) == ("1.0", ("einops==0.8.1",), (".",))
+    found = parse(GOOD + RELEASE, "x.toml")
+    assert (found.name, found.newest.version, found.newest.beside) == ("lib", "1.0", ("einops==0.8.1",))
+    assert found.roots == (".",)
+
+
+def test_one_requirement_may_stand_alone() -> None:
+    alone = parse(GOOD.replace('["einops==0.8.1"]', '"einops==0.8.1"') + RELEASE, "x.toml")
+    assert alone == parse(GOOD + RELEASE, "x.toml")
+
+
+def test_an_importer_is_optional() -> None:
+    assert parse(GOOD + RELEASE, "x.toml").importer == ""
+    assert parse('importer = "ours:library"\n' + GOOD + RELEASE, "x.toml").importer == "ours:library"
+    with pytest.raises(UsageError, match="importer"):
+        parse(GOOD.replace("tree", "importers") + RELEASE, "x.toml")
+
+
+def test_a_systems_package_is_read_from_beside_its_walks() -> None:
+    found = package_of(FAKE_SYSTEM)
+    assert [release.version for release in found.releases] == ["1.0", "1.1", "1.2", "2.0"]
+    assert (found.name, found.roots) == ("fake-lib", (".", "src"))
+
+
+def test_a_system_without_its_file_is_a_clear_error() -> None:
+    with pytest.raises(UsageError, match=r"releases of fake: given 'no file'; allowed: a file fake/releases\.toml"):
+        package_of(replace(FAKE_SYSTEM, data="tests/unit/no_such_folder"))
 
 
 @pytest.mark.parametrize(
@@ -21,8 +48,7 @@ def test_a_good_table() -> None:
     [("0.9", "einops"), ("1.0", "einops"), ("1.9", "einops"), ("2.0", "triton"), ("2.5rc1", "triton")],
 )
 def test_a_tree_between_releases_needs_what_commits_say(tree: str, beside: str) -> None:
-    text = GOOD + RELEASE + '[[lib.commits]]\nversion = "2.0"\nbeside = ["triton==3.9.0"]\n'
-    (found,) = parse(text, "x.toml").values()
+    found = parse(GOOD + RELEASE + '[[commits]]\nversion = "2.0"\nbeside = ["triton==3.9.0"]\n', "x.toml")
     assert found.closest(tree).beside[0].startswith(beside)
     assert found.newest.version == "1.0"
 
@@ -30,10 +56,13 @@ def test_a_tree_between_releases_needs_what_commits_say(tree: str, beside: str) 
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("schema = 1\n[lib\n", "x.toml"),
-        ("schema = 1\nlib = 3\n", "[lib]"),
-        (GOOD.replace('"lib"', "7", 1) + RELEASE, "imports"),
-        (GOOD.replace('["einops==0.8.1"]', '"einops==0.8.1"') + RELEASE, "beside"),
+        ("schema = 1\n[[release\n", "x.toml"),
+        ("schema = 1\n", "package"),
+        (GOOD.replace('"lib"', "7", 1) + RELEASE, "package"),
+        (GOOD.replace('imports = "lib"', "imports = 7") + RELEASE, "imports"),
+        (GOOD.replace('imports = "lib"', "") + RELEASE, "imports"),
+        (GOOD.replace('["einops==0.8.1"]', "3") + RELEASE, "beside"),
+        (GOOD.replace('["einops==0.8.1"]', "[3]") + RELEASE, "beside"),
         (GOOD.replace("einops==0.8.1", "einops = 0.8.1") + RELEASE, "beside"),
         (GOOD.replace("beside", "besides") + RELEASE, "besides"),
         (GOOD, "release"),
@@ -45,7 +74,7 @@ def test_a_tree_between_releases_needs_what_commits_say(tree: str, beside: str) 
         (GOOD + RELEASE + 'torch = "new"\n', "torch"),
         (GOOD + RELEASE + RELEASE, "releases"),
         (GOOD + "commits = 3\n" + RELEASE, "commits"),
-        (GOOD + RELEASE + "[[lib.commits]]\nimports = 3\n", "commits"),
+        (GOOD + RELEASE + "[[commits]]\nimports = 3\n", "commits"),
     ],
 )
 def test_a_malformed_one_is_a_clear_error(text: str, named: str) -> None:

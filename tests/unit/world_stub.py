@@ -11,21 +11,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NoReturn
 
 from harness.observe.record import Record, whole
+from harness.oracle.contract import Contract
 from harness.program import Op
-from harness.scenario import Scenario
-from harness.systems.protocol import RankContext, SystemInfo
+from harness.systems.accepts import EVERY_STEP, Accepts, Anything, Operations
+from harness.systems.protocol import RankContext, System
 from harness.systems.registry import register
 
-
-def supported(scenario: Scenario) -> str | None:
-    return None
-
-
-register(SystemInfo("stub", "does nothing", "fork", "tests.unit.world_stub:StubRank", supported))
-register(SystemInfo("missing", "cannot be imported", "fork", "tests.unit.no_such_module:Rank", supported))
+ACCEPTS = Accepts("stub", mesh=Anything(), program=Operations(EVERY_STEP), faults=Anything())
+CONTRACT = Contract()
+STUB = System(
+    "stub", "does nothing", __name__,
+    accepts_entry=":ACCEPTS", contract_entry=":CONTRACT", stored_entry="", rank=":StubRank",
+)  # fmt: skip
+register(STUB)
+register(replace(STUB, name="missing", doc="cannot be imported", rank="no_such_module:Rank"))
 
 warmed: list[str] = []
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from harness.faults.boundary import BOUNDARY, BoundaryFault
 from harness.faults.catalogue import CATALOGUE, Fault, scenarios_of
 from harness.faults.comparisons import PAIRS, found_kind
+from harness.faults.strikes import strikes
 from harness.laboratory import Laboratory
 from harness.report.publish import publish
 from harness.result import Result
@@ -122,10 +123,10 @@ def _plant_all(jobs: int, out: Path) -> list[Detection]:
 
 def _strike_all(jobs: int) -> list[Strike]:
     """What every boundary fault comes to."""
-    struck = {scenario: fault for fault in BOUNDARY.values() for scenario in fault.scenarios}
+    struck = {scenario: BOUNDARY[scenario.faults[0]] for scenario in strikes()}
     with Laboratory(jobs=jobs, deadline_s=STUCK_S) as laboratory:
-        strikes = [Strike(struck[r.scenario], r) for r in laboratory.examine(struck, lambda scenario, blob: None)]
-    return sorted(strikes, key=lambda strike: (strike.result.system, strike.fault.id))
+        found = [Strike(struck[r.scenario], r) for r in laboratory.examine(struck, lambda scenario, blob: None)]
+    return sorted(found, key=lambda strike: (strike.result.system, strike.fault.id))
 
 
 def _table(detections: Sequence[Detection]) -> str:

@@ -426,7 +426,7 @@ def inspect(checkpoint: Path) -> int:
     \b
     shardproof inspect checkpoints/step-100
     """
-    from harness.readers import check_complete, describe, render_description
+    from harness.readers.description import check_complete, describe, render_description
 
     rows = describe(checkpoint)
     print(render_description(rows), end="")

@@ -30,7 +30,7 @@ from harness.oracle import twin
 from harness.oracle.carried import carried, without_addresses
 from harness.oracle.inputs import Inputs, Placement
 from harness.program import Op, expand
-from harness.readers import CheckpointError
+from harness.readers.errors import CheckpointError
 from harness.readers.stored import TorchStored
 from harness.reference import system as reference
 from harness.result import differences_to_json, explanations_to_json

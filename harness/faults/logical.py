@@ -174,7 +174,7 @@ def tied_split(ranks: Ranks) -> None:
             own = detached.get((record.rank, record.fqn)) if record.role == "param" else None
             yield own._replace(op=op.index) if own else record
 
-    now = Op(0, "load", "resumed", 0, ranks.session.mesh, 0, 0)
+    now = Operation(0, "load", 0, 0, 0)
     original_load = override(ranks.loader, "load", load)
     original_observe = override(ranks.observer, "observe", observe)
 

@@ -7,18 +7,3 @@ may load a checkpoint that is not ours. Nothing out of a file is executed, and a
 `symbolic` reads a pickle as data, `archive` a torch.save file, `metadata` that of a distributed checkpoint, `pieces`
 either as one flat stream; `roles` says what each piece is.
 """
-
-from harness.readers.checkpoint import expected_written, read_checkpoint
-from harness.readers.description import Row, accept, check_complete, describe, render_description
-from harness.readers.errors import CheckpointError
-
-__all__ = [
-    "CheckpointError",
-    "Row",
-    "accept",
-    "check_complete",
-    "describe",
-    "expected_written",
-    "read_checkpoint",
-    "render_description",
-]

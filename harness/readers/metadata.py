@@ -18,13 +18,12 @@ from math import prod
 from harness.readers.errors import CheckpointError, bad
 from harness.readers.symbolic import Mapping, Name, Node, parse
 from harness.readers.values import TORCH_DTYPE, integers
+from harness.readers.vocabulary import known
 
 FORM = "torch.distributed.checkpoint.save({'model': model.state_dict()}, checkpoint_id=path)"
 
 _DCP = "torch.distributed.checkpoint"
 METADATA = Name(f"{_DCP}.metadata", "Metadata")
-MEGATRON_METADATA = Name("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
-"""What Megatron-Core 0.15 writes in its place, with a field more."""
 TENSOR = Name(f"{_DCP}.metadata", "TensorStorageMetadata")
 OBJECT = Name(f"{_DCP}.metadata", "BytesStorageMetadata")
 PROPERTIES = Name(f"{_DCP}.metadata", "TensorProperties")
@@ -79,7 +78,7 @@ class _Reader:
         self.wholes: dict[str, tuple[int, ...]] = {}
 
     def items(self, root: object) -> list[Item]:
-        fields = self.fields(root, METADATA, MEGATRON_METADATA)
+        fields = self.fields(root, METADATA, *known().metadata)
         self.wholes = self.reformulated(fields.get("mcore_data"))
         entries = dict(self.entries(fields.get("state_dict_metadata"), "state_dict_metadata"))
         paths = self.paths(fields.get("planner_data"))

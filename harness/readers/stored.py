@@ -12,11 +12,14 @@ from harness.observe.logical import Logical
 from harness.observe.record import Record
 from harness.program import Op
 from harness.readers.checkpoint import expected_written, read_checkpoint
+from harness.readers.vocabulary import Vocabulary
 from harness.scenario import Scenario
 
 
 class TorchStored:
     """Reads them, and says what they must hold: everything that the conventions name and that lasts."""
+
+    vocabulary = Vocabulary()
 
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         """The `written` records of a checkpoint.

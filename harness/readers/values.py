@@ -2,8 +2,8 @@
 
 A tensor is `torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)` and a storage the
 persistent id `("storage", type, key, device, numel)`, as torch.serialization and Tensor.__reduce_ex__ write them.
-Every other name but dicts, sizes and dtypes is refused. A dict's key that is a tuple of dtypes, as Megatron's buffers
-have it, becomes text.
+Every other name but dicts, sizes and dtypes is refused, unless a system knows it (`harness.readers.vocabulary`). A
+dict's key that is a tuple of dtypes becomes text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from math import prod
 
 from harness.readers.errors import CheckpointError, bad
 from harness.readers.symbolic import PERSISTENT, Mapping, Name, Node
+from harness.readers.vocabulary import known
 
 STORAGE_DTYPE = {
     "FloatStorage": "fp32", "DoubleStorage": "fp64", "HalfStorage": "fp16", "BFloat16Storage": "bf16",
@@ -34,18 +35,6 @@ PARAMETER = Name("torch._utils", "_rebuild_parameter")
 WITH_ATTRIBUTES = Name("torch._tensor", "_rebuild_from_type_v2")
 TENSOR_TYPES = (Name("torch", "Tensor"), Name("torch.nn.parameter", "Parameter"))
 SIZE = Name("torch", "Size")
-FLOAT8 = Name("transformer_engine.pytorch.tensor.float8_tensor", "_make_float8_tensor_in_reduce_ex")
-FLOAT8_DTYPES = (Name("transformer_engine.pytorch.constants", "DType"), Name("transformer_engine_torch", "DType"))
-E4M3 = 7
-"""Number of fp8e4m3 in the extension's enumeration."""
-OPTIMIZERS = (
-    Name("torch.optim.adamw", "AdamW"),
-    Name("torch.optim.adam", "Adam"),
-    Name("apex.optimizers.fused_adam", "FusedAdam"),
-    Name("transformer_engine.pytorch.optimizers.fused_adam", "FusedAdam"),
-    Name("harness.emulation.fused", "FusedAdam"),
-)
-"""Optimizer classes, which Megatron-Core's hybrid optimizer stores in its param groups: taken as text."""
 DICTS = (Name("collections", "OrderedDict"), Name("collections", "Counter"))
 
 FORM = "torch.save({'model': model.state_dict()}, path)"
@@ -80,7 +69,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A TransformerEngine Float8Tensor: its bytes (fp8e4m3), the inverse of its scale, the dtype that it is read as."""
+    """A tensor of fp8e4m3 with one scale: its bytes, the inverse of its scale (fp32), the dtype that it is read as."""
 
     data: Tensor
     scale_inv: Tensor
@@ -107,6 +96,7 @@ class _Decoder:
     def __init__(self, origin: str) -> None:
         self.origin = origin
         self.visited = 0
+        self.known = known()
 
     def value(self, node: object, depth: int) -> Value:
         self.visited += 1
@@ -123,11 +113,16 @@ class _Decoder:
             case Node(function=function, args=args, pairs=pairs, items=[]) if function in DICTS:
                 initial = [pair for arg in args if isinstance(arg, Mapping) for pair in arg.pairs]
                 return self.mapping(initial + pairs, depth)
+            case Node(function=function, args=args, state=Mapping() | None, pairs=[], items=[]) if (
+                function in self.known.objects
+            ):
+                own = node.state.pairs if isinstance(node.state, Mapping) else []
+                return self.mapping([("class", str(function)), ("args", list(args)), *own], depth)
             case Node(function=function, args=args, state=None, pairs=[], items=[]):
                 return self.instance(function, args, depth)
             case Name(module="torch", name=name) if name in TORCH_DTYPE:
                 return f"torch.{name}"
-            case Name() if node in OPTIMIZERS:
+            case Name() if node in self.known.words:
                 return str(node)
         raise self.refused(node)
 
@@ -160,21 +155,12 @@ class _Decoder:
                 return self.instance(rebuild, inner, depth - 1)
         if function == TENSOR:
             return self.tensor(args)
-        if function == FLOAT8:
-            return self.float8(args, depth)
+        if function in self.known.tensors:
+            made = self.known.tensors[function](args, lambda part: self.value(part, depth - 1))
+            if isinstance(made, Tensor | Quantised):
+                return made
+            raise bad(f"{self.origin}: tensor of {function}", "another one", "as its library writes it", FORM)
         raise self.refused(function)
-
-    def float8(self, args: tuple[object, ...], depth: int) -> Quantised:
-        match args:
-            case (data, Node(function=kind, args=(number,)), scale, Name(module="torch", name=name), *_):
-                stored, inverse = self.value(data, depth - 1), self.value(scale, depth - 1)
-                sound = isinstance(stored, Tensor) and isinstance(inverse, Tensor)
-                if sound and kind in FLOAT8_DTYPES and number == E4M3 and name in TORCH_DTYPE:
-                    assert isinstance(stored, Tensor)
-                    assert isinstance(inverse, Tensor)
-                    if stored.dtype == "uint8" and inverse.dtype == "fp32" and inverse.numel == 1:
-                        return Quantised(stored, inverse, TORCH_DTYPE[name])
-        raise bad(f"{self.origin}: Float8Tensor", "another one", "bytes in fp8e4m3 with one fp32 scale", FORM)
 
     def tensor(self, args: tuple[object, ...]) -> Tensor:
         match args:

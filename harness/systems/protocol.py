@@ -23,7 +23,7 @@ from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.entry import resolve
 from harness.models import ModelSpec
@@ -33,6 +33,9 @@ from harness.oracle.contract import Contract
 from harness.program import Op
 from harness.scenario import Mesh, Scenario
 from harness.systems.accepts import Accepts
+
+if TYPE_CHECKING:
+    from harness.readers.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,12 @@ class RankSystem(Protocol):
 
 
 class Stored(Protocol):
-    """A system's checkpoints as the judge reads them, without torch and without the library."""
+    """A system's checkpoints as the judge reads them, without torch and without the library.
+
+    vocabulary: the names beyond plain torch that their pickles have.
+    """
+
+    vocabulary: Vocabulary
 
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         """The `written` records of the checkpoint that the save `op` of a scenario left at `path`.

@@ -11,6 +11,7 @@ import pkgutil
 from harness import models, systems
 from harness.errors import UsageError
 from harness.oracle.contract import Contract
+from harness.readers import vocabulary
 from harness.scenario import Scenario
 from harness.systems.protocol import System
 
@@ -24,6 +25,8 @@ def register(system: System) -> System:
     _SYSTEMS[system.name] = system
     if system.models_entry:
         models.provide(lambda: system.models)
+    if _discovered and system.stored_entry:
+        vocabulary.provide(lambda: [system.stored.vocabulary])
     return system
 
 
@@ -64,3 +67,4 @@ def _discover() -> None:
 
 
 models.provide(lambda: [model for system in all_systems() for model in system.models])
+vocabulary.provide(lambda: [system.stored.vocabulary for system in all_systems() if system.stored_entry])

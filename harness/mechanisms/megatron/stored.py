@@ -9,6 +9,7 @@ import numpy as np
 from harness.mechanisms.fused_adam_stored import IN_FP32, in_fp32, remainder
 from harness.mechanisms.megatron.contract import MegatronContract
 from harness.mechanisms.megatron.reader import read_megatron
+from harness.mechanisms.megatron.vocabulary import VOCABULARY
 from harness.models import model_spec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import WRITTEN, Record
@@ -26,6 +27,8 @@ GATHERED = ("dp_zero", "dp_zero_gather_scatter", "fully_reshardable")
 class MegatronStored(TorchStored):
     """Files of torch.save, or of `dist_checkpointing`. The distributed optimizer stores masters and moments in fp32
     whatever dtype it keeps them in; a remainder is stored as it is, but where the format gathers."""
+
+    vocabulary = VOCABULARY
 
     def __init__(self, contract: MegatronContract) -> None:
         self.contract = contract

@@ -11,11 +11,14 @@ from harness.program import Op
 from harness.readers.stored import TorchStored
 from harness.scenario import Scenario
 from harness.systems.transformer_engine.contract import CONTRACT
+from harness.systems.transformer_engine.vocabulary import VOCABULARY
 
 
 class TransformerEngineStored(TorchStored):
     """FusedAdam counts steps in the param group and has no count of a parameter's own; its moments and masters are
     stored in fp32. Beside the bytes of a quantised parameter lies the inverse of its scale."""
+
+    vocabulary = VOCABULARY
 
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
         written = super().must_hold(live, op, scenario)

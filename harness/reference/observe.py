@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.models import is_idle
 from harness.observe.record import LIVE, Record
 from harness.oracle.inputs import Operation
 from harness.reference.kernels import Hyper
@@ -76,7 +77,7 @@ class Observer:
             use
             for param in self.session.catalogue.params
             for use in specs[param.fqn]
-            if any(param.spec.takes_part(op.iteration, microbatch) for microbatch in microbatches)
+            if not all(is_idle(param.spec.idle, op.iteration, microbatch) for microbatch in microbatches)
         }
 
     def _optimizer_state(

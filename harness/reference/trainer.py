@@ -15,6 +15,7 @@ import numpy as np
 from harness import probe
 from harness.entry import resolve
 from harness.grid import Grid
+from harness.models import is_idle
 from harness.oracle.inputs import Operation, linear_share
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import Array
@@ -121,7 +122,7 @@ class Trainer:
         if not pool:
             return total
         units = probe.rank_units(np.concatenate(pool), op.iteration, microbatch, ranks, grid)
-        idle = {p.fqn for p in drawn if not p.spec.takes_part(op.iteration, microbatch)}
+        idle = {p.fqn for p in drawn if is_idle(p.spec.idle, op.iteration, microbatch)}
         once = len(drawn) == len(catalogue.params) and all(len(catalogue.uses[p.fqn]) == 1 for p in drawn)
         if once and not idle:
             total[:, :-1] = units

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,12 +14,14 @@ from harness import canaries
 from harness.canaries import Detection, Strike, run_canaries
 from harness.cli import entry
 from harness.diagnosis import Explanation
+from harness.errors import UsageError
 from harness.faults import comparisons
 from harness.faults.boundary import BOUNDARY, BoundaryFault
 from harness.faults.catalogue import CATALOGUE, Fault, canary_scenarios, scenarios_of
+from harness.faults.strikes import strikes, strikes_with
 from harness.result import Result
 from harness.space.constraints import impossible
-from harness.systems.registry import system_info
+from harness.systems.registry import system_named
 from harness.verdict import ExitStatus, Verdict
 
 FAULT = CATALOGUE["no-op-load"]
@@ -66,7 +69,7 @@ def test_top1_and_top3_are_about_the_faults_own_bugs() -> None:
 
 
 def struck(fault: BoundaryFault, verdict: Verdict, reason: str = "") -> Strike:
-    scenario = fault.scenarios[0]
+    scenario = strikes_with(fault.id)[0]
     return Strike(fault, Result(scenario, scenario.system, "1", verdict, reason=reason))
 
 
@@ -114,13 +117,14 @@ def test_a_boundary_fault_with_another_verdict_fails_the_run(
     outcome: dict[str, object], capsys: pytest.CaptureFixture[str], verdict: Verdict
 ) -> None:
     fault = BOUNDARY["boundary.kill-rank"]
-    outcome["struck"] = [struck(fault, verdict, "PyPI is out of reach")]
+    strike = struck(fault, verdict, "PyPI is out of reach")
+    outcome["struck"] = [strike]
     assert run_canaries(Path(), Path("faults.json"), 1) == ExitStatus.HARNESS
     shown = capsys.readouterr().out
-    assert f"NOT NOTICED: {fault.id} on torch-fsdp2" in shown
+    assert f"NOT NOTICED: {fault.id} on {strike.result.system}" in shown
     assert "(PyPI is out of reach)" in shown
     (row,) = json.loads(Path("faults.json").read_text())["boundary"]
-    assert (row["id"], row["system"], row["detected"]) == (fault.id, "torch-fsdp2", False)
+    assert (row["id"], row["system"], row["detected"]) == (fault.id, strike.result.system, False)
 
 
 def test_a_comparison_that_finds_nothing_fails_the_run(
@@ -132,11 +136,37 @@ def test_a_comparison_that_finds_nothing_fails_the_run(
 
 
 def test_every_canary_is_a_scenario_that_its_system_runs() -> None:
-    boundary = [scenario for fault in BOUNDARY.values() for scenario in fault.scenarios]
-    for scenario in [*(scenario for scenario, _ in canary_scenarios()), *boundary]:
+    for scenario in [*(scenario for scenario, _ in canary_scenarios()), *strikes()]:
         assert scenario.faults
-        assert system_info(scenario.system).unsupported(scenario) is None
+        assert system_named(scenario.system).refusal(scenario) is None
         assert impossible(scenario) is None
+
+
+def test_every_boundary_fault_strikes_some_system() -> None:
+    assert {scenario.faults for scenario in strikes()} == {(fault,) for fault in BOUNDARY}
+    assert len(set(strikes())) == len(strikes())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("schema = 2", "schema: given 2"),
+        ("schema = 1\nstrikes = []", "key: given 'strikes'; allowed: schema, axes, strike"),
+        ("schema = 1\n[[strike]]\naxes = {}", "faults too"),
+        ("schema = 1\n[[strike]]\nfaults = 'boundary.none'", "faults: given 'boundary.none'; allowed: boundary"),
+        ("schema = 1\n[axes]\nfaults = 'boundary.kill-rank'", "axis: given 'faults'"),
+        ("schema = 1\n[[strike]]\nfaults = 'boundary.kill-rank'\naxes = { mash = '1x2x1' }", "axis: given 'mash'"),
+        ("schema = 1\n[axes]\nmesh = '2'\n[[strike]]\nfaults = 'boundary.kill-rank'", "mesh: given '2'"),
+    ],
+)
+def test_a_malformed_file_of_strikes_is_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, said: str
+) -> None:
+    (tmp_path / "canaries.toml").write_text(text)
+    monkeypatch.setattr("harness.faults.strikes.all_systems", lambda: [SimpleNamespace(name="x", folder=tmp_path)])
+    with pytest.raises(UsageError) as refused:
+        strikes()
+    assert said in str(refused.value)
 
 
 def test_a_planted_fault_is_noticed_and_its_control_passes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -150,8 +180,7 @@ def test_a_planted_fault_is_noticed_and_its_control_passes(monkeypatch: pytest.M
 
 @pytest.mark.real
 def test_a_struck_rank_comes_to_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = BOUNDARY["boundary.kill-rank"]
-    monkeypatch.setattr(canaries, "BOUNDARY", {fault.id: fault})
+    monkeypatch.setattr(canaries, "strikes", lambda: strikes_with("boundary.kill-rank"))
     assert [(s.result.system, s.result.verdict) for s in canaries._strike_all(1)] == [
         ("megatron-core", Verdict.CRASH),
         ("torch-fsdp2", Verdict.CRASH),

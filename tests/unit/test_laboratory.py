@@ -22,13 +22,13 @@ import pytest
 
 from harness import laboratory
 from harness.faults.boundary import BOUNDARY
+from harness.faults.strikes import strikes_with
 from harness.laboratory import Laboratory
 from harness.observe.record import unpack
 from harness.result import Reproduced
 from harness.scenario import Mesh, Scenario
 from harness.store import StoreFull
 from harness.verdict import Verdict
-from harness.world.job import RankError
 from tests.unit.flow_system import ECHO
 from tests.unit.world_stub import ACTIONS
 
@@ -172,58 +172,6 @@ def test_any_error_of_ours_is_unknown_and_the_next_scenario_runs(
     assert type(error).__name__ in reason
 
 
-HERE = Path(laboratory.__file__).parent
-LIBRARY = "/overlays/lib-1/site-packages/lib/optimizer.py"
-EMULATION, DEVICE, FUSED, KERNELS = (
-    str(HERE / "emulation" / f"{name}.py") for name in ("functions", "cuda", "fused", "kernels")
-)
-
-
-@pytest.mark.parametrize(
-    ("frames", "ours"),
-    [
-        ([(LIBRARY, "dst.copy_(src)")], False),
-        (
-            [(LIBRARY, "dst.copy_(src)"), (EMULATION, "return self.ordinary(f, a)"), (EMULATION, "f(*args, **kw)")],
-            False,
-        ),
-        ([(LIBRARY, "tensor.cuda(7)"), (EMULATION, "raise RuntimeError(")], False),
-        ([(LIBRARY, "tensor.cuda()"), (EMULATION, "side = sides[tensor]")], True),
-        ([(str(HERE / "systems" / "rank.py"), "tensor.add_(1)"), (EMULATION, "result = f(*args)")], True),
-        ([(LIBRARY, "loss.backward()"), (DEVICE, "return _engine_run_backward(roots, *args, **kwargs)")], False),
-        ([(LIBRARY, "optimizer.step()"), (FUSED, "assert state.dtype is torch.float32")], False),
-        ([(LIBRARY, "optimizer.step()"), (FUSED, "state = self.state[param]")], True),
-        (
-            [
-                (LIBRARY, "optimizer.step()"),
-                (FUSED, "kernels.adam(g, p)"),
-                (KERNELS, "m.mul_(b)"),
-                (EMULATION, "return func(*args)"),
-            ],
-            True,
-        ),
-        (
-            [
-                (LIBRARY, "optimizer.step()"),
-                (FUSED, "kernels.adam(g, p)"),
-                (KERNELS, "m.add_(b)"),
-                (EMULATION, "raise _two_devices(func)"),
-            ],
-            False,
-        ),
-        ([(LIBRARY, "hook(x)"), (str(HERE / "systems" / "rank.py"), "raise ValueError(x)")], True),
-        ([(str(HERE / "faults" / "boundary.py"), "raise Planted()")], False),
-        ([], False),
-    ],
-)
-def test_an_error_is_ours_when_our_code_raised_it_and_not_what_the_emulation_passes_on(
-    frames: list[tuple[str, str]], ours: bool
-) -> None:
-    text = "".join(f'  File "{file}", line 1, in f\n    {line}\n    ^^^^\n' for file, line in frames)
-    error = RankError(0, 1, "step", "op", "RuntimeError", "no", None, f"Traceback (most recent call last):\n{text}")
-    assert laboratory._is_ours(error) is ours
-
-
 def test_a_laboratory_ends_its_servers_and_its_scratch_whatever_fails_on_the_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -293,6 +241,7 @@ def cramped(small_disk: Path) -> Iterator[Laboratory]:
     """A laboratory whose scratch folder is on the small disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(laboratory, "RAM_DISK", small_disk)
+        patch.setattr(laboratory, "RAM_DISK_BYTES", 0)
         running = Laboratory(jobs=1, deadline_s=30.0, plugins=PLUGINS)
     with running:
         yield running
@@ -336,7 +285,9 @@ def test_a_disk_that_fills_under_a_librarys_save_is_no_crash_of_the_library(
 @pytest.mark.real
 @pytest.mark.parametrize("fault", [name for name, fault in BOUNDARY.items() if fault.verdict != "hang"])
 def test_a_boundary_fault_comes_to_its_verdict(lab: Laboratory, fault: str) -> None:
-    for scenario in BOUNDARY[fault].scenarios:
+    scenarios = strikes_with(fault)
+    assert scenarios
+    for scenario in scenarios:
         result = lab.examine_one(scenario)
         assert result.verdict.value == BOUNDARY[fault].verdict, result
         assert result.reproduced == Reproduced(1, 1)
@@ -345,7 +296,7 @@ def test_a_boundary_fault_comes_to_its_verdict(lab: Laboratory, fault: str) -> N
 @pytest.mark.real
 def test_a_stuck_rank_is_a_hang(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "deadline_s", 4.0)
-    (scenario,) = BOUNDARY["boundary.stuck-rank"].scenarios
+    (scenario,) = strikes_with("boundary.stuck-rank")
     result = lab.examine_one(scenario)
     assert result.verdict is Verdict.HANG, result
     assert result.error is not None

@@ -15,6 +15,7 @@ SYSTEM = System(
         "NCCL's PREMUL_SUM, AVG and coalescing",
         "transformer_engine_torch, the compiled extension",
     ),
+    predicates_entry="accepts:PREDICATES",
     warm_up="rank:warm_up",
     not_exercised_entry="accepts:not_exercised",
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from harness.mechanisms import fused_adam
 from harness.mechanisms.fused_adam import DECOUPLED, PRECISION_AWARE
+from harness.mechanisms.row_buffers import local_shapes, rows
 from harness.models import model_spec
 from harness.program import meshes
 from harness.scenario import DTypePolicy, Optimizer, Scenario
@@ -161,3 +162,23 @@ ACCEPTS = Accepts(
 def not_exercised(scenario: Scenario) -> tuple[str, ...]:
     """What streams would have to be real for."""
     return () if {"no_overlap_gather", "no_overlap_reduce"} <= {*scenario.options} else ("overlap",)
+
+
+def some_rank_owns_nothing(scenario: Scenario) -> bool:
+    """Whether sharding leaves some rank of the first mesh no row of some trainable parameter. For example, a parameter
+    of 2 rows on 4 ranks."""
+    mesh = scenario.mesh
+    if scenario.sharding == "replicate" or mesh.dp_shard == 1:
+        return False
+    trainable = {p.fqn for p in model_spec(scenario.model).unique_params if p.spec.trainable != "no"}
+    for tp_index in range(mesh.tp):
+        if any(0 in shape for shape in local_shapes(scenario.model, mesh.tp, tp_index).values()):
+            return False  # tensor parallelism already left a rank without some; `ACCEPTS` refuses it
+        owned = rows(scenario.model, scenario.dtype, mesh.dp_shard, mesh.tp, tp_index)
+        if any(not count for fqn, cuts in owned.items() if fqn in trainable for _, count in cuts):
+            return True
+    return False
+
+
+PREDICATES = {"some_rank_owns_nothing": some_rank_owns_nothing}
+"""What this system's files ask of a scenario by name."""

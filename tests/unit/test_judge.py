@@ -8,7 +8,7 @@ os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first ke
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,30 @@ from typing import Any
 import pytest
 
 from harness import judge as court
-from harness.judge import judge, serve, serve_reference, twin_axes
+from harness.judge import Case, Judgement, serve, serve_reference
 from harness.models import ZOO
-from harness.observe.logical import Logical
+from harness.observe.logical import Logical, Problem
 from harness.observe.record import Record, pack, unpack
 from harness.oracle import twin
+from harness.oracle.inputs import Inputs
 from harness.program import PROGRAMS, expand
-from harness.reference import system as reference
 from harness.result import differences_from_json
 from harness.scenario import Mesh, Scenario
 from harness.world.rank import LENGTH
+from tests.oracles import by_twin, inputs_of, records_of
 
 BASE = Scenario(checkpoint="sharded", mesh=Mesh(1, 2, 1), program="build step save build load step")
 FAULTY = replace(BASE, faults=("no-op-load",))
 """With a fault, differences are the system's; without one, the reference's own are a reason for distrust."""
 
 
+def judge(scenario: Scenario, records: Sequence[Record], problems: Sequence[Problem] = ()) -> Judgement:
+    return court.judge(Case.of(scenario), records, problems)
+
+
 @pytest.fixture(scope="module")
 def sound() -> list[Record]:
-    return reference.run(BASE)
+    return records_of(BASE)
 
 
 @pytest.fixture(autouse=True)
@@ -120,8 +125,8 @@ def test_a_wrong_twin_is_distrusted_and_does_not_blame_the_system(
 ) -> None:
     right = twin.run
 
-    def wrong(scenario: Scenario, *rest: Any, **options: Any) -> Logical:
-        truth = right(scenario, *rest, **options)
+    def wrong(inputs: Inputs, *rest: Any, **options: Any) -> Logical:
+        truth = right(inputs, *rest, **options)
         key = next(key for key in truth if key.role == "exp_avg")
         return {**truth, key: truth[key]._replace(data=bytes(len(truth[key].data)))}
 
@@ -138,9 +143,9 @@ def test_a_load_that_could_do_nothing_unnoticed_is_distrusted(
 ) -> None:
     right = twin.run
 
-    def blind(scenario: Scenario, *rest: Any, **options: Any) -> Logical:
+    def blind(inputs: Inputs, *rest: Any, **options: Any) -> Logical:
         """A truth in which every parameter is the same after every operation."""
-        truth = right(scenario, *rest, **options)
+        truth = right(inputs, *rest, **options)
         initial = {key.fqn: truth[key] for key in truth if key.role == "param" and key.op == 0}
         return {key: initial[key.fqn] if key.role == "param" else value for key, value in truth.items()}
 
@@ -153,14 +158,73 @@ def test_a_load_that_could_do_nothing_unnoticed_is_distrusted(
 @pytest.mark.parametrize("model", ["dense", "later"])
 def test_no_program_has_a_load_that_could_do_nothing_unnoticed(program: str, model: str) -> None:
     scenario = replace(BASE, program=program, model=model)
-    assert court._blind_load(scenario, twin.run(twin_axes(scenario))) == ""
+    assert court._blind_load(expand(scenario), by_twin(scenario)) == ""
 
 
 @pytest.mark.parametrize("model", sorted(ZOO))
-@pytest.mark.parametrize("mesh", [Mesh(1, 1, 1), Mesh(2, 2, 1), Mesh(1, 1, 2)])
-def test_the_twins_axes_keep_what_the_twin_depends_on(model: str, mesh: Mesh) -> None:
+@pytest.mark.parametrize(
+    ("mesh", "like"), [(Mesh(1, 1, 2), Mesh(1, 1, 1)), (Mesh(2, 2, 1), Mesh(1, 2, 1)), (Mesh(1, 4, 2), Mesh(2, 2, 2))]
+)
+def test_scenarios_that_differ_in_nothing_that_decides_bits_have_equal_inputs(
+    model: str, mesh: Mesh, like: Mesh
+) -> None:
     scenario = replace(BASE, model=model, mesh=mesh, sharding="zero1", checkpoint="gathered", microbatches=2)
-    assert twin.run(twin_axes(scenario)) == twin.run(scenario)
+    others = [
+        replace(scenario, mesh=like),
+        replace(scenario, sharding="replicate", grad_sync="every", version="2.0"),
+        replace(scenario, sharding="fully_shard", system="torch-fsdp2", checkpoint="dcp", reshard_after_forward="false"),
+        replace(scenario, faults=("no-op-load",)),
+    ]
+    assert {inputs_of(other) for other in others} == {inputs_of(scenario)}
+    assert by_twin(scenario), "and the twin has an answer"
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"seed": "1"},
+        {"microbatches": "2"},
+        {"model": "short"},
+        {"program": "train"},
+        {"dtype": "bf16"},
+        {"dtype": "fp32/reduce=bf16"},
+        {"optimizer": "adamw/lr=0.5"},
+        {"optimizer": "adamw/impl=fused"},
+        {"optimizer": "adamw/loss_scale=8.0"},
+        {"optimizer": "adamw/clip=0.5"},
+        {"optimizer": "adamw/schedule=halve"},
+    ],
+    ids=str,
+)
+def test_scenarios_that_differ_in_what_decides_bits_have_other_inputs(axes: dict[str, str]) -> None:
+    assert inputs_of(BASE.with_axes(axes)) != inputs_of(BASE)
+
+
+def test_one_rank_has_inputs_of_its_own_where_its_gradients_come_from_another_grid() -> None:
+    alone = {"mesh": "1x1x1"}
+    half = BASE.with_axes({"sharding": "zero1", "dtype": "bf16/reduce=fp32/master=fp32"})
+    assert inputs_of(half.with_axes(alone)) != inputs_of(half)
+    assert inputs_of(BASE.with_axes(alone)) == inputs_of(BASE)
+
+
+def test_a_twin_is_run_once_for_all_scenarios_with_equal_inputs(
+    sound: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Inputs] = []
+    right = twin.run
+
+    def counted(inputs: Inputs, *rest: Any, **options: Any) -> Logical:
+        asked.append(inputs)
+        return right(inputs, *rest, **options)
+
+    monkeypatch.setattr(twin, "run", counted)
+    court._twin.cache_clear()
+    live = [record for record in sound if record.where == "live"]
+    for scenario in (BASE, replace(BASE, grad_sync="every", checkpoint="gathered")):
+        assert judge(scenario, sound).distrust == ""
+    assert judge(replace(BASE, system="torch-fsdp2", checkpoint="dcp"), live).distrust == ""
+    assert len(set(asked)) == 1
+    assert len(asked) == 2, "once for what must be, and once for the cold arm of what differs: nothing was written"
 
 
 # --- what workers are asked ---------------------------------------------------------------------------
@@ -179,7 +243,7 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         self.scenario = replace(BASE, system="torch-fsdp2", checkpoint="dcp", program="train")
         self.paths = [folder / f"rank{rank}.obs" for rank in range(2)]
-        records = reference.run(replace(self.scenario, system="reference", checkpoint="sharded"))
+        records = records_of(self.scenario)
         for rank, path in enumerate(self.paths):
             blobs = [pack(r for r in records if (r.op, r.rank) == (op.index, rank)) for op in expand(self.scenario)]
             path.write_bytes(b"".join(LENGTH.pack(len(blob)) + blob for blob in blobs))
@@ -227,12 +291,10 @@ def test_a_rank_that_wrote_less_than_it_says_is_a_mismatch(tmp_path: Path) -> No
 def test_an_unreadable_checkpoint_is_a_difference_that_says_why(tmp_path: Path) -> None:
     scenario = replace(BASE, system="torch-fsdp2", checkpoint="dcp", program="build step save")
     (tmp_path / "checkpoint0").mkdir()
-    records = [
-        r for r in reference.run(replace(scenario, system="reference", checkpoint="sharded")) if r.where == "live"
-    ]
+    records = [r for r in records_of(scenario) if r.where == "live"]
     ops = expand(scenario)
     number = next(op.checkpoint for op in ops if op.kind == "save")
-    written, problems = court._read_written(scenario, ops, {str(number): str(tmp_path / "checkpoint0")})
+    written, problems = court._read_written(Case.of(scenario), ops, {str(number): str(tmp_path / "checkpoint0")})
     assert written == []
     (difference,) = [d for d in judge(scenario, records, problems).differences if d.kind == "unreadable"]
     assert ".metadata" in difference.detail

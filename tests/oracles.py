@@ -1,0 +1,38 @@
+"""What both oracles say of a scenario, for tests: the twin's prediction, and what the reference's ranks held."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from harness.observe.assemble import assemble
+from harness.observe.logical import Logical
+from harness.observe.record import LIVE, Record
+from harness.oracle import twin
+from harness.oracle.inputs import Inputs
+from harness.reference import system as reference
+from harness.scenario import Scenario
+from harness.systems.registry import contract_of
+
+
+def inputs_of(scenario: Scenario) -> Inputs:
+    """What the scenario's contract lets an oracle know of it."""
+    inputs, _ = contract_of(scenario).resolve(scenario)
+    return inputs
+
+
+def by_twin(scenario: Scenario, norms: Mapping[int, float] | None = None) -> Logical:
+    """What every operation must leave, live. norms: the total norms that a system reported, by operation."""
+    return twin.run(inputs_of(scenario), norms)
+
+
+def records_of(scenario: Scenario, observe_ops: Collection[int] | None = None) -> list[Record]:
+    """What every rank of the reference held, live and written, with the scenario's faults planted."""
+    inputs, placement = contract_of(scenario).resolve(scenario)
+    return reference.run(inputs, placement, faults=scenario.faults, observe_ops=observe_ops)
+
+
+def by_reference(scenario: Scenario) -> Logical:
+    """The live state of the reference's ranks, put together without a gap or a conflict."""
+    logical, problems = assemble(record for record in records_of(scenario) if record.where == LIVE)
+    assert problems == []
+    return logical

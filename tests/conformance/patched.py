@@ -1,4 +1,8 @@
-"""Copies of a release with patches of tests/patches applied: what the tests of repairs run."""
+"""Copies of a release with a system's patches applied: what the tests of repairs run.
+
+The patches of a system lie in `patches/` beside its tests, each a few lines that cure one defect. So do the scenarios
+of defects that no release can reach, since another defect ends them; all others are the system's regressions.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.releases import package_of
 from harness.scenario import Scenario
-from harness.systems.protocol import SystemInfo
+from harness.space.files import regression_file
+from harness.systems.protocol import System
 from harness.world.environments import Environments
 from harness.world.overlay import clone_variable
 
-PATCHES = Path(__file__).parents[1] / "patches"
+HERE = Path(__file__).parent
 
 
 def needs_clone(scenario: Scenario) -> None:
@@ -25,17 +31,36 @@ def needs_clone(scenario: Scenario) -> None:
         pytest.skip(f"{scenario.version} of {scenario.system} needs a clone: {variable}")
 
 
-def patched(info: SystemInfo, release: str, package: str, patches: Iterable[str], folder: Path) -> str:
-    """The version text of a copy of a release. package: its top-level folder. patches: files, without their suffix."""
-    library = next(p for p in Environments(None, ()).overlay(info, release).paths if (p / package).is_dir())
-    shutil.copytree(library / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "jax"))
+def regression(system: System, name: str) -> Scenario:
+    """The scenario of a regression, by what follows `regressions/<system>-`, or of one that lies beside its patch."""
+    kept, beside = regression_file(system, name), folder_of(system) / f"{name}.toml"
+    found = kept if kept.is_file() else beside
+    return Scenario.from_toml(found.read_text("utf-8"), found.name)
+
+
+def folder_of(system: System) -> Path:
+    """Where a system's patches lie."""
+    return HERE / system.name.replace("-", "_") / "patches"
+
+
+def patches_of(system: System) -> list[str]:
+    """The names of a system's patches."""
+    return sorted(path.stem for path in folder_of(system).glob("*.patch"))
+
+
+def patched(system: System, release: str, patches: Iterable[str], folder: Path) -> str:
+    """The version text of a copy of a release in `folder` with patches applied, given by name."""
+    top = package_of(system).tree.partition("/")[0]
+    library = next(p for p in Environments(None, ()).overlay(system, release).paths if (p / top).is_dir())
+    shutil.copytree(library / top, folder / top, ignore=shutil.ignore_patterns("__pycache__", "jax"))
     for name in patches:
         command = ["patch", "--silent", "-p1", "--no-backup-if-mismatch", "-d", str(folder)]
-        subprocess.run(command, input=(PATCHES / f"{name}.patch").read_text(), text=True, check=True)
+        patch = folder_of(system) / f"{name}.patch"
+        subprocess.run(command, input=patch.read_text("utf-8"), text=True, check=True)
     return f"path:{folder}"
 
 
-def changed_lines(name: str) -> int:
+def changed_lines(system: System, name: str) -> int:
     """How many lines a patch adds and takes away."""
-    lines = (PATCHES / f"{name}.patch").read_text().splitlines()
+    lines = (folder_of(system) / f"{name}.patch").read_text("utf-8").splitlines()
     return sum(line[:1] in ("+", "-") and line[:3] not in ("+++", "---") for line in lines)

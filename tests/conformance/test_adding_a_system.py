@@ -1,10 +1,9 @@
-"""The worked example of docs/adding-a-system.md: a system in one module, below the size it is said to have, whose
+"""The worked example of docs/adding-a-system.md: a system in a small package, below the size it is said to have, whose
 scenarios pass, and which shows a defect that is planted in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,21 +12,14 @@ import pytest
 from harness.laboratory import Laboratory
 from harness.scenario import Scenario
 from harness.verdict import Verdict
-from tests.conformance import torch_zero, torch_zero_forgetful
-from tests.conformance.torch_zero import INFO, LIMITS, unsupported
+from tests.conformance import torch_zero
+from tests.conformance.torch_zero import SYSTEM
+from tests.conformance.torch_zero.forgetful import FORGETFUL
 
 pytestmark = pytest.mark.real
 
-BASE = Scenario(system=INFO.name, sharding="zero1", checkpoint="full").with_axes({"mesh": "1x2x1"})
+BASE = Scenario(system=SYSTEM.name, sharding="zero1", checkpoint="full").with_axes({"mesh": "1x2x1"})
 MOST_LINES = 300
-
-
-@pytest.fixture(scope="module")
-def opened() -> Iterator[Laboratory]:
-    with Laboratory(
-        jobs=1, deadline_s=60.0, plugins=(torch_zero.__name__, torch_zero_forgetful.__name__)
-    ) as laboratory:
-        yield laboratory
 
 
 @pytest.mark.parametrize(
@@ -39,17 +31,20 @@ def opened() -> Iterator[Laboratory]:
         {"model": "frozen_tower", "program": "overflow", "optimizer": "adamw/loss_scale=1024.0", "microbatches": "2"},
     ],
 )
-def test_it_passes(opened: Laboratory, axes: dict[str, str]) -> None:
-    result = opened.examine_one(BASE.with_axes(axes))
+def test_it_passes(laboratory: Laboratory, axes: dict[str, str]) -> None:
+    result = laboratory.examine_one(BASE.with_axes(axes))
     assert result.verdict is Verdict.PASS, (result.signature, result.reason, result.error)
 
 
-def test_a_load_that_forgets_the_optimizer_is_seen(opened: Laboratory) -> None:
-    result = opened.examine_one(replace(BASE, system=torch_zero_forgetful.FORGETFUL.name))
+def test_a_load_that_forgets_the_optimizer_is_seen(laboratory: Laboratory) -> None:
+    result = laboratory.examine_one(replace(BASE, system=FORGETFUL.name))
     assert result.verdict is Verdict.MISMATCH, (result.signature, result.reason, result.error)
 
 
-def test_it_is_one_module_of_the_size_that_the_page_says() -> None:
-    assert len(Path(torch_zero.__file__).read_text().splitlines()) < MOST_LINES
-    assert {limit.id for limit in LIMITS if limit.refuses(Scenario(system=INFO.name))} == {"sharding", "checkpoint"}
-    assert unsupported(BASE) is None
+def test_it_is_of_the_size_that_the_page_says() -> None:
+    files = [path for path in Path(torch_zero.__file__).parent.glob("*.py") if "forgetful" not in path.name]
+    assert {path.stem for path in files} == {"__init__", "accepts", "contract", "stored", "rank"}
+    assert sum(len(path.read_text().splitlines()) for path in files) < MOST_LINES
+    default = Scenario(system=SYSTEM.name)
+    assert {limit.id for limit in SYSTEM.accepts.limits if limit.refuses(default)} == {"sharding", "checkpoint"}
+    assert SYSTEM.refusal(BASE) is None

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conformance.processes import descendants
+
 pytestmark = pytest.mark.real
 
 ROOT = Path(__file__).parents[2]
@@ -34,18 +36,6 @@ program = "build step save save save save save save"
 mesh = "1x2x1"
 """
 GONE_S = 15.0
-
-
-def descendants(pid: int) -> dict[int, list[str]]:
-    """Process id → command line, of everything below a process."""
-    found: dict[int, list[str]] = {}
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                found |= {child: Path(f"/proc/{child}/cmdline").read_text().split("\0"), **descendants(child)}
-    except OSError:  # it has ended
-        pass
-    return found
 
 
 @pytest.fixture

@@ -1,52 +1,15 @@
-"""Defects of a library, made in the ranks of Megatron-Core by a plugin; a scenario's seed says which."""
+"""A plugin: `megatron-core-defective` has a defect of the library in its ranks (`defective.py`); a scenario's seed says
+which. With any other seed it is Megatron-Core as it is. Imports no library, so that the parent can import it too.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from harness.systems.megatron_core import SYSTEM
+from harness.systems.registry import register
+from tests.conformance.variants import with_ranks
 
-import torch
+REBINDS, LOSES, OFFLOADS_NOTHING, FORGETS, CUTS_ELSEWHERE = 101, 102, 103, 104, 105
 
-from harness.program import Op
-from harness.scenario import Scenario
-from harness.systems import megatron_core_rank as rank
-
-REBINDS, LOSES, OFFLOADS_NOTHING, FORGETS = 101, 102, 103, 104
-
-_load, _observe, _config = rank.MegatronRank.load, rank.MegatronRank.observe, rank._optimizer_config
-
-
-def _half(system: rank.MegatronRank) -> tuple[str, torch.nn.Parameter]:
-    return next((n, p) for n, p in system.state.root.named_parameters() if p.dtype.itemsize == 2)
-
-
-def load(self: rank.MegatronRank, op: Op) -> None:
-    """Afterwards a parameter no longer lies in the memory that the optimizer writes to, or has lost its counts."""
-    _load(self, op)
-    if self.scenario.seed == REBINDS:
-        _, parameter = _half(self)
-        parameter.data = parameter.data.clone()
-    if self.scenario.seed == FORGETS and self.context.rank == 1:
-        for link in self.state.links:
-            for group in link.optimizer.param_groups:
-                group.pop("step", None)
-
-
-def observe(self: rank.MegatronRank, op: Op) -> Any:
-    """From the first step on the optimizer steps a parameter that is not the model's."""
-    if self.scenario.seed == LOSES and op.kind == "step":
-        name, parameter = _half(self)
-        place, _, last = name.rpartition(".")
-        module = self.state.root.get_submodule(place)
-        setattr(module, last, torch.nn.Parameter(parameter.data))
-    return _observe(self, op)
-
-
-def config(scenario: Scenario, ask: Any) -> dict[str, Any]:
-    asked = replace(scenario.offload, fraction=0.0) if scenario.seed == OFFLOADS_NOTHING else scenario.offload
-    return {**_config(scenario, ask), "optimizer_offload_fraction": asked.fraction}
-
-
-rank.MegatronRank.load = load  # type: ignore[method-assign]
-rank.MegatronRank.observe = observe  # type: ignore[method-assign]
-rank._optimizer_config = config
+DEFECTIVE = register(
+    with_ranks(SYSTEM, "tests.conformance.megatron_core.defective:Defective", "megatron-core-defective")
+)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_megatron_core import BASE, Servers, judged, run, servers  # noqa: F401  (servers is a fixture)
 
-from harness.systems.megatron_core import unsupported
-from harness.systems.megatron_core_formats import FORMATS, checkpoint_plan, release_of
+from harness.releases import before
+from harness.systems.megatron_core import SYSTEM
+from harness.systems.megatron_core.formats import FORMATS, checkpoint_plan
+from tests.conformance.megatron_core.test_megatron_core import BASE
+from tests.conformance.sessions import Servers, assert_equals_the_twin, judged, run
 
 pytestmark = pytest.mark.real
 
@@ -33,18 +35,14 @@ pytestmark = pytest.mark.real
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_written_and_loaded_is_the_twin(servers: Servers, tmp_path: Path, axes: dict[str, str]) -> None:  # noqa: F811
+def test_what_is_written_and_loaded_is_the_twin(servers: Servers, tmp_path: Path, axes: dict[str, str]) -> None:
     scenario = BASE.with_axes({"program": "resume", **axes})
-    assert unsupported(scenario) is None
-    outcomes = run(servers(scenario), scenario, tmp_path)
-    assert all(outcome.ok for outcome in outcomes), outcomes
-    judgement = judged(servers(scenario), scenario, tmp_path, outcomes)
-    assert judgement["differences"] == []
-    assert judgement["distrust"] == ""
+    assert SYSTEM.refusal(scenario) is None
+    assert_equals_the_twin(servers(scenario), scenario, tmp_path)
 
 
 @pytest.mark.parametrize("form", ["dp_zero", "dp_reshardable", "fully_reshardable"])
-def test_a_stale_index_map_shows_in_what_is_written(servers: Servers, tmp_path: Path, form: str) -> None:  # noqa: F811
+def test_a_stale_index_map_shows_in_what_is_written(servers: Servers, tmp_path: Path, form: str) -> None:
     """NVIDIA/Megatron-LM issue 2777, silent with equal shapes: the load undoes what the save did."""
     axes = {"checkpoint": form, "model": "twins", "dtype": "mixed/master=fp32", "program": "build step save"}
     scenario = BASE.with_axes(axes)
@@ -59,26 +57,36 @@ def test_a_stale_index_map_shows_in_what_is_written(servers: Servers, tmp_path: 
 
 def test_the_text_of_a_format() -> None:
     plan = checkpoint_plan("fully_reshardable+async+fully_parallel")
-    assert plan
     assert (plan.form, plan.asynchronous, plan.fully_parallel, plan.legacy) == ("fully_reshardable", True, True, False)
-    assert checkpoint_plan("dp_zero+async") is None
-    assert checkpoint_plan("fully_reshardable+fully_parallel+async") is None, "switches in order"
-    assert all(checkpoint_plan("+".join([name, *form.switches])) for name, form in FORMATS.items())
+    assert checkpoint_plan("fully_reshardable+fully_parallel+async") == plan, "switches in any order"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_takes_its_own_switches(name: str) -> None:
+    """Each at most once; what another format has, and what none has, is refused."""
+    form = FORMATS[name]
+    others = {switch for other in FORMATS.values() for switch in other.switches} - {*form.switches}
+    scenario = BASE.with_axes({"sharding": form.sharding, "program": "train"})
+    assert SYSTEM.refusal(scenario.with_axes({"checkpoint": "+".join([name, *form.switches])})) is None
+    for switch in (*others, "no_such_switch", *(f"{switch}+{switch}" for switch in form.switches)):
+        refusal = SYSTEM.refusal(scenario.with_axes({"checkpoint": f"{name}+{switch}"}))
+        assert "megatron-core has these values of checkpoint" in str(refusal), switch
 
 
 @pytest.mark.parametrize(
     ("axes", "reason"),
     [
-        ({"checkpoint": "dcp"}, "megatron-core has these checkpoint formats"),
+        ({"checkpoint": "dcp"}, "megatron-core has these values of checkpoint: dp_zero"),
         ({"checkpoint": "plain"}, "sharding=replicate: sharded, plain"),
         ({"checkpoint": "fully_reshardable", "version": "0.14.0"}, "came with 0.15"),
         ({"checkpoint": "dp_zero", "mesh": "1x2x2", "load": "tp_change"}, "loads at the same such size only"),
     ],
 )
 def test_what_a_format_cannot_do(axes: dict[str, str], reason: str) -> None:
-    assert reason in str(unsupported(BASE.with_axes({"program": "resume", **axes})))
+    assert reason in str(SYSTEM.refusal(BASE.with_axes({"program": "resume", **axes})))
 
 
 def test_a_version_that_is_no_release_is_the_newest() -> None:
-    assert release_of("0.15.3") == (0, 15, 3)
-    assert release_of("git:core_v0.17.0") == release_of("path:/some/tree") == release_of("") > (0, 19, 0)
+    assert before("0.15.3", "0.15.4")
+    assert not before("0.15.3", "0.15.3")
+    assert not any(before(version, "99") for version in ("git:core_v0.17.0", "path:/some/tree", ""))

@@ -1,32 +1,40 @@
-"""Defects of a library that make a Megatron-Core rank hold something unheard of are differences, never `unknown`."""
+"""Defects of a library that make a Megatron-Core rank hold something unheard of are differences, never `unknown`.
+
+*Verifies*: each planted defect shows as what it is, and the same scenario without it passes. One of them is a
+Megatron-FSDP that cuts its buckets elsewhere and agrees with itself: where a rank's rows lie is our arithmetic, not
+what the library says. *Does not verify*: defects of releases, which have regressions.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 from harness.laboratory import Laboratory
 from harness.scenario import Mesh, Scenario
 from harness.verdict import Verdict
+from tests.conformance.megatron_core.defects import (
+    CUTS_ELSEWHERE,
+    DEFECTIVE,
+    FORGETS,
+    LOSES,
+    OFFLOADS_NOTHING,
+    REBINDS,
+)
 
 pytestmark = pytest.mark.real
 
-REBINDS, LOSES, OFFLOADS_NOTHING, FORGETS = 101, 102, 103, 104  # as in the plugin, which the parent does not import
-BASE = Scenario(system="megatron-core", sharding="zero1", checkpoint="dp_zero", mesh=Mesh(1, 2, 1)).with_axes(
+BASE = Scenario(system=DEFECTIVE.name, sharding="zero1", checkpoint="dp_zero", mesh=Mesh(1, 2, 1)).with_axes(
     {
         "dtype": "bf16/reduce=fp32/master=fp32",
         "optimizer": "adamw/impl=multi_tensor",
         "program": "build step save step load",
     }
 )
+FSDP = {
+    "checkpoint": "fsdp_dtensor", "model": "dense", "dtype": "bf16/master=fp32", "options": "fsdp_optim_grads_params",
+    "program": "build step",
+}  # fmt: skip
 OFFLOADED = {"offload": "cpu", "optimizer": "adamw/impl=forloop", "program": "train"}
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Laboratory]:
-    with Laboratory(jobs=1, deadline_s=100.0, plugins=("tests.conformance.megatron_defects",)) as running:
-        yield running
 
 
 @pytest.mark.parametrize(
@@ -38,12 +46,14 @@ def lab() -> Iterator[Laboratory]:
         (0, OFFLOADED, set()),
         (OFFLOADS_NOTHING, OFFLOADED, {("bits", "host")}),
         (FORGETS, {"mesh": "2x1x1"}, {("gap", "step")}),
+        (0, FSDP, set()),
+        (CUTS_ELSEWHERE, FSDP, {(kind, role) for kind in ("gap", "overlap") for role in ("param", "master", "grad")}),
     ],
-    ids=["sound", "rebinds", "loses", "sound-offload", "offloads-nothing", "forgets"],
+    ids=["sound", "rebinds", "loses", "sound-offload", "offloads-nothing", "forgets", "sound-fsdp", "cuts-elsewhere"],
 )
 def test_a_defect_is_a_difference(
-    lab: Laboratory, seed: int, axes: dict[str, str], found: set[tuple[str, str]]
+    laboratory: Laboratory, seed: int, axes: dict[str, str], found: set[tuple[str, str]]
 ) -> None:
-    result = lab.examine_one(BASE.with_axes({"seed": str(seed), **axes}))
+    result = laboratory.examine_one(BASE.with_axes({"seed": str(seed), **axes}))
     assert result.verdict is (Verdict.MISMATCH if found else Verdict.PASS), result
     assert found <= {(d.kind, d.key.role) for d in result.differences}

@@ -1,187 +1,19 @@
 """PyTorch's ZeroRedundancyOptimizer under DistributedDataParallel: the worked example of docs/adding-a-system.md.
 
 Every rank has the whole model; the optimizer's state of a parameter lies on one rank. A checkpoint is gathered
-(`consolidate_state_dict`) and written by rank 0. Built-in systems keep what the parent knows in a module of its own,
-since a parent that imports no library starts faster; that apart, nothing is left out here.
-
-*Verifies* nothing by itself.
+(`consolidate_state_dict`) and written by rank 0.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from contextlib import nullcontext
-from typing import Any
-
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.nn.parallel import DistributedDataParallel
-
-from harness.layout import Box
-from harness.models import NamedParam
-from harness.observe.record import Record
-from harness.oracle.contracts import Rules, declare
-from harness.probe_module import Slot
-from harness.program import Op
-from harness.scenario import Optimizer, Scenario
-from harness.systems.protocol import Limit, SystemInfo, first_reason
+from harness.systems.protocol import System
 from harness.systems.registry import register
-from harness.systems.torch_fsdp2_checkpoint import FULL_FILE, TrainState
-from harness.systems.torch_fsdp2_rank import OPTIMIZERS, STATE_ROLES, Fsdp2Rank, hyperparameters
 
-NAME = "torch-zero"
-
-LIMITS = (
-    Limit("sharding", lambda s: s.sharding != "zero1", "ZeroRedundancyOptimizer shards state: sharding is zero1"),
-    Limit("mesh", lambda s: s.mesh.tp > 1 or s.mesh.dp_replicate > 1, "one data-parallel group: mesh is 1xNx1"),
-    Limit("dtype", lambda s: bool(s.dtype.param or s.dtype.reduce or s.dtype.master),
-          "DistributedDataParallel computes and reduces in the storage dtype, without masters"),
-    Limit("offload", lambda s: s.offload.fraction > 0, "ZeroRedundancyOptimizer offloads nothing"),
-    Limit("checkpoint", lambda s: s.checkpoint != "full", "the state dict is gathered: checkpoint is full"),
-    Limit("optimizer", lambda s: s.optimizer.impl not in ("foreach", "forloop") or s.optimizer.schedule != "none",
-          "the example drives torch.optim's foreach and forloop optimizers, without a schedule"),
-    Limit("rest", lambda s: bool(s.options or s.faults) or s.expert_parallel > 1 or s.reshard_after_forward != "true"
-          or s.grad_sync != "last", "an axis of other systems"),
-)  # fmt: skip
-
-
-def unsupported(scenario: Scenario) -> str | None:
-    """Why the system cannot run a scenario; None where it can."""
-    return first_reason(LIMITS, scenario)
-
-
-INFO = register(
-    SystemInfo(
-        name=NAME,
+SYSTEM = register(
+    System(
+        name="torch-zero",
         doc="PyTorch ZeroRedundancyOptimizer and DistributedDataParallel, unmodified",
-        world="fork",
-        entry=f"{__name__}:ZeroRank",
-        unsupported=unsupported,
-        limits=LIMITS,
+        home=__name__,
         distributions=("torch",),
-        owner_groups=True,
     )
 )
-declare(NAME, Rules(owner_groups=True))
-
-
-class ZeroRank(Fsdp2Rank):
-    """FSDP2's system without its sharding, another optimizer, and a checkpoint of its own."""
-
-    def _fully_shard(self, root: nn.Module) -> None:
-        self.parallel = DistributedDataParallel(root)
-
-    def _optimizer(self, init_seed: int) -> ZeroRedundancyOptimizer:
-        ask: Optimizer = self.scenario.optimizer.at_build(init_seed)
-        options: dict[str, Any] = {"lr": ask.lr, "weight_decay": ask.weight_decay, "foreach": ask.impl == "foreach"}
-        if ask.kind == "sgd":
-            options |= {"momentum": ask.momentum, "nesterov": ask.nesterov}
-        else:
-            options |= {"betas": (ask.beta1, ask.beta2), "eps": ask.eps}
-        return ZeroRedundancyOptimizer(self._groups(ask), OPTIMIZERS[ask.kind], **options)
-
-    def _backward(self, op: Op, *, overflow: bool) -> None:
-        self.probe.start_step()
-        self.gradients, self.norm = {}, None
-        last = self.scenario.microbatches - 1
-        for microbatch in range(self.scenario.microbatches):
-            self.probe.slot = Slot(op.iteration, microbatch, overflow)
-            with nullcontext() if microbatch == last else self.parallel.no_sync():
-                loss = self.parallel(torch.ones(1, requires_grad=True)).sum()
-                (self.state.scaler.scale(loss) if self.state.scaler else loss).backward()
-
-    def _capture_gradients(self) -> None:
-        """A rank's optimizer sees the gradients of its own parameters: of the others this rank has an empty piece."""
-        own = {id(p) for group in self.optimizer.optim.param_groups for p in group["params"]}
-        self.gradients = {
-            fqn: p.grad.detach().clone() if id(p) in own else p.grad.detach()[:0]
-            for fqn, p in self.params.items()
-            if p.grad is not None
-        }
-
-    # Checkpoints: one file of whole tensors, the optimizer's flat by parameter name, as torch's flattened form has it
-
-    def save(self, op: Op) -> None:
-        self.optimizer.consolidate_state_dict(to=0)
-        if self.context.rank == 0:
-            path = self.context.checkpoint_path(op)
-            path.mkdir(parents=True, exist_ok=True)
-            optim = self._flat(self.optimizer.state_dict())
-            content = {"model": self.state.model.state_dict(), "optim": optim, "extra": self.state.extra()}
-            torch.save(content, path / FULL_FILE)
-        dist.barrier()
-
-    def load(self, op: Op) -> None:
-        content = self._read(op)
-        self.state.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(self._numbered(content["optim"]))
-        self.state.set_extra(content["extra"])
-
-    def _flat(self, gathered: dict[str, Any]) -> dict[str, Any]:
-        names = self._order()
-        flat = {
-            f"state.{names[index]}.{key}": value
-            for index, state in gathered["state"].items()
-            for key, value in state.items()
-        }
-        for group in gathered["param_groups"]:
-            options = {key: value for key, value in group.items() if key != "params"}
-            flat |= {f"param_groups.{names[i]}.{key}": value for i in group["params"] for key, value in options.items()}
-        return flat
-
-    def _numbered(self, flat: dict[str, Any]) -> dict[str, Any]:
-        """What `load_state_dict` takes: state and groups by the number of a parameter."""
-        order = self._order()
-        numbers = {fqn: number for number, fqn in enumerate(order)}
-        state: dict[int, dict[str, Any]] = {}
-        for key, value in flat.items():
-            if key.startswith("state."):
-                fqn, _, name = key.removeprefix("state.").rpartition(".")
-                state.setdefault(numbers[fqn], {})[name] = value
-        groups, rest = [], iter(order)
-        for group in self.optimizer.param_groups:
-            fqns = list(itertools.islice(rest, len(group["params"])))
-            options = {key: flat[f"param_groups.{fqns[0]}.{key}"] for key in group if key != "params"}
-            groups.append({**options, "params": [numbers[fqn] for fqn in fqns]})
-        return {"state": state, "param_groups": groups}
-
-    def _order(self) -> list[str]:
-        """The parameters' names in the order of the groups, which numbers them in a state dict."""
-        names = {id(parameter): fqn for fqn, parameter in self.params.items()}
-        return [names[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
-
-    def load_model_only(self, op: Op) -> None:
-        self.state.model.load_state_dict(self._read(op)["model"])
-
-    def _read(self, op: Op) -> dict[str, Any]:
-        content: dict[str, Any] = torch.load(self.context.checkpoint_path(op) / FULL_FILE, weights_only=True)
-        return content
-
-    # Observation
-
-    def _own_box(self, named: NamedParam) -> Box:
-        return Box((0,) * len(named.spec.shape), named.spec.shape)
-
-    def _optimizer_records(self, op: Op) -> Iterator[Record]:
-        """What this rank's part of the optimizer keeps, where the library keeps it."""
-        local = self.optimizer.optim
-        own = {id(parameter) for group in local.param_groups for parameter in group["params"]}
-        order = iter(self._order())
-        for group in self.optimizer.param_groups:
-            for parameter, fqn in zip(group["params"], order, strict=False):
-                if id(parameter) not in own:
-                    continue
-                for name, number in hyperparameters(group):
-                    yield self._number(op, "hyperparameter", f"{fqn}.{name}", number)
-                for name, value in local.state.get(parameter, {}).items():
-                    if value is not None:
-                        yield self._whole(op, STATE_ROLES[name], fqn, torch.as_tensor(value))
-
-    @property
-    def optimizer(self) -> ZeroRedundancyOptimizer:
-        state: TrainState = self.state
-        assert isinstance(state.optimizer, ZeroRedundancyOptimizer)
-        return state.optimizer

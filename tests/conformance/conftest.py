@@ -1,0 +1,27 @@
+"""What the tests of all systems share: one laboratory in each test process. Its servers start when first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from harness.laboratory import Laboratory
+
+pytest.register_assert_rewrite("tests.conformance.sessions")
+
+PLUGINS = (
+    "tests.conformance.megatron_core.defects",
+    "tests.conformance.torch_zero",
+    "tests.conformance.torch_zero.forgetful",
+)
+"""Modules that register systems of our own making in every server of the shared laboratory."""
+
+PATIENCE_S = 120.0
+"""What a session may take before it counts as hanging. What does hang has a laboratory of its own."""
+
+
+@pytest.fixture(scope="session")
+def laboratory() -> Iterator[Laboratory]:
+    with Laboratory(jobs=1, deadline_s=PATIENCE_S, plugins=PLUGINS) as opened:
+        yield opened

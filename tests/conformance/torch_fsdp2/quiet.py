@@ -1,0 +1,20 @@
+"""A plugin: `torch-fsdp2-quiet` is FSDP2 whose ranks are observed after operation 5 only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.observe.record import Record
+from harness.program import Op
+from harness.systems.registry import register
+from harness.systems.torch_fsdp2 import SYSTEM
+from harness.systems.torch_fsdp2.rank import Rank
+from tests.conformance.variants import with_ranks
+
+
+class Quiet(Rank):
+    def observe(self, op: Op) -> Iterable[Record]:
+        return super().observe(op) if op.index == 5 else ()
+
+
+register(with_ranks(SYSTEM, f"{__name__}:Quiet", "torch-fsdp2-quiet"))

@@ -1,0 +1,11 @@
+"""One rank whose load forgets the optimizer."""
+
+from __future__ import annotations
+
+from harness.program import Op
+from tests.conformance.torch_zero.rank import Rank
+
+
+class Forgetful(Rank):
+    def load(self, op: Op) -> None:
+        self.load_model_only(op)

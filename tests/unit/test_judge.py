@@ -172,7 +172,9 @@ def test_scenarios_that_differ_in_nothing_that_decides_bits_have_equal_inputs(
     others = [
         replace(scenario, mesh=like),
         replace(scenario, sharding="replicate", grad_sync="every", version="2.0"),
-        replace(scenario, sharding="fully_shard", system="torch-fsdp2", checkpoint="dcp", reshard_after_forward="false"),
+        replace(
+            scenario, sharding="fully_shard", system="torch-fsdp2", checkpoint="dcp", reshard_after_forward="false"
+        ),
         replace(scenario, faults=("no-op-load",)),
     ]
     assert {inputs_of(other) for other in others} == {inputs_of(scenario)}

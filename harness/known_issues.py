@@ -46,7 +46,7 @@ from harness.program import KINDS
 from harness.scenario import AXES, Scenario, load_toml, parse_axis
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
-from harness.tables import Table
+from harness.tables import Table, text_of
 from harness.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -130,12 +130,12 @@ def known_issues_of(system: System) -> tuple[KnownIssue, ...]:
     """The entries of a system's `issues.toml`, in order; none where it has no such file.
 
     Raises:
-        UsageError: malformed, an unknown or missing key, a duplicate id, an unknown value, a scenario file that does
-        not
-            exist, or an entry so wide that it would match anything.
+        UsageError: not in UTF-8, malformed, an unknown or missing key, a duplicate id, an unknown value, a scenario
+            file that does not exist, or an entry so wide that it would match anything.
     """
     file = system.folder.joinpath("issues.toml")
-    return parse(file.read_text("utf-8"), f"{system.name}/issues.toml", system) if file.is_file() else ()
+    origin = f"{system.name}/issues.toml"
+    return parse(text_of(file, origin), origin, system) if file.is_file() else ()
 
 
 def parse(text: str, origin: str, system: System) -> tuple[KnownIssue, ...]:

@@ -37,7 +37,7 @@ from harness.errors import UsageError
 from harness.scenario import load_toml
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
-from harness.tables import Table
+from harness.tables import Table, text_of
 
 SOURCES = ("path:", "git:")
 FORMS = "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest"
@@ -162,7 +162,7 @@ def package_of(system: System) -> Package:
     origin = f"{system.name}/releases.toml"
     if not file.is_file():
         raise UsageError.of(f"releases of {system.name}", "no file", f"a file {origin} beside its walks", origin)
-    return parse(file.read_text("utf-8"), origin)
+    return parse(text_of(file, origin), origin)
 
 
 def parse(text: str, origin: str) -> Package:

@@ -6,6 +6,7 @@ Every error is a `UsageError` that says where, what was given, what is allowed, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from harness.errors import UsageError
@@ -91,6 +92,18 @@ class Table:
     def wrong(self, key: str, given: object, allowed: Iterable[object] | str, form: str) -> UsageError:
         """The error about a key's value."""
         return UsageError.of(f"{self.where}: {key}", given, allowed, form)
+
+
+def text_of(file: Traversable, origin: str) -> str:
+    """The text of one of our files, which errors call `origin`.
+
+    Raises:
+        UsageError: it is not in UTF-8.
+    """
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError.of(origin, f"byte {error.start}", "a text file in UTF-8", "iconv -t UTF-8") from None
 
 
 def _is_number(value: object) -> bool:

@@ -20,7 +20,7 @@ from harness.faults.boundary import BOUNDARY
 from harness.scenario import AXES, Scenario, load_toml
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
-from harness.tables import Table
+from harness.tables import Table, text_of
 
 
 def strikes() -> list[Scenario]:
@@ -42,7 +42,7 @@ def _strikes_of(system: System) -> list[Scenario]:
     if not file.is_file():
         return []
     origin = f"{system.name}/canaries.toml"
-    document = Table(load_toml(file.read_text("utf-8"), origin), origin).only(("schema", "axes", "strike"))
+    document = Table(load_toml(text_of(file, origin), origin), origin).only(("schema", "axes", "strike"))
     common = _axes(document)
     found: list[Scenario] = []
     for table in document.tables("strike"):

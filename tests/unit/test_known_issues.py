@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,16 +11,18 @@ import report_samples as samples
 
 from harness.diff import Difference
 from harness.errors import UsageError
-from harness.known_issues import KnownIssues, load_known_issues
+from harness.known_issues import KnownIssues, known_issues_of
 from harness.observe.logical import Key
 from harness.result import Failure, Result
+from harness.scenario import Scenario
+from harness.systems.protocol import System
+from harness.systems.registry import all_systems, system_named
 from harness.verdict import Verdict
 
 ENTRY = """
 [[issue]]
 id = "{id}"
 what = "State is cast on load."
-system = "torch-fsdp2"
 library_line = "state_dict.py:612 (2.13.0)"
 since = "2.4.0"
 upstream = ""
@@ -35,36 +37,58 @@ evidence = ["exp_avg dtype", "param bits", "written step missing"]
 axes = { offload = "cpu*", dtype = ["bf16", "mixed*"] }
 """
 
-Write = Callable[..., Path]
+
+@dataclass(frozen=True)
+class Beside(System):
+    """The system, with its data in a folder of the test's."""
+
+    place: Path = Path()
+
+    @property
+    def folder(self) -> Path:
+        return self.place
+
+    @property
+    def predicates(self) -> Mapping[str, Callable[[Scenario], bool]]:
+        return system_named("torch-fsdp2").predicates
+
+
+def beside(place: Path, name: str = "torch-fsdp2") -> System:
+    system = system_named("torch-fsdp2")
+    values = {field.name: getattr(system, field.name) for field in fields(system)}
+    return Beside(**{**values, "name": name}, place=place)
+
+
+Load = Callable[..., KnownIssues]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def load(tmp_path: Path) -> Load:
+    """Reads an `issues.toml` of entries, each with a `match`, or of a text."""
     (tmp_path / "one.toml").write_text("schema = 1\n[scenario]\n")
 
-    def of(*matches: str, text: str | None = None) -> Path:
+    def of(*matches: str, text: str | None = None, name: str = "torch-fsdp2") -> KnownIssues:
         entries = (ENTRY.format(id=f"issue-{n}", match=match) for n, match in enumerate(matches))
-        path = tmp_path / "known_issues.toml"
-        path.write_text("schema = 1\n" + "".join(entries) if text is None else text)
-        return path
+        (tmp_path / "issues.toml").write_text("schema = 1\n" + "".join(entries) if text is None else text)
+        return KnownIssues(known_issues_of(beside(tmp_path, name)))
 
     return of
 
 
-def test_a_result_that_agrees_in_everything_is_known(write: Write) -> None:
-    assert load_known_issues(write(MISMATCH)).match(samples.mismatch()) == "issue-0"
+def test_a_result_that_agrees_in_everything_is_known(load: Load) -> None:
+    assert load(MISMATCH).match(samples.mismatch()) == "issue-0"
 
 
-def test_what_was_seen_under_emulation_only_is_so_until_every_entry_is_confirmed(write: Write) -> None:
+def test_what_was_seen_under_emulation_only_is_so_until_every_entry_is_confirmed(load: Load) -> None:
     seen = replace(samples.mismatch(), emulated=("CUDA device",))
     assert KnownIssues().emulated_only(seen)
     assert not KnownIssues().emulated_only(replace(seen, emulated=()))
     assert not KnownIssues().emulated_only(replace(seen, verdict=Verdict.PASS, differences=()))
     assert not KnownIssues().emulated_only(replace(seen, scenario=replace(seen.scenario, faults=("boundary.x",))))
-    assert load_known_issues(write(MISMATCH)).emulated_only(seen)
+    assert load(MISMATCH).emulated_only(seen)
     entry = ENTRY.replace("[issue.match]", 'confirmed_on_gpu = "H200, torch 2.13.0+cu130"\n[issue.match]')
     text = "schema = 1\n" + entry.format(id="one", match=MISMATCH)
-    confirmed = load_known_issues(write(text=text))
+    confirmed = load(text=text)
     assert confirmed.issues[0].confirmed_on_gpu.startswith("H200")
     assert not confirmed.emulated_only(seen)
     assert not confirmed.emulated_only(replace(seen, known_issue="one"))
@@ -72,8 +96,35 @@ def test_what_was_seen_under_emulation_only_is_so_until_every_entry_is_confirmed
     assert confirmed.emulated_only(replace(seen, verdict=Verdict.CRASH, error=error))
 
 
-def test_what_is_shipped_loads() -> None:
-    load_known_issues(Path(__file__).parents[2] / "scenarios" / "known_issues.toml")
+@pytest.mark.parametrize("system", all_systems(), ids=lambda system: system.name)
+def test_what_is_shipped_loads(system: System) -> None:
+    found = known_issues_of(system)
+    assert bool(found) is system.folder.joinpath("issues.toml").is_file()
+    assert {issue.system for issue in found} <= {system.name}
+
+
+def test_a_systems_entries_are_about_no_other_system(load: Load) -> None:
+    issues = load(MISMATCH, name="another")
+    assert issues.match(samples.mismatch()) is None
+    assert issues.match(replace(samples.mismatch(), system="another")) == "issue-0"
+
+
+def test_an_entry_may_ask_a_predicate_of_its_system(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="when: given 'owns_nothing'; allowed: none: the system has no predicates"):
+        load(MISMATCH + 'when = "owns_nothing"')
+    asked: list[Scenario] = []
+
+    def owns_nothing(scenario: Scenario) -> bool:
+        asked.append(scenario)
+        return scenario.seed == 1
+
+    monkeypatch.setitem(vars(system_named("torch-fsdp2")), "predicates", {"owns_nothing": owns_nothing})
+    with pytest.raises(UsageError, match="when: given 'owns_all'; allowed: owns_nothing"):
+        load(MISMATCH + 'when = "owns_all"')
+    issues = load(MISMATCH + 'when = "owns_nothing"')
+    assert issues.match(samples.mismatch()) is None
+    assert issues.match(replace(samples.mismatch(), scenario=replace(samples.mismatch().scenario, seed=1))) == "issue-0"
+    assert len(asked) == 2
 
 
 EXTRA = Difference(Key(8, "live", "master", "x"), "bits")
@@ -93,33 +144,33 @@ EXTRA = Difference(Key(8, "live", "master", "x"), "bits")
         replace(samples.mismatch(), verdict=Verdict.UNKNOWN),
     ],
 )
-def test_whatever_differs_makes_it_new(write: Write, other: Result) -> None:
-    assert load_known_issues(write(MISMATCH)).match(other) is None
+def test_whatever_differs_makes_it_new(load: Load, other: Result) -> None:
+    assert load(MISMATCH).match(other) is None
 
 
-def test_a_crash_matches_by_its_message_with_numbers_masked(write: Write) -> None:
-    issues = load_known_issues(write('op = "save"\nevidence = ["RuntimeError: size of tensor a (N) must match*"]'))
+def test_a_crash_matches_by_its_message_with_numbers_masked(load: Load) -> None:
+    issues = load('op = "save"\nevidence = ["RuntimeError: size of tensor a (N) must match*"]')
     assert issues.match(samples.crash()) == "issue-0"
     other = replace(samples.crash(), error=Failure("ValueError", "size of tensor a (3) must match"))
     assert issues.match(other) is None
 
 
-def test_a_hang_matches_by_its_deadline(write: Write) -> None:
-    issues = load_known_issues(write('op = "load"\nevidence = ["deadline: *"]\naxes = { program = "unfreeze" }'))
+def test_a_hang_matches_by_its_deadline(load: Load) -> None:
+    issues = load('op = "load"\nevidence = ["deadline: *"]\naxes = { program = "unfreeze" }')
     assert issues.match(samples.hang()) == "issue-0"
     assert issues.match(replace(samples.hang(), scenario=samples.scenario(program="resume"))) is None
 
 
-def test_two_known_defects_in_one_scenario_are_known_under_both(write: Write) -> None:
+def test_two_known_defects_in_one_scenario_are_known_under_both(load: Load) -> None:
     both = replace(samples.mismatch(), error=Failure("KeyError", "lost", op=samples.mismatch().failed_op.index))
-    issues = load_known_issues(write(MISMATCH, 'op = "load"\nevidence = ["KeyError: *"]'))
+    issues = load(MISMATCH, 'op = "load"\nevidence = ["KeyError: *"]')
     assert issues.match(both) == "issue-0+issue-1"
     assert [issue.id for issue in issues.of("issue-0+issue-1")] == ["issue-0", "issue-1"]
-    assert load_known_issues(write(MISMATCH)).match(both) is None
+    assert load(MISMATCH).match(both) is None
 
 
-def test_the_first_entry_wins_and_lookups_work(write: Write) -> None:
-    issues = load_known_issues(write(MISMATCH, MISMATCH))
+def test_the_first_entry_wins_and_lookups_work(load: Load) -> None:
+    issues = load(MISMATCH, MISMATCH)
     assert issues.match(samples.mismatch()) == "issue-0"
     assert [issue.since for issue in issues.of("issue-1")] == ["2.4.0"]
     assert issues.of("issue-9") == []
@@ -134,16 +185,17 @@ GOOD = ENTRY.format(id="a", match=MISMATCH)
     [
         ("schema = 1\n[[issue]\n", "malformed TOML"),
         ("schema = 2\n", "schema: given 2"),
-        ("schema = 1\nissues = []\n", "unknown \\['issues'\\]"),
-        ("schema = 1\nissue = 3\n", "tables \\[\\[issue\\]\\]"),
-        ("schema = 1\n[[issue]]\nid = 'a'\n", "missing \\['what'"),
+        ("schema = 1\nissues = []\n", "key: given 'issues'; allowed: schema, issue"),
+        ("schema = 1\nissue = 3\n", "a list of tables; for example: \\[\\[issue\\]\\]"),
+        ("schema = 1\n[[issue]]\nid = 'a'\n", "allowed: what too"),
         ("schema = 1\n" + GOOD + GOOD, "each id once"),
+        ("schema = 1\n" + GOOD.replace("since =", 'system = "torch-fsdp2"\nsince ='), "key: given 'system'"),
         ("schema = 1\n" + GOOD.replace("one.toml", "absent.toml"), "absent.toml"),
         ("schema = 1\n" + GOOD.replace('since = "2.4.0"', "since = 2.4"), "since: given 2.4"),
         ("schema = 1\n" + GOOD.replace('what = "State is cast on load."', 'what = ""'), "what: given ''"),
         ("schema = 1\n" + GOOD.replace('upstream = ""', 'upstream = "javascript:alert(1)"'), "https"),
         ("schema = 1\n" + GOOD.replace('op = "load"', 'op = "lod"'), "op: given 'lod'; allowed: build"),
-        ("schema = 1\n" + GOOD.replace('op = "load"', 'op = "load"\nop_index = 3'), "unknown \\['op_index'\\]"),
+        ("schema = 1\n" + GOOD.replace('op = "load"', 'op = "load"\nop_index = 3'), "key: given 'op_index'"),
         ("schema = 1\n" + GOOD.replace("offload =", "ofload ="), "given 'ofload'"),
         ("schema = 1\n" + GOOD.replace('"cpu*"', '"gpu"'), "offload: given 'gpu'"),
         ("schema = 1\n" + GOOD.replace('"cpu*"', "3"), "a list of texts"),
@@ -151,21 +203,23 @@ GOOD = ENTRY.format(id="a", match=MISMATCH)
             "schema = 1\n" + GOOD.replace('axes = { offload = "cpu*", dtype = ["bf16", "mixed*"] }', "axes = 3"),
             "a table",
         ),
-        ("schema = 1\n" + ENTRY.format(id="a", match='op = "load"'), "missing"),
+        ("schema = 1\n" + ENTRY.format(id="a", match='op = "load"'), "allowed: evidence too"),
         ("schema = 1\n" + ENTRY.format(id="a", match='op="load"\nevidence=["*"]'), "say something"),
-        ("schema = 1\n" + GOOD.replace("[issue.match]", "match = 3\n[issue.x]"), "unknown \\['x'\\]"),
+        ("schema = 1\n" + GOOD.replace("[issue.match]", "match = 3\n[issue.x]"), "key: given 'x'"),
     ],
 )
-def test_a_malformed_file_is_a_usage_error_that_names_the_place(write: Write, text: str, says: str) -> None:
-    path = write(text=text)
+def test_a_malformed_file_is_a_usage_error_that_names_the_place(load: Load, text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as refused:
-        load_known_issues(path)
-    assert "known_issues.toml" in str(refused.value)
+        load(text=text)
+    assert "torch-fsdp2/issues.toml" in str(refused.value)
 
 
-def test_an_unreadable_file_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="readable"):
-        load_known_issues(tmp_path / "absent.toml")
-    (tmp_path / "latin1.toml").write_bytes(b"schema = 1 # \xff")
-    with pytest.raises(UsageError, match="readable"):
-        load_known_issues(tmp_path / "latin1.toml")
+def test_a_system_without_the_file_has_no_entries_and_an_unreadable_one_is_a_usage_error(
+    load: Load, tmp_path: Path
+) -> None:
+    assert load(MISMATCH).issues
+    (tmp_path / "issues.toml").write_bytes(b"schema = 1 # \xff")
+    with pytest.raises(UsageError, match=r"torch-fsdp2/issues\.toml: given .*; allowed: a text file in UTF-8"):
+        known_issues_of(beside(tmp_path))
+    (tmp_path / "issues.toml").unlink()
+    assert known_issues_of(beside(tmp_path)) == ()

@@ -16,12 +16,11 @@ from harness.doctor import examine
 from harness.faults.boundary import BOUNDARY
 from harness.faults.catalogue import CATALOGUE
 from harness.listing import render_listing
-from harness.models import ZOO
+from harness.models import zoo
 from harness.program import PROGRAMS
-from harness.reference.info import INFO
 from harness.scenario import AXES
 from harness.space.files import load_space, space_names
-from harness.systems import registry
+from harness.systems import reference, registry
 from harness.world.devices import Gpus
 from harness.world.interpreter import Interpreter
 from harness.world.server import ForkServer
@@ -31,13 +30,22 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_SYSTEMS", dict(registry._SYSTEMS))
+    systems = {system.name: system for system in registry.all_systems()}
+    monkeypatch.setattr(registry, "_SYSTEMS", systems)
 
 
 def test_everything_is_listed() -> None:
     words = set(render_listing().split())
-    for there_is in (registry._SYSTEMS, AXES, ZOO, PROGRAMS, space_names(), CATALOGUE, BOUNDARY):
+    for there_is in (registry._SYSTEMS, AXES, zoo(), PROGRAMS, space_names(), CATALOGUE, BOUNDARY):
         assert set(there_is) <= words
+
+
+def test_every_switch_and_every_promise_is_listed() -> None:
+    text = render_listing()
+    for system in registry.all_systems():
+        assert f"contract of {system.name}" in text
+        assert all(word in text.split() for word in system.accepts.options)
+        assert all(clause.promise in text and clause.source in text for clause in system.contract.clauses)
 
 
 def test_what_is_listed_can_be_loaded() -> None:
@@ -53,16 +61,17 @@ def test_every_line_says_something_and_none_trails_off() -> None:
 
 
 def test_the_doctor_says_what_is_ready_and_what_is_not() -> None:
-    registry.register(replace(INFO, name="absent", distributions=("no-such-distribution",)))
-    registry.register(replace(INFO, name="broken", entry="no_such_module:Rank"))
-    registry.register(replace(INFO, name="nested", entry="no_such_package.no_such_module:Rank"))
-    registry.register(replace(INFO, name="pretender", emulated=("CUDA streams",)))
+    known = reference.SYSTEM
+    registry.register(replace(known, name="absent", distributions=("no-such-distribution",)))
+    registry.register(replace(known, name="broken", rank="no_such_module:Rank"))
+    registry.register(replace(known, name="nested", rank="no_such_package.no_such_module:Rank"))
+    registry.register(replace(known, name="pretender", emulated=("CUDA streams",)))
     lines = {name: rest for name, _, rest in (line.strip().partition(" ") for line in examine().splitlines())}
     assert lines["reference"].strip().startswith("ready: lockstep")
     assert "torch 2." in lines["torch-fsdp2"]
     assert "no-such-distribution not installed" in lines["absent"]
-    assert "cannot run: its module no_such_module does not exist" in lines["broken"]
-    assert "cannot run: its module no_such_package.no_such_module does not exist" in lines["nested"]
+    assert f"cannot run: its module {known.home}.no_such_module does not exist" in lines["broken"]
+    assert f"cannot run: its module {known.home}.no_such_package.no_such_module does not exist" in lines["nested"]
     assert "emulated: CUDA streams" in examine()
 
 

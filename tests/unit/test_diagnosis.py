@@ -17,12 +17,15 @@ import pytest
 from harness import probe
 from harness.diagnosis import Context, Explanation, Finding, Rule, engine, explain
 from harness.diff import LAZY_STATE, Difference, as_numbers, diff, numpy_dtype
+from harness.grid import choose_grid
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import Record
 from harness.oracle import twin
 from harness.program import expand
 from harness.scenario import DTypePolicy, Mesh, Optimizer, Scenario
+from harness.systems.registry import all_systems
+from tests.oracles import by_twin, inputs_of
 
 # Operations of `resume`: build step step save step | build step | build load step
 STEP, SAVE, LATER_STEP, LOAD, LAST = 1, 3, 4, 8, 9
@@ -31,7 +34,13 @@ DENSE = Scenario(mesh=Mesh(1, 2, 1))
 
 @lru_cache
 def predicted(scenario: Scenario) -> Logical:
-    return twin.run(scenario)
+    return by_twin(scenario)
+
+
+def context_of(
+    expected: Logical, observed: Logical, scenario: Scenario = DENSE, cold: Logical | None = None
+) -> Context:
+    return Context(expected, observed, scenario, expand(scenario), cold or {}, inputs_of(scenario))
 
 
 def diagnose(
@@ -43,7 +52,7 @@ def diagnose(
     mutate(observed)
     differences = diff(expected, observed, equivalences=(LAZY_STATE,))
     assert differences, "the mutation changed nothing"
-    context = Context(expected, observed, scenario, expand(scenario), without_load or {})
+    context = context_of(expected, observed, scenario, without_load)
     return explain(differences, context)
 
 
@@ -100,7 +109,7 @@ def test_a_cycle_of_what_was_written_names_the_whole_permutation() -> None:
     expected = {**written, **{key: value for key, value in predicted(scenario).items() if key.op < SAVE}}
     observed = dict(expected)
     rotate(observed)
-    found = top(explain(diff(expected, observed), Context(expected, observed, scenario, expand(scenario))))
+    found = top(explain(diff(expected, observed), context_of(expected, observed, scenario)))
     assert found.mechanism == "permuted_parameters"
     assert found.text.endswith(
         "written master and exp_avg after operation 3 (save): a.weight holds b.weight's, b.weight holds "
@@ -206,7 +215,7 @@ def test_the_cold_arm() -> None:
 def test_an_update_of_the_initialisation_instead_of_what_was_loaded() -> None:
     """The host copies of an offloaded optimizer keep the initial weights (MBR-3949)."""
     scenario = replace(DENSE, program="model_only")
-    step, cold = 7, twin.run(scenario, loads=False)
+    step, cold = 7, twin.run(inputs_of(scenario), loads=False)
     assert [op.kind for op in expand(scenario)][4:8] == ["build", "load_model_only", "reload_params", "step"]
 
     def stale(state: Logical) -> None:
@@ -334,7 +343,7 @@ def test_an_unknown_factor_is_likely() -> None:
 )
 def test_missing_contributions(mesh, microbatches, kept, divisor, name) -> None:  # type: ignore[no-untyped-def]
     scenario = Scenario(mesh=mesh, microbatches=microbatches)
-    grid = probe.choose_grid(("fp32",) * 3, "fp32", mesh.dp, microbatches)
+    grid = choose_grid(("fp32",) * 3, "fp32", mesh.dp, microbatches)
     keys = probe.element_keys("up.weight", (16, 7), 0)
     contributions = np.stack([probe.rank_units(keys, 0, m, mesh.dp, grid) for m in range(microbatches)])
     wrong = kept(contributions).sum(axis=(0, 1)) * grid.unit / divisor
@@ -370,7 +379,7 @@ def test_an_overflow_that_was_applied() -> None:
 def test_the_last_microbatch_added_after_the_reduction() -> None:
     """Each rank adds its own last microbatch, so that the halves of a sharded gradient differ in the rank."""
     scenario = Scenario(mesh=Mesh(1, 2, 1), microbatches=2)
-    grid = probe.choose_grid(("fp32",) * 3, "fp32", 2, 2)
+    grid = choose_grid(("fp32",) * 3, "fp32", 2, 2)
     keys = probe.element_keys("up.weight", (16, 7), 0)
     first, last = (probe.rank_units(keys, 0, m, 2, grid) * grid.unit for m in range(2))
     wrong = first.mean(axis=0) + np.where(np.arange(112) < 56, last[0], last[1])
@@ -381,7 +390,7 @@ def test_the_last_microbatch_added_after_the_reduction() -> None:
 
 def test_accumulation_in_a_narrower_dtype() -> None:
     scenario = Scenario(mesh=Mesh(1, 2, 1), microbatches=3)
-    grid = probe.choose_grid(("fp32",) * 3, "fp32", 2, 3)
+    grid = choose_grid(("fp32",) * 3, "fp32", 2, 3)
     keys = probe.element_keys("up.weight", (16, 7), 0)
     total = np.zeros((2, 112))
     for microbatch in range(3):
@@ -586,7 +595,7 @@ def test_replicas_and_partitions() -> None:
         key = live(STEP, "param", "up.weight")
         observed = dict(expected) if kind == "replica_conflict" else {k: v for k, v in expected.items() if k != key}
         differences = diff(expected, observed, [Problem(key, kind, (1,), "in words")])
-        found = top(explain(differences, Context(expected, observed, DENSE, expand(DENSE))))
+        found = top(explain(differences, context_of(expected, observed)))
         assert (found.mechanism, found.confidence) == (mechanism, "certain")
         assert "in words" in found.text
 
@@ -602,7 +611,7 @@ def test_one_rank_alone_is_the_last_resort() -> None:
     expected = {key: truth}
     differences = diff(expected, observed, records=records)
     assert [d.ranks for d in differences] == [(1,)]
-    found = top(explain(differences, Context(expected, observed, DENSE, expand(DENSE))))
+    found = top(explain(differences, context_of(expected, observed)))
     assert (found.mechanism, found.confidence) == ("one_rank", "possible")
     assert "deviates on rank 1, the last one of 2" in found.text
 
@@ -615,7 +624,7 @@ def test_missing_state(where: str, op: int, mechanism: str) -> None:
     key = Key(op, where, "exp_avg", "up.weight")
     expected[key] = expected[live(op, "exp_avg", "up.weight")]
     observed = {k: v for k, v in expected.items() if k != key}
-    found = top(explain(diff(expected, observed), Context(expected, observed, DENSE, expand(DENSE))))
+    found = top(explain(diff(expected, observed), context_of(expected, observed)))
     assert found.mechanism == mechanism
 
 
@@ -660,9 +669,9 @@ def test_the_first_failing_operation_is_explained() -> None:
 
 
 def test_nothing_to_explain() -> None:
-    assert explain([], Context({}, {}, DENSE, expand(DENSE))) == []
+    assert explain([], context_of({}, {})) == []
     (vacuous,) = diff({}, {})
-    assert explain([vacuous], Context({}, {}, DENSE, expand(DENSE))) == []
+    assert explain([vacuous], context_of({}, {})) == []
 
 
 def test_explanations_are_plain_data() -> None:
@@ -681,8 +690,23 @@ def test_a_plugin_can_register_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(e.mechanism, e.text) for e in found] == [("mine", "My rule: up.weight offends it.")]
 
 
+def test_a_system_may_have_rules_of_its_own_after_those_of_all() -> None:
+    def certain(difference: Difference, context: Context) -> Finding:
+        return Finding("certain", f"{difference.key.fqn} offends it", {})
+
+    key = live(STEP, "grad", "up.weight")
+    expected = {k: value for k, value in predicted(DENSE).items() if k.op <= STEP}
+    observed = dict(expected)
+    change(key, lambda a: a * 2)(observed)
+    differences, context = diff(expected, observed), context_of(expected, observed)
+    (general,) = explain(differences, context)
+    found = explain(differences, context, [Rule("theirs", "Their rule", certain)])
+    assert found == [general, Explanation("theirs", "certain", "Their rule: up.weight offends it.", ({},), ())]
+
+
 def test_rules_are_documented_and_unique() -> None:
-    mechanisms = [rule.mechanism for rule in engine.rules()]
+    rules = [*engine.rules(), *(rule for system in all_systems() for rule in system.rules)]
+    mechanisms = [rule.mechanism for rule in rules]
     assert len(set(mechanisms)) == len(mechanisms)
-    for rule in engine.rules():
+    for rule in rules:
         assert rule.find.__doc__, f"{rule.mechanism} does not say where it comes from"

@@ -120,17 +120,17 @@ def _rehearsed(ranks: Interpreter) -> list[str]:
 
 def _gpu(found: Gpus, ranks: Interpreter) -> list[str]:
     """What CUDA ranks would find."""
-    extension = ranks.release("transformer-engine-torch")
-    te = f"TransformerEngine extension {extension}" if extension else "TransformerEngine extension not installed"
+    needed = dict.fromkeys(name for info in all_systems() for name in info.gpu_distributions)
+    extensions = [f"{name} {ranks.release(name) or 'not installed'}" for name in needed]
     if not found.names:
         driver = f", driver for CUDA {found.driver}" if found.driver else ""
-        return [f"none: {found.reason}{driver}", te]
+        return [f"none: {found.reason}{driver}", *extensions]
     nccl = f"NCCL {found.nccl}" if found.nccl else "no NCCL"
     return [
         f"{len(found.names)} x {', '.join(dict.fromkeys(found.names))}, driver for CUDA {found.driver}",
         f"torch {found.torch}, built for CUDA {found.cuda}, {nccl}",
         f"worlds up to {len(found.names)} ranks: a GPU a rank, NCCL; larger ones share GPUs, gloo",
-        te,
+        *extensions,
     ]
 
 

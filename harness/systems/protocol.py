@@ -97,8 +97,8 @@ class System:
     name: as in `--system`. doc: one line. home: the package or module that holds it. world: `fork` (real ranks) or
     `lockstep` (one process, the reference's). distributions: packages whose versions a result names. package: the
     distribution under test, installed beside ours by release (`releases.toml`); empty where the installed environment
-    has it. emulated: what is not the real thing on a CPU, shown in every result. data: `PACKAGE/PATH` of the folder
-    with its data; empty for `scenarios/<name>`.
+    has it. gpu_distributions: packages that it needs on a GPU only. emulated: what is not the real thing on a CPU,
+    shown in every result. data: `PACKAGE/PATH` of the folder with its data; empty for `scenarios/<name>`.
 
     Entries, `module:attribute` below `home` (`:attribute` for one in `home` itself); those that are empty are not
     there: accepts, contract, stored, rank: see the module's text. warm_up: called once in the server before its first
@@ -116,6 +116,7 @@ class System:
     world: str = "fork"
     distributions: tuple[str, ...] = ()
     package: str = ""
+    gpu_distributions: tuple[str, ...] = ()
     emulated: tuple[str, ...] = ()
     data: str = ""
     accepts_entry: str = "accepts:ACCEPTS"

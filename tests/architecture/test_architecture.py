@@ -9,18 +9,30 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from harness.systems.registry import all_systems
+
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "harness"
 LONGEST_MODULE = 500
 """Lines; a longer module does more than one thing (2 screens of names are hard to hold in one's head)."""
+
+SYSTEMS = {
+    system.name: system.home.rpartition(".")[2]
+    for system in all_systems()
+    if system.home.startswith("harness.systems.") and system.name != "reference"
+}
+"""Name → package of the systems that are in the house. `reference` is a word of its own: the core's second oracle."""
 
 FOUNDATION = {
     "harness.errors": set(),
@@ -35,11 +47,13 @@ FOUNDATION = {
 FORBIDDEN = {
     "harness.reference": (
         "harness.layout", "harness.diff", "harness.observe.assemble", "harness.oracle.twin", "harness.diagnosis",
-        "harness.systems.torch_fsdp2", "harness.world", "harness.judge",
+        "harness.mechanisms", "harness.systems", "harness.world", "harness.judge",
     ),
     "harness.oracle": (
-        "harness.layout", "harness.diff", "harness.observe.assemble", "harness.reference", "harness.systems",
+        "harness.layout", "harness.diff", "harness.observe.assemble", "harness.reference", "harness.mechanisms",
+        "harness.systems", "harness.emulation.cuda",
     ),
+    "harness.mechanisms": ("harness.systems.registry", "harness.judge", "harness.world", "harness.reference"),
     "harness.layout": ("torch", "numpy"),
     "harness.diff": ("harness.oracle", "harness.reference", "harness.systems", "harness.world"),
     "harness.observe": ("harness.oracle", "harness.reference", "harness.systems", "harness.world", "harness.diff"),
@@ -51,28 +65,15 @@ FORBIDDEN = {
 }  # fmt: skip
 """Module or package → what neither it nor anything under it imports. Oracle, reference and layout share no code."""
 
+CHILD_PACKAGES = ("harness.emulation", "harness.reference")
+"""Rooms of which most modules load torch."""
+
 CHILD = (
-    "harness.emulation.apex", "harness.emulation.collectives", "harness.emulation.cpu_for_cuda",
-    "harness.emulation.cuda", "harness.emulation.device", "harness.emulation.functions", "harness.emulation.fused",
-    "harness.emulation.generator", "harness.emulation.kernels", "harness.emulation.memory", "harness.emulation.symbols",
-    "harness.emulation.te_extension", "harness.emulation.te_names", "harness.emulation.te_quantize",
-    "harness.judge", "harness.observe.ambient", "harness.oracle.scaled_adam", "harness.oracle.steppers",
-    "harness.oracle.twin", "harness.probe_module",
-    "harness.reference.checkpoint", "harness.reference.fused_adam", "harness.reference.kernels",
-    "harness.reference.numerics", "harness.reference.observe", "harness.reference.readback",
-    "harness.reference.restore", "harness.reference.state", "harness.reference.system", "harness.reference.trainer",
-    "harness.systems.automodel_library", "harness.systems.automodel_model", "harness.systems.automodel_rank",
-    "harness.systems.automodel_recipe", "harness.systems.megatron_bridge_checkpoint",
-    "harness.systems.megatron_bridge_rank", "harness.systems.megatron_core_checkpoint",
-    "harness.systems.megatron_core_fsdp", "harness.systems.megatron_core_model",
-    "harness.systems.megatron_core_observe",
-    "harness.systems.megatron_core_rank", "harness.systems.megatron_core_state", "harness.systems.megatron_fsdp_fused",
-    "harness.systems.megatron_fsdp_meta", "harness.systems.megatron_fsdp_rank",
-    "harness.systems.torch_fsdp2_checkpoint", "harness.systems.torch_fsdp2_rank",
-    "harness.systems.transformer_engine_model", "harness.systems.transformer_engine_rank",
+    "harness.judge", "harness.observe.ambient", "harness.oracle.clipping", "harness.oracle.scaled_adam",
+    "harness.oracle.steppers", "harness.oracle.twin", "harness.probe_module", "harness.systems.torch_loop",
 )  # fmt: skip
-"""Modules that load torch or a library under test: they run in ranks and workers only. Every other module, new
-ones too, is the parent's."""
+"""Further modules that load torch or a library under test: they run in ranks and workers only. A package named `rank`
+is a rank's too. Every other module, new ones too, is the parent's."""
 
 CHECKERS = ("diff", "judge", "observe.assemble", "oracle.twin", "diagnosis.engine")
 """Modules that decide; their docstrings say what they verify and what they do not."""
@@ -135,8 +136,18 @@ def test_forbidden_imports(package: str) -> None:
     assert not offences, "\n".join(offences)
 
 
+def of_a_rank(name: str) -> bool:
+    """Whether a module is in a package `rank`, a system's or a mechanism's."""
+    return "rank" in name.split(".")[2:-1] or (name.endswith(".rank") and modules()[name].name == "__init__.py")
+
+
+def of_a_child(name: str) -> bool:
+    """Whether a module may load torch when it is imported."""
+    return of_a_rank(name) or name in CHILD or any(within(name, package) for package in CHILD_PACKAGES)
+
+
 def test_the_parent_never_loads_torch() -> None:
-    parent = sorted(modules().keys() - set(CHILD))
+    parent = sorted(name for name in modules() if not of_a_child(name))
     script = """
 import importlib, json, sys
 for name in json.loads(sys.argv[1]):
@@ -152,6 +163,141 @@ for name in json.loads(sys.argv[1]):
 
 def test_child_modules_exist() -> None:
     assert set(CHILD) <= modules().keys(), "CHILD names a module that is gone"
+    assert any(map(of_a_rank, modules()))
+
+
+def package_of(name: str) -> str:
+    """The system's package that a module belongs to; empty for the core."""
+    parts = name.split(".")
+    return (
+        parts[2]
+        if parts[:2] == ["harness", "systems"] and parts[2:] and parts[2] in {*SYSTEMS.values(), "reference"}
+        else ""
+    )
+
+
+def test_nothing_that_judges_imports_what_runs_on_ranks() -> None:
+    offences = [
+        f"{name} imports {target}"
+        for name in modules()
+        if not of_a_child(name)
+        for target in imported(name)
+        if target in modules() and of_a_rank(target)
+    ]
+    assert not offences, "\n".join(offences)
+
+
+def test_no_system_imports_another_and_the_core_imports_none() -> None:
+    offences = [
+        f"{name} imports {target}"
+        for name in modules()
+        for target in imported(name)
+        if package_of(target) and package_of(target) != package_of(name)
+    ]
+    assert not offences, "\n".join(offences)
+
+
+def docstrings(name: str) -> set[int]:
+    """Identities of the nodes that are text for readers: docstrings, and bare strings below a constant."""
+    return {
+        id(node.value)
+        for node in ast.walk(tree(name))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+
+
+def examples(name: str) -> set[int]:
+    """Identities of the nodes inside of the examples that errors give: the last argument of `UsageError.of` and the
+    like."""
+    calls = (node for node in ast.walk(tree(name)) if isinstance(node, ast.Call))
+    ends = (c.func.attr if isinstance(c.func, ast.Attribute) else "" for c in calls)
+    calls = (node for node in ast.walk(tree(name)) if isinstance(node, ast.Call))
+    return {
+        id(inner)
+        for call, end in zip(calls, ends, strict=True)
+        if end in ("of", "wrong") and call.args
+        for argument in call.args[2:]
+        for inner in ast.walk(argument)
+    }
+
+
+def named(words: Iterable[str]) -> re.Pattern[str]:
+    """Finds any of these as a whole word."""
+    return re.compile("|".join(rf"(?<![\w-]){re.escape(word)}(?![\w-])" for word in words))
+
+
+LIBRARIES = ("harness.emulation", "harness.mechanisms")
+"""Rooms that know libraries, of which some are imported by a name that is that of a system's package too."""
+
+
+@pytest.mark.parametrize("name", sorted(name for name in modules() if not package_of(name) and name != "harness.cli"))
+def test_the_core_knows_no_system_by_name(name: str) -> None:
+    """Names in code and in texts that are used. Help texts, docstrings and the examples of errors may name some."""
+    knows_libraries = any(within(name, room) for room in LIBRARIES)
+    words = named(SYSTEMS if knows_libraries else {*SYSTEMS, *SYSTEMS.values()})
+    skipped = docstrings(name) | examples(name)
+    found = []
+    for node in ast.walk(tree(name)):
+        text = ""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            text = node.value
+        elif isinstance(node, ast.Name | ast.Attribute):
+            text = node.id if isinstance(node, ast.Name) else node.attr
+        found += [f"line {getattr(node, 'lineno', 0)}: {word}" for word in words.findall(text)]
+    assert not found, f"{name} knows a system: " + ", ".join(found)
+
+
+def defined(name: str) -> Iterator[str]:
+    """The names that a module defines at its top level, without what a decorator registers."""
+    for node in tree(name).body:
+        match node:
+            case ast.FunctionDef(name=found, decorator_list=[]) | ast.ClassDef(name=found):
+                yield found
+            case ast.Assign(targets=targets):
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=found)):
+                yield found
+
+
+@cache
+def mentions() -> Counter[str]:
+    """How often each identifier is used in the package and in what runs it by name: names, attributes, imports, and the
+    `module:attribute` of entries."""
+    found: Counter[str] = Counter()
+    for name in modules():
+        for node in ast.walk(tree(name)):
+            match node:
+                case ast.Name(id=used, ctx=ast.Load()) | ast.Attribute(attr=used):
+                    found[used] += 1
+                case ast.ImportFrom(names=names):
+                    found.update(alias.name for alias in names)
+                case ast.Constant(value=str(text)):
+                    found.update(re.findall(r":([A-Za-z_]\w*)", text))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    entries = [
+        *project.get("scripts", {}).values(),
+        *(e for g in project.get("entry-points", {}).values() for e in g.values()),
+    ]
+    found.update(entry.partition(":")[2] for entry in entries)
+    for folder in ("benchmarks", "scenarios"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found.update(re.findall(r"\w+", path.read_text("utf-8")))
+    return found
+
+
+FOR_OTHERS = {
+    "harness.systems.accepts", "harness.systems.protocol", "harness.systems.torch_loop", "harness.systems.conformance",
+    "harness.ownership",
+}  # fmt: skip
+"""Modules whose public names are there for plugins too."""
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_every_public_name_is_used(name: str) -> None:
+    if name in FOR_OTHERS:
+        return
+    unused = [n for n in defined(name) if not n.startswith("_") and n != "SYSTEM" and not mentions()[n]]
+    assert not unused, f"{name} defines what nothing but a test uses: {', '.join(unused)}"
 
 
 @pytest.mark.parametrize("name", sorted(modules()))

@@ -13,8 +13,8 @@ from functools import cache
 
 from harness.emulation import cuda, te_names
 from harness.emulation.touched import touch
-from harness.mechanisms.megatron import loop
-from harness.mechanisms.megatron.loop import MegatronLoop, emulated
+from harness.mechanisms.megatron.rank import loop
+from harness.mechanisms.megatron.rank.loop import MegatronLoop, emulated
 from harness.program import Op
 from harness.systems.protocol import RankContext
 

@@ -21,8 +21,8 @@ from megatron.bridge.training.checkpointing import load_checkpoint, save_checkpo
 from megatron.bridge.training.state import GlobalState
 from megatron.bridge.training.tokenizers.config import TokenizerConfig
 
-from harness.mechanisms.megatron.model import GPT_FFN, GPT_HEADS, GPT_HIDDEN, GPT_POSITIONS, GPT_VOCABULARY
-from harness.mechanisms.megatron.state import TrainState
+from harness.mechanisms.megatron.rank.model import GPT_FFN, GPT_HEADS, GPT_HIDDEN, GPT_POSITIONS, GPT_VOCABULARY
+from harness.mechanisms.megatron.rank.state import TrainState
 from harness.mechanisms.megatron.switches import SCHEDULE_STEPS
 from harness.oracle.contract import half_dtype
 from harness.scenario import Scenario

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from harness.emulation.fused import FusedAdam
-from harness.mechanisms.megatron import loop
-from harness.mechanisms.megatron.loop import MegatronLoop, emulated
-from harness.mechanisms.megatron.observe import Owner
-from harness.mechanisms.megatron.state import TrainState
+from harness.mechanisms.megatron.rank import loop
+from harness.mechanisms.megatron.rank.loop import MegatronLoop, emulated
+from harness.mechanisms.megatron.rank.observe import Owner
+from harness.mechanisms.megatron.rank.state import TrainState
 from harness.program import Op
 from harness.systems.megatron_core.formats import checkpoint_plan
 from harness.systems.megatron_core.switches import fsdp_strategy

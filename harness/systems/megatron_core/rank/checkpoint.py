@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.mechanisms.megatron.state import TrainState
+from harness.mechanisms.megatron.rank.state import TrainState
 from harness.systems.megatron_core.formats import CheckpointPlan
 from harness.systems.megatron_core.rank import fsdp
 

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as save_state_dict
 
-from harness.mechanisms.megatron.observe import Owned
-from harness.mechanisms.megatron.state import TrainState, fused_shape, local_box
+from harness.mechanisms.megatron.rank.observe import Owned
+from harness.mechanisms.megatron.rank.state import TrainState, fused_shape, local_box
 from harness.mechanisms.megatron.switches import BUCKET_SIZE
 from harness.mechanisms.row_buffers import core_buckets, cut
 from harness.probe_module import ProbeModule, local_part

@@ -16,8 +16,8 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from harness.mechanisms.fsdp2.checkpoint import StateDictCheckpoint
-from harness.mechanisms.fsdp2.shard import fully_shard_units
+from harness.mechanisms.fsdp2.rank.checkpoint import StateDictCheckpoint
+from harness.mechanisms.fsdp2.rank.shard import fully_shard_units
 from harness.program import Op
 from harness.scenario import Mesh, Scenario
 from harness.systems.protocol import RankContext

@@ -25,8 +25,8 @@ from torch._C._distributed_c10d import HashStore
 from harness.emulation import te_extension
 from harness.emulation.kernels import join_remainder
 from harness.emulation.touched import symbols
-from harness.mechanisms.fsdp2.checkpoint import StateDictCheckpoint
-from harness.mechanisms.fsdp2.shard import fully_shard_units
+from harness.mechanisms.fsdp2.rank.checkpoint import StateDictCheckpoint
+from harness.mechanisms.fsdp2.rank.shard import fully_shard_units
 from harness.models import NamedParam
 from harness.observe.record import Record
 from harness.oracle.carried import EXTRA_STATE

@@ -19,7 +19,7 @@ import torch
 
 from harness.emulation import cuda
 from harness.layout import interval_boxes
-from harness.mechanisms.megatron.state import TrainState, fused_shape, local_box
+from harness.mechanisms.megatron.rank.state import TrainState, fused_shape, local_box
 from harness.models import NamedParam
 from harness.observe.record import LIVE, Record, whole
 from harness.oracle.contract import Contract

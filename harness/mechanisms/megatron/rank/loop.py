@@ -33,8 +33,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.emulation import cuda
 from harness.emulation import device as devices
-from harness.mechanisms.megatron.observe import Owner, observe
-from harness.mechanisms.megatron.state import TrainState, local_box, release
+from harness.mechanisms.megatron.rank.observe import Owner, observe
+from harness.mechanisms.megatron.rank.state import TrainState, local_box, release
 from harness.mechanisms.megatron.switches import BUCKET_SIZE, SCHEDULE_STEPS
 from harness.observe.record import Record
 from harness.oracle.contract import half_dtype
@@ -76,7 +76,7 @@ def library(device: str = "cpu") -> None:
         if te_stubbed:
             with apex.te_version_known(TE_VERSION):
                 utils.get_te_version()
-        from harness.mechanisms.megatron import model  # noqa: F401
+        from harness.mechanisms.megatron.rank import model  # noqa: F401
 
 
 def emulated(method: Callable[[S, Op], R]) -> Callable[[S, Op], R]:
@@ -111,7 +111,7 @@ class MegatronLoop:
 
     @emulated
     def build(self, op: Op) -> None:
-        from harness.mechanisms.megatron import model as models
+        from harness.mechanisms.megatron.rank import model as models
 
         self._initialise_parallel()
         ask = self.contract.at_build(self.scenario, op.init_seed)

@@ -26,7 +26,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
 from torch import nn
 
-from harness.mechanisms.megatron.state import fused_shape, local_box, release
+from harness.mechanisms.megatron.rank.state import fused_shape, local_box, release
 from harness.mechanisms.megatron.switches import GPT_MODEL
 from harness.mechanisms.megatron.zoo import GDN_IN_PROJ
 from harness.models import ModelSpec, ParamSpec, storage_dtype

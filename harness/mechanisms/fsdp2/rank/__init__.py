@@ -1,0 +1,1 @@
+"""The half of FSDP2's mechanisms that runs on ranks, with torch loaded."""

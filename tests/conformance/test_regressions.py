@@ -1,61 +1,73 @@
-"""Every kept regression still shows its defect on the installed release, and its known issue recognises it."""
+"""Every kept regression of every system still shows its defect on its release, and its known issue recognises it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import PurePath
 
 import pytest
 
-from harness.known_issues import KnownIssues, load_known_issues
+from harness.known_issues import KnownIssues, known_issues_of
 from harness.laboratory import Laboratory
-from harness.scenario import Scenario
-from tests.conformance.patched import needs_clone
+from harness.systems.protocol import System
+from harness.systems.registry import all_systems
+from tests.conformance.patched import needs_clone, regression
 
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
-FILES = sorted((SCENARIOS / "regressions").glob("*.toml"))
-HANGS = {"torch-fsdp2-empty-tp-hang", "megatron-fsdp-clip-empty-rank"}
+HANGS = {("torch-fsdp2", "empty-tp-hang"), ("megatron-fsdp", "clip-empty-rank")}
+HANG_S = 10.0
+"""What these may take before they count as hanging: twice that each, and as much again to confirm it."""
+
 QUICK = {
-    "automodel": ("automodel-2419-a",),
+    "automodel": ("2419-a",),
     "megatron-bridge": (),
-    "megatron-fsdp": ("megatron-fsdp-5976", "megatron-fsdp-mixed-unit-scale"),
+    "megatron-fsdp": ("5976", "mixed-unit-scale"),
 }
 """Of systems whose packages are large or whose ranks are slow: those that CI runs."""
 
 
-def is_slow(file: Path) -> bool:
-    few = [names for system, names in QUICK.items() if file.stem.startswith(system)]
-    return file.stem in HANGS or any(file.stem not in names for names in few)
+def regressions_of(system: System) -> list[str]:
+    """The names of a system's regressions."""
+    folder = system.folder.joinpath("regressions")
+    return sorted(PurePath(file.name).stem for file in folder.iterdir()) if folder.is_dir() else []
+
+
+def is_slow(system: str, name: str) -> bool:
+    return (system, name) in HANGS or name not in QUICK.get(system, (name,))
+
+
+CASES = [
+    pytest.param(system, name, id=f"{system.name}-{name}", marks=[pytest.mark.nightly] * is_slow(system.name, name))
+    for system in all_systems()
+    for name in regressions_of(system)
+]
 
 
 @pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with Laboratory(jobs=1, deadline_s=10.0) as opened:
+def hasty() -> Iterator[Laboratory]:
+    with Laboratory(jobs=1, deadline_s=HANG_S) as opened:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def issues() -> KnownIssues:
-    return load_known_issues(SCENARIOS / "known_issues.toml")
-
-
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "file", [pytest.param(f, marks=pytest.mark.nightly) if is_slow(f) else f for f in FILES], ids=lambda f: f.stem
-)
-def test_a_regression_is_seen_confirmed_and_known(file: Path, laboratory: Laboratory, issues: KnownIssues) -> None:
-    scenario = Scenario.from_toml(file.read_text(), file.name)
+@pytest.mark.parametrize(("system", "name"), CASES)
+def test_a_regression_is_seen_confirmed_and_known(system: System, name: str, request: pytest.FixtureRequest) -> None:
+    scenario = regression(system, name)
     needs_clone(scenario)
+    laboratory: Laboratory = request.getfixturevalue("hasty" if (system.name, name) in HANGS else "laboratory")
     result = laboratory.examine_one(scenario)
-    assert result.verdict.is_failure
+    assert result.verdict.is_failure, result.reason or result.verdict.value
     assert result.reproduced
     assert result.reproduced.times == result.reproduced.attempts
-    known = issues.match(result)
+    known = KnownIssues(known_issues_of(system)).match(result)
     assert known is not None, result.signature
-    assert any(file.stem.startswith(issue) for issue in known.split("+")), known
+    assert any(f"{system.name}-{name}".startswith(issue) for issue in known.split("+")), known
 
 
-def test_every_issue_names_a_regression_and_every_regression_an_issue(issues: KnownIssues) -> None:
-    named = {Path(issue.scenario).stem for issue in issues.issues}
-    assert named <= {file.stem for file in FILES}
-    assert all(any(file.stem.startswith(issue.id) for issue in issues.issues) for file in FILES)
+@pytest.mark.parametrize("system", all_systems(), ids=lambda system: system.name)
+def test_every_issue_names_a_regression_and_every_regression_an_issue(system: System) -> None:
+    issues = known_issues_of(system)
+    assert all(system.folder.joinpath(issue.scenario).is_file() for issue in issues)
+    named = {PurePath(issue.scenario).stem for issue in issues}
+    kept = regressions_of(system)
+    assert named <= {*kept}
+    assert [name for name in kept if not any(f"{system.name}-{name}".startswith(issue.id) for issue in issues)] == []

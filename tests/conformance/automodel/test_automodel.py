@@ -20,30 +20,23 @@ import pytest
 from harness.laboratory import Laboratory
 from harness.result import Result
 from harness.scenario import Scenario
-from harness.systems.automodel import INFO, LIMITS, unsupported
-from harness.systems.protocol import Limit
+from harness.systems.accepts import Limit
+from harness.systems.automodel import SYSTEM
 from harness.systems.registry import register
 from harness.verdict import Verdict
-from tests.conformance.patched import PATCHES, changed_lines, patched
+from tests.conformance.patched import changed_lines, patched, patches_of, regression
+from tests.conformance.variants import without_limits
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 RELEASE = "0.7.0"
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
-FOUNDING = sorted(path.stem for path in (SCENARIOS / "regressions").glob("automodel-2419*.toml"))
-PATCHED = sorted(path.stem for path in PATCHES.glob("automodel-*.patch"))
+FOUNDING = sorted(
+    file.name.removesuffix(".toml")
+    for file in SYSTEM.folder.joinpath("regressions").iterdir()
+    if file.name.startswith("2419")
+)
 MOST_LINES = 26
-BASE = Scenario(system="automodel", model="hf_delta", checkpoint="safetensors").with_axes({"mesh": "1x2x1"})
-
-
-@pytest.fixture(scope="module")
-def opened() -> Iterator[Laboratory]:
-    with Laboratory(jobs=1, deadline_s=120.0) as laboratory:
-        yield laboratory
-
-
-def regression(name: str) -> Scenario:
-    return Scenario.from_toml((SCENARIOS / "regressions" / f"{name}.toml").read_text(), name)
+BASE = Scenario(system=SYSTEM.name, model="hf_delta", checkpoint="safetensors").with_axes({"mesh": "1x2x1"})
 
 
 def text(result: Result) -> str:
@@ -81,10 +74,10 @@ def text(result: Result) -> str:
     ],
     ids=str,
 )
-def test_a_pretrained_model_trains_and_resumes_bit_for_bit(opened: Laboratory, axes: dict[str, str]) -> None:
+def test_a_pretrained_model_trains_and_resumes_bit_for_bit(laboratory: Laboratory, axes: dict[str, str]) -> None:
     scenario = BASE.with_axes(axes)
-    assert unsupported(scenario) is None
-    result = opened.examine_one(scenario)
+    assert SYSTEM.refusal(scenario) is None
+    result = laboratory.examine_one(scenario)
     assert result.verdict is Verdict.PASS, text(result)
     assert any("CPU under the name of a CUDA device" in entry for entry in result.emulated)
 
@@ -96,22 +89,25 @@ REFUSED = {
     "reshard-field": {"version": "0.4.0", "program": "build"},
     "reshard-by-dtype": {"version": "0.5.0", "options": "by_dtype", "program": "build"},
 }
+"""Limit → a scenario that it refuses."""
+
+RAISED = [limit for limit in SYSTEM.accepts.limits if limit.error]
 
 
 @pytest.fixture
 def lifted() -> Iterator[None]:
     """The system without its limits."""
-    register(replace(INFO, unsupported=lambda scenario: None))
+    register(without_limits(SYSTEM))
     yield
-    register(INFO)
+    register(SYSTEM)
 
 
 @pytest.mark.usefixtures("lifted")
-@pytest.mark.parametrize("limit", [limit for limit in LIMITS if limit.id in REFUSED], ids=lambda limit: limit.id)
-def test_what_we_refuse_the_library_refuses(opened: Laboratory, limit: Limit) -> None:
+@pytest.mark.parametrize("limit", RAISED, ids=lambda limit: limit.id)
+def test_what_we_refuse_the_library_refuses(laboratory: Laboratory, limit: Limit) -> None:
     scenario = BASE.with_axes(REFUSED[limit.id])
-    assert unsupported(scenario) == limit.reason
-    result = opened.examine_one(scenario)
+    assert SYSTEM.refusal(scenario) == limit.reason
+    result = laboratory.examine_one(scenario)
     assert limit.error
     said = f"{result.error.type}: {result.error.message}" if result.error else result.reason  # of a call's arguments
     assert limit.error.kind in said, text(result)
@@ -120,14 +116,14 @@ def test_what_we_refuse_the_library_refuses(opened: Laboratory, limit: Limit) ->
 
 @pytest.mark.parametrize("name", FOUNDING)
 @pytest.mark.parametrize("version", ["0.5.0", RELEASE])
-def test_the_founding_bug_is_repaired_since(opened: Laboratory, name: str, version: str) -> None:
-    result = opened.examine_one(replace(regression(name), version=version))
+def test_the_founding_bug_is_repaired_since(laboratory: Laboratory, name: str, version: str) -> None:
+    result = laboratory.examine_one(replace(regression(SYSTEM, name), version=version))
     assert result.verdict is Verdict.PASS, text(result)
 
 
-@pytest.mark.parametrize("name", PATCHED)
-def test_a_few_lines_cure_it(opened: Laboratory, name: str, tmp_path: Path) -> None:
-    assert changed_lines(name) <= MOST_LINES
-    version = patched(INFO, RELEASE, "nemo_automodel", [name], tmp_path)
-    result = opened.examine_one(replace(regression(name), version=version))
+@pytest.mark.parametrize("name", patches_of(SYSTEM))
+def test_a_few_lines_cure_it(laboratory: Laboratory, name: str, tmp_path: Path) -> None:
+    assert changed_lines(SYSTEM, name) <= MOST_LINES
+    version = patched(SYSTEM, RELEASE, [name], tmp_path)
+    result = laboratory.examine_one(replace(regression(SYSTEM, name), version=version))
     assert result.verdict is Verdict.PASS, text(result)

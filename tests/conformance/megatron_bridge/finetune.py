@@ -1,6 +1,6 @@
 """Megatron-Bridge's own `pretrain()` and `finetune()` from end to end, on one rank: a program of its own.
 
-    python megatron_bridge_finetune.py FOLDER FRACTION
+    python finetune.py FOLDER FRACTION
 
 trains a tiny GPT for a few iterations and saves it, builds the same model from another seed and finetunes it from that
 checkpoint with FRACTION of the optimizer on the host. Prints how far each weight is, at the second iteration's forward,
@@ -111,7 +111,7 @@ def in_a_child(folder: Path, run: Callable[[], list[Weights]]) -> list[Weights]:
 
 def main(folder: Path, fraction: float) -> None:
     os.environ.update(ENVIRONMENT)
-    from harness.systems.megatron_bridge_rank import library
+    from harness.systems.megatron_bridge.rank import library
 
     library()
     save = {"save": str(folder / "pretrained"), "save_interval": 4}

@@ -10,67 +10,31 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.known_issues import load_known_issues
+from harness.known_issues import KnownIssues, known_issues_of
 from harness.laboratory import Laboratory
 from harness.result import Result
 from harness.scenario import Scenario
-from harness.systems.megatron_bridge import INFO, unsupported
+from harness.systems.megatron_bridge import SYSTEM
 from harness.verdict import Verdict
 from harness.world.environments import Environments
 from harness.world.server import DETERMINISM
+from tests.conformance.megatron_bridge.refreshed import REFRESHED
+from tests.conformance.patched import regression
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
-END_TO_END = Path(__file__).with_name("megatron_bridge_finetune.py")
+ROOT = Path(__file__).parents[3]
+END_TO_END = Path(__file__).with_name("finetune.py")
 LEARNING_RATE = 2.0**-10
-SCENARIOS = Path(__file__).parents[2] / "scenarios"
-REGRESSIONS = ("megatron-bridge-3949", "megatron-bridge-3949-fp16")
-BASE = Scenario(system="megatron-bridge", sharding="zero1", checkpoint="weights", program="model_only").with_axes(
+REGRESSIONS = ("3949", "3949-fp16")
+BASE = Scenario(system=SYSTEM.name, sharding="zero1", checkpoint="weights", program="model_only").with_axes(
     {"dtype": "bf16/master=fp32", "optimizer": "adamw/impl=multi_tensor", "mesh": "1x2x1"}
 )
-
-REPAIRED = '''
-from dataclasses import replace
-import torch
-from harness.systems.megatron_bridge import INFO
-from harness.systems.megatron_bridge_rank import BridgeRank
-from harness.systems.megatron_core_observe import owned_parts
-from harness.systems.registry import register
-
-class Repaired(BridgeRank):
-    """Every copy that the optimizer holds, master or host copy, is refreshed after Bridge's load."""
-
-    @torch.no_grad()
-    def load_model_only(self, op):
-        super().load_model_only(op)
-        for part in owned_parts(self.state):
-            shard = self.state.root.get_parameter(part.fqn).view(-1)[part.start : part.start + part.length]
-            for copy in (part.held, part.stepped):
-                copy.view(-1).copy_(shard)
-
-register(replace(INFO, entry="repaired:Repaired"))
-'''
-
-
-def laboratory(plugins: tuple[str, ...] = ()) -> AbstractContextManager[Laboratory]:
-    return Laboratory(jobs=1, deadline_s=60.0, plugins=plugins)
-
-
-@pytest.fixture(scope="module")
-def opened() -> Iterator[Laboratory]:
-    with laboratory() as found:
-        yield found
-
-
-def regression(name: str) -> Scenario:
-    file = SCENARIOS / "regressions" / f"{name}.toml"
-    return Scenario.from_toml(file.read_text(), file.name)
 
 
 @pytest.mark.parametrize(
@@ -93,17 +57,17 @@ def regression(name: str) -> Scenario:
     ],
     ids=str,
 )
-def test_finetuning_starts_from_the_pretrained_weights(opened: Laboratory, axes: dict[str, str]) -> None:
+def test_finetuning_starts_from_the_pretrained_weights(laboratory: Laboratory, axes: dict[str, str]) -> None:
     scenario = BASE.with_axes(axes)
-    assert unsupported(scenario) is None
-    result = opened.examine_one(scenario)
+    assert SYSTEM.refusal(scenario) is None
+    result = laboratory.examine_one(scenario)
     assert result.verdict is Verdict.PASS, text(result)
     assert "transformer_engine.pytorch (names of layers only)" in result.emulated
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
-def test_offloaded_copies_keep_the_initialisation(opened: Laboratory, name: str) -> None:
-    result = opened.examine_one(regression(name))
+def test_offloaded_copies_keep_the_initialisation(laboratory: Laboratory, name: str) -> None:
+    result = laboratory.examine_one(regression(SYSTEM, name))
     assert result.verdict is Verdict.MISMATCH
     assert result.reproduced
     assert result.reproduced.times == result.reproduced.attempts
@@ -111,17 +75,13 @@ def test_offloaded_copies_keep_the_initialisation(opened: Laboratory, name: str)
     assert result.failed_op.name == "load_model_only"
     first = result.explanations[0].text
     assert "master of down.bias has its initialisation by operation 4 (build) after operation 5" in first
-    known = load_known_issues(SCENARIOS / "known_issues.toml").match(result)
+    known = KnownIssues(known_issues_of(SYSTEM)).match(result)
     assert known == "megatron-bridge-3949", text(result)
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
-def test_refreshing_every_copy_cures_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "repaired.py").write_text(REPAIRED)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with laboratory(plugins=("repaired",)) as repaired:
-        result = repaired.examine_one(regression(name))
+def test_refreshing_every_copy_cures_it(laboratory: Laboratory, name: str) -> None:
+    result = laboratory.examine_one(replace(regression(SYSTEM, name), system=REFRESHED.name))
     assert result.verdict is Verdict.PASS, text(result)
 
 
@@ -133,11 +93,11 @@ def test_finetune_from_end_to_end(tmp_path: Path, fraction: str, near: str, far:
     make.parent.mkdir()
     make.write_text("#!/bin/sh\n")  # Bridge compiles what the wheel has compiled already, and without a makefile
     make.chmod(0o755)
-    overlay = Environments(None, ()).overlay(INFO, "")
+    overlay = Environments(None, ()).overlay(SYSTEM, "")
     environment = {
         **os.environ, **DETERMINISM, **overlay.environment,
         "PATH": f"{make.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(map(str, [*overlay.paths, SCENARIOS.parent])),
+        "PYTHONPATH": os.pathsep.join(map(str, [*overlay.paths, ROOT])),
     }  # fmt: skip
     command = [sys.executable, "-W", "ignore", str(END_TO_END), str(tmp_path), fraction]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)

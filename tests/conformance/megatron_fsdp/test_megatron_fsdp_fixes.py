@@ -1,27 +1,25 @@
 """Each defect found in Megatron-FSDP sits where we say: a few lines there, and its regressions pass.
 
-*Verifies*: with the patch of `tests/patches/`, every scenario of a defect passes; that without it they fail is
+*Verifies*: with the patch of `patches/`, every scenario of a defect passes; that without it they fail is
 test_regressions.py's. *Does not verify*: that a patch is how upstream should repair it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.laboratory import Laboratory
-from harness.scenario import Scenario
-from harness.systems.megatron_fsdp import INFO
+from harness.systems.megatron_fsdp import SYSTEM
 from harness.verdict import Verdict
-from tests.conformance.patched import PATCHES, changed_lines, patched
+from tests.conformance.megatron_fsdp import RELEASE
+from tests.conformance.patched import changed_lines, patched, patches_of, regression
 
 pytestmark = pytest.mark.real
 
-RELEASE = "0.6.1"
-REGRESSIONS = Path(__file__).parents[2] / "scenarios" / "regressions"
 MOST_LINES = 16
 """A patch adds and removes no more lines than that."""
 
@@ -49,30 +47,22 @@ CURES: Mapping[str, tuple[str, ...]] = {
     "rowwise-tp": ("rowwise-tp",),
     "step-syncs": ("step-syncs",),
 }
-"""Patch → the regressions that it turns green; `megatron-fsdp-` before each name left out."""
+"""Patch → the regressions that it turns green."""
 
 BESIDE: Mapping[str, str] = {"frozen-no-overlap": "overlap-reduce-twice"}
 """Patch → the one of another defect that the same scenario meets as well."""
 
 
 def test_every_patch_is_small_and_has_an_entry() -> None:
-    assert {path.stem.removeprefix("megatron-fsdp-") for path in PATCHES.glob("megatron-fsdp-*.patch")} == CURES.keys()
-    assert all(changed_lines(f"megatron-fsdp-{name}") <= MOST_LINES for name in CURES)
-
-
-@pytest.fixture(scope="module")
-def opened() -> Iterator[Laboratory]:
-    with Laboratory(jobs=1, deadline_s=60.0) as laboratory:
-        yield laboratory
+    assert set(patches_of(SYSTEM)) == CURES.keys()
+    assert all(changed_lines(SYSTEM, name) <= MOST_LINES for name in CURES)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CURES)
-def test_a_few_lines_cure_it(name: str, opened: Laboratory, tmp_path: Path) -> None:
-    names = [f"megatron-fsdp-{each}" for each in (name, *([BESIDE[name]] if name in BESIDE else []))]
-    version = patched(INFO, RELEASE, "megatron_fsdp", names, tmp_path)
+def test_a_few_lines_cure_it(name: str, laboratory: Laboratory, tmp_path: Path) -> None:
+    names = [name, *([BESIDE[name]] if name in BESIDE else [])]
+    version = patched(SYSTEM, RELEASE, names, tmp_path)
     for each in CURES[name]:
-        file = REGRESSIONS / f"megatron-fsdp-{each}.toml"
-        cured = replace(Scenario.from_toml(file.read_text(), file.name), version=version)
-        result = opened.examine_one(cured)
+        result = laboratory.examine_one(replace(regression(SYSTEM, each), version=version))
         assert result.verdict is Verdict.PASS, f"{each}: {result.signature or result.reason or result.verdict.value}"

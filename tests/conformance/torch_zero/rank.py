@@ -14,7 +14,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.layout import Box
-from harness.mechanisms.fsdp2.checkpoint import FULL_FILE
+from harness.mechanisms.fsdp2.rank.checkpoint import FULL_FILE
 from harness.models import NamedParam
 from harness.observe.record import Record
 from harness.probe_module import Slot

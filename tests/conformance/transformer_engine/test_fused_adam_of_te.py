@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.systems.transformer_engine import INFO
+from harness.systems.transformer_engine import SYSTEM
 from harness.world.environments import Environments
 from harness.world.server import DETERMINISM
 
 SCRIPT = Path(__file__).with_name("fused_adam_steps.py")
-ROOT = SCRIPT.parents[2]
+ROOT = SCRIPT.parents[3]
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("release", [pytest.param("2.10.0", marks=pytest.mark.nightly), "2.20.2"])
 def test_the_library_steps_as_the_reference(release: str) -> None:
-    overlay = Environments(None, ()).overlay(INFO, release)
+    overlay = Environments(None, ()).overlay(SYSTEM, release)
     path = os.pathsep.join(map(str, (*overlay.paths, ROOT)))
     done = subprocess.run(
         [sys.executable, SCRIPT], capture_output=True, text=True, check=False,

@@ -1,0 +1,63 @@
+"""What FSDP2 and DCP write on real ranks, read back and compared with the twin."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import checkpoint_ranks
+import pytest
+
+from harness.diff import diff
+from harness.models import model_spec
+from harness.observe.assemble import assemble
+from harness.readers.checkpoint import expected_written, read_checkpoint
+from harness.readers.description import accept
+from harness.scenario import Mesh, Optimizer, Scenario
+from tests.oracles import by_twin
+
+pytestmark = pytest.mark.real
+
+MODELS = {"tied": "adamw/schedule=halve", "short": "sgd/loss_scale=8.0", "frozen_tower": "adam"}
+FORMATS = ("dcp", "dcp+flatten", "dcp-async", "dcp-stateful", "full", "full+flatten+cpu_offload")
+SCENARIOS = [
+    Scenario(
+        system="torch-fsdp2",
+        model=model,
+        mesh=Mesh(1, 2, 1),
+        checkpoint=form,
+        optimizer=Optimizer.parse(optimizer),
+        program="build step step save",
+    )
+    for model, optimizer in MODELS.items()
+    for form in FORMATS
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every scenario's checkpoint, written by two ranks."""
+    path = tmp_path_factory.mktemp("real")
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=checkpoint_ranks.main, args=(rank, path, SCENARIOS)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+        rank.kill()
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+    return path
+
+
+@pytest.mark.parametrize("number", range(len(SCENARIOS)), ids=[f"{s.model}-{s.checkpoint}" for s in SCENARIOS])
+def test_what_real_ranks_write_is_what_the_twin_expects(folder: Path, number: int) -> None:
+    scenario, path = SCENARIOS[number], folder / str(number) / "checkpoint0"
+    model = model_spec(scenario.model)
+    assert accept(path)
+    records = read_checkpoint(path, 3, model)
+    logical, problems = assemble(records)
+    assert problems == []
+    live = {key: value for key, value in by_twin(scenario).items() if key.op == 3}
+    expected = expected_written(live, model, flat="flatten" in scenario.checkpoint.split("+"))
+    assert diff(expected, logical) == []
+    assert {record.rank for record in records} == ({0} if scenario.checkpoint.startswith("full") else {0, 1})

@@ -134,7 +134,7 @@ class FusedAdam(torch.optim.Optimizer):
         `unscaled_state` is scaled in place on the way to fp16, as in TE.
         """
         wanted = torch.int16 if self._keeps_remainder(param, state_name) else torch.float32
-        _assert(unscaled_state.dtype is wanted)
+        _assert(_dtype_of(unscaled_state) is wanted)
         if state_name not in self.state[param]:
             self._initialize_state(param, state_name)
         state = _local(self.state[param][state_name])
@@ -303,6 +303,14 @@ class FusedSGD(torch.optim.Optimizer):
                 decay_after_momentum=self.wd_after_momentum,
             )
             param.data.copy_(new)
+
+
+def _dtype_of(given: Any) -> Any:
+    """The dtype of what a library hands over as a tensor. Where it is none, TE fails over it as we do."""
+    try:
+        return given.dtype
+    except AttributeError as error:
+        raise refused(error) from None
 
 
 def _assert(holds: bool) -> None:

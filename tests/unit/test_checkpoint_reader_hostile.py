@@ -18,7 +18,9 @@ import torch
 from test_checkpoint_reader import MODEL
 
 from harness.errors import UsageError
-from harness.readers import CheckpointError, accept, describe, read_checkpoint
+from harness.readers.checkpoint import read_checkpoint
+from harness.readers.description import accept, describe
+from harness.readers.errors import CheckpointError
 from harness.readers.symbolic import parse
 
 

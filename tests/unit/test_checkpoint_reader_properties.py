@@ -19,7 +19,9 @@ from test_checkpoint_reader import MODEL
 
 from harness.observe.assemble import assemble
 from harness.observe.logical import Value
-from harness.readers import CheckpointError, accept, read_checkpoint
+from harness.readers.checkpoint import read_checkpoint
+from harness.readers.description import accept
+from harness.readers.errors import CheckpointError
 from harness.readers.pieces import ObjectPiece, TensorPiece, pieces
 from harness.readers.symbolic import Mapping, parse
 

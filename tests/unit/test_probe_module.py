@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from harness.grid import choose_grid
 from harness.models import ZOO, ModelSpec, model_spec
-from harness.probe import choose_grid, element_keys, initial_values, rank_units
+from harness.probe import element_keys, initial_values, rank_units
 from harness.probe_module import Probe, ProbeRoot, Slot, build_model, tensor_bytes, whole_box
-from harness.scenario import Mesh, Scenario
+from harness.scenario import Scenario
+from harness.systems.protocol import RankContext
+from harness.systems.registry import contract_of
 
 
 def built(model: str, dtype: str = "fp32", mesh: str = "1x1x1", rank: int = 0) -> tuple[Probe, ProbeRoot]:
     scenario = Scenario().with_axes({"model": model, "dtype": dtype, "mesh": mesh})
-    probe = Probe(scenario, model_spec(model), Mesh.parse(mesh), rank, whole_box(model_spec(model)))
+    spec = model_spec(model)
+    context = RankContext(scenario, spec, scenario.mesh, rank, Path(), contract_of(scenario))
+    probe = Probe(context, whole_box(spec))
     return probe, build_model(probe, init_seed=1)
 
 

@@ -16,27 +16,27 @@ from harness.models import ZOO
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical
 from harness.observe.record import LIVE, WRITTEN
-from harness.oracle import twin
 from harness.program import PROGRAMS, expand, operations
-from harness.reference import info, system
 from harness.reference.checkpoint import FORMATS
 from harness.reference.placement import Catalogue
 from harness.reference.state import Session
 from harness.scenario import Scenario, load_mesh
 from harness.space.constraints import CONSTRAINTS
+from harness.systems.registry import contract_of, system_named
+from tests.oracles import by_twin, records_of
 
 MESHES = ("1x1x1", "1x2x1", "1x3x1", "1x4x1", "2x2x1", "1x2x2", "2x1x1", "2x2x2", "1x3x2", "1x1x2", "1x8x1")
 
 
 def observed(scenario: Scenario) -> Logical:
-    logical, problems = assemble(system.run(scenario))
+    logical, problems = assemble(records_of(scenario))
     assert problems == []
     return logical
 
 
 def predicted(scenario: Scenario, logical: Logical) -> Logical:
     norms = {key.op: float(np.frombuffer(v.data, np.float32)[0]) for key, v in logical.items() if key.role == "norm"}
-    return twin.run(scenario, norms)
+    return by_twin(scenario, norms)
 
 
 def assert_equals_twin(scenario: Scenario) -> None:
@@ -95,7 +95,7 @@ def sample(seed: int) -> Iterator[Scenario]:
         if (
             load_mesh(scenario)
             and not torch_refuses(scenario)
-            and not info.unsupported(scenario)
+            and not system_named("reference").refusal(scenario)
             and not any(c.excludes(scenario) for c in CONSTRAINTS)
         ):
             yield scenario
@@ -136,15 +136,15 @@ def test_eleven_shards() -> None:
 def test_observing_some_operations_gives_their_records_and_changes_nothing() -> None:
     scenario = Scenario().with_axes({"mesh": "1x2x1", "checkpoint": "sharded"})
     last = len(expand(scenario)) - 1
-    everything = system.run(scenario)
-    assert system.run(scenario) == everything
-    assert system.run(scenario, [last]) == [r for r in everything if r.op == last]
-    assert system.run(scenario, []) == []
+    everything = records_of(scenario)
+    assert records_of(scenario) == everything
+    assert records_of(scenario, [last]) == [r for r in everything if r.op == last]
+    assert records_of(scenario, []) == []
 
 
 def test_every_rank_observes_every_operation() -> None:
     scenario = Scenario().with_axes({"mesh": "2x2x2", "load": "1x3x1", "checkpoint": "gathered"})
-    seen = {(r.op, r.rank) for r in system.run(scenario) if r.where == LIVE}
+    seen = {(r.op, r.rank) for r in records_of(scenario) if r.where == LIVE}
     assert seen == {(op.index, rank) for op in expand(scenario) for rank in range(op.mesh.world)}
 
 
@@ -181,8 +181,9 @@ def test_foreach_sgd_in_half_precision_beside_a_parameter_without_momentum() -> 
 def test_offload_takes_whole_fragments_in_installed_order() -> None:
     axes = {"sharding": "zero1", "dtype": "mixed/master=fp32", "model": "twins", "mesh": "1x2x1", "offload": "cpu=0.5"}
     scenario = Scenario().with_axes(axes)
-    op, spec = expand(scenario)[0], ZOO["twins"]
-    session = Session(scenario, spec, Catalogue(spec, 0), op)
+    spec = ZOO["twins"]
+    inputs, placement = contract_of(scenario).resolve(scenario)
+    session = Session(inputs, placement, spec, Catalogue(spec, inputs.seed), inputs.operations[0])
     session.build()
     assert session.installed == [["router.weight", "scale.weight", "a.weight", "b.weight"]]
     on_host = {s.layout.storage: s.offloaded for s in session.shards}
@@ -194,9 +195,9 @@ def test_offload_takes_whole_fragments_in_installed_order() -> None:
 
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(ValueError, match="no checkpoint format 'dcp'"):
-        system.run(Scenario(checkpoint="dcp"))
+        records_of(Scenario(checkpoint="dcp"))
 
 
 def test_an_unknown_fault_is_refused() -> None:
     with pytest.raises(UsageError, match="no-such-fault"):
-        system.run(Scenario(faults=("no-such-fault",)))
+        records_of(Scenario(faults=("no-such-fault",)))

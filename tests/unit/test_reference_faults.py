@@ -14,17 +14,18 @@ from harness.faults.catalogue import CATALOGUE, STAGES, Fault, canary_scenarios,
 from harness.faults.logical import override
 from harness.observe.assemble import assemble
 from harness.observe.record import WRITTEN
-from harness.reference import info, system
 from harness.reference.trainer import STAGES as TRAINER_STAGES
 from harness.scenario import Scenario
 from harness.space.constraints import CONSTRAINTS
+from harness.systems.registry import system_named
+from tests.oracles import records_of
 
 
 @pytest.mark.parametrize(("scenario", "fault"), canary_scenarios(), ids=lambda value: getattr(value, "id", ""))
 def test_fault_changes_what_is_observed(scenario: Scenario, fault: Fault) -> None:
-    clean, problems = assemble(system.run(replace(scenario, faults=())))
+    clean, problems = assemble(records_of(replace(scenario, faults=())))
     assert problems == []
-    faulty, problems = assemble(system.run(scenario))
+    faulty, problems = assemble(records_of(scenario))
     assert problems or faulty != clean
 
 
@@ -34,7 +35,7 @@ def test_fault_is_documented_and_its_scenarios_are_in_the_space(fault: Fault) ->
     assert fault.scenario_axes
     for scenario in scenarios_of(fault):
         assert scenario.faults == (fault.id,)
-        assert info.unsupported(scenario) is None
+        assert system_named("reference").refusal(scenario) is None
         assert not [c.id for c in CONSTRAINTS if c.excludes(scenario)]
 
 
@@ -49,8 +50,8 @@ def test_enough_faults_come_from_real_bugs() -> None:
 
 def test_a_stale_index_map_hides_in_a_self_round_trip() -> None:
     (scenario, *_) = scenarios_of(CATALOGUE["stale-index-map"])
-    clean, _ = assemble(system.run(replace(scenario, faults=())))
-    faulty, _ = assemble(system.run(scenario))
+    clean, _ = assemble(records_of(replace(scenario, faults=())))
+    faulty, _ = assemble(records_of(scenario))
     differing = {key.where for key in clean if clean[key] != faulty.get(key)}
     assert differing == {WRITTEN}
 
@@ -59,7 +60,7 @@ def test_a_stale_index_map_hides_in_a_self_round_trip() -> None:
 def test_a_stale_index_map_is_loud_where_shapes_differ(form: str) -> None:
     axes = {**CATALOGUE["stale-index-map"].scenario_axes[0], "model": "mixed_unit", "checkpoint": form}
     with pytest.raises(ValueError, match="elements where its parameter"):
-        system.run(Scenario().with_axes({**axes, "faults": "stale-index-map"}))
+        records_of(Scenario().with_axes({**axes, "faults": "stale-index-map"}))
 
 
 def test_a_seam_that_does_not_exist_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""Real ranks for test_checkpoint_reader_real: each runs FSDP2 scenarios up to their save."""
+"""Real ranks for test_written_on_real_ranks: each runs FSDP2 scenarios up to their save."""
 
 from __future__ import annotations
 

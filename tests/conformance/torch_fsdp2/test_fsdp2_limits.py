@@ -7,11 +7,29 @@ import sys
 
 import pytest
 
+from harness.errors import UsageError
+from harness.mechanisms.fsdp2.formats import FORMATS, CheckpointPlan, checkpoint_plan
 from harness.scenario import Scenario
-from harness.systems.registry import system_info
-from harness.systems.torch_fsdp2 import FORMATS, LIMITS, CheckpointPlan, checkpoint_plan, unsupported
+from harness.systems.torch_fsdp2 import SYSTEM
+from harness.systems.torch_fsdp2.accepts import ACCEPTS
 
 BASE = Scenario(system="torch-fsdp2")
+
+OUTSIDE = {
+    "dtype-master": {"dtype": "bf16/master=fp32"},
+    "dtype-grad": {"dtype": "bf16/grad=fp32"},
+    "dtype-exp_avg": {"dtype": "bf16/exp_avg=fp32"},
+    "dtype-exp_avg_sq": {"dtype": "bf16/exp_avg_sq=fp32"},
+    "expert_parallel": {"expert_parallel": "2", "mesh": "1x2x1"},
+    "sharding": {"sharding": "zero1"},
+    "offload-fraction": {"offload": "cpu=0.5"},
+    "optimizer-impl": {"optimizer": "adamw/impl=multi_tensor"},
+    "optimizer-schedule": {"optimizer": "adamw/schedule=linear"},
+    "checkpoint": {"checkpoint": "bucket"},
+    "options": {"options": "precision_aware"},
+    "faults": {"faults": "swapped-states"},
+}
+"""Axis, or part of one → a scenario whose value of it the allow-list lacks."""
 
 REFUSED = [
     ("mixed-storage-group", {"model": "mixed_unit", "dtype": "mixed"}),
@@ -19,28 +37,37 @@ REFUSED = [
     ("reshard-divisor-tp", {"mesh": "1x4x2", "reshard_after_forward": "2"}),
     ("fused-sgd", {"optimizer": "sgd/impl=fused"}),
     ("scaler-fp16-gradients", {"dtype": "fp16", "optimizer": "adamw/loss_scale=1024.0"}),
-    ("sharding", {"sharding": "zero1"}),
-    ("master", {"dtype": "bf16/master=fp32"}),
-    ("offload-fraction", {"offload": "cpu=0.5"}),
-    ("checkpoint", {"checkpoint": "bucket"}),
     ("fp16-range", {"dtype": "fp32/param=fp16", "optimizer": "adamw/loss_scale=65536.0"}),
-    ("optimizer-impl", {"optimizer": "adamw/impl=multi_tensor"}),
-    ("schedule", {"optimizer": "adamw/schedule=linear"}),
-    ("options", {"options": "precision_aware"}),
-    ("expert-parallel", {"expert_parallel": "2", "mesh": "1x2x1"}),
-    ("logical-faults", {"faults": "swapped-states"}),
 ]
 
 
-@pytest.mark.parametrize(("limit", "axes"), REFUSED, ids=[limit for limit, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("limit", "axes"), [*OUTSIDE.items(), *REFUSED], ids=[*OUTSIDE, *(name for name, _ in REFUSED)]
+)
 def test_each_limit_refuses_its_scenario_with_its_reason(limit: str, axes: dict[str, str]) -> None:
-    entry = next(entry for entry in LIMITS if entry.id == limit)
+    (entry,) = (entry for entry in ACCEPTS.limits if entry.id == limit)
     assert entry.refuses(BASE.with_axes(axes))
-    assert unsupported(BASE.with_axes(axes)) == entry.reason
+    assert SYSTEM.refusal(BASE.with_axes(axes)) == entry.reason
 
 
-def test_every_limit_is_covered_here() -> None:
-    assert [limit for limit, _ in REFUSED] == [entry.id for entry in LIMITS]
+def test_every_limit_within_the_allow_list_is_covered_here() -> None:
+    assert [limit for limit, _ in REFUSED] == [entry.id for entry in ACCEPTS.own_limits]
+
+
+@pytest.mark.parametrize(
+    ("axes", "because"),
+    [
+        ({"sharding": "zero1"}, "FSDP2 shards per parameter"),
+        ({"dtype": "bf16/master=fp32"}, "FSDP2 keeps no separate masters: the storage dtype is the master"),
+        ({"offload": "cpu=0.5"}, "CPUOffloadPolicy offloads everything or nothing"),
+        ({"optimizer": "adamw/impl=multi_tensor"}, "the optimizer is torch.optim's"),
+        ({"checkpoint": "bucket"}, "full[+cpu_offload][+no_strict][+flatten][+broadcast_from_rank0]"),
+        ({"faults": "swapped-states"}, "logical faults mutate the reference, and this system runs unmodified"),
+    ],
+    ids=str,
+)
+def test_what_the_allow_list_lacks_is_refused_with_what_it_has_and_why(axes: dict[str, str], because: str) -> None:
+    assert because in str(SYSTEM.refusal(BASE.with_axes(axes)))
 
 
 @pytest.mark.parametrize(
@@ -58,29 +85,35 @@ def test_every_limit_is_covered_here() -> None:
     ids=str,
 )
 def test_neighbours_of_the_limits_are_supported(axes: dict[str, str]) -> None:
-    assert unsupported(BASE.with_axes(axes)) is None
+    assert SYSTEM.refusal(BASE.with_axes(axes)) is None
 
 
 def test_the_mesh_after_a_reshard_counts_for_the_divisor() -> None:
     shrinking = {"mesh": "1x4x1", "load": "shrink", "reshard_after_forward": "4"}
-    assert unsupported(BASE.with_axes(shrinking)) is not None
-    assert unsupported(BASE.with_axes({**shrinking, "program": "train"})) is None
+    assert SYSTEM.refusal(BASE.with_axes(shrinking)) is not None
+    assert SYSTEM.refusal(BASE.with_axes({**shrinking, "program": "train"})) is None
 
 
 def test_checkpoint_texts() -> None:
     assert checkpoint_plan("full+no_strict+cpu_offload") == CheckpointPlan("full", cpu_offload=True, strict=False)
     for text in ("dcp+broadcast_from_rank0", "full+", "full+flatten+flatten", "Full", ""):
-        assert checkpoint_plan(text) is None
+        assert ACCEPTS.refusal(BASE.with_axes({"checkpoint": text})), text
+    for text in ("dcp+broadcast_from_rank0", "full+", "Full"):
+        with pytest.raises(UsageError, match="checkpoint: given"):
+            checkpoint_plan(text)
     for form, options in FORMATS.items():
-        assert checkpoint_plan("+".join([form, *options])) is not None
+        assert checkpoint_plan("+".join([form, *options])).form == form
 
 
 def test_an_error_of_the_library_has_a_source() -> None:
-    for entry in LIMITS:
+    for entry in ACCEPTS.own_limits:
         assert (entry.error is None) == (entry.source == ""), entry.id
 
 
-def test_registering_the_system_imports_no_torch() -> None:
-    code = "import sys, harness.systems.torch_fsdp2; sys.exit('torch' in sys.modules)"
+def test_what_the_parent_asks_of_the_system_imports_no_torch() -> None:
+    code = (
+        "import sys; from harness.systems.torch_fsdp2 import SYSTEM as s; s.accepts, s.contract, s.stored;"
+        "sys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert system_info("torch-fsdp2").world == "fork"
+    assert SYSTEM.world == "fork"

@@ -8,16 +8,17 @@ import pytest
 
 from harness.observe.record import Record
 from harness.scenario import Mesh, Scenario
+from harness.systems.torch_fsdp2 import SYSTEM
 from harness.world.job import Job
 from harness.world.observations import read_observations
 from harness.world.server import ForkServer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.real
 def test_a_warm_server_forgets_its_meshes_and_runs_every_world(tmp_path: Path) -> None:
-    warm_up = ["harness.systems.torch_fsdp2_rank:warm_up"]
+    warm_up = [SYSTEM.entry(SYSTEM.warm_up)]
     with ForkServer(path_prefix=[ROOT], plugins=["tests.unit.world_stub"], warm_up=warm_up) as server:
         assert server.call("tests.unit.world_stub:sharding_cache", b"", 60) == b"0"
         finals = []

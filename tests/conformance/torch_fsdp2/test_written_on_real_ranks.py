@@ -5,15 +5,17 @@ from __future__ import annotations
 import multiprocessing
 from pathlib import Path
 
-import checkpoint_ranks
 import pytest
 
 from harness.diff import diff
 from harness.models import model_spec
 from harness.observe.assemble import assemble
+from harness.program import expand
 from harness.readers.checkpoint import expected_written, read_checkpoint
 from harness.readers.description import accept
 from harness.scenario import Mesh, Optimizer, Scenario
+from harness.systems.torch_fsdp2 import SYSTEM
+from tests.conformance.torch_fsdp2 import checkpoint_ranks
 from tests.oracles import by_twin
 
 pytestmark = pytest.mark.real
@@ -54,10 +56,13 @@ def test_what_real_ranks_write_is_what_the_twin_expects(folder: Path, number: in
     scenario, path = SCENARIOS[number], folder / str(number) / "checkpoint0"
     model = model_spec(scenario.model)
     assert accept(path)
-    records = read_checkpoint(path, 3, model)
+    save = expand(scenario)[3]
+    records = SYSTEM.stored.read(path, save, scenario)
+    assert records == read_checkpoint(path, save.index, model)
     logical, problems = assemble(records)
     assert problems == []
-    live = {key: value for key, value in by_twin(scenario).items() if key.op == 3}
-    expected = expected_written(live, model, flat="flatten" in scenario.checkpoint.split("+"))
+    live = {key: value for key, value in by_twin(scenario).items() if key.op == save.index}
+    expected = SYSTEM.stored.must_hold(live, save, scenario)
+    assert expected == expected_written(live, model, flat="flatten" in scenario.checkpoint.split("+"))
     assert diff(expected, logical) == []
     assert {record.rank for record in records} == ({0} if scenario.checkpoint.startswith("full") else {0, 1})

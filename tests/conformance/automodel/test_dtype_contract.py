@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.oracle.dtype_contract import AUTO, RULES, Policy, Tensor, dtypes, recipe, wider
+from harness.systems.automodel.dtype_contract import AUTO, RULES, Policy, Tensor, dtypes, recipe, wider
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "dtype-contract.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "dtype-contract.md"
 HALF = Policy("bf16", "bf16")
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,4 +1,4 @@
-"""Scaled states under FSDP2: a domain is the box that a rank holds, on every mesh."""
+"""Scaled states of FusedAdam under FSDP2: a domain is the box that a rank holds, on every mesh."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 from harness.layout import shard_box
 from harness.models import model_spec
-from harness.oracle.domains import scale_domains
 from harness.scenario import Scenario
+from harness.systems.transformer_engine import SYSTEM
 
 BASE = Scenario(system="transformer-engine").with_axes(
     {"optimizer": "adamw/impl=multi_tensor", "dtype": "bf16/master=fp16/exp_avg=fp16"}
@@ -19,10 +19,11 @@ BASE = Scenario(system="transformer-engine").with_axes(
 @pytest.mark.parametrize("model", ["short", "dense", "te_layers"])
 def test_a_domain_is_the_box_of_a_rank(model: str, mesh: str) -> None:
     asked = BASE.with_axes({"model": model, "mesh": mesh})
-    domains = scale_domains(asked, asked.mesh)
+    domains = SYSTEM.contract.scale_domains(asked, asked.mesh)
     used: set[int] = set()
     for param in model_spec(model).unique_params:
-        numbers, dim = domains[param.fqn], param.spec.tp_dim if asked.mesh.tp > 1 else None
+        numbers, dim = np.array(domains[param.fqn]), param.spec.tp_dim if asked.mesh.tp > 1 else None
+        numbers = numbers.reshape(param.spec.shape)
         sizes = (1, asked.mesh.dp_shard, asked.mesh.tp)
         boxes = {
             shard_box(param.spec.shape, sizes, (0, shard, part), dim)
@@ -32,6 +33,6 @@ def test_a_domain_is_the_box_of_a_rank(model: str, mesh: str) -> None:
         found = {frozenset(np.unique(numbers[where]).tolist()) for where in held}
         assert len(found) == len(held)
         assert all(len(each) == 1 for each in found)
-        own = set(np.unique(numbers).tolist())
+        own = set(domains[param.fqn])
         assert not own & used
         used |= own

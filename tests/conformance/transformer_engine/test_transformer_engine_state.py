@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.models import model_spec
 from harness.observe.assemble import assemble
+from harness.probe_module import Probe, whole_box
 from harness.program import expand
 from harness.scenario import Scenario
-from harness.systems.protocol import RankContext
-from harness.systems.transformer_engine_rank import MASTER, TeRank
+from harness.systems.torch_loop import context_of
+from harness.systems.transformer_engine.rank import MASTER, Rank
 
 SCENARIO = Scenario(system="transformer-engine", model="te_no_bias", program="build step").with_axes(
     {"mesh": "1x1x1", "dtype": "bf16/master=fp32", "optimizer": "adamw/impl=multi_tensor"}
@@ -26,11 +26,12 @@ def problems(state: dict[str, torch.Tensor], options: str = "") -> set[tuple[str
     """(role, kind) of what is wrong with the records of one parameter's state, by their boxes alone."""
     scenario = SCENARIO.with_axes({"options": options})
     parameter = torch.nn.Parameter(torch.zeros(SHAPE, dtype=torch.bfloat16))
-    rank: Any = object.__new__(TeRank)
-    rank.scenario, rank.spec = scenario, model_spec(scenario.model)
-    rank.context = RankContext(scenario, rank.spec, scenario.mesh, 0, Path())
+    rank: Any = object.__new__(Rank)
+    rank.scenario, rank.context, rank.fused = scenario, context_of(scenario, Path()), True
+    rank.spec, rank.mesh, rank.contract = rank.context.model, rank.context.mesh, rank.context.contract
+    rank.probe = Probe(rank.context, whole_box(rank.spec))
     rank.state = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{"params": [parameter], "step": 1}]))
-    _, found = assemble(rank._state_records(expand(scenario)[1], FQN, parameter, state))
+    _, found = assemble(rank.state_records(expand(scenario)[1], FQN, parameter, state))
     return {(problem.key.role, problem.kind) for problem in found}
 
 

@@ -11,7 +11,9 @@ import pytest
 from harness.emulation import te_choice
 from harness.errors import UsageError
 from harness.scenario import Scenario
-from harness.systems.transformer_engine import INFO, KEPT, LIMITS, unsupported
+from harness.systems import torch_fsdp2
+from harness.systems.transformer_engine import SYSTEM
+from harness.systems.transformer_engine.accepts import ACCEPTS
 
 BASE = Scenario(system="transformer-engine")
 FUSED = "adamw/impl=multi_tensor"
@@ -21,15 +23,27 @@ QUANTISED = {"model": "te_layers", "optimizer": FUSED, "dtype": "bf16/master=fp3
 VERSIONS = {"quantised-releases": "2.15.0"}
 """The release that a limit is about, where it is not about all."""
 
+OUTSIDE = {
+    "dtype-grad": {"optimizer": FUSED, "dtype": "bf16/master=fp32/grad=bf16"},
+    "dtype-exp_avg": {"optimizer": FUSED, "dtype": "bf16/master=fp32/exp_avg=fp8e4m3"},
+    "dtype-exp_avg_sq": {"optimizer": FUSED, "dtype": "bf16/master=fp32/exp_avg_sq=fp8e4m3"},
+    "expert_parallel": {"model": "moe", "mesh": "1x2x1", "expert_parallel": "2"},
+    "sharding": {"sharding": "zero1"},
+    "offload-fraction": {"offload": "cpu=0.5"},
+    "optimizer-schedule": {"optimizer": "adamw/schedule=linear"},
+    "checkpoint": {"checkpoint": "bucket"},
+    "options": {"options": "precision_aware"},
+    "faults": {"faults": "swapped-states"},
+}
+"""Axis, or part of one → a scenario whose value of it the allow-list lacks."""
+
 REFUSED = {
     "fused-sgd-here": {"optimizer": "sgd/impl=multi_tensor"},
     "master-of-fp32": {"optimizer": FUSED, "dtype": "fp32/master=fp32"},
     "torch-state": {"dtype": "bf16/master=fp32"},
     "master-dtype": {"optimizer": FUSED, "dtype": "fp16/master=bf16"},
-    "fp8-state": {"optimizer": FUSED, "dtype": "bf16/master=fp32/exp_avg=fp8e4m3"},
     "remainders-fp16": {"optimizer": FUSED, "dtype": "bf16/master=fp16", "options": "remainders"},
     "no-gradient": {"optimizer": FUSED, "model": "unused"},
-    "grad-dtype": {"optimizer": FUSED, "dtype": "bf16/master=fp32/grad=bf16"},
     "remainders": {"optimizer": FUSED, "options": "remainders"},
     "capturable-torch": {"options": "capturable"},
     "capturable-remainders": {"optimizer": FUSED, "dtype": "bf16/master=fp32", "options": "capturable+remainders"},
@@ -49,20 +63,21 @@ REFUSED = {
     "calibrating": {"options": "calibrating"},
     "extra-state": {"options": "no_extra_state"},
     "tp-divides": {"model": "te_layers", "mesh": "1x1x4"},
-    "options": {"options": "precision_aware"},
 }
 
 
-@pytest.mark.parametrize("limit", REFUSED)
+@pytest.mark.parametrize("limit", [*OUTSIDE, *REFUSED])
 def test_each_limit_refuses_its_scenario_with_its_reason(limit: str) -> None:
-    entry = next(entry for entry in LIMITS if entry.id == limit)
-    scenario = replace(BASE.with_axes(REFUSED[limit]), version=VERSIONS.get(limit, ""))
+    (entry,) = (entry for entry in ACCEPTS.limits if entry.id == limit)
+    scenario = replace(BASE.with_axes({**OUTSIDE, **REFUSED}[limit]), version=VERSIONS.get(limit, ""))
     assert entry.refuses(scenario)
-    assert unsupported(scenario) == entry.reason
+    assert SYSTEM.refusal(scenario) == entry.reason
 
 
 def test_every_limit_is_covered_here_or_is_fsdp2s() -> None:
-    assert [*KEPT, *REFUSED] == [entry.id for entry in LIMITS]
+    of_fsdp2 = torch_fsdp2.SYSTEM.accepts.own_limits
+    assert ACCEPTS.own_limits[: len(of_fsdp2)] == of_fsdp2
+    assert [entry.id for entry in ACCEPTS.own_limits[len(of_fsdp2) :]] == list(REFUSED)
 
 
 @pytest.mark.parametrize(
@@ -87,12 +102,12 @@ def test_every_limit_is_covered_here_or_is_fsdp2s() -> None:
     ids=str,
 )
 def test_neighbours_of_the_limits_are_supported(axes: dict[str, str]) -> None:
-    assert unsupported(BASE.with_axes(axes)) is None
+    assert SYSTEM.refusal(BASE.with_axes(axes)) is None
 
 
 def test_which_extension_runs_is_one_decision_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(te_choice.VARIABLE, raising=False)
-    assert INFO.chosen("cuda") == {"compiled extension": "real, on a GPU"}
+    assert SYSTEM.chosen("cuda") == {"compiled extension": "real, on a GPU"}
     assert te_choice.choice("cpu").kind == te_choice.EMULATED
     monkeypatch.setenv(te_choice.VARIABLE, "real")
     assert te_choice.choice("cpu").kind == te_choice.REAL
@@ -101,11 +116,12 @@ def test_which_extension_runs_is_one_decision_by_device(monkeypatch: pytest.Monk
 def test_another_extension_than_the_two_is_an_error_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(te_choice.VARIABLE, "both")
     with pytest.raises(UsageError, match=r"SHARDPROOF_TE_EXTENSION: given 'both'; allowed: real, emulated, unset"):
-        unsupported(BASE)
+        SYSTEM.chosen("cpu")
 
 
 def test_the_parent_imports_neither_torch_nor_the_library() -> None:
     code = (
-        "import sys, harness.systems.transformer_engine as s; print({'torch', 'transformer_engine'} & set(sys.modules))"
+        "import sys; from harness.systems.transformer_engine import SYSTEM as s; s.accepts, s.contract, s.stored;"
+        "s.models; print({'torch', 'transformer_engine'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -18,15 +18,18 @@ import torch
 from harness.emulation import te_quantize
 from harness.observe.logical import Key, Value
 from harness.observe.record import LIVE
-from harness.oracle.contracts import FP8_BOUND
-from harness.oracle.quantised import quantised
 from harness.readers.errors import CheckpointError
 from harness.readers.symbolic import PERSISTENT, Name, Node
-from harness.readers.values import FLOAT8, FLOAT8_DTYPES, PARAMETER, SIZE, TENSOR, Quantised, decode
+from harness.readers.values import PARAMETER, SIZE, TENSOR, Quantised, decode
 from harness.scenario import Scenario
+from harness.systems.transformer_engine.contract import CONTRACT
+from harness.systems.transformer_engine.quantised import quantised
+from harness.systems.transformer_engine.switches import FP8_BOUND
+from harness.systems.transformer_engine.vocabulary import FLOAT8_DTYPES, VOCABULARY
 
 SHAPE = (12, 6)
 FQN = "qkv.weight"
+(FLOAT8,) = VOCABULARY.tensors
 E4M3 = SimpleNamespace(name="kFloat8E4M3")
 
 
@@ -50,7 +53,7 @@ def stored(master: torch.Tensor, options: str) -> tuple[bytes, float, bytes]:
             own = master if fqn == FQN else torch.ones(shape)
             truth[Key(op, LIVE, "master", fqn)] = Value("fp32", shape, own.numpy().tobytes())
             truth[Key(op, LIVE, "compute_param", fqn)] = Value("bf16", shape, b"")
-    found = quantised(truth, scenario)
+    found = quantised(truth, scenario, CONTRACT)
     inverse = np.frombuffer(found[Key(1, LIVE, "quant_scale", f"{FQN}.param")].data, np.float32)
     assert len(set(inverse.tolist())) == 1
     return (
@@ -118,7 +121,7 @@ def test_a_stored_float8_tensor_is_its_bytes_and_its_scale() -> None:
 
 @pytest.mark.parametrize("damaged", [{"number": 8}, {"scales": 2}], ids=str)
 def test_another_float8_tensor_is_refused(damaged: dict[str, int]) -> None:
-    with pytest.raises(CheckpointError, match="Float8Tensor"):
+    with pytest.raises(CheckpointError, match=r"tensor of transformer_engine.*float8_tensor"):
         decode(float8(**damaged), "here")
 
 

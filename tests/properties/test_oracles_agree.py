@@ -1,4 +1,4 @@
-"""Twin and reference, which share no arithmetic, agree bit for bit on any scenario that Megatron's rules govern."""
+"""Twin and reference, which share no arithmetic, agree bit for bit on any scenario that Megatron's contract governs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from harness.diff import LAZY_STATE, as_numbers, diff
-from harness.judge import twin_axes
-from harness.models import ZOO
+from harness.models import zoo
 from harness.observe.assemble import assemble
 from harness.observe.logical import Logical
 from harness.observe.record import LIVE
 from harness.oracle import twin
+from harness.oracle.inputs import Inputs, Placement
 from harness.program import PROGRAMS, operations
-from harness.reference import system
+from harness.reference import system as reference
 from harness.scenario import Scenario, load_mesh
 from harness.space.constraints import impossible
+from harness.systems.registry import contract_of
+
+ZOO = zoo()
 
 MESHES = ("1x1x1", "1x2x1", "1x3x1", "1x4x1", "2x2x1", "1x2x2", "2x1x1", "1x1x2", "1x8x1", "2x2x2")
 STORED = ("fp32", "bf16", "fp16", "mixed", "mixed_fp16")
@@ -72,19 +75,20 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return scenario
 
 
-def observed(scenario: Scenario) -> Logical:
-    logical, problems = assemble(r for r in system.run(scenario) if r.where == LIVE)
+def observed(inputs: Inputs, placement: Placement) -> Logical:
+    logical, problems = assemble(r for r in reference.run(inputs, placement) if r.where == LIVE)
     assert problems == []
     return logical
 
 
 @settings(max_examples=int(os.environ.get("SHARDPROOF_EXAMPLES", "200")), deadline=None)
 @given(scenarios())
-def test_twin_and_reference_agree_under_megatrons_rules(scenario: Scenario) -> None:
+def test_twin_and_reference_agree_under_megatrons_contract(scenario: Scenario) -> None:
     assume(impossible(scenario) is None)
-    logical = observed(scenario)
+    inputs, placement = contract_of(scenario).resolve(scenario)
+    logical = observed(inputs, placement)
     norms = {key.op: float(as_numbers(value)[0]) for key, value in logical.items() if key.role == "norm"}
-    expected = twin.run(twin_axes(scenario), norms)
+    expected = twin.run(inputs, norms)
     assert [d for d in diff(expected, logical, (), (LAZY_STATE,)) if d.fails] == []
     assert {key.role for key in expected} == {key.role for key in logical}
     assert all(np.isfinite(as_numbers(v).astype(np.float64)).all() for k, v in logical.items() if k.role == "param")

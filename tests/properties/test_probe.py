@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.probe import Grid, choose_grid, element_keys, initial_values, mean_units, rank_units
+from harness.grid import Grid, choose_grid
+from harness.probe import element_keys, initial_values, mean_units, rank_units
 
 SIGNIFICAND = {"fp32": 1 << 24, "fp16": 1 << 11, "bf16": 1 << 8}
 NUMPY = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}

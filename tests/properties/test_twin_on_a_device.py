@@ -18,7 +18,8 @@ from harness import judge as court
 from harness.emulation import cuda
 from harness.observe.logical import Logical, Value
 from harness.oracle import twin
-from harness.oracle.contracts import steps_on_gpu, twin_device
+from harness.oracle.contract import steps_on_gpu, twin_device
+from harness.oracle.inputs import Inputs
 from harness.scenario import Mesh, Scenario
 
 BASE = Scenario(system="torch-fsdp2", mesh=Mesh(1, 2, 1), program="build step save build load step", model="groups")
@@ -45,22 +46,33 @@ CASES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
+def inputs_of(scenario: Scenario) -> Inputs:
+    return court.Case.of(scenario).inputs
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_twin_on_a_device_says_what_it_says_on_the_cpu(case: str) -> None:
     scenario = BASE.with_axes(CASES[case])
     on_gpu = scenario.with_axes({"device": "cuda"})
     assert steps_on_gpu(on_gpu)
+    inputs = inputs_of(on_gpu)
+    assert inputs.steps_on_gpu
     cuda.reset_touched()
     with cuda.emulated():
-        found = twin.run(on_gpu)
+        found = twin.run(inputs)
     assert cuda.touched()
-    assert found == twin.run(scenario)
+    assert found == twin.run(inputs_of(scenario))
 
 
-def test_what_is_offloaded_is_the_cpus() -> None:
-    assert twin_device(BASE.with_axes({"device": "cuda", "offload": "cpu"})) == "cpu"
-    assert not steps_on_gpu(BASE.with_axes({"device": "cuda", "offload": "cpu"}))
-    assert twin_device(BASE.with_axes({"device": "cuda"})) == "cuda"
+@pytest.mark.parametrize(
+    ("axes", "device", "steps_there"),
+    [({}, "cuda", True), ({"offload": "cpu"}, "cpu", False), ({**MEGATRON, "offload": "cpu=0.5"}, "cpu", True)],
+    ids=["on the device", "offloaded", "offloaded in part"],
+)
+def test_what_is_offloaded_is_the_cpus(axes: dict[str, str], device: str, steps_there: bool) -> None:
+    scenario = BASE.with_axes({"device": "cuda", **axes})
+    assert twin_device(scenario) == inputs_of(scenario).device == device
+    assert steps_on_gpu(scenario) is inputs_of(scenario).steps_on_gpu is steps_there
 
 
 @pytest.fixture
@@ -79,15 +91,15 @@ def spoilt(truth: Logical, value: Value | None) -> Logical:
 def test_on_a_gpu_the_reference_vouches_for_structure_only(
     device: str, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:
-    truth = twin.run(BASE)
+    truth = twin.run(inputs_of(BASE))
     key = next(key for key in truth if key.role == "param" and key.op == 1)
     right = truth[key]
     scenario = BASE.with_axes({"device": device})
 
     def verdict(value: Value | None) -> str:
         court._reference_against_twin.cache_clear()
-        monkeypatch.setattr(court, "_twin", lambda scenario, norms: spoilt(truth, value))
-        return court._oracles_disagree(scenario)
+        monkeypatch.setattr(court, "_twin", lambda inputs, norms: spoilt(truth, value))
+        return court._oracles_disagree(court.Case.of(scenario))
 
     assert verdict(right) == ""
     other_bits = Value(right.dtype, right.shape, bytes([right.data[0] ^ 1]) + right.data[1:])

@@ -1,4 +1,4 @@
-"""The layout of Megatron-FSDP: every row has one owner, ranges are equal, and a few cases by hand."""
+"""The row buffers that parameters are sharded in: every row has one owner, ranges are equal, and cases by hand."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.layout import inside
-from harness.models import ZOO
-from harness.scenario import DTypePolicy, Mesh
-from harness.systems.megatron_fsdp_layout import (
+from harness.mechanisms.row_buffers import (
     buckets,
     core_buckets,
     cut,
@@ -21,7 +19,10 @@ from harness.systems.megatron_fsdp_layout import (
     place,
     rows,
 )
+from harness.models import zoo
+from harness.scenario import DTypePolicy, Mesh
 
+ZOO = zoo()
 MODELS = sorted(ZOO.keys() - {"gpt", "moe"})
 shapes = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple), min_size=1, max_size=6)
 

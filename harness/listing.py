@@ -11,6 +11,8 @@ from harness.models import zoo
 from harness.program import PROGRAMS
 from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
 from harness.space.files import space_names
+from harness.systems.accepts import Formats
+from harness.systems.protocol import System
 from harness.systems.registry import all_systems
 
 _AXIS_FORMS = {
@@ -40,6 +42,7 @@ def render_listing() -> str:
     sections = (
         ("systems", ((info.name, info.doc) for info in all_systems())),
         ("axes", axes),
+        ("checkpoint formats", [(info.name, _formats(info)) for info in all_systems()]),
         ("options", {word: doc for info in all_systems() for word, doc in info.accepts.options.items()}.items()),
         ("models", ((spec.name, spec.doc) for spec in zoo().values())),
         ("programs", PROGRAMS.items()),
@@ -51,6 +54,11 @@ def render_listing() -> str:
         ),
     )
     return "\n".join(_section(title, rows) for title, rows in sections)
+
+
+def _formats(system: System) -> str:
+    formats = system.accepts.axes.get("checkpoint")
+    return formats.text if isinstance(formats, Formats) else Scenario().checkpoint
 
 
 def _section(title: str, rows: Iterable[tuple[str, str]]) -> str:

@@ -86,7 +86,7 @@ def test_an_unknown_name_lists_the_known_ones(name: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     text = message(lambda: load_space(name))
     assert repr(name) in text
-    assert "nightly, nightly_fsdp, smoke" in text
+    assert "nightly, smoke, weekly" in text
     assert text.endswith("for example: shardproof run smoke")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from harness.observe.assemble import assemble
 from harness.observe.logical import Logical
@@ -25,10 +25,15 @@ def by_twin(scenario: Scenario, norms: Mapping[int, float] | None = None) -> Log
     return twin.run(inputs_of(scenario), norms)
 
 
-def records_of(scenario: Scenario, observe_ops: Collection[int] | None = None) -> list[Record]:
-    """What every rank of the reference held, live and written, with the scenario's faults planted."""
+def records_of(
+    scenario: Scenario,
+    observe_ops: Collection[int] | None = None,
+    install: Callable[[reference.Ranks], None] | None = None,
+) -> list[Record]:
+    """What every rank of the reference held, live and written, with the scenario's faults planted, or what `install`
+    plants in their place."""
     inputs, placement = contract_of(scenario).resolve(scenario)
-    return reference.run(inputs, placement, faults=scenario.faults, observe_ops=observe_ops)
+    return reference.run(inputs, placement, faults=scenario.faults, observe_ops=observe_ops, install=install)
 
 
 def by_reference(scenario: Scenario) -> Logical:

@@ -16,10 +16,10 @@ from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Value
 from harness.observe.record import Record
 from harness.program import expand
-from harness.readers import CheckpointError
-from harness.readers.fsdp_dtensor import _Reader
+from harness.readers.errors import CheckpointError
 from harness.readers.pieces import TensorPiece
 from harness.scenario import Scenario
+from harness.systems.megatron_core.fsdp_dtensor import _Reader
 
 BASE = Scenario(system="megatron-core", sharding="zero1", checkpoint="fsdp_dtensor").with_axes(
     {"dtype": "bf16/master=fp32", "program": "build step save", "options": "fsdp_optim"}

@@ -18,16 +18,18 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 from harness.diff import diff
+from harness.mechanisms.megatron.flat_buffers import Owner, buffers, local_box
+from harness.mechanisms.megatron.ignored import IGNORED
 from harness.models import ParamSpec, model_spec
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import WRITTEN
-from harness.oracle import twin
 from harness.program import Op, expand
-from harness.readers import CheckpointError, describe, must_be_written, read_written
-from harness.readers.flat_buffers import Owner, buffers, local_box
-from harness.readers.megatron_ignored import IGNORED
+from harness.readers.description import describe
+from harness.readers.errors import CheckpointError
 from harness.scenario import Mesh, Scenario
+from harness.systems.megatron_core import SYSTEM
+from tests.oracles import by_twin
 
 DENSE = Owner(0, 0, experts=False)
 BASE = Scenario(system="megatron-core", sharding="zero1", checkpoint="dp_zero", mesh=Mesh(1, 2, 1)).with_axes(
@@ -44,7 +46,7 @@ SCHEDULE = {"max_lr": 0.03125, "num_steps": 2}
 
 @cache
 def live(scenario: Scenario) -> Logical:
-    return {key: value for key, value in twin.run(scenario).items() if key.op == 3}
+    return {key: value for key, value in by_twin(scenario).items() if key.op == 3}
 
 
 def save_op(scenario: Scenario) -> Op:
@@ -118,12 +120,12 @@ class Files:
 
 
 def read(path: Path, scenario: Scenario) -> tuple[Logical, list[Problem]]:
-    return assemble(read_written(path, save_op(scenario), scenario))
+    return assemble(SYSTEM.stored.read(path, save_op(scenario), scenario))
 
 
 def differences(path: Path, scenario: Scenario) -> list[tuple[str, str, str]]:
     observed, problems = read(path, scenario)
-    expected = must_be_written(live(scenario), save_op(scenario), scenario)
+    expected = SYSTEM.stored.must_hold(live(scenario), save_op(scenario), scenario)
     return sorted((d.key.role, d.key.fqn, d.kind) for d in diff(expected, observed, problems) if d.fails)
 
 
@@ -363,12 +365,14 @@ def test_experts_have_buffers_of_their_own() -> None:
 def test_masters_kept_as_remainders() -> None:
     scenario = BASE.with_axes({"options": "precision_aware", "checkpoint": "dp_reshardable"})
     key, stored = Key(3, "live", "master", "norm.weight"), Key(3, WRITTEN, "master", "norm.weight")
-    value = must_be_written({key: Value("fp32", (13,), live(scenario)[key].data)}, save_op(scenario), scenario)[stored]
+    value = SYSTEM.stored.must_hold({key: Value("fp32", (13,), live(scenario)[key].data)}, save_op(scenario), scenario)[
+        stored
+    ]
     low = np.frombuffer(live(scenario)[key].data, np.uint32) & 0xFFFF
     assert value.dtype == "int16"
     assert np.array_equal(np.frombuffer(value.data, np.uint16), low)
     gathered = scenario.with_axes({"checkpoint": "dp_zero"})
-    value = must_be_written({key: live(scenario)[key]}, save_op(gathered), gathered)[stored]
+    value = SYSTEM.stored.must_hold({key: live(scenario)[key]}, save_op(gathered), gathered)[stored]
     assert np.array_equal(np.frombuffer(value.data, np.float32), low.astype(np.uint16).view(np.int16))
 
 
@@ -377,7 +381,7 @@ def test_masters_kept_as_remainders() -> None:
 
 def refusal(path: Path, scenario: Scenario = TWINS) -> str:
     with pytest.raises(CheckpointError) as error:
-        read_written(path, save_op(scenario), scenario)
+        SYSTEM.stored.read(path, save_op(scenario), scenario)
     return str(error.value)
 
 

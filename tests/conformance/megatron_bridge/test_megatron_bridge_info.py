@@ -2,109 +2,127 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.errors import UsageError
-from harness.judge import judge
+from harness.judge import Case, judge
 from harness.models import model_spec
 from harness.observe.record import LIVE, WRITTEN
-from harness.oracle import twin
-from harness.oracle.contracts import rules
 from harness.program import expand
-from harness.readers import must_be_written
-from harness.reference import system as reference
-from harness.releases import package, parse
+from harness.releases import package_of
 from harness.scenario import Scenario
 from harness.space.constraints import tabulate
-from harness.systems import megatron_bridge, megatron_core
+from harness.systems import megatron_core
+from harness.systems.megatron_bridge import SYSTEM
+from tests.oracles import by_twin, records_of
 
 BASE = Scenario(system="megatron-bridge", sharding="zero1", checkpoint="weights", program="model_only").with_axes(
     {"dtype": "bf16/master=fp32", "optimizer": "adamw/impl=multi_tensor", "mesh": "1x2x1"}
 )
-REGRESSIONS = Path(__file__).parents[2] / "scenarios" / "regressions"
+REGRESSIONS = sorted(Path(str(SYSTEM.folder), "regressions").glob("*.toml"))
 
 
-@pytest.mark.parametrize("file", sorted(REGRESSIONS.glob("megatron-bridge-*.toml")), ids=lambda f: f.stem)
+def test_there_are_regressions() -> None:
+    assert REGRESSIONS
+
+
+@pytest.mark.parametrize("file", REGRESSIONS, ids=lambda f: f.stem)
 def test_regressions_are_supported(file: Path) -> None:
-    assert megatron_bridge.unsupported(Scenario.from_toml(file.read_text(), file.name)) is None
+    assert SYSTEM.refusal(Scenario.from_toml(file.read_text(), file.name)) is None
 
 
 @pytest.mark.parametrize(
     ("axes", "reason"),
     [
-        ({"checkpoint": "dp_zero"}, "a checkpoint of the weights: weights, weights"),
+        ({"checkpoint": "dp_zero"}, "has these values of checkpoint: weights[+fully_parallel]"),
         ({"program": "resume"}, "where it finetunes"),
         ({"model": "moe", "expert_parallel": "2"}, "expert parallelism"),
         ({"offload": "cpu", "optimizer": "adam/impl=multi_tensor"}, "AdamW only"),
+        ({"options": "fsdp_optim"}, "has these values of options"),
         ({"sharding": "fully_shard"}, "zero1"),
         ({"dtype": "bf16"}, "master=fp32"),
-        ({"optimizer": "adamw"}, "impl=multi_tensor"),
+        ({"optimizer": "adamw"}, "has these values of optimizer impl: multi_tensor, forloop"),
     ],
 )
 def test_refuses_with_a_reason(axes: dict[str, str], reason: str) -> None:
-    assert reason in str(megatron_bridge.unsupported(BASE.with_axes(axes)))
+    assert reason in str(SYSTEM.refusal(BASE.with_axes(axes)))
 
 
 @pytest.mark.parametrize("version", ["", "0.3.0", "0.3.1"])
 def test_its_version_is_not_taken_for_megatron_cores(version: str) -> None:
     asked = BASE.with_axes({"version": version, "optimizer": "adam/impl=multi_tensor", "model": "groups"})
-    assert megatron_bridge.unsupported(asked) is None
+    assert SYSTEM.refusal(asked) is None
 
 
 def test_limits_are_cores_but_for_formats_and_releases() -> None:
-    ours = {limit.id for limit in megatron_bridge.LIMITS}
-    assert {"checkpoint", "resume", "tp-divides", "precision-aware-without-te"} <= ours
-    assert "l2-before-015" not in ours
-    assert megatron_core.INFO.variant is megatron_bridge.INFO.variant
+    ours = {limit.id for limit in SYSTEM.accepts.limits}
+    cores = {limit.id for limit in megatron_core.SYSTEM.accepts.limits}
+    assert {"checkpoint", "program", "tp-divides", "precision-aware-without-te"} <= ours
+    by_release = {"l2-before-015", "groups-before-016"}
+    assert by_release <= cores
+    assert not by_release & ours
+    assert {name for name in cores - ours if not name.startswith(("checkpoint-", "fsdp-"))} == by_release | {
+        "local-state"
+    }
+    assert ours - cores == {"expert_parallel"}
+
+
+@pytest.mark.parametrize(
+    "axes", [{}, {"optimizer": "adamw/impl=forloop"}, {"options": "precision_aware"}, {"optimizer": "adamw"}], ids=str
+)
+def test_its_ranks_need_the_environment_that_cores_do(axes: dict[str, str]) -> None:
+    asked = BASE.with_axes(axes)
+    assert SYSTEM.variant(asked) == megatron_core.SYSTEM.variant(asked)
 
 
 def test_every_limit_can_be_tabulated() -> None:
     axes = {"checkpoint": ["weights", "dp_zero"], "program": ["model_only", "resume"], "offload": ["none", "cpu"]}
     values = {axis: [getattr(BASE.with_axes({axis: text}), axis) for text in texts] for axis, texts in axes.items()}
-    for limit in megatron_bridge.LIMITS[:4]:
+    for limit in SYSTEM.accepts.limits:
         tabulate(limit.id, limit.reason, limit.refuses, BASE, values)
 
 
 def test_the_release_of_core_beside_it_is_pinned() -> None:
-    declared = package("megatron-bridge")
+    declared = package_of(SYSTEM)
     assert [release.version for release in declared.releases] == ["0.3.0", "0.3.1"]
     assert all("megatron-core==0.16.1" in release.beside for release in declared.releases)
-    assert declared.importer == "harness.systems.megatron_bridge_rank:library"
+    assert declared.importer == "harness.systems.megatron_bridge.rank:library"
     assert all("==" in requirement for release in declared.releases for requirement in release.beside)
-
-
-def test_an_importer_is_optional() -> None:
-    text = 'schema = 1\n[lib]\nimports = "lib"\ntree = "lib"\n[[lib.release]]\nversion = "1.0"\n'
-    assert parse(text, "tests")["lib"].importer == ""
-    with pytest.raises(UsageError, match="importer"):
-        parse(text.replace("tree", "importers"), "tests")
 
 
 def test_its_load_refreshes_masters() -> None:
     """In twin and reference alike; Megatron-Core's waits for reload_params."""
-    core = rules("megatron-core")
-    assert rules("megatron-bridge").load_refreshes
-    assert not core.load_refreshes
+    assert SYSTEM.contract.load_refreshes
+    assert not megatron_core.SYSTEM.contract.load_refreshes
     load = next(op for op in expand(BASE) if op.kind == "load_model_only")
     for system, fresh in (("megatron-bridge", True), ("megatron-core", False)):
-        found = {(key.role, key.fqn): value for key, value in twin.run(_of(system)).items() if key.op == load.index}
+        asked = _of(system)
+        found = {(key.role, key.fqn): value for key, value in by_twin(asked).items() if key.op == load.index}
         master = found["master", "down.weight"]
         assert (_upper_half(master.data) == found["param", "down.weight"].data) is fresh
-        found_of_reference = judge(_of(system), reference.run(_of(system).with_axes({"checkpoint": "sharded"})))
+        found_of_reference = judge(Case.of(asked), records_of(asked))
         assert [d for d in found_of_reference.differences if d.key.where == LIVE] == []
 
 
 def test_its_checkpoint_holds_weights_buffers_and_iteration_only() -> None:
     scenario = BASE.with_axes({"model": "mixed_unit"})
     save = next(op for op in expand(scenario) if op.kind == "save")
-    live = {key: value for key, value in twin.run(scenario).items() if key.op == save.index}
-    written = must_be_written(live, save, scenario)
+    live = {key: value for key, value in by_twin(scenario).items() if key.op == save.index}
+    written = SYSTEM.stored.must_hold(live, save, scenario)
     assert {key.role for key in written} <= {"param", "buffer", "iteration"}
     assert {key.fqn for key in written if key.role == "param"} == {p.fqn for p in model_spec("mixed_unit").params}
     assert {key.where for key in written} == {WRITTEN} != {LIVE}
+
+
+def test_what_the_parent_asks_of_the_system_imports_neither_torch_nor_the_library() -> None:
+    code = (
+        "import sys; from harness.systems.megatron_bridge import SYSTEM as s; s.accepts, s.contract, s.stored;"
+        "s.models; print({'torch', 'megatron'} & set(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_the_names_of_transformer_engine_are_gone_afterwards() -> None:

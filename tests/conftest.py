@@ -1,8 +1,16 @@
 """Its place puts `tests/` on the import path, for modules that several kinds of tests share; sets up Hypothesis and the
-numerics that every test of bits needs, before anything imports torch."""
+numerics that every test of bits needs, before anything imports torch; runs smoke once for all tests that look at it."""
 
+from __future__ import annotations
+
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 os.environ["ATEN_CPU_CAPABILITY"] = "default"
@@ -10,3 +18,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 settings.register_profile("shardproof", deadline=None)  # a busy machine is no failure
 settings.load_profile("shardproof")
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The machine report of `shardproof run smoke`, once a test process."""
+    folder = tmp_path_factory.mktemp("smoke")
+    command = [sys.executable, "-m", "harness", "run", "smoke", "--out", folder, "--json", folder / "run.json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    document: dict[str, Any] = json.loads((folder / "run.json").read_text("utf-8"))
+    return document

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,11 @@ def verdicts(python: Path, folder: Path) -> dict[str, tuple[str, str]]:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    results = json.loads(report.read_text())["results"]
-    return {result["id"]: (result["verdict"], result["known_issue"]) for result in results}
+    return told(json.loads(report.read_text()))
+
+
+def told(document: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {result["id"]: (result["verdict"], result["known_issue"]) for result in document["results"]}
 
 
 def pip(python: Path, *words: str) -> None:
@@ -41,8 +45,8 @@ def pip(python: Path, *words: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
-    return verdicts(Path(sys.executable), tmp_path_factory.mktemp("here"))
+def here(smoke: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return told(smoke)
 
 
 @pytest.mark.parametrize("stack", ["nvidia", "stand-ins"])

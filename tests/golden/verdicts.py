@@ -2,7 +2,9 @@
 
     python -m tests.golden.verdicts run.json > tests/golden/verdicts/smoke.json
 
-`test_verdicts.py` compares: a change of the house must change no verdict, no evidence and no explanation.
+`test_verdicts.py` compares: a change of the house must change no verdict, no evidence and no explanation. Two things
+differ between runs of the same code and are made equal here: the order in which an error message prints a Python set,
+and which of two verdicts a race comes to.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from typing import Any
 FOLDER = Path(__file__).parent / "verdicts"
 _OF_A_DIFFERENCE = ("name", "role", "kind", "ranks", "op_index", "mismatched", "total", "max_ulp", "expected_digest",
                     "observed_digest")  # fmt: skip
+_RACES = {"ed1610516a16": {"crash": "nondeterministic"}}
+"""Scenario id → a verdict that it has as often as another, and that other one. In megatron-fsdp-clip-empty-rank a rank
+fails while others wait for it: whether the second attempt fails in the same place is chance."""
 
 
 def facts(result: Mapping[str, Any]) -> list[Any]:
@@ -28,14 +33,20 @@ def facts(result: Mapping[str, Any]) -> list[Any]:
     """
     failed = result["failed_op"]
     place = f"{failed['index']} {failed['name']}" if failed else ""
+    verdict = _RACES.get(result["id"], {}).get(result["verdict"], result["verdict"])
     if result["error"] is not None:
-        first = next(iter(result["error"]["message"].splitlines()), "")
-        text = re.sub(r"\d+|/\S+", "N", f"{result['error']['type']}: {first}")[:160]
-        return [result["system"], result["verdict"], place, text, "", [], result["known_issue"]]
+        return [result["system"], verdict, place, _message(result["error"]), "", [], result["known_issue"]]
     rows = sorted(json.dumps([d[key] for key in _OF_A_DIFFERENCE]) for d in result["differences"])
     digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16] if rows else ""
     mechanisms = [e["mechanism"] for e in result["explanations"]]
-    return [result["system"], result["verdict"], place, result["signature"], digest, mechanisms, result["known_issue"]]
+    return [result["system"], verdict, place, result["signature"], digest, mechanisms, result["known_issue"]]
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    """Type and first line of an error, without numbers and paths, and with the elements of sets in order."""
+    first = next(iter(error["message"].splitlines()), "")
+    plain = re.sub(r"\d+|/\S+", "N", f"{error['type']}: {first}")
+    return re.sub(r"\{([^{}]*)\}", lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", plain)[:160]
 
 
 def record(document: Mapping[str, Any]) -> dict[str, list[Any]]:

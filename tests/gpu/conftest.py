@@ -1,13 +1,21 @@
-"""Everything here needs a GPU; without one it is skipped, and says why."""
+"""Everything here needs a GPU; without one it is skipped, and says why. The tests share one laboratory."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.laboratory import Laboratory
 from harness.world.devices import gpus
+
+
+@pytest.fixture(scope="session")
+def laboratory() -> Iterator[Laboratory]:
+    with Laboratory(jobs=1, deadline_s=180.0) as running:
+        yield running
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

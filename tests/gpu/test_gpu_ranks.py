@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from harness.laboratory import Laboratory
@@ -13,12 +11,6 @@ from harness.verdict import Verdict
 BASE = Scenario(
     system="torch-fsdp2", device="cuda", mesh=Mesh(1, 2, 1), model="twins", program="build step save build load step"
 )
-
-
-@pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with Laboratory(jobs=1, deadline_s=180.0) as running:
-        yield running
 
 
 @pytest.mark.parametrize(

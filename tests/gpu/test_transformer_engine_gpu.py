@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -19,12 +18,6 @@ if find_spec("transformer_engine_torch") is None:
 BASE = Scenario(system="transformer-engine", device="cuda", model="te_layers").with_axes(
     {"mesh": "1x2x1", "dtype": "bf16/master=fp32", "optimizer": "adamw/impl=multi_tensor"}
 )
-
-
-@pytest.fixture(scope="module")
-def laboratory() -> Iterator[Laboratory]:
-    with Laboratory(jobs=1, deadline_s=180.0) as running:
-        yield running
 
 
 @pytest.mark.parametrize("options", ["", "meta", "fp8_current", "fp8_delayed"])

@@ -27,7 +27,7 @@ from harness.world.server import DETERMINISM, ForkServer
 
 PROGRAM = "build step step save build load step"
 ROOT = Path(__file__).resolve().parents[1]
-WARM_UP = ["harness.systems.torch_fsdp2_rank:warm_up"]
+WARM_UP = ["harness.systems.torch_fsdp2.rank:warm_up"]
 RAM_DISK = Path("/dev/shm")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import harness.systems.builtin  # noqa: F401
-from harness.releases import package
+from harness.releases import package_of
 from harness.scenario import Scenario
 from harness.systems.registry import all_systems
 from harness.world.environments import VARIANT
@@ -18,12 +17,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def server_options(scenario: Scenario) -> dict[str, Any]:
     """Arguments of `ForkServer`. A system of a plugin may be registered in the server only."""
-    info = next((info for info in all_systems() if info.name == scenario.system), None)
-    if info is None or not info.package:
-        return {"path_prefix": [ROOT], "warm_up": [info.warm_up] if info and info.warm_up else []}
-    overlay = build(package(info.package), scenario.version, interpreter(None))
+    system = next((system for system in all_systems() if system.name == scenario.system), None)
+    if system is None:
+        return {"path_prefix": [ROOT], "warm_up": []}
+    warm_up = [system.entry(system.warm_up)] if system.warm_up else []
+    if not system.package:
+        return {"path_prefix": [ROOT], "warm_up": warm_up}
+    overlay = build(package_of(system), scenario.version, interpreter(None))
     return {
         "path_prefix": [*overlay.paths, ROOT],
-        "warm_up": [info.warm_up],
-        "env": {**overlay.environment, VARIANT: info.variant(scenario)},
+        "warm_up": warm_up,
+        "env": {**overlay.environment, VARIANT: system.variant(scenario)},
     }

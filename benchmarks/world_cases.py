@@ -13,19 +13,18 @@ import sys
 import time
 import unittest
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
-import harness.systems.builtin  # noqa: F401
 from benchmarks.bench_world import bench_scenario
-from harness.models import model_spec
 from harness.observe.record import pack
 from harness.program import expand
-from harness.systems.protocol import RankContext
-from harness.systems.torch_fsdp2_rank import Fsdp2Rank
+from harness.systems.torch_fsdp2.rank import Rank
+from harness.systems.torch_loop import context_of
 
 
 def run_session(rank: int, world: int, directory: Path) -> None:
@@ -33,7 +32,7 @@ def run_session(rank: int, world: int, directory: Path) -> None:
     torch.set_num_threads(1)
     directory.mkdir(exist_ok=True)
     scenario = bench_scenario(world)
-    system = Fsdp2Rank(RankContext(scenario, model_spec(scenario.model), scenario.mesh, rank, directory))
+    system = Rank(replace(context_of(scenario, directory), rank=rank))
     with (directory / f"session0.rank{rank}.obs").open("wb", buffering=0) as file:
         for op in expand(scenario):
             getattr(system, op.kind)(op)

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.models import ZOO
+from harness.models import zoo
 from harness.program import PROGRAMS
 from harness.scenario import LOAD_RELATIONS, Mesh, Scenario
-from harness.space.constraints import CONSTRAINTS, violated
+from harness.space.constraints import CONSTRAINTS, constraints_of
 from harness.space.files import ALL, WALKED_AXES, load_space, meshes, parse_settings, parse_strength, space_names
 from harness.space.plan import Selection, in_shard, make_plan, parse_shard, refusal
 from harness.space.plan_text import render_plan
-from harness.systems.megatron_core_formats import FORMATS as MEGATRON_FORMATS
-from harness.systems.torch_fsdp2 import FORMATS
+from harness.systems.accepts import Constraint
+from harness.systems.registry import all_systems
 
 SMALL = """
 schema = 1
@@ -43,15 +43,15 @@ def small(tmp_path: Path) -> str:
     return str(path)
 
 
-ZERO1 = {"system": "megatron-core", "sharding": "zero1", "optimizer": "adamw/impl=multi_tensor"}
-AWARE = {**ZERO1, "options": "precision_aware"}
-OFFLOADED = {**ZERO1, "offload": "cpu=0.5"}
+def violated(scenario: Scenario) -> Constraint | None:
+    """The first constraint that leaves a scenario out of a walk, or None."""
+    return next((c for c in constraints_of(scenario.system) if c.excludes(scenario)), None)
+
 
 EXCLUDED = [
     ("load-mesh", {"mesh": "1x8x1", "load": "grow"}),
     ("load-unused", {"program": "train", "load": "grow", "mesh": "1x2x1"}),
     ("checkpoint-unused", {"program": "train", "checkpoint": "full"}),
-    ("bucket-sharding", {"checkpoint": "bucket_space"}),
     ("tp-nothing", {"mesh": "1x1x2", "model": "unused"}),
     ("tp-change-nothing", {"load": "tp_change", "model": "unused"}),
     ("reshard-divisor", {"mesh": "1x4x1", "reshard_after_forward": "3"}),
@@ -70,13 +70,6 @@ EXCLUDED = [
     ("replicate-instances", {"sharding": "replicate", "mesh": "2x2x1"}),
     ("experts-nothing", {"expert_parallel": "2", "mesh": "1x2x1"}),
     ("experts-load-mesh", {"model": "moe", "expert_parallel": "2", "mesh": "1x2x1", "load": "shrink"}),
-    ("multi-tensor-half", {"optimizer": "adamw/impl=multi_tensor", "dtype": "bf16"}),
-    ("precision-aware-dtypes", {**ZERO1, "dtype": "bf16/master=fp32/exp_avg=bf16"}),
-    ("precision-aware-gradient", {**AWARE, "dtype": "bf16/master=fp32/grad=fp32"}),
-    ("precision-aware-gradient", {**AWARE, "dtype": "mixed/master=fp32/grad=bf16"}),
-    ("precision-aware-offload", {**AWARE, "dtype": "bf16/master=fp32/exp_avg=bf16", "offload": "cpu"}),
-    ("offload-groups", {**OFFLOADED, "model": "groups"}),
-    ("offload-experts", {**OFFLOADED, "model": "moe", "expert_parallel": "2", "mesh": "1x2x1"}),
     ("fp16-eps", {"dtype": "fp16"}),
     ("capturable-device", {"optimizer": "adamw/capturable=true"}),
     ("capturable-device", {"optimizer": "adamw/capturable=true", "device": "cuda", "offload": "cpu"}),
@@ -98,6 +91,13 @@ def test_every_constraint_has_an_example_and_a_reason_of_its_own() -> None:
     assert len({c.reason for c in CONSTRAINTS}) == len(CONSTRAINTS)
 
 
+def test_a_systems_own_constraints_come_after_those_of_all_and_repeat_none() -> None:
+    for system in all_systems():
+        found = constraints_of(system.name)
+        assert found == (*CONSTRAINTS, *system.accepts.constraints)
+        assert len({c.id for c in found}) == len({c.reason for c in found}) == len(found), system.name
+
+
 @pytest.mark.parametrize(
     "axes",
     [
@@ -111,9 +111,6 @@ def test_every_constraint_has_an_example_and_a_reason_of_its_own() -> None:
         {"dtype": "mixed/reduce=fp32"},
         {"sharding": "replicate", "mesh": "2x1x1", "dtype": "bf16/master=fp32"},
         {"model": "moe", "expert_parallel": "2", "mesh": "1x2x1", "load": "grow"},
-        {**AWARE, "dtype": "mixed/reduce=fp32/master=fp32/exp_avg=bf16/exp_avg_sq=bf16"},
-        {**OFFLOADED, "model": "groups", "options": "torch_offload"},
-        {**OFFLOADED, "model": "groups", "optimizer": "adamw/impl=multi_tensor/groups=one"},
     ],
 )
 def test_sound_scenarios_are_left_in(axes: dict[str, str]) -> None:
@@ -175,7 +172,7 @@ def test_strength_all_is_every_valid_scenario(small: str) -> None:
     plan = make_plan([load_space(small)], Selection(strength=ALL))
     supported = [s for s in plan.scenarios if not refusal(s)]
     assert len(supported) == plan.walked[0].valid
-    with pytest.raises(UsageError, match=r"strength all on reference: given '\d+ scenarios'; allowed: up to 200000"):
+    with pytest.raises(UsageError, match=r"strength all on .*: given '\d+ scenarios'; allowed: up to 200000"):
         make_plan([load_space("nightly")], Selection(strength=ALL))
 
 
@@ -250,58 +247,39 @@ def test_smoke_is_small() -> None:
     assert max(s.mesh.world for s in plan.scenarios) <= 4
 
 
-SPLIT = {"gated", "gdn"}
-"""Models whose parameters only Megatron-FSDP's format takes apart: nightly_fsdp walks the one that a release splits."""
-
-OWN = {
-    "megatron-core": {"gpt", "lr_groups", "moe", "sandwich", *SPLIT},
-    "automodel": {"llama", "qwen3_5", "nemotron_h", "hf_llama", "hf_delta", "hf_vision"},
-    "megatron-fsdp": {"ragged_unit"},
-    "transformer-engine": {name for name in ZOO if name.startswith("te_")},
-}
-"""Models made for one system: its own layers, or what shows its defects. Not every other system walks them."""
-
-EVERYBODY = set(ZOO) - set().union(*OWN.values())
-
-FOREIGN = {"nightly": {"fsdp_dtensor", "fully_sharded_model_space"}, "weekly": {"fsdp_dtensor"}}
-"""Formats of Megatron-Core left out: one is Megatron-FSDP's, which nightly_fsdp walks; the other raises at every save
-of the newest release."""
+SPECIAL = {"lr_groups", "moe", "sandwich", "ragged_unit"}
+"""Models that anybody can build and that show defects of a few systems: the others need not walk them."""
 
 
 @pytest.mark.parametrize("name", ["nightly", "weekly"])
-def test_the_nightly_and_weekly_leave_out_no_mesh_model_program_relation_or_format(name: str) -> None:
-    for walk in load_space(name).walks:
-        assert {"dtype", "mesh", "offload"} <= set(walk.exhaustive)
-        if walk.system in ("automodel", "megatron-fsdp", "transformer-engine"):
-            assert OWN[walk.system] <= set(walk.axes["model"])
-            continue
-        assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
-        if walk.system == "megatron-core":
-            cannot_unfreeze = {"later"}
-            assert set(walk.axes["model"]) == (EVERYBODY | OWN[walk.system]) - SPLIT - cannot_unfreeze
-            assert set(walk.axes["program"]) == set(PROGRAMS) - {"unfreeze"}
-            assert {text.partition("+")[0] for text in walk.axes["checkpoint"]} == set(MEGATRON_FORMATS) - FOREIGN[name]
-            continue
-        for_weekly = {"8x1x1", "1x1x8", "4x2x1", "4x1x2", "2x1x4", "1x2x4"}  # slow on real ranks
-        left_out = for_weekly if (name, walk.system) == ("nightly", "torch-fsdp2") else set()
-        assert set(walk.axes["mesh"]) == {str(mesh) for mesh in meshes(8)} - left_out
-        assert set(walk.axes["model"]) == EVERYBODY
-        assert set(walk.axes["program"]) == set(PROGRAMS)
-        if walk.system == "torch-fsdp2":
-            options = {
-                f"{form}+{option}" for form, each in FORMATS.items() for option in each if form in ("dcp", "full")
-            }
-            assert {*FORMATS, *options} <= set(walk.axes["checkpoint"])
+def test_the_nightly_and_weekly_walk_everything_there_is(name: str) -> None:
+    walks = load_space(name).walks
+    walked = {axis: {text for walk in walks for text in walk.axes.get(axis, ())} for axis in WALKED_AXES}
+    assert walked["model"] == set(zoo())
+    assert walked["program"] == set(PROGRAMS)
+    assert walked["load"] == set(LOAD_RELATIONS)
+    for walk in walks:
+        if not walk.part:
+            assert {"dtype", "mesh", "offload"} <= set(walk.exhaustive)
 
 
 @pytest.mark.parametrize("name", ["nightly", "weekly"])
-def test_every_world_up_to_8_both_tensor_parallel_sizes_and_instances_are_walked_with_megatron(name: str) -> None:
-    (walk,) = (walk for walk in load_space(name).walks if walk.system == "megatron-core")
-    chosen = [Mesh.parse(text) for text in walk.axes["mesh"]]
-    worlds = {mesh.world for mesh in chosen if mesh.tp == 1}
-    assert worlds == set(range(1, 9 if name == "weekly" else 8))
-    assert {mesh.tp for mesh in chosen} == {1, 2}
-    assert {mesh.dp_replicate for mesh in chosen} >= {1, 2}
+def test_a_system_that_is_walked_is_walked_with_its_own_models(name: str) -> None:
+    walks = load_space(name).walks
+    for system in all_systems():
+        own = [set(walk.axes["model"]) for walk in walks if walk.system == system.name]
+        assert not own or {model.name for model in system.models} <= set().union(*own)
+
+
+@pytest.mark.parametrize("name", ["nightly", "weekly"])
+def test_the_reference_leaves_out_no_mesh_model_program_relation_or_format(name: str) -> None:
+    (walk,) = (walk for walk in load_space(name).walks if walk.system == "reference")
+    of_systems = {model.name for system in all_systems() for model in system.models}
+    assert set(walk.axes["model"]) == set(zoo()) - of_systems - SPECIAL
+    assert set(walk.axes["mesh"]) == {str(mesh) for mesh in meshes(8)}
+    assert set(walk.axes["program"]) == set(PROGRAMS)
+    assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
+    assert set(walk.axes["checkpoint"]) == {"gathered", "bucket_space", "model_space", "sharded"}
 
 
 def test_the_exposed_cells_come_first(small: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from harness.judge import Case, judge
 from harness.scenario import Mesh, Scenario
+from harness.space.constraints import constraints_of
 from harness.systems.reference import SYSTEM
 from tests.oracles import records_of
 
@@ -38,6 +39,14 @@ def test_each_limit_refuses_its_scenario_with_its_reason() -> None:
     assert [limit.id for limit in SYSTEM.accepts.own_limits] == list(REFUSED)
     for limit in SYSTEM.accepts.own_limits:
         assert SYSTEM.refusal(BASE.with_axes(REFUSED[limit.id])) == limit.reason
+
+
+def test_bucket_space_checkpoints_are_for_buckets() -> None:
+    (constraint,) = SYSTEM.accepts.constraints
+    assert constraint.id == "bucket-sharding"
+    per_parameter = BASE.with_axes({"checkpoint": "bucket_space"})
+    assert [c.id for c in constraints_of(SYSTEM.name) if c.excludes(per_parameter)] == ["bucket-sharding"]
+    assert not constraint.excludes(per_parameter.with_axes({"sharding": "zero1"}))
 
 
 def test_replicated_and_linearly_scheduled_scenarios_run() -> None:

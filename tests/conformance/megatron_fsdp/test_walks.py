@@ -1,0 +1,14 @@
+"""How walks go over Megatron-FSDP."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.space.files import load_space
+from harness.systems.megatron_fsdp import SYSTEM
+
+
+@pytest.mark.parametrize("name", ["nightly", "weekly"])
+def test_the_model_that_shows_its_defect_of_ragged_units_is_walked(name: str) -> None:
+    (walk,) = (walk for walk in load_space(name).walks if walk.system == SYSTEM.name)
+    assert "ragged_unit" in walk.axes["model"]

@@ -1,0 +1,27 @@
+"""How walks go over FSDP2: the nightly and the weekly leave out nothing that they do not say."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.mechanisms.fsdp2.formats import FORMATS
+from harness.program import PROGRAMS
+from harness.scenario import LOAD_RELATIONS
+from harness.space.files import load_space, meshes
+from harness.systems.torch_fsdp2 import SYSTEM
+
+FOR_WEEKLY = {"8x1x1", "1x1x8", "4x2x1", "4x1x2", "2x1x4", "1x2x4"}
+"""Meshes of world 8, which are slow on real ranks."""
+
+
+@pytest.mark.parametrize("name", ["nightly", "weekly"])
+def test_no_mesh_model_program_relation_or_format_is_left_out(name: str) -> None:
+    (walk,) = (walk for walk in load_space(name).walks if walk.system == SYSTEM.name)
+    (reference,) = (walk for walk in load_space(name).walks if walk.system == "reference")
+    left_out = FOR_WEEKLY if name == "nightly" else set()
+    assert set(walk.axes["mesh"]) == {str(mesh) for mesh in meshes(8)} - left_out
+    assert set(walk.axes["model"]) == set(reference.axes["model"])
+    assert set(walk.axes["program"]) == set(PROGRAMS)
+    assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
+    options = {f"{form}+{option}" for form, each in FORMATS.items() for option in each if form in ("dcp", "full")}
+    assert {*FORMATS, *options} <= set(walk.axes["checkpoint"])

@@ -401,6 +401,40 @@ def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
 
 
 @cli.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME[@VERSION]...")
+@options.python
+@options.clone
+@options.plugin
+@options.deadline
+def conformance(
+    names: tuple[str, ...], python: str | None, clones: tuple[str, ...], plugins: tuple[str, ...], deadline_s: float
+) -> int:
+    """Check that a system, also one of a plugin, is driven and observed so that its verdicts can be believed.
+
+    \b
+    shardproof conformance torch-fsdp2
+    shardproof conformance my-system --plugin my_plugin
+    shardproof conformance megatron-core@0.14.0
+    """
+    from harness.laboratory import Laboratory
+    from harness.space.files import split_system
+    from harness.systems.conformance import check_system
+    from harness.systems.registry import system_named
+
+    modules = arguments.load_plugins(plugins)
+    arguments.use_clones(clones)
+    chosen = [split_system(arguments.placed(name)) for name in names]
+    wrong = 0
+    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
+        for name, version in chosen:
+            print(f"{name}{'@' if version else ''}{version}")
+            for check in check_system(system_named(name), laboratory, version):
+                print(f"  {check.line}", flush=True)
+                wrong += bool(check.wrong)
+    return ExitStatus.FAILURE if wrong else ExitStatus.OK
+
+
+@cli.command()
 @options.python
 @options.clone
 @options.plugin

@@ -79,19 +79,42 @@ def serve(payload: bytes) -> bytes:
     path) and `complete`: whether every rank finished every operation.
     """
     request = json.loads(payload)
+    found = gather(request)
+    if not found.records and not request["complete"]:
+        return _reply(Judgement((), (), (), ""))  # the ranks failed before there was anything to compare
+    return _reply(judge_found(found), found.notes)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What real ranks left behind. records: live and written, of operations that every rank completed. unreadable: what
+    is wrong with checkpoints. notes: what ranks said of themselves."""
+
+    case: Case
+    records: list[Record]
+    unreadable: list[Problem]
+    notes: dict[str, list[str]]
+
+
+def gather(request: Mapping[str, Any]) -> Found:
+    """Read everything that a request of `serve` names."""
     case = Case.of(Scenario().with_axes(request["scenario"]))
     complete = request["complete"]
     records = _finished(_read_observations(request["observations"], complete=complete), case.ops, complete=complete)
-    if not complete and not records:
-        return _reply(Judgement((), (), (), ""))  # the ranks failed before there was anything to compare
     records, notes = _without_notes(records)
     done = {r.op for r in records}
     written, unreadable = _read_written(case, [op for op in case.ops if op.index in done], request["checkpoints"])
+    return Found(case, [*records, *written], unreadable, notes)
+
+
+def judge_found(found: Found) -> Judgement:
+    """Compare what was found with what must be, and look for what some ranks lack."""
+    case = found.case
     by_owners = OWNER_ROLES if case.inputs.owner_groups else frozenset()
-    absent = _absences(records, {op.index: op.mesh.world for op in case.ops}, by_owners)
+    absent = _absences(found.records, {op.index: op.mesh.world for op in case.ops}, by_owners)
     if by_owners:
-        absent += _losses(records)
-    return _reply(judge(case, [*records, *written], [*unreadable, *absent]), notes)
+        absent += _losses(found.records)
+    return judge(case, found.records, [*found.unreadable, *absent])
 
 
 def serve_reference(payload: bytes) -> bytes:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -184,7 +184,7 @@ class Laboratory:
             trial = (
                 self._lockstep(scenario)
                 if info.world == "lockstep"
-                else self._forked(scenario, directory, self.deadline_s * patience)
+                else self._forked(scenario, directory, self.deadline_s * patience, quiet=False)
             )
             observed(scenario, trial.blob)
             if info.world != "lockstep":
@@ -204,12 +204,28 @@ class Laboratory:
         judgement, blob = json.loads(reply[8 : 8 + length]), reply[8 + length :]
         return _Trial(blob, [], judgement, {"lockstep": time.monotonic() - started})
 
-    def _forked(self, scenario: Scenario, directory: Path, deadline_s: float) -> _Trial:
+    def run_ranks(
+        self, scenario: Scenario, directory: Path, *, deadline_s: float | None = None, quiet: bool = False
+    ) -> list[JobOutcome]:
+        """Run a scenario's sessions in fresh ranks, also one that its system refuses, and judge nothing.
+
+        Args:
+            directory: the scenario's folder, which exists. deadline_s: of a session; the laboratory's without one.
+            quiet: see `Job`.
+        """
+        return self._forked(scenario, directory, deadline_s or self.deadline_s, quiet=quiet).outcomes
+
+    def ask(self, target: str, request: Mapping[str, Any]) -> Any:
+        """What a warm worker answers to a request: `module:function` with JSON in and out."""
+        reply = self._servers["cpu"].call(target, json.dumps(request).encode(), JUDGE_DEADLINE_S)
+        return json.loads(reply)
+
+    def _forked(self, scenario: Scenario, directory: Path, deadline_s: float, *, quiet: bool) -> _Trial:
         """Run every session in fresh ranks, until one fails."""
         trial = _Trial()
         with self._server_of(scenario) as server:
             for session in range(len(sessions(expand(scenario)))):
-                outcome = server.submit(Job(scenario, session, directory, deadline_s)).result()
+                outcome = server.submit(Job(scenario, session, directory, deadline_s, quiet)).result()
                 trial.outcomes.append(outcome)
                 trial.phases_s[f"session {session}"] = outcome.duration_s
                 if not outcome.ok:
@@ -251,22 +267,24 @@ class Laboratory:
 
     def _judged(self, scenario: Scenario, directory: Path, trial: _Trial) -> dict[str, Any]:
         started = time.monotonic()
-        request = {
-            "scenario": scenario.axis_values(only_changed=True),
-            "observations": [str(path) for outcome in trial.outcomes for path in outcome.observations],
-            "checkpoints": {
-                op.checkpoint: str(directory / f"checkpoint{op.checkpoint}")
-                for op in expand(scenario)
-                if op.kind == "save"
-            },
-            "complete": all(outcome.ok for outcome in trial.outcomes),
-        }
+        request = judge_request(scenario, directory, trial.outcomes)
         reply = self._servers[scenario.device].call(
             "harness.judge:serve", json.dumps(request).encode(), JUDGE_DEADLINE_S
         )
         trial.phases_s["judge"] = time.monotonic() - started
         judgement: dict[str, Any] = json.loads(reply)
         return judgement
+
+
+def judge_request(scenario: Scenario, directory: Path, outcomes: Sequence[JobOutcome]) -> dict[str, Any]:
+    """What `harness.judge` has to know of a scenario that ran in `directory`."""
+    saves = [op for op in expand(scenario) if op.kind == "save"]
+    return {
+        "scenario": scenario.axis_values(only_changed=True),
+        "observations": [str(path) for outcome in outcomes for path in outcome.observations],
+        "checkpoints": {op.checkpoint: str(directory / f"checkpoint{op.checkpoint}") for op in saves},
+        "complete": all(outcome.ok for outcome in outcomes),
+    }
 
 
 def scratch_folder() -> Path:

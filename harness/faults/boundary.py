@@ -27,7 +27,7 @@ _POLL_S = 0.0005
 @dataclass(frozen=True)
 class BoundaryFault:
     """One fault. around: performs an operation on one rank, with the fault in it. verdict: what every scenario must
-    come to that a system names for it in its `canaries.toml` (`harness.faults.strikes`)."""
+    come to that a system names for it in its `conformance.toml` (`harness.faults.strikes`)."""
 
     id: str
     doc: str

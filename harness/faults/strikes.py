@@ -1,10 +1,10 @@
-"""Which scenarios of which systems must notice which boundary fault: each system's `canaries.toml`.
+"""A system's plain scenario, and which boundary faults must be noticed in it: its `conformance.toml`.
 
 schema = 1
-[axes]                                      # of every scenario below
+[axes]                                      # of a small, plain scenario of the system, that passes
 mesh = "1x2x1"
 program = "build step save step build load step"
-[[strike]]
+[[strike]]                                  # planted in every CI run; what must come of it the fault says
 faults = ["boundary.skip-load", "boundary.kill-rank"]
 [[strike]]
 faults = ["boundary.replica-state"]
@@ -20,7 +20,19 @@ from harness.faults.boundary import BOUNDARY
 from harness.scenario import AXES, Scenario, load_toml
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
-from harness.tables import Table, text_of
+from harness.tables import Table
+
+_PLAIN = {"mesh": "1x2x1", "program": "build step save step build load step"}
+"""Axes of a system's plain scenario; the format of its checkpoints is the first that it accepts."""
+
+
+def plain_scenario(system: System) -> Scenario:
+    """A small scenario of a system: that of its file, or two ranks that save and load.
+
+    Raises:
+        UsageError: the file is malformed.
+    """
+    return Scenario().with_axes({**_common(system, _document(system)), "system": system.name})
 
 
 def strikes() -> list[Scenario]:
@@ -32,18 +44,9 @@ def strikes() -> list[Scenario]:
     return [scenario for system in all_systems() for scenario in _strikes_of(system)]
 
 
-def strikes_with(fault: str) -> list[Scenario]:
-    """Those with one fault."""
-    return [scenario for scenario in strikes() if scenario.faults == (fault,)]
-
-
 def _strikes_of(system: System) -> list[Scenario]:
-    file = system.folder.joinpath("canaries.toml")
-    if not file.is_file():
-        return []
-    origin = f"{system.name}/canaries.toml"
-    document = Table(load_toml(text_of(file, origin), origin), origin).only(("schema", "axes", "strike"))
-    common = _axes(document)
+    document = _document(system)
+    common = _common(system, document)
     found: list[Scenario] = []
     for table in document.tables("strike"):
         table.only(("faults", "axes"), needed=("faults",))
@@ -53,6 +56,18 @@ def _strikes_of(system: System) -> list[Scenario]:
                 raise table.wrong("faults", fault, BOUNDARY, 'faults = ["boundary.kill-rank"]')
             found.append(Scenario().with_axes({**own, "faults": fault}))
     return found
+
+
+def _document(system: System) -> Table:
+    """The system's file; an empty table where it has none."""
+    file = system.folder.joinpath("conformance.toml")
+    origin = f"{system.name}/conformance.toml"
+    content = load_toml(file.read_text("utf-8"), origin) if file.is_file() else {}
+    return Table(content, origin).only(("schema", "axes", "strike"))
+
+
+def _common(system: System, document: Table) -> Mapping[str, str]:
+    return {"checkpoint": system.accepts.plainest_checkpoint, **_PLAIN, **_axes(document)}
 
 
 def _axes(table: Table) -> Mapping[str, str]:

@@ -26,11 +26,15 @@ from harness.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
 
 @dataclass(frozen=True)
 class LibraryError:
-    """What the library raises: the exception type's name, a part of its message, and the operation that raises."""
+    """What the library raises: the exception type's name, a part of its message, and the operation that raises.
+
+    axes: of a scenario that shows it, in text form; what they lack stays at its default. The conformance kit runs it.
+    """
 
     kind: str
     message: str
     op: str
+    axes: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,14 @@ class Job:
     session: which of `program.sessions(expand(scenario))`. directory: the scenario's folder; it exists, and
     receives `session{n}.rank{r}.obs` and `.log`. deadline_s: seconds from the start of the job, after which its
     ranks are killed; those that a rank was ready to run and got no CPU excluded, up to `LONGEST_DEADLINE` in all.
+    quiet: ranks observe after the session's last op only, to show that observing changes nothing.
     """
 
     scenario: Scenario
     session: int
     directory: Path
     deadline_s: float
+    quiet: bool = False
 
     @property
     def longest_s(self) -> float:
@@ -53,12 +55,14 @@ class Job:
             "session": self.session,
             "directory": str(self.directory),
             "deadline_s": self.deadline_s,
+            "quiet": self.quiet,
         }
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any]) -> Job:
         scenario = Scenario().with_axes(message["scenario"])
-        return cls(scenario, message["session"], Path(message["directory"]), message["deadline_s"])
+        where = Path(message["directory"])
+        return cls(scenario, message["session"], where, message["deadline_s"], message["quiet"])
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,8 @@ def _run(seat: RankSeat, place: _Place) -> None:
         for op in ops:
             place.enter(OP, op)
             perform(getattr(system, op.kind), op, context)
+            if seat.job.quiet and op is not ops[-1]:
+                continue
             place.enter(OBSERVE, op)
             blob = pack([*ambient.records(op, seat.rank), *system.observe(op)])
             place.enter(RECORD, op)

@@ -70,35 +70,55 @@ MIXED_GROUP = Limit(
     lambda s: _mixed_group(s) and takes_steps(s),
     "FSDP2 takes one storage dtype for the trainable parameters of a group",
     "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _init_mp_dtypes",
-    LibraryError("AssertionError", "FSDP expects uniform original parameter dtype", "step"),
+    LibraryError(
+        "AssertionError",
+        "FSDP expects uniform original parameter dtype",
+        "step",
+        {"model": "mixed_unit", "dtype": "mixed", "program": "train"},
+    ),
 )
 RESHARD_DIVISOR = Limit(
     "reshard-divisor",
     _undivided,
     "FSDP2 takes an integer reshard_after_forward only if it is a factor of dp_shard",
     "torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _get_post_forward_mesh_info",
-    LibraryError("ValueError", "it should be a factor of", "build"),
+    LibraryError("ValueError", "it should be a factor of", "build", {"reshard_after_forward": "3", "program": "train"}),
 )
 RESHARD_DIVISOR_TP = Limit(
     "reshard-divisor-tp",
     lambda s: s.reshard_after_forward.isdecimal() and tensor_parallel(s) and takes_steps(s),
     "FSDP2 cannot reshard parameters of a tensor-parallel module to a smaller mesh yet",
     "torch/distributed/fsdp/_fully_shard/_fsdp_param.py, to_sharded_post_forward",
-    LibraryError("NotImplementedError", "Resharding to smaller mesh is not supported for DTensor parameters", "step"),
+    LibraryError(
+        "NotImplementedError",
+        "Resharding to smaller mesh is not supported for DTensor parameters",
+        "step",
+        {"mesh": "1x4x2", "reshard_after_forward": "2", "program": "train"},
+    ),
 )
 FUSED_SGD = Limit(
     "fused-sgd",
     lambda s: (s.optimizer.kind, s.optimizer.impl) == ("sgd", "fused") and takes_steps(s),
     "DTensor has no sharding strategy for the fused SGD kernel",
     "torch/distributed/tensor/_sharding_prop.py",
-    LibraryError("NotImplementedError", "aten._fused_sgd_.default does not have a sharding strategy", "step"),
+    LibraryError(
+        "NotImplementedError",
+        "aten._fused_sgd_.default does not have a sharding strategy",
+        "step",
+        {"optimizer": "sgd/impl=fused", "program": "train"},
+    ),
 )
 SCALER_FP16 = Limit(
     "scaler-fp16-gradients",
     lambda s: s.optimizer.loss_scale > 0 and s.dtype.storage == "fp16" and takes_steps(s),
     "torch's GradScaler refuses to unscale fp16 gradients: fp16 storage needs no loss scale here",
     "torch/amp/grad_scaler.py, _unscale_grads_",
-    LibraryError("ValueError", "Attempting to unscale FP16 gradients", "step"),
+    LibraryError(
+        "ValueError",
+        "Attempting to unscale FP16 gradients",
+        "step",
+        {"dtype": "fp16", "optimizer": "adamw/loss_scale=1024.0", "program": "train"},
+    ),
 )
 FP16_RANGE = Limit(
     "fp16-range",

@@ -114,42 +114,57 @@ def limits(contract: MegatronContract) -> tuple[Limit, ...]:
             lambda s: has("precision_aware")(s) and s.sharding == "replicate" and s.optimizer.kind != "sgd",
             "the precision-aware optimizer is a distributed one",
             "megatron/core/optimizer/optimizer_config.py, __post_init__",
-            LibraryError("AssertionError", "only supported with distributed optimizer", "build"),
+            LibraryError(
+                "AssertionError", "only supported with distributed optimizer", "build",
+                {"options": "precision_aware", "sharding": "replicate", "checkpoint": "plain"},
+            ),
         ),
         Limit(
             "precision-aware-sgd",
             lambda s: has("precision_aware")(s) and s.optimizer.kind == "sgd",
             "the precision-aware optimizer is Adam",
             "megatron/core/optimizer/optimizer_config.py, __post_init__",
-            LibraryError("AssertionError", "only supported with adam", "build"),
+            LibraryError(
+                "AssertionError", "only supported with adam", "build",
+                {"options": "precision_aware", "optimizer": "sgd/impl=multi_tensor"},
+            ),
         ),
         Limit(
             "dtypes-without-precision-aware",
             lambda s: _precision_aware_dtypes(s) and not has("precision_aware")(s),
             "gradients, masters and moments in half are the precision-aware optimizer's",
             "megatron/core/optimizer/optimizer_config.py, __post_init__",
-            LibraryError("AssertionError", "can only be fp32 when not using precision-aware optimizer", "build"),
+            LibraryError(
+                "AssertionError", "can only be fp32 when not using precision-aware optimizer", "build",
+                {"dtype": "bf16/master=fp32/exp_avg=bf16"},
+            ),
         ),
         Limit(
             "distributed-sgd",
             lambda s: s.sharding == "zero1" and s.optimizer.kind == "sgd" and not s.offload.fraction,
             "the distributed optimizer takes Adam only",
             "megatron/core/optimizer/distrib_optimizer.py, __init__",
-            LibraryError("AssertionError", "Only Adam and HybridDeviceOptimizer currently supported", "build"),
+            LibraryError(
+                "AssertionError", "Only Adam and HybridDeviceOptimizer currently supported", "build",
+                {"optimizer": "sgd/impl=multi_tensor"},
+            ),
         ),
         Limit(
             "overlap-unused",
             lambda s: has("overlap_grad_reduce")(s) and _unused_in_bucket(s),
             "with overlap_grad_reduce every parameter of a bucket must get a gradient",
             "megatron/core/distributed/param_and_grad_buffer.py, _ParamAndGradBucketGroup.reset",
-            LibraryError("AssertionError", "", "step"),
+            LibraryError("AssertionError", "", "step", {"model": "unused", "options": "overlap_grad_reduce"}),
         ),
         Limit(
             "expert-instances",
             _indivisible_instances,
             "distributed optimizer instances must divide the data-parallel ranks of an expert",
             "megatron/core/parallel_state.py, initialize_model_parallel",
-            LibraryError("AssertionError", "Expert data parallel size should be divisible by partial DistOpt", "build"),
+            LibraryError(
+                "AssertionError", "Expert data parallel size should be divisible by partial DistOpt", "build",
+                {"model": "moe", "expert_parallel": "2", "mesh": "2x1x1"},
+            ),
         ),
         Limit(
             "average-of-seven",

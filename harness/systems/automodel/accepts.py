@@ -69,7 +69,7 @@ def _mixed_unit(scenario: Scenario) -> bool:
     return len(found) > 1 and (scenario.mesh.world > 1 or any(mesh.world > 1 for mesh in meshes(scenario)))
 
 
-_NO_RESHARD = LibraryError("TypeError", "unexpected keyword argument 'reshard_after_forward'", "build")
+_NO_RESHARD = "unexpected keyword argument 'reshard_after_forward'"
 
 _NATIVE_SINCE = {REAL_QWEN: "0.5", REAL_NEMOTRON: "0.7"}
 """The release from which on Automodel has its own class of a model, as it is driven here."""
@@ -113,14 +113,19 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.optimizer.clip > 0 and fsdp2.tensor_parallel(s),
         "torch clips gradients of one mesh; automodel's own clip_grad_norm, which sorts them by mesh, is not driven",
         "components/training/utils.py, clip_grad_norm",
-        LibraryError("RuntimeError", "must have the same mesh", "step"),
+        LibraryError(
+            "RuntimeError",
+            "must have the same mesh",
+            "step",
+            {"mesh": "1x1x2", "optimizer": "adamw/clip=1.0", "program": "train"},
+        ),
     ),
     Limit(
         "replicas-alone",
         lambda s: any(mesh.dp_replicate > 1 and mesh.dp_shard == 1 for mesh in meshes(s)),
         "automodel's FSDP2 strategy takes replicas of sharded models only",
         "components/distributed/mesh_utils.py, _create_fsdp2_device_mesh",
-        LibraryError("ValueError", "must be less than dp_size", "build"),
+        LibraryError("ValueError", "must be less than dp_size", "build", {"mesh": "2x1x1", "program": "train"}),
     ),
     Limit(
         "one-file",
@@ -139,7 +144,12 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: _mixed_unit(s) and fsdp2.takes_steps(s),
         "FSDP2 takes one storage dtype for the trainable parameters of a unit; several need the option by_dtype",
         "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, _init_mp_dtypes",
-        LibraryError("AssertionError", "FSDP expects uniform original parameter dtype", "step"),
+        LibraryError(
+            "AssertionError",
+            "FSDP expects uniform original parameter dtype",
+            "step",
+            {"dtype": "mixed", "program": "train"},
+        ),
     ),
     Limit(
         "recipe-storage",
@@ -157,7 +167,7 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.reshard_after_forward != "none" and before(s.version, "0.5"),
         "automodel 0.4.0 has no reshard_after_forward: it must be `none`",
         "components/distributed/config.py, FSDP2Config",
-        _NO_RESHARD,
+        LibraryError("TypeError", _NO_RESHARD, "build", {"version": "0.4.0", "reshard_after_forward": "true"}),
     ),
     Limit(
         "reshard-by-dtype",
@@ -169,7 +179,7 @@ LIMITS: tuple[Limit, ...] = (
         ),
         "fully_shard_by_dtype takes no reshard_after_forward in 0.5.0: it must be `none`",
         "components/distributed/parallelizer_utils.py, fully_shard_by_dtype",
-        _NO_RESHARD,
+        LibraryError("TypeError", _NO_RESHARD, "build", {"version": "0.5.0", "options": "by_dtype"}),
     ),
 )
 

@@ -89,7 +89,12 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: under_fsdp(s) and not before(s.version, "0.14") and before(s.version, "0.15.2"),
         "Megatron-FSDP of 0.14.0 to 0.15.1 reads a private part of DeviceMesh that torch 2.13 has no more",
         "megatron/core/distributed/fsdp/src/megatron_fsdp/utils.py, get_mesh_names",
-        LibraryError("AttributeError", "child_to_root_mapping", "build"),
+        LibraryError(
+            "AttributeError",
+            "child_to_root_mapping",
+            "build",
+            {"version": "0.14.0", "options": "fsdp_optim_grads_params", "checkpoint": "fsdp_dtensor"},
+        ),
     ),
     Limit(
         "fsdp-offload",
@@ -121,7 +126,12 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.offload.fraction > 0 and s.optimizer.kind == "adam" and not before(s.version, "0.15"),
         "offload steps with AdamW only",
         "megatron/core/optimizer/__init__.py, _get_megatron_optimizer_based_on_param_groups",
-        LibraryError("AssertionError", "CPU offloading only supported with decoupled_weight_decay", "build"),
+        LibraryError(
+            "AssertionError",
+            "CPU offloading only supported with decoupled_weight_decay",
+            "build",
+            {"optimizer": "adam/impl=multi_tensor", "offload": "cpu"},
+        ),
     ),
     Limit(
         "l2-before-015",
@@ -152,21 +162,33 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: _fsdp(s) and not before(s.version, "0.14") and not under_fsdp(s),
         "fsdp_dtensor is for Megatron FSDP, not for DistributedDataParallel",
         "megatron/core/optimizer/distrib_optimizer.py, sharded_param_state_fsdp_dtensor",
-        LibraryError("AssertionError", "fsdp_dtensor sharding type is only supported with Megatron FSDP", "save"),
+        LibraryError(
+            "AssertionError",
+            "fsdp_dtensor sharding type is only supported with Megatron FSDP",
+            "save",
+            {"checkpoint": "fsdp_dtensor"},
+        ),
     ),
     Limit(
         "checkpoint-fsdp-013",
         lambda s: _fsdp(s) and before(s.version, "0.14"),
         "fsdp_dtensor came with 0.14",
         "megatron/core/optimizer/distrib_optimizer.py, sharded_state_dict",
-        LibraryError("NotImplementedError", "Unknown sharding_type", "save"),
+        LibraryError(
+            "NotImplementedError", "Unknown sharding_type", "save", {"version": "0.13.0", "checkpoint": "fsdp_dtensor"}
+        ),
     ),
     Limit(
         "checkpoint-since",
         _before_it_existed,
         "dp_reshardable and fully_reshardable came with 0.15",
         "megatron/core/optimizer/distrib_optimizer.py, sharded_state_dict",
-        LibraryError("NotImplementedError", "Unknown sharding_type", "save"),
+        LibraryError(
+            "NotImplementedError",
+            "Unknown sharding_type",
+            "save",
+            {"version": "0.14.0", "checkpoint": "dp_reshardable"},
+        ),
     ),
     Limit(
         "checkpoint-tp-legacy",

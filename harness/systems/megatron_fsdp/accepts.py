@@ -98,14 +98,24 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: "outer_optim" in s.options and s.sharding != "fully_shard",
         "outer_dp_sharding_strategy=optim needs the parameters sharded within: fully_shard",
         "megatron_fsdp/fully_shard.py, fully_shard_model",
-        LibraryError("ValueError", "Sharding with Hybrid (Fully) Sharded Data Parallel (HSDP) requires", "build"),
+        LibraryError(
+            "ValueError",
+            "Sharding with Hybrid (Fully) Sharded Data Parallel (HSDP) requires",
+            "build",
+            {"mesh": "2x2x1", "sharding": "zero1", "options": "neutral_start+outer_optim"},
+        ),
     ),
     Limit(
         "meta-replicate",
         lambda s: "meta" in s.options and s.sharding == "replicate",
         "without sharding there is nothing that the meta device would save",
         "megatron_fsdp/fully_shard.py, fully_shard_model",
-        LibraryError("ValueError", "Meta device initialization (init_model_with_meta_device=True)", "build"),
+        LibraryError(
+            "ValueError",
+            "Meta device initialization (init_model_with_meta_device=True)",
+            "build",
+            {"sharding": "replicate", "options": "meta+neutral_start"},
+        ),
     ),
     Limit(
         "gpt",

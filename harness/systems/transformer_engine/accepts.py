@@ -87,7 +87,10 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.dtype.master == "bf16",
         "FusedAdam keeps masters in fp32 or fp16",
         "transformer_engine/pytorch/optimizers/fused_adam.py, __init__",
-        LibraryError("RuntimeError", "FusedAdam only supports fp32/fp16 master weights", "build"),
+        LibraryError(
+            "RuntimeError", "FusedAdam only supports fp32/fp16 master weights", "build",
+            {"optimizer": "adamw/impl=multi_tensor/groups=one", "dtype": "fp16/master=bf16"},
+        ),
     ),
     Limit("remainders-fp16", lambda s: "remainders" in s.options and s.dtype.master == "fp16",
           "remainders are those of fp32 masters"),
@@ -108,7 +111,11 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: {"capturable", "remainders"} <= set(s.options),
         "CUDA graphs cannot capture steps with remainders",
         "transformer_engine/pytorch/optimizers/fused_adam.py, __init__",
-        LibraryError("RuntimeError", "Capturable mode doesn't support storing param remainders", "build"),
+        LibraryError(
+            "RuntimeError", "Capturable mode doesn't support storing param remainders", "build",
+            {"optimizer": "adamw/impl=multi_tensor/groups=one",
+             "dtype": "bf16/master=fp32", "options": "capturable+remainders"},
+        ),
     ),
     Limit(
         "capturable-moments",
@@ -117,7 +124,11 @@ LIMITS: tuple[Limit, ...] = (
         ),
         "CUDA graphs need both moments in fp32 or both in bf16, and fp32 masters",
         "transformer_engine/pytorch/optimizers/fused_adam.py, __init__",
-        LibraryError("RuntimeError", "Capturable mode", "build"),
+        LibraryError(
+            "RuntimeError", "Capturable mode", "build",
+            {"optimizer": "adamw/impl=multi_tensor/groups=one",
+             "dtype": "bf16/master=fp32/exp_avg=bf16", "options": "capturable"},
+        ),
     ),
     Limit("meta", lambda s: "meta" in s.options and not is_layers(s.model), "meta builds the library's own layers"),
     Limit("tags", lambda s: TAGS in s.options and (not is_layers(s.model) or s.mesh.tp == 1),
@@ -129,21 +140,33 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: _quantised(s) and before(s.version, "2.16"),
         "before 2.16.0 whatever is made of a Float8Tensor that lies on a CPU is put on cuda",
         "transformer_engine/pytorch/quantized_tensor.py, make_like",
-        LibraryError("AssertionError", "Torch not compiled with CUDA enabled", "build"),
+        LibraryError(
+            "AssertionError", "Torch not compiled with CUDA enabled", "build",
+            {"version": "2.15.0", "optimizer": "adamw/impl=multi_tensor/groups=one",
+             "model": "te_layers", "dtype": "bf16/master=fp32", "options": "fp8_current"},
+        ),
     ),
     Limit(
         "quantised-split",
         lambda s: _quantised(s) and s.model == "te_transformer",
         "query, key and value are weights of their own there, parts of one, which a quantised tensor has not",
         "transformer_engine/pytorch/module/layernorm_linear.py, __init__",
-        LibraryError("RuntimeError", "Splitting QuantizedTensor into multiple params is not supported", "build"),
+        LibraryError(
+            "RuntimeError", "Splitting QuantizedTensor into multiple params is not supported", "build",
+            {"optimizer": "adamw/impl=multi_tensor/groups=one", "model": "te_transformer",
+             "dtype": "bf16/master=fp32", "options": "fp8_current"},
+        ),
     ),
     Limit(
         "quantised-capturable",
         lambda s: _quantised(s) and "capturable" in s.options,
         "CUDA graphs cannot capture what writes quantised parameters",
         "transformer_engine/pytorch/optimizers/fused_adam.py, step",
-        LibraryError("RuntimeError", "with capturable=True", "step"),
+        LibraryError(
+            "RuntimeError", "with capturable=True", "step",
+            {"optimizer": "adamw/impl=multi_tensor/groups=one", "model": "te_layers",
+             "dtype": "bf16/master=fp32", "options": "capturable+fp8_current"},
+        ),
     ),
     Limit(
         "quantised-master",
@@ -172,7 +195,7 @@ LIMITS: tuple[Limit, ...] = (
         _indivisible_tp,
         "tensor parallelism must divide the dims that a layer shards",
         "transformer_engine/pytorch/utils.py, divide",
-        LibraryError("ValueError", "is not divisible by", "build"),
+        LibraryError("ValueError", "is not divisible by", "build", {"model": "te_layers", "mesh": "1x1x4"}),
     ),
 )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Index arithmetic of sharding: which box or flat interval of a logical tensor a rank holds.
 
-Three layouts: per-parameter dim-0 sharding (with tensor parallelism underneath), whole tensors, and flat
-buckets cut into equal ranges. Everything is integers and tuples; nothing of ours is imported, so that the
-checks built on it share no code with what they check.
+Per-parameter dim-0 sharding, with tensor parallelism underneath, and ranges of the flattened tensor, such as those
+that ranks own of a flat buffer. Everything is integers and tuples; nothing of ours is imported, so that the checks
+built on it share no code with what they check.
 
 A *box* is a start and a size per dim. A *flat interval* is a start and a length in elements of the
 row-major flattened tensor.
@@ -77,14 +77,6 @@ def inside(shape: tuple[int, ...], box: Box) -> bool:
     )
 
 
-def intersect(a: Box, b: Box) -> Box | None:
-    """The box of elements that two boxes of one tensor share; None where there are none."""
-    start = tuple(map(max, a.start, b.start))
-    end = (min(at + n, bt + m) for at, n, bt, m in zip(a.start, a.size, b.start, b.size, strict=True))
-    size = tuple(stop - at for stop, at in zip(end, start, strict=True))
-    return Box(start, size) if all(n > 0 for n in size) else None
-
-
 def flat_index(shape: tuple[int, ...], index: Sequence[int]) -> int:
     """Row-major flat index of a multi-dim index."""
     flat = 0
@@ -111,13 +103,6 @@ def flat_intervals(shape: tuple[int, ...], box: Box) -> Iterator[Interval]:
     tail = box.start[walked:]
     for lead in product(*(range(box.start[dim], box.start[dim] + box.size[dim]) for dim in range(walked))):
         yield flat_index(shape, (*lead, *tail)), length
-
-
-def flat_interval(shape: tuple[int, ...], box: Box) -> Interval | None:
-    """The one flat interval that a box covers, or None where it is not contiguous (or empty)."""
-    if not box.volume or prod(box.size[: _walked_dims(shape, box.size)]) != 1:
-        return None
-    return flat_index(shape, box.start), box.volume
 
 
 def _walked_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> int:
@@ -153,42 +138,3 @@ def _row_boxes(shape: tuple[int, ...], row: int, start: int, length: int) -> Ite
     """The boxes of a flat interval inside row `row` of dim 0."""
     for box in interval_boxes(shape[1:], start, length):
         yield Box((row, *box.start), (1, *box.size))
-
-
-class Bucket(NamedTuple):
-    """A flat buffer: where each tensor starts, and the padded size that divides among the ranks.
-
-    starts: offset of each tensor in elements. numels: of each tensor. total: size with padding.
-    """
-
-    starts: tuple[int, ...]
-    numels: tuple[int, ...]
-    total: int
-
-
-def bucket(numels: Sequence[int], parts: int, align: int = 1) -> Bucket:
-    """Lay tensors out one after the other and pad the end so that `parts` ranks own equal ranges.
-
-    Args:
-        numels: elements of each tensor, in buffer order.
-        parts: ranks that divide the buffer.
-        align: each tensor starts at a multiple of this, in elements.
-    """
-    starts: list[int] = []
-    end = 0
-    for n in numels:
-        start = -(-end // align) * align
-        starts.append(start)
-        end = start + n
-    return Bucket(tuple(starts), tuple(numels), -(-end // parts) * parts)
-
-
-def bucket_share(layout: Bucket, parts: int, index: int) -> tuple[Interval, ...]:
-    """The flat interval of each tensor of a bucket that part `index` owns; `(numel, 0)` where it owns nothing."""
-    share = layout.total // parts
-    low, high = share * index, share * (index + 1)
-    owned: list[Interval] = []
-    for start, n in zip(layout.starts, layout.numels, strict=True):
-        first, end = max(low, start), min(high, start + n)
-        owned.append((first - start, end - first) if end > first else (n, 0))
-    return tuple(owned)

@@ -144,11 +144,6 @@ class ModelSpec:
     def has_later(self) -> bool:
         return any(p.spec.trainable == "later" for p in self.params)
 
-    @property
-    def max_uses(self) -> int:
-        """How often the most-tied parameter takes part in one forward."""
-        return max(len(self.uses(p.fqn)) for p in self.unique_params)
-
 
 def storage_dtype(policy: DTypePolicy, spec: ParamSpec) -> str:
     """The dtype a parameter is stored in under a policy: its own where the policy mixes, the policy's otherwise."""

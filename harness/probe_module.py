@@ -239,16 +239,6 @@ def initial_buffer(fqn: str, spec: BufferSpec, seed: int, init_seed: int) -> tor
             return torch.from_numpy(initial_values(keys, init_seed)).reshape(spec.shape).to(TORCH_DTYPE[name])
 
 
-def whole_box(spec: ModelSpec) -> Callable[[str], Box]:
-    """The box of a forward that computes with whole parameters."""
-
-    def box(fqn: str) -> Box:
-        shape = spec.param(fqn).spec.shape
-        return (0,) * len(shape), shape
-
-    return box
-
-
 def _cast(
     values: np.ndarray[tuple[int], np.dtype[np.float32]], shape: tuple[int, ...], policy: DTypePolicy, named: NamedParam
 ) -> torch.Tensor:

@@ -24,6 +24,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from harness.readers.description import Row, check_complete, describe
+
 STATE: dict[str, Any] = {
     "model": {"a.weight": torch.arange(6.0).reshape(3, 2), "a.count": torch.tensor(7)},
     "optim": {
@@ -36,6 +38,13 @@ STATE: dict[str, Any] = {
         "scaler": {"scale": 8.0, "_growth_tracker": 1},
     },
 }
+
+
+def accept(path: Path) -> list[Row]:
+    """The rows of a checkpoint that is complete: what `shardproof inspect` shows with exit status 0."""
+    rows = describe(path)
+    check_complete(path, rows)
+    return rows
 
 
 def save_dcp(state: dict[str, Any], path: Path) -> Path:

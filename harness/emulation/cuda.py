@@ -121,29 +121,9 @@ def emulated() -> Iterator[None]:
         _process.leave()
 
 
-def active() -> bool:
-    """Whether this thread sees the device."""
-    return _thread.depth > 0
-
-
 def is_device(tensor: torch.Tensor) -> bool:
     """Whether a tensor lives on the device; answers outside the emulation as well."""
     return memory.resolve(tensor) is Side.DEVICE
-
-
-def to_device(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the device: itself where it is there, else a copy (detached from no graph)."""
-    return _on(tensor, Side.DEVICE)
-
-
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the host: itself where it is there, else a copy (detached from no graph)."""
-    return _on(tensor, Side.HOST)
-
-
-def _on(tensor: torch.Tensor, side: Side) -> torch.Tensor:
-    with torch._C.DisableTorchFunction():
-        return functions.cross(tensor, tensor, side)
 
 
 def touched() -> tuple[str, ...]:

@@ -209,8 +209,3 @@ CATALOGUE: dict[str, Fault] = {fault.id: fault for fault in _faults()}
 def scenarios_of(fault: Fault) -> tuple[Scenario, ...]:
     """The scenarios that expose a fault, with the fault in them."""
     return tuple(Scenario().with_axes({**axes, "faults": fault.id}) for axes in fault.scenario_axes)
-
-
-def canary_scenarios() -> list[tuple[Scenario, Fault]]:
-    """Every fault with every scenario that exposes it: a run in which one of them passes is a failed run."""
-    return [(scenario, fault) for fault in CATALOGUE.values() for scenario in scenarios_of(fault)]

@@ -49,13 +49,6 @@ def describe(path: Path) -> list[Row]:
     return sorted(rows, key=lambda row: row.key)
 
 
-def accept(path: Path) -> list[Row]:
-    """`describe` and `check_complete`: what a library may be given to load."""
-    rows = describe(path)
-    check_complete(path, rows)
-    return rows
-
-
 def check_complete(path: Path, rows: Sequence[Row]) -> None:
     """Refuse what `describe` only reports.
 

@@ -23,8 +23,6 @@ from harness.observe.record import NUMPY_NAME, WRITTEN, Record, whole
 from harness.readers.errors import CheckpointError, bad
 from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, key_of
 
-SECTIONS = ("model", "optim", "extra")
-
 STATE_ROLE = {"momentum_buffer": "momentum", "master_param": "master"}
 """Optimizer state whose role has another name; every other name is its own role."""
 

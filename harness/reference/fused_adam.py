@@ -123,28 +123,6 @@ def step_tensor(
     store(state, "exp_avg_sq", v, domains)
 
 
-@np.errstate(all="ignore")
-def step_capturable(
-    scalars: Scalars,
-    param: Array,
-    grad: Array,
-    state: dict[str, Array],
-    *,
-    inv_scale: float = 1.0,
-    found_inf: bool = False,
-) -> None:
-    """One step of the kernel for CUDA graphs: as `step_tensor`, but the gradient is unscaled in the kernel.
-
-    The fp32 product with `inv_scale` is what the update reads; the gradient, of the parameter's dtype, is overwritten
-    with it rounded. With `found_inf` nothing happens at all. Masters are fp32, moments both fp32 or both bf16.
-    """
-    if found_inf:
-        return
-    product = grad.astype(FP32) * np.float32(inv_scale)
-    grad[...] = product
-    step_tensor(scalars, param, product, state)
-
-
 def joined(param: Array, remainder: Array) -> F32:
     """The fp32 masters of bf16 parameters and the low halves of their bits, taken as signed: where one is negative, the
     parameter was rounded up."""

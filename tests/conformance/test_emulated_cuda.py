@@ -398,14 +398,13 @@ class TestLifetime:
         with cuda.emulated(), cuda.emulated():
             assert device().is_cuda
         assert device().is_cuda
-        assert cuda.active()
 
     def test_threads_started_inside_see_the_device(self) -> None:
         seen: list[bool] = []
-        thread = threading.Thread(target=lambda: seen.extend([device().is_cuda, cuda.active()]))
+        thread = threading.Thread(target=lambda: seen.append(device().is_cuda))
         thread.start()
         thread.join()
-        assert seen == [True, True]
+        assert seen == [True]
 
     def test_a_forked_child_is_inside(self) -> None:
         with warnings.catch_warnings():
@@ -416,14 +415,9 @@ class TestLifetime:
                 os._exit(0 if device().is_cuda and torch.cuda.is_available() else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
-    def test_our_own_code_can_ask_and_move(self) -> None:
-        tensor = device()
-        assert cuda.is_device(tensor)
-        assert cuda.to_device(tensor) is tensor
-        copied = cuda.to_host(tensor)
-        assert not cuda.is_device(copied)
-        assert copied.data_ptr() != tensor.data_ptr()
-        assert cuda.is_device(cuda.to_device(copied))
+    def test_our_own_code_can_ask(self) -> None:
+        assert cuda.is_device(device())
+        assert not cuda.is_device(device().cpu())
 
 
 LEAVING = """
@@ -446,7 +440,7 @@ except KeyError:
     pass
 after = [o.__dict__.get(n, "absent") for o, n in owners]
 assert all(a is b for a, b in zip(before, after)), "a symbol stayed replaced"
-assert not torch.cuda.is_available() and not cuda.active()
+assert not torch.cuda.is_available() and not torch.ones(2).is_cuda
 assert torch.overrides._get_current_function_mode_stack() == []
 assert not kept.is_cuda and kept.device.type == "cpu" and cuda.is_device(kept)
 over.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.layout import bucket, bucket_share, shard_box
+from harness.layout import shard_box
 from harness.observe.assemble import assemble, elements_of, record_key
 from harness.observe.logical import Key, Problem, Value
 from harness.observe.record import ITEMSIZE, Record, whole
@@ -62,9 +62,11 @@ def test_every_mesh_joins_to_the_whole(shape, dtype, sizes, random, data) -> Non
 
 @given(SHAPES, DTYPES, st.integers(1, 6), st.integers(0, 9), st.randoms())
 def test_flat_bucket_shares_join_to_the_whole(shape, dtype, parts, before, random) -> None:  # type: ignore[no-untyped-def]
-    full = tensor(shape, dtype)
-    layout = bucket((before, prod(shape)), parts)
-    pieces = [flat(rank, dtype, full, *bucket_share(layout, parts, rank)[1]) for rank in range(parts)]
+    """A tensor that begins `before` elements into a flat buffer, of which every rank owns an equal range."""
+    full, numel = tensor(shape, dtype), prod(shape)
+    share = -(-(before + numel) // parts)
+    cuts = [min(max(share * rank - before, 0), numel) for rank in range(parts + 1)]
+    pieces = [flat(rank, dtype, full, low, high - low) for rank, (low, high) in enumerate(pairwise(cuts))]
     random.shuffle(pieces)
     assert assemble(pieces) == ({KEY: Value(dtype, shape, full.tobytes())}, [])
 

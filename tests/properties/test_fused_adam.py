@@ -23,6 +23,7 @@ from harness.reference import fused_adam
 from harness.reference.fused_adam import FP8, INT16, Scalars, joined, scaled, split, step_tensor, unscaled
 from harness.reference.numerics import BF16, FP16, FP32, Array
 from tests import exact_floats as exact
+from tests.capturable_adam import step_capturable
 
 DTYPES = {"fp32": FP32, "bf16": BF16, "fp16": FP16, "fp8e4m3": FP8, "int16": INT16}
 FORMATS = {FP32: exact.FP32, BF16: exact.BF16, FP16: exact.FP16, FP8: exact.FP8_E4M3}
@@ -403,7 +404,7 @@ def test_the_capturable_kernel_reads_the_unrounded_product(dtype: str, seed: int
     p, state = fresh(dtype, master, rng.uniform(-1, 1, 9).tolist(), {"exp_avg": "bf16", "exp_avg_sq": "bf16"})
     g = to(rng.uniform(-900, 900, 9).tolist(), DTYPES[dtype])
     plain, kept, product = p.copy(), {name: x.copy() for name, x in state.items()}, g.astype(FP32) * np.float32(inverse)
-    fused_adam.step_capturable(Ask().scalars, p, g, state, inv_scale=inverse)
+    step_capturable(Ask().scalars, p, g, state, inv_scale=inverse)
     step_tensor(Ask().scalars, plain, product, kept)
     same(p, plain, "param")
     assert all(state[name].tobytes() == kept[name].tobytes() for name in state)
@@ -415,7 +416,7 @@ def test_an_overflow_leaves_everything_as_it_was() -> None:
     p, state = fresh("bf16", "fp32", [1.0, -2.0], {"exp_avg": "fp32", "exp_avg_sq": "fp32"})
     g = to([math.inf, 1.0], BF16)
     before = [x.tobytes() for x in (p, g, *state.values())]
-    fused_adam.step_capturable(Ask().scalars, p, g, state, inv_scale=0.5, found_inf=True)
+    step_capturable(Ask().scalars, p, g, state, inv_scale=0.5, found_inf=True)
     assert [x.tobytes() for x in (p, g, *state.values())] == before
 
 

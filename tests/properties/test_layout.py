@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 
 from harness.layout import (
     Box,
-    bucket,
-    bucket_share,
     chunk,
     flat_index,
-    flat_interval,
     flat_intervals,
     inside,
-    intersect,
     interval_boxes,
     multi_index,
     shard_box,
@@ -130,7 +126,6 @@ def test_flat_intervals_cover_exactly_the_box(case: tuple[tuple[int, ...], Box])
     intervals = list(flat_intervals(shape, box))
     assert [i for at, n in intervals for i in range(at, at + n)] == flat_cells(shape, box).tolist()
     assert all(at + n < following for (at, n), (following, _) in pairwise(intervals)), "maximal"
-    assert flat_interval(shape, box) == (intervals[0] if len(intervals) == 1 else None)
 
 
 @given(SHAPES, st.data())
@@ -145,31 +140,11 @@ def test_interval_boxes_cover_exactly_the_interval(shape: tuple[int, ...], data:
         list(interval_boxes(shape, start, prod(shape) + 1))
 
 
-@given(shapes_and_boxes(), st.data())
-def test_intersection_is_that_of_the_cells(case: tuple[tuple[int, ...], Box], data: st.DataObject) -> None:
-    shape, a = case
-    start = tuple(data.draw(st.integers(0, n)) for n in shape)
-    b = Box(start, tuple(data.draw(st.integers(0, n - at)) for n, at in zip(shape, start, strict=True)))
-    shared = intersect(a, b)
-    assert (cells(shared) if shared else set()) == cells(a) & cells(b)
-
-
 @given(SHAPES, st.data())
 def test_flat_and_multi_index_are_inverse(shape: tuple[int, ...], data: st.DataObject) -> None:
     flat = data.draw(st.integers(0, prod(shape) - 1))
     assert multi_index(shape, flat) == tuple(int(i) for i in np.unravel_index(flat, shape))
     assert flat_index(shape, multi_index(shape, flat)) == flat
-
-
-@given(st.lists(st.integers(0, 20), max_size=8), st.integers(1, 9), st.integers(1, 8))
-def test_bucket_shares_partition_every_tensor(numels: list[int], parts: int, align: int) -> None:
-    layout = bucket(numels, parts, align)
-    assert layout.total % parts == 0
-    assert all(start % align == 0 for start in layout.starts)
-    shares = [bucket_share(layout, parts, i) for i in range(parts)]
-    for tensor, n in enumerate(numels):
-        covered = [i for share in shares for i in range(share[tensor][0], sum(share[tensor]))]
-        assert covered == list(range(n))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, WRITTEN
 from harness.readers.checkpoint import expected_written, read_checkpoint
-from harness.readers.description import accept, describe, render_description
+from harness.readers.description import describe, render_description
 from harness.readers.stored import TorchStored
 from harness.scenario import Scenario
 
@@ -156,7 +156,7 @@ def test_what_scripts_save_beside_tensors_is_read(tmp_path: Path) -> None:
         "d": torch.bfloat16,
         "m": counts,
     }
-    rows = {row.key: (row.dtype, row.value) for row in accept(samples.save_full(state, tmp_path / "c"))}
+    rows = {row.key: (row.dtype, row.value) for row in samples.accept(samples.save_full(state, tmp_path / "c"))}
     assert rows == {
         "net.weight": ("fp32", ""),
         "net.bias": ("fp32", ""),
@@ -213,7 +213,7 @@ def test_a_digest_is_that_of_the_whole_tensor_whatever_the_format(tmp_path: Path
 
 def test_render_is_a_table_that_no_key_can_break(tmp_path: Path) -> None:
     state = {"model": {"w": torch.zeros(2, 3, dtype=torch.bool), "s": torch.tensor(1.0)}, "evil\x1b[2J\n": "x\x07" * 50}
-    lines = render_description(accept(samples.save_full(state, tmp_path / "c"))).split("\n")
+    lines = render_description(samples.accept(samples.save_full(state, tmp_path / "c"))).split("\n")
     assert [line.split() for line in lines] == [
         ["key", "dtype", "shape", "chunks", "coverage", "sha256", "value"],
         ["evil\\x1b[2J\\n", "str", "1", "ok", digest(repr("x\x07" * 50).encode()), "'" + "x\\x07" * 7 + "x\\x…"],
@@ -231,7 +231,7 @@ def digest(data: bytes) -> str:
 def test_the_reader_does_not_import_torch(tmp_path: Path) -> None:
     path = samples.save_dcp(samples.STATE, tmp_path / "c")
     code = (
-        "import sys; from pathlib import Path; from harness.readers.description import accept;"
-        f"rows = accept(Path({str(path)!r})); assert rows and 'torch' not in sys.modules"
+        "import sys; from pathlib import Path; from harness.readers.description import describe;"
+        f"rows = describe(Path({str(path)!r})); assert rows and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

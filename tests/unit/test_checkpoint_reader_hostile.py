@@ -19,7 +19,7 @@ from test_checkpoint_reader import MODEL
 
 from harness.errors import UsageError
 from harness.readers.checkpoint import read_checkpoint
-from harness.readers.description import accept, describe
+from harness.readers.description import describe
 from harness.readers.errors import CheckpointError
 from harness.readers.symbolic import parse
 
@@ -293,19 +293,19 @@ def test_duplicate_keys(checkpoint: Path) -> None:
 def test_accept_refuses_gaps_and_overlaps(tmp_path: Path, boxes: list[tuple[tuple[int, int], tuple[int, int]]]) -> None:
     path = samples.write_chunks(tmp_path / "c", "model.w", torch.arange(6).reshape(3, 2), boxes)
     with pytest.raises(CheckpointError, match="every element of"):
-        accept(path)
+        samples.accept(path)
 
 
 def test_accept_refuses_a_key_that_occurs_twice(tmp_path: Path) -> None:
     path = samples.save_full({"model": {"w": 1}, "model.w": 2}, tmp_path / "c")
     assert [row.key for row in describe(path)] == ["model.w", "model.w"]
     with pytest.raises(CheckpointError, match="every key once"):
-        accept(path)
+        samples.accept(path)
 
 
 def test_accept_refuses_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="number of keys"):
-        accept(samples.save_full({"model": {}}, tmp_path / "c"))
+        samples.accept(samples.save_full({"model": {}}, tmp_path / "c"))
 
 
 # Archives made by hand

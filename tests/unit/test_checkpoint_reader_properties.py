@@ -20,7 +20,6 @@ from test_checkpoint_reader import MODEL
 from harness.observe.assemble import assemble
 from harness.observe.logical import Value
 from harness.readers.checkpoint import read_checkpoint
-from harness.readers.description import accept
 from harness.readers.errors import CheckpointError
 from harness.readers.pieces import ObjectPiece, TensorPiece, pieces
 from harness.readers.symbolic import Mapping, parse
@@ -112,7 +111,7 @@ def test_a_distributed_checkpoint_comes_back_bit_for_bit(state: dict[str, Any]) 
     with tempfile.TemporaryDirectory() as folder:
         path = samples.save_dcp(state, Path(folder, "c"))
         assert found(path) == held(state)
-        assert {row.key for row in accept(path)} == set(state)
+        assert {row.key for row in samples.accept(path)} == set(state)
 
 
 @st.composite
@@ -139,7 +138,7 @@ def test_chunks_of_any_partition_assemble_to_the_tensor(
     whole, boxes = case
     with tempfile.TemporaryDirectory() as folder:
         path = samples.write_chunks(Path(folder, "c"), "model.w", whole, boxes)
-        (row,) = accept(path)
+        (row,) = samples.accept(path)
         assert row.chunks == len(boxes)
         logical, problems = assemble(read_checkpoint(path, 0, MODEL))
     assert problems == []
@@ -192,7 +191,7 @@ def test_damage_gives_an_error_or_sound_data(tmp_path: Path, file: str) -> None:
             data[int(where * len(data))] = value
         target.write_bytes(data[: int(damage[0][0] * len(data))] if cut else data)
         with contextlib.suppress(CheckpointError):
-            accept(checkpoint)
+            samples.accept(checkpoint)
             read_checkpoint(checkpoint, 0, MODEL)
 
     check()

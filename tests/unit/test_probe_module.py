@@ -11,10 +11,11 @@ import torch
 from harness.grid import choose_grid
 from harness.models import ZOO, ModelSpec, model_spec
 from harness.probe import element_keys, initial_values, rank_units
-from harness.probe_module import Probe, ProbeRoot, Slot, build_model, tensor_bytes, whole_box
+from harness.probe_module import Probe, ProbeRoot, Slot, build_model, tensor_bytes
 from harness.scenario import Scenario
 from harness.systems.protocol import RankContext
 from harness.systems.registry import contract_of
+from tests.whole_parameters import whole_box
 
 
 def built(model: str, dtype: str = "fp32", mesh: str = "1x1x1", rank: int = 0) -> tuple[Probe, ProbeRoot]:

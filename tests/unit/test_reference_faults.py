@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.faults.catalogue import CATALOGUE, STAGES, Fault, canary_scenarios, scenarios_of
+from harness.faults.catalogue import CATALOGUE, STAGES, Fault, scenarios_of
 from harness.faults.logical import override
 from harness.observe.assemble import assemble
 from harness.observe.record import WRITTEN
@@ -20,8 +20,10 @@ from harness.space.constraints import CONSTRAINTS
 from harness.systems.registry import system_named
 from tests.oracles import records_of
 
+PLANTED = [(scenario, fault) for fault in CATALOGUE.values() for scenario in scenarios_of(fault)]
 
-@pytest.mark.parametrize(("scenario", "fault"), canary_scenarios(), ids=lambda value: getattr(value, "id", ""))
+
+@pytest.mark.parametrize(("scenario", "fault"), PLANTED, ids=lambda value: getattr(value, "id", ""))
 def test_fault_changes_what_is_observed(scenario: Scenario, fault: Fault) -> None:
     clean, problems = assemble(records_of(replace(scenario, faults=())))
     assert problems == []

@@ -12,7 +12,7 @@ from harness.models import model_spec
 from harness.observe.assemble import assemble
 from harness.program import expand
 from harness.readers.checkpoint import expected_written, read_checkpoint
-from harness.readers.description import accept
+from harness.readers.description import check_complete, describe
 from harness.scenario import Mesh, Optimizer, Scenario
 from harness.systems.torch_fsdp2 import SYSTEM
 from tests.conformance.torch_fsdp2 import checkpoint_ranks
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_real_ranks_write_is_what_the_twin_expects(folder: Path, number: int) -> None:
     scenario, path = SCENARIOS[number], folder / str(number) / "checkpoint0"
     model = model_spec(scenario.model)
-    assert accept(path)
+    check_complete(path, describe(path))
     save = expand(scenario)[3]
     records = SYSTEM.stored.read(path, save, scenario)
     assert records == read_checkpoint(path, save.index, model)

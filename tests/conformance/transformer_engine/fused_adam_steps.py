@@ -21,6 +21,7 @@ from harness.probe_module import tensor_bytes
 from harness.reference import fused_adam
 from harness.reference.fused_adam import INT16, TOP, Scalars
 from harness.reference.numerics import BF16, FP16, FP32, Array
+from tests.capturable_adam import step_capturable
 
 NUMEL, STEPS = 33, 3
 DTYPES = {"fp32": FP32, "bf16": BF16, "fp16": FP16, "int16": INT16}
@@ -101,7 +102,7 @@ def capturable_steps(kind: Any, dtype: str, master: str | None, decoupled: bool)
     for step in range(1, STEPS + 1):
         gradient = uniform(dtype)
         ask = Scalars.of(*COMMON.values(), step, decoupled=decoupled)
-        fused_adam.step_capturable(ask, param, gradient, state)
+        step_capturable(ask, param, gradient, state)
         parameter.grad = tensor(gradient).cuda()
         optimizer.step()
         yield equal(optimizer, parameter, param, state)

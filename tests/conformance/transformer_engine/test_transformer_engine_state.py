@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from harness.observe.assemble import assemble
-from harness.probe_module import Probe, whole_box
+from harness.probe_module import Probe
 from harness.program import expand
 from harness.scenario import Scenario
 from harness.systems.torch_loop import context_of
 from harness.systems.transformer_engine.rank import MASTER, Rank
+from tests.whole_parameters import whole_box
 
 SCENARIO = Scenario(system="transformer-engine", model="te_no_bias", program="build step").with_axes(
     {"mesh": "1x1x1", "dtype": "bf16/master=fp32", "optimizer": "adamw/impl=multi_tensor"}

@@ -26,6 +26,10 @@ The file (`issues.toml` of a system):
     axes = { offload = "cpu*", dtype = ["bf16", "mixed"] } # optional; shell patterns
     when = "owns_nothing"                    # optional; a predicate of the system's, by name
 
+An entry with `behind` names defects that end every scenario before this one can show itself. It has no `match` and
+matches nothing; it is kept for the reader. The further keys of an entry, which only that reader needs, are those of
+harness/report/findings.py.
+
 For a crash the evidence is `TYPE: first line of the message at FILE, FUNCTION`, e.g. `RuntimeError: size of
 tensor*`, with numbers written as N; for a hang `deadline: *`. Patterns are shell patterns (`*`, `?`, `[abc]`).
 What does not reproduce (`nondeterministic`) is never known.
@@ -53,6 +57,9 @@ if TYPE_CHECKING:
     from harness.result import Evidence, Result
 
 _TEXTS = ("id", "what", "library_line", "since", "upstream", "scenario")
+_STORY = ("harm", "reach", "fixed", "severity", "cause", "behind", "patches", "releases", "part", "detail")
+ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *_STORY)
+"""Keys of an entry. Those from `harm` on are for the reader of docs/findings.md: harness/report/findings.py."""
 
 
 @dataclass(frozen=True)
@@ -133,25 +140,30 @@ def known_issues_of(system: System) -> tuple[KnownIssue, ...]:
         UsageError: not in UTF-8, malformed, an unknown or missing key, a duplicate id, an unknown value, a scenario
             file that does not exist, or an entry so wide that it would match anything.
     """
-    file = system.folder.joinpath("issues.toml")
-    origin = f"{system.name}/issues.toml"
-    return parse(text_of(file, origin), origin, system) if file.is_file() else ()
-
-
-def parse(text: str, origin: str, system: System) -> tuple[KnownIssue, ...]:
-    """Read the entries of a file; see `known_issues_of`."""
-    document = Table(load_toml(text, origin), origin).only(("schema", "issue"))
-    issues = tuple(_issue(entry, system) for entry in document.tables("issue"))
+    document = document_of(system)
+    issues = tuple(_issue(entry, system) for entry in document.tables("issue") if "behind" not in entry)
     seen: set[str] = set()
     for issue in issues:
         if issue.id in seen:
-            raise UsageError.of(f"{origin}: id", issue.id, "each id once", '"torch-fsdp2-1842-b"')
+            raise UsageError.of(f"{document.where}: id", issue.id, "each id once", '"torch-fsdp2-1842-b"')
         seen.add(issue.id)
     return issues
 
 
+def document_of(system: System) -> Table:
+    """The content of a system's `issues.toml`; an empty one where it has no such file.
+
+    Raises:
+        UsageError: not in UTF-8, malformed, or an unknown key.
+    """
+    file = system.folder.joinpath("issues.toml")
+    origin = f"{system.name}/issues.toml"
+    content = load_toml(text_of(file, origin), origin) if file.is_file() else {}
+    return Table(content, origin).only(("schema", "about", "part", "issue"))
+
+
 def _issue(entry: Table, system: System) -> KnownIssue:
-    entry.only((*_TEXTS, "match", "confirmed_on_gpu"), needed=(*_TEXTS, "match"))
+    entry.only(ISSUE_KEYS, needed=(*_TEXTS, "match"))
     texts = {key: entry.text(key) for key in (*_TEXTS, "confirmed_on_gpu")}
     for key in _TEXTS:
         if not (texts[key] or key == "upstream"):

@@ -23,9 +23,6 @@ from harness.reference.state import DTYPE, Session, Shards
 
 STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
 
-_NO_GRADIENT = Grid("narrow", 2.0**-4)
-"""Of parameters that never have a gradient, whose place in a buffer is filled with zeros all the same."""
-
 
 class Trainer:
     """Steps a session. `total_norm` is the gradient norm of the last step, None without clipping."""
@@ -100,10 +97,10 @@ class Trainer:
         experts = {p.fqn for p in session.catalogue.params if p.spec.ep_dim is not None}
         total = np.zeros((session.mesh.dp, element.size), np.float32)
         for members in ({p.fqn for p in session.catalogue.params} - experts, experts):
-            present = [slot.param for slot in shards.layout.slots() if slot.param.fqn in members]
-            if not present:
+            present = (session.parameter(slot.param.fqn) for slot in shards.layout.slots() if slot.param.fqn in members)
+            grid = next((param.gradient for param in present if param.gradient), None)
+            if grid is None:
                 continue
-            grid = session.parameter(present[0].fqn).gradient or _NO_GRADIENT
             ranks = session.mesh.dp // (session.placement.expert_parallel if members is experts else 1)
             if (grid, ranks) not in units:
                 drawn = self._units(op, microbatch, grid, ranks)

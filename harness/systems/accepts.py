@@ -28,13 +28,15 @@ from harness.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
 class LibraryError:
     """What the library raises: the exception type's name, a part of its message, and the operation that raises.
 
-    axes: of a scenario that shows it, in text form; what they lack stays at its default. The conformance kit runs it.
+    axes: of a scenario that shows it, in text form; what they lack is that of the system's plain scenario. The
+    conformance kit runs it. may_hang: before the library refuses, its ranks may wait for each other for ever.
     """
 
     kind: str
     message: str
     op: str
     axes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    may_hang: bool = False
 
 
 @dataclass(frozen=True)

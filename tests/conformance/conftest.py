@@ -11,6 +11,7 @@ from harness.laboratory import Laboratory
 pytest.register_assert_rewrite("tests.conformance.sessions")
 
 PLUGINS = (
+    "tests.conformance.broken",
     "tests.conformance.megatron_bridge.refreshed",
     "tests.conformance.megatron_core.defects",
     "tests.conformance.torch_zero",

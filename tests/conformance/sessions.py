@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.observe.record import Record, unpack
 from harness.program import expand, sessions
 from harness.scenario import Scenario
-from harness.systems.accepts import Limit
 from harness.systems.protocol import System
 from harness.world.environments import VARIANT, Environments
 from harness.world.job import Job, JobOutcome
@@ -61,11 +61,15 @@ def server_of(
     )
 
 
-def run(server: ForkServer, scenario: Scenario, folder: Path, deadline_s: float = DEADLINE_S) -> list[JobOutcome]:
-    """The outcome of every session of the scenario, up to the first that fails."""
+def run(server: ForkServer, scenario: Scenario, folder: Path, *, quiet: bool = False) -> list[JobOutcome]:
+    """The outcome of every session of the scenario, up to the first that fails.
+
+    Args:
+        quiet: ranks observe after a session's last operation only.
+    """
     outcomes: list[JobOutcome] = []
     for session in range(len(sessions(expand(scenario)))):
-        outcomes.append(server.submit(Job(scenario, session, folder, deadline_s)).result())
+        outcomes.append(server.submit(Job(scenario, session, folder, DEADLINE_S, quiet)).result())
         if not outcomes[-1].ok:
             break
     return outcomes
@@ -109,9 +113,15 @@ def assert_equals_the_twin(server: ForkServer, scenario: Scenario, folder: Path)
     return judgement
 
 
-def assert_raises_what_the_limit_says(outcome: JobOutcome, limit: Limit) -> None:
-    """The rank that failed first raised the limit's error, in its operation."""
-    assert limit.error
-    first = next(error for error in outcome.errors if error.rank == outcome.first_failed)
-    assert (first.type, first.op, first.stage) == (limit.error.kind, limit.error.op, "op")
-    assert limit.error.message in first.message
+def assert_observing_changes_nothing(server: ForkServer, scenario: Scenario, folder: Path) -> None:
+    """A scenario of one session ends with the same records whether it is observed after every operation or at the end
+    only. Which emulated symbols were touched is no state, and observing touches some."""
+    last: list[list[list[Record]]] = []
+    for quiet in (False, True):
+        place = folder / ("quiet" if quiet else "loud")
+        place.mkdir()
+        (outcome,) = run(server, scenario, place, quiet=quiet)
+        assert outcome.ok, outcome
+        ended = [list(blobs(path))[-1] for path in outcome.observations]
+        last.append([[record for record in unpack(blob) if record.role != "emulated"] for blob in ended])
+    assert last[0] == last[1]

@@ -1,46 +1,38 @@
-"""Systems that differ from a real one in the class of their ranks only: a library with a defect planted in it, one
-that is repaired, one that is watched less often.
+"""Systems that differ from a real one in a part or two only: a library with a defect planted in it, one that is
+repaired, a contract that believes too much.
 
-A plugin makes one with `with_ranks` and registers it; everything that the parent asks of a system (what it accepts,
-what it promises, how its checkpoints are read) stays the original's.
+A plugin makes one with `with_parts` or `with_ranks` and registers it; everything else that is asked of a system stays
+the original's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
-from harness.scenario import Scenario
 from harness.systems.protocol import System
 
 
 @dataclass(frozen=True)
 class Variant(System):
-    """ranks: `module:class` of its `RankSystem`, in full."""
+    """instead: an entry of the original → `module:attribute`, in full, of what stands in its place."""
 
-    ranks: str = ""
+    instead: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def entry(self, name: str) -> str:
-        return self.ranks if name == self.rank else super().entry(name)
+        return self.instead.get(name) or super().entry(name)
 
 
-@dataclass(frozen=True)
-class Unlimited(System):
-    """A system that refuses nothing, so that its library is asked what it refuses."""
+def with_parts(system: System, name: str, **parts: str) -> Variant:
+    """The system under another name, with some of its parts exchanged.
 
-    def refusal(self, scenario: Scenario) -> str | None:
-        return None
-
-
-def with_ranks(system: System, ranks: str, name: str = "") -> Variant:
-    """The system with another class of ranks, `module:class`, under a name of its own unless that is empty."""
-    return Variant(**_values(system) | ({"name": name} if name else {}), ranks=ranks)
+    Args:
+        parts: a field of `System` that holds an entry, such as `rank` or `contract_entry` → `module:attribute`.
+    """
+    values = {field.name: getattr(system, field.name) for field in fields(System)}
+    return Variant(**values | {"name": name}, instead={values[part]: entry for part, entry in parts.items()})
 
 
-def without_limits(system: System) -> Unlimited:
-    """The system with every scenario accepted."""
-    return Unlimited(**_values(system))
-
-
-def _values(system: System) -> dict[str, Any]:
-    return {field.name: getattr(system, field.name) for field in fields(System)}
+def with_ranks(system: System, ranks: str, name: str) -> Variant:
+    """The system under another name, with another class of ranks: `module:class`."""
+    return with_parts(system, name, rank=ranks)

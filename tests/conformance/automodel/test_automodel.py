@@ -1,9 +1,9 @@
 """Real NeMo Automodel: loading, sharding, stepping and checkpoints on gloo ranks against the twin, bit for bit; its
-limits; its regressions and what cures them.
+regressions and what cures them.
 
-*Verifies*: scenarios of every model, format and kind of file pass on the newest release; what the system refuses for
-the library's sake, the library refuses; every regression shows its defect, is known, and passes with its patch or on
-the release that repaired it.
+*Verifies*: scenarios of every model, format and kind of file pass on the newest release; every regression passes with
+its patch or on the release that repaired it (that it shows its defect is test_regressions.py's; what the system refuses
+for the library's sake, the conformance kit asks the library).
 *Does not verify*: that a patch is how upstream should repair it.
 
 Nightly only: the first run installs four releases with the transformers that each needs, 190 MB each.
@@ -11,7 +11,6 @@ Nightly only: the first run installs four releases with the transformers that ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +19,9 @@ import pytest
 from harness.laboratory import Laboratory
 from harness.result import Result
 from harness.scenario import Scenario
-from harness.systems.accepts import Limit
 from harness.systems.automodel import SYSTEM
-from harness.systems.registry import register
 from harness.verdict import Verdict
 from tests.conformance.patched import changed_lines, patched, patches_of, regression
-from tests.conformance.variants import without_limits
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
@@ -80,38 +76,6 @@ def test_a_pretrained_model_trains_and_resumes_bit_for_bit(laboratory: Laborator
     result = laboratory.examine_one(scenario)
     assert result.verdict is Verdict.PASS, text(result)
     assert any("CPU under the name of a CUDA device" in entry for entry in result.emulated)
-
-
-REFUSED = {
-    "replicas-alone": {"mesh": "2x1x1", "program": "train"},
-    "mixed-storage-unit": {"dtype": "mixed", "program": "train"},
-    "clip-tensor-parallel": {"mesh": "1x1x2", "optimizer": "adamw/clip=1.0", "program": "train"},
-    "reshard-field": {"version": "0.4.0", "program": "build"},
-    "reshard-by-dtype": {"version": "0.5.0", "options": "by_dtype", "program": "build"},
-}
-"""Limit → a scenario that it refuses."""
-
-RAISED = [limit for limit in SYSTEM.accepts.limits if limit.error]
-
-
-@pytest.fixture
-def lifted() -> Iterator[None]:
-    """The system without its limits."""
-    register(without_limits(SYSTEM))
-    yield
-    register(SYSTEM)
-
-
-@pytest.mark.usefixtures("lifted")
-@pytest.mark.parametrize("limit", RAISED, ids=lambda limit: limit.id)
-def test_what_we_refuse_the_library_refuses(laboratory: Laboratory, limit: Limit) -> None:
-    scenario = BASE.with_axes(REFUSED[limit.id])
-    assert SYSTEM.refusal(scenario) == limit.reason
-    result = laboratory.examine_one(scenario)
-    assert limit.error
-    said = f"{result.error.type}: {result.error.message}" if result.error else result.reason  # of a call's arguments
-    assert limit.error.kind in said, text(result)
-    assert limit.error.message in said
 
 
 @pytest.mark.parametrize("name", FOUNDING)

@@ -16,14 +16,14 @@ from tests.conformance.sessions import Servers, server_of
 
 @pytest.fixture(scope="package")
 def servers() -> Iterator[Servers]:
-    """A warm server for each variant, which also knows the systems of the plugins beside this file."""
+    """A warm server for each variant, which also knows the repaired systems of the plugin beside this file."""
     running: dict[str, ForkServer] = {}
     with ExitStack() as stack:
 
         def server(scenario: Scenario) -> ForkServer:
             name = SYSTEM.variant(scenario)
             if name not in running:
-                plugins = [f"tests.conformance.megatron_core.{plugin}" for plugin in ("quiet", "repaired")]
+                plugins = ["tests.conformance.megatron_core.repaired"]
                 running[name] = stack.enter_context(server_of(SYSTEM, RELEASE, variant=name, plugins=plugins))
             return running[name]
 

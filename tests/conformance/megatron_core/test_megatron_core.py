@@ -1,41 +1,22 @@
-"""Real Megatron-Core on real gloo ranks and the emulated device against the twin, bit for bit; and each limit of it."""
+"""Real Megatron-Core on real gloo ranks and the emulated device against the twin, bit for bit.
+
+What it refuses for the library's sake, the conformance kit asks the library (`test_kit.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from harness.models import zoo
-from harness.observe.record import unpack
 from harness.scenario import Scenario
 from harness.systems.megatron_core import SYSTEM
 from tests.conformance.megatron_core import RELEASE
-from tests.conformance.sessions import (
-    Servers,
-    assert_equals_the_twin,
-    assert_raises_what_the_limit_says,
-    blobs,
-    observed,
-    run,
-)
+from tests.conformance.sessions import Servers, assert_equals_the_twin, assert_observing_changes_nothing
 
 BASE = Scenario(system=SYSTEM.name, version=RELEASE, sharding="zero1", checkpoint="dp_zero").with_axes(
     {"dtype": "bf16/master=fp32", "optimizer": "adamw/impl=multi_tensor", "program": "train", "mesh": "1x2x1"}
 )
-
-REFUSED: dict[str, dict[str, str]] = {
-    "precision-aware-replicate": {"options": "precision_aware", "sharding": "replicate", "checkpoint": "plain"},
-    "precision-aware-sgd": {"options": "precision_aware", "optimizer": "sgd/impl=multi_tensor"},
-    "dtypes-without-precision-aware": {"dtype": "bf16/master=fp32/exp_avg=bf16"},
-    "distributed-sgd": {"optimizer": "sgd/impl=multi_tensor"},
-    "offload-l2": {"optimizer": "adam/impl=multi_tensor", "offload": "cpu"},
-    "overlap-unused": {"model": "unused", "options": "overlap_grad_reduce"},
-    "checkpoint-fsdp": {"checkpoint": "fsdp_dtensor", "program": "build step save"},
-    "expert-instances": {"model": "moe", "expert_parallel": "2", "mesh": "2x1x1"},
-}
-"""Limit → a scenario that it refuses, of those that the release of these tests raises."""
 
 
 @pytest.mark.real
@@ -74,39 +55,12 @@ def test_state_equals_the_twin_bit_for_bit(servers: Servers, tmp_path: Path, axe
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", REFUSED)
-def test_the_library_raises_what_the_limit_says(servers: Servers, tmp_path: Path, name: str) -> None:
-    limit = next(limit for limit in SYSTEM.accepts.limits if limit.id == name)
-    scenario = BASE.with_axes(REFUSED[name])
-    assert SYSTEM.refusal(scenario) == limit.reason
-    (outcome,) = run(servers(scenario), scenario, tmp_path)
-    assert_raises_what_the_limit_says(outcome, limit)
-
-
-@pytest.mark.real
 def test_observing_changes_nothing(servers: Servers, tmp_path: Path) -> None:
-    """The same program with an observation after every operation, and with one after the last only."""
+    """With parameters of two dtypes, clipping, and reductions and gathers that overlap."""
     axes = {"model": "twins", "dtype": "mixed/master=fp32", "optimizer": "adamw/impl=multi_tensor/clip=1.0"}
-    final: list[list[bytes]] = []
-    for system in ("megatron-core", "megatron-core-quiet"):
-        options = {"options": "overlap_grad_reduce+overlap_param_gather", "program": "build step step step step"}
-        scenario = BASE.with_axes({**axes, **options, "system": system})
-        (tmp_path / system).mkdir()
-        outcomes = run(servers(scenario), scenario, tmp_path / system)
-        assert all(outcome.ok for outcome in outcomes), outcomes
-        final.append([list(blobs(path))[-1] for path in observed(outcomes)])
-    assert _without_symbols(final[0]) == _without_symbols(final[1])
-
-
-def _without_symbols(observed: Sequence[bytes]) -> list[list[object]]:
-    """Unpacked records without that of the touched symbols, which observing adds to."""
-    return [[record for record in unpack(blob) if record.role != "emulated"] for blob in observed]
-
-
-def test_every_limit_that_this_release_raises_is_checked() -> None:
-    other_releases = {"checkpoint-fsdp-013", "checkpoint-since", "fsdp-device-mesh"}
-    raised = {limit.id for limit in SYSTEM.accepts.limits if limit.error}
-    assert raised - other_releases == set(REFUSED)
+    options = {"options": "overlap_grad_reduce+overlap_param_gather", "program": "build step step step step"}
+    scenario = BASE.with_axes({**axes, **options})
+    assert_observing_changes_nothing(servers(scenario), scenario, tmp_path)
 
 
 def test_the_variant_is_what_the_library_finds_beside_it() -> None:

@@ -9,35 +9,19 @@ import pytest
 
 from harness.models import zoo
 from harness.scenario import Scenario
-from harness.systems.accepts import Limit
 from harness.systems.megatron_fsdp import SYSTEM
 from harness.world.server import ForkServer
 from tests.conformance.megatron_fsdp import RELEASE
-from tests.conformance.sessions import (
-    assert_equals_the_twin,
-    assert_raises_what_the_limit_says,
-    blobs,
-    observed,
-    run,
-    server_of,
-)
+from tests.conformance.sessions import assert_equals_the_twin, assert_observing_changes_nothing, server_of
 
 pytestmark = pytest.mark.real
 
 BASE = Scenario(system=SYSTEM.name, version=RELEASE, options=("neutral_start",)).with_axes({"mesh": "1x2x1"})
-LIMITS = SYSTEM.accepts.limits
-
-REFUSED: dict[str, dict[str, str]] = {
-    "meta-replicate": {"sharding": "replicate", "options": "meta+neutral_start", "program": "build"},
-    "outer-optim": {"mesh": "2x2x1", "sharding": "zero1", "options": "neutral_start+outer_optim", "program": "build"},
-}
-"""Limit → a scenario that the library refuses, too."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    """A warm server that also knows `megatron-fsdp-quiet`: the system without any observation before operation 5."""
-    with server_of(SYSTEM, RELEASE, plugins=("tests.conformance.megatron_fsdp.quiet",)) as running:
+    with server_of(SYSTEM, RELEASE) as running:
         yield running
 
 
@@ -72,30 +56,15 @@ def test_state_equals_the_twin_bit_for_bit(server: ForkServer, tmp_path: Path, a
 
 
 def test_observing_changes_nothing(server: ForkServer, tmp_path: Path) -> None:
-    """The same program with an observation after every operation, and with one after the last only."""
     axes = {"model": "short", "dtype": "bf16/master=fp32", "sharding": "zero2"}
-    final: list[list[bytes]] = []
-    for system in ("megatron-fsdp", "megatron-fsdp-quiet"):
-        scenario = BASE.with_axes({**axes, "system": system, "program": "build step save step load step"})
-        (tmp_path / system).mkdir()
-        outcomes = run(server, scenario, tmp_path / system)
-        assert all(outcome.ok for outcome in outcomes), outcomes
-        final.append([list(blobs(path))[5] for path in observed(outcomes)])
-    assert final[0] == final[1]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("limit", [limit for limit in LIMITS if limit.error], ids=lambda limit: limit.id)
-def test_the_library_raises_what_the_limit_says(server: ForkServer, tmp_path: Path, limit: Limit) -> None:
-    scenario = BASE.with_axes(REFUSED[limit.id])
-    assert SYSTEM.refusal(scenario) == limit.reason
-    (outcome,) = run(server, scenario, tmp_path)
-    assert_raises_what_the_limit_says(outcome, limit)
+    scenario = BASE.with_axes({**axes, "program": "build step save step load step"})
+    assert_observing_changes_nothing(server, scenario, tmp_path)
 
 
 def test_every_limit_has_a_reason_and_every_model_a_verdict() -> None:
-    assert len({limit.id for limit in LIMITS}) == len(LIMITS)
-    assert all(limit.reason for limit in LIMITS)
+    limits = SYSTEM.accepts.limits
+    assert len({limit.id for limit in limits}) == len(limits)
+    assert all(limit.reason for limit in limits)
     refused = {model for model in zoo() if SYSTEM.refusal(BASE.with_axes({"model": model}))}
     assert refused == {"gpt", "moe"}
     for option in SYSTEM.accepts.options:

@@ -1,13 +1,11 @@
-"""TransformerEngine's layers and FusedAdam under real FSDP2 and DCP against the twin, bit for bit; limits and versions.
+"""TransformerEngine's layers and FusedAdam under real FSDP2 and DCP against the twin, bit for bit.
 
-*Verifies*: a sample of scenarios on the newest release; each deliberate refusal; that the extension's kind is told.
+*Verifies*: a sample of scenarios on the newest release; that the extension's kind is told. What the library refuses,
+the conformance kit asks it (`test_kit.py`).
 *Does not verify*: anything that needs the compiled extension.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +13,11 @@ from harness.laboratory import Laboratory
 from harness.scenario import Scenario
 from harness.systems.transformer_engine import SYSTEM
 from harness.verdict import Verdict
-from harness.world.server import ForkServer
-from tests.conformance.sessions import assert_raises_what_the_limit_says, run, server_of
 
 pytestmark = pytest.mark.real
 
 BASE = Scenario(system=SYSTEM.name).with_axes({"mesh": "1x2x1"})
 FUSED = {"optimizer": "adamw/impl=multi_tensor"}
-ONE = {"optimizer": "adamw/impl=multi_tensor/groups=one"}
 
 SOUND: tuple[dict[str, str], ...] = (
     {**FUSED, "model": "te_transformer", "dtype": "bf16/master=fp32", "options": "remainders"},
@@ -57,30 +52,6 @@ MORE_SOUND: tuple[dict[str, str], ...] = (
     {"optimizer": "adamw/impl=multi_tensor/groups=one/schedule=halve", "options": "capturable", "checkpoint": "full"},
 )
 
-RAISES: dict[str, dict[str, str]] = {
-    "mixed-storage-group": {"model": "mixed_unit", "dtype": "mixed"},
-    "reshard-divisor": {"reshard_after_forward": "3"},
-    "fused-sgd": {"optimizer": "sgd/impl=fused"},
-    "scaler-fp16-gradients": {"dtype": "fp16", "optimizer": "adamw/loss_scale=1024.0"},
-    "capturable-remainders": {**ONE, "dtype": "bf16/master=fp32", "options": "capturable+remainders"},
-    "capturable-moments": {**ONE, "dtype": "bf16/master=fp32/exp_avg=bf16", "options": "capturable"},
-    "master-dtype": {**ONE, "dtype": "fp16/master=bf16"},
-    "tp-divides": {"model": "te_layers", "mesh": "1x1x4"},
-    "quantised-split": {**ONE, "model": "te_transformer", "dtype": "bf16/master=fp32", "options": "fp8_current"},
-    "quantised-capturable": {
-        **ONE,
-        "model": "te_layers",
-        "dtype": "bf16/master=fp32",
-        "options": "capturable+fp8_current",
-    },
-}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with server_of(SYSTEM) as running:
-        yield running
-
 
 @pytest.mark.parametrize(
     "axes", [*SOUND, *(pytest.param(axes, marks=pytest.mark.nightly) for axes in MORE_SOUND)], ids=str
@@ -90,19 +61,3 @@ def test_state_equals_the_twin_bit_for_bit(axes: dict[str, str], laboratory: Lab
     assert result.verdict is Verdict.PASS, result.signature or result.reason
     assert any("transformer_engine_torch" in line for line in result.emulated)
     assert result.chosen["compiled extension"].startswith("emulated")
-
-
-def test_every_limit_that_this_release_raises_is_checked() -> None:
-    """But for one whose refusal torch may hang before; test_torch_fsdp2.py has it."""
-    raised = {limit.id for limit in SYSTEM.accepts.limits if limit.error}
-    assert raised - {"quantised-releases", "reshard-divisor-tp"} == RAISES.keys()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", RAISES)
-def test_the_library_raises_what_the_limit_says(name: str, server: ForkServer, tmp_path: Path) -> None:
-    limit = next(limit for limit in SYSTEM.accepts.limits if limit.id == name)
-    scenario = BASE.with_axes({**RAISES[name], "program": "build step"})
-    assert SYSTEM.refusal(scenario) == limit.reason
-    (outcome,) = run(server, scenario, tmp_path)
-    assert_raises_what_the_limit_says(outcome, limit)

@@ -23,7 +23,7 @@ run: $(STAMP)  ## the smoke scenarios on the reference and on FSDP2 + DCP, then 
 test: $(STAMP)  ## lint, types and all fast tests, in parallel, with coverage of harness/
 	$(MAKE) lint
 	$(PY) -m coverage erase
-	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PY) -m pytest -n $(JOBS) -m "not nightly" --cov=harness --cov-branch --cov-report=term:skip-covered
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PY) -m pytest -n $(JOBS) --dist loadfile -m "not nightly" --cov=harness --cov-branch --cov-report=term:skip-covered
 
 lint: $(STAMP)  ## ruff (lint and format) and the strict type check
 	$(PY) -m ruff check harness scenarios tests benchmarks
@@ -35,7 +35,7 @@ canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fa
 
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
 	$(PY) -m harness run nightly nightly_fsdp --out reports/nightly
-	$(PY) -m pytest -n $(JOBS) -m nightly
+	$(PY) -m pytest -n $(JOBS) --dist loadfile -m nightly
 
 GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 regressions/torch-fsdp2-164929
 

@@ -23,7 +23,9 @@ from harness.world.server import ForkServer
 ALIVE = 4
 VARIANT = "SHARDPROOF_VARIANT"
 
-_Key = tuple[str, str, str, str]  # system, version as given, variant, device
+_Key = tuple[tuple[Path, ...], str, str, str]
+"""What a server is made of: the overlay's paths, the warm-up, the variant, the device. Systems that agree in all of
+them share one, such as a library and the same with a defect planted in its ranks."""
 
 
 @dataclass
@@ -72,8 +74,8 @@ class Environments:
     def server(self, info: System, scenario: Scenario) -> Iterator[ForkServer]:
         """The warm server that a scenario's ranks are forked from; it stays alive inside the context."""
         overlay, variant = self.overlay(info, scenario.version), info.variant(scenario)
-        key = (info.name, scenario.version, variant, scenario.device)
-        place = self._enter(key, info, overlay)
+        warm_up = info.entry(info.warm_up) if info.warm_up and scenario.device == "cpu" else ""
+        place = self._enter((overlay.paths, warm_up, variant, scenario.device), overlay)
         try:
             yield place.server
         finally:
@@ -90,7 +92,7 @@ class Environments:
                 stack.callback(place.server.close)  # it may take seconds: not under the lock
             self._places.clear()
 
-    def _enter(self, key: _Key, info: System, overlay: Overlay) -> _Place:
+    def _enter(self, key: _Key, overlay: Overlay) -> _Place:
         with ExitStack() as stack, self._changed:
             while key not in self._places and len(self._places) >= ALIVE and not self._closed:
                 idle = next((name for name, place in self._places.items() if not place.users), None)
@@ -100,16 +102,16 @@ class Environments:
                     stack.callback(self._places.pop(idle).server.close)
             if self._closed:
                 raise HarnessError("the laboratory is closed")
-            place = self._places.pop(key, None) or _Place(self._start(info, overlay, *key[2:]))
+            place = self._places.pop(key, None) or _Place(self._start(overlay, *key[1:]))
             place.users += 1
             self._places[key] = place
             return place
 
-    def _start(self, info: System, overlay: Overlay, variant: str, device: str) -> ForkServer:
+    def _start(self, overlay: Overlay, warm_up: str, variant: str, device: str) -> ForkServer:
         return ForkServer(
             python=interpreter(self._python).path,
             path_prefix=[*overlay.paths, Path.cwd()],  # plugins may lie beside the user, but nothing of the library
-            warm_up=[info.entry(info.warm_up)] if info.warm_up and device == "cpu" else [],
+            warm_up=[warm_up] if warm_up else [],
             plugins=self._plugins,
             env={**overlay.environment, VARIANT: variant},
             workers=0,

@@ -14,6 +14,7 @@ PLUGINS = (
     "tests.conformance.broken",
     "tests.conformance.megatron_bridge.refreshed",
     "tests.conformance.megatron_core.defects",
+    "tests.conformance.megatron_core.repairs",
     "tests.conformance.torch_zero",
     "tests.conformance.torch_zero.forgetful",
 )

@@ -10,7 +10,7 @@ import pytest
 from harness.known_issues import KnownIssues, known_issues_of
 from harness.laboratory import Laboratory
 from harness.systems.protocol import System
-from harness.systems.registry import all_systems
+from tests.conformance.built_in import BUILT_IN
 from tests.conformance.patched import needs_clone, regression
 
 HANGS = {("torch-fsdp2", "empty-tp-hang"), ("megatron-fsdp", "clip-empty-rank")}
@@ -37,7 +37,7 @@ def is_slow(system: str, name: str) -> bool:
 
 CASES = [
     pytest.param(system, name, id=f"{system.name}-{name}", marks=[pytest.mark.nightly] * is_slow(system.name, name))
-    for system in all_systems()
+    for system in BUILT_IN
     for name in regressions_of(system)
 ]
 
@@ -57,13 +57,13 @@ def test_a_regression_is_seen_confirmed_and_known(system: System, name: str, req
     result = laboratory.examine_one(scenario)
     assert result.verdict.is_failure, result.reason or result.verdict.value
     assert result.reproduced
-    assert result.reproduced.times == result.reproduced.attempts
+    assert result.reproduced.times == result.reproduced.attempts, result.reason
     known = KnownIssues(known_issues_of(system)).match(result)
     assert known is not None, result.signature
     assert any(f"{system.name}-{name}".startswith(issue) for issue in known.split("+")), known
 
 
-@pytest.mark.parametrize("system", all_systems(), ids=lambda system: system.name)
+@pytest.mark.parametrize("system", BUILT_IN, ids=lambda system: system.name)
 def test_every_issue_names_a_regression_and_every_regression_an_issue(system: System) -> None:
     issues = known_issues_of(system)
     assert all(system.folder.joinpath(issue.scenario).is_file() for issue in issues)

@@ -70,7 +70,7 @@ def test_offloaded_copies_keep_the_initialisation(laboratory: Laboratory, name: 
     result = laboratory.examine_one(regression(SYSTEM, name))
     assert result.verdict is Verdict.MISMATCH
     assert result.reproduced
-    assert result.reproduced.times == result.reproduced.attempts
+    assert result.reproduced.times == result.reproduced.attempts, result.reason
     assert result.failed_op
     assert result.failed_op.name == "load_model_only"
     first = result.explanations[0].text

@@ -1,18 +1,12 @@
-"""A plugin: Megatron-Core with one repair each, made in the rank as soon as the library is there.
-
-megatron-core-keep-order and -rebuild-map are the two ways to repair issue 2777 of NVIDIA/Megatron-LM, -refresh-copies
-is what its pull request 5071 does, and -keep-zeros guards the emulated FusedAdam against scales of zero.
-"""
+"""The ranks of the systems of `repairs.py`: Megatron-Core with one repair each, made as soon as the library is
+there."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from harness.systems.megatron_core import SYSTEM
 from harness.systems.megatron_core.rank import Rank, library
 from harness.systems.protocol import RankContext
-from harness.systems.registry import register
-from tests.conformance.variants import with_ranks
 
 
 class Repaired(Rank):
@@ -103,9 +97,3 @@ class KeepZeros(Repaired):
                 stored.copy_(unscaled)
 
         FusedAdam._apply_scale = keep  # type: ignore[method-assign]
-
-
-KINDS = {"keep-order": KeepOrder, "rebuild-map": RebuildMap, "refresh-copies": RefreshCopies, "keep-zeros": KeepZeros}
-
-for name, kind in KINDS.items():
-    register(with_ranks(SYSTEM, f"{__name__}:{kind.__name__}", f"megatron-core-{name}"))

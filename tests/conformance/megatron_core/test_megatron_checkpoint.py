@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.laboratory import Laboratory
 from harness.releases import before
 from harness.systems.megatron_core import SYSTEM
 from harness.systems.megatron_core.formats import FORMATS, checkpoint_plan
 from tests.conformance.megatron_core.test_megatron_core import BASE
-from tests.conformance.sessions import Servers, assert_equals_the_twin, judged, run
+from tests.conformance.sessions import assert_equals_the_twin, judged, run
 
 pytestmark = pytest.mark.real
 
@@ -35,20 +36,19 @@ pytestmark = pytest.mark.real
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_written_and_loaded_is_the_twin(servers: Servers, tmp_path: Path, axes: dict[str, str]) -> None:
+def test_what_is_written_and_loaded_is_the_twin(laboratory: Laboratory, tmp_path: Path, axes: dict[str, str]) -> None:
     scenario = BASE.with_axes({"program": "resume", **axes})
     assert SYSTEM.refusal(scenario) is None
-    assert_equals_the_twin(servers(scenario), scenario, tmp_path)
+    assert_equals_the_twin(laboratory, scenario, tmp_path)
 
 
 @pytest.mark.parametrize("form", ["dp_zero", "dp_reshardable", "fully_reshardable"])
-def test_a_stale_index_map_shows_in_what_is_written(servers: Servers, tmp_path: Path, form: str) -> None:
+def test_a_stale_index_map_shows_in_what_is_written(laboratory: Laboratory, tmp_path: Path, form: str) -> None:
     """NVIDIA/Megatron-LM issue 2777, silent with equal shapes: the load undoes what the save did."""
     axes = {"checkpoint": form, "model": "twins", "dtype": "mixed/master=fp32", "program": "build step save"}
     scenario = BASE.with_axes(axes)
-    outcomes = run(servers(scenario), scenario, tmp_path)
-    assert all(outcome.ok for outcome in outcomes), outcomes
-    judgement = judged(servers(scenario), scenario, tmp_path, outcomes)
+    outcomes = run(laboratory, scenario, tmp_path)
+    judgement = judged(laboratory, scenario, tmp_path, outcomes)
     wrong = {(d["where"], d["role"], d["name"], d["kind"]) for d in judgement["differences"]}
     assert {("written", "exp_avg", f"{name}.weight", "bits") for name in ("a", "b", "router", "scale")} <= wrong
     assert {d["where"] for d in judgement["differences"]} == {"written"}

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.laboratory import Laboratory
 from harness.models import zoo
 from harness.scenario import Scenario
 from harness.systems.megatron_core import SYSTEM
 from tests.conformance.megatron_core import RELEASE
-from tests.conformance.sessions import Servers, assert_equals_the_twin, assert_observing_changes_nothing
+from tests.conformance.sessions import assert_equals_the_twin, assert_observing_changes_nothing
 
 BASE = Scenario(system=SYSTEM.name, version=RELEASE, sharding="zero1", checkpoint="dp_zero").with_axes(
     {"dtype": "bf16/master=fp32", "optimizer": "adamw/impl=multi_tensor", "program": "train", "mesh": "1x2x1"}
@@ -47,20 +48,20 @@ BASE = Scenario(system=SYSTEM.name, version=RELEASE, sharding="zero1", checkpoin
     ],
     ids=str,
 )  # fmt: skip
-def test_state_equals_the_twin_bit_for_bit(servers: Servers, tmp_path: Path, axes: dict[str, str]) -> None:
+def test_state_equals_the_twin_bit_for_bit(laboratory: Laboratory, tmp_path: Path, axes: dict[str, str]) -> None:
     scenario = BASE.with_axes(axes)
     assert SYSTEM.refusal(scenario) is None
-    judgement = assert_equals_the_twin(servers(scenario), scenario, tmp_path)
+    judgement = assert_equals_the_twin(laboratory, scenario, tmp_path)
     assert "device=cuda in torch.zeros" in judgement["emulated"]
 
 
 @pytest.mark.real
-def test_observing_changes_nothing(servers: Servers, tmp_path: Path) -> None:
+def test_observing_changes_nothing(laboratory: Laboratory, tmp_path: Path) -> None:
     """With parameters of two dtypes, clipping, and reductions and gathers that overlap."""
     axes = {"model": "twins", "dtype": "mixed/master=fp32", "optimizer": "adamw/impl=multi_tensor/clip=1.0"}
     options = {"options": "overlap_grad_reduce+overlap_param_gather", "program": "build step step step step"}
     scenario = BASE.with_axes({**axes, **options})
-    assert_observing_changes_nothing(servers(scenario), scenario, tmp_path)
+    assert_observing_changes_nothing(laboratory, scenario, tmp_path)
 
 
 def test_the_variant_is_what_the_library_finds_beside_it() -> None:

@@ -2,7 +2,7 @@
 
 *Verifies*: with the patch of `patches/`, and with those patches beside it that its entry names, every scenario
 of a defect passes; without it, with the same ones beside it, it does not. In CI the repairs of the three bugs that
-this system was built for, as systems whose ranks repair the library first (`repaired.py`).
+this system was built for, as systems whose ranks repair the library first (`repairs.py`).
 Two defects cannot be reached on any release, since another one ends their scenarios; those lie beside their patches.
 *Does not verify*: that a patch is how upstream should repair it.
 """
@@ -20,8 +20,9 @@ from harness.result import Result
 from harness.systems.megatron_core import SYSTEM
 from harness.verdict import Verdict
 from tests.conformance.megatron_core import RELEASE
+from tests.conformance.megatron_core.repairs import REPAIRED
 from tests.conformance.patched import changed_lines, needs_clone, patched, patches_of, regression
-from tests.conformance.sessions import Servers, assert_equals_the_twin
+from tests.conformance.sessions import assert_equals_the_twin
 
 pytestmark = pytest.mark.real
 
@@ -131,23 +132,23 @@ REPAIRS = {
 
 
 @pytest.mark.parametrize(("repair", "name"), [(repair, name) for repair, names in REPAIRS.items() for name in names])
-def test_the_repair_that_an_issue_names(repair: str, name: str, servers: Servers, tmp_path: Path) -> None:
-    scenario = replace(regression(SYSTEM, name), system=f"megatron-core-{repair}", version=RELEASE)
-    assert_equals_the_twin(servers(scenario), scenario, tmp_path)
+def test_the_repair_that_an_issue_names(repair: str, name: str, laboratory: Laboratory, tmp_path: Path) -> None:
+    scenario = replace(regression(SYSTEM, name), system=REPAIRED[repair].name, version=RELEASE)
+    assert_equals_the_twin(laboratory, scenario, tmp_path)
 
 
 @pytest.mark.nightly
-def test_a_guard_in_fused_adam_cures_fp8_zeros(servers: Servers, tmp_path: Path) -> None:
+def test_a_guard_in_fused_adam_cures_fp8_zeros(laboratory: Laboratory, tmp_path: Path) -> None:
     """The defect is TransformerEngine's, so that no patch of Megatron-Core can be its repair."""
-    scenario = replace(regression(SYSTEM, "fp8-zeros"), system="megatron-core-keep-zeros", version=RELEASE)
-    assert_equals_the_twin(servers(scenario), scenario, tmp_path)
+    scenario = replace(regression(SYSTEM, "fp8-zeros"), system=REPAIRED["keep-zeros"].name, version=RELEASE)
+    assert_equals_the_twin(laboratory, scenario, tmp_path)
 
 
 @pytest.mark.parametrize("axes", [{"offload": "none"}, {"offload": "cpu=0.5", "options": "precision_aware"}], ids=str)
 def test_a_refresh_is_right_without_offload_and_with_masters_in_the_optimizer(
-    axes: dict[str, str], servers: Servers, tmp_path: Path
+    axes: dict[str, str], laboratory: Laboratory, tmp_path: Path
 ) -> None:
     """Where 3949 does not occur, unpatched: pull request 5071 says so of the precision-aware optimizer."""
     scenario = replace(regression(SYSTEM, "3949"), version=RELEASE).with_axes(axes)
     assert SYSTEM.refusal(scenario) is None
-    assert_equals_the_twin(servers(scenario), scenario, tmp_path)
+    assert_equals_the_twin(laboratory, scenario, tmp_path)

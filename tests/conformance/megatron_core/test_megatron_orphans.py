@@ -15,11 +15,11 @@ import pytest
 
 from harness.scenario import Scenario
 from harness.systems.megatron_core import SYSTEM
+from harness.world.environments import VARIANT, Environments
 from harness.world.job import Job, JobOutcome
 from harness.world.server import ForkServer
 from tests.conformance.megatron_core import RELEASE
 from tests.conformance.processes import descendants, descriptors, holders
-from tests.conformance.sessions import server_of
 
 pytestmark = pytest.mark.real
 
@@ -31,9 +31,13 @@ BASE = Scenario(sharding="zero1", checkpoint="fully_reshardable", program="build
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     """A server of its own: its managers are spawned for real."""
-    plugins = ("tests.conformance.megatron_core.unlucky",)
-    environment = {"SHARDPROOF_REAL_SPAWN": "1"}
-    with server_of(SYSTEM, RELEASE, variant="apex", plugins=plugins, environment=environment) as warm:
+    overlay = Environments(None, ()).overlay(SYSTEM, RELEASE)
+    with ForkServer(
+        path_prefix=overlay.paths,
+        warm_up=[SYSTEM.entry(SYSTEM.warm_up)],
+        plugins=["tests.conformance.megatron_core.unlucky"],
+        env={**overlay.environment, VARIANT: "apex", "SHARDPROOF_REAL_SPAWN": "1"},
+    ) as warm:
         yield warm
 
 

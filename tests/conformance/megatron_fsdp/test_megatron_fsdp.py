@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.laboratory import Laboratory
 from harness.models import zoo
 from harness.scenario import Scenario
 from harness.systems.megatron_fsdp import SYSTEM
-from harness.world.server import ForkServer
 from tests.conformance.megatron_fsdp import RELEASE
-from tests.conformance.sessions import assert_equals_the_twin, assert_observing_changes_nothing, server_of
+from tests.conformance.sessions import assert_equals_the_twin, assert_observing_changes_nothing
 
 pytestmark = pytest.mark.real
 
 BASE = Scenario(system=SYSTEM.name, version=RELEASE, options=("neutral_start",)).with_axes({"mesh": "1x2x1"})
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with server_of(SYSTEM, RELEASE) as running:
-        yield running
 
 
 FUSED = {"optimizer": "adamw/impl=multi_tensor", "options": "decoupled_grad+neutral_start"}
@@ -49,16 +42,16 @@ SOUND: tuple[dict[str, str], ...] = (
 @pytest.mark.parametrize(
     "axes", [SOUND[0], *(pytest.param(axes, marks=pytest.mark.nightly) for axes in SOUND[1:])], ids=str
 )
-def test_state_equals_the_twin_bit_for_bit(server: ForkServer, tmp_path: Path, axes: dict[str, str]) -> None:
+def test_state_equals_the_twin_bit_for_bit(laboratory: Laboratory, tmp_path: Path, axes: dict[str, str]) -> None:
     scenario = BASE.with_axes(axes)
     assert SYSTEM.refusal(scenario) is None
-    assert_equals_the_twin(server, scenario, tmp_path)
+    assert_equals_the_twin(laboratory, scenario, tmp_path)
 
 
-def test_observing_changes_nothing(server: ForkServer, tmp_path: Path) -> None:
+def test_observing_changes_nothing(laboratory: Laboratory, tmp_path: Path) -> None:
     axes = {"model": "short", "dtype": "bf16/master=fp32", "sharding": "zero2"}
     scenario = BASE.with_axes({**axes, "program": "build step save step load step"})
-    assert_observing_changes_nothing(server, scenario, tmp_path)
+    assert_observing_changes_nothing(laboratory, scenario, tmp_path)
 
 
 def test_every_limit_has_a_reason_and_every_model_a_verdict() -> None:

@@ -4,15 +4,14 @@ it (`test_kit.py`)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.laboratory import Laboratory
 from harness.observe.record import pack, unpack
 from harness.scenario import Scenario
 from harness.systems.torch_fsdp2 import SYSTEM
-from harness.world.server import ForkServer
 from tests.conformance.sessions import (
     LENGTH,
     assert_equals_the_twin,
@@ -21,18 +20,11 @@ from tests.conformance.sessions import (
     judged,
     observed,
     run,
-    server_of,
 )
 
 pytestmark = pytest.mark.real
 
 BASE = Scenario(system="torch-fsdp2")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    with server_of(SYSTEM) as running:
-        yield running
 
 
 @pytest.mark.parametrize(
@@ -48,26 +40,26 @@ def server() -> Iterator[ForkServer]:
     ],
     ids=str,
 )  # fmt: skip
-def test_state_equals_the_twin_bit_for_bit(server: ForkServer, tmp_path: Path, axes: dict[str, str]) -> None:
+def test_state_equals_the_twin_bit_for_bit(laboratory: Laboratory, tmp_path: Path, axes: dict[str, str]) -> None:
     scenario = BASE.with_axes(axes)
     assert SYSTEM.refusal(scenario) is None
-    assert_equals_the_twin(server, scenario, tmp_path)
+    assert_equals_the_twin(laboratory, scenario, tmp_path)
 
 
-def test_one_changed_bit_is_a_difference(server: ForkServer, tmp_path: Path) -> None:
+def test_one_changed_bit_is_a_difference(laboratory: Laboratory, tmp_path: Path) -> None:
     scenario = BASE.with_axes({"mesh": "1x2x1", "program": "build step"})
-    outcomes = run(server, scenario, tmp_path)
+    outcomes = run(laboratory, scenario, tmp_path)
     file = observed(outcomes)[1]
     build, step = (list(unpack(blob)) for blob in blobs(file))
     at = next(i for i, r in enumerate(step) if r.role == "exp_avg_sq" and r.data)
     step[at] = step[at]._replace(data=bytes([step[at].data[0] ^ 1]) + step[at].data[1:])
     file.write_bytes(b"".join(LENGTH.pack(len(b)) + b for b in (pack(build), pack(step))))
-    (difference,) = judged(server, scenario, tmp_path, outcomes)["differences"]
+    (difference,) = judged(laboratory, scenario, tmp_path, outcomes)["differences"]
     assert "exp_avg_sq" in json.dumps(difference)
 
 
-def test_observing_changes_nothing(server: ForkServer, tmp_path: Path) -> None:
+def test_observing_changes_nothing(laboratory: Laboratory, tmp_path: Path) -> None:
     """With everything in play that has state of its own: schedule, scaler, clipping, a load in the same ranks."""
     axes = {"mesh": "1x2x1", "model": "frozen_tower", "optimizer": "adamw/schedule=halve/loss_scale=64.0/clip=1.0"}
     scenario = BASE.with_axes({**axes, "program": "build step save step load step"})
-    assert_observing_changes_nothing(server, scenario, tmp_path)
+    assert_observing_changes_nothing(laboratory, scenario, tmp_path)

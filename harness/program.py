@@ -11,8 +11,9 @@ either: the next operation is a `build`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from harness.errors import UsageError
 from harness.scenario import Mesh, Scenario, load_mesh
@@ -79,11 +80,26 @@ class Op:
 
 def meshes(scenario: Scenario) -> tuple[Mesh, ...]:
     """Every mesh that the scenario's program runs on."""
-    target = load_mesh(scenario)
-    moves = {"reshard", "restart"} & set(operations(scenario.program))
-    return (scenario.mesh, target) if target and moves else (scenario.mesh,)
+    target = load_mesh(scenario) if moves(scenario) else None
+    return (scenario.mesh, target) if target else (scenario.mesh,)
 
 
+def moves(scenario: Scenario) -> bool:
+    """Whether the program goes to the load mesh."""
+    return does(scenario, "reshard", "restart")
+
+
+def does(scenario: Scenario, *kinds: str) -> bool:
+    """Whether the program has an operation of one of these kinds."""
+    return scenario.fact("program", _one_of(kinds))
+
+
+@lru_cache(maxsize=256)
+def _one_of(kinds: tuple[str, ...]) -> Callable[[str], bool]:
+    return lambda program: not set(operations(program)).isdisjoint(kinds)
+
+
+@lru_cache(maxsize=4096)
 def operations(program: str) -> tuple[str, ...]:
     """The operation names of a program given by name or spelled out.
 

@@ -15,11 +15,13 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 
 from harness.errors import UsageError
+
+T = TypeVar("T")
 
 SCHEMA = 1
 
@@ -271,14 +273,19 @@ class Scenario:
     def axis_values(self, only_changed: bool = False) -> dict[str, str]:
         """Axis name → canonical text. With `only_changed`, the fields that differ from the default."""
         return {
-            f.name: _render_axis(f.name, getattr(self, f.name))
+            f.name: value_text(f.name, getattr(self, f.name))
             for f in fields(self)
             if not only_changed or getattr(self, f.name) != getattr(_DEFAULT, f.name)
         }
 
     def axis_text(self, axis: str) -> str:
         """The canonical text of one axis."""
-        return _render_axis(axis, getattr(self, axis))
+        return value_text(axis, getattr(self, axis))
+
+    def fact(self, axis: str, of: Callable[[Any], T]) -> T:
+        """What a function says of the value of one axis. A rule that asks for the fact it needs, not for the value, is
+        put into a table with one run for all values that have the same answer (`harness.noting`)."""
+        return of(getattr(self, axis))
 
     def with_axes(self, values: Mapping[str, str]) -> Scenario:
         """A copy with axes set from their text form.
@@ -421,7 +428,8 @@ def _convert(what: str, text: str, to: type) -> Any:
         raise UsageError.of(what, text, f"a value of type {to.__name__}", f"{what.split()[-1]}=1") from None
 
 
-def _render_axis(axis: str, value: object) -> str:
+def value_text(axis: str, value: object) -> str:
+    """The canonical text of a value of an axis."""
     return "+".join(value) if axis == "options" and isinstance(value, tuple) else _render(value)
 
 

@@ -8,9 +8,8 @@ refuses (`System.refusal`) is not a constraint: it is run, and its verdict is `u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -19,11 +18,11 @@ import numpy.typing as npt
 
 from harness.errors import HarnessError
 from harness.models import model_spec
-from harness.noting import Noting
+from harness.noting import explore
 from harness.oracle.contract import KINDS, steps_on_gpu, twin_device
 from harness.oracle.kernels_table import POSITION_DEPENDENT
-from harness.program import operations
-from harness.scenario import AXES, Mesh, Scenario, load_mesh
+from harness.program import does, moves
+from harness.scenario import Mesh, Scenario, load_mesh
 from harness.systems.accepts import Constraint
 from harness.systems.registry import contract_of, system_named
 
@@ -47,16 +46,6 @@ class Table:
         return int(self.allowed.size - np.count_nonzero(self.allowed))
 
 
-@lru_cache(maxsize=4096)
-def _words(program: str) -> frozenset[str]:
-    return frozenset(operations(program))
-
-
-def _moves(scenario: Scenario) -> bool:
-    """Whether the program goes to the load mesh."""
-    return not _words(scenario.program).isdisjoint(("reshard", "restart"))
-
-
 def _has_tp(model: str) -> bool:
     return any(p.spec.tp_dim is not None for p in model_spec(model).params)
 
@@ -69,7 +58,7 @@ def _tp_change_without_effect(s: Scenario) -> bool:
 def _trivial_divisor(s: Scenario) -> bool:
     if not s.reshard_after_forward.isdecimal():
         return False
-    target = load_mesh(s) if _moves(s) else None
+    target = load_mesh(s) if moves(s) else None
     part = int(s.reshard_after_forward)
     sizes = [s.mesh.dp_shard, *([target.dp_shard] if target else [])]
     return any(size % part or part in (1, size) for size in sizes)
@@ -110,20 +99,18 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "load-mesh",
         "the load relation has no answer for this mesh within world 8",
-        lambda s: _moves(s) and load_mesh(s) is None,
+        lambda s: moves(s) and load_mesh(s) is None,
     ),
     Constraint(
         "load-unused",
         "the program never goes to the load mesh: another relation than `same` would repeat a scenario",
-        lambda s: s.load != "same" and not _moves(s),
+        lambda s: s.load != "same" and not moves(s),
         repeats=True,
     ),
     Constraint(
         "checkpoint-unused",
         "the program saves nothing: another checkpoint format than the plainest would repeat a scenario",
-        lambda s: (
-            "save" not in _words(s.program) and s.checkpoint != system_named(s.system).accepts.plainest_checkpoint
-        ),
+        lambda s: not does(s, "save") and s.checkpoint != system_named(s.system).accepts.plainest_checkpoint,
         repeats=True,
     ),
     Constraint(
@@ -158,18 +145,18 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "overflow-scale",
         "an overflowing step is skipped only under a loss scale",
-        lambda s: not s.optimizer.loss_scale and "overflow" in _words(s.program),
+        lambda s: not s.optimizer.loss_scale and does(s, "overflow"),
     ),
     Constraint(
         "unfreeze-nothing",
         "the program unfreezes, and the model marks no parameter `later`",
-        lambda s: "unfreeze" in _words(s.program) and not model_spec(s.model).has_later,
+        lambda s: does(s, "unfreeze") and not model_spec(s.model).has_later,
         repeats=True,
     ),
     Constraint(
         "later-never",
         "the model marks parameters `later`, and the program never unfreezes",
-        lambda s: "unfreeze" not in _words(s.program) and model_spec(s.model).has_later,
+        lambda s: not does(s, "unfreeze") and model_spec(s.model).has_later,
         repeats=True,
     ),
     Constraint(
@@ -210,7 +197,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "expert parallelism must divide the data-parallel ranks of the load mesh too",
         lambda s: (
             s.expert_parallel > 1
-            and _moves(s)
+            and moves(s)
             and (target := load_mesh(s)) is not None
             and target.dp % s.expert_parallel != 0
         ),
@@ -253,35 +240,40 @@ def tabulate(
 ) -> Table | None:
     """The truth table of a rule over the axes of `values` that it reads; None if it excludes nothing there.
 
-    A rule that returned after reading some axes returns the same for all values of the others, so that one
-    call settles a whole slab of the table.
-
     Args:
         rule_id, reason: kept in the table.
         excludes: the rule; anything but None and False excludes.
         base: gives the axes that `values` lacks.
-        values: typed values of each axis.
+        values: the different typed values of each axis.
 
     Raises:
-        HarnessError: the rule reads so many axes that its table would exceed `TABLE_LIMIT` entries.
+        HarnessError: the rule raises, or reads so many axes that its table would exceed `TABLE_LIMIT` entries.
     """
-    plain = {axis: getattr(base, axis) for axis in AXES}
-    axes: tuple[str, ...] = ()
-    while True:
-        sizes = [len(values[axis]) for axis in axes]
-        if prod(sizes) > TABLE_LIMIT:
-            raise HarnessError(f"rule {rule_id!r} reads {', '.join(axes)} at once; split it into rules of fewer axes")
-        allowed, settled = np.zeros(sizes, np.bool_), np.zeros(sizes, np.bool_)
-        for index in np.ndindex(*sizes):
-            if settled[index]:
-                continue
-            chosen = {axis: values[axis][i] for axis, i in zip(axes, index, strict=True)}
-            reads: dict[str, Any] = {}
-            verdict = excludes(Noting({**plain, **chosen}, reads)) in (None, False)
-            if reads.keys() & (values.keys() - set(axes)):
-                axes = tuple(axis for axis in values if axis in axes or axis in reads)
-                break
-            slab = tuple(i if axis in reads else slice(None) for axis, i in zip(axes, index, strict=True))
-            allowed[slab], settled[slab] = verdict, True
-        else:
-            return None if allowed.all() else Table(rule_id, reason, axes, allowed)
+    read: set[str] = set()
+    excluded: list[dict[str, list[int]]] = []
+    try:
+        for chosen, found in explore(excludes, base, values):
+            if not chosen.keys() <= read:
+                read |= chosen.keys()
+                _require_table(read, values)
+            if found not in (None, False):
+                excluded.append(chosen)
+    except HarnessError as error:
+        raise HarnessError(f"rule {rule_id!r} of {base.system}: {error}") from error
+    if not excluded:
+        return None
+    axes = tuple(axis for axis in values if axis in read)
+    allowed = np.ones([len(values[axis]) for axis in axes], np.bool_)
+    for chosen in excluded:
+        allowed[np.ix_(*(chosen.get(axis, range(len(values[axis]))) for axis in axes))] = False
+    return Table(rule_id, reason, axes, allowed)
+
+
+def _require_table(axes: Iterable[str], values: Mapping[str, Sequence[Any]]) -> None:
+    """A table over these axes is not too large.
+
+    Raises:
+        HarnessError: it is.
+    """
+    if prod(len(values[axis]) for axis in axes) > TABLE_LIMIT:
+        raise HarnessError(f"it reads {', '.join(sorted(axes))} at once; split it into rules of fewer axes")

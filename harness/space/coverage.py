@@ -8,7 +8,7 @@ plain enumeration in tests/properties/test_covering.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from harness.errors import HarnessError
 from harness.scenario import Scenario
-from harness.space.feasible import Axes, Factor, projections
+from harness.space.feasible import Axes, Feasible
 
 
 @dataclass(frozen=True)
@@ -38,25 +38,25 @@ class Coverage:
 def coverage(
     scenarios: Sequence[Scenario],
     values: Mapping[str, Sequence[Any]],
-    factors: Iterable[Factor],
+    feasible: Feasible,
     strength: int,
     axes: Sequence[str] | None = None,
 ) -> Coverage:
     """Count the combinations of `strength` axes that occur in `scenarios`.
 
     Args:
-        scenarios: complete and supported. values: typed values of every axis, in the order the factors number them.
-        factors: what is feasible. axes: count combinations of these only; None = of all.
+        scenarios: complete and supported. values: typed values of every axis.
+        feasible: of the axes in that order. axes: count combinations of these only; None = of all.
 
     Raises:
-        HarnessError: a scenario holds a combination that the factors exclude.
+        HarnessError: a scenario holds a combination that is not feasible.
     """
     names = list(values)
     counted = [names.index(axis) for axis in (names if axes is None else axes)]
     columns = {axis: _column(scenarios, names[axis], values[names[axis]]) for axis in counted}
     subsets: list[Axes] = [tuple(sorted(subset)) for subset in combinations(counted, min(strength, len(counted)))]
-    covered = feasible = 0
-    for subset, table in projections([len(v) for v in values.values()], factors, subsets):
+    covered = there = 0
+    for subset, table in feasible.projections(subsets):
         seen = np.zeros(table.shape, np.bool_)
         seen[tuple(columns[axis] for axis in subset)] = True
         if (seen & ~table).any():
@@ -64,8 +64,8 @@ def coverage(
             found = [f"{names[a]}={values[names[a]][i]}" for a, i in zip(subset, where, strict=True)]
             raise HarnessError(f"a planned scenario holds an excluded combination: {' '.join(found)}")
         covered += int(np.count_nonzero(seen))
-        feasible += int(np.count_nonzero(table))
-    return Coverage(strength, tuple(names[a] for a in counted), covered, feasible)
+        there += int(np.count_nonzero(table))
+    return Coverage(strength, tuple(names[a] for a in counted), covered, there)
 
 
 def _column(scenarios: Sequence[Scenario], axis: str, values: Sequence[Any]) -> npt.NDArray[np.int64]:

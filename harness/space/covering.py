@@ -11,13 +11,13 @@ elimination*, 1999), and every feasible combination is reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.space.feasible import Axes, Bools, Factor, buckets, projections
+from harness.space.feasible import Axes, Bools, Feasible
 
 Rows = npt.NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -31,31 +31,30 @@ BATCH_SHARE = 16
 class Cover:
     """Rows under construction, and which combinations are still open.
 
-    sizes: number of values of each axis. factors: the constraints. demands: the sets of axes (ascending) whose
-    feasible combinations must all appear. needless: combinations that need not, after all. cost: for some axes, a
+    feasible: what the constraints leave. demands: the sets of axes (ascending) whose feasible combinations must all
+    appear. needless: combinations that need not, after all. cost: for some axes, a
     number for each value; among values that cover equally much the cheapest wins.
     """
 
     def __init__(
         self,
-        sizes: Sequence[int],
-        factors: Sequence[Factor],
+        feasible: Feasible,
         demands: Iterable[Axes],
         seed: int = 0,
         cost: Mapping[int, npt.NDArray[np.float64]] | None = None,
         needless: Mapping[Axes, Bools] | None = None,
     ) -> None:
-        self._sizes = tuple(sizes)
-        self._factors = tuple(factors)
+        self._feasible = feasible
+        self._sizes = feasible.sizes
         self._random = np.random.default_rng(seed)
         self._cost = dict(cost or {})
         self._open = {
             axes: (table & ~needless[axes] if needless else table).astype(np.int8)
-            for axes, table in projections(sizes, factors, demands)
+            for axes, table in feasible.projections(demands)
         }
         self._by_axis: list[list[_ByOthers[np.int8]]] = [
             [_by_others(axes, table, axis) for axes, table in self._open.items() if axis in axes]
-            for axis in range(len(sizes))
+            for axis in range(len(self._sizes))
         ]
         self._routes: dict[Axes, list[tuple[int, list[_ByOthers[np.bool_]]]]] = {}
         self._rows: list[Rows] = []
@@ -100,16 +99,17 @@ class Cover:
                 if all(other in columns for other in others):
                     score += opened[tuple(columns[other] for other in others)]
             for others, table in refused:
-                score[..., table[tuple(columns[other] for other in others)]] = -np.inf
+                found = table[tuple(self._feasible.classes[other][columns[other]] for other in others)]
+                score[..., found[..., self._feasible.classes[axis]]] = -np.inf
             columns[axis] = score.argmax(axis=1)
         return columns
 
     def _route(self, axes: Axes) -> list[tuple[int, list[_ByOthers[np.bool_]]]]:
-        """`feasible.buckets`, turned round: for each axis the values refused, by the values of other axes."""
+        """`Feasible.buckets`, turned round: for each axis the classes refused, by the classes of other axes."""
         if axes not in self._routes:
             self._routes[axes] = [
                 (axis, [_by_others(each.axes, ~each.allowed, axis) for each in tables])
-                for axis, tables in buckets(self._sizes, self._factors, axes)
+                for axis, tables in self._feasible.buckets(axes)
             ]
         return self._routes[axes]
 

@@ -5,6 +5,10 @@ projecting the axis away leaves a table over its neighbours that says for which 
 has one. Eliminating every axis but a few therefore gives exactly their feasible combinations (Dechter, *Bucket
 elimination*, Artificial Intelligence 113, 1999), without enumerating scenarios.
 
+Two things keep this cheap. Values that no table tells apart are one *class*, and all of this is done on classes: of
+eighteen optimizers, the tables of the reference tell five kinds apart. And a space remembers what it has joined and
+eliminated, since the projections that a plan asks for differ in a few axes only.
+
 *Verifies*: that a combination of values occurs in at least one scenario that all tables allow.
 *Does not verify*: the tables themselves; they come from `constraints.tabulate`. Knows no axis by name.
 """
@@ -22,10 +26,11 @@ import numpy.typing as npt
 
 Axes = tuple[int, ...]
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Factor:
     """A table over axes given by position, ascending; `allowed` has one dim for each of them."""
 
@@ -39,102 +44,159 @@ def factor(axes: Sequence[int], allowed: Bools) -> Factor:
     return Factor(tuple(axes[i] for i in order), allowed.transpose(order))
 
 
+class Feasible:
+    """The combinations that tables leave, of axes that have `sizes` values each.
+
+    classes: for each axis the class of every value. Tables of the methods are over values, but for `buckets`.
+    """
+
+    def __init__(self, sizes: Sequence[int], factors: Iterable[Factor]) -> None:
+        self.sizes = tuple(sizes)
+        merged = _merged(factors)
+        self.classes = [_classes(size, axis, merged.values()) for axis, size in enumerate(sizes)]
+        firsts = [np.unique(classes, return_index=True)[1] for classes in self.classes]
+        self._weights = [np.bincount(classes).astype(np.float64) for classes in self.classes]
+        self._factors = {
+            axes: Factor(axes, each.allowed[np.ix_(*(firsts[axis] for axis in axes))]) for axes, each in merged.items()
+        }
+        self._order = self._elimination_order()
+        self._joined: dict[tuple[Factor, ...], Factor] = {}
+        self._eliminated: dict[tuple[int, tuple[Factor, ...]], Factor | None] = {}
+        self._projected: dict[Axes, Bools] = {}
+
+    def project(self, keep: Axes) -> Bools:
+        """The feasible combinations of the axes `keep` (ascending): a table with one dim for each of them."""
+        ((_, table),) = self.projections([keep])
+        return table
+
+    def projections(self, subsets: Iterable[Axes]) -> Iterator[tuple[Axes, Bools]]:
+        """`project` for many subsets of axes, sharing the eliminations that they have in common."""
+        wanted = {tuple(sorted(subset)) for subset in subsets}
+        self._walk(self._factors, self._order, wanted - self._projected.keys())
+        for subset in sorted(wanted, key=lambda subset: [axis not in subset for axis in self._order]):
+            yield subset, self._spread(subset, self._projected[subset])
+
+    def count(self) -> int:
+        """How many complete combinations all tables allow. Exact below 2^53."""
+        left: list[tuple[Axes, npt.NDArray[np.float64]]] = [
+            (each.axes, each.allowed.astype(np.float64)) for each in self._factors.values()
+        ]
+        left += [((axis,), weights) for axis, weights in enumerate(self._weights)]
+        total = 1.0
+        remaining = set(range(len(self.sizes)))
+        while remaining:
+            axis = min(remaining, key=lambda a: len({x for axes, _ in left if a in axes for x in axes}))
+            remaining.remove(axis)
+            touching = [f for f in left if axis in f[0]]
+            left = [f for f in left if axis not in f[0]]
+            axes = tuple(sorted({x for f in touching for x in f[0]}))
+            table = reduce(np.multiply, (_expand(f[1], f[0], axes) for f in touching)).sum(axis=axes.index(axis))
+            rest = tuple(x for x in axes if x != axis)
+            if rest:
+                left.append((rest, table))
+            else:
+                total *= float(table)
+        return int(total)
+
+    def buckets(self, keep: Axes) -> list[tuple[int, list[Factor]]]:
+        """In which order to assign the axes outside `keep`, and under which tables, so that none ever runs out of
+        values.
+
+        Each entry is an axis with the tables, over classes, that bind it to `keep` and to the axes of the entries
+        before it. From any feasible assignment of `keep`, every value that an entry's tables allow leads to a complete
+        assignment.
+        """
+        left = self._factors
+        gone = [axis for axis in range(len(self.sizes)) if axis not in keep]
+        found: list[tuple[int, list[Factor]]] = []
+        while gone:
+            axis = min(gone, key=lambda a: _joined_size(left, a, self.sizes))
+            gone.remove(axis)
+            found.append((axis, [f for f in left.values() if axis in f.axes]))
+            left = self._eliminate(left, axis)
+        return found[::-1]
+
+    def _walk(self, factors: dict[Axes, Factor], order: Axes, wanted: set[Axes]) -> None:
+        """Depth first along `order`: each axis is kept or eliminated; subsets sharing a prefix share its work."""
+        if not wanted:
+            return
+        if not order:
+            (subset,) = wanted
+            self._projected[subset] = self._closed(factors, subset)
+            return
+        axis, rest = order[0], order[1:]
+        kept = {subset for subset in wanted if axis in subset}
+        self._walk(factors, rest, kept)
+        if len(kept) < len(wanted):
+            self._walk(self._eliminate(factors, axis), rest, wanted - kept)
+
+    def _eliminate(self, factors: dict[Axes, Factor], axis: int) -> dict[Axes, Factor]:
+        touching = tuple(f for f in factors.values() if axis in f.axes)
+        if not touching:
+            return factors
+        if (axis, touching) not in self._eliminated:
+            self._eliminated[axis, touching] = _eliminated(axis, touching)
+        left = self._eliminated[axis, touching]
+        others = {axes: f for axes, f in factors.items() if axis not in axes}
+        if left is not None:
+            others[left.axes] = self._join(others[left.axes], left) if left.axes in others else left
+        return others
+
+    def _join(self, first: Factor, second: Factor) -> Factor:
+        if (first, second) not in self._joined:
+            self._joined[first, second] = join(first, second)
+        return self._joined[first, second]
+
+    def _closed(self, factors: dict[Axes, Factor], keep: Axes) -> Bools:
+        result = np.ones([len(self._weights[axis]) for axis in keep], np.bool_)
+        for each in factors.values():
+            result &= _expand(each.allowed, each.axes, keep)
+        return result
+
+    def _spread(self, axes: Axes, table: Bools) -> Bools:
+        """A table over classes as one over values."""
+        return table[np.ix_(*(self.classes[axis] for axis in axes))] if axes else table
+
+    def _elimination_order(self) -> Axes:
+        """Greedy: next the axis whose elimination builds the smallest table."""
+        scopes = [set(axes) for axes in self._factors]
+        remaining, order = set(range(len(self.sizes))), []
+        while remaining:
+
+            def built(axis: int, scopes: list[set[int]] = scopes) -> tuple[int, int]:
+                scope = set().union(*(s for s in scopes if axis in s))
+                return prod(self.sizes[a] for a in scope), axis
+
+            axis = min(remaining, key=built)
+            scope = set().union(*(s for s in scopes if axis in s)) - {axis}
+            scopes = [*(s for s in scopes if axis not in s), scope]
+            remaining.remove(axis)
+            order.append(axis)
+        return tuple(order)
+
+
 def join(first: Factor, second: Factor) -> Factor:
     """Both tables at once, over the union of their axes."""
     if first.axes == second.axes:
         return Factor(first.axes, first.allowed & second.allowed)
     axes = tuple(sorted({*first.axes, *second.axes}))
-    return Factor(axes, _spread(first, axes) & _spread(second, axes))
+    return Factor(axes, _expand(first.allowed, first.axes, axes) & _expand(second.allowed, second.axes, axes))
 
 
-def project(sizes: Sequence[int], factors: Iterable[Factor], keep: Axes) -> Bools:
-    """The feasible combinations of the axes `keep` (ascending): a table with one dim for each of them."""
-    left = _merged(factors)
-    gone = [axis for axis in range(len(sizes)) if axis not in keep]
-    while gone:
-        axis = min(gone, key=lambda a: _joined_size(left, a, sizes))
-        gone.remove(axis)
-        left = _eliminate(left, axis)
-    return _closed(left, keep, sizes)
-
-
-def projections(
-    sizes: Sequence[int], factors: Iterable[Factor], subsets: Iterable[Axes]
-) -> Iterator[tuple[Axes, Bools]]:
-    """`project` for many subsets of axes, sharing the eliminations that they have in common."""
-    wanted = {tuple(sorted(subset)) for subset in subsets}
-    order = _elimination_order(sizes, factors)
-    yield from _walk(sizes, _merged(factors), order, wanted)
-
-
-def count(sizes: Sequence[int], factors: Iterable[Factor]) -> int:
-    """How many complete combinations all tables allow. Exact below 2^53."""
-    left: list[tuple[Axes, npt.NDArray[np.float64]]] = [
-        (f.axes, f.allowed.astype(np.float64)) for f in _merged(factors).values()
+def _classes(size: int, axis: int, factors: Iterable[Factor]) -> Ints:
+    """The class of each value of an axis: values whose slices are equal in all tables share one."""
+    slices = [
+        np.moveaxis(each.allowed, each.axes.index(axis), 0).reshape(size, -1) for each in factors if axis in each.axes
     ]
-    total = 1.0
-    remaining = set(range(len(sizes)))
-    while remaining:
-        axis = min(remaining, key=lambda a: len({x for axes, _ in left if a in axes for x in axes}))
-        remaining.remove(axis)
-        touching = [f for f in left if axis in f[0]]
-        left = [f for f in left if axis not in f[0]]
-        if not touching:
-            total *= sizes[axis]
-            continue
-        axes = tuple(sorted({x for f in touching for x in f[0]}))
-        table = reduce(np.multiply, (_expand(f[1], f[0], axes) for f in touching)).sum(axis=axes.index(axis))
-        rest = tuple(x for x in axes if x != axis)
-        if rest:
-            left.append((rest, table))
-        else:
-            total *= float(table)
-    return int(total)
+    known: dict[tuple[bytes, ...], int] = {}
+    return np.array([known.setdefault(tuple(s[i].tobytes() for s in slices), len(known)) for i in range(size)])
 
 
-def buckets(sizes: Sequence[int], factors: Iterable[Factor], keep: Axes) -> list[tuple[int, list[Factor]]]:
-    """In which order to assign the axes outside `keep`, and under which tables, so that none ever runs out of values.
-
-    Each entry is an axis with the tables that bind it to `keep` and to the axes of the entries before it. From
-    any feasible assignment of `keep`, every value that an entry's tables allow leads to a complete assignment.
-    """
-    left = _merged(factors)
-    gone = [axis for axis in range(len(sizes)) if axis not in keep]
-    found: list[tuple[int, list[Factor]]] = []
-    while gone:
-        axis = min(gone, key=lambda a: _joined_size(left, a, sizes))
-        gone.remove(axis)
-        found.append((axis, [f for f in left.values() if axis in f.axes]))
-        left = _eliminate(left, axis)
-    return found[::-1]
-
-
-def _walk(
-    sizes: Sequence[int], factors: dict[Axes, Factor], order: Axes, wanted: set[Axes]
-) -> Iterator[tuple[Axes, Bools]]:
-    """Depth first along `order`: each axis is either kept or eliminated; subsets sharing a prefix share its work."""
-    if not wanted:
-        return
-    if not order:
-        (subset,) = wanted
-        yield subset, _closed(factors, subset, sizes)
-        return
-    axis, rest = order[0], order[1:]
-    yield from _walk(sizes, factors, rest, {subset for subset in wanted if axis in subset})
-    without = {subset for subset in wanted if axis not in subset}
-    if without:
-        yield from _walk(sizes, _eliminate(factors, axis), rest, without)
-
-
-def _eliminate(factors: dict[Axes, Factor], axis: int) -> dict[Axes, Factor]:
-    touching = [f for f in factors.values() if axis in f.axes]
-    if not touching:
-        return factors
+def _eliminated(axis: int, touching: Sequence[Factor]) -> Factor | None:
+    """What tables that mention an axis say of its neighbours; None if that is nothing."""
     joined = reduce(join, sorted(touching, key=lambda f: f.allowed.size))
     allowed: Bools = np.asarray(joined.allowed.any(axis=joined.axes.index(axis)))
-    left = Factor(tuple(a for a in joined.axes if a != axis), allowed)
-    others = [f for f in factors.values() if axis not in f.axes]
-    return _merged(others if left.allowed.all() else [*others, left])
+    return None if allowed.all() else Factor(tuple(a for a in joined.axes if a != axis), allowed)
 
 
 def _merged(factors: Iterable[Factor]) -> dict[Axes, Factor]:
@@ -144,38 +206,9 @@ def _merged(factors: Iterable[Factor]) -> dict[Axes, Factor]:
     return merged
 
 
-def _closed(factors: dict[Axes, Factor], keep: Axes, sizes: Sequence[int]) -> Bools:
-    result = np.ones([sizes[a] for a in keep], np.bool_)
-    for each in factors.values():
-        result &= _spread(each, keep)
-    return result
-
-
-def _elimination_order(sizes: Sequence[int], factors: Iterable[Factor]) -> Axes:
-    """Greedy: next the axis whose elimination builds the smallest table."""
-    scopes = [set(f.axes) for f in factors]
-    remaining, order = set(range(len(sizes))), []
-    while remaining:
-
-        def built(axis: int, scopes: list[set[int]] = scopes) -> tuple[int, int]:
-            scope = set().union(*(s for s in scopes if axis in s))
-            return prod(sizes[a] for a in scope), axis
-
-        axis = min(remaining, key=built)
-        scope = set().union(*(s for s in scopes if axis in s)) - {axis}
-        scopes = [*(s for s in scopes if axis not in s), scope]
-        remaining.remove(axis)
-        order.append(axis)
-    return tuple(order)
-
-
 def _joined_size(factors: dict[Axes, Factor], axis: int, sizes: Sequence[int]) -> int:
-    scope = {a for f in factors.values() if axis in f.axes for a in f.axes}
+    scope = {a for axes in factors if axis in axes for a in axes}
     return prod(sizes[a] for a in scope)
-
-
-def _spread(each: Factor, axes: Axes) -> Bools:
-    return _expand(each.allowed, each.axes, axes)
 
 
 def _expand(table: npt.NDArray[Scalar], has: Axes, axes: Axes) -> npt.NDArray[Scalar]:

@@ -31,9 +31,10 @@ settings and axes of this one over it; `leave_out = false` then leaves nothing o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import product
@@ -43,7 +44,7 @@ from typing import Any
 from harness.errors import UsageError
 from harness.models import model_spec
 from harness.program import operations
-from harness.scenario import AXES, Mesh, Scenario, load_toml, parse_axis
+from harness.scenario import AXES, Mesh, Scenario, load_toml, parse_axis, value_text
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
 from harness.tables import Table
@@ -67,11 +68,18 @@ class LeaveOut:
 
     def matches(self, scenario: Scenario) -> bool:
         """Whether a scenario is one of them."""
-        matched = all(
-            any(fnmatchcase(scenario.axis_text(axis), pattern) for pattern in patterns)
-            for axis, patterns in self.axes.items()
-        )
-        return matched and (not self.when or system_named(scenario.system).predicates[self.when](scenario))
+        if not all(scenario.fact(axis, matches) for axis, matches in self._matching.items()):
+            return False
+        return not self.when or system_named(scenario.system).predicates[self.when](scenario)
+
+    @cached_property
+    def _matching(self) -> dict[str, Callable[[Any], bool]]:
+        """Axis → whether its value matches one of the patterns."""
+        return {axis: _matcher(axis, patterns) for axis, patterns in self.axes.items()}
+
+
+def _matcher(axis: str, patterns: tuple[str, ...]) -> Callable[[Any], bool]:
+    return lambda value: any(fnmatchcase(value_text(axis, value), pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)

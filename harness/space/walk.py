@@ -22,7 +22,7 @@ from harness.space.constraints import Table, constraints_of, tabulate
 from harness.space.cost import cost_model
 from harness.space.coverage import Coverage, coverage
 from harness.space.covering import Cover, Rows
-from harness.space.feasible import Axes, Bools, Factor, count, factor, project, projections
+from harness.space.feasible import Axes, Bools, Factor, Feasible, factor
 from harness.space.files import Walk
 from harness.systems.registry import system_named
 
@@ -70,7 +70,7 @@ def follow(walk: Walk, seed: int = 0, sample: int | None = None) -> Walked:
         problem.scenarios(refused),
         problem.exclusions,
         problem.cells,
-        count(problem.sizes, problem.supported),
+        problem.supported.count(),
         tuple(problem.coverages(scenarios)),
     )
 
@@ -92,8 +92,9 @@ class _Problem:
         )
         limits = system_named(walk.system).accepts.limits
         refusals = self._tables((limit.id, limit.reason, limit.refuses) for limit in limits)
-        self.valid = [self._factor(table) for table in self.exclusions]
-        self.supported = [*self.valid, *(self._factor(table) for table in refusals)]
+        valid = [self._factor(table) for table in self.exclusions]
+        self.valid = Feasible(self.sizes, valid)
+        self.supported = Feasible(self.sizes, [*valid, *map(self._factor, refusals)])
         self.nothing = np.empty((0, len(self.sizes)), np.int64)
 
     @cached_property
@@ -103,8 +104,8 @@ class _Problem:
     @cached_property
     def _cell_tables(self) -> tuple[Bools, Bools]:
         """Which exhaustive cells hold a supported scenario, and which hold a valid but no supported one."""
-        supported = project(self.sizes, self.supported, self.exhaustive)
-        return supported, project(self.sizes, self.valid, self.exhaustive) & ~supported
+        supported = self.supported.project(self.exhaustive)
+        return supported, self.valid.project(self.exhaustive) & ~supported
 
     @property
     def cells(self) -> tuple[int, int, int]:
@@ -115,7 +116,7 @@ class _Problem:
 
     def covering(self, seed: int) -> Rows:
         """Rows for every supported cell, and more until the demanded strength is reached."""
-        cover = Cover(self.sizes, self.supported, self._demands(), seed, self._cost())
+        cover = Cover(self.supported, self._demands(), seed, self._cost())
         if self.exhaustive:
             cover.start_from(self.exhaustive, np.argwhere(self._cell_tables[0]))
         cover.fill()
@@ -124,8 +125,8 @@ class _Problem:
     def refused_rows(self, seed: int) -> Rows:
         """Rows for every cell, and every pair at most, that only refused scenarios contain."""
         demands = list(combinations(range(len(self.sizes)), min(2, len(self.sizes))))
-        needless = dict(projections(self.sizes, self.supported, demands))
-        cover = Cover(self.sizes, self.valid, demands, seed, self._cost(), needless)
+        needless = dict(self.supported.projections(demands))
+        cover = Cover(self.valid, demands, seed, self._cost(), needless)
         if self.exhaustive:
             cover.start_from(self.exhaustive, np.argwhere(self._cell_tables[1]))
         cover.fill()
@@ -133,7 +134,7 @@ class _Problem:
 
     def enumerated(self) -> Rows:
         """Every supported row."""
-        number = count(self.sizes, self.supported)
+        number = self.supported.count()
         if number > ENUMERATION_LIMIT or prod(self.sizes) > 500 * ENUMERATION_LIMIT:
             raise UsageError.of(
                 f"strength all on {self.walk.system}",
@@ -141,19 +142,19 @@ class _Problem:
                 f"up to {ENUMERATION_LIMIT}",
                 "--strength 2, or fewer values with --set model=dense --set program=resume",
             )
-        return np.argwhere(project(self.sizes, self.supported, tuple(range(len(self.sizes)))))
+        return np.argwhere(self.supported.project(tuple(range(len(self.sizes)))))
 
     def sample(self, number: int, seed: int) -> Rows:
         """`number` different supported rows at random, or all of them where there are not more.
 
         Each has some chance; they are not equally likely, since axes are drawn one after the other.
         """
-        number = min(number, count(self.sizes, self.supported))
+        number = min(number, self.supported.count())
         found: dict[tuple[int, ...], None] = {}
         for attempt in range(1000):
             if len(found) >= number:
                 break
-            draw = Cover(self.sizes, self.supported, (), seed + (attempt << 32))
+            draw = Cover(self.supported, (), seed + (attempt << 32))
             draw.start_from((), np.empty((2 * number, 0), np.int64))
             found.update(dict.fromkeys(map(tuple, draw.rows.tolist())))
         return np.array(list(found)[:number], np.int64).reshape(-1, len(self.sizes))

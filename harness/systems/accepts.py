@@ -281,13 +281,16 @@ class Accepts:
 def _axis_limit(system: str, axis: str, allowed: Allowed) -> Limit | None:
     if isinstance(allowed, Anything):
         return None
-    return Limit(
-        axis, lambda s: allowed.refuses(getattr(s, axis)), f"{system} has these values of {axis}: {allowed.text}"
-    )
+    reason = f"{system} has these values of {axis}: {allowed.text}"
+    return Limit(axis, lambda s: s.fact(axis, allowed.refuses), reason)
 
 
 def _part_limit(system: str, axis: str, part: str, allowed: Allowed) -> Limit | None:
     if isinstance(allowed, Anything):
         return None
+
+    def refuses(value: Any) -> bool:
+        return allowed.refuses(getattr(value, part))
+
     reason = f"{system} has these values of {axis} {part}: {allowed.text}"
-    return Limit(f"{axis}-{part}", lambda s: allowed.refuses(getattr(getattr(s, axis), part)), reason)
+    return Limit(f"{axis}-{part}", lambda s: s.fact(axis, refuses), reason)

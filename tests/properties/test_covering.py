@@ -15,7 +15,7 @@ from harness.scenario import Mesh, Scenario
 from harness.space.constraints import tabulate
 from harness.space.coverage import coverage
 from harness.space.covering import Cover
-from harness.space.feasible import Factor, buckets, count, factor, project, projections
+from harness.space.feasible import Factor, Feasible, factor
 
 
 @st.composite
@@ -43,16 +43,17 @@ def test_feasible_combinations_are_those_of_the_enumerated_rows(problem: Any, st
     sizes, factors = problem
     rows = allowed_rows(sizes, factors)
     subsets = list(combinations(range(len(sizes)), min(strength, len(sizes))))
-    found = dict(projections(sizes, factors, subsets))
+    feasible = Feasible(sizes, factors)
+    found = dict(feasible.projections(subsets))
     assert set(found) == set(subsets)
     for subset, table in found.items():
         assert {tuple(map(int, cell)) for cell in np.argwhere(table)} == {tuple(row[a] for a in subset) for row in rows}
-        assert (project(sizes, factors, subset) == table).all()
+        assert (feasible.project(subset) == table).all()
 
 
 @given(problems())
 def test_count_is_the_number_of_enumerated_rows(problem: Any) -> None:
-    assert count(*problem) == len(allowed_rows(*problem))
+    assert Feasible(*problem).count() == len(allowed_rows(*problem))
 
 
 @given(problems(), st.integers(1, 3), st.integers(0, 3))
@@ -62,8 +63,9 @@ def test_a_covering_array_holds_every_feasible_combination_and_only_allowed_rows
     sizes, factors = problem
     rows = allowed_rows(sizes, factors)
     subsets = list(combinations(range(len(sizes)), min(strength, len(sizes))))
-    cover = Cover(sizes, factors, subsets, seed)
-    cells = np.argwhere(project(sizes, factors, (0, 1)))
+    feasible = Feasible(sizes, factors)
+    cover = Cover(feasible, subsets, seed)
+    cells = np.argwhere(feasible.project((0, 1)))
     cover.start_from((0, 1), cells)
     cover.fill()
     made = {tuple(row) for row in cover.rows.tolist()}
@@ -76,14 +78,15 @@ def test_a_covering_array_holds_every_feasible_combination_and_only_allowed_rows
 def test_buckets_never_lead_into_a_dead_end(problem: Any) -> None:
     sizes, factors = problem
     rows = set(allowed_rows(sizes, factors))
-    partial: list[dict[int, int]] = [{0: i} for i in np.flatnonzero(project(sizes, factors, (0,))).tolist()]
-    for axis, tables in buckets(sizes, factors, (0,)):
+    feasible = Feasible(sizes, factors)
+    partial: list[dict[int, int]] = [{0: i} for i in np.flatnonzero(feasible.project((0,))).tolist()]
+    for axis, tables in feasible.buckets((0,)):
         grown = []
         for row in partial:
             choices = [
                 {**row, axis: value}
                 for value in range(sizes[axis])
-                if all(t.allowed[tuple({**row, axis: value}[a] for a in t.axes)] for t in tables)
+                if all(t.allowed[tuple(feasible.classes[a][{**row, axis: value}[a]] for a in t.axes)] for t in tables)
             ]
             assert choices
             grown += choices
@@ -106,6 +109,7 @@ VALUES: dict[str, list[Any]] = {
     "seed": [0, 1, 2],
     "load": ["same", "grow"],
 }
+LENGTHS = [len(values) for values in VALUES.values()]
 
 
 @pytest.mark.parametrize("number", range(len(RULES)))
@@ -139,14 +143,13 @@ def test_a_rule_of_too_many_axes_is_refused() -> None:
 @given(st.lists(st.tuples(*(st.sampled_from(v) for v in VALUES.values())), min_size=1, max_size=20), st.integers(1, 3))
 def test_coverage_counts_what_sets_of_tuples_count(rows: list[tuple[Any, ...]], strength: int) -> None:
     scenarios = [Scenario(**dict(zip(VALUES, row, strict=True))) for row in rows]
-    found = coverage(scenarios, VALUES, [], strength)
+    found = coverage(scenarios, VALUES, Feasible(LENGTHS, []), strength)
     subsets = list(combinations(range(len(VALUES)), strength))
     assert found.covered == sum(len({tuple(row[a] for a in subset) for row in rows}) for subset in subsets)
-    lengths = [len(values) for values in VALUES.values()]
-    assert found.feasible == sum(int(np.prod([lengths[a] for a in subset])) for subset in subsets)
+    assert found.feasible == sum(int(np.prod([LENGTHS[a] for a in subset])) for subset in subsets)
 
 
 def test_coverage_refuses_an_excluded_combination() -> None:
     never = factor([0], np.array([True, True, False]))
     with pytest.raises(HarnessError, match="excluded combination: mesh=2x2x2"):
-        coverage([Scenario(mesh=Mesh(2, 2, 2))], VALUES, [never], 1)
+        coverage([Scenario(mesh=Mesh(2, 2, 2))], VALUES, Feasible(LENGTHS, [never]), 1)

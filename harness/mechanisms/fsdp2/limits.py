@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.models import model_spec, storage_dtype
 from harness.oracle.contract import Clause
-from harness.program import meshes, operations
+from harness.program import does, meshes
 from harness.scenario import Scenario
 from harness.systems.accepts import LibraryError, Limit
 
@@ -40,7 +40,7 @@ MAX_FP16_LOSS_SCALE = 2048.0
 
 def takes_steps(scenario: Scenario) -> bool:
     """Whether the program has a forward pass, at which FSDP2 looks at most of what it refuses."""
-    return bool({"step", "overflow"} & set(operations(scenario.program)))
+    return does(scenario, "step", "overflow")
 
 
 def tensor_parallel(scenario: Scenario) -> bool:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.mechanisms.megatron.contract import MegatronContract
-from harness.models import ModelSpec, ParamSpec, model_spec, storage_dtype
+from harness.models import ModelSpec, model_spec, storage_dtype
 from harness.oracle.contract import half_dtype
 from harness.program import meshes, operations
-from harness.scenario import DTypePolicy, Mesh, Offload, Optimizer, Scenario
+from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     NUMBERS,
     Allowed,
@@ -32,7 +32,11 @@ MAX_FP16_LOSS_SCALE = 2048.0
 
 def has(*words: str) -> Callable[[Scenario], bool]:
     """Whether a scenario has one of these options."""
-    return lambda s: bool(set(words) & set(s.options))
+
+    def among(options: tuple[str, ...]) -> bool:
+        return not set(words).isdisjoint(options)
+
+    return lambda s: s.fact("options", among)
 
 
 def _halves(scenario: Scenario) -> bool:
@@ -50,17 +54,28 @@ def _reduces_otherwise(scenario: Scenario) -> bool:
 
 
 def _indivisible_tp(scenario: Scenario) -> bool:
-    def uneven(spec: ParamSpec, mesh: Mesh) -> bool:
-        return spec.tp_dim is not None and spec.shape[spec.tp_dim] % mesh.tp != 0
+    sizes = {mesh.tp for mesh in meshes(scenario)} - {1}
+    return bool(sizes) and any(dim % tp for dim in scenario.fact("model", _tp_dims) for tp in sizes)
 
-    params = model_spec(scenario.model).unique_params
-    return any(uneven(p.spec, mesh) for mesh in meshes(scenario) for p in params)
+
+def _tp_dims(model: str) -> frozenset[int]:
+    """The sizes of the dims that tensor parallelism shards."""
+    params = model_spec(model).unique_params
+    return frozenset(p.spec.shape[p.spec.tp_dim] for p in params if p.spec.tp_dim is not None)
 
 
 def _indivisible_ep(scenario: Scenario) -> bool:
     ep = scenario.expert_parallel
-    experts = {p.spec.shape[p.spec.ep_dim] for p in model_spec(scenario.model).params if p.spec.ep_dim is not None}
-    return any(count % ep for count in experts) or any(mesh.dp % ep for mesh in meshes(scenario))
+    if ep == 1:
+        return False
+    if any(mesh.dp % ep for mesh in meshes(scenario)):
+        return True
+    return any(count % ep for count in scenario.fact("model", _experts))
+
+
+def _experts(model: str) -> frozenset[int]:
+    """The numbers of experts that a model's weights hold."""
+    return frozenset(p.spec.shape[p.spec.ep_dim] for p in model_spec(model).params if p.spec.ep_dim is not None)
 
 
 def _indivisible_instances(scenario: Scenario) -> bool:
@@ -70,10 +85,11 @@ def _indivisible_instances(scenario: Scenario) -> bool:
 
 def _rounds_average(scenario: Scenario) -> bool:
     """Whether seven ranks average a gradient that needs all of fp32's digits. Half precision is rounded back."""
-    fp32 = scenario.dtype.reduce == "fp32" or any(
+    if all(mesh.dp != 7 for mesh in meshes(scenario)):
+        return False
+    return scenario.dtype.reduce == "fp32" or any(
         storage_dtype(scenario.dtype, p.spec) == "fp32" for p in model_spec(scenario.model).unique_params
     )
-    return fp32 and any(mesh.dp == 7 for mesh in meshes(scenario))
 
 
 def group_decays(scenario: Scenario, model: ModelSpec) -> set[float]:
@@ -94,9 +110,15 @@ def _precision_aware_dtypes(scenario: Scenario) -> bool:
 
 def _unused_in_bucket(scenario: Scenario) -> bool:
     """Whether a bucket holds a parameter that gets a gradient beside one that never gets any."""
-    params = [p for p in model_spec(scenario.model).unique_params if p.spec.trainable == "yes"]
-    steps = operations(scenario.program).count("step") + operations(scenario.program).count("overflow")
-    return steps > 1 and any(not p.spec.used for p in params)
+    return scenario.fact("program", _steps_again) and scenario.fact("model", _has_unused)
+
+
+def _steps_again(program: str) -> bool:
+    return operations(program).count("step") + operations(program).count("overflow") > 1
+
+
+def _has_unused(model: str) -> bool:
+    return any(p.spec.trainable == "yes" and not p.spec.used for p in model_spec(model).unique_params)
 
 
 def limits(contract: MegatronContract) -> tuple[Limit, ...]:

@@ -27,7 +27,6 @@ from harness.systems.accepts import (
     Words,
 )
 from harness.systems.automodel import pretrained
-from harness.systems.automodel.contract import CONTRACT
 from harness.systems.automodel.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
 from harness.systems.automodel.models import HF_SPECS, REAL, REAL_NEMOTRON, REAL_QWEN
 from harness.systems.automodel.pretrained import (
@@ -62,11 +61,15 @@ OPTIONS = {
 def _mixed_unit(scenario: Scenario) -> bool:
     """Whether FSDP2 alone is given trainable parameters of two storage dtypes: the root unit always holds some of the
     bulk, and so does every layer."""
-    if BY_DTYPE in scenario.options or pretrained.native(scenario):
+    if scenario.fact("options", _by_dtype) or pretrained.native(scenario):
         return False
     trainable = [p.spec for p in model_spec(scenario.model).unique_params if p.spec.trainable == "yes"]
-    found = {CONTRACT.stages(scenario, spec, scenario.mesh).storage for spec in trainable}
-    return len(found) > 1 and (scenario.mesh.world > 1 or any(mesh.world > 1 for mesh in meshes(scenario)))
+    found = {pretrained.trained_storage(scenario, spec) for spec in trainable}
+    return len(found) > 1 and any(mesh.world > 1 for mesh in meshes(scenario))
+
+
+def _by_dtype(options: tuple[str, ...]) -> bool:
+    return BY_DTYPE in options
 
 
 _NO_RESHARD = "unexpected keyword argument 'reshard_after_forward'"
@@ -192,7 +195,7 @@ ACCEPTS = Accepts(
     load=Loads("same", "grow", "shrink", "indivisible", "tp_change"),
     dtype=Parts(
         DTypePolicy,
-        storage=Only("fp32", "bf16", "fp16", "mixed", "mixed_fp16"),
+        storage=Only("fp32", "bf16", "fp16", "mixed", because="from_pretrained is asked for one dtype, or for `auto`"),
         param=Only(None, "fp32", "bf16", "fp16"),
         reduce=Only(None, "fp32", "bf16", "fp16"),
         output=Only(None, "fp32", "bf16", "fp16"),

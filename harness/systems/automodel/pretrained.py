@@ -7,7 +7,7 @@ pins are options.
 from __future__ import annotations
 
 from harness.models import ModuleSpec, ParamSpec
-from harness.scenario import Mesh, Scenario
+from harness.scenario import DTypePolicy, Mesh, Scenario
 from harness.systems.automodel import dtype_contract
 from harness.systems.automodel.dtype_contract import (
     AUTO,
@@ -43,15 +43,18 @@ RECIPES = (RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE)
 
 def file_dtype(scenario: Scenario, spec: ParamSpec) -> str:
     """The dtype of a parameter in the checkpoint file: one for all, or bf16 with islands in fp32."""
-    for option, dtype in ((FILE_BF16, "bf16"), (FILE_FP32, "fp32"), (FILE_FP16, "fp16")):
-        if option in scenario.options:
-            return dtype
-    return "fp32" if spec.island else "bf16"
+    return scenario.fact("options", _file_of_one) or ("fp32" if spec.island else "bf16")
+
+
+def _file_of_one(options: tuple[str, ...]) -> str:
+    """The dtype of every parameter in a file that has one for all; empty for a file of several."""
+    dtypes = ((FILE_BF16, "bf16"), (FILE_FP32, "fp32"), (FILE_FP16, "fp16"))
+    return next((dtype for option, dtype in dtypes if option in options), "")
 
 
 def native(scenario: Scenario) -> bool:
     """Whether the model is a class of Automodel's own."""
-    return scenario.model in NATIVE
+    return scenario.fact("model", NATIVE.__contains__)
 
 
 def file_name(model: str, fqn: str) -> str:
@@ -68,8 +71,21 @@ def exported(scenario: Scenario, spec: ParamSpec) -> str:
 
 
 def requested(scenario: Scenario) -> str:
-    """What the loader is asked for."""
-    return AUTO if scenario.dtype.storage == "mixed" else scenario.dtype.storage
+    """What the loader is asked for: one dtype, or what mirrors the file."""
+    storage = scenario.fact("dtype", _storage)
+    return AUTO if storage.startswith("mixed") else storage
+
+
+def _storage(policy: DTypePolicy) -> str:
+    return policy.storage
+
+
+def trained_storage(scenario: Scenario, spec: ParamSpec) -> str:
+    """The storage dtype of a parameter that is trained, in a model that is no class of Automodel's own: it depends on
+    what the file holds and on what is asked for, and on nothing else."""
+    return dtype_contract.dtypes(
+        Tensor(file_dtype(scenario, spec)), requested(scenario), Policy(), by_dtype=False
+    ).storage
 
 
 def managed(scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> bool:

@@ -8,7 +8,7 @@ from harness.mechanisms.megatron import limits as megatron
 from harness.mechanisms.megatron.limits import group_decays, has
 from harness.mechanisms.megatron.switches import not_exercised, variant
 from harness.models import NamedParam, model_spec, storage_dtype
-from harness.program import meshes, operations
+from harness.program import does, meshes, moves
 from harness.releases import before
 from harness.scenario import Scenario, load_mesh
 from harness.systems.accepts import Accepts, Faults, Formats, LibraryError, Limit, Only, Words
@@ -30,18 +30,26 @@ def _old_group_limits(scenario: Scenario) -> bool:
 
 def _mixes_unit_gradients(scenario: Scenario) -> bool:
     """Whether several instances of the optimizer reduce gradients of two dtypes of one module."""
-    if scenario.dtype.reduce == "fp32" or all(mesh.dp_replicate == 1 for mesh in meshes(scenario)):
+    if all(mesh.dp_replicate == 1 for mesh in meshes(scenario)) or scenario.dtype.reduce == "fp32":
         return False
     modules = model_spec(scenario.model).modules
     return any(len({storage_dtype(scenario.dtype, param) for param in m.params}) > 1 for m in modules)
 
 
 def _format(scenario: Scenario) -> Format | None:
-    return FORMATS.get(scenario.checkpoint.partition("+")[0])
+    return scenario.fact("checkpoint", _format_of)
+
+
+def _format_of(checkpoint: str) -> Format | None:
+    return FORMATS.get(checkpoint.partition("+")[0])
+
+
+def _is_legacy(checkpoint: str) -> bool:
+    return checkpoint.partition("+")[0] in LEGACY
 
 
 def _saves(scenario: Scenario) -> bool:
-    return "save" in operations(scenario.program)
+    return does(scenario, "save")
 
 
 def _of_other_sharding(scenario: Scenario) -> bool:
@@ -69,11 +77,10 @@ def _tp_changes(scenario: Scenario) -> bool:
 
 def _loads_what_other_tp_wrote(scenario: Scenario) -> bool:
     """Whether a load needs what lies by tensor-parallel rank: optimizer state, or anything of a file of torch.save."""
-    found, target, words = _format(scenario), load_mesh(scenario), set(operations(scenario.program))
-    if found is None or found.any_tp or target is None or target.tp == scenario.mesh.tp:
+    found = _format(scenario)
+    if found is None or found.any_tp or not moves(scenario) or not _tp_changes(scenario):
         return False
-    by_rank = {"load", "load_model_only"} if scenario.checkpoint.partition("+")[0] in LEGACY else {"load"}
-    return bool({"reshard", "restart"} & words) and bool(by_rank & words)
+    return does(scenario, "load") or (scenario.fact("checkpoint", _is_legacy) and does(scenario, "load_model_only"))
 
 
 LIMITS: tuple[Limit, ...] = (

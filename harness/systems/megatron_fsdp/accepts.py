@@ -6,6 +6,8 @@ tests; the others have no meaning for this system. What else raises is a crash, 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from harness.mechanisms import fused_adam
 from harness.mechanisms.fused_adam import DECOUPLED, PRECISION_AWARE
 from harness.mechanisms.row_buffers import local_shapes, rows
@@ -177,14 +179,22 @@ def not_exercised(scenario: Scenario) -> tuple[str, ...]:
 def some_rank_owns_nothing(scenario: Scenario) -> bool:
     """Whether sharding leaves some rank of the first mesh no row of some trainable parameter. For example, a parameter
     of 2 rows on 4 ranks."""
-    mesh = scenario.mesh
-    if scenario.sharding == "replicate" or mesh.dp_shard == 1:
+    if scenario.fact("sharding", lambda sharding: sharding == "replicate"):
         return False
-    trainable = {p.fqn for p in model_spec(scenario.model).unique_params if p.spec.trainable != "no"}
-    for tp_index in range(mesh.tp):
-        if any(0 in shape for shape in local_shapes(scenario.model, mesh.tp, tp_index).values()):
+    parts, tp = scenario.fact("mesh", lambda mesh: (mesh.dp_shard, mesh.tp))
+    if parts == 1:
+        return False
+    storage = scenario.fact("dtype", lambda dtype: dtype.storage)
+    return _leaves_a_rank_nothing(scenario.model, storage, parts, tp)
+
+
+@lru_cache(maxsize=4096)
+def _leaves_a_rank_nothing(model: str, storage: str, parts: int, tp: int) -> bool:
+    trainable = {p.fqn for p in model_spec(model).unique_params if p.spec.trainable != "no"}
+    for tp_index in range(tp):
+        if any(0 in shape for shape in local_shapes(model, tp, tp_index).values()):
             return False  # tensor parallelism already left a rank without some; `ACCEPTS` refuses it
-        owned = rows(scenario.model, scenario.dtype, mesh.dp_shard, mesh.tp, tp_index)
+        owned = rows(model, DTypePolicy(storage), parts, tp, tp_index)
         if any(not count for fqn, cuts in owned.items() if fqn in trainable for _, count in cuts):
             return True
     return False

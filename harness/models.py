@@ -110,6 +110,9 @@ class ModelSpec:
     groups: tuple[GroupSpec, ...] = (GroupSpec(),)
     bugs: tuple[str, ...] = field(default=())
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # models are keys of caches, and a hash of every shape in them is slow
+
     @cached_property
     def params(self) -> tuple[NamedParam, ...]:
         """All parameters under every name, tied aliases included, in module order."""

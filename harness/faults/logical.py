@@ -76,7 +76,7 @@ def left_to_right(ranks: Ranks) -> None:
 
     def assemble(shards: Shards, values: Array, logical: Array) -> None:
         original(shards, values, logical)
-        for fragment in shards.layout.fragments():
+        for fragment in shards.layout.fragments:
             spec = fragment.slot.param.spec
             if spec.tp_dim == 0 and spec.shape[0] % (mesh.dp_shard * mesh.tp) == 0:
                 begin = ranks.session.catalogue.offset[fragment.slot.param.fqn]
@@ -92,7 +92,7 @@ def floor_chunks(ranks: Ranks) -> None:
 
     def owned(shards: Shards) -> Index:
         elements: Index = original(shards).copy()
-        for fragment in shards.layout.fragments():
+        for fragment in shards.layout.fragments:
             rows, ranks_ = fragment.slot.size[0], shards.layout.order.shape[0]
             shift = (-(-rows // ranks_) - rows // ranks_) * fragment.shard * prod(fragment.slot.size[1:])
             elements[fragment.shard, fragment.at : fragment.at + fragment.numel] -= shift
@@ -263,8 +263,8 @@ def empty_last_tensor(ranks: Ranks) -> None:
     def update_cohort(shards: Shards, hyper: Hyper, step: int, names: frozenset[str]) -> None:
         before = shards.stepped.copy()
         original(shards, hyper, step, names)
-        members = [slot.param.fqn for slot in shards.layout.slots() if slot.param.fqn in names]
-        owners = {f.shard for f in shards.layout.fragments() if members and f.slot.param.fqn == members[-1]}
+        members = [slot.param.fqn for slot in shards.layout.slots if slot.param.fqn in names]
+        owners = {f.shard for f in shards.layout.fragments if members and f.slot.param.fqn == members[-1]}
         for shard in set(range(before.shape[1])) - owners:
             shards.stepped[:, shard] = before[:, shard]
 
@@ -312,7 +312,7 @@ def step_of_empty_rank(ranks: Ranks) -> None:
         owned = {
             fragment.slot.param.fqn
             for shards in session.shards
-            for fragment in shards.layout.fragments()
+            for fragment in shards.layout.fragments
             if fragment.shard == session.mesh.dp_shard - 1
         }
         for group in session.groups:

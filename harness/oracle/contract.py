@@ -206,7 +206,7 @@ class Contract:
         for op in ops:
             if op.kind == "build":
                 numbers[op.init_seed] = len(builds)
-                builds.append(self._build(scenario, op))
+                builds.append(self.build(scenario, op.mesh, op.init_seed))
             operations.append(Operation(op.index, op.kind, op.iteration, numbers[op.init_seed], op.checkpoint))
         ask = scenario.optimizer
         inputs = Inputs(
@@ -292,13 +292,12 @@ class Contract:
             self.scaled_roles(scenario, stage), self.rounds_half_away(scenario, stage), spec.idle, host, domains,
         )  # fmt: skip
 
-    def _build(self, scenario: Scenario, op: Op) -> Build:
-        parameters = self.parameters(scenario, op.mesh)
-        return Build(
-            op.init_seed, parameters, self._buffers(scenario, op.mesh), self._groups(scenario, op.mesh, op.init_seed)
-        )
-
     @by_axes
+    def build(self, scenario: Scenario, mesh: Mesh, init_seed: int) -> Build:
+        """What a build on a mesh makes. init_seed: `Op.init_seed`."""
+        parameters = self.parameters(scenario, mesh)
+        return Build(init_seed, parameters, self._buffers(scenario, mesh), self._groups(scenario, mesh, init_seed))
+
     def _buffers(self, scenario: Scenario, mesh: Mesh) -> tuple[Buffer, ...]:
         return tuple(
             Buffer(f"{m.path}.{b.name}", b.shape, self.buffer_dtype(scenario, b.dtype, m, mesh), b.persistent)
@@ -306,7 +305,6 @@ class Contract:
             for b in m.buffers
         )
 
-    @by_axes
     def _groups(self, scenario: Scenario, mesh: Mesh, init_seed: int) -> tuple[Group, ...]:
         model, ask = model_spec(scenario.model), self.at_build(scenario, init_seed)
         held = {p.fqn for p in self.parameters(scenario, mesh) if p.held}

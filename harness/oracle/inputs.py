@@ -130,6 +130,13 @@ class Build:
     buffers: tuple[Buffer, ...]
     groups: tuple[Group, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.seed, self.parameters, self.buffers, self.groups))
+
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
         """Canonical name → parameter."""

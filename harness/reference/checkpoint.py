@@ -126,7 +126,7 @@ class Saver:
         session = self.session
         home: dict[tuple[str, int, int], tuple[Shards, Fragment]] = {}
         for shards in session.shards:
-            for fragment in shards.layout.fragments():
+            for fragment in shards.layout.fragments:
                 home[fragment.slot.param.fqn, shards.tp_index, fragment.shard] = shards, fragment
         for shards in session.shards:
             for fragment in self._written_fragments(shards):
@@ -140,7 +140,7 @@ class Saver:
                         yield rank, role, name, fragment, _same_size(values, fragment.numel, name)
 
     def _written_fragments(self, shards: Shards) -> Iterator[Fragment]:
-        for fragment in shards.layout.fragments():
+        for fragment in shards.layout.fragments:
             if shards.tp_index == 0 or fragment.slot.param.spec.tp_dim is not None:
                 yield fragment
 

@@ -12,7 +12,7 @@ from collections.abc import Collection
 import numpy as np
 
 from harness.oracle.inputs import Clip
-from harness.reference.state import DTYPE
+from harness.reference.numerics import DTYPE
 
 
 def as_torch(squares: float, dtypes: Collection[str], clip: Clip) -> tuple[float, np.float32 | None]:

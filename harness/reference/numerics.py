@@ -22,6 +22,17 @@ FP32 = np.dtype(np.float32)
 FP16 = np.dtype(np.float16)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
+DTYPE: dict[str, np.dtype[np.generic]] = {
+    "fp32": np.dtype(np.float32),
+    "fp16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp64": np.dtype(np.float64),
+    "int64": np.dtype(np.int64),
+    "bool": np.dtype(np.bool_),
+    "fp8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+NAME = {dtype: name for name, dtype in DTYPE.items()}
+
 
 def rounded(x: F32, to: np.dtype[Any]) -> F32:
     """Round every value of `x` to the nearest of dtype `to`, in place, and return `x` (fp32 still)."""

@@ -12,9 +12,9 @@ from harness.models import is_idle
 from harness.observe.record import LIVE, Record
 from harness.oracle.inputs import Operation
 from harness.reference.kernels import Hyper
-from harness.reference.numerics import Array
+from harness.reference.numerics import DTYPE, NAME, Array
 from harness.reference.placement import pieces
-from harness.reference.state import DTYPE, NAME, Session, Shards, mesh_rank
+from harness.reference.state import Session, Shards, mesh_rank
 from harness.reference.trainer import Trainer
 
 
@@ -89,8 +89,8 @@ class Observer:
         scaled = self.session.scaled_roles(shards)
         if shards.stages.master is not None and "master" not in scaled and self.session.inputs.has_masters(op):
             _record(records, op, "master", shards.stepped, owned, self._canonical & self.session.held)
-        if shards.on_host is not None and self.session.inputs.records_host:
-            everywhere = np.repeat(shards.on_host[None], len(shards.stepped), axis=0)
+        if shards.blueprint.on_host is not None and self.session.inputs.records_host:
+            everywhere = np.repeat(shards.blueprint.on_host[None], len(shards.stepped), axis=0)
             _record(records, op, "host", everywhere, owned, self.session.held)
         if op.kind == "step" and shards.main_grad is not None:
             seen = {p.fqn for p in self.session.with_gradient}
@@ -134,7 +134,7 @@ class Observer:
         mesh, length = self.session.mesh, shards.layout.element.size
         for replica, shard in np.ndindex(mesh.dp_replicate, mesh.dp_shard):
             rank, begin = mesh_rank(mesh, replica, shard, shards.tp_index), (replica * mesh.dp_shard + shard) * length
-            for param, start, size, offset, numel in shards.layout.slots():
+            for param, start, size, offset, numel in shards.layout.slots:
                 for fqn in self._names[param.fqn] if numel else ():
                     at = begin + offset
                     yield Window(rank, fqn, param.spec.shape, start, size, False, at, at + numel)
@@ -146,7 +146,7 @@ class Observer:
 
     def _owned_windows(self, shards: Shards) -> Iterator[Window]:
         mesh, length = self.session.mesh, shards.layout.order.shape[1]
-        for fragment in shards.layout.fragments():
+        for fragment in shards.layout.fragments:
             param = fragment.slot.param
             copy = shards.tp_index if shards.layout.flat_records and param.spec.tp_dim is None else 0
             for flat, start, size, skip, numel in pieces(fragment, shards.layout.flat_records):

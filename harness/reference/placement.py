@@ -10,12 +10,16 @@ buffer of buckets; each bucket is padded until all `dp_shard` ranks own equally 
 
 Elements are named by their position in the catalogue: the model's logical tensors, flattened and concatenated.
 The number after the last one stands for padding. This module shares no code with `harness.layout`.
+
+Nothing here depends on values, so catalogues and layouts are shared by all scenarios that have equal ones:
+`catalogue_of` and `lay_out` remember them, and a layout remembers what is read off it. Their arrays are read-only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import groupby
 from math import lcm, prod
 from typing import NamedTuple
@@ -34,14 +38,16 @@ Shape = tuple[int, ...]
 class Catalogue:
     """The logical elements of a model, numbered: parameter by parameter in module order, row-major within one.
 
-    keys: the element keys of every name a parameter has, tied aliases included. uses: the names under which
-    each parameter takes part in a forward.
+    keys: the element keys of every name a parameter has, tied aliases included. names: these names, its own first.
+    uses: the names under which each parameter takes part in a forward.
     """
 
     def __init__(self, model: ModelSpec, seed: int) -> None:
+        self.model, self.seed = model, seed
         self.params = model.unique_params
         self.keys = element_keys_of({p.fqn: p.spec.numel for p in model.params}, seed)
         self.uses = {p.fqn: model.uses(p.fqn) for p in self.params}
+        self.names = {p.fqn: [p.fqn, *(a.fqn for a in model.params if a.spec.tied_to == p.fqn)] for p in self.params}
         self.offset: dict[str, int] = {}
         total = 0
         for param in self.params:
@@ -50,10 +56,11 @@ class Catalogue:
         self.padding = total
         self._starts = np.fromiter(self.offset.values(), np.int64, len(self.offset))
 
+        self._spans = {p.fqn: slice(at := self.offset[p.fqn], at + p.spec.numel) for p in self.params}
+
     def span(self, param: NamedParam) -> slice:
         """Where the parameter's elements lie in an array over the catalogue."""
-        start = self.offset[param.fqn]
-        return slice(start, start + param.spec.numel)
+        return self._spans[param.fqn]
 
     def within(self, param: NamedParam, start: Shape, size: Shape) -> Index:
         """The numbers of the elements in a box of a parameter, row-major, shape (product(size),)."""
@@ -68,6 +75,17 @@ class Catalogue:
         owner = np.searchsorted(self._starts, elements, side="right") - 1
         owner[elements == self.padding] = len(self.params)
         return owner
+
+    def belongs_to(self, names: Collection[str], elements: Index) -> npt.NDArray[np.bool_]:
+        """Which numbers are elements of the named parameters; padding is not."""
+        chosen = np.array([p.fqn in names for p in self.params] + [False])
+        return chosen[self.owners(elements)]
+
+
+@lru_cache(maxsize=256)
+def catalogue_of(model: ModelSpec, seed: int) -> Catalogue:
+    """The catalogue of a model; the same one for an equal model and seed."""
+    return Catalogue(model, seed)
 
 
 class Slot(NamedTuple):
@@ -122,19 +140,51 @@ class FlatLayout:
     share is a run of elements (`zero1`) or whole rows.
     """
 
+    catalogue: Catalogue
     storage: str
+    mesh: Mesh
+    tp_index: int
     buckets: tuple[Bucket, ...]
     element: Index
     order: Index
     shard_element: Index
     flat_records: bool
 
-    def slots(self) -> Iterator[Slot]:
-        for bucket in self.buckets:
-            yield from bucket.slots
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(slot for bucket in self.buckets for slot in bucket.slots)
 
-    def fragments(self) -> Iterator[Fragment]:
+    @cached_property
+    def fragments(self) -> tuple[Fragment, ...]:
         """Every non-empty fragment, parameter by parameter in buffer order, then by owning rank."""
+        return tuple(self._fragments())
+
+    @cached_property
+    def own_row(self) -> Index:
+        """The index of each rank, (dp_shard, 1): beside `order` it picks from (dp_shard, n) what each rank owns."""
+        return np.arange(self.mesh.dp_shard)[:, None]
+
+    @cached_property
+    def gathering(self) -> Index:
+        """The inverse of `order`: of each buffer position its position in all ranks' shards one after the other."""
+        inverse = np.empty(self.element.size, np.int64)
+        inverse[self.order.ravel()] = np.arange(self.order.size)
+        return inverse
+
+    def positions(self, names: frozenset[str]) -> Index | None:
+        """Positions in all ranks' shards one after the other (S·m) of the named parameters; None where those are all
+        there are."""
+        if names not in self._positions:
+            every = all(slot.param.fqn in names for slot in self.slots)
+            chosen = self.catalogue.belongs_to(names, self.shard_element.ravel())
+            self._positions[names] = None if every else np.flatnonzero(chosen)
+        return self._positions[names]
+
+    @cached_property
+    def _positions(self) -> dict[frozenset[str], Index | None]:
+        return {}
+
+    def _fragments(self) -> Iterator[Fragment]:
         for bucket in self.buckets:
             for slot in bucket.slots:
                 low, high = slot.offset - bucket.start, slot.offset - bucket.start + slot.numel
@@ -160,10 +210,12 @@ def tensor_parallel_box(param: NamedParam, tp: int, index: int) -> tuple[Shape, 
     return (0,) * dim + (start,) + (0,) * (len(shape) - dim - 1), (*shape[:dim], length, *shape[dim + 1 :])
 
 
+@lru_cache(maxsize=1024)
 def lay_out(
-    catalogue: Catalogue, storage: str, params: Sequence[NamedParam], mesh: Mesh, tp_index: int, zero1: bool
+    catalogue: Catalogue, storage: str, names: tuple[str, ...], mesh: Mesh, tp_index: int, zero1: bool
 ) -> FlatLayout:
-    """The flat buffer of `params` (one storage dtype) on one tensor-parallel coordinate."""
+    """The flat buffer of the named parameters (one storage dtype) on one tensor-parallel coordinate."""
+    params = [p for p in catalogue.params if p.fqn in names]
     buckets: list[Bucket] = []
     elements: list[Index] = []
     start = at = 0
@@ -182,7 +234,10 @@ def lay_out(
         [np.arange(b.start, b.start + b.share * mesh.dp_shard).reshape(mesh.dp_shard, b.share) for b in buckets], axis=1
     )
     element = np.concatenate(elements)
-    return FlatLayout(storage, tuple(buckets), element, order, element[order], zero1)
+    shard_element = element[order]
+    for array in (element, order, shard_element):
+        array.setflags(write=False)
+    return FlatLayout(catalogue, storage, mesh, tp_index, tuple(buckets), element, order, shard_element, zero1)
 
 
 def _units_in_reverse(params: Sequence[NamedParam]) -> Iterator[list[NamedParam]]:

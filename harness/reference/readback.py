@@ -16,8 +16,8 @@ import numpy as np
 from harness.models import ModelSpec
 from harness.observe.record import WRITTEN, Record, whole
 from harness.reference.checkpoint import Content
+from harness.reference.numerics import NAME
 from harness.reference.observe import hyperparameters
-from harness.reference.state import NAME
 
 
 def read_back(content: Content, model: ModelSpec, op: int) -> Iterator[Record]:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from harness.reference.checkpoint import Content, Logical
-from harness.reference.numerics import Array
+from harness.reference.numerics import DTYPE, Array
 from harness.reference.placement import Index
-from harness.reference.state import DTYPE, Group, Scaler, Session, Shards
+from harness.reference.state import Group, Scaler, Session, Shards
 
 
 class Loader:
@@ -162,7 +162,7 @@ class Loader:
         """Logical tensors of one storage dtype laid over the catalogue; zero where nothing was saved."""
         catalogue = self.session.catalogue
         logical = np.zeros(catalogue.padding + 1, dtype)
-        for slot in shards.layout.slots():
+        for slot in shards.layout.slots:
             if slot.param.fqn in tensors:
                 logical[catalogue.span(slot.param)] = tensors[slot.param.fqn]
         return logical

@@ -7,32 +7,18 @@ except through the reductions and gathers of `trainer` and the loads and saves o
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
-import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
-from harness import probe
 from harness.models import ModelSpec, NamedParam
-from harness.oracle.inputs import Buffer, Inputs, Operation, Parameter, Placement, Stages, Stepper
+from harness.oracle.inputs import Buffer, Inputs, Operation, Parameter, Placement, Stepper
 from harness.reference import fused_adam
+from harness.reference.blueprint import Blueprint, blueprints, initial_buffer, offloaded
 from harness.reference.kernels import Hyper
-from harness.reference.numerics import Array
-from harness.reference.placement import Catalogue, FlatLayout, Index, lay_out
+from harness.reference.numerics import DTYPE, Array
+from harness.reference.placement import Catalogue, Index
 from harness.scenario import Mesh
-
-DTYPE: dict[str, np.dtype[np.generic]] = {
-    "fp32": np.dtype(np.float32),
-    "fp16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "fp64": np.dtype(np.float64),
-    "int64": np.dtype(np.int64),
-    "bool": np.dtype(np.bool_),
-    "fp8e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
-}
-NAME = {dtype: name for name, dtype in DTYPE.items()}
 
 
 def moment_roles(stepper: Stepper, momentum: float) -> tuple[str, ...]:
@@ -46,43 +32,37 @@ def moment_roles(stepper: Stepper, momentum: float) -> tuple[str, ...]:
 class Shards:
     """Parameters that pass through the same dtypes, on one tensor-parallel coordinate.
 
-    alike: one of the parameters, which stands for all in what they have in common: stages, initial dtypes, scaled
-    roles, rounding. stepped: what the optimizer steps on, the master or the storage itself, (R, S, m). model: the
-    replicated parameters of flat buffers, (R, S, n); None under `fully_shard`, where `stepped` is the storage.
-    moments: role → (R, S, m); the rows of parameters without a step mean nothing. offloaded: which elements live on
-    the host, (S, m); host: the copies they are stepped on, (R, S, m). on_host: which elements the host's kernel steps
-    where it is another one, (S, m). scaled: role → (as stored, scale), (R, S, m) each, of state that FusedAdam scales:
-    `moments`, or `stepped` for a master, is then what they stand for, in fp32. domains: over what a scale is taken,
-    (S, m). computed: parameters as the last forward saw them, (R, S, n). accumulated: gradients before reduction, (R,
-    S, n). reduced, main_grad: after it, (R, S, m).
+    blueprint: what no step changes. stepped: what the optimizer steps on, the master or the storage itself, (R, S, m).
+    model: the replicated parameters of flat buffers, (R, S, n); None under `fully_shard`, where `stepped` is the
+    storage. moments: role → (R, S, m); the rows of parameters without a step mean nothing. offloaded: which elements
+    live on the host, (S, m); host: the copies they are stepped on, (R, S, m). scaled: role → (as stored, scale), (R, S,
+    m) each, of state that FusedAdam scales: `moments`, or `stepped` for a master, is then what they stand for, in fp32.
+    computed: parameters as the last forward saw them, (R, S, n). accumulated: gradients before reduction, (R, S, n).
+    reduced, main_grad: after it, (R, S, m).
     """
 
-    layout: FlatLayout
-    tp_index: int
-    alike: Parameter
+    blueprint: Blueprint
     stepped: Array
     model: Array | None = None
     moments: dict[str, Array] = field(default_factory=dict)
     offloaded: Array | None = None
     host: Array | None = None
-    on_host: Array | None = None
     scaled: dict[str, tuple[Array, Array]] = field(default_factory=dict)
-    domains: Index | None = None
     computed: Array | None = None
     accumulated: Array | None = None
     reduced: Array | None = None
     main_grad: Array | None = None
 
-    @property
-    def stages(self) -> Stages:
-        return self.alike.stages
+    def __post_init__(self) -> None:
+        self.layout, self.alike, self.tp_index = self.blueprint.layout, self.blueprint.alike, self.blueprint.tp_index
+        self.stages = self.alike.stages
 
     def settle(self, role: str) -> None:
         """Store what an update or a load left of a scaled state, and let that be what it stands for."""
         values = self.stepped if role == "master" else self.moments[role]
         dtype = DTYPE[self.stages.master or "" if role == "master" else self.stages.moment(role)]
-        assert self.domains is not None
-        numbers = np.repeat(self.domains[None], len(values), axis=0).ravel()
+        assert self.blueprint.domains is not None
+        numbers = np.repeat(self.blueprint.domains[None], len(values), axis=0).ravel()
         stored, scale = fused_adam.scaled(values.ravel(), dtype, numbers)
         self.scaled[role] = stored.reshape(values.shape), scale.reshape(values.shape)
         settled = fused_adam.unscaled(stored, scale).reshape(values.shape)
@@ -96,15 +76,13 @@ class Shards:
         """Each rank's own shard of the parameters in storage dtype, (R, S, m)."""
         if self.model is None:
             return self.stepped
-        ranks = np.arange(self.model.shape[1])[:, None]
-        own: Array = self.model[:, ranks, self.layout.order]
+        own: Array = self.model[:, self.layout.own_row, self.layout.order]
         return own
 
     def gathered(self, shards: Array) -> Array:
         """All-gather over the shard ranks: (R, S, m) in shard order → (R, S, n) in buffer order, read-only."""
         replicas, ranks, _ = shards.shape
-        full = np.empty((replicas, self.layout.element.size), shards.dtype)
-        full[:, self.layout.order] = shards
+        full = shards.reshape(replicas, -1)[:, self.layout.gathering]
         return np.broadcast_to(full[:, None], (replicas, ranks, full.shape[1]))
 
 
@@ -185,47 +163,11 @@ class Session:
         return self.parameter(param.fqn).stages.storage
 
     def _build_shards(self) -> None:
-        keys = np.concatenate([self.catalogue.keys[p.fqn] for p in self.catalogue.params])
-        initial = np.append(probe.initial_values(keys, self.of_build.seed), np.float32(0))
-        alike: dict[tuple[object, ...], list[NamedParam]] = {}
-        for param in self.catalogue.params:
-            own = self.parameter(param.fqn)
-            alike.setdefault((own.stages, own.initial, own.bound, own.scaled, own.half_away), []).append(param)
-        for tp_index in range(self.mesh.tp):
-            for params in alike.values():
-                own = self.parameter(params[0].fqn)
-                layout = lay_out(self.catalogue, own.stages.storage, params, self.mesh, tp_index, self.flat)
-                shards = Shards(layout, tp_index, own, np.empty(0))
-                values = np.clip(initial, np.float32(-own.bound), np.float32(own.bound))
-                for dtype in own.initial:
-                    values = values.astype(DTYPE[dtype])
-                self.place_params(shards, values, layout.shard_element)
-                self.refresh_masters(shards)
-                shards.on_host = self._on_host(layout)
-                shards.domains = self._domains(layout)
-                self.shards.append(shards)
-
-    def _on_host(self, layout: FlatLayout) -> Array | None:
-        """Which of a rank's elements the host's kernel steps, (S, m); None where it is also the device's."""
-        if all(p.host is None for p in self.of_build.parameters):
-            return None
-        logical = np.zeros(self.catalogue.padding + 1, np.bool_)
-        for slot in layout.slots():
-            if (host := self.parameter(slot.param.fqn).host) is not None:
-                logical[self.catalogue.span(slot.param)] = np.frombuffer(host, np.bool_)
-        return logical[layout.shard_element]
-
-    def _domains(self, layout: FlatLayout) -> Index | None:
-        """The number of the domain of each of a rank's elements, (S, m), 0 for what no optimizer holds; None where
-        nothing is scaled."""
-        if all(p.domains is None for p in self.of_build.parameters):
-            return None
-        logical = np.zeros(self.catalogue.padding + 1, np.int64)
-        for slot in layout.slots():
-            if (domains := self.parameter(slot.param.fqn).domains) is not None:
-                logical[self.catalogue.span(slot.param)] = np.array(domains) + 1
-        numbers: Index = logical[layout.shard_element]
-        return numbers
+        for own in blueprints(self.catalogue, self.of_build, self.mesh, self.flat):
+            shards = Shards(own, np.empty(0))
+            self.place_params(shards, own.initial, own.layout.shard_element)
+            self.refresh_masters(shards)
+            self.shards.append(shards)
 
     def scaled_roles(self, shards: Shards) -> tuple[str, ...]:
         """Which of a storage dtype's master and moments FusedAdam scales."""
@@ -324,47 +266,16 @@ class Session:
         return self.installed[group][position]
 
     def _place_on_host(self) -> None:
-        """Offload the first `fraction` of each group's elements on each rank, whole fragments, in installed order."""
         for tp_index in range(self.mesh.tp):
             column = [s for s in self.shards if s.tp_index == tp_index]
-            owned = {f: s for s in column for f in s.layout.fragments()}
-            for shards in column:
-                shards.offloaded = np.zeros(shards.layout.order.shape, bool)
-            for names in self.installed:
-                rank = {name: position for position, name in enumerate(names)}
-                members = [f for f in owned if f.slot.param.fqn in rank]
-                members.sort(key=lambda f: rank[f.slot.param.fqn])
-                budget = np.zeros(self.mesh.dp_shard)
-                for fragment in members:
-                    budget[fragment.shard] += self.placement.offload * fragment.numel
-                for fragment in members:
-                    if budget[fragment.shard] > 0:
-                        mask = owned[fragment].offloaded
-                        assert mask is not None
-                        mask[fragment.shard, fragment.at : fragment.at + fragment.numel] = True
-                        budget[fragment.shard] -= fragment.numel
+            groups = tuple(map(tuple, self.installed))
+            masks = offloaded(tuple(s.layout for s in column), groups, self.placement.offload)
+            for shards, mask in zip(column, masks, strict=True):
+                shards.offloaded = mask
 
     def initial_buffer(self, buffer: Buffer) -> Array:
         """A module's buffer as its constructor makes it, in its own dtype and shape."""
-        keys, seed = probe.element_keys(buffer.fqn, buffer.shape, self.inputs.seed), self.of_build.seed
-        match buffer.dtype:
-            case "int64":
-                return np.zeros(buffer.shape, np.int64)
-            case "bool":
-                return ((keys ^ np.uint64(seed)) & np.uint64(1)).astype(bool).reshape(buffer.shape)
-            case dtype:
-                return probe.initial_values(keys, seed).astype(DTYPE[dtype]).reshape(buffer.shape)
-
-    def positions(self, shards: Shards, names: frozenset[str]) -> Index | None:
-        """Positions in a rank's flattened shards (S·m) of the named parameters; None where those are all it has."""
-        if all(slot.param.fqn in names for slot in shards.layout.slots()):
-            return None
-        return np.flatnonzero(self.belongs_to(names, shards.layout.shard_element.ravel()))
-
-    def belongs_to(self, names: Collection[str], elements: Index) -> npt.NDArray[np.bool_]:
-        """Which catalogue numbers are elements of the named parameters; padding is not."""
-        chosen = np.array([p.fqn in names for p in self.catalogue.params] + [False])
-        return chosen[self.catalogue.owners(elements)]
+        return initial_buffer(buffer, self.inputs.seed, self.of_build.seed)
 
 
 def mesh_rank(mesh: Mesh, replica: int, shard: int, tp_index: int) -> int:

@@ -14,7 +14,7 @@ from harness.observe.record import Record
 from harness.oracle.inputs import Inputs, Operation, Placement
 from harness.reference.checkpoint import Content, Saver
 from harness.reference.observe import Observer
-from harness.reference.placement import Catalogue
+from harness.reference.placement import Catalogue, catalogue_of
 from harness.reference.readback import read_back
 from harness.reference.restore import Loader
 from harness.reference.state import Session
@@ -77,7 +77,7 @@ def run(
     records: list[Record] = []
     checkpoints: dict[int, Content] = {}
     install = install or _installer(faults)
-    catalogue = Catalogue(model_spec(placement.model), inputs.seed)
+    catalogue = catalogue_of(model_spec(placement.model), inputs.seed)
     ranks: Ranks | None = None
     for op in inputs.operations:
         if op.kind == "build":

@@ -12,14 +12,13 @@ from math import inf
 
 import numpy as np
 
-from harness import probe
 from harness.entry import resolve
-from harness.grid import Grid
 from harness.models import is_idle
 from harness.oracle.inputs import Operation, linear_share
+from harness.reference.blueprint import contributions
 from harness.reference.kernels import Hyper, update
-from harness.reference.numerics import Array
-from harness.reference.state import DTYPE, Session, Shards
+from harness.reference.numerics import DTYPE, Array
+from harness.reference.state import Session, Shards
 
 STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
 
@@ -78,9 +77,8 @@ class Trainer:
 
     def backward(self, op: Operation, microbatch: int, scale: float) -> None:
         """Add one microbatch's gradients, in compute dtype, to every rank's accumulated ones."""
-        units: dict[tuple[Grid, int], Array] = {}
         for shards in self.session.shards:
-            values = self._contributions(op, microbatch, shards, units) * np.float32(scale)
+            values = self._contributions(op, microbatch, shards) * np.float32(scale)
             if op.kind == "overflow" and microbatch == 0:
                 values[-1, shards.layout.element == self._first_with_gradient()] = inf
             gradient = values.astype(DTYPE[shards.stages.compute]).reshape(
@@ -88,49 +86,20 @@ class Trainer:
             )
             self.accumulate(shards, gradient)
 
-    def _contributions(
-        self, op: Operation, microbatch: int, shards: Shards, units: dict[tuple[Grid, int], Array]
-    ) -> Array:
-        """Every data-parallel rank's gradient, fp32, shape (dp, n). Experts that ranks share out have one contribution
-        for each of those groups, so that their grid may be another one. units: what was drawn before."""
-        session, element = self.session, shards.layout.element
-        experts = {p.fqn for p in session.catalogue.params if p.spec.ep_dim is not None}
-        total = np.zeros((session.mesh.dp, element.size), np.float32)
-        for members in ({p.fqn for p in session.catalogue.params} - experts, experts):
-            present = (session.parameter(slot.param.fqn) for slot in shards.layout.slots() if slot.param.fqn in members)
-            grid = next((param.gradient for param in present if param.gradient), None)
-            if grid is None:
-                continue
-            ranks = session.mesh.dp // (session.placement.expert_parallel if members is experts else 1)
-            if (grid, ranks) not in units:
-                drawn = self._units(op, microbatch, grid, ranks)
-                units[grid, ranks] = np.repeat(drawn, session.mesh.dp // ranks, axis=0)
-            own = units[grid, ranks][:, element] * np.float32(grid.unit)
-            total = own if not experts else np.where(session.belongs_to(members, element), own, total)
-        return total
-
-    def _units(self, op: Operation, microbatch: int, grid: Grid, ranks: int) -> Array:
-        """The gradients that so many ranks contribute, in units over the catalogue, fp32, shape (ranks, elements + 1):
-        the sum over a parameter's uses, zero where there is no gradient and for padding."""
-        session, catalogue = self.session, self.session.catalogue
-        drawn = session.with_gradient
-        pool = [catalogue.keys[use] for p in drawn for use in catalogue.uses[p.fqn]]
-        total = np.zeros((ranks, catalogue.padding + 1), np.float32)
-        if not pool:
-            return total
-        units = probe.rank_units(np.concatenate(pool), op.iteration, microbatch, ranks, grid)
-        idle = {p.fqn for p in drawn if is_idle(p.spec.idle, op.iteration, microbatch)}
-        once = len(drawn) == len(catalogue.params) and all(len(catalogue.uses[p.fqn]) == 1 for p in drawn)
-        if once and not idle:
-            total[:, :-1] = units
-            return total
-        start = 0
-        for param in drawn:
-            for _ in catalogue.uses[param.fqn]:
-                if param.fqn not in idle:
-                    total[:, catalogue.span(param)] += units[:, start : start + param.spec.numel]
-                start += param.spec.numel
-        return total
+    def _contributions(self, op: Operation, microbatch: int, shards: Shards) -> Array:
+        """Every data-parallel rank's gradient, fp32, shape (dp, n)."""
+        session, layout, dp = self.session, shards.layout, self.session.mesh.dp
+        names = tuple(p.fqn for p in session.with_gradient)
+        idle = tuple(p.fqn for p in session.with_gradient if is_idle(p.spec.idle, op.iteration, microbatch))
+        total: Array | None = None
+        for source in shards.blueprint.sources:
+            ranks = dp // session.placement.expert_parallel if source.experts else dp
+            drawn = contributions(layout.catalogue, names, idle, (op.iteration, microbatch), ranks, source.grid)
+            own = drawn[:, layout.element] if ranks == dp else np.repeat(drawn[:, layout.element], dp // ranks, axis=0)
+            if total is not None:
+                own = np.where(layout.catalogue.belongs_to(source.names, layout.element), own, total)
+            total = own
+        return np.zeros((dp, layout.element.size), np.float32) if total is None else total
 
     def _first_with_gradient(self) -> int:
         return self.session.catalogue.offset[self.session.with_gradient[0].fqn]
@@ -207,7 +176,7 @@ class Trainer:
             once = shards.main_grad[0].astype(np.float64)
             if shards.tp_index:
                 split = {p.fqn for p in self.session.catalogue.params if p.spec.tp_dim is not None}
-                once = once[self.session.belongs_to(split, shards.layout.shard_element)]
+                once = once[self.session.catalogue.belongs_to(split, shards.layout.shard_element)]
             squares += float(np.square(once).sum())
         dtypes = {s.stages.main_grad for s in self.session.shards} if self.session.with_gradient else set()
         self.total_norm, coefficient = resolve(rule.rule.reference)(squares, dtypes, rule)
@@ -252,7 +221,7 @@ class Trainer:
 
     def update_cohort(self, shards: Shards, hyper: Hyper, step: int, names: frozenset[str]) -> None:
         """Step number `step` of those of `names` that lie in `shards`."""
-        positions = self.session.positions(shards, names)
+        positions = shards.layout.positions(names)
         if positions is not None and not positions.size:
             return
         assert shards.main_grad is not None
@@ -264,10 +233,10 @@ class Trainer:
         param, grad = flat.pop("stepped"), flat.pop("grad")
         state = {} if step == 1 and hyper.kind == "sgd" else flat
         stepper = self.session.inputs.stepper
-        if shards.on_host is None or stepper.impl == stepper.host_impl:
+        if shards.blueprint.on_host is None or stepper.impl == stepper.host_impl:
             update(hyper, param, grad, state, step)
         else:
-            on_host = _take(np.repeat(shards.on_host[None], len(shards.stepped), 0), positions)
+            on_host = _take(np.repeat(shards.blueprint.on_host[None], len(shards.stepped), 0), positions)
             self._update_with_both(hyper, on_host, (param, grad, state), step)
         shards.stepped = _put(shards.stepped, positions, param)
         for role, values in state.items():
@@ -289,13 +258,14 @@ class Trainer:
 
     def publish(self) -> None:
         """In flat buffers: round the stepped shards to storage dtype and all-gather them into the parameters."""
-        trainable = self.session.trainable
+        trainable = frozenset(self.session.trainable)
         for shards in self.session.shards:
             if shards.model is None:
                 continue
             full = shards.gathered(self.rounded_to_storage(shards))
-            if not all(slot.param.fqn in trainable for slot in shards.layout.slots()):
-                full = np.where(self.session.belongs_to(trainable, shards.layout.element), full, shards.model)
+            if shards.layout.positions(trainable) is not None:
+                chosen = self.session.catalogue.belongs_to(trainable, shards.layout.element)
+                full = np.where(chosen, full, shards.model)
             shards.model = full
 
     def rounded_to_storage(self, shards: Shards) -> Array:

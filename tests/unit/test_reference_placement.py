@@ -24,7 +24,7 @@ def test_chunk_is_torch_chunk(size: int, parts: int) -> None:
 
 def layouts(model: str, mesh: Mesh, zero1: bool) -> tuple[Catalogue, list[FlatLayout]]:
     catalogue = Catalogue(ZOO[model], seed=0)
-    return catalogue, [lay_out(catalogue, "fp32", catalogue.params, mesh, tp, zero1) for tp in range(mesh.tp)]
+    return catalogue, [lay_out(catalogue, "fp32", tuple(catalogue.names), mesh, tp, zero1) for tp in range(mesh.tp)]
 
 
 @pytest.mark.parametrize("model", ZOO)
@@ -45,7 +45,7 @@ def test_every_element_has_one_owner(model: str, mesh: str, zero1: bool) -> None
         assert sorted(layout.order.ravel()) == list(range(layout.element.size))
         owned = layout.shard_element[layout.shard_element != catalogue.padding]
         assert len(set(owned)) == len(owned)
-        slots = list(layout.slots())
+        slots = list(layout.slots)
         assert len(owned) == sum(prod(slot.size) for slot in slots)
         assert {slot.param.fqn for slot in slots} == {p.fqn for p in catalogue.params}, tp_index
     covered = np.concatenate([layout.element for layout in columns])
@@ -56,7 +56,7 @@ def test_every_element_has_one_owner(model: str, mesh: str, zero1: bool) -> None
 def test_pieces_are_the_elements_their_rank_owns(model: str, mesh: str, zero1: bool) -> None:
     catalogue, columns = layouts(model, Mesh.parse(mesh), zero1)
     for layout in columns:
-        for fragment in layout.fragments():
+        for fragment in layout.fragments:
             spec, offset = fragment.slot.param.spec, catalogue.offset[fragment.slot.param.fqn]
             own = layout.shard_element[fragment.shard, fragment.at : fragment.at + fragment.numel] - offset
             numbers = np.arange(spec.numel)
@@ -83,14 +83,14 @@ def test_zero1_buckets_are_units_in_reverse_with_equal_even_shares() -> None:
 
 def test_modules_that_are_no_unit_share_the_last_bucket() -> None:
     catalogue = Catalogue(ZOO["tied"], seed=0)
-    layout = lay_out(catalogue, "fp32", catalogue.params, Mesh(), 0, zero1=True)
+    layout = lay_out(catalogue, "fp32", tuple(catalogue.names), Mesh(), 0, True)
     assert [slot.param.fqn for slot in layout.buckets[-1].slots] == ["embed.weight"]
 
 
 def test_trailing_ranks_of_a_short_parameter_own_padding_only() -> None:
     catalogue, (layout,) = layouts("short", Mesh.parse("1x4x1"), zero1=False)
     assert (layout.shard_element[3] == catalogue.padding).all()
-    assert [f.shard for f in layout.fragments() if f.slot.param.fqn == "two.weight"] == [0, 1]
+    assert [f.shard for f in layout.fragments if f.slot.param.fqn == "two.weight"] == [0, 1]
 
 
 def test_runs() -> None:

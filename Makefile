@@ -15,7 +15,7 @@ STAMP  := $(if $(VENV),$(VENV)/.installed)
 JOBS   ?= $(shell nproc)
 PIP    := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint bench canaries nightly gpu report-sample clean
+.PHONY: run test lint bench canaries nightly gpu clean
 
 run: $(STAMP)  ## the smoke scenarios on the reference and on FSDP2 + DCP, then the report
 	$(PY) -m harness run smoke --out reports/smoke
@@ -34,7 +34,7 @@ canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fa
 	$(PY) -m harness faults --out reports/canaries
 
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
-	$(PY) -m harness run nightly nightly_fsdp --out reports/nightly
+	$(PY) -m harness run nightly --out reports/nightly
 	$(PY) -m pytest -n $(JOBS) --dist loadfile -m nightly
 
 GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 regressions/torch-fsdp2-164929

@@ -15,5 +15,6 @@ SYSTEM = register(
         doc="PyTorch ZeroRedundancyOptimizer and DistributedDataParallel, unmodified",
         home=__name__,
         distributions=("torch",),
+        data=f"{__name__}/data",
     )
 )

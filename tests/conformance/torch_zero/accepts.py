@@ -8,6 +8,7 @@ from harness.systems.accepts import (
     NUMBERS,
     Accepts,
     Anything,
+    Faults,
     Formats,
     Limit,
     Loads,
@@ -42,6 +43,7 @@ ACCEPTS = Accepts(
     microbatches=Anything(),
     checkpoint=Formats({"full": ()}),
     program=Operations(EVERY_STEP),
+    faults=Faults(),
     seed=Anything(),
     limits=(
         Limit(

@@ -1,0 +1,130 @@
+"""What the documents name is there: files, commands with their options, and the code that they quote.
+
+*Verifies*: every path below one of our folders exists, every `shardproof` command line parses and names scenarios,
+systems and axes that there are, every `make` target and `python -m` module exists, and a block of Python under the name
+of a file is a part of that file.
+*Does not verify*: what a command prints, and prose.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from harness.arguments import load_plugins
+from harness.cli import cli
+from harness.scenario import AXES, parse_axis
+from harness.space.files import load_space, split_system
+from harness.systems.registry import system_named
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("harness/cli.py"))
+)
+OURS = ("harness", "scenarios", "tests", "docs", "benchmarks", "reports", ".ci")
+"""Folders whose files a document may name in full."""
+
+_PATH = re.compile(r"(?<![\w./@:~-])(?:\.\./)*([\w.-]+(?:/[\w.*<>-]+)+\.(?:py|toml|md|patch|html))(?![\w/])")
+_COMMAND = re.compile(r"(?:^\$ |`|^    )(shardproof [^`\n]*)", re.MULTILINE)
+_MODULE = re.compile(r"python -m ((?:harness|benchmarks)[\w.]*)")
+_TARGET = re.compile(r"(?:`|^\$ )make ([a-z-]+)", re.MULTILINE)
+_QUOTED = re.compile(r"`(?P<path>[\w/.-]+\.py)`:\n\n(?P<blocks>(?:```python\n.*?```\n+)+)", re.DOTALL)
+_NAMES = re.compile(r"[A-Z]{2,}|<\w+>|^my[_-]")
+"""A word in capitals or brackets, or one of mine, stands for something of the reader's: ID, <bug>, my_plugin."""
+
+
+def text_of(document: str) -> str:
+    """A document, with lines that end in a backslash joined to the next."""
+    return (ROOT / document).read_text("utf-8").replace("\\\n", " ")
+
+
+def cases(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
+    """(document, what the pattern's group matched), each once."""
+    found = [(document, match) for document in DOCUMENTS for match in pattern.findall(text_of(document))]
+    return sorted(set(found))
+
+
+def places(path: str) -> Iterator[Path]:
+    """Where a path of a document may lie: from the root, from `harness/`, or from `docs/`."""
+    pattern = re.sub(r"<\w+>", "*", path)
+    for folder in (ROOT, ROOT / "harness", ROOT / "docs"):
+        yield from folder.glob(pattern)
+
+
+def is_ours(path: str) -> bool:
+    first = path.partition("/")[0]
+    return first in OURS or (ROOT / "harness" / first).is_dir()
+
+
+@pytest.mark.parametrize(("document", "path"), [case for case in cases(_PATH) if is_ours(case[1])])
+def test_a_file_that_a_document_names_is_there(document: str, path: str) -> None:
+    assert any(places(path)), f"{document} names {path}"
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command line, without the remark behind it and without what the shell would do."""
+    words = shlex.split(re.split(r"  +(?!-)", command)[0], comments=True)[1:]
+    ends = [i for i, word in enumerate(words) if word in ("|", ">", "&&", "…") or word.startswith("$")]
+    return words[: min(ends, default=len(words))]
+
+
+COMMANDS = [(document, command) for document, command in cases(_COMMAND) if words_of(command)]
+
+
+@pytest.mark.parametrize(("document", "command"), COMMANDS)
+def test_a_command_line_parses(document: str, command: str) -> None:
+    name, *words = words_of(command)
+    if _NAMES.fullmatch(name) or name.startswith(("-", "[")):
+        return
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None, f"{document}: there is no command {name}"
+    if not words:  # the command itself is meant
+        return
+    context = found.make_context(name, words)  # raises what a user would see
+    given = context.params
+    load_plugins([plugin for plugin in given.get("plugins") or () if not _NAMES.search(plugin)])
+    for system in given.get("systems") or ():
+        if not _NAMES.search(system):
+            system_named(split_system(system)[0])
+    for setting in given.get("sets") or ():
+        axis, _, values = setting.partition("=")
+        assert axis in AXES, f"{document}: {command}"
+        for value in values.split(","):
+            parse_axis(axis, value)
+    for scenario in given.get("names") or ():
+        if name in ("run", "plan") and not scenario.endswith(".toml") and not _NAMES.search(scenario):
+            load_space(scenario)
+
+
+@pytest.mark.parametrize(("document", "module"), cases(_MODULE))
+def test_a_module_that_is_run_is_there(document: str, module: str) -> None:
+    path = ROOT / module.replace(".", "/")
+    assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), f"{document} runs {module}"
+
+
+@pytest.mark.parametrize(("document", "target"), cases(_TARGET))
+def test_a_target_of_make_is_there(document: str, target: str) -> None:
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE), f"{document}: make {target}"
+
+
+def quotations() -> Iterator[tuple[str, str, str]]:
+    for document in DOCUMENTS:
+        for match in _QUOTED.finditer((ROOT / document).read_text("utf-8")):
+            for block in re.findall(r"```python\n(.*?)```", match["blocks"], re.DOTALL):
+                yield document, match["path"], block
+
+
+@pytest.mark.parametrize(("document", "path", "block"), list(quotations()))
+def test_quoted_code_is_that_of_its_file(document: str, path: str, block: str) -> None:
+    assert block in (ROOT / path).read_text("utf-8"), f"{document} quotes {path}"
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(COMMANDS) > 50
+    assert len(list(quotations())) >= 5

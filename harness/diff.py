@@ -20,7 +20,7 @@ import numpy.typing as npt
 from harness.layout import multi_index
 from harness.observe.assemble import Bits, as_bits, elements_of, record_key
 from harness.observe.logical import Key, Logical, Problem, Value
-from harness.observe.record import NUMPY_NAME, Record
+from harness.observe.record import NUMPY_NAME, Record, every_rank
 
 STRUCTURE = ("unreadable", "missing", "extra", "dtype", "shape", "size", "gap", "overlap", "replica_conflict")
 
@@ -323,7 +323,7 @@ def _with_ranks(found: list[Difference], expected: Logical, records: Iterable[Re
     """The differences with the ranks that hold deviating elements; those of missing values stay unknown."""
     wanted = {d.key for d in found if not d.ranks}
     pieces: dict[Key, list[Record]] = {}
-    for record in records:
+    for record in every_rank(records):
         key = record_key(record)
         if key in wanted:
             pieces.setdefault(key, []).append(record)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from harness.observe.assemble import assemble
 from harness.observe.logical import Logical
-from harness.observe.record import LIVE, Record
+from harness.observe.record import LIVE, Record, every_rank
 from harness.oracle import twin
 from harness.oracle.inputs import Inputs
 from harness.reference import system as reference
@@ -33,7 +33,8 @@ def records_of(
     """What every rank of the reference held, live and written, with the scenario's faults planted, or what `install`
     plants in their place."""
     inputs, placement = contract_of(scenario).resolve(scenario)
-    return reference.run(inputs, placement, faults=scenario.faults, observe_ops=observe_ops, install=install)
+    held = reference.run(inputs, placement, faults=scenario.faults, observe_ops=observe_ops, install=install)
+    return list(every_rank(held))
 
 
 def by_reference(scenario: Scenario) -> Logical:

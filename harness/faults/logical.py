@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from harness.observe.record import every_rank
 from harness.oracle.inputs import Buffer, Operation
 
 if TYPE_CHECKING:
@@ -165,12 +166,12 @@ def tied_split(ranks: Ranks) -> None:
     def load(content: Content) -> None:
         original_load(content)
         detached.clear()
-        for record in original_observe(now):
+        for record in every_rank(original_observe(now)):
             if record.role == "param" and ranks.session.model.param(record.fqn).spec.tied_to:
                 detached[record.rank, record.fqn] = record
 
     def observe(op: Operation) -> Iterable[Record]:
-        for record in original_observe(op):
+        for record in every_rank(original_observe(op)):
             own = detached.get((record.rank, record.fqn)) if record.role == "param" else None
             yield own._replace(op=op.index) if own else record
 

@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from harness.layout import Box, inside, multi_index
 from harness.observe.logical import Key, Logical, Problem, Value
-from harness.observe.record import ITEMSIZE, PER_RANK_ROLES, Record
+from harness.observe.record import ITEMSIZE, PER_RANK_ROLES, Record, every_rank
 
 _identity = attrgetter("op", "where", "role", "fqn")
-_CONTENT = slice(Record._fields.index("dtype"), None)
-"""The fields of a record that replicas have in common: all from `dtype` on."""
+_CONTENT = slice(Record._fields.index("dtype"), Record._fields.index("others"))
+"""The fields of a record that replicas have in common: all from `dtype` on but which ranks they are on."""
 
 Bits = npt.NDArray[np.unsignedinteger[Any]]
 Element = TypeVar("Element", bound=np.generic)
@@ -67,7 +67,7 @@ def _add(key: Key, pieces: list[Record], logical: Logical, problems: list[Proble
         return
     value = _join_sound(pieces)
     if value is None:
-        value, found = _Inspection(key, pieces).result()
+        value, found = _Inspection(key, list(every_rank(pieces))).result()
         problems.extend(found)
     if value is not None:
         logical[key] = value
@@ -76,7 +76,7 @@ def _add(key: Key, pieces: list[Record], logical: Logical, problems: list[Proble
 def _add_copies(key: Key, pieces: list[Record], logical: Logical, problems: list[Problem]) -> None:
     """Copies that are cut differently: each assembled by itself, the first one's value kept, the others compared."""
     copies: dict[int, list[Record]] = {}
-    for piece in pieces:
+    for piece in every_rank(pieces):
         copies.setdefault(piece.replica, []).append(piece._replace(replica=0))
     first: Logical = {}
     for replica, own in copies.items():
@@ -109,7 +109,7 @@ def _join_sound(pieces: list[Record]) -> Value | None:
     total = prod(shape) * itemsize
     if len(data) == total and first.size == shape and not first.flat:
         content = first[_CONTENT]
-        if all(piece[_CONTENT] == content for piece in pieces):
+        if len(pieces) == 1 or all(piece[_CONTENT] == content for piece in pieces):
             return None if any(first.start) or len(first.start) != len(shape) else Value(dtype, shape, data)
     return _join_intervals(pieces, dtype, shape, itemsize, total) if shape else None
 
@@ -121,7 +121,7 @@ def _join_intervals(
     row_bytes = prod(inner) * itemsize
     origin = (0,) * len(inner)
     parts: dict[int, bytes] = {}
-    for _, _, _, _, _, own_dtype, own_shape, start, size, data, flat, _ in pieces:
+    for _, _, _, _, _, own_dtype, own_shape, start, size, data, flat, _, _ in pieces:
         if own_dtype != dtype or own_shape != shape:
             return None
         if flat:

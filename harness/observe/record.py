@@ -78,7 +78,9 @@ class Record(NamedTuple):
     `flat`, one entry each, in elements of the row-major flattened tensor. data: the piece's bytes,
     row-major, little endian; its length is product(size) times the dtype's item size. replica: which copy of the
     tensor the piece belongs to, where copies are cut differently (a tp-replicated parameter in flat buffers, which
-    lie differently on every tp rank); each copy must be whole, and all must agree.
+    lie differently on every tp rank); each copy must be whole, and all must agree. others: further ranks that hold this
+    very piece with these very bytes; whoever observes many ranks at once compares them there, and `every_rank` gives
+    each its own record.
     """
 
     op: int
@@ -93,6 +95,19 @@ class Record(NamedTuple):
     data: bytes
     flat: bool = False
     replica: int = 0
+    others: tuple[int, ...] = ()
+
+
+def every_rank(records: Iterable[Record]) -> Iterator[Record]:
+    """The records with one for every rank that holds a piece."""
+    for record in records:
+        if not record.others:
+            yield record
+            continue
+        alone = record._replace(others=())
+        yield alone
+        for rank in record.others:
+            yield alone._replace(rank=rank)
 
 
 def whole(op: int, rank: int, role: str, fqn: str, dtype: str, shape: tuple[int, ...], data: bytes,
@@ -104,15 +119,12 @@ def whole(op: int, rank: int, role: str, fqn: str, dtype: str, shape: tuple[int,
 def pack(records: Iterable[Record]) -> bytes:
     """Records as one self-describing blob: a JSON header line, then the raw bytes in order."""
     kept = list(records)
-    header = [
-        [r.op, r.rank, r.where, r.role, r.fqn, r.dtype, r.shape, r.start, r.size, r.flat, r.replica, len(r.data)]
-        for r in kept
-    ]
+    header = [(*r[:9], r.flat, r.replica, len(r.data), *r.others) for r in kept]
     return json.dumps(header).encode() + b"\n" + b"".join(r.data for r in kept)
 
 
 def unpack(blob: bytes) -> Iterator[Record]:
-    """The records of `pack`.
+    """The records of `pack`, one for every rank that held a piece.
 
     Raises:
         ValueError: the blob is truncated or not one of ours.
@@ -121,11 +133,13 @@ def unpack(blob: bytes) -> Iterator[Record]:
     if not newline:
         raise ValueError("not an observation: no header line")
     position = 0
-    for op, rank, where, role, fqn, dtype, shape, start, size, flat, replica, length in json.loads(head):
+    for op, rank, where, role, fqn, dtype, shape, start, size, flat, replica, length, *others in json.loads(head):
         data = body[position : position + length]
         if len(data) != length:
             raise ValueError(f"truncated observation: {fqn} ({role}) has {len(data)} of {length} bytes")
         position += length
-        yield Record(op, rank, where, role, fqn, dtype, tuple(shape), tuple(start), tuple(size), data, flat, replica)
+        box = tuple(shape), tuple(start), tuple(size)
+        for holder in (rank, *others):
+            yield Record(op, holder, where, role, fqn, dtype, *box, data, flat, replica)
     if position != len(body):
         raise ValueError(f"observation has {len(body) - position} stray bytes")

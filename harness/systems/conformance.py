@@ -363,9 +363,10 @@ def last_state(payload: bytes) -> bytes:
 def _found(request: Mapping[str, Any]) -> Any:
     """What the ranks of a request left, or the reference where it is one in lockstep."""
     from harness.judge import Case, Found, gather
+    from harness.observe.record import every_rank
     from harness.reference import system as reference
 
     if not request.get("lockstep"):
         return gather(request)
     case = Case.of(Scenario().with_axes(request["scenario"]))
-    return Found(case, reference.run(case.inputs, case.placement), [], {})
+    return Found(case, list(every_rank(reference.run(case.inputs, case.placement))), [], {})

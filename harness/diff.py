@@ -1,7 +1,11 @@
 """Compare an observation with what an oracle expects: structure first, then bits.
 
-*Verifies*: every expected value is there and no other; same dtype, same shape, same bytes. NaN payloads and the
-sign of zero count. The global gradient norm alone is compared within a stated number of ULPs.
+Structure is what there is: a value that is missing or too many, another dtype or shape, a gap or an overlap between the
+pieces. Where the structure is wrong, bits are not compared. For example, `exp_avg dtype` means that a moment is stored
+in bf16 where the contract says fp32; its values are not looked at.
+
+*Verifies*: every expected value is there and no other; same dtype, same shape, same bytes. NaN payloads and the sign of
+zero count. The global gradient norm alone is compared within a stated number of ULPs.
 *Does not verify*: why a value differs (see `harness.diagnosis`).
 
 A comparison of nothing is never a pass: without a single expected byte the result is a `missing` difference.

@@ -1,7 +1,7 @@
-"""Which exact grid a parameter's gradients are drawn from: a choice of the dtypes that its stages are declared in.
+"""Which exact grid a parameter's gradients are drawn from: a choice that the declared dtypes of its stages decide.
 
-`harness.probe` says what the grids are and draws from them. Apart from it so that a contract, which names the grid,
-needs no numpy.
+`harness.probe` says what each kind of grid is, and draws from it. The choice lies apart from it so that a contract,
+which names the grid, needs no numpy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ class Grid:
 
 
 def choose_grid(stage_dtypes: tuple[str, str, str], compute: str, dp: int, microbatches: int) -> Grid:
-    """The most sensitive grid that is exact.
+    """The most sensitive grid that is still exact in every declared stage.
+
+    For example, gradients that are computed in bf16 and reduced in fp32 over four ranks get a `wide` grid: each rank's
+    value fits into bf16's 8 bits, their sum needs about 14, and a library that reduces in bf16 after all loses some of
+    them.
 
     Args:
         stage_dtypes: declared dtypes of accumulate, reduce and main gradient.

@@ -1,11 +1,21 @@
 """From what ranks observed to what differs and why. Runs in a warm worker (torch, one thread), never in the parent.
 
-One scenario's records go in; the twin says what must be, the reference is asked whether it agrees, pieces
-are assembled, compared and explained; plain data comes out, which the laboratory turns into a verdict.
+The steps, in the order of the code:
 
-*Verifies*: that twin and reference agree on this very scenario before either is believed; that every
-load can be seen (the expected state right before it differs from the one right after); structure, dtype,
-shape, coverage and bits of everything observed, live and written.
+1. `gather`: read the ranks' records, leave out operations that some rank did not complete, and read the checkpoints
+   back with a reader of our own.
+2. `judge_found`: look for what a rank should hold and recorded nothing of.
+3. `judge`: join the pieces into logical tensors, ask the twin what must be, compare, and ask the reference whether it
+   agrees with the twin on this very scenario.
+4. `_explained`: after a difference, look for a mechanism that produces exactly these bits.
+
+The answer is plain data (`Judgement`), which the laboratory turns into a verdict. For example: rank 1 stepped with a
+stale master. Its records of `master` and `param` differ from the twin's from operation 3 on, the reference agrees with
+the twin, and the rule `stale_copy_won` recognises the bits of the run that never loaded.
+
+*Verifies*: that twin and reference agree on this very scenario before either is believed; that every load can be seen
+(the expected state right before it differs from the one right after); structure, dtype, shape, coverage and bits of
+everything observed, live and written.
 *Does not verify*: that a failure reproduces (the laboratory does that, in fresh ranks).
 """
 
@@ -44,9 +54,9 @@ from harness.world.observations import read_observations
 class Judgement:
     """What one scenario's observation showed.
 
-    differences: failing ones, structure first. normalisations: differences that a contract allows, listed and
-    counted. explanations: mechanisms, most specific first. distrust: why no verdict can be given (twin and
-    reference disagree, or a load that could not be seen); empty when the oracle is sound.
+    differences: those that fail, structure first. normalisations: differences that the contract allows, listed and
+    counted. explanations: mechanisms, most specific first. distrust: why no verdict can be given (twin and reference
+    disagree, or a load could do nothing unseen); empty when the oracle is sound.
     """
 
     differences: tuple[Difference, ...]
@@ -81,7 +91,7 @@ def serve(payload: bytes) -> bytes:
     request = json.loads(payload)
     found = gather(request)
     if not found.records and not request["complete"]:
-        return _reply(Judgement((), (), (), ""))  # the ranks failed before there was anything to compare
+        return _reply(Judgement((), (), (), ""))  # the ranks failed before anything could be compared
     return _reply(judge_found(found), found.notes)
 
 
@@ -97,7 +107,7 @@ class Found:
 
 
 def gather(request: Mapping[str, Any]) -> Found:
-    """Read everything that a request of `serve` names."""
+    """Read everything that a request to `serve` names: the ranks' observations and the checkpoints that they wrote."""
     case = Case.of(Scenario().with_axes(request["scenario"]))
     complete = request["complete"]
     records = _finished(_read_observations(request["observations"], complete=complete), case.ops, complete=complete)
@@ -108,7 +118,7 @@ def gather(request: Mapping[str, Any]) -> Found:
 
 
 def judge_found(found: Found) -> Judgement:
-    """Compare what was found with what must be, and look for what some ranks lack."""
+    """Compare what was found with what must be, and add what some ranks should have recorded and did not."""
     case = found.case
     by_owners = OWNER_ROLES if case.inputs.owner_groups else frozenset()
     absent = _absences(found.records, {op.index: op.mesh.world for op in case.ops}, by_owners)
@@ -155,7 +165,10 @@ def _explained(
 
 
 def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
-    """The twin's prediction for the operations that were observed, live, and for what they wrote and can be read."""
+    """What must be observed: the twin's values, live, and what the saves must have written of them.
+
+    Only operations that were observed count, and only checkpoints that could be read.
+    """
     scenario, contract = case.scenario, case.system.contract
     done = {key.op for key in observed}
     truth = contract.completed(_twin(case.inputs, _reported_norms(observed)), observed, scenario, done)
@@ -177,7 +190,7 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
 
 
 def _must_be_written(case: Case, live: Logical, op: Op) -> Logical:
-    """What a save must have written; the reference's own formats hold everything that lasts."""
+    """What a save must have written. The reference has formats of its own, which hold everything that lasts."""
     if case.system.world == "lockstep":
         return TorchStored().must_hold(live, op, case.scenario)
     return case.system.stored.must_hold(live, op, case.scenario)
@@ -197,7 +210,11 @@ def _twin(inputs: Inputs, norms: tuple[tuple[int, float], ...]) -> Logical:
 
 
 def _blind_load(ops: Sequence[Op], expected: Logical) -> str:
-    """Why a load of these operations could do nothing unnoticed; empty if it could not."""
+    """Why a load of this program could do nothing without being noticed; empty if none could.
+
+    If the parameters expected after a load are those expected before it, a load that does nothing passes. Then the
+    scenario proves nothing about loading, and its verdict is `unknown`.
+    """
     for before, op in itertools.pairwise(ops):
         if op.kind not in ("load", "load_model_only") or not any(key.op == op.index for key in expected):
             continue
@@ -212,8 +229,11 @@ def _params(expected: Logical, op: int) -> dict[str, bytes]:
 
 
 def _oracles_disagree(case: Case) -> str:
-    """How twin and reference differ on this scenario; empty when they agree bit for bit, or, where a GPU steps, in what
-    there is, in which dtype and shape."""
+    """How twin and reference differ on this scenario; empty where they agree.
+
+    They must agree bit for bit. Where a GPU's kernel steps, numpy cannot know its bits, and they must agree on what
+    there is, in which dtype and shape.
+    """
     return _reference_against_twin(case.inputs, case.placement)
 
 
@@ -237,7 +257,8 @@ def _disagreement(found: Sequence[Difference]) -> str:
 
 
 def _read_observations(paths: Iterable[str], *, complete: bool) -> Iterator[Record]:
-    """The records of the ranks' files; what a dying rank cut off in the middle ends its file."""
+    """The records of the ranks' files. A rank that died while it wrote leaves half a record behind, which ends its
+    file."""
     for path in paths:
         try:
             yield from read_observations(Path(path))
@@ -247,7 +268,7 @@ def _read_observations(paths: Iterable[str], *, complete: bool) -> Iterator[Reco
 
 
 def _finished(records: Iterable[Record], ops: Sequence[Op], *, complete: bool) -> list[Record]:
-    """Without the operations that some rank of their mesh did not complete."""
+    """The records without those of operations that some rank of their mesh did not complete."""
     kept = list(records)
     if complete:
         return kept
@@ -259,8 +280,8 @@ def _finished(records: Iterable[Record], ops: Sequence[Op], *, complete: bool) -
 
 
 def _without_notes(records: Iterable[Record]) -> tuple[list[Record], dict[str, list[str]]]:
-    """The records to compare, and what ranks said of themselves: the emulated symbols that some touched, and their
-    devices."""
+    """The records to compare, and beside them what ranks said of themselves: which emulated symbols they touched,
+    and on which device they ran."""
     kept: list[Record] = []
     notes: dict[str, set[str]] = {role: set() for role in _NOTES}
     for record in records:
@@ -275,8 +296,11 @@ _NOTES = ("emulated", "device")
 
 
 def _absences(records: Iterable[Record], worlds: Mapping[int, int], by_owners: Set[str]) -> list[Problem]:
-    """What some ranks hold and others know nothing of: real ranks record every value, an empty shard too, save for the
-    roles that only owners record."""
+    """Values that some ranks recorded and others of the same mesh did not.
+
+    A real rank records every value, one of which it holds nothing as an empty piece. Roles that only the owners of a
+    parameter record are left out here; `_losses` looks at them.
+    """
     holders: dict[Key, set[int]] = {}
     for record in records:
         if record.where == LIVE and record.role not in PER_RANK_ROLES and record.role not in by_owners:
@@ -289,8 +313,12 @@ def _absences(records: Iterable[Record], worlds: Mapping[int, int], by_owners: S
 
 
 def _losses(records: Iterable[Record]) -> list[Problem]:
-    """What owners of a part of a parameter hold nothing of, though others that own some of it do: elements are counted
-    over all ranks, and a copy elsewhere, or a number that every owner should have, would hide it."""
+    """Owners of a part of a parameter that hold nothing of some value, though other owners hold it.
+
+    Assembly does not see this: it counts elements over all ranks, and a copy on another rank fills the hole. For
+    example, two ranks own halves of a weight and both have a master, but only one has a step counter: each shape is
+    complete, and one rank's bias correction is lost.
+    """
     owners: dict[tuple[int, str], set[int]] = {}
     holders: dict[tuple[int, str], dict[Key, set[int]]] = {}
     for record in records:
@@ -311,10 +339,10 @@ def _losses(records: Iterable[Record]) -> list[Problem]:
 
 
 _HELD = frozenset({"master", "grad", "exp_avg", "exp_avg_sq", "momentum"})
-"""Roles of which a rank has elements if, and only if, its optimizer steps them."""
+"""Roles of which a rank has elements if, and only if, its optimizer steps them: they say who owns what."""
 
 _FOLLOWS = frozenset({"step", "hyperparameter", "exp_avg", "exp_avg_sq", "momentum"})
-"""Roles that a rank has, once they are created, of every parameter that it owns elements of."""
+"""Roles that a rank must have of every parameter that it owns elements of, once they are created."""
 
 _OWNED = _HELD | _FOLLOWS
 

@@ -90,7 +90,8 @@ class Pattern:
 
 @dataclass(frozen=True)
 class KnownIssue:
-    """One entry of the file; see the module's text for the fields. confirmed_on_gpu: empty until a GPU has shown it."""
+    """One entry of the file; the module's text has the fields. confirmed_on_gpu: empty until a GPU has shown the
+    defect."""
 
     id: str
     what: str
@@ -121,8 +122,11 @@ class KnownIssues:
         return "+".join(dict.fromkeys(issue.id for issue in found if issue))
 
     def emulated_only(self, result: Result) -> bool:
-        """Whether a failure was seen with something emulated, and no GPU has confirmed it yet. Derived from what the
-        result says of itself; an entry changes it by `confirmed_on_gpu` alone."""
+        """Whether a failure was seen with something emulated, and no GPU has shown it yet.
+
+        The result itself says what was emulated; an entry that it matches can change the answer through
+        `confirmed_on_gpu` alone.
+        """
         if not (result.verdict.is_failure and result.emulated) or result.scenario.faults:
             return False
         found = self.of(result.known_issue or self.match(result) or "")

@@ -1,8 +1,16 @@
 """The laboratory: observes scenarios in the right world, has them judged, and confirms failures.
 
-One thread takes one scenario at a time from observation to verdict; ranks and judging run in other
-processes, so a few threads keep every core busy. A failure counts only after it was reproduced in freshly
-started ranks. Whatever goes wrong on our side becomes `unknown`, never a pass; a full disk stops the run.
+For each scenario it
+
+1. asks the system whether a limit refuses it; then the verdict is `unsupported`, and nothing runs;
+2. has the sessions of the program run by fresh ranks, one after the other, until one fails (`_forked`), or the
+   reference by a worker (`_lockstep`);
+3. hands what was observed to the caller, which stores it;
+4. has a warm worker judge it (`harness.judge`);
+5. after a failure does 2 to 4 once more. The same failure: the verdict stands. Another, or none: `nondeterministic`.
+
+One thread takes one scenario through all of that. Ranks and judges are other processes, so that a few threads keep
+every core busy. Whatever goes wrong on our side becomes `unknown`, never a pass; a full disk stops the run.
 """
 
 from __future__ import annotations
@@ -51,9 +59,9 @@ Observed = Callable[[Scenario, bytes], None]
 
 JUDGE_DEADLINE_S = 120.0
 RAM_DISK = Path("/dev/shm")
-RAM_DISK_BYTES = 512 << 20  # a smaller one, such as a container's 64 MiB, is no place for checkpoints
-LEAST_FREE_BYTES = 1 << 20  # a session that fails with less than this left on the scratch disk is no evidence
-PLENTY_BYTES = 256 << 20  # with more than this free, a library that says there is no space is wrong about it
+RAM_DISK_BYTES = 512 << 20  # a smaller one, such as the 64 MiB of a container, cannot hold checkpoints
+LEAST_FREE_BYTES = 1 << 20  # with less than this left on the scratch disk, a failure says nothing about the system
+PLENTY_BYTES = 256 << 20  # with more than this free, a library that says "no space" is mistaken
 REFERENCE_NOT_COMPARED = (
     "reference not compared on cuda: numpy has no GPU kernels, and vouches for the twin's structure, not for its bits"
 )
@@ -71,8 +79,10 @@ class _Trial:
 
 
 class Laboratory:
-    """Warm servers and worker threads for a run: for each device one server, started when first needed, that judges and
-    runs what the interpreter has installed, and one for each release of a package under test.
+    """The warm servers and worker threads of a run.
+
+    There is one server for each device, which judges and runs what the interpreter has installed, and one for each
+    release of a library under test. All are started when first needed.
 
     Args:
         jobs: scenarios in progress at once. deadline_s: seconds one session's ranks may take.
@@ -159,7 +169,8 @@ class Laboratory:
         return replace(result, duration_s=time.monotonic() - started)
 
     def _unknown(self, scenario: Scenario, reason: str) -> Result:
-        """No verdict, and of which release, as far as it can be told: it may be what the error is about."""
+        """A result without a verdict. It names the release as far as that can be told, since the release may be what
+        the error is about."""
         version = scenario.version
         with suppress(HarnessError, UsageError):
             info = system_named(scenario.system)
@@ -171,7 +182,7 @@ class Laboratory:
         first = self._attempt(scenario, info, observed)
         if not first.verdict.is_failure:
             return first
-        patience = 2.0 if first.verdict is Verdict.HANG else 1.0  # a slow machine is no hang
+        patience = 2.0 if first.verdict is Verdict.HANG else 1.0  # a slow machine must not look like a hang
         second = self._attempt(scenario, info, lambda scenario, blob: None, patience)
         if _same_failure(first, second):
             return replace(first, reproduced=Reproduced(1, 1))
@@ -216,7 +227,11 @@ class Laboratory:
         return self._forked(scenario, directory, deadline_s or self.deadline_s, quiet=quiet).outcomes
 
     def ask(self, target: str, request: Mapping[str, Any]) -> Any:
-        """What a warm worker answers to a request: `module:function` with JSON in and out."""
+        """The answer of a warm worker to a request.
+
+        Args:
+            target: `module:function` that the worker calls. request: what it gets, and what it answers, is JSON.
+        """
         reply = self._servers["cpu"].call(target, json.dumps(request).encode(), JUDGE_DEADLINE_S)
         return json.loads(reply)
 
@@ -242,14 +257,19 @@ class Laboratory:
         return nullcontext(self._servers[scenario.device])
 
     def _ran(self, info: System, scenario: Scenario) -> dict[str, Any]:
-        """What really ran, as fields of a result."""
+        """What really ran, as fields of a `Result`: the release, and with which packages upstream never supported
+        it."""
         if not info.package:
             return {"version": self._named(info, scenario)}
         overlay = self._environments.overlay(info, scenario.version)
         return {"version": overlay.version, "outside_support": overlay.outside}
 
     def _release(self, info: System, version: str) -> str:
-        """The release that a system's rules are about: that of a working tree or a commit is what it says itself."""
+        """The release that a system's limits are asked about.
+
+        A working tree or a commit has no release in its name; it is asked what it calls itself, so that
+        `megatron-core@git:main` gets the limits of 0.19 and not those of nothing.
+        """
         if not info.package:
             return version
         if version.startswith(SOURCES):
@@ -257,8 +277,11 @@ class Laboratory:
         return package(info.package).release(version).version
 
     def _named(self, info: System, scenario: Scenario) -> str:
-        """The release that a scenario asks for, without installing it: of a system's package, or of its first
-        distribution; the release of shardproof for a system of ours."""
+        """The release that a scenario asks for, found without installing anything.
+
+        It is that of the system's package; of a system whose library is installed anyway, such as torch, that of its
+        first distribution; of a system of ours, shardproof's.
+        """
         if info.package:
             return scenario.version or package(info.package).newest.version
         if not info.distributions:
@@ -277,7 +300,7 @@ class Laboratory:
 
 
 def judge_request(scenario: Scenario, directory: Path, outcomes: Sequence[JobOutcome]) -> dict[str, Any]:
-    """What `harness.judge` has to know of a scenario that ran in `directory`."""
+    """What `harness.judge.serve` has to know of a scenario that ran in `directory`."""
     saves = [op for op in expand(scenario) if op.kind == "save"]
     return {
         "scenario": scenario.axis_values(only_changed=True),
@@ -295,7 +318,8 @@ def scratch_folder() -> Path:
 
 
 def require_installed(info: System, version: str, installed: str) -> None:
-    """A system without a package of its own runs in the release that its interpreter has, and in no other.
+    """Check that the release asked for is the one there is: a library that came with the interpreter cannot be
+    exchanged.
 
     Raises:
         UsageError: `version` is another one.
@@ -306,8 +330,12 @@ def require_installed(info: System, version: str, installed: str) -> None:
 
 
 def _same_failure(first: Result, second: Result) -> bool:
-    """Whether the second attempt failed like the first. How far the other ranks got before an error, and so what there
-    was to compare, is a matter of timing: an error is the same if it is the same at the same operation."""
+    """Whether the second attempt failed like the first.
+
+    Two mismatches are the same if the same values differ, with the same wrong bits. Two errors are the same if they are
+    the same error at the same operation: how far the other ranks got before it, and so what there was to compare, is a
+    matter of timing.
+    """
     if first.error is None or second.error is None:
         return first.signature == second.signature and _bits(first) == _bits(second)
     errors = (replace(result, differences=()).signature for result in (first, second))
@@ -315,15 +343,18 @@ def _same_failure(first: Result, second: Result) -> bool:
 
 
 def _bits(result: Result) -> set[tuple[object, str, str]]:
-    """What was seen where it differed: a race that corrupts something else every time is not the same failure."""
+    """Which values differ, and what was found in their place. A race that corrupts something else every time is not
+    the same failure twice."""
     return {(d.key, d.kind, d.observed_digest) for d in result.differences}
 
 
 def _require_space(scenario: Scenario, directory: Path, outcome: JobOutcome) -> None:
-    """Whatever fails on a full disk says nothing about the system. Not every library passes the errno on.
+    """Stop the run if a session may have failed because the disk is full, which says nothing about the system.
+
+    Not every library passes the errno on, so the free space is looked at as well.
 
     Raises:
-        StoreFull: a rank says so, or there is next to nothing left.
+        StoreFull: a rank says that there was no space, or there is next to nothing left.
     """
     free = shutil.disk_usage(directory).free
     said = any(error.errno in _NO_SPACE for error in outcome.errors)
@@ -357,15 +388,15 @@ def _result(scenario: Scenario, info: System, trial: _Trial) -> Result:
 
 
 def _not_compared(scenario: Scenario) -> tuple[str, ...]:
-    """What the oracle could not say of the scenario's device."""
+    """What no oracle could say of a scenario on this device, for the reader of its result."""
     return (REFERENCE_NOT_COMPARED,) if scenario.device == "cuda" and scenario.offload.fraction < 1 else ()
 
 
 def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | None]:
-    """What became of the ranks. An error of our own recording is the harness's, not the system's.
+    """The verdict that the ranks' ends give, and the error that stands for it.
 
     Raises:
-        HarnessError: a rank could not record what it observed.
+        HarnessError: what failed is ours: a rank could not start or could not record, or our own code raised.
     """
     for outcome in outcomes:
         ours = next((e for e in outcome.errors if e.stage in ("record", "start")), None)
@@ -390,12 +421,16 @@ def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | N
 
 
 _ECHO = re.compile(r"Connection (closed|reset) by peer|Broken pipe|gloo.*(Timeout|timed out)|Timed out waiting")
-"""What gloo says in ranks whose peer is gone."""
+"""What gloo says in a rank whose peer is gone: an echo of another rank's failure, not a failure of its own."""
 
 
 def _chosen_error(outcome: JobOutcome) -> RankError | None:
-    """The error that stands for a session: which of several ranks raises first is a matter of timing, so that the
-    lowest rank speaks for those that raised something of their own in the operation of the first."""
+    """The error that stands for a session.
+
+    When an operation fails on several ranks, it is a matter of timing which of them reports first, and a signature must
+    not depend on that. So of the ranks that raised something of their own in the operation of the first error, the
+    lowest speaks.
+    """
     first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
     if first is None:
         return None
@@ -404,7 +439,8 @@ def _chosen_error(outcome: JobOutcome) -> RankError | None:
 
 
 def _hung(outcome: JobOutcome) -> Failure:
-    """A deadline that passed: where the ranks were, with the Python stack of the first that was still there."""
+    """The failure of a deadline that passed: where each rank was, with the Python stack of the first that was still
+    there."""
     places = sorted({f"{place.op or 'start-up'} ({place.stage})" for place in outcome.stuck})
     ranks = "; ".join(f"rank {p.rank} in {p.op or 'start-up'} ({p.stage})" for p in outcome.stuck)
     message = f"no end after {outcome.duration_s:.0f} s, in {', '.join(places)}\n{ranks}"

@@ -1,8 +1,11 @@
 """The zoo of tiny models: names, shapes, dtypes, optimizer groups, and which dim tensor parallelism shards.
 
-A model is data. Any system can build it: each module owns parameters and buffers, each parameter takes
-part in its module's forward through the probe only. Every spec says what it exposes, with ids from the
-bug corpus, and stays tiny: a whole model has a few hundred elements.
+A model is data, so that any system can build it, and each spec says which mistakes it exposes, with ids from the bug
+corpus. For example, `twins` has two pairs of equal-shaped weights of different dtype in one param group: where a
+library writes one's moments under the other's name, nothing raises, and only the bits tell.
+
+A parameter takes part in its module's forward through the probe only (`harness.probe_module`); no matrix product runs.
+So a model needs no more than a few hundred elements.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from harness.scenario import DTypePolicy
 
 
 def is_idle(idle: str, iteration: int, microbatch: int) -> bool:
-    """Whether a forward leaves a parameter out, by its `ParamSpec.idle`."""
+    """Whether the forward of a microbatch leaves a parameter out, by its `ParamSpec.idle`."""
     return (idle == "odd" and iteration % 2 == 1) or (idle == "first" and microbatch == 0)
 
 

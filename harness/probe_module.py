@@ -1,9 +1,12 @@
-"""The child side of the probe: a tree of `torch.nn.Module` whose gradients are decided by `harness.probe`.
+"""The rank's side of the probe: a tree of `torch.nn.Module` whose gradients are known beforehand.
 
-Each module's real forward returns x + ⟨p, g_p⟩ for its parameters, so that backward produces exactly g_p
-through whatever hooks the library under test has put there, and records the parameter as the forward saw
-it. A system builds the tree with `build_model`, hands it to its library, and sets `Probe.slot` before each
-microbatch. Nothing here knows a library; DTensors are only unwrapped to their local part.
+Each module's real forward returns x + ⟨p, g⟩ for each of its parameters p. The derivative of that by p is g, exactly,
+so that a backward pass gives the gradient g through whatever hooks, buckets and reductions the library under test has
+put there. The forward also records the parameter as it saw it: since g does not depend on p, nothing else would show
+that it was computed with a stale or wrongly gathered weight.
+
+A system builds the tree with `build_model`, hands it to its library, and sets `Probe.slot` before each microbatch.
+Nothing here knows a library; DTensors are only unwrapped to their local part.
 
 *Verifies* nothing by itself. *Does not verify* that the forward of a real layer is right: no matmul runs.
 """
@@ -71,12 +74,12 @@ class Seen:
 
 
 class Probe:
-    """What all modules of one rank's model share: which gradients to produce and what forwards saw.
+    """What all modules of one rank's model share: which gradients to produce, and what the forwards saw.
 
     Args:
-        context: of the rank. box: from a parameter's name to the piece of it that this rank's forward computes with
-        (the
-            tensor-parallel shard; everything without tensor parallelism).
+        context: of the rank.
+        box: from a parameter's name to the piece of it that this rank's forward computes with: the tensor-parallel
+            shard, or all of it without tensor parallelism.
     """
 
     def __init__(self, context: RankContext, box: Callable[[str], Box]) -> None:
@@ -93,7 +96,7 @@ class Probe:
         self.poisoned = False
 
     def record(self, fqn: str, local: torch.Tensor) -> None:
-        """Keep what the forward sees: one entry, or several where the microbatches of a step saw different bytes."""
+        """Keep what a forward sees of a parameter. Microbatches of a step that see the same bytes share one entry."""
         now = Seen(DTYPE_NAME[local.dtype], tuple(local.shape), tensor_bytes(local))
         kept = self.seen.setdefault(fqn, [])
         if now not in kept:
@@ -127,8 +130,12 @@ class Probe:
         return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned
 
     def _ranks(self, fqn: str) -> tuple[int, int]:
-        """How many data-parallel ranks hold the same piece of a parameter, and how many share its experts out: a rank
-        computes the gradient of its experts for the whole group that shares them."""
+        """How many data-parallel ranks hold the same piece of a parameter, and over how many its experts are shared
+        out.
+
+        A rank that has an expert computes its gradient for all ranks that share the experts out, so that its
+        contribution counts that often.
+        """
         sharers = self.scenario.expert_parallel if self.spec.param(fqn).spec.ep_dim is not None else 1
         return self.mesh.dp // sharers, sharers
 

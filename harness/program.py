@@ -1,12 +1,23 @@
 """Programs: the operations of a scenario, their legal sequences, and their static expansion.
 
-`expand` turns a scenario into a tuple of `Op`: every argument a rank needs (which iteration a step is,
-which seed a build initialises from, which checkpoint a load reads, which session and mesh it runs on) is
-decided here once, so that systems, reference and twin execute the same plan and cannot disagree on it.
+`expand` turns a scenario into a tuple of `Op`. Every argument that a rank needs is decided there, once: which iteration
+a step is, which seed a build initialises from, which checkpoint a load reads, which session and mesh it runs on.
+Systems, reference and twin execute the same plan, and cannot disagree on it. For example, `build step save reshard
+build load step` on mesh 1x2x1 with `load=grow` becomes
 
-A *session* is one set of fresh ranks. `reshard` goes to the load mesh (in the same ranks when the mesh
-does not change), `restart` always to fresh ranks on the load mesh. Everything in memory is gone after
-either: the next operation is a `build`.
+    index  kind   session  mesh   iteration  init_seed  checkpoint
+    0      build  0        1x2x1  0          0
+    1      step   0        1x2x1  0          0
+    2      save   0        1x2x1  1          0          0
+    3      build  1        1x4x1  0          1
+    4      load   1        1x4x1  1          1          0
+    5      step   1        1x4x1  1          1
+
+The load restores the iteration, so that the step after it draws the gradient that an uninterrupted run would draw.
+
+A *session* is one set of fresh ranks. `reshard` goes to the load mesh, in the same ranks when the mesh does not change;
+`restart` always goes to fresh ranks on the load mesh. Everything in memory is gone after either, and the next operation
+is a `build`.
 """
 
 from __future__ import annotations

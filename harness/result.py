@@ -114,7 +114,8 @@ class Result:
 
     @property
     def aftermath(self) -> tuple[str, ...]:
-        """What differed at later operations than the first: what followed from it, or something else."""
+        """What differed at operations after the first that failed: it may follow from the first, or be something
+        else."""
         first = min((d.key.op for d in self.differences), default=None)
         return tuple(sorted({describe(d) for d in self.differences if d.key.op != first}))
 
@@ -124,7 +125,7 @@ class Result:
             return ""
         try:
             return expand(self.scenario)[op].kind
-        except (UsageError, IndexError):  # a stored scenario of another release
+        except (UsageError, IndexError):  # a scenario that another release of shardproof stored
             return ""
 
     @property
@@ -234,13 +235,14 @@ def _difference_from_json(data: Mapping[str, Any]) -> Difference:
 
 
 def _raised_at(error: Failure) -> str:
-    """Where a library raised: ` at FILE, FUNCTION` of the innermost frame below site-packages; empty for a deadline."""
+    """The place in the library that raised, as known issues name it: ` at FILE, FUNCTION` of the innermost frame
+    below site-packages. Empty for a deadline, which nothing raised."""
     frames = re.findall(r'File "[^"]*site-packages/([^"]+)", line \d+, in (\S+)', error.traceback)
     return f" at {frames[-1][0]}, {frames[-1][1]}" if frames and error.type != "deadline" else ""
 
 
 def _first_line(message: str) -> str:
-    """The first line of an error with what varies between scenarios masked: numbers, tensors, addresses, paths."""
+    """The first line of an error, with what varies between scenarios masked: numbers, tensors, addresses and paths."""
     line = message.strip().split("\n", 1)[0][:200]
     line = re.sub(r"(/[\w.\-]+){2,}", "PATH", line)
     line = re.sub(r"\btensor\(.*", "tensor(…)", line)

@@ -5,8 +5,15 @@
                                             │ judge:   twin and reference → assemble → diff → diagnosis
                                             └ confirm: a failure is observed again in fresh ranks
 
+1. `harness.cli` makes a `Request` of the command line: the plan, where results go, what counts as known.
+2. The plan is stored before anything runs, so that a scenario that vanishes is seen (`_begin`).
+3. The laboratory takes each scenario from ranks to a verdict (`harness.laboratory`), and stores what was observed
+   before anyone looks at it.
+4. Each result is compared with the known issues and stored as soon as it exists (`run`).
+5. The reports are written from the store, never from memory, so that `shardproof report` can write them again.
+
 A run is resumed when its folder holds an unfinished one of the same plan and releases. Ctrl-C, a dead server or a full
-disk keep everything that was committed.
+disk keep everything that was committed. docs/architecture.md follows one scenario through all of this.
 """
 
 from __future__ import annotations
@@ -70,7 +77,8 @@ class Outcome:
 
     @property
     def status(self) -> ExitStatus:
-        """The contract's exit status: planned scenarios without a verdict, short of Ctrl-C, are the harness's fault."""
+        """The exit status that the command line promises. A planned scenario without a verdict is the harness's
+        fault, unless the user pressed Ctrl-C."""
         if self.report.missing and not self.interrupted:
             return ExitStatus.HARNESS
         return exit_status(self.report.counts, self.report.known)
@@ -98,7 +106,10 @@ def run(request: Request) -> Outcome:
 
 
 def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
-    """A new run with its plan stored, or the unfinished run of the same plan and releases, and what is left of it."""
+    """The run to work on, and the scenarios of it that have no verdict yet.
+
+    That is the folder's latest run if it was cut off and has the same plan and releases; otherwise a new one.
+    """
     latest, releases = store.latest_run(), versions(request)
     planned = {scenario.id for scenario in request.plan.scenarios}
     if latest and _goes_on(store, store.run(latest), planned, releases):
@@ -128,7 +139,7 @@ def _examined(store: Store, run_id: str, todo: Iterable[Scenario], request: Requ
 
 
 def versions(request: Request) -> dict[str, str]:
-    """Releases of everything a run's results depend on, as the interpreter of its ranks has them."""
+    """The release of everything that a run's results depend on, as the interpreter of its ranks has them."""
     wanted = {"torch", "numpy", "ml_dtypes"}
     for system in {scenario.system for scenario in request.plan.scenarios}:
         wanted |= set(system_named(system).distributions)
@@ -164,10 +175,10 @@ def read_parts(databases: Sequence[Path]) -> list[Part]:
 
 
 def _require_apart(parts: Sequence[Part]) -> None:
-    """Parts of one run: of the same releases, and without a scenario in common.
+    """Check that parts belong together: they ran the same releases, and no scenario is in two of them.
 
     Raises:
-        UsageError: they are not.
+        UsageError: they do not.
     """
     form = "shardproof merge part1 part2 --out all"
     for run, _, _ in parts:

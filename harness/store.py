@@ -136,7 +136,8 @@ class Store:
         return run_id
 
     def plan(self, run_id: str, scenarios: Iterable[Scenario]) -> None:
-        """Store what the run is going to execute, all in one commit. Planning a scenario twice is once."""
+        """Store what the run is going to execute, all in one commit. A scenario that is planned twice is stored
+        once."""
         rows = (
             (run_id, position, s.id, s.system, s.version, _json(s.axis_values(only_changed=True)))
             for position, s in enumerate(scenarios)

@@ -59,7 +59,7 @@ def exit_status(counts: dict[Verdict, int], known: int = 0) -> ExitStatus:
 
     Args:
         counts: number of results by verdict.
-        known: how many of the failing results are listed in `known_issues.toml` (walks only).
+        known: how many of the failing results are described by the systems' `issues.toml` (walks only).
     """
     if counts.get(Verdict.UNKNOWN, 0):
         return ExitStatus.HARNESS

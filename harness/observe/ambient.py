@@ -1,8 +1,9 @@
-"""What a rank's process has around the library: random generators and warnings. Child side.
+"""What a rank's process has around the library: random generators and warnings. Rank side.
 
-No operation of a scenario draws random numbers, and a library that draws some all the same (a dummy
-initialisation, say) changes what a user's run draws next. No operation deserves a warning either: one that shows
-up in a clean scenario is a false alarm to everybody who reads it.
+No operation of a scenario draws random numbers. A library that draws some all the same, for a dummy initialisation,
+say, changes what a user's run draws next, and two ranks that drew differently initialise differently. No operation
+deserves a warning either: one that shows up in a sound scenario is a false alarm to everybody who reads it. Both are
+recorded after every operation, and compared.
 
 *Verifies*, with `expected_generators`: the states of torch's, numpy's and Python's generators are those of the seed
 after every operation, and of the GPU's where ranks have one; nothing but deprecations was warned about.
@@ -91,7 +92,8 @@ def seeded_gpu_state(seed: int) -> torch.Tensor:
 def _digests(
     torch_state: torch.Tensor, numpy_state: Any, python_state: object, gpu_state: torch.Tensor | None = None
 ) -> dict[str, bytes]:
-    """Sixteen bytes a generator. An array is taken as bytes: its pickle differs between releases of numpy."""
+    """Sixteen bytes for each generator. A generator's arrays are taken as bytes, since their pickles differ between
+    releases of numpy."""
     name, keys, *rest = numpy_state
     raw = {
         "torch": torch_state.numpy().tobytes(),

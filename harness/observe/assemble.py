@@ -1,8 +1,12 @@
 """Assemble the pieces that ranks hold into logical tensors.
 
-*Verifies*: pieces of one value agree on dtype and shape; each has as many bytes as its box; boxes lie inside
-the tensor; ranks that hold the same box hold the same bits; different boxes share no element; together they
-cover every element.
+For example, four ranks of FSDP hold rows 0 to 1, 2 to 3, 4 and nothing of a weight of five rows. Their records become
+one value of five rows. If rank 2 said rows 3 to 4, row 3 would be an `overlap`; if it said nothing, row 4 would be a
+`gap`; and where two replicas of a shard differ, that is a `replica_conflict`.
+
+*Verifies*: pieces of one value agree on dtype and shape; each has as many bytes as its box; boxes lie inside the
+tensor; ranks that hold the same box hold the same bits; different boxes share no element; together they cover every
+element.
 *Does not verify*: which rank holds which box (any partition of the tensor is accepted), nor any value.
 """
 
@@ -74,7 +78,8 @@ def _add(key: Key, pieces: list[Record], logical: Logical, problems: list[Proble
 
 
 def _add_copies(key: Key, pieces: list[Record], logical: Logical, problems: list[Problem]) -> None:
-    """Copies that are cut differently: each assembled by itself, the first one's value kept, the others compared."""
+    """Join copies that are cut differently. Each is assembled by itself; the first one's value is kept, and the
+    others must equal it."""
     copies: dict[int, list[Record]] = {}
     for piece in every_rank(pieces):
         copies.setdefault(piece.replica, []).append(piece._replace(replica=0))
@@ -283,7 +288,7 @@ def _conflict(replicas: list[Record], agreed: Record, deviating: list[Record]) -
 
 
 def _first_of_each_kind(problems: list[Problem]) -> list[Problem]:
-    """One problem a kind, naming all ranks involved and the detail of the first."""
+    """One problem of each kind, with all ranks involved and the detail of the first."""
     merged: dict[str, Problem] = {}
     for problem in problems:
         first = merged.get(problem.kind, problem)

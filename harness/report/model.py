@@ -91,7 +91,7 @@ class Report:
 
     @property
     def known(self) -> int:
-        """How many failures are listed in `known_issues.toml`."""
+        """How many failures the systems' `issues.toml` describe."""
         return sum(1 for r in self.failures if r.known_issue is not None)
 
     @property

@@ -1,11 +1,13 @@
 """Index arithmetic of sharding: which box or flat interval of a logical tensor a rank holds.
 
-Per-parameter dim-0 sharding, with tensor parallelism underneath, and ranges of the flattened tensor, such as those
-that ranks own of a flat buffer. Everything is integers and tuples; nothing of ours is imported, so that the checks
-built on it share no code with what they check.
+There are two ways to cut a tensor here. FSDP cuts each parameter along dim 0, inside the shard that tensor parallelism
+leaves; a ZeRO optimizer cuts the flattened tensor into ranges of a buffer. A *box* is a start and a size per dim. A
+*flat interval* is a start and a length in elements of the row-major flattened tensor. For example, of a tensor of 5 × 4
+over two FSDP ranks the first holds the box from (0, 0) of size (3, 4), which is the flat interval (0, 12); the flat
+interval (10, 4) is two boxes, since it begins in the middle of a row.
 
-A *box* is a start and a size per dim. A *flat interval* is a start and a length in elements of the
-row-major flattened tensor.
+Everything is integers and tuples. Nothing of ours is imported, so that the checks built on it share no code with what
+they check.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ def flat_intervals(shape: tuple[int, ...], box: Box) -> Iterator[Interval]:
 
 
 def _walked_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> int:
-    """How many leading dims a box's intervals are walked over: all before its last partial dim."""
+    """How many leading dims the intervals of a box are walked over: all dims before the last one that the box does
+    not fill."""
     return max((dim for dim, n in enumerate(shape) if size[dim] != n), default=0)
 
 

@@ -1,9 +1,12 @@
 """A scenario: one frozen, hashable value that says exactly what is built, run and compared.
 
-Every part has a canonical string form (`str(part)`, `Part.parse(text)`) that serves TOML, the command
-line and reports alike. A scenario's id is the digest of its non-default fields and the schema number,
-so that adding an axis later renames no existing scenario. This module imports nothing of ours but the
-error type and knows no library under test.
+Its fields are the axes of the space. Every axis has a canonical text (`str(part)`, `Part.parse(text)`), the same in
+TOML files, on the command line and in reports: `mesh = "2x2x1"`, `dtype = "fp32/param=bf16/reduce=fp32"`.
+
+A scenario's id is the digest of the fields that differ from their defaults, and of a schema number. So an axis that is
+added later renames no existing scenario, as long as its default means what was always done.
+
+This module imports nothing of ours but the error type, and knows no library under test.
 """
 
 from __future__ import annotations

@@ -1,2 +1,9 @@
-"""What several systems share and no single one owns: promises, layouts, readers and rank-side code, one file or folder
-a mechanism. A mechanism may use the core; the core knows none of them. It names no system."""
+"""What several systems share and no single one owns, one file or folder a mechanism.
+
+No system imports another one. So what two of them have in common lies here: what a shared part of a library promises
+(`fused_adam`), where it lays things (`row_buffers`, `megatron.flat_buffers`), how its files are read
+(`megatron.reader`), and how a rank drives it (`megatron.rank`, `fsdp2.rank`). For example, Megatron-Core and
+Megatron-Bridge both derive their contract from `megatron.contract`, and their ranks from `megatron.rank.loop`.
+
+A mechanism may use the core; the core knows none of them. It names no system.
+"""

@@ -1,9 +1,14 @@
 """What FusedAdam of apex and TransformerEngine promises, for the contracts of all systems that step with it.
 
-FusedAdam can keep masters and moments inside its own state, in dtypes of their own. In bf16 training a master may be
-kept as the 16 bits that its parameter lacks (a *remainder*). State in fp16 or fp8 is divided by a scale, the largest
-magnitude in a rank's shard of the parameter: the elements of that shard are the *domain* of the scale, so that bits
-depend on how ranks share a parameter out.
+FusedAdam can keep masters and moments inside its own state, in dtypes of their own. Two of its ways decide bits:
+
+* In bf16 training a master may be kept as the 16 bits that its parameter lacks, a *remainder*. The parameter is then
+  the master rounded half away from zero, and not to the nearest even.
+* State in fp16 or fp8 is divided by a scale, which is taken from the largest magnitude in the rank's shard of the
+  parameter. The elements of that shard are the *domain* of the scale. So the stored bits depend on how ranks share a
+  parameter out: the twin must know the domains, though it knows no ranks.
+
+docs/fused-adam.md has the arithmetic, step by step.
 
 Source: transformer_engine.pytorch.optimizers.FusedAdam (2.10 to 2.20.2).
 """
@@ -22,10 +27,11 @@ SCALED = ("fp16", "fp8e4m3")
 """Dtypes in which a state is divided by a scale (`dtype_to_range_map`)."""
 
 DECOUPLED = "decoupled_grad"
-"""The switch under which FusedAdam reads the gradient as it was reduced, whatever it steps on."""
+"""The switch under which FusedAdam reads gradients in the dtype that they were reduced in, not in that of what it
+steps on."""
 PRECISION_AWARE = "precision_aware"
-"""The switch under which it keeps masters and moments in its own state, in dtypes of their own, and reads such a
-gradient."""
+"""The switch under which FusedAdam keeps masters and moments in its own state, in dtypes of their own, and reads
+gradients as `decoupled_grad` does. Megatron's `use_precision_aware_optimizer`."""
 REMAINDERS = "remainders"
 """The switch under which a bf16 parameter's master is kept as its lower 16 bits."""
 
@@ -50,15 +56,15 @@ class FusedAdamContract(Contract):
         """Whether masters are a part of FusedAdam's state."""
 
     def beside(self, scenario: Scenario) -> bool:
-        """Whether FusedAdam keeps masters in dtypes of their own, beside their parameters."""
+        """Whether FusedAdam keeps masters in dtypes of their own in its state, beside the parameters that it steps."""
         return PRECISION_AWARE in scenario.options
 
     def reads_decoupled(self, scenario: Scenario) -> bool:
-        """Whether the optimizer reads gradients as they were reduced."""
+        """Whether the optimizer reads gradients in the dtype that they were reduced in."""
         return not {DECOUPLED, PRECISION_AWARE}.isdisjoint(scenario.options)
 
     def scaled_master(self, scenario: Scenario) -> bool:
-        """Whether masters are in fp16, scaled, and FusedAdam calculates with them in fp32."""
+        """Whether masters are stored in fp16 and divided by a scale, while FusedAdam calculates with them in fp32."""
         return scenario.dtype.master == "fp16" and self.beside(scenario)
 
     def calculates_in(self, scenario: Scenario, spec: ParamSpec) -> str:

@@ -1,4 +1,8 @@
-"""How FusedAdam's state dict stores its state: in fp32, scaled state multiplied by its scale, remainders as int16."""
+"""How FusedAdam's state dict stores its state: in fp32, whatever dtype it is kept in.
+
+Scaled state is multiplied by its scale first, so that a file holds true values. A remainder, the low half of a master,
+is stored as the int16 that it is.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ def remainder(master: Value) -> Value:
 
 
 def in_fp32(value: Value, scale: Value | None = None) -> Value:
-    """A value as it is stored. scale: of each element, where the value is kept divided by it."""
+    """A value as it is stored. scale: of each element, where the value is kept divided by one."""
     if value.dtype == "fp32":
         return value
     stored = np.frombuffer(value.data, ml_dtypes.bfloat16 if value.dtype == "bf16" else NUMPY_NAME[value.dtype])

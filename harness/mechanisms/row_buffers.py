@@ -1,8 +1,11 @@
 """Where Megatron-FSDP keeps each parameter's rows: the buckets of a model and the ranges that ranks own.
 
-Our own arithmetic of a contract: parameters of one unit, dtype and trainability share a bucket, wide rows first; every
-bucket is cut into equal ranges, at multiples of a number of elements that is a whole number of rows of each of its
-parameters; a parameter that is smaller than that number may fill the rest of another's last multiple.
+This is our own arithmetic of what the library documents. Parameters of one unit, dtype and trainability share a bucket,
+a flat buffer; the widest rows come first. Every bucket is cut into equal ranges, one a rank, at multiples of a number
+of elements, the *grain*, that is a whole number of rows of each of its larger parameters, so that no cut goes through a
+row. A parameter that is smaller than the grain may fill the rest of another's last multiple. For example, a weight of 5
+× 4 and a bias of 6 in one bucket have a grain of 4 and need 28 elements, so that each of two ranks owns a range of 16:
+the first has rows 0 to 3 of the weight, the second row 4 and the whole bias.
 
 Under Megatron-Core a bucket also ends when it is large enough, and experts have buckets of their own.
 
@@ -81,14 +84,15 @@ def place(shapes: list[Shape]) -> tuple[dict[int, int], int, int]:
     for i in small:
         next_cut = -(-end // grain) * grain
         if end < next_cut < end + numels[i] and (next_cut - end) % prod(shapes[i][1:]):
-            end = next_cut  # or else the cut would go through a row
+            end = next_cut  # start at the cut, which would go through a row otherwise
         at[i] = end
         end += numels[i]
     return at, end, grain
 
 
 def _grain(shapes: list[Shape]) -> int:
-    """The least number of elements that ranges are multiples of: whole rows of every tensor that is not smaller."""
+    """The least number of elements that ranges are multiples of: a whole number of rows of every tensor that is not
+    smaller than it."""
     grain = prod(shapes[0][1:])
     for shape in shapes:
         row, numel = prod(shape[1:]), prod(shape)

@@ -1,9 +1,11 @@
 """Independent readers of checkpoint files, which use neither torch nor any library under test.
 
-`read_checkpoint` gives records to assemble and compare with `expected_written`: a symmetric mistake hides in a
-self-round-trip. `describe` and `render_description` serve `shardproof inspect`; `accept` is the check before a library
-may load a checkpoint that is not ours. Nothing out of a file is executed, and all of it runs in the parent.
+Why: a mistake that a save and a load share hides in a round trip. If both use the same wrong index map, two moments are
+swapped on the way out and swapped back on the way in. So the judge reads the file itself, with code that knows the
+format and nothing of the library.
 
-`symbolic` reads a pickle as data, `archive` a torch.save file, `metadata` that of a distributed checkpoint, `pieces`
-either as one flat stream; `roles` says what each piece is.
+Nothing out of a file is executed. `symbolic` reads a pickle as data; `archive` and `values` read a file of torch.save,
+`metadata` that of a distributed checkpoint, `safetensors` Hugging Face's shards; `pieces` gives each of them as one
+flat stream of boxes and plain objects; `roles` says what each piece is, and `checkpoint` joins all that into records.
+What only one system writes, its own `stored.py` adds. `description` serves `shardproof inspect`.
 """

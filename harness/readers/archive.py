@@ -23,7 +23,8 @@ MAX_CHECKPOINT_BYTES = 1 << 30
 
 
 class Budget:
-    """How many bytes of tensors one checkpoint may still give: a stride of 0 makes an endless tensor out of a few."""
+    """How many bytes of tensors one checkpoint may still give. A hostile stride of 0 makes an endless tensor out of
+    a few bytes."""
 
     def __init__(self, limit_bytes: int = MAX_CHECKPOINT_BYTES) -> None:
         self.limit_bytes = limit_bytes

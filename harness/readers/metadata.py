@@ -1,12 +1,14 @@
 """The `.metadata` file of a distributed checkpoint, read without torch and without unpickling it.
 
-It is a pickle of torch.distributed.checkpoint.metadata.Metadata: which keys there are, the chunks of each tensor,
-the path of each key in the nested state dict, and in which file each item lies. The names below are the allow-list.
+The file is a pickle of torch.distributed.checkpoint.metadata.Metadata: which keys there are, the chunks of each tensor,
+the path of each key in the nested state dict, and in which file each item lies. `symbolic` reads it as data, and the
+names below are the allow-list of what may occur in it.
 
-*Verifies*: only the classes of DCP occur, with the fields and types they have; chunks lie inside their tensor and
-have distinct offsets; each chunk and each object has exactly one item, and each item one of them; a key is its path
-joined by dots. *Does not verify*: that chunks cover their tensor without gap or overlap (assembly does), memory
-format and requires_grad, the identity of the save.
+*Verifies*: only the classes of DCP occur, with the fields and types they have; chunks lie inside their tensor and have
+distinct offsets; each chunk and each object has exactly one item, and each item one of them; a key is its path joined
+by dots.
+*Does not verify*: that chunks cover their tensor without gap or overlap (assembly does), memory format and
+requires_grad, the identity of the save.
 """
 
 from __future__ import annotations

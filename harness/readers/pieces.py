@@ -1,10 +1,12 @@
 """Any checkpoint as one flat stream of pieces: boxes of tensors and plain objects, each with its path.
 
-A directory is a distributed checkpoint (`.metadata` and `__{rank}_{n}.distcp`), a file, or a directory with `full.pt`,
-one `torch.save`.
+A directory is a distributed checkpoint (`.metadata` and `__{rank}_{n}.distcp`), unless it holds `full.pt`; that, and
+any file, is one of torch.save. For example, a weight of 4 × 3 that two ranks saved gives two `TensorPiece`s with the
+path `("model", "up.weight")`, of rows 0 to 1 from rank 0 and of rows 2 to 3 from rank 1.
 
-*Verifies*: items lie inside their file, files inside the directory, no two items share bytes, an item has the
-dtype and shape that the metadata gives it. *Does not verify*: bytes between items, files that no item refers to.
+*Verifies*: items lie inside their file, files inside the directory, no two items share bytes, an item has the dtype and
+shape that the metadata gives it.
+*Does not verify*: bytes between items, files that no item refers to.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from harness.readers.symbolic import MAX_BYTES
 from harness.readers.values import FORM, Quantised, Tensor, Value
 
 FULL_FILE = "full.pt"
-"""What a folder holds that is a checkpoint in one file."""
+"""The file that makes a folder a checkpoint in one file."""
 
 KeyPath = tuple[str | int, ...]
 
@@ -118,7 +120,8 @@ def _distributed(directory: Path) -> Iterator[Piece]:
 def _unflattened(piece: TensorPiece, whole: tuple[int, ...]) -> Iterator[TensorPiece]:
     """A flat range of one shard of a tensor of shape `whole`, in boxes of that tensor.
 
-    piece: its shape is the number of shards in each dim, then the elements of one; it lies within one shard.
+    piece: its leading dims number the shards, and its last one counts the elements of a shard; it lies within one
+    shard.
     """
     *grid, elements = piece.shape
     shard = tuple(size // n for size, n in zip(whole, grid, strict=True))
@@ -140,7 +143,7 @@ def _expect_tensor(value: Value, item: Item, origin: str) -> tuple[Tensor, str, 
         return value.data, "fp8e4m3", value.scale_inv
     if not isinstance(value, Tensor):
         raise bad(f"{origin}: stored item", type(value).__name__, expected, metadata.FORM)
-    same = value.shape == size or prod(value.shape) == prod(size) == 0  # FSDP2 forgets the inner dims of an empty shard
+    same = value.shape == size or prod(value.shape) == prod(size) == 0  # FSDP2 drops the inner dims of an empty shard
     if value.dtype != item.dtype or not same:
         raise bad(f"{origin}: stored item", f"{value.dtype} of shape {value.shape}", expected, metadata.FORM)
     return value, value.dtype, None

@@ -86,7 +86,7 @@ def _group_records(target: Target, piece: Piece, owner: str, name: str) -> Itera
 
 
 def tensor_records(target: Target, piece: Piece, role: str, fqn: str) -> Iterator[Record]:
-    """A tensor as it is; a bare number (a step counter) as a scalar of its own type."""
+    """The record of a stored tensor. A bare number, such as a step counter, becomes a scalar of its own type."""
     match piece:
         case TensorPiece():
             yield Record(target.op, piece.rank, WRITTEN, role, fqn, piece.dtype, piece.shape, piece.start, piece.size,
@@ -104,7 +104,8 @@ def tensor_records(target: Target, piece: Piece, role: str, fqn: str) -> Iterato
 
 
 def hyperparameter_records(target: Target, piece: Piece, owner: str, name: str) -> Iterator[Record]:
-    """owner: `group{i}`, or a parameter name in the flattened form."""
+    """The record of a param group's number. owner: `group{i}`, or the parameter's name where a checkpoint is
+    flattened."""
     role = "hyperparameter"
     if name == "betas" and isinstance(piece, ObjectPiece) and isinstance(piece.value, list) and len(piece.value) == 2:
         for number, value in enumerate(piece.value, 1):
@@ -126,7 +127,7 @@ def extra_records(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Recor
         case ("scheduler", "_last_lr") if isinstance(piece, ObjectPiece) and isinstance(piece.value, list):
             for index, value in enumerate(piece.value):
                 yield number_record(target, ObjectPiece(piece.path, piece.rank, value), "scheduler", f"last_lr.{index}")
-        case ("scheduler", "_last_lr", int(index)):  # rates that are tensors
+        case ("scheduler", "_last_lr", int(index)):  # a capturable optimizer keeps its rates as tensors
             yield number_record(target, piece, "scheduler", f"last_lr.{index}")
         case ("scaler", "scale"):
             yield number_record(target, piece, "scaler", "scale", "fp32")

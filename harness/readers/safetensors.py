@@ -1,10 +1,11 @@
 """Shards of a model as safetensors, as torch's distributed checkpoint writes them for Hugging Face.
 
-A file is a length, a JSON header and bytes; the header's metadata say at which offsets of the whole tensor each piece
-begins (`DCP_SHARDING_INFO`). The whole tensor's shape is in no file: the caller says it.
+A file is a length, a JSON header and bytes. The header's metadata (`DCP_SHARDING_INFO`) say at which offsets of the
+whole tensor each piece begins, but no file has the whole tensor's shape: the caller has to say it.
 
 *Verifies*: the header is one, every piece lies inside the file and has the bytes that its dtype and shape ask for, and
-no two share bytes. *Does not verify*: the index file, bytes between pieces.
+no two share bytes.
+*Does not verify*: the index file, bytes between pieces.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ MAX_FILE_BYTES = 1 << 26
 
 
 def sharded_pieces(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[TensorPiece]:
-    """Every tensor's pieces in the shards of a folder; a piece's rank is the one whose file it lies in.
+    """Every tensor's pieces in the shards of a folder; the rank of a piece is the one whose file it lies in.
 
     Args:
-        shapes: of the whole tensors; a tensor that it lacks is as large as its piece.
+        shapes: of the whole tensors. A tensor that is not named there is taken to be as large as its piece.
 
     Raises:
-        CheckpointError: no shard, or one that is truncated or not what its header says.
+        CheckpointError: there is no shard, or one is truncated or not what its header says.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:

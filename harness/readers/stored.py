@@ -1,6 +1,7 @@
 """Checkpoints in torch's own formats: distributed ones, and one file of torch.save with `model`, `optim` and `extra`.
 
-What a system stores otherwise it says in its own `stored.py`, most by overriding a method of `TorchStored`.
+`TorchStored` is what a system's `stored.py` gives as it is (FSDP2), or derives from to say what its library stores
+otherwise (Megatron-Core's flat buffers, Automodel's model files).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from harness.scenario import Scenario
 
 
 class TorchStored:
-    """Reads them, and says what they must hold: everything that the conventions name and that lasts."""
+    """Reads those checkpoints, and says what they must hold: every role that lasts, and nothing else."""
 
     vocabulary = Vocabulary()
 

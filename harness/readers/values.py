@@ -138,7 +138,11 @@ class _Decoder:
         return result
 
     def dtypes(self, key: object) -> object:
-        """A key made of torch dtypes, which has no plain value, as python prints it; any other key as it is."""
+        """A dict's key that is made of torch dtypes, which have no plain value, as Python prints it; any other key as
+        it is.
+
+        Megatron's buffers are stored under such keys: `(torch.bfloat16, torch.float32)`.
+        """
         names = [str(part) for part in key if isinstance(part, Name)] if isinstance(key, tuple) else []
         known = names and all(name.removeprefix("torch.") in TORCH_DTYPE for name in names)
         return f"({', '.join(names)})" if known and isinstance(key, tuple) and len(names) == len(key) else key

@@ -1,7 +1,7 @@
-"""What FSDP2 promises and refuses, for every system whose parameters it shards. No torch.
+"""What FSDP2 refuses, for every system whose parameters it shards. No torch.
 
-Each limit with an `error` is a deliberate refusal of the library, checked against the real one by the conformance tests
-of every system that has it. What raises by accident is a crash, and a finding.
+Each limit with an `error` is a deliberate refusal of the library: `shardproof conformance` runs the scenario that the
+limit names, and the real library must raise it. What raises by accident is a crash, and a finding.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_FP16_LOSS_SCALE = 2048.0
 
 
 def takes_steps(scenario: Scenario) -> bool:
-    """Whether the program has a forward pass, at which FSDP2 looks at most of what it refuses."""
+    """Whether the program has a forward pass, which is when FSDP2 looks at most of what it refuses."""
     return does(scenario, "step", "overflow")
 
 

@@ -18,7 +18,8 @@ WINDOW, HYSTERESIS = 2, 2
 
 
 class MegatronContract(FusedAdamContract):
-    """Flat gradient buffers, fp32 masters, a loss scaler with hysteresis, and CPU offload by a second optimizer."""
+    """What differs from a plain torch loop: flat gradient buffers, fp32 masters, a loss scaler with hysteresis, and
+    CPU offload by a second optimizer."""
 
     clauses: ClassVar[Sequence[Clause]] = (
         Clause(
@@ -65,8 +66,12 @@ class MegatronContract(FusedAdamContract):
         return half if half and dtype in FLOAT_DTYPES else dtype
 
     def at_build(self, scenario: Scenario, init_seed: int) -> Optimizer:
-        """Every build asks for the same weight decay unless the scenario has the switch for it: that a load does not
-        restore it is one defect, which would hide others."""
+        """The hyperparameters that a build starts with.
+
+        All builds ask for the same weight decay, unless the scenario has the switch `new_decay`. Megatron does not
+        restore the decay at a load, which is one known defect (7468); if every scenario showed it, it would hide
+        others.
+        """
         asked = super().at_build(scenario, init_seed)
         return asked if NEW_DECAY in scenario.options else replace(asked, weight_decay=scenario.optimizer.weight_decay)
 
@@ -91,8 +96,12 @@ class MegatronContract(FusedAdamContract):
         return (host if scenario.offload.fraction == 1 else device), host
 
     def knows_host(self, scenario: Scenario) -> bool:
-        """Not so without a distributed optimizer where something is in half: the masters are made after the hybrid
-        optimizer has taken its parameters, and none is on the host (NVIDIA/Megatron-LM issue 4046)."""
+        """Whether it is known which elements the host steps, so that ranks record it.
+
+        It is not known without a distributed optimizer where something is stored in half precision: there the masters
+        are made after the hybrid optimizer has taken its parameters, and none of them is on the host
+        (NVIDIA/Megatron-LM issue 4046).
+        """
         if not scenario.offload.fraction:
             return False
         if scenario.sharding == "replicate" and half_dtype(scenario.dtype) is not None:

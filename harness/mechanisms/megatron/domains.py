@@ -1,9 +1,12 @@
 """Over which elements FusedAdam takes the scale of a scaled state, from the written contract.
 
-It sees a tensor for every shard of a parameter that its rank owns, and takes one scale for each from the largest
-magnitude in it: a domain is a rank's shard. So the bits of a moment in fp16 or fp8 depend on the partition.
+A moment in fp16 or fp8 is stored divided by a scale. FusedAdam takes one scale for every tensor that it sees, from the
+largest magnitude in it, and what it sees under a distributed optimizer is the rank's shard of a parameter. So a
+*domain* is a rank's shard, and the stored bits depend on the partition. For example, where two ranks own elements 0 to
+9 and 10 to 15 of a weight, the twin takes one scale over the first ten elements and one over the other six, although it
+has the whole weight in one tensor.
 
-Those shards are intervals of Megatron's buffers.
+The shards are intervals of Megatron's buffers, which `partition` computes.
 
 Source: transformer_engine.pytorch.optimizers.FusedAdam._apply_scale (2.10 to 2.20.2), over the shards of
 megatron.core.optimizer.distrib_optimizer (see `partition`).
@@ -22,8 +25,8 @@ Domains = npt.NDArray[np.int64]
 
 
 def scale_domains(scenario: Scenario, mesh: Mesh) -> dict[str, tuple[int, ...]]:
-    """Fully qualified name of each trained parameter → the number of each element's domain, row-major; no
-    number occurs in two parameters."""
+    """Fully qualified name of each trained parameter → the number of each element's domain, row-major. A number
+    occurs in one parameter only."""
     spec = model_spec(scenario.model)
     trained = [p for p in spec.unique_params if p.spec.trainable == "yes"]
     shared = scenario.expert_parallel
@@ -41,7 +44,7 @@ def scale_domains(scenario: Scenario, mesh: Mesh) -> dict[str, tuple[int, ...]]:
 
 
 def _owners(scenario: Scenario, params: list[NamedParam], mesh: Mesh, ways: int) -> dict[str, Domains]:
-    """Of each element that a model-parallel rank has, the rank that owns it."""
+    """The owner of each element that a model-parallel rank has: a rank of its data-parallel group."""
     owner = {p.fqn: np.zeros(local_numel(p, mesh, ways), np.int64) for p in params}
     for rank in range(mesh.dp_shard):
         for shard in shards(scenario, params, mesh, rank, ways):

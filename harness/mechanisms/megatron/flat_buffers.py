@@ -1,9 +1,14 @@
 """Where Megatron's flat gradient buffers hold each parameter: our own arithmetic of the documented layout.
 
 A model-parallel rank has one buffer for each pair of storage and gradient dtype, in the order in which the model shows
-them, dense parameters and shared-out experts apart. A buffer holds the parameters last to first, each from a multiple
-of 64 elements on; with several buckets it closes one as soon as it has `BUCKET_SIZE` elements and pads its end to a
-multiple of 128 and of the data-parallel ranks. A checkpoint leaves that last padding out of each bucket.
+them; dense parameters and shared-out experts have buffers of their own. A buffer holds the parameters last to first,
+each from a multiple of 64 elements on. With several buckets it closes one as soon as it has `BUCKET_SIZE` elements, and
+pads its end to a multiple of 128 and of the data-parallel ranks. A checkpoint leaves that last padding out of each
+bucket. For example, the bf16 parameters `a` and `b` of 16 elements each make a buffer in which `b` has elements 0 to 15
+and `a` elements 64 to 79 of 128; of two data-parallel ranks the first owns `b` and the second `a`.
+
+The reader of checkpoints uses this to find parameters in stored buffers. A map of the library that is wrong then shows
+as values of another parameter.
 
 Source: megatron.core.distributed.param_and_grad_buffer._ParamAndGradBuffer, distributed_data_parallel (0.13 to 0.19);
 never the library's own index maps, which are under test.
@@ -26,7 +31,8 @@ _TORCH_NAME = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Owner:
-    """A model-parallel rank: its index in the tensor-parallel group and in that which shares experts out.
+    """Which model-parallel rank is meant: its index in the tensor-parallel group, and in the group that shares experts
+    out.
 
     experts: whether its buffers of experts are meant, or those of everything else.
     """
@@ -38,7 +44,8 @@ class Owner:
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter's place. bucket: its bucket. start: its first element in the bucket. box: what of it lies there."""
+    """A parameter's place in a buffer. bucket: which bucket. start: its first element in the bucket. box: what part
+    of the logical parameter lies there."""
 
     param: NamedParam
     bucket: int
@@ -63,7 +70,8 @@ class Buffer:
         return sum(self.sizes)
 
     def at(self, slot: Slot) -> int:
-        """A parameter's first element where the buckets lie end to end without padding between them."""
+        """A parameter's first element, counted as if the buckets lay end to end with no padding between them, as
+        checkpoints store them."""
         return sum(self.sizes[: slot.bucket]) + slot.start
 
 
@@ -109,7 +117,8 @@ def _all(by_dtypes: dict[str, list[NamedParam]]) -> list[NamedParam]:
 
 
 def _bucket_limit(scenario: Scenario) -> int | None:
-    """Elements after which a bucket is closed; None: never, as there is no overlap or the default holds everything."""
+    """Elements after which a bucket is closed. None where none ever is: there is one bucket unless gradients are
+    reduced as they come."""
     several = "overlap_grad_reduce" in scenario.options and "one_bucket" not in scenario.options
     return BUCKET_SIZE if several else None
 

@@ -1,7 +1,8 @@
-"""Which parameters a stored param group of Megatron-Core holds: no checkpoint says so, the group's own fields decide.
+"""Which parameters a stored param group of Megatron-Core holds.
 
-The library groups parameters by weight-decay and learning-rate multipliers; a group is found again by the same fields.
-Hyperparameters and the step are then the group's parameters' own, as the live records have them.
+No checkpoint says it. The library groups parameters by their multipliers of weight decay and learning rate, stores the
+group's numbers, and finds a group again by the same numbers; so does this module, with the model's own groups.
+Hyperparameters and the step are then recorded parameter by parameter, as the live records have them.
 
 Source: megatron.core.optimizer._get_param_groups (0.13 to 0.19).
 """
@@ -41,7 +42,7 @@ def members(entry: Entry, op: Op, scenario: Scenario) -> list[NamedParam]:
     model = model_spec(scenario.model)
     one = scenario.optimizer.groups == "one"
     groups = model.groups[:1] if one else model.groups
-    for build in (op.init_seed, 0):  # after a load the groups are as the first build made them
+    for build in (op.init_seed, 0):  # after a load the groups have the numbers of the first build
         ask = scenario.optimizer.at_build(build)
         found = {index for index, group in enumerate(groups) if _label(group, ask) == label}
         if found:
@@ -51,7 +52,8 @@ def members(entry: Entry, op: Op, scenario: Scenario) -> list[NamedParam]:
 
 
 def group_records(target: Target, entry: Entry, index: int, op: Op, scenario: Scenario) -> Iterator[Record]:
-    """Hyperparameters and step of each of a group's parameters; of a group that the model lacks, by its index.
+    """Hyperparameters and step of each of a group's parameters. A group that the model lacks is recorded under its
+    index, which nobody expects.
 
     Raises:
         CheckpointError: one of them is no number.

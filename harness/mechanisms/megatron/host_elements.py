@@ -1,8 +1,10 @@
 """Which elements the hybrid CPU-offload optimizer of Megatron steps on the host, from the written contract.
 
-Every rank of a distributed optimizer offloads whole shards, in the order in which its optimizer holds them, until they
-make up the fraction asked for: the shards of fp32 parameters first, then those of parameters in half, each in the order
-of the gradient buffers (`partition`).
+Host and device step with kernels that round differently, so that the twin has to know which one an element has. Every
+rank of a distributed optimizer offloads whole shards, in the order in which its optimizer holds them, until they make
+up the fraction asked for: first the shards of fp32 parameters, then those of parameters in half, each in the order of
+the gradient buffers (`partition`). For example, with `offload=cpu=0.5` a rank with shards of 8, 4 and 4 elements
+offloads the first one only.
 
 Source: megatron.core.optimizer.cpu_offloading.HybridDeviceOptimizer._get_sub_optimizer_param_groups (0.13 to 0.16).
 *Does not know* the order of several param groups, which changes with the release, nor that of experts that ranks share

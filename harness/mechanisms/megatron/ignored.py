@@ -1,5 +1,7 @@
-"""What a checkpoint of Megatron-Core holds and nobody compares, with the reason. Whatever else the reader does not know
-becomes a record, which no oracle expects: something that a release begins to store fails until somebody looks at it.
+"""What a checkpoint of Megatron-Core holds and nobody compares, each with the reason.
+
+Whatever else the reader does not know becomes a record of the role `unknown`, which no oracle expects. So something
+that a new release begins to store fails, until somebody has looked at it and put it here or into the reader.
 
 *Verifies*: that a checkpoint holds nothing unknown. *Does not verify*: the values of what is listed here.
 """
@@ -12,7 +14,7 @@ from harness.observe.record import WRITTEN, Record, whole
 from harness.readers.pieces import KeyPath, Piece, TensorPiece, key_of
 
 UNKNOWN = "unknown"
-"""Role of what a checkpoint holds beside all that is known."""
+"""The role of stored things that nothing here knows."""
 
 _SHOWN_CHARACTERS = 200
 
@@ -41,7 +43,7 @@ _PATTERN = re.compile("|".join(f"(?:{pattern})" for pattern, _ in IGNORED))
 
 
 def unknown_records(op: int, piece: Piece, path: KeyPath) -> list[Record]:
-    """A record of a piece that has no place, unless it is ignored.
+    """The record of a piece that the reader has no place for; none if it is one of those that are ignored.
 
     Args:
         op: index of the save. path: the piece's, from where the reader is.

@@ -1,8 +1,8 @@
 """What Megatron-Core refuses, or what has no meaning for it, whichever system drives it.
 
-Every limit with an `error` is a deliberate refusal of the library, checked against the real one by conformance tests;
-the others have no meaning there, or cannot be run on a machine without a GPU. What raises by accident is a crash, no
-limit.
+Every limit with an `error` is a deliberate refusal of the library, which the conformance kit has the real library
+raise. The others have no meaning there, or cannot be run on a machine without a GPU. What raises by accident is a
+crash, no limit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _fp16(scenario: Scenario) -> bool:
 
 
 def _reduces_otherwise(scenario: Scenario) -> bool:
-    """A reduction dtype that DDP cannot give: it has the storage dtype, or fp32 for everything."""
+    """Whether a reduction dtype is asked for that DDP cannot give: it reduces everything in the storage dtype, or
+    everything in fp32."""
     asked = scenario.dtype.reduce
     return asked is not None and asked != "fp32" and scenario.dtype.storage != asked
 

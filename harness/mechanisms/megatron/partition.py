@@ -1,8 +1,8 @@
 """Which elements a rank of Megatron's distributed optimizer owns, from the written contract.
 
-There is a gradient buffer for each storage dtype, in the order in which the model shows them; it holds the parameters
-last to first, each from a multiple of 64 elements on, in buckets whose ends are padded to a multiple of 128 and of the
-ranks; every rank owns an equal part of every bucket, and so at most one interval of a parameter.
+There is a gradient buffer for each storage dtype, in the order in which the model shows them (`flat_buffers` has the
+layout and an example). Every data-parallel rank owns an equal part of every bucket of it, and so at most one interval
+of a parameter: its *shard*, which may be empty.
 
 Source: megatron.core.optimizer.distrib_optimizer._build_model_and_main_param_groups,
 distributed.param_and_grad_buffer._ParamAndGradBuffer (0.13 to 0.19); never the library's own index maps.
@@ -25,7 +25,7 @@ BUCKET_ELEMENTS = 48
 """Elements after which a bucket is closed, where the scenario has several."""
 
 START, END = 64, 128
-"""What a parameter's start and a bucket's end are padded to a multiple of, in elements."""
+"""Multiples, in elements, to which the start of a parameter and the end of a bucket are padded."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Shard:
 
 
 def shards(scenario: Scenario, trained: list[NamedParam], mesh: Mesh, rank: int, experts: int = 1) -> Iterator[Shard]:
-    """What a rank owns of some parameters, in the order in which its optimizer holds them: without a distributed
-    optimizer everything, in the model's order.
+    """What a rank owns of some parameters, in the order in which its optimizer holds them. Without a distributed
+    optimizer that is everything, in the model's order.
 
     Args:
-        rank: its index among the `mesh.dp_shard` that share the parameters out. experts: among how many ranks the
-            experts of a parameter are shared out before that.
+        rank: its index among the `mesh.dp_shard` ranks that share the parameters out.
+        experts: over how many ranks the experts of a parameter were shared out before that.
     """
     if scenario.sharding == "replicate":
         yield from (Shard(param.fqn, 0, local_numel(param, mesh, experts)) for param in trained)
@@ -95,7 +95,8 @@ def local_numel(param: NamedParam, mesh: Mesh, experts: int = 1) -> int:
 
 
 def whole(pieces: Sequence[npt.NDArray[Any]], param: NamedParam, dim: int | None) -> npt.NDArray[Any]:
-    """A logical tensor from the flattened ones of the ranks that share `dim` out; None: each has all of it.
+    """A logical tensor, put together from the flattened parts of the ranks that share `dim` out. Without a `dim` each
+    rank has all of it.
 
     Raises:
         ValueError: the ranks do not divide the dim.

@@ -1,8 +1,8 @@
-"""Saving and loading through PyTorch's own state-dict and checkpoint APIs, as a user's training script does.
+"""Saving and loading through PyTorch's own state-dict and checkpoint APIs, as a user's training script does. Rank side.
 
-One method each for writing and reading, over a `TrainState`. Files lie in the operation's checkpoint
-folder: DCP's own files for the `dcp` formats, `full.pt` for `full`. What torch has no API for (scheduler,
-scaler, iteration) is stored beside model and optimizer under `extra`.
+`StateDictCheckpoint` has a method for writing and two for reading, over a `TrainState`. Files lie in the operation's
+checkpoint folder: DCP's own for the `dcp` formats, `full.pt` for `full`. What torch has no API for (scheduler, scaler,
+iteration) is stored beside model and optimizer under `extra`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class StateDictCheckpoint:
     """Writes and reads checkpoints of one format. Every method runs on all ranks.
 
     left_out: keys of the model's state dict that end in this are kept out of checkpoints; empty for none. loads: how
-    often the optimizer is given what a load has read, as a rollback that keeps it in memory does.
+    often the optimizer is given what a load has read; twice, as by a user who keeps the state dict in memory to roll
+    back to.
     """
 
     plan: CheckpointPlan

@@ -11,29 +11,104 @@ elimination*, 1999), and every feasible combination is reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.space.feasible import Axes, Bools, Feasible
+from harness.space.feasible import Axes, Bools, Factor, Feasible, Ints
 
 Rows = npt.NDArray[np.int64]
-Scalar = TypeVar("Scalar", bound=np.generic)
-_ByOthers = tuple[Axes, npt.NDArray[Scalar]]
+Columns = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 COVERED = 0
 LARGEST_BATCH = 128
 BATCH_SHARE = 16
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Where combinations lie in one array that holds the table of each demand after that of the one before.
+
+    offsets: of each demand. axes, strides, shape (most axes of a demand, demands): each demand's axes, and how far
+    apart two values of them lie; filled up with strides of 0.
+    """
+
+    offsets: Ints
+    axes: Ints
+    strides: Ints
+
+    @classmethod
+    def of(cls, demands: Sequence[Axes], sizes: Sequence[int]) -> _Places:
+        most = max(map(len, demands), default=0)
+        axes, strides = np.zeros((2, most, len(demands)), np.int64)
+        for number, demand in enumerate(demands):
+            for place, axis in enumerate(demand):
+                axes[place, number] = axis
+                strides[place, number] = prod(sizes[after] for after in demand[place + 1 :])
+        lengths = [prod(sizes[axis] for axis in demand) for demand in demands]
+        return cls(np.array([0, *accumulate(lengths)], np.int64)[: len(demands)], axes, strides)
+
+    def some(self, numbers: Sequence[int]) -> _Places:
+        """The places of some of the demands."""
+        return _Places(self.offsets[list(numbers)], self.axes[:, list(numbers)], self.strides[:, list(numbers)])
+
+    def find(self, columns: Columns) -> Ints:
+        """The place of each row's combination in each demand, shape (demands, rows)."""
+        found = np.zeros((len(self.offsets), columns.shape[1]), np.int64)
+        found += self.offsets[:, np.newaxis]
+        for axes, strides in zip(self.axes, self.strides, strict=True):
+            found += columns[axes] * strides[:, np.newaxis]
+        return found
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What is open of the demands that have one axis, with its values side by side.
+
+    demands: which. places: of the values of the other axes. open, shape (places, values of the axis).
+    """
+
+    demands: Sequence[int]
+    places: _Places
+    open: npt.NDArray[np.int8]
+
+    @classmethod
+    def of(cls, axis: int, tables: Mapping[Axes, npt.NDArray[np.int8]], sizes: Sequence[int]) -> _Side:
+        numbers = [number for number, axes in enumerate(tables) if axis in axes]
+        demands = [axes for axes in tables if axis in axes]
+        others = [tuple(other for other in axes if other != axis) for axes in demands]
+        turned = [np.moveaxis(tables[axes], axes.index(axis), -1).reshape(-1, sizes[axis]) for axes in demands]
+        return cls(numbers, _Places.of(others, sizes), np.concatenate([np.empty((0, sizes[axis]), np.int8), *turned]))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """How one axis is assigned, after those of the steps before it.
+
+    refused: tables of what it must not be: other axes, and a table over their classes and the axis's values.
+    complete: places of the demands that are complete with it, in the axis's `_Side`.
+    """
+
+    axis: int
+    refused: Sequence[tuple[Axes, Bools]]
+    complete: _Places
+
+
 class Cover:
     """Rows under construction, and which combinations are still open.
 
+    Most of the time goes into counting, for every row of a batch and every value of the next axis, the open
+    combinations that the value would cover. So what is open is held once for each axis, with the axis's values side by
+    side (`_Side`), beside once for all (`_open`, in the order of the demands).
+
     feasible: what the constraints leave. demands: the sets of axes (ascending) whose feasible combinations must all
-    appear. needless: combinations that need not, after all. cost: for some axes, a
-    number for each value; among values that cover equally much the cheapest wins.
+    appear. needless: combinations that need not, after all. cost: for some axes, a number for each value; among values
+    that cover equally much the cheapest wins.
     """
 
     def __init__(
@@ -41,22 +116,22 @@ class Cover:
         feasible: Feasible,
         demands: Iterable[Axes],
         seed: int = 0,
-        cost: Mapping[int, npt.NDArray[np.float64]] | None = None,
+        cost: Mapping[int, Floats] | None = None,
         needless: Mapping[Axes, Bools] | None = None,
     ) -> None:
         self._feasible = feasible
         self._sizes = feasible.sizes
         self._random = np.random.default_rng(seed)
         self._cost = dict(cost or {})
-        self._open = {
+        tables = {
             axes: (table & ~needless[axes] if needless else table).astype(np.int8)
             for axes, table in feasible.projections(demands)
         }
-        self._by_axis: list[list[_ByOthers[np.int8]]] = [
-            [_by_others(axes, table, axis) for axes, table in self._open.items() if axis in axes]
-            for axis in range(len(self._sizes))
-        ]
-        self._routes: dict[Axes, list[tuple[int, list[_ByOthers[np.bool_]]]]] = {}
+        self._demands = list(tables)
+        self._places = _Places.of(self._demands, self._sizes)
+        self._open = np.concatenate([np.empty(0, np.int8), *(table.ravel() for table in tables.values())])
+        self._sides = [_Side.of(axis, tables, self._sizes) for axis in range(len(self._sizes))]
+        self._routes: dict[Axes, list[_Step]] = {}
         self._rows: list[Rows] = []
 
     @property
@@ -73,48 +148,65 @@ class Cover:
 
     def fill(self) -> None:
         """Add rows until no demanded combination is open."""
-        while True:
-            left = {axes: int(np.count_nonzero(table)) for axes, table in self._open.items()}
-            axes = max(left, key=left.__getitem__, default=())
-            if not left.get(axes):
+        while self._demands:
+            left = np.add.reduceat(self._open, self._places.offsets, dtype=np.int64)
+            most = int(left.argmax())
+            if not left[most]:
                 return
-            cells = np.argwhere(self._open[axes])
+            axes, offset = self._demands[most], int(self._places.offsets[most])
+            shape = [self._sizes[axis] for axis in axes]
+            cells = np.argwhere(self._open[offset : offset + prod(shape)].reshape(shape))
             size = min(LARGEST_BATCH, len(cells) // BATCH_SHARE + 1)
             self._add(axes, self._random.permutation(cells)[:size])
 
     def _add(self, axes: Axes, cells: Rows) -> None:
         columns = self._complete(axes, cells)
-        for demand, table in self._open.items():
-            table[tuple(columns[axis] for axis in demand)] = COVERED
-        self._rows.append(np.stack([columns[axis] for axis in range(len(self._sizes))], axis=1))
+        self._open[self._places.find(columns)] = COVERED
+        for side, column in zip(self._sides, columns, strict=True):
+            side.open[side.places.find(columns), column] = COVERED
+        self._rows.append(columns.T)
 
-    def _complete(self, axes: Axes, cells: Rows) -> dict[int, Rows]:
-        """Axis → the value of every row, shape (rows,), for rows that start with `cells` on `axes`."""
-        columns = {axis: np.ascontiguousarray(cells[:, place]) for place, axis in enumerate(axes)}
-        for axis, refused in self._route(axes):
-            score = self._random.random((len(cells), self._sizes[axis]), np.float32)
+    def _complete(self, axes: Axes, cells: Rows) -> Columns:
+        """The rows that start with `cells` on `axes`."""
+        columns = np.zeros((len(self._sizes), len(cells)), np.int64)
+        columns[list(axes)] = cells.T
+        for step in self._route(axes):
+            axis = step.axis
+            found = step.complete.find(columns)
+            scores = np.empty((1 + len(found), len(cells), self._sizes[axis]), np.float32)
+            scores[0] = self._random.random((len(cells), self._sizes[axis]), np.float32)
             if axis in self._cost:
-                score = score * 0.01 - self._cost[axis].astype(np.float32)
-            for others, opened in self._by_axis[axis]:
-                if all(other in columns for other in others):
-                    score += opened[tuple(columns[other] for other in others)]
-            for others, table in refused:
-                found = table[tuple(self._feasible.classes[other][columns[other]] for other in others)]
-                score[..., found[..., self._feasible.classes[axis]]] = -np.inf
+                scores[0] = scores[0] * 0.01 - self._cost[axis].astype(np.float32)
+            scores[1:] = self._sides[axis].open[found]
+            score = scores.sum(axis=0)
+            score[self._refused(step, columns)] = -np.inf
             columns[axis] = score.argmax(axis=1)
         return columns
 
-    def _route(self, axes: Axes) -> list[tuple[int, list[_ByOthers[np.bool_]]]]:
-        """`Feasible.buckets`, turned round: for each axis the classes refused, by the classes of other axes."""
+    def _refused(self, step: _Step, columns: Columns) -> Bools:
+        """Which values of the step's axis are not allowed after the values that a row has, shape (rows, values)."""
+        classes = self._feasible.classes
+        refused: Bools = np.zeros((columns.shape[1], self._sizes[step.axis]), np.bool_)
+        for others, table in step.refused:
+            refused |= table[tuple(classes[other][columns[other]] for other in others)]
+        return refused
+
+    def _route(self, axes: Axes) -> list[_Step]:
+        """The steps that follow on `axes`: `Feasible.buckets`, with the demands that each completes."""
         if axes not in self._routes:
-            self._routes[axes] = [
-                (axis, [_by_others(each.axes, ~each.allowed, axis) for each in tables])
-                for axis, tables in self._feasible.buckets(axes)
-            ]
+            assigned = set(axes)
+            self._routes[axes] = []
+            for axis, tables in self._feasible.buckets(axes):
+                assigned.add(axis)
+                self._routes[axes].append(self._step(axis, tables, assigned))
         return self._routes[axes]
 
+    def _step(self, axis: int, tables: Sequence[Factor], assigned: set[int]) -> _Step:
+        side = self._sides[axis]
+        complete = [i for i, number in enumerate(side.demands) if assigned.issuperset(self._demands[number])]
+        return _Step(axis, [self._refusing(axis, table) for table in tables], side.places.some(complete))
 
-def _by_others(axes: Axes, table: npt.NDArray[Scalar], axis: int) -> _ByOthers[Scalar]:
-    """The axes but `axis`, and a view of `table` with the dim of `axis` last."""
-    place = axes.index(axis)
-    return (*axes[:place], *axes[place + 1 :]), np.moveaxis(table, place, -1)
+    def _refusing(self, axis: int, table: Factor) -> tuple[Axes, Bools]:
+        others = tuple(other for other in table.axes if other != axis)
+        turned = np.moveaxis(~table.allowed, table.axes.index(axis), -1)
+        return others, turned[..., self._feasible.classes[axis]]

@@ -8,19 +8,22 @@ dear, takes the shard asked for, and refuses a budget that it would exceed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from math import inf
+from operator import attrgetter
 
 from harness.errors import UsageError
-from harness.scenario import AXES, DTypePolicy, Scenario
+from harness.scenario import AXES, DTypePolicy, Scenario, value_text
 from harness.space.constraints import impossible
 from harness.space.cost import cost_model
 from harness.space.files import Space
 from harness.space.walk import Walked, follow
 from harness.systems.registry import system_named
+
+PLAIN = DTypePolicy()
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,23 @@ class Selection:
 class Plan:
     """The scenarios to run, in order, and the account of how they were chosen.
 
-    walked: one entry a walk, before sharding. budgets: system → seconds that its scenarios may take.
+    supported: what their systems run. refused: what their systems refuse, each with the reason; they come last, since
+    they cost nothing. walked: one entry a walk, before sharding. budgets: system → seconds that its scenarios may take.
     """
 
-    scenarios: tuple[Scenario, ...]
+    supported: tuple[Scenario, ...]
+    refused: Mapping[Scenario, str] = field(default_factory=dict)
     walked: tuple[Walked, ...] = ()
     budgets: Mapping[str, float] = field(default_factory=dict)
     shard: tuple[int, int] = (1, 1)
 
+    @cached_property
+    def scenarios(self) -> tuple[Scenario, ...]:
+        return (*self.supported, *self.refused)
+
     def estimate_s(self, scenario: Scenario) -> float:
         """Seconds the scenario takes with two at once on two cores; nothing where its system refuses it."""
-        return 0.0 if refusal(scenario) else cost_model().estimate_s(scenario)
+        return 0.0 if scenario in self.refused else cost_model().estimate_s(scenario)
 
     @property
     def is_walk(self) -> bool:
@@ -64,10 +73,11 @@ class Plan:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Expected seconds of each system's scenarios."""
-        total: dict[str, float] = defaultdict(float)
-        for scenario in self.scenarios:
-            total[scenario.system] += self.estimate_s(scenario)
-        return dict(total)
+        total = dict.fromkeys((scenario.system for scenario in self.scenarios), 0.0)
+        costs = cost_model()
+        for scenario in self.supported:
+            total[scenario.system] += costs.estimate_s(scenario)
+        return total
 
     @property
     def excluded(self) -> dict[str, int]:
@@ -80,17 +90,27 @@ class Plan:
     @cached_property
     def unsupported(self) -> dict[tuple[str, str], int]:
         """(system, reason) → how many planned scenarios the system refuses for it."""
-        reasons = ((s.system, refusal(s)) for s in self.scenarios)
-        return dict(Counter((system, reason) for system, reason in reasons if reason))
+        return dict(Counter((scenario.system, reason) for scenario, reason in self.refused.items()))
 
     def counts(self, axis: str) -> dict[str, int]:
         """Value → number of planned scenarios that have it."""
-        return dict(Counter(scenario.axis_text(axis) for scenario in self.scenarios))
+        values = list(map(attrgetter(axis), self.scenarios))
+        same = dict(zip(map(id, values), values, strict=True))  # a few objects, each shared by many scenarios
+        total: Counter[str] = Counter()
+        for key, number in Counter(map(id, values)).items():
+            total[value_text(axis, same[key])] += number
+        return dict(total)
 
     @property
     def varied_axes(self) -> list[str]:
         """The axes on which the scenarios differ."""
-        return [axis for axis in AXES if len({getattr(s, axis) for s in self.scenarios}) > 1]
+        first = self.scenarios[:1]
+        return [
+            axis
+            for axis in AXES
+            for one in first
+            if any(getattr(s, axis) != getattr(one, axis) for s in self.scenarios)
+        ]
 
     def require_budget(self) -> None:
         """Refuse a plan that takes longer than a space allows.
@@ -122,18 +142,24 @@ def make_plan(spaces: Sequence[Space], selection: Selection = Selection()) -> Pl
     explicit = [scenario for space in chosen for scenario in space.scenarios]
     for scenario in explicit:
         _require_valid(scenario)
+    refused = _refused(chain(explicit, *(entry.refused for entry in walked)))
     scenarios = dict.fromkeys(chain(explicit, *(chain(w.supported, w.refused) for w in walked)))
-    _require_supported(scenarios, walked)
+    _require_supported(scenarios, refused, walked)
     budgets: dict[str, float] = defaultdict(float)
     for entry in walked:
         budgets[entry.walk.system] += entry.walk.budget_s or inf
-    part = [s for s in scenarios if in_shard(s, selection.shard)]
-    return Plan(tuple(sorted(part, key=_order)), walked, dict(budgets), selection.shard)
+    part = sorted((s for s in scenarios if in_shard(s, selection.shard)), key=_order)
+    return Plan(
+        tuple(scenario for scenario in part if scenario not in refused),
+        {scenario: refused[scenario] for scenario in part if scenario in refused},
+        walked, dict(budgets), selection.shard,
+    )  # fmt: skip
 
 
-def refusal(scenario: Scenario) -> str | None:
-    """Why the scenario's system refuses it; None where it does not."""
-    return system_named(scenario.system).refusal(scenario)
+def _refused(scenarios: Iterable[Scenario]) -> dict[Scenario, str]:
+    """Why each scenario's system refuses it, for those that it does."""
+    reasons = ((scenario, system_named(scenario.system).refusal(scenario)) for scenario in scenarios)
+    return {scenario: reason for scenario, reason in reasons if reason is not None}
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -174,10 +200,12 @@ def _require_valid(scenario: Scenario) -> None:
     )
 
 
-def _require_supported(scenarios: Mapping[Scenario, None], walked: Sequence[Walked]) -> None:
-    if any(not refusal(s) for s in scenarios):
+def _require_supported(
+    scenarios: Mapping[Scenario, None], refused: Mapping[Scenario, str], walked: Sequence[Walked]
+) -> None:
+    if len(refused) < len(scenarios):
         return
-    reasons = dict.fromkeys(f"{s.system}: {refusal(s)}" for s in scenarios)
+    reasons = dict.fromkeys(f"{s.system}: {refused[s]}" for s in scenarios)
     excluded = dict.fromkeys(table.reason for entry in walked for table in entry.exclusions)
     given = next(iter(scenarios), "these axis values")
     raise UsageError.of(
@@ -185,7 +213,7 @@ def _require_supported(scenarios: Mapping[Scenario, None], walked: Sequence[Walk
     )
 
 
-def _order(scenario: Scenario) -> tuple[bool, bool, float]:
-    """Refused last (they cost nothing); first what exposes most; then cheap before dear."""
-    exposed = scenario.offload.fraction > 0 and scenario.dtype != DTypePolicy() and scenario.program != "train"
-    return refusal(scenario) is not None, not exposed, cost_model().estimate_s(scenario)
+def _order(scenario: Scenario) -> tuple[bool, float]:
+    """First what exposes most; then cheap before dear."""
+    exposed = scenario.offload.fraction > 0 and scenario.dtype != PLAIN and scenario.program != "train"
+    return not exposed, cost_model().estimate_s(scenario)

@@ -20,7 +20,7 @@ from harness.errors import UsageError
 from harness.scenario import Mesh, Scenario, parse_axis
 from harness.space.constraints import Table, constraints_of, tabulate
 from harness.space.cost import cost_model
-from harness.space.coverage import Coverage, coverage
+from harness.space.coverage import Counter, Coverage
 from harness.space.covering import Cover, Rows
 from harness.space.feasible import Axes, Bools, Factor, Feasible, factor
 from harness.space.files import Walk
@@ -162,12 +162,13 @@ class _Problem:
     def coverages(self, scenarios: tuple[Scenario, ...]) -> Iterator[Coverage]:
         """2-way and 3-way coverage of all axes, higher ones and `three_way` where the walk asks for them."""
         several = sum(size > 1 for size in self.sizes)
+        counter = Counter(scenarios, self.values, self.supported)
         for strength in sorted({2, 3, self.walk.strength} - {1}):
             if strength <= several:
-                yield coverage(scenarios, self.values, self.supported, strength)
+                yield counter.coverage(strength)
         three = [axis for axis in self.walk.three_way if axis in self.values]
         if len(three) >= 3 and self.walk.strength < 3:
-            yield coverage(scenarios, self.values, self.supported, 3, three)
+            yield counter.coverage(3, three)
 
     def scenarios(self, rows: Rows) -> tuple[Scenario, ...]:
         columns = list(self.values.values())

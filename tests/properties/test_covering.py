@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness.errors import HarnessError
 from harness.scenario import Mesh, Scenario
 from harness.space.constraints import tabulate
-from harness.space.coverage import coverage
+from harness.space.coverage import Counter
 from harness.space.covering import Cover
 from harness.space.feasible import Factor, Feasible, factor
 
@@ -143,7 +143,7 @@ def test_a_rule_of_too_many_axes_is_refused() -> None:
 @given(st.lists(st.tuples(*(st.sampled_from(v) for v in VALUES.values())), min_size=1, max_size=20), st.integers(1, 3))
 def test_coverage_counts_what_sets_of_tuples_count(rows: list[tuple[Any, ...]], strength: int) -> None:
     scenarios = [Scenario(**dict(zip(VALUES, row, strict=True))) for row in rows]
-    found = coverage(scenarios, VALUES, Feasible(LENGTHS, []), strength)
+    found = Counter(scenarios, VALUES, Feasible(LENGTHS, [])).coverage(strength)
     subsets = list(combinations(range(len(VALUES)), strength))
     assert found.covered == sum(len({tuple(row[a] for a in subset) for row in rows}) for subset in subsets)
     assert found.feasible == sum(int(np.prod([LENGTHS[a] for a in subset])) for subset in subsets)
@@ -152,4 +152,4 @@ def test_coverage_counts_what_sets_of_tuples_count(rows: list[tuple[Any, ...]], 
 def test_coverage_refuses_an_excluded_combination() -> None:
     never = factor([0], np.array([True, True, False]))
     with pytest.raises(HarnessError, match="excluded combination: mesh=2x2x2"):
-        coverage([Scenario(mesh=Mesh(2, 2, 2))], VALUES, Feasible(LENGTHS, [never]), 1)
+        Counter([Scenario(mesh=Mesh(2, 2, 2))], VALUES, Feasible(LENGTHS, [never])).coverage(1)

@@ -13,7 +13,6 @@ from harness.cli import entry
 from harness.errors import UsageError
 from harness.laboratory import REFERENCE_NOT_COMPARED, Laboratory, _result, _Trial
 from harness.scenario import Mesh, Scenario
-from harness.space.plan import refusal
 from harness.systems.registry import system_named
 from harness.verdict import ExitStatus, Verdict
 from harness.world import devices
@@ -113,8 +112,11 @@ def test_the_device_is_a_part_of_a_scenarios_identity() -> None:
 
 
 def test_a_system_refuses_devices_that_it_does_not_have() -> None:
-    assert refusal(ON_GPU) is None
-    assert refusal(replace(ON_GPU, system="reference")) == "reference has these values of device: cpu"
+    assert system_named("torch-fsdp2").refusal(ON_GPU) is None
+    assert (
+        system_named("reference").refusal(replace(ON_GPU, system="reference"))
+        == "reference has these values of device: cpu"
+    )
     assert system_named("torch-fsdp2").accepts.devices == ("cpu", "cuda")
     assert system_named("reference").accepts.devices == ("cpu",)
 

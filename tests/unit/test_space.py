@@ -14,10 +14,10 @@ from harness.program import PROGRAMS
 from harness.scenario import LOAD_RELATIONS, Mesh, Scenario
 from harness.space.constraints import CONSTRAINTS, constraints_of
 from harness.space.files import ALL, WALKED_AXES, load_space, meshes, parse_settings, parse_strength, space_names
-from harness.space.plan import Selection, in_shard, make_plan, parse_shard, refusal
+from harness.space.plan import Selection, in_shard, make_plan, parse_shard
 from harness.space.plan_text import render_plan
 from harness.systems.accepts import Constraint
-from harness.systems.registry import all_systems
+from harness.systems.registry import all_systems, system_named
 
 SMALL = """
 schema = 1
@@ -34,6 +34,11 @@ program = ["resume", "train"]
 [system.torch-fsdp2]
 budget_s = 100
 """
+
+
+def refusal(scenario: Scenario) -> str | None:
+    """Why its system refuses a scenario, asked limit by limit."""
+    return system_named(scenario.system).refusal(scenario)
 
 
 @pytest.fixture

@@ -83,10 +83,15 @@ class Strike:
         }
 
 
-def run_canaries(out: Path, json_file: Path | None, jobs: int) -> int:
-    """Plant every fault and make every comparison; print the table; the contract's exit status."""
-    detections = _plant_all(jobs, out)
-    boundary = _strike_all(jobs)
+def run_canaries(out: Path, json_file: Path | None, jobs: int, plugins: Sequence[str] = ()) -> int:
+    """Plant every fault and make every comparison; print the table; the contract's exit status.
+
+    Args:
+        plugins: modules that ranks and workers import first; what their systems name in a `conformance.toml` is struck
+            too.
+    """
+    detections = _plant_all(jobs, out, plugins)
+    boundary = _strike_all(jobs, plugins)
     missed_pairs = [name for name, (a, b, kind) in PAIRS.items() if found_kind(a, b) != kind]
     print(_table(detections))
     for strike in boundary:
@@ -105,11 +110,11 @@ def run_canaries(out: Path, json_file: Path | None, jobs: int) -> int:
     return ExitStatus.HARNESS if missed or broken else ExitStatus.OK
 
 
-def _plant_all(jobs: int, out: Path) -> list[Detection]:
+def _plant_all(jobs: int, out: Path, plugins: Sequence[str] = ()) -> list[Detection]:
     planted = {fault.id: scenarios_of(fault) for fault in CATALOGUE.values()}
     everything = {s for scenarios in planted.values() for s in scenarios}
     everything |= {replace(s, faults=()) for s in everything}
-    with Laboratory(jobs=jobs, deadline_s=20.0, keep=out / "logs") as laboratory:
+    with Laboratory(jobs=jobs, deadline_s=20.0, plugins=plugins, keep=out / "logs") as laboratory:
         results = {r.scenario: r for r in laboratory.examine(everything, lambda scenario, blob: None)}
     return [
         Detection(
@@ -121,10 +126,10 @@ def _plant_all(jobs: int, out: Path) -> list[Detection]:
     ]
 
 
-def _strike_all(jobs: int) -> list[Strike]:
+def _strike_all(jobs: int, plugins: Sequence[str] = ()) -> list[Strike]:
     """What every boundary fault comes to."""
     struck = {scenario: BOUNDARY[scenario.faults[0]] for scenario in strikes()}
-    with Laboratory(jobs=jobs, deadline_s=STUCK_S) as laboratory:
+    with Laboratory(jobs=jobs, deadline_s=STUCK_S, plugins=plugins) as laboratory:
         found = [Strike(struck[r.scenario], r) for r in laboratory.examine(struck, lambda scenario, blob: None)]
     return sorted(found, key=lambda strike: (strike.result.system, strike.fault.id))
 

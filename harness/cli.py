@@ -324,6 +324,7 @@ def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
     """
     from harness.report.text import render_result, wants_colour
 
+    arguments.load_plugins(())
     result = arguments.stored(scenario_id, out)
     only = arguments.shipped_issues().emulated_only(result)
     colour = wants_colour(sys.stdout, os.environ)
@@ -347,6 +348,7 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
     from harness.run import DATABASE
     from harness.store import Store
 
+    arguments.load_plugins(())
     if not (folder / DATABASE).is_file():
         raise UsageError.of("RUN", str(folder), f"a folder with a {DATABASE}", "shardproof report reports/nightly")
     with Store(folder / DATABASE) as store:
@@ -376,6 +378,7 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     from harness.report.text import render_text, wants_colour
     from harness.run import DATABASE, Outcome, merge_runs, read_parts
 
+    arguments.load_plugins(())
     parts = read_parts([folder / DATABASE for folder in folders])
     found = merge_runs(parts, arguments.writable_folder(out) / DATABASE, arguments.shipped_issues())
     page = write_reports(found, out, json_file, junit_file)
@@ -397,7 +400,8 @@ def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
     """
     from harness.canaries import run_canaries
 
-    return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1)
+    plugins = arguments.load_plugins(())
+    return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1, plugins)
 
 
 @cli.command()
@@ -462,6 +466,7 @@ def inspect(checkpoint: Path) -> int:
     """
     from harness.readers.description import check_complete, describe, render_description
 
+    arguments.load_plugins(())
     rows = describe(checkpoint)
     print(render_description(rows), end="")
     check_complete(checkpoint, rows)

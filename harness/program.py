@@ -89,6 +89,21 @@ class Op:
     checkpoint: int = -1
 
 
+def provide(name: str, program: str) -> None:
+    """Have a program known by a name, such as that of a plugin.
+
+    Args:
+        program: its operations, separated by spaces.
+
+    Raises:
+        UsageError: an illegal sequence, or a name that another program has.
+    """
+    if PROGRAMS.get(name, program) != program:
+        raise UsageError.of(f"program {name!r}", program, [PROGRAMS[name]], "another name")
+    operations(program)
+    PROGRAMS[name] = program
+
+
 def meshes(scenario: Scenario) -> tuple[Mesh, ...]:
     """Every mesh that the scenario's program runs on."""
     target = load_mesh(scenario) if moves(scenario) else None

@@ -80,8 +80,8 @@ def outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[st
         "planted": [detection(Verdict.MISMATCH, Verdict.MISMATCH)],
         "struck": [struck(fault, Verdict(fault.verdict)) for fault in BOUNDARY.values()],
     }
-    monkeypatch.setattr(canaries, "_plant_all", lambda jobs, out: found["planted"])
-    monkeypatch.setattr(canaries, "_strike_all", lambda jobs: found["struck"])
+    monkeypatch.setattr(canaries, "_plant_all", lambda *_: found["planted"])
+    monkeypatch.setattr(canaries, "_strike_all", lambda *_: found["struck"])
     monkeypatch.chdir(tmp_path)
     return found
 

@@ -2,10 +2,14 @@
 
 Every rank has the whole model; the optimizer's state of a parameter lies on one rank. A checkpoint is gathered
 (`consolidate_state_dict`) and written by rank 0.
+
+It is a plugin: nothing of shardproof knows its name. It brings everything that a built-in system has. Its data (walks,
+costs, known issues and their regressions, the plain scenario) lie in `data/` beside it.
 """
 
 from __future__ import annotations
 
+from harness.program import provide
 from harness.systems.protocol import System
 from harness.systems.registry import register
 
@@ -16,5 +20,10 @@ SYSTEM = register(
         home=__name__,
         distributions=("torch",),
         data=f"{__name__}/data",
+        models_entry="models:MODELS",
+        rules_entry="rules:RULES",
+        predicates_entry="accepts:PREDICATES",
     )
 )
+
+provide("relay", "build step save restart build load step save restart build load step")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from harness.scenario import DTypePolicy, Optimizer
+from harness.models import model_spec, storage_dtype
+from harness.program import operations
+from harness.scenario import DTypePolicy, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
     NUMBERS,
@@ -10,12 +12,33 @@ from harness.systems.accepts import (
     Anything,
     Faults,
     Formats,
+    LibraryError,
     Limit,
     Loads,
     Only,
     Operations,
     Parts,
 )
+
+
+def _mixes_dtypes(scenario: Scenario) -> bool:
+    params = model_spec(scenario.model).unique_params
+    return (
+        scenario.dtype.storage.startswith("mixed") and len({storage_dtype(scenario.dtype, p.spec) for p in params}) > 1
+    )
+
+
+def _leaves_out(scenario: Scenario) -> bool:
+    """Whether some trainable parameter takes part in no forward."""
+    return any(p.spec.trainable == "yes" and not p.spec.used for p in model_spec(scenario.model).unique_params)
+
+
+def unfreezes(scenario: Scenario) -> bool:
+    """Whether parameters become trainable after the model was wrapped, on more than one rank."""
+    return scenario.mesh.world > 1 and "unfreeze" in operations(scenario.program)
+
+
+PREDICATES = {"unfreezes": unfreezes}
 
 ACCEPTS = Accepts(
     "torch-zero",
@@ -41,7 +64,7 @@ ACCEPTS = Accepts(
         **NUMBERS,
     ),
     microbatches=Anything(),
-    checkpoint=Formats({"full": ()}),
+    checkpoint=Formats({"consolidated": ()}),
     program=Operations(EVERY_STEP),
     faults=Faults(),
     seed=Anything(),
@@ -51,5 +74,25 @@ ACCEPTS = Accepts(
             lambda s: s.mesh.tp > 1 or s.mesh.dp_replicate > 1,
             "there is one data-parallel group: mesh is 1xNx1",
         ),
+        Limit(
+            "one-dtype",
+            _mixes_dtypes,
+            "ZeroRedundancyOptimizer takes parameters of one dtype",
+            "torch/distributed/optim/zero_redundancy_optimizer.py, _verify_same_dense_param_type",
+            LibraryError(
+                "ValueError", "only supports using the same dense type for all parameters", "build",
+                {"model": "twins", "dtype": "mixed", "program": "build"},
+            ),
+        ),
+        Limit(
+            "all-take-part",
+            _leaves_out,
+            "DistributedDataParallel needs every trainable parameter in every forward (find_unused_parameters=False)",
+            "torch/nn/parallel/distributed.py, _pre_forward",
+            LibraryError(
+                "RuntimeError", "Expected to have finished reduction in the prior iteration", "step",
+                {"model": "unused", "program": "build step step"},
+            ),
+        ),
     ),
-)
+)  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -14,11 +13,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.layout import Box
-from harness.mechanisms.fsdp2.rank.checkpoint import FULL_FILE
 from harness.models import NamedParam
 from harness.observe.record import Record
 from harness.probe_module import Slot
 from harness.program import Op
+from harness.readers.pieces import FULL_FILE
 from harness.systems.torch_loop import OPTIMIZERS, STATE_ROLES, TorchRank, hyperparameters
 
 
@@ -54,14 +53,14 @@ class Rank(TorchRank):
             if p.grad is not None
         }
 
-    # Checkpoints: one file of whole tensors, the optimizer's flat by parameter name, as torch's flattened form has it
+    # Checkpoints: one file of whole tensors
 
     def save(self, op: Op) -> None:
         self.optimizer.consolidate_state_dict(to=0)
         if self.context.rank == 0:
             path = self.context.checkpoint_path(op)
             path.mkdir(parents=True, exist_ok=True)
-            optim = self._flat(self.optimizer.state_dict())
+            optim = self.optimizer.state_dict()
             content = {"model": self.state.model.state_dict(), "optim": optim, "extra": self.state.extra()}
             torch.save(content, path / FULL_FILE)
         dist.barrier()
@@ -69,7 +68,7 @@ class Rank(TorchRank):
     def load(self, op: Op) -> None:
         content = self._read(op)
         self.state.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(self._numbered(content["optim"]))
+        self.optimizer.load_state_dict(content["optim"])
         self.state.set_extra(content["extra"])
 
     def load_model_only(self, op: Op) -> None:
@@ -78,34 +77,6 @@ class Rank(TorchRank):
     def _read(self, op: Op) -> dict[str, Any]:
         content: dict[str, Any] = torch.load(self.context.checkpoint_path(op) / FULL_FILE, weights_only=True)
         return content
-
-    def _flat(self, gathered: dict[str, Any]) -> dict[str, Any]:
-        names = self._order()
-        flat = {
-            f"state.{names[index]}.{key}": value
-            for index, state in gathered["state"].items()
-            for key, value in state.items()
-        }
-        for group in gathered["param_groups"]:
-            options = {key: value for key, value in group.items() if key != "params"}
-            flat |= {f"param_groups.{names[i]}.{key}": value for i in group["params"] for key, value in options.items()}
-        return flat
-
-    def _numbered(self, flat: dict[str, Any]) -> dict[str, Any]:
-        """What `load_state_dict` takes: state and groups by the number of a parameter."""
-        order = self._order()
-        numbers = {fqn: number for number, fqn in enumerate(order)}
-        state: dict[int, dict[str, Any]] = {}
-        for key, value in flat.items():
-            if key.startswith("state."):
-                fqn, _, name = key.removeprefix("state.").rpartition(".")
-                state.setdefault(numbers[fqn], {})[name] = value
-        groups, rest = [], iter(order)
-        for group in self.optimizer.param_groups:
-            fqns = list(itertools.islice(rest, len(group["params"])))
-            options = {key: flat[f"param_groups.{fqns[0]}.{key}"] for key in group if key != "params"}
-            groups.append({**options, "params": [numbers[fqn] for fqn in fqns]})
-        return {"state": state, "param_groups": groups}
 
     def _order(self) -> list[str]:
         """The parameters' names in the order of the groups, which numbers them in a state dict."""

@@ -160,7 +160,8 @@ class TorchRank:
     # Hooks: construction
 
     def make_mesh(self) -> DeviceMesh:
-        """The mesh of all ranks; dp_shard is always a dim, dp_replicate and tp where they are larger than 1."""
+        """The mesh of all ranks. dp_shard is always one of its dims; dp_replicate and tp are where they are larger
+        than 1."""
         mesh = self.context.mesh
         sizes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp}
         kept = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard"}
@@ -338,7 +339,8 @@ class TorchRank:
         return named.spec.tp_dim if self.context.mesh.tp > 1 else None
 
     def sharded(self, op: Op, role: str, named: NamedParam, local: torch.Tensor) -> Record:
-        """A record of this rank's shard: the box is ours, the size the library's."""
+        """A record of this rank's shard. Where its box starts is our arithmetic, how large it is the library's
+        tensor says."""
         return Record(
             op.index, self.context.rank, LIVE, role, named.fqn, DTYPE_NAME[local.dtype], named.spec.shape,
             self.own_box(named).start, tuple(local.shape), tensor_bytes(local),
@@ -407,7 +409,7 @@ def hyperparameters(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def context_of(scenario: Scenario, folder: Path) -> RankContext:
-    """What the only rank of a scenario knows, for warm-ups."""
+    """What the only rank of a scenario knows; for warm-ups, which run a scenario in the server itself."""
     return RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, folder, contract_of(scenario))
 
 

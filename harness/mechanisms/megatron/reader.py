@@ -1,8 +1,14 @@
 """What a checkpoint of Megatron-Core holds, as records, read without torch and without the library.
 
-Two kinds of folder: files of torch.save, one folder a model-parallel rank (`mp_rank_*`), and a distributed checkpoint
-with `common.pt` beside it. Optimizer state lies there under its parameter's name, under a number, or in flat buffers,
-whose layout `flat_buffers` computes anew: a wrong map of the library shows as values of another parameter.
+There are two kinds of folder: files of torch.save, one folder a model-parallel rank (`mp_rank_*`), and a distributed
+checkpoint with `common.pt` beside it. Optimizer state lies there in one of three forms, by format:
+
+* under its parameter's name, in the parameter's shape (`sharded`, `fully_reshardable`);
+* under a number, which counts the optimizer's parameters (`plain`);
+* in flat buffers, one tensor for all parameters of a gradient buffer (the `dp_zero` formats, `dp_reshardable`).
+
+Where a parameter lies in a flat buffer, `flat_buffers` computes anew. If the library's own map is wrong, as in
+NVIDIA/Megatron-LM issue 2777, this reader finds the values of another parameter in the place.
 
 *Verifies*: what `pieces` does; that every buffer has the size and dtypes that the model's parameters make; that there
 is nothing unknown.
@@ -43,7 +49,7 @@ _LAYER_NORMS = {
 _STACKED = re.compile(r"(.+\.layers)\.(\D.*)")
 
 MASTERS = ("param", "fp32_param", "master_param")
-"""Names that optimizer state gives to what the optimizer steps on."""
+"""The names that optimizer state has for what the optimizer steps on."""
 
 
 def read_megatron(path: Path, op: Op, scenario: Scenario) -> list[Record]:
@@ -63,7 +69,8 @@ def read_megatron(path: Path, op: Op, scenario: Scenario) -> list[Record]:
 
 
 class _Reader:
-    """Collects the records of one checkpoint, and its param groups until all of their fields are there."""
+    """Collects the records of one checkpoint. Param groups are kept until all of their fields are there, since the
+    fields say which parameters a group holds."""
 
     def __init__(self, op: Op, scenario: Scenario, path: Path) -> None:
         self.op, self.scenario = op, scenario
@@ -107,7 +114,7 @@ class _Reader:
     # What the pieces are
 
     def common(self, piece: Piece, owner: Owner) -> None:
-        """A piece of the training script's own dict."""
+        """A piece of the dict that the training script stores: model, schedule, iteration and what else there is."""
         match piece.path:
             case ("model", str(name)):
                 self.model_tensor(piece, name, owner)
@@ -155,7 +162,8 @@ class _Reader:
                 self.unknown(piece, inner)
 
     def model_tensor(self, piece: Piece, key: str, owner: Owner | None = None) -> None:
-        """A parameter or buffer. owner: whose local tensor it is; None for a piece of the whole one."""
+        """A parameter or buffer. owner: the model-parallel rank whose local tensor it is; None for a piece of the
+        whole tensor."""
         if "._extra_state" in key:  # what a layer with quantised weights would store there; others store nothing
             if piece.data if isinstance(piece, TensorPiece) else piece.value not in (None, [None]):
                 self.unknown(piece, (key,))
@@ -175,7 +183,7 @@ class _Reader:
         self.records += [r._replace(replica=copy) for r in tensor_records(self.target, piece, role, fqn)]
 
     def unstacked(self, key: str, piece: Piece) -> tuple[str, Piece]:
-        """The name and piece of one layer, where layers are stored as one tensor with a dim in front."""
+        """The name and piece of one layer, where a checkpoint stores all layers as one tensor with a dim in front."""
         match = _STACKED.fullmatch(key)
         if key in self.params or match is None or not isinstance(piece, TensorPiece) or piece.size[:1] != (1,):
             return key, piece
@@ -185,8 +193,11 @@ class _Reader:
         return fqn, replace(piece, shape=piece.shape[1:], start=piece.start[1:], size=piece.size[1:])
 
     def role(self, name: str, named: NamedParam | None) -> tuple[str, int]:
-        """The role of optimizer state, and which copy of it: what is stepped is a master, or an fp32 parameter once
-        more."""
+        """The role of a piece of optimizer state, and which copy of the value it is.
+
+        What the optimizer steps is a master. Of an fp32 parameter, which has none, it is the parameter once more: a
+        second copy, which must equal the first.
+        """
         if name not in MASTERS:
             return STATE_ROLE.get(name, name), 0
         if named is not None and storage_dtype(self.scenario.dtype, named.spec) == "fp32":
@@ -203,7 +214,7 @@ class _Reader:
         return known[index]
 
     def gathered(self, piece: Piece, owner: Owner, path: KeyPath) -> None:
-        """A whole buffer's state: the path is its index, its dtypes, and what it is."""
+        """State of a whole buffer. The path has the buffer's index, its dtypes, and the name of the state."""
         match path:
             case (int(index), str(dtypes), str(name)) if isinstance(piece, TensorPiece):
                 buffer = self.buffer(owner, index, dtypes)
@@ -211,7 +222,7 @@ class _Reader:
                 for slot in buffer.slots:
                     self.flat(piece, owner, slot, buffer.at(slot), name)
             case () | (int(),) if isinstance(piece, ObjectPiece) and piece.value is None:
-                return  # an optimizer whose buffers lie in another rank's file
+                return  # the buffers of this optimizer lie in the file of another rank
             case _:
                 self.unknown(piece, path)
 
@@ -230,7 +241,7 @@ class _Reader:
             raise bad(what, str(piece.shape), f"({numel},), as the model's parameters make it", FORM)
 
     def flat(self, piece: TensorPiece, owner: Owner, slot: Slot, at: int, name: str) -> None:
-        """What a piece of a flat tensor, in which a parameter begins at `at`, holds of that parameter."""
+        """What a piece of a flat tensor holds of one parameter, which begins at `at` in that tensor."""
         first = max(at, piece.start[0])
         last = min(at + slot.box.volume, piece.start[0] + piece.size[0])
         if first >= last:
@@ -259,10 +270,11 @@ class _Reader:
                 self.unknown(entry[name], ("param_groups", index, name))
         for owner, path, piece in self.numbered:
             self.numbered_state(owner, path, piece)
-        return sorted(self.records, key=lambda record: record.replica)  # what the model has comes before copies of it
+        # the model's own value first, then the copies that must equal it
+        return sorted(self.records, key=lambda record: record.replica)
 
     def numbered_state(self, owner: Owner, path: KeyPath, piece: Piece) -> None:
-        """Optimizer state under the number that torch gives a parameter, or one step for all of them."""
+        """Optimizer state under the number that torch gives a parameter, or one step that holds for all parameters."""
         match path:
             case ("state", "common_step"):
                 for fqn in self.owned(owner):
@@ -302,7 +314,8 @@ class _Reader:
 
 
 def _numbers(entry: Entry, first: int, count: int) -> list[int]:
-    """The numbers of a group's parameters; where they are not stored, the next ones."""
+    """The numbers of a group's parameters. Where a checkpoint does not store them, they go on counting from the
+    group before."""
     piece = entry.get("params")
     stored = piece.value if isinstance(piece, ObjectPiece) else None
     if isinstance(stored, list) and all(isinstance(number, int) for number in stored):
@@ -311,7 +324,8 @@ def _numbers(entry: Entry, first: int, count: int) -> list[int]:
 
 
 def _link(path: KeyPath) -> tuple[int, KeyPath]:
-    """Which optimizer of a chain a path belongs to, and the rest of the path. Alone, an optimizer has no number."""
+    """Which optimizer of a ChainedOptimizer a path belongs to, and the rest of the path. An optimizer that is alone
+    has no number in front."""
     chained = len(path) > 1 and isinstance(path[0], int) and not _is_buffer(path)
     return (int(path[0]), path[1:]) if chained else (0, path)
 

@@ -1,4 +1,4 @@
-"""Megatron-Core's own checkpoint formats as the judge reads them, for the systems that write them."""
+"""What Megatron-Core's own checkpoint formats must hold, for the systems that write them; `reader` reads them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ from harness.readers.stored import TorchStored
 from harness.scenario import Scenario
 
 UNTIED = ("dp_zero", "plain")
-"""Formats that store a tied parameter under every name: the others under its own only."""
+"""Formats that store a tied parameter under each of its names. The others store it once, under its own."""
 
 GATHERED = ("dp_zero", "dp_zero_gather_scatter", "fully_reshardable")
-"""Formats that gather state into buffers of fp32 first, integers too."""
+"""Formats that first gather all state into buffers of fp32, and so turn even integers into fp32 numbers."""
 
 
 class MegatronStored(TorchStored):
-    """Files of torch.save, or of `dist_checkpointing`. The distributed optimizer stores masters and moments in fp32
-    whatever dtype it keeps them in; a remainder is stored as it is, but where the format gathers."""
+    """Files of torch.save, or of `dist_checkpointing`.
+
+    The distributed optimizer stores masters and moments in fp32, whatever dtype it keeps them in. A remainder (the low
+    16 bits of a bf16 parameter's master) is stored as the integer that it is, except by formats that gather: those make
+    an fp32 number of it.
+    """
 
     vocabulary = VOCABULARY
 
@@ -55,7 +59,8 @@ class MegatronStored(TorchStored):
         return stored
 
     def kept(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
-        """What lasts, with the count of steps, and without what a format stores once only."""
+        """The values that a checkpoint keeps, with the count of steps, and without second names where the format
+        stores a tied parameter once."""
         written = TorchStored.must_hold(self, live, op, scenario)
         count = np.int64(op.iteration).tobytes()
         written[Key(op.index, WRITTEN, "iteration", "iteration")] = Value("int64", (), count)

@@ -22,8 +22,8 @@ OPTIONS: dict[str, str] = {
 """Switch of the `options` axis → what it does."""
 
 BUCKET_SIZE = 48
-"""Elements after which DDP closes a bucket: a few parameters of a tiny model. The library looks at it only with
-overlap_grad_reduce; without it a buffer is one bucket."""
+"""Elements after which DDP closes a bucket: so few that even a tiny model has several. The library looks at it only
+with overlap_grad_reduce; without that, a buffer is one bucket."""
 
 GPT_MODEL = "gpt"
 """The model that is a real GPTModel; all others are trees of MegatronModule with hand-registered parameters."""

@@ -1,4 +1,4 @@
-"""Names in the pickles of Megatron-Core's checkpoints."""
+"""Names that only the pickles of Megatron-Core's checkpoints have, for `harness.readers.vocabulary`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ VOCABULARY = Vocabulary(
             Name("harness.emulation.fused", "FusedAdam"),
         }
     ),
-    # Release 0.15 writes its own class in the place of DCP's, with a field more.
+    # Release 0.15 writes a class of its own in place of DCP's, which has one field more.
     metadata=frozenset({Name("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")}),
 )

@@ -11,7 +11,8 @@ GDN_IN_PROJ = ((".query", 4), (".key", 4), (".value", 6), (".z", 6), (".beta", 2
 
 
 def _gated(layer: int, shape: tuple[int, ...]) -> ModuleSpec:
-    """The fused projection of a SwiGLU layer, of which tensor parallelism shards each half."""
+    """The fused projection of a SwiGLU layer: gate and up in one weight, each half of which tensor parallelism
+    shards."""
     name = "weight" if len(shape) > 2 else "bias"
     param = ParamSpec(name, shape, tp_dim=1, sections=HALVES, stacked=True)
     return ModuleSpec(f"decoder.layers.{layer}.mlp.linear_fc1", (param,))

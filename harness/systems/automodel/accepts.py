@@ -59,8 +59,8 @@ OPTIONS = {
 
 
 def _mixed_unit(scenario: Scenario) -> bool:
-    """Whether FSDP2 alone is given trainable parameters of two storage dtypes: the root unit always holds some of the
-    bulk, and so does every layer."""
+    """Whether FSDP2 alone would be given trainable parameters of two storage dtypes in one unit, which it refuses.
+    The root unit always holds some of the bulk, and so does every layer, so that any trainable island is enough."""
     if scenario.fact("options", _by_dtype) or pretrained.native(scenario):
         return False
     trainable = [p.spec for p in model_spec(scenario.model).unique_params if p.spec.trainable == "yes"]

@@ -16,10 +16,12 @@ from harness.systems.automodel import pretrained
 
 
 class AutomodelContract(Contract):
-    """Builds load a checkpoint file, so that dtypes follow from the file, the request, the model's pins and the policy.
+    """What differs from FSDP2: a build loads a checkpoint file, so that dtypes follow from the file, the request, the
+    model's pins and the policy.
 
-    Automodel loads a file in another way when the world is one rank (Hugging Face's loader) than when it is several
-    (the checkpointer, under FSDP2): the stages depend on the mesh of the session.
+    They also depend on the mesh of the session. Automodel loads a file in another way when the world is one rank
+    (Hugging Face's loader) than when it is several (the checkpointer, under FSDP2): a twin for one rank cannot serve a
+    scenario on two, even though the gradients would be the same.
     """
 
     clauses = fsdp2.CLAUSES

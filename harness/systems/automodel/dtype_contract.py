@@ -1,8 +1,10 @@
 """The dtype contract of a pretrained model under mixed precision: which dtype each tensor has, and why.
 
-A table, and one pure function that applies it. docs/dtype-contract.md shows the same table; a test keeps them equal.
-The contract is what NeMo Automodel documents, and where that says nothing what Hugging Face and FSDP2 promise; a
-release that does something else is a finding, not a variant.
+A table of rules, and one pure function that applies it: of the rules for a stage, the first that fits decides. For
+example, a weight that the file has in bf16, loaded with fp32 requested, is stored in fp32 by the rule `storage-wider`
+and computes in bf16 by `compute-policy`. docs/dtype-contract.md shows the same table; a test keeps them equal. The
+contract is what NeMo Automodel documents, and where that says nothing what Hugging Face and FSDP2 promise; a release
+that does something else is a finding, not a variant.
 
 *Does not know* releases, models, meshes or values.
 """
@@ -12,14 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 AUTO = "auto"
-"""The request that mirrors the checkpoint file."""
+"""The request for the dtype that the checkpoint file has."""
 
 _WIDTH = {"bf16": 16, "fp16": 16, "fp32": 32}
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What FSDP2's MixedPrecisionPolicy asks for; None: what the stage before has."""
+    """What FSDP2's MixedPrecisionPolicy asks for. None stands for the dtype of the stage before."""
 
     param: str | None = None
     reduce: str | None = None

@@ -28,7 +28,7 @@ def _layer(path: str) -> tuple[ModuleSpec, ...]:
 
 
 def _gates(trainable: str = "yes", heads: int = 6) -> tuple[ParamSpec, ...]:
-    """What a gated delta net or a state-space layer keeps in fp32."""
+    """What a gated delta net or a state-space layer keeps in fp32: `A_log` and `dt_bias`."""
     return (
         ParamSpec("A_log", (heads,), island=True, trainable=trainable, layer=True),
         ParamSpec("dt_bias", (heads,), island=True, trainable=trainable, layer=True),

@@ -47,7 +47,7 @@ def file_dtype(scenario: Scenario, spec: ParamSpec) -> str:
 
 
 def _file_of_one(options: tuple[str, ...]) -> str:
-    """The dtype of every parameter in a file that has one for all; empty for a file of several."""
+    """The dtype that every parameter has in a file of one dtype; empty for a file of several."""
     dtypes = ((FILE_BF16, "bf16"), (FILE_FP32, "fp32"), (FILE_FP16, "fp16"))
     return next((dtype for option, dtype in dtypes if option in options), "")
 
@@ -89,13 +89,13 @@ def trained_storage(scenario: Scenario, spec: ParamSpec) -> str:
 
 
 def managed(scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> bool:
-    """Whether FSDP2 manages a parameter: Automodel leaves a world of one rank alone, and a frozen tower may be left out
-    and lie whole on every rank."""
+    """Whether FSDP2 manages a parameter. Automodel does not shard in a world of one rank, and may leave a frozen
+    tower out, which then lies whole on every rank."""
     return mesh.world > 1 and not (REPLICATED in scenario.options and spec.trainable == "no")
 
 
 def parameter(scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> Dtypes:
-    """The contract of a parameter."""
+    """The dtypes that the contract gives a parameter."""
     tensor = Tensor(
         file_dtype(scenario, spec),
         pinned=spec.island and (PINNED in scenario.options or native(scenario)),
@@ -108,7 +108,8 @@ def parameter(scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> Dtypes:
 
 
 def buffer(scenario: Scenario, dtype: str, module: ModuleSpec, mesh: Mesh) -> str:
-    """The dtype of a floating-point buffer that its module makes, and a checkpoint holds, in `dtype`."""
+    """The dtype that the contract gives a floating-point buffer, which its module makes, and a checkpoint holds, in
+    `dtype`."""
     frozen = bool(module.params) and all(p.trainable == "no" for p in module.params)
     tensor = Tensor(dtype, frozen=frozen, buffer=True, sharded=mesh.world > 1)
     return _contract(scenario, tensor, by_dtype=False).storage

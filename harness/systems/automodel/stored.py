@@ -1,7 +1,9 @@
-"""What NeMo Automodel's checkpointer wrote: the model as safetensors or a distributed checkpoint, the optimizer as one.
+"""What NeMo Automodel's checkpointer wrote: the model as safetensors or a distributed checkpoint, the optimizer as the
+latter.
 
-Where the model was exported as the hub has it, that is read, and not the shards beside it. The optimizer's state has
-each parameter's hyperparameters under its name; a schedule lies beside it as `sched`.
+Where a save also exported the model in Hugging Face's form, the exported file is what is read, and not the shards
+beside it. The optimizer's state has each parameter's hyperparameters under its name; a schedule lies beside it as
+`sched`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class AutomodelStored(TorchStored):
 
 
 def _native(found: Iterable[Piece], model: ModelSpec) -> Iterator[Piece]:
-    """The pieces under the model's names of its parameters, where the file has others."""
+    """The pieces under the names that the model has for its parameters, where a file of one of Automodel's own
+    classes has others."""
     names = {file_name(model.name, p.fqn): p.fqn for p in model.params}
     for piece in found:
         section, *rest = piece.path
@@ -66,8 +69,7 @@ def _pieces(path: Path, model: ModelSpec, scenario: Scenario) -> Iterator[Piece]
 
 
 def _as_exported(written: Logical, scenario: Scenario) -> Logical:
-    """What must be written, with parameters and buffers in the dtypes of the file that was loaded, where exported:
-    one rounding."""
+    """What an export must hold: parameters and buffers in the dtypes of the file that was loaded, rounded once."""
     if CONSOLIDATED not in scenario.options:
         return written
     model = model_spec(scenario.model)

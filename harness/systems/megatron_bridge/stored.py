@@ -1,4 +1,4 @@
-"""Megatron-Bridge's checkpoints: the weights alone, in a folder named after the iteration."""
+"""What Megatron-Bridge's checkpoints hold: the weights alone, in a folder named after the iteration."""
 
 from __future__ import annotations
 

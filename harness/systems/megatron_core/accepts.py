@@ -1,5 +1,5 @@
-"""Which scenarios Megatron-Core's optimizers run: what every system over it accepts, its checkpoint formats, and its
-own Megatron-FSDP."""
+"""Which scenarios Megatron-Core's optimizers run: what every system over it accepts, its own checkpoint formats, and
+its own Megatron-FSDP (`options=fsdp_*`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ __all__ = ["ACCEPTS", "LIMITS", "not_exercised", "variant"]
 
 
 def _old_group_limits(scenario: Scenario) -> bool:
-    """Groups that the API before 0.16 cannot say: no decay or the usual one, one multiplier of the learning rate."""
+    """Whether a model has param groups that the API before 0.16 cannot express. It knows groups without weight decay
+    or with the usual one, and one multiplier of the learning rate."""
     if not before(scenario.version, "0.16"):
         return False
     model = model_spec(scenario.model)
@@ -76,7 +77,8 @@ def _tp_changes(scenario: Scenario) -> bool:
 
 
 def _loads_what_other_tp_wrote(scenario: Scenario) -> bool:
-    """Whether a load needs what lies by tensor-parallel rank: optimizer state, or anything of a file of torch.save."""
+    """Whether a load on another tensor-parallel size needs what lies in files by tensor-parallel rank: optimizer
+    state, or anything in a file of torch.save."""
     found = _format(scenario)
     if found is None or found.any_tp or not moves(scenario) or not _tp_changes(scenario):
         return False

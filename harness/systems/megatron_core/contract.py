@@ -8,7 +8,8 @@ from harness.systems.megatron_core.switches import under_fsdp
 
 
 class MegatronCoreContract(MegatronContract):
-    """As every system over Megatron-Core; under its Megatron-FSDP a checkpoint's model section holds the masters."""
+    """What every system over Megatron-Core promises; and under its own Megatron-FSDP, that the model section of a
+    checkpoint holds the masters."""
 
     def masters_in_model(self, scenario: Scenario) -> bool:
         return under_fsdp(scenario) and not self.masters_in_state(scenario)

@@ -1,8 +1,9 @@
 """What a checkpoint of Megatron-Core's format fsdp_dtensor holds, as records, read without the library.
 
-Model and optimizer state lie there as tensors of their parameter's shape; fused weights are taken apart, each section
-under a name of its own. A section's rows go back to where the logical parameter has them, so that a library that cuts
-in wrong coordinates shows as a gap, an overlap or wrong elements of that parameter.
+Model and optimizer state lie there as tensors of their parameter's shape. A fused weight, such as SwiGLU's gate and up
+projection, is taken apart: each section is stored under a name of its own. The reader puts a section's rows back to
+where the logical parameter has them, so that a library that cut in the wrong place shows as a gap, an overlap or wrong
+elements of that parameter.
 
 *Verifies*: what `pieces` does; that there is nothing unknown. *Does not verify*: the rest of a group's options.
 """
@@ -93,8 +94,8 @@ class _Reader:
             yield from unknown_records(self.op.index, piece, path)
 
     def tensor(self, piece: Piece, role: str, name: str) -> Iterator[Record]:
-        """A tensor of a parameter or of one of its sections. role: empty for the parameter itself, of which the master
-        is stored where there is one."""
+        """A tensor of a parameter, or of one of its sections. role: empty for the parameter itself; what is stored
+        is then its master, where it has one."""
         if name in self.buffers:
             yield from tensor_records(self.target, piece, "buffer", name)
             return
@@ -105,7 +106,8 @@ class _Reader:
                 for record in tensor_records(self.target, piece, role, named.spec.tied_to):
                     yield record._replace(replica=self.op.mesh.tp)
                 return
-        if role == "step" and named is not None and index is not None:  # every section has the parameter's
+        # every section has a copy of its parameter's step
+        if role == "step" and named is not None and index is not None:
             for record in tensor_records(self.target, piece, role, named.fqn):
                 yield record._replace(replica=index)
             return
@@ -116,7 +118,8 @@ class _Reader:
             yield from tensor_records(self.target, part, role, named.fqn)
 
     def in_parameter(self, piece: TensorPiece, named: NamedParam, index: int) -> Iterator[TensorPiece]:
-        """A piece of a section, as pieces of the parameter. Fewer rows than the section has are a gap there.
+        """A piece of a section, as pieces of the parameter. A section that has fewer rows than it should leaves a gap
+        there.
 
         Raises:
             CheckpointError: a piece that no section of the parameter can have.
@@ -129,7 +132,8 @@ class _Reader:
         if spec.stacked:
             yield replace(piece, shape=spec.shape, start=(index, *piece.start), size=(1, *piece.size))
             return
-        ranks = self.op.mesh.tp if spec.tp_dim == 0 else 1  # each has a share of every section, one after the other
+        # each tp rank has a share of every section, and its shares lie one after the other
+        ranks = self.op.mesh.tp if spec.tp_dim == 0 else 1
         share, local = rows // ranks, spec.shape[0] // ranks
         before = sum(size for _, size in spec.sections[:index]) // ranks
         row_bytes = prod(rest) * ITEMSIZE[piece.dtype]

@@ -13,11 +13,11 @@ from harness.systems.megatron_core.contract import CONTRACT
 from harness.systems.megatron_core.fsdp_dtensor import read_fsdp_dtensor
 
 FSDP = "fsdp_dtensor"
-"""The format that stores of each parameter what the optimizer steps on, and nothing else of it."""
+"""The format that stores of each parameter only what the optimizer steps on: the master where there is one."""
 
 
 class MegatronCoreStored(MegatronStored):
-    """Which reader a format needs."""
+    """Chooses the reader and the contents by format: `fsdp_dtensor` has its own, the others are Megatron's."""
 
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         if scenario.checkpoint == FSDP:

@@ -22,7 +22,8 @@ def under_fsdp(scenario: Scenario) -> bool:
 
 
 def fsdp_strategies(scenario: Scenario) -> list[str]:
-    """Every `data_parallel_sharding_strategy` that is asked for; one is right."""
+    """Every `data_parallel_sharding_strategy` that the options ask for. A scenario may name one; `accepts` refuses
+    more."""
     return [word.removeprefix("fsdp_") for word in scenario.options if word.startswith("fsdp_")]
 
 

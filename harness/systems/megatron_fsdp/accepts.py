@@ -1,7 +1,7 @@
 """Which scenarios Megatron-FSDP runs.
 
-Every limit with an `error` is a deliberate refusal of the library, checked against the real one by its conformance
-tests; the others have no meaning for this system. What else raises is a crash, not a limit.
+Every limit with an `error` is a deliberate refusal of the library, which the conformance kit has the real library
+raise; the others have no meaning for this system. What else raises is a crash, not a limit.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ ACCEPTS = Accepts(
 
 
 def not_exercised(scenario: Scenario) -> tuple[str, ...]:
-    """What streams would have to be real for."""
+    """What a scenario asks for that shows only where streams are real: overlap."""
     return () if {"no_overlap_gather", "no_overlap_reduce"} <= {*scenario.options} else ("overlap",)
 
 
@@ -193,7 +193,7 @@ def _leaves_a_rank_nothing(model: str, storage: str, parts: int, tp: int) -> boo
     trainable = {p.fqn for p in model_spec(model).unique_params if p.spec.trainable != "no"}
     for tp_index in range(tp):
         if any(0 in shape for shape in local_shapes(model, tp, tp_index).values()):
-            return False  # tensor parallelism already left a rank without some; `ACCEPTS` refuses it
+            return False  # tensor parallelism alone leaves a rank nothing, which `ACCEPTS` refuses
         owned = rows(model, DTypePolicy(storage), parts, tp, tp_index)
         if any(not count for fqn, cuts in owned.items() if fqn in trainable for _, count in cuts):
             return True

@@ -8,7 +8,8 @@ from harness.scenario import Scenario
 
 
 class MegatronFsdpContract(FusedAdamContract):
-    """Flat buffers cut at whole rows, main parameters beside the model's, and gradients of zeros for what is unused."""
+    """What differs from a plain torch loop: flat buffers cut at whole rows, main parameters (masters) beside the
+    model's, and gradients of zeros for what no forward uses."""
 
     clauses = (
         Clause(

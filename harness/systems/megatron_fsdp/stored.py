@@ -1,7 +1,9 @@
-"""What Megatron-FSDP's checkpoints hold: torch's distributed format, with positions for names.
+"""What Megatron-FSDP's checkpoints hold: torch's distributed format, with numbers in place of names in the optimizer's
+part.
 
-The model's keys begin with the wrapper's `module.`; the optimizer's state and groups count parameters in the order in
-which the optimizer was given them. The model's section has the main parameters where there are any.
+The model's keys begin with the wrapper's `module.`. The optimizer's state and groups number the parameters in the order
+in which the optimizer was given them. Where there are main parameters, the model's part holds those: under the name of
+a bf16 parameter lies its fp32 master.
 
 *Does not verify*: group options that the conventions do not name, keys outside of the three sections.
 """
@@ -34,15 +36,20 @@ WRAPPER = "module."
 
 
 class MegatronFsdpStored(TorchStored):
-    """Torch's distributed format, with positions for names and masters for parameters."""
+    """Torch's distributed format, with numbers for names in the optimizer's part, and masters under the names of
+    parameters."""
 
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         return list(_records(path, op, scenario))
 
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
-        """Under every name of a parameter that has a main parameter, that: it is the master. A precision-aware
-        FusedAdam has no main parameters: its masters are a part of its state, as the 16 low bits of a bf16
-        parameter's."""
+        """What a save must have written.
+
+        Under every name of a parameter that has a main parameter, the file holds that master, in fp32, and not the bf16
+        parameter. Where a precision-aware FusedAdam keeps the master inside its own state, there are no main
+        parameters: the file holds the model's own parameter, and in the optimizer's part the 16 low bits of its master
+        as int16.
+        """
         written = super().must_hold(live, op, scenario)
         if CONTRACT.masters_in_state(scenario):
             half_away = {p.fqn for p in CONTRACT.parameters(scenario, op.mesh) if p.half_away}
@@ -57,7 +64,7 @@ class MegatronFsdpStored(TorchStored):
 
 
 def _as_state(key: Key, value: Value, half_away: AbstractSet[str]) -> Value:
-    """A value as FusedAdam's state dict has it, none of it scaled."""
+    """A value as FusedAdam's state dict has it; nothing is scaled here."""
     if key.role == "master" and key.fqn in half_away:
         return remainder(value)
     return in_fp32(value) if key.role in IN_FP32 else value
@@ -97,8 +104,8 @@ def stored_as(model: ModelSpec, fqn: str, scenario: Scenario) -> str:
 
 
 def _groups(model: ModelSpec, scenario: Scenario) -> list[list[str]]:
-    """The names of each param group's parameters, in the order the optimizer was given them; a sharding in one call
-    makes one group of all, frozen ones too."""
+    """The names of each param group's parameters, in the order in which the optimizer was given them.
+    `fully_shard(model, optimizer)` makes one group of all parameters, frozen ones too."""
     if "one_call" in scenario.options:
         return [[p.fqn for p in model.unique_params]]
     held = [p for p in model.unique_params if p.spec.trainable == "yes"]
@@ -114,10 +121,10 @@ def _optimizer(
     if section == "state" and 0 <= number < len(names):
         yield from tensor_records(target, piece, STATE_ROLE.get(name, name), names[number])
     elif section == "state":
-        yield from tensor_records(target, piece, name, key_of(rest))  # nobody expects it
+        yield from tensor_records(target, piece, name, key_of(rest))  # a state of no parameter: no oracle expects it
     elif section == "param_groups" and name != "params" and 0 <= number < len(groups):
         for fqn in (fqn for fqn in groups[number] if target.model.param(fqn).spec.trainable == "yes"):
-            if name == "step":  # FusedAdam's, by group
+            if name == "step":  # FusedAdam counts steps by group
                 yield number_record(target, piece, "step", fqn, "fp32")
             else:
                 yield from hyperparameter_records(target, piece, fqn, name)

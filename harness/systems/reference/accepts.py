@@ -1,4 +1,4 @@
-"""Which scenarios the reference runs: every one whose arithmetic the twin has too."""
+"""Which scenarios the reference runs: all whose arithmetic the twin has too, since only the twin can check it."""
 
 from __future__ import annotations
 

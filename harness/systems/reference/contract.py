@@ -1,5 +1,5 @@
-"""What the reference promises: under `zero1`, what Megatron's flat buffers do; otherwise a plain torch training
-loop."""
+"""What the reference promises: under `zero1` what Megatron's flat buffers do, otherwise what a plain torch training
+loop does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from harness.scenario import Scenario
 
 
 class ReferenceContract(Contract):
-    """The reference stands for itself, in its own shardings and checkpoint formats."""
+    """The reference stands for itself: its shardings and checkpoint formats are its own."""
 
     clauses = (
         Clause(

@@ -7,7 +7,7 @@ from harness.oracle.contract import Contract
 
 
 class Fsdp2Contract(Contract):
-    """Nothing but what `Contract` says; the clauses say where torch promises it."""
+    """Everything is as `Contract` says; the clauses say where torch promises it."""
 
     clauses = fsdp2.CLAUSES
 

@@ -1,4 +1,4 @@
-"""Which scenarios TransformerEngine's layers and FusedAdam run, on top of what FSDP2 itself refuses."""
+"""Which scenarios TransformerEngine's layers and FusedAdam run, beside what FSDP2 itself refuses."""
 
 from __future__ import annotations
 

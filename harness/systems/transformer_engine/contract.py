@@ -20,7 +20,8 @@ from harness.systems.transformer_engine.tags import parallel_tags
 
 
 class TransformerEngineContract(FusedAdamContract):
-    """FusedAdam beside FSDP2: masters are a part of its state, and gradients come in the parameter's own dtype."""
+    """What differs from FSDP2 with torch's optimizers: masters are a part of FusedAdam's state, and gradients come
+    in the parameter's own dtype."""
 
     clauses = (
         Clause(
@@ -78,7 +79,8 @@ class TransformerEngineContract(FusedAdamContract):
     def precise_state(self, scenario: Scenario) -> PreciseState | None:
         policy = scenario.dtype
         declared = policy.exp_avg or policy.exp_avg_sq or self.scaled_master(scenario)
-        halves_alone = policy.storage != "fp32" and policy.master is None  # moments in fp32 beside a parameter in half
+        # a half-precision parameter without a master, whose moments are fp32
+        halves_alone = policy.storage != "fp32" and policy.master is None
         return self.own_dtypes(scenario) if self.fused(scenario) and (declared or halves_alone) else None
 
     def scale_domains(self, scenario: Scenario, mesh: Mesh) -> Mapping[str, tuple[int, ...]]:
@@ -108,7 +110,7 @@ class TransformerEngineContract(FusedAdamContract):
         return NO_EXTRA_STATE not in scenario.options
 
     def keeps_remainders(self, scenario: Scenario) -> bool:
-        """Whether of a bf16 parameter's master only the lower 16 bits are kept."""
+        """Whether FusedAdam keeps only the low 16 bits of a bf16 parameter's master, and not all of it."""
         return REMAINDERS in scenario.options
 
 

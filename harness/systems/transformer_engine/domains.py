@@ -1,4 +1,7 @@
-"""Over which elements FusedAdam takes the scale of a scaled state under FSDP2: a rank's chunk of dim 0.
+"""Over which elements FusedAdam takes the scale of a scaled state under FSDP2: over a rank's shard of a parameter.
+
+FSDP2 cuts dim 0 into chunks. For example, a weight of 5 rows on two ranks has two domains, rows 0 to 2 and rows 3 to 4;
+`harness.mechanisms.fused_adam` says why that decides bits.
 
 Source: transformer_engine.pytorch.optimizers.FusedAdam._apply_scale (2.10 to 2.20.2).
 """
@@ -13,7 +16,7 @@ from harness.scenario import Mesh
 
 
 def row_domains(model: ModelSpec, mesh: Mesh) -> dict[str, tuple[int, ...]]:
-    """Name of each trained parameter → the number of each element's domain, row-major; no number occurs twice."""
+    """Name of each trained parameter → the number of each element's domain, row-major. No number occurs twice."""
     trained = [p for p in model.unique_params if p.spec.trainable == "yes"]
     return {p.fqn: tuple(_numbers(p, mesh, mesh.world * number).ravel().tolist()) for number, p in enumerate(trained)}
 

@@ -6,8 +6,11 @@ from harness.models import GroupSpec, ModelSpec, ModuleSpec, ParamSpec
 
 
 def _te(path: str, norm: bool, *weights: tuple[str, int, int, int], bias: bool = True, unit: bool = True) -> ModuleSpec:
-    """A layer of TransformerEngine: with `norm` its layer norm's parameters first, of the first weight's width, then
-    each weight (name, out, in, tp_dim) before or without its bias; biases and norms are not decayed (group 1)."""
+    """The parameters of one layer of TransformerEngine, in its order.
+
+    With `norm` its layer norm's come first, as wide as the first weight; then each weight (name, out, in, tp_dim), with
+    or without its bias. Biases and norms are in group 1, which does not decay.
+    """
     params: list[ParamSpec] = []
     if norm:
         params += [ParamSpec(f"layer_norm_{name}", (weights[0][2],), group=1) for name in ("weight", "bias")]

@@ -1,7 +1,8 @@
-"""What a matrix stored in fp8e4m3 must be: the values that the twin steps, as the contract casts them.
+"""What a matrix that is stored in fp8e4m3 must be: the values that the twin steps, cast as the contract says.
 
-The twin and the reference know nothing of quantised storage: its masters are all that they step. This turns their
-parameters into bytes and scales afterwards, by numpy's arithmetic and ml_dtypes' cast.
+Twin and reference know nothing of quantised storage: they step masters. This turns what they say of a parameter into
+stored bytes and a scale afterwards, with numpy's arithmetic and ml_dtypes' cast, and so without any code of the
+emulated extension, which does the same on the ranks.
 
 *Verifies* nothing by itself. *Does not know* how an emulated extension casts, blocks with scales of their own, or what
 a parameter is whose master has no value (after a load of the model alone).
@@ -26,7 +27,7 @@ from harness.scenario import Scenario
 from harness.systems.transformer_engine.switches import FP8_CURRENT, is_quantised
 
 SCALE = "param"
-"""What follows a parameter's name in that of its inverse scale, role `quant_scale`."""
+"""What follows a parameter's name in that of its inverse scale: `up.weight.param`, of the role `quant_scale`."""
 
 _LARGEST = np.float32(448)
 _ONE = np.float32(1)
@@ -34,7 +35,7 @@ _ONE = np.float32(1)
 
 @dataclass(frozen=True)
 class _Stored:
-    """data: fp8e4m3. inverse: what they are multiplied by."""
+    """A matrix as it is stored. data: in fp8e4m3. inverse: of its scale, with which what is read is multiplied."""
 
     data: npt.NDArray[np.float32]
     inverse: np.float32

@@ -15,8 +15,8 @@ from harness.systems.transformer_engine.vocabulary import VOCABULARY
 
 
 class TransformerEngineStored(TorchStored):
-    """FusedAdam counts steps in the param group and has no count of a parameter's own; its moments and masters are
-    stored in fp32. Beside the bytes of a quantised parameter lies the inverse of its scale."""
+    """FusedAdam counts steps in the param group, and has no count of a parameter's own. Its state dict has moments
+    and masters in fp32. Beside the bytes of a quantised parameter lies the inverse of its scale."""
 
     vocabulary = VOCABULARY
 
@@ -30,8 +30,11 @@ class TransformerEngineStored(TorchStored):
         return self._as_state_dict(written, scales, op, scenario)
 
     def _as_state_dict(self, written: Logical, scales: dict[str, Value], op: Op, scenario: Scenario) -> Logical:
-        """Moments and masters in fp32, a remainder as it is, and the steps as a number of each group (of each parameter
-        where groups are flattened). scales: of what is scaled, by `{parameter}.{role}`."""
+        """The oracle's values as FusedAdam's state dict stores them: moments and masters in fp32, a remainder as it is,
+        and the steps as a number of each group (of each parameter where groups are flattened).
+
+        scales: of what is scaled, by `{parameter}.{role}`.
+        """
         stored: Logical = {}
         flat = self.flattens(scenario)
         groups = {

@@ -6,8 +6,8 @@ from harness.models import ParamSpec
 from harness.scenario import Scenario
 
 PREFIX = "te_"
-"""What the names of the models begin with that are made of the library's layers; all others are trees of modules with
-hand-registered parameters, which its optimizer steps."""
+"""How the names of models begin that are made of the library's own layers. All others are trees of modules with
+hand-registered parameters, which the library's optimizer steps."""
 
 CALIBRATING = "calibrating"
 NO_EXTRA_STATE = "no_extra_state"
@@ -18,7 +18,8 @@ FP8_CURRENT, FP8_DELAYED = "fp8_current", "fp8_delayed"
 QUANTISED = (FP8_CURRENT, FP8_DELAYED)
 """Switches under which matrices are stored in fp8e4m3, one scale for each."""
 FP8_BOUND = 0.4375
-"""Largest magnitude of their initial values, fp8e4m3's 448 times a power of two: a cast leaves them as they are."""
+"""The largest magnitude of initial values: 448, the largest number of fp8e4m3, times a power of two. A cast then
+leaves them as they are."""
 
 
 def is_layers(model: str) -> bool:
@@ -27,5 +28,6 @@ def is_layers(model: str) -> bool:
 
 
 def is_quantised(scenario: Scenario, spec: ParamSpec) -> bool:
-    """Whether a parameter is stored in fp8e4m3, beside one scale, and its storage dtype is what it is read as."""
+    """Whether a parameter is stored in fp8e4m3 beside one scale. Its storage dtype is then the dtype that it is read
+    as."""
     return len(spec.shape) == 2 and any(option in scenario.options for option in QUANTISED)

@@ -1,7 +1,8 @@
 """Which parameters a tensor-parallel layer marks as a part of a whole, and along which dim, from the written contract.
 
-Whoever takes a norm over all gradients, or reduces them, reads the marks: a part without one counts as a replica and is
-left out on all ranks but the first, a replica with one is counted on every rank.
+Megatron reads the marks wherever it takes a norm over all gradients, or reduces them. A shard without a mark counts as
+a replica, and is left out on all ranks but the first; a replica with a mark is counted once on every rank. Neither
+raises.
 
 Source: megatron.core.tensor_parallel.param_is_not_tensor_parallel_duplicate, TransformerEngine
 `set_tensor_model_parallel_attributes`.
@@ -15,7 +16,8 @@ from harness.systems.transformer_engine.switches import TAGS
 
 
 def parallel_tags(scenario: Scenario, mesh: Mesh) -> dict[str, int]:
-    """Name of each parameter that has `tensor_model_parallel` → its `partition_dim`. Empty where none is recorded."""
+    """Name of each parameter that must have `tensor_model_parallel` → its `partition_dim`. Empty where a scenario
+    does not record marks."""
     if TAGS not in scenario.options or mesh.tp == 1:
         return {}
     dims = {param.fqn: param.spec.tp_dim for param in model_spec(scenario.model).unique_params}

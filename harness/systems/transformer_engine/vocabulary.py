@@ -12,7 +12,8 @@ E4M3 = 7
 
 
 def float8(args: tuple[object, ...], decode: Decode) -> Quantised | None:
-    """What `_make_float8_tensor_in_reduce_ex` is called for; None for any tensor but fp8e4m3 with one fp32 scale."""
+    """The tensor that a call of `_make_float8_tensor_in_reduce_ex` describes; None where it is none in fp8e4m3 with
+    one fp32 scale."""
     match args:
         case (data, Node(function=kind, args=(number,)), scale, Name(module="torch", name=name), *_):
             stored, inverse = decode(data), decode(scale)

@@ -1,11 +1,14 @@
-"""Megatron-Core's training loop on one rank: build and step as its training script does, through its own classes.
+"""Megatron-Core's training loop on one rank: it builds and steps as the library's training script does, through its
+classes.
 
-`MegatronLoop` is what systems over Megatron-Core derive their rank class from. They bring their checkpoints (`save`,
-`load`, `load_model_only`), and may wrap the model otherwise (`data_parallel`) and say what a rank owns (`owner_of`).
+`MegatronLoop` is what systems over Megatron-Core derive their rank class from. They add their checkpoints (`save`,
+`load`, `load_model_only`), and may wrap the model in something else than DDP (`data_parallel`) and say what a rank owns
+(`owner_of`).
 
-The process group exists already and spans the mesh. Everything of the library runs on the emulated CUDA device, or on
-cuda on the rank's own GPU. The library is imported once, by a warm-up in the server or by the first rank, with the
-packages beside it that the variant in SHARDPROOF_VARIANT names: it looks for apex and TransformerEngine at import.
+The process group exists already and spans the mesh. Everything of the library runs on the emulated CUDA device or,
+where the scenario's device is cuda, on the rank's own GPU. The library is imported once, by a warm-up in the server or
+by the first rank, and looks for apex and TransformerEngine when it is imported; which of them it finds, the variant in
+SHARDPROOF_VARIANT says.
 
 *Verifies* nothing by itself. *Does not exercise* CUDA streams and NCCL where the device is emulated; pipeline or
 context parallelism; nor fp8 primary weights: a parameter is one if it is TransformerEngine's QuantizedTensor
@@ -48,10 +51,11 @@ R = TypeVar("R")
 S = TypeVar("S", bound="MegatronLoop")
 
 QUIET = {
-    # Torch says so once a process: a distributed optimizer makes fp32 shards as views of their parameter, without
-    # detaching them, and reads their gradient.
+    # A distributed optimizer makes fp32 shards as views of their parameter, without detaching them, and reads their
+    # gradient. Torch warns of that once a process.
     r"The \.grad attribute of a Tensor that is not a leaf Tensor is being accessed",
-    # A hint about speed: there is a buffer a dtype, so with islands the order of buckets is not that of the forward.
+    # A hint about speed. There is a buffer for each dtype, so that a model with fp32 islands has its buckets in
+    # another order than the forward.
     r"The next bucket's parameter all-gather operation has already been",
 }
 """Warnings of a sound run, on a GPU as here, that are of no consequence. Any other is a difference."""
@@ -65,8 +69,8 @@ TE_VERSION = "2.10.0"  # whose FusedAdam is emulated
 
 @cache
 def library(device: str = "cpu") -> None:
-    """Import Megatron-Core on the emulated device or, on cuda, on the real one, after what its variant finds beside it.
-    Once a process."""
+    """Import Megatron-Core, once a process: on the emulated device or, on cuda, on the real one. What its variant
+    wants it to find beside it is put there first."""
     from harness.emulation import apex
 
     with devices.on(device):
@@ -80,7 +84,8 @@ def library(device: str = "cpu") -> None:
 
 
 def emulated(method: Callable[[S, Op], R]) -> Callable[[S, Op], R]:
-    """Run an operation on the scenario's device: a GPU, or the emulated one, with managers forked, not spawned."""
+    """Make an operation run on the scenario's device: a GPU, or the emulated one, where checkpoint managers are
+    forked, not spawned."""
 
     @wraps(method)
     def run(self: S, op: Op) -> R:
@@ -147,7 +152,7 @@ class MegatronLoop:
     # What systems override
 
     def data_parallel(self, model: torch.nn.Module) -> Any:
-        """The model under what reduces its gradients: DistributedDataParallel."""
+        """The model inside what reduces its gradients: Megatron's DistributedDataParallel."""
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
         options = self.scenario.options
@@ -163,7 +168,8 @@ class MegatronLoop:
         return DistributedDataParallel(model.config, config, model)
 
     def owner_of(self, state: TrainState) -> Owner | None:
-        """Who says what this rank owns, where that is not the optimizer's groups of shards."""
+        """The object that says what this rank owns, where the optimizer's groups of shards do not say it
+        (Megatron-FSDP); None where they do."""
         return None
 
     @property
@@ -173,7 +179,7 @@ class MegatronLoop:
 
     @property
     def hooks_gather(self) -> bool:
-        """Whether hooks of forwards gather parameters, which a checkpoint must wait for."""
+        """Whether the forward's hooks gather parameters. A checkpoint has to wait for what they have begun."""
         return "overlap_param_gather" in self.scenario.options
 
     # Construction
@@ -200,7 +206,7 @@ class MegatronLoop:
         return get_megatron_optimizer(config, [chunk], **self._groups(chunk, ask))
 
     def _groups(self, chunk: Any, ask: Optimizer) -> dict[str, Any]:
-        """How this release is told each parameter's group: by overrides (0.16), or by conditions before."""
+        """How this release is told the group of each parameter: by overrides from 0.16 on, by conditions before."""
         names = {id(parameter): name for name, parameter in _root(chunk).named_parameters()}
         group_of = {p.fqn: p.spec.group if ask.groups == "model" else 0 for p in self.spec.unique_params}
         groups = self.spec.groups if ask.groups == "model" else self.spec.groups[:1]
@@ -263,7 +269,7 @@ class MegatronLoop:
             chunk.enable_forward_pre_hook()
 
     def _capture(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """Copies of the gradients as an optimizer is about to see them, by the identity of the parameter."""
+        """Copy the gradients that an optimizer is about to see, by the identity of the parameter that it steps."""
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = getattr(parameter, "decoupled_grad", None)
@@ -272,14 +278,14 @@ class MegatronLoop:
                     self.gradients[id(parameter)] = local_part(gradient.detach()).clone()
 
     def _box(self, fqn: str) -> Box:
-        """What a forward computes with."""
+        """The box of a parameter that this rank's forward computes with."""
         spec = self.spec.param(fqn).spec
         box = local_box(spec, self.context.mesh, self.context.rank, self.scenario.expert_parallel)
         return box.start, box.size
 
 
 def _optimizer_config(scenario: Scenario, ask: Optimizer) -> dict[str, Any]:
-    """The fields of OptimizerConfig; a release takes those that it knows."""
+    """The fields of OptimizerConfig that a scenario asks for; a release is given those that it knows."""
     half, policy, options = half_dtype(scenario.dtype), scenario.dtype, scenario.options
     fixed_scale = 1.0 if half == "fp16" and not ask.loss_scale else None
     fraction = scenario.offload.fraction
@@ -373,4 +379,4 @@ def rehearse(kind: type[MegatronLoop], scenario: Scenario, folder: Path) -> None
     finally:
         system.hook.remove()
         parallel_state.destroy_model_parallel()
-        vars(parallel_state).update(before)  # some groups are not forgotten there, and a fork cannot destroy them
+        vars(parallel_state).update(before)  # it leaves some groups, which a forked process cannot destroy

@@ -1,8 +1,8 @@
-"""The models that Megatron-Core trains here: trees of hand-registered parameters, and a real GPTModel.
+"""The models that Megatron-Core trains here: trees of hand-registered parameters, and a real GPTModel. Rank side.
 
-Rank side; importing it imports the library, so ranks do that on the emulated device. Both kinds have the zoo's names
-and shapes, cut as `local_box` says, both run the probe's forward through the library's own hooks, and both have the
-`sharded_state_dict` that distributed checkpoints ask for.
+Both kinds have the names and shapes of the zoo, cut as `local_box` says. Both run the probe's forward through the
+library's own hooks, and have the `sharded_state_dict` that distributed checkpoints ask for. Importing this module
+imports the library, so that ranks do it on the emulated device.
 
 *Verifies* nothing by itself. *Does not exercise* the library's layers: their parameters are real, the forward is ours.
 """
@@ -67,7 +67,8 @@ def transformer_config(scenario: Scenario, mesh: Mesh) -> Any:
 
 
 def _whole_layer_graphs() -> dict[str, Any]:
-    """What the training script passes in place of a default that the library itself warns about from 0.16 on."""
+    """The argument that the training script passes in place of a default, of which the library itself warns from
+    0.16 on."""
     if release() < (0, 16, 0):
         return {}
     known = {field.name for field in dataclasses.fields(TransformerConfig)}
@@ -75,8 +76,11 @@ def _whole_layer_graphs() -> dict[str, Any]:
 
 
 def build(probe: Probe, init_seed: int) -> nn.Module:
-    """The model with initial values on the device, in the dtypes of the scenario, within a Float16Module where
-    something is stored in half. Parameters that stay in fp32 were promoted after it, and so are their inputs."""
+    """The model with initial values, on the device, in the dtypes of the scenario.
+
+    Where something is stored in half precision a Float16Module goes around it, which rounds everything; the parameters
+    that stay in fp32, and the inputs of their modules, are put back to fp32 afterwards.
+    """
     scenario = probe.scenario
     config = transformer_config(scenario, probe.mesh)
     root = _gpt(config, probe) if probe.spec.name == GPT_MODEL else _tree(config, probe, init_seed)
@@ -108,7 +112,8 @@ class _ProbeRoot(MegatronModule):  # type: ignore[misc]  # the library is untype
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[ShardOffset, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Every parameter and persistent buffer under its fully qualified name; none under a second name."""
+        """Every parameter and persistent buffer under its fully qualified name; a tied parameter under its own name
+        only."""
         shards = {}
         params = {named.fqn: named.spec for named in self.spec.params}
         for fqn, tensor in self.state_dict(keep_vars=True).items():
@@ -123,7 +128,8 @@ class _ProbeRoot(MegatronModule):  # type: ignore[misc]  # the library is untype
         return shards
 
     def _tie(self, _module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-        """Before a load: a tied alias has the value of the parameter it is, as a GPTModel's output layer."""
+        """Give a tied alias, before a load, the value of the parameter that it is, as a GPTModel does for its output
+        layer."""
         for named in self.spec.params:
             if named.spec.tied_to is not None and f"{prefix}{named.spec.tied_to}" in state:
                 state.setdefault(f"{prefix}{named.fqn}", state[f"{prefix}{named.spec.tied_to}"])
@@ -132,7 +138,8 @@ class _ProbeRoot(MegatronModule):  # type: ignore[misc]  # the library is untype
 def _placement(
     spec: ParamSpec | None, mesh: Mesh, rank: int, expert_parallel: int
 ) -> tuple[list[ShardOffset], tuple[int, int]]:
-    """How a tensor is cut over ranks, and which of its replicas over (tp, dp) a rank holds. A buffer is never cut."""
+    """How a tensor is cut over ranks, and which of the equal copies over (tp, dp) this rank has. A buffer is never
+    cut."""
     tp_index, dp_index = mesh.coordinate(rank)[2], mesh.dp_index(rank)
     if spec is not None and spec.ep_dim is not None and expert_parallel > 1:
         return [(spec.ep_dim, dp_index % expert_parallel, expert_parallel)], (0, dp_index // expert_parallel)
@@ -174,7 +181,8 @@ def _tree(config: Any, probe: Probe, init_seed: int) -> nn.Module:
 
 
 def _mark_delta_nets(root: nn.Module, probe: Probe) -> None:
-    """Give modules with a gated delta net's fused projection what GatedDeltaNet has: by that the library finds them."""
+    """Give modules that hold a gated delta net's fused projection the attributes of GatedDeltaNet, by which the
+    library finds them."""
     for named in probe.spec.params:
         if named.spec.sections == GDN_IN_PROJ:
             sizes, module = dict(GDN_IN_PROJ), root.get_submodule(named.module.path.rpartition(".")[0])
@@ -195,7 +203,7 @@ class _ProbeGpt(GPTModel):  # type: ignore[misc]
 
 def _gpt(config: Any, probe: Probe) -> nn.Module:
     """A GPTModel with tied embeddings. Its modules keep their parameters and hooks and get the probe's forward."""
-    with torch.random.fork_rng(devices=[]):  # layers draw their initial values, which are replaced here
+    with torch.random.fork_rng(devices=[]):  # layers draw initial values, which are replaced below
         model_parallel_cuda_manual_seed(probe.scenario.seed)
         root: nn.Module = _ProbeGpt(
             config,

@@ -1,7 +1,9 @@
 """What a Megatron-Core rank holds, read without changing it.
 
-Who owns what comes from the optimizer's groups of model parameters and shards, paired by position, and from where a
-shard lies in its model parameter's memory; never from the library's index maps, which are under test.
+Which part of which parameter a rank owns is read from two things: the optimizer's groups of model parameters and of
+shards, which are paired by position, and the address of a shard inside its model parameter's memory. It is never read
+from the library's index maps, which are under test. For example, a shard that begins 64 bytes after its bf16 parameter
+is recorded as elements from 32 on, whatever the map says.
 
 *Verifies* nothing by itself. *Does not read* the gradient and parameter buffers' padding, nor random generators of the
 device.
@@ -34,10 +36,11 @@ class Owned:
     """A part of a parameter that this rank's optimizer steps.
 
     fqn: empty where the model has no such parameter. start, length: flat interval of this rank's local parameter, in
-    elements; beyond its end where the shard does not lie in the parameter's memory. held: what the Megatron optimizer
-    gave its inner optimizer: a master, or the shard of the parameter itself. stepped: what is really stepped: `held`,
-    or the host's or fp32 copy that a hybrid optimizer made of it. state, scales, inner_group: of the optimizer that
-    steps it; group: where the schedule writes.
+    elements; it lies beyond the parameter's end where the shard is not in the parameter's memory. held: what Megatron's
+    optimizer gave its inner optimizer, a master or the shard of the parameter itself. stepped: what is really stepped:
+    `held`, or the copy on the host, or in fp32, that a hybrid optimizer made of it. separate: whether `held` has memory
+    of its own. state, scales, inner_group: of the optimizer that steps it. group: the param group that the schedule
+    writes to.
     """
 
     fqn: str
@@ -53,14 +56,14 @@ class Owned:
 
 
 class Owner(Protocol):
-    """Who says what a rank has, where that is not the optimizer's groups of shards."""
+    """What says which parts a rank has, where the optimizer's groups of shards do not: under Megatron-FSDP."""
 
     def parts(self) -> Iterator[Owned]:
         """What this rank's optimizer steps."""
 
     def model_part(self, fqn: str) -> tuple[torch.Tensor, int]:
-        """What this rank keeps of the parameter that forwards compute with, flat, and where in the local parameter it
-        begins."""
+        """What this rank keeps of the parameter that forwards compute with, flattened, and the element of the local
+        parameter at which that begins."""
 
 
 def observe(
@@ -74,9 +77,10 @@ def observe(
 ) -> Iterator[Record]:
     """Every record of this rank after an operation.
 
-    gradients: as the optimizers were about to see them, by the identity of what is stepped. norm: what the step said.
+    gradients: as the optimizers were about to see them, by the identity of what is stepped. norm: the gradient norm
+    that the step reported.
     """
-    touched = cuda.touched()  # before reading touches more
+    touched = cuda.touched()  # before reading adds to them
     recorder = _Recorder(state, op, probe, contract)
     parts = list(owner.parts() if owner else owned_parts(state))
     known = {named.fqn for named in state.spec.params}
@@ -110,7 +114,8 @@ def owned_parts(state: TrainState) -> Iterator[Owned]:
             stepped = copies.get(held, held)
             leaf, inner_group = inner.get(id(stepped), (None, {}))
             kept = leaf.state.get(stepped, {}) if leaf is not None else {}
-            if not isinstance(leaf, torch.optim.Adam):  # FusedAdam counts by group; a load may leave a step here
+            # FusedAdam counts steps in the group; one that a load left in the state is not its count
+            if not isinstance(leaf, torch.optim.Adam):
                 kept = {name: value for name, value in kept.items() if name != "step"}
             separate = held.data_ptr() != model.data_ptr() + start * model.element_size()
             yield Owned(
@@ -143,7 +148,8 @@ def _pairs(link: Any) -> Iterator[tuple[Any, Any, int, int]]:
 
 
 def _interval(model: torch.Tensor, shard: torch.Tensor) -> tuple[int, int]:
-    """Where a shard lies in its model parameter, from their addresses; beyond its end if it lies elsewhere."""
+    """Where a shard lies in its model parameter, from their addresses. A shard that lies elsewhere is put beyond the
+    parameter's end, where assembly reports it."""
     start = (shard.data_ptr() - model.data_ptr()) // model.element_size()
     inside = start >= 0 and start + shard.numel() <= model.numel()
     return start if inside else model.numel(), shard.numel()
@@ -159,8 +165,11 @@ class _Recorder:
     contract: Contract
 
     def model(self, owned: list[Owned]) -> Iterator[Record]:
-        """Parameters and buffers. With overlap_param_gather the others' part of a parameter is old until the next
-        forward gathers it, so each rank says what it owns."""
+        """Parameters and buffers.
+
+        With overlap_param_gather, the parts of a parameter that other ranks own are old until the next forward gathers
+        them. Then each rank records only the part that it owns.
+        """
         late = "overlap_param_gather" in self.state.scenario.options
         for named in self.state.spec.params:
             parameter = self.state.root.get_parameter(named.fqn)
@@ -209,7 +218,7 @@ class _Recorder:
             if named.spec.trainable == "yes" and named.fqn not in owned:
                 declared = self.probe.parameters[named.fqn].stages
                 if role == "master" and self._is_scaled(named, role) and not self.state.iteration:
-                    continue  # it comes with the first step
+                    continue  # it is created by the first step
                 dtype = {"master": declared.master, "grad": declared.main_grad}[role]
                 if dtype is not None:
                     yield self.nothing(role, named, dtype)
@@ -245,8 +254,11 @@ class _Recorder:
         return role in self.probe.parameters[named.fqn].scaled
 
     def _masters(self, named: NamedParam, part: Owned) -> Iterator[torch.Tensor]:
-        """Every copy that the optimizer has of the master. FusedAdam makes its own of the parameter, at the first step:
-        until then that is what it has, unless it would have to be scaled."""
+        """Every copy that the optimizer has of a master; all must agree.
+
+        FusedAdam makes its own master of the parameter at its first step. Until then the parameter, widened, is what
+        its master will be, unless the master will be scaled: its scale is not known yet.
+        """
         if part.separate:
             yield part.held
         if part.stepped is not part.held:
@@ -258,8 +270,12 @@ class _Recorder:
             yield part.held.detach().float()
 
     def _copies(self, owned: list[Owned]) -> Iterator[Record]:
-        """Host copies of fp32 parameters, which have no master: together with what stays on the device they are one
-        more copy of the parameter. A model-only load leaves them behind until reload_model_params."""
+        """The host's copies of fp32 parameters, under CPU offload.
+
+        An fp32 parameter has no master. Its copies on the host, together with the shards that stay on the device, make
+        one more copy of it, which must equal it, except right after a load of the model alone: the copies are refreshed
+        by the `reload_params` that follows.
+        """
         if not any(part.stepped is not part.held for part in owned) or self.op.kind == "load_model_only":
             return
         for part in owned:
@@ -273,7 +289,7 @@ class _Recorder:
             gradient, named = gradients.get(id(part.stepped)), self.state.spec.param(part.fqn)
             if gradient is not None:
                 said.add(part.fqn)
-                if part.stepped is not part.held:  # a hybrid optimizer widens the gradients of the copies it made
+                if part.stepped is not part.held:  # the gradients of copies that a hybrid optimizer made are widened
                     gradient = gradient.to(TORCH_DTYPE[self.probe.parameters[named.fqn].stages.main_grad])
                 yield from self._part("grad", named, part, gradient)
         yield from self._rest("grad", said | {part.fqn for part in owned})
@@ -331,11 +347,13 @@ class _Recorder:
         return Record(*head, (named.spec.numel,), (0,), b"", flat=True, replica=self._replica(named))
 
     def _replica(self, named: NamedParam) -> int:
-        """Which copy of a parameter in flat buffers: every tp rank has one of those that tp does not shard."""
+        """Which copy of a parameter a record in flat buffers belongs to: every tensor-parallel rank has a copy of
+        those that are not sharded over tp, and each lies in its own buffer."""
         return self.state.tp_index if named.spec.tp_dim is None else 0
 
     def boxed(self, role: str, named: NamedParam, tensor: torch.Tensor) -> Record:
-        """A whole local tensor: the box's start is ours, the size the library's."""
+        """A record of a whole local tensor. Where its box starts is our arithmetic, how large it is the library's
+        tensor says."""
         box = local_box(named.spec, self.state.mesh, self.state.rank, self.state.scenario.expert_parallel)
         return Record(
             self.op.index, self.state.rank, LIVE, role, named.fqn, DTYPE_NAME[tensor.dtype], named.spec.shape,
@@ -354,7 +372,7 @@ class _Recorder:
 
 
 def _hyperparameters(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """What a group says; nothing of what a load may have lost."""
+    """The numbers that a param group has. A number that a load lost is left out, so that its absence shows."""
     for name in ("lr", "weight_decay", "eps", "momentum", "nesterov"):
         if name in group:
             yield name, float(group[name])

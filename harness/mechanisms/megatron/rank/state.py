@@ -48,7 +48,7 @@ class TrainState:
 
     @property
     def links(self) -> list[Any]:
-        """The optimizers behind a ChainedOptimizer, one of dense and one of expert parameters; else the only one."""
+        """The optimizers inside a ChainedOptimizer, one of dense and one of expert parameters; or the only one."""
         chained = getattr(self.optimizer, "chained_optimizers", None)
         return [self.optimizer] if chained is None else list(chained)
 
@@ -74,7 +74,8 @@ def local_box(spec: ParamSpec, mesh: Mesh, rank: int, expert_parallel: int) -> B
 
 
 def fused_shape(spec: ParamSpec, size: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that the library gives a piece of this size: sections that we stack lie one after the other."""
+    """The shape that the library gives a piece of this size: sections that we stack along a dim of their own lie one
+    after the other there."""
     return (size[0] * size[1], *size[2:]) if spec.stacked else size
 
 

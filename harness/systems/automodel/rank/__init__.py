@@ -50,7 +50,8 @@ QUIET = (
 
 @cache
 def library() -> Any:
-    """Import Automodel. Once a process. Transformers reads tensors in this thread: a pool does not survive a fork."""
+    """Import Automodel, once a process. Transformers is made to read tensors in this thread, since a pool of threads
+    does not survive a fork."""
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     from harness.systems.automodel.rank import api
 
@@ -67,7 +68,7 @@ class Rank(TorchRank):
         super().__init__(context)
 
     def make_mesh(self) -> Any:
-        """None of ours: the library makes the mesh."""
+        """Nothing: the library makes the mesh."""
         return None
 
     def build(self, op: Op) -> None:
@@ -83,7 +84,8 @@ class Rank(TorchRank):
         asked = requested(self.scenario)
         frozen = any(p.spec.trainable == "no" for p in self.spec.params)
         real = self.spec.name in REAL
-        with cpu_for_cuda.emulated(), torch.random.fork_rng(devices=[], enabled=real):  # it initialises, then loads
+        # the library draws initial values before it loads
+        with cpu_for_cuda.emulated(), torch.random.fork_rng(devices=[], enabled=real):
             root = library().from_pretrained(
                 folder, TORCH_DTYPE.get(asked, asked), self._setup(), freeze_tower=frozen,
                 theirs=self.spec.name == REAL_LLAMA,

@@ -36,7 +36,8 @@ ARCHITECTURE = "ShardproofProbeForCausalLM"
 
 
 class ProbeConfig(PretrainedConfig):  # type: ignore[misc]
-    """init_seed: number of the build, which says what buffers outside of the checkpoint are made of."""
+    """The model's configuration. init_seed: number of the build, from which buffers that no checkpoint holds get
+    their values."""
 
     model_type = MODEL_TYPE
 
@@ -79,7 +80,8 @@ def model_class(probe: Probe) -> type[PreTrainedModel]:
             self.post_init()
 
         def _init_weights(self, module: nn.Module) -> None:
-            """What no checkpoint holds: buffers that are made anew. Everything else is about to be loaded."""
+            """Give values to what no checkpoint holds: buffers that are made anew. Everything else is about to be
+            loaded."""
             if isinstance(module, ProbeModule):
                 for buffer in module.spec.buffers:
                     if not buffer.persistent:

@@ -1,4 +1,4 @@
-"""What NeMo Automodel's recipes make of a configuration's texts, as one text each. Rank side.
+"""What NeMo Automodel's recipes make of the texts in a configuration, each as one text. Rank side.
 
 *Verifies* nothing by itself: `dtype_contract.recipe` says what must come out.
 """
@@ -28,9 +28,8 @@ def resolved(asked: str, policy: DTypePolicy) -> dict[str, str]:
             "unknown_target": {**good, "_target_": "torch.distributed.fsdp.NoSuchPolicy"},
             "no_mapping": "bfloat16",
         }
-        sound = {
-            "good": f"param_dtype={_name(_policy(good).param_dtype)}"
-        }  # a parser that refuses all is not a good one
+        # One text must be understood: a parser that refuses everything would pass otherwise.
+        sound = {"good": f"param_dtype={_name(_policy(good).param_dtype)}"}
         return sound | {name: _outcome(value) for name, value in wrong.items()}
     return _storages()
 

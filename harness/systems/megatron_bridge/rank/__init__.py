@@ -1,7 +1,7 @@
 """NeMo Megatron-Bridge on one rank: Megatron-Core's training, with Bridge's own checkpoint of the weights around it.
 
-Building, stepping and observing are `MegatronLoop`'s. Bridge is imported once, by `warm_up` in the server: its package
-imports every model that it converts, and needs the names of TransformerEngine's layers for that.
+Building, stepping and observing are those of `MegatronLoop`. Bridge is imported once, by `warm_up` in the server: its
+package imports every model that it can convert, and these need the names of TransformerEngine's layers.
 
 *Verifies* nothing by itself. *Does not exercise* Bridge's model providers, its training loop, nor a resumed run.
 """
@@ -32,7 +32,7 @@ CORE_ASKS_FOR_TE = (
 
 @cache
 def library() -> None:
-    """Import Bridge, after Megatron-Core as the variant asks for it. Once a process."""
+    """Import Bridge, once a process; Megatron-Core comes first, with what the variant wants it to find beside it."""
     loop.library()
     with cuda.emulated():
         for name in CORE_ASKS_FOR_TE:
@@ -67,7 +67,7 @@ class Rank(MegatronLoop):
         raise NotImplementedError("a limit: resuming is megatron-core's")
 
     def reload_params(self, op: Op) -> None:
-        """Nothing: Bridge's load has done it."""
+        """Do nothing: Bridge's load has refreshed the masters itself."""
 
 
 def warm_up() -> None:

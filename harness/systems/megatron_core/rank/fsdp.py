@@ -1,9 +1,10 @@
 """Megatron-Core's own Megatron-FSDP on one rank: the wrapper, what it owns, and checkpoints of format fsdp_dtensor.
 
-Three switches of the `options` axis choose what is sharded. A checkpoint is written and read as
-megatron/training/checkpointing.py does it, by calling the same functions of megatron.core in the same order; that file
-itself is in no wheel. Two things differ. GDN's fused projections are split as well, which no training script does yet;
-and what was split is put together again after a load as releases from 0.16 on do it.
+Three switches of the `options` axis (`fsdp_optim`, `fsdp_optim_grads`, `fsdp_optim_grads_params`) choose what is
+sharded. A checkpoint is written and read as megatron/training/checkpointing.py does it, by calling the same functions
+of megatron.core in the same order; that file itself is in no wheel. Two things differ: the fused projections of a gated
+delta net are split as well, which no training script does yet; and what was split is put together again after a load as
+releases from 0.16 on do it.
 
 *Verifies* nothing by itself. *Does not exercise* NCCL user buffers, fp8 weights and meta-device initialisation.
 """
@@ -62,10 +63,10 @@ def wrap(scenario: Scenario, mesh: Mesh, model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Ownership:
-    """What this rank has of each parameter; further instances of the optimizer have the same.
+    """What this rank has of each parameter. Further instances of the optimizer have the same parts.
 
     starts: parameter → flat offset of its shard in its local parameter, by our own arithmetic. How long the shard is,
-    the library says, so that a wrong map is a gap or an overlap.
+    the library says, so that a map of it that is wrong shows as a gap or an overlap.
     """
 
     state: TrainState
@@ -104,7 +105,8 @@ class Ownership:
             yield Owned(fqn, self.starts[fqn], length, param, stepped, True, kept, groups[id(param)], inner_group)
 
     def model_part(self, fqn: str) -> tuple[torch.Tensor, int]:
-        """This rank's shard in the buffer of forwards' parameters: others may be old there until a forward gathers."""
+        """This rank's own shard in the buffer of the parameters that forwards use: the shards of other ranks there
+        may be old until a forward gathers them."""
         for group in _buffer(self.state).parameter_groups:
             for index, raw in enumerate(group.params):
                 if _fqn(self.state, _buffer(self.state).param_to_name[raw]) != fqn:
@@ -158,7 +160,8 @@ def load(state: TrainState, path: Path, *, whole: bool) -> None:
 
 
 def _unwrapped(state: TrainState) -> Any:
-    """What `unwrap_model` makes of the chunk: it knows FullyShardedDataParallel, but not the MegatronFSDP inside."""
+    """The model as the library's `unwrap_model` gives it, which takes FullyShardedDataParallel off, but not the
+    MegatronFSDP inside."""
     return state.chunks[0].module
 
 
@@ -175,7 +178,8 @@ def _content(state: TrainState, *, loading: bool, whole: bool) -> dict[str, Any]
 
 
 def _preprocessed(state: TrainState, content: dict[str, Any]) -> dict[str, Any]:
-    """The state dict with fused weights split and chunks of uneven DTensors described."""
+    """The state dict as the library prepares it for DCP: fused weights split, and the chunks of uneven DTensors
+    described."""
     from megatron.core.distributed.fsdp.src.megatron_fsdp.uneven_dtensor import preprocess_state_dict_for_uneven_dtensor
     from megatron.core.transformer import fsdp_dtensor_checkpoint as library
 

@@ -1,9 +1,10 @@
 """Megatron-FSDP on one rank: built, trained, saved and loaded as its documentation does, through its public API.
 
-`fully_shard_model` and `fully_shard_optimizer`, torch's optimizers, and torch's distributed checkpoints of the state
-dicts that those two prepare. The process group exists already and spans the mesh; the library runs on the emulated CUDA
-device, its tensors on the CPU, since a mesh of gloo ranks is one. What a rank holds is read from the library's buffers;
-where it belongs is what `harness.mechanisms.row_buffers` says.
+That is `fully_shard_model` and `fully_shard_optimizer`, an optimizer of torch's or TransformerEngine's FusedAdam, and
+torch's distributed checkpoints of the state dicts that those two prepare. The process group exists already and spans
+the mesh. The library runs on the emulated CUDA device, its tensors on the CPU, since a mesh of gloo ranks is one of
+CPUs. What a rank holds is read from the library's buffers; which rows these are is our own arithmetic
+(`harness.mechanisms.row_buffers`).
 
 *Verifies* nothing by itself. *Does not exercise* CUDA streams, NCCL, symmetric memory, fp8 parameters.
 """
@@ -74,7 +75,8 @@ def emulated(method: Callable[[Rank, Op], R]) -> Callable[[Rank, Op], R]:
 
 
 class Rank(TorchRank):
-    """The RankSystem of `megatron-fsdp`; probes, optimizers and clipping are those of `torch-fsdp2`."""
+    """The `RankSystem` of `megatron-fsdp`: torch's training loop with the library's sharding, optimizer and
+    observation."""
 
     def __init__(self, context: RankContext) -> None:
         library()
@@ -133,7 +135,8 @@ class Rank(TorchRank):
         self.wrapped.load_state_dict(target["model"], strict=False)
 
     def reload_params(self, op: Op) -> None:
-        """Refresh the masters that are FusedAdam's; the library's are a checkpoint's model section."""
+        """Refresh the masters that FusedAdam keeps. The library's own main parameters are what a checkpoint's model
+        part holds, and were loaded."""
         if PRECISION_AWARE in self.scenario.options:
             for fqn, parameter in self.params.items():
                 if self._has_master(self.spec.param(fqn)):
@@ -186,7 +189,7 @@ class Rank(TorchRank):
 
     @property
     def _outer(self) -> bool:
-        """Whether replicas share the optimizer's work."""
+        """Whether replicas share the optimizer's work among themselves (`outer_dp_sharding_strategy`)."""
         return "outer_optim" in self.scenario.options and self.context.mesh.dp_replicate > 1
 
     @property
@@ -208,14 +211,16 @@ class Rank(TorchRank):
         return fused_adam(self.scenario, ask, self.param_groups(ask))
 
     def _neutral(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer as it is handed to the library."""
+        """The optimizer as it is handed to the library: with a learning rate and weight decay of 0 where the
+        scenario asks for a neutral start. Sharding takes a real step (megatron-fsdp-5976), which then moves nothing."""
         if "neutral_start" in self.scenario.options:
             for group in (optimizer.defaults, *optimizer.param_groups):
                 group["lr"] = group["weight_decay"] = 0.0
         return optimizer
 
     def _start(self, optimizer: torch.optim.Optimizer, init_seed: int) -> None:
-        """Give a neutral optimizer what was asked for, and have it start at step 0."""
+        """Give an optimizer with a neutral start the hyperparameters that were asked for, and set its counters back
+        to step 0."""
         if "neutral_start" not in self.scenario.options:
             return
         for group, asked in zip(optimizer.param_groups, self.make_optimizer(init_seed).param_groups, strict=False):
@@ -240,14 +245,15 @@ class Rank(TorchRank):
             self.wrapped.finish_grad_sync()
 
     def update(self) -> None:
-        """Step. Synchronised they are: again would put back gradients as they were before unscaling and clipping."""
+        """Step the optimizer without synchronising once more: that would install gradients as they were before
+        unscaling and clipping."""
         again = "step_syncs" in self.scenario.options
         state, once = self.state, {} if again else {"sync_grad_before_optimizer_step": False}
         if state.scaler:
             state.scaler.step(state.optimizer, **once)
             state.scaler.update()
         else:
-            step: Any = state.optimizer.step  # the library's, with an argument of its own
+            step: Any = state.optimizer.step  # the library's own step, which has an argument of its own
             step(**once)
         state.optimizer.zero_grad()
 
@@ -315,7 +321,7 @@ class Rank(TorchRank):
             self.gradients = {fqn: local_part(g).detach().clone() for fqn, g in found.items() if g is not None}
         else:
             super().capture_gradients()
-        for fqn, parameter in self.params.items():  # an empty shard has no gradient, and lacks none
+        for fqn, parameter in self.params.items():  # an empty shard has no gradient, and must have none
             if fqn not in self.gradients and not local_part(parameter).numel():
                 dtype = TORCH_DTYPE[self.probe.parameters[fqn].stages.main_grad]
                 self.gradients[fqn] = local_part(parameter).detach().to(dtype, copy=True)
@@ -328,10 +334,12 @@ class Rank(TorchRank):
         )
 
     def sharded(self, op: Op, role: str, named: NamedParam, local: torch.Tensor) -> Record:
-        """A record of this rank's rows: the box is ours, the size the library's."""
+        """A record of this rank's rows. Where they start is our arithmetic, how many there are the library's tensor
+        says."""
         box = self._box_of(named.spec.tied_to or named.fqn)
         mesh = self.context.mesh
-        copy = mesh.coordinate(self.context.rank)[2] if named.spec.tp_dim is None else 0  # cut as the rank's buffer is
+        # each tp rank cuts its copy in its own buffer
+        copy = mesh.coordinate(self.context.rank)[2] if named.spec.tp_dim is None else 0
         return Record(
             op.index, self.context.rank, LIVE, role, named.fqn, DTYPE_NAME[local.dtype], named.spec.shape, box.start,
             tuple(local.shape), tensor_bytes(local), replica=copy,

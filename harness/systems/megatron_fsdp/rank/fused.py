@@ -1,7 +1,8 @@
 """TransformerEngine's FusedAdam, its Python unmodified, as the optimizer that Megatron-FSDP shards.
 
-It steps the library's main parameters, or, precision-aware, the model's own: then masters are a part of its state, of
-which only what a bf16 parameter lacks to fp32 is kept, and moments may be narrower. Steps are counted by group.
+It steps either the library's main parameters, or, precision-aware, the model's own parameters. In that case the masters
+are a part of its state: of a bf16 parameter's master it keeps only the 16 bits that the parameter lacks, and its
+moments may be narrower than fp32. Steps are counted by group.
 
 *Verifies* nothing by itself. *Does not exercise* the compiled kernels, CUDA graphs, moments and masters with a scale.
 """
@@ -52,7 +53,7 @@ def state_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Itera
 
 
 def refresh_master(optimizer: Any, parameter: nn.Parameter) -> None:
-    """Let a master that exists be what its parameter is now."""
+    """Set a master that exists to the value that its parameter has now."""
     state = optimizer.state.get(parameter, {})
     if MASTER in state:
         own = local_part(parameter.detach())

@@ -44,7 +44,7 @@ class Rank(TorchRank):
         self.checkpoint.load_model_only(self.state, self.context.checkpoint_path(op))
 
 
-REHEARSAL_MESH = Mesh(1, 16, 1)  # larger than any real world here, so that no cached entry could serve a rank
+REHEARSAL_MESH = Mesh(1, 16, 1)  # larger than any world of ranks, so that no entry that it leaves in a cache fits one
 
 
 def warm_up() -> None:

@@ -1,7 +1,8 @@
 """TransformerEngine's layers and FusedAdam on one rank, sharded by FSDP2, saved and loaded by DCP.
 
-Everything but the layers and the optimizer is torch's loop. Tensor-parallel layers are given the mesh by their own
-`set_device_mesh` where the release has it; where it has not, each rank's part is a parameter of its own to FSDP2.
+Everything but the layers and the optimizer is torch's training loop. Tensor-parallel layers are told the mesh through
+their own `set_device_mesh` where the release has that; where it has not, each rank's part looks to FSDP2 like a whole
+parameter, which is what pull request 2713 is about (docs/transformer-engine.md).
 
 *Verifies* nothing by itself. *Does not exercise* the layers' kernels, fp8 parameters, CUDA streams.
 """
@@ -47,11 +48,11 @@ library = te_extension.library
 
 
 class Rank(TorchRank):
-    """The RankSystem of `transformer-engine`."""
+    """The `RankSystem` of `transformer-engine`."""
 
     def __init__(self, context: RankContext) -> None:
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as the library asks of tensor-parallel users
-        os.environ.setdefault("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")  # as it asks of who trusts a checkpoint
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # the library asks this of tensor-parallel users
+        os.environ.setdefault("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")  # and this of whoever trusts a checkpoint
         te_extension.library(context.scenario.device)
         super().__init__(context)
         self.checkpoint = replace(
@@ -62,7 +63,8 @@ class Rank(TorchRank):
         self.fused = CONTRACT.fused(self.scenario)
 
     def reload_params(self, op: Op) -> None:
-        """Masters that exist already are set anew from the parameters; a first step makes the others itself."""
+        """Set the masters that exist to the values that the parameters have now. Those that do not exist yet are
+        made by the first step."""
         if not self.fused:
             return
         for fqn, parameter in self.params.items():
@@ -111,7 +113,8 @@ class Rank(TorchRank):
             layers.fill(root, self.probe, self.init_seed, self._own_slices)
 
     def held_parameters(self, root: nn.Module) -> dict[str, nn.Parameter]:
-        """All parameters that the model has, those too that it should not have."""
+        """All parameters that the model has, those too that the scenario's model does not name: an optimizer would
+        step them."""
         return {
             **super().held_parameters(root),
             **{name: p for name, p in root.named_parameters() if name not in self._known},
@@ -174,7 +177,7 @@ class Rank(TorchRank):
             yield self.text(op, "emulated", "symbols", "\n".join(sorted(symbols)))
 
     def model_records(self, op: Op) -> Iterator[Record]:
-        """Of a quantised parameter its bytes and the inverse of its scale."""
+        """Parameters and buffers; of a quantised parameter its bytes and the inverse of its scale."""
         quantised = {p.fqn for p in self.spec.params if is_quantised(self.scenario, p.spec)}
         if not quantised:
             yield from super().model_records(op)
@@ -216,7 +219,7 @@ class Rank(TorchRank):
     def _scales(
         self, op: Op, named: NamedParam, parameter: nn.Parameter, state: dict[str, Any], roles: tuple[str, ...]
     ) -> Iterator[Record]:
-        """Of each element of a scaled state its shard's scale."""
+        """The scale of each element of a scaled state: that of this rank's shard."""
         own = local_part(parameter.detach())
         for role in roles:
             name = MASTER if role == "master" else role
@@ -226,8 +229,10 @@ class Rank(TorchRank):
                 yield record._replace(fqn=f"{named.fqn}.{role}")
 
     def _master(self, own: torch.Tensor, state: dict[str, Any]) -> torch.Tensor:
-        """The master of a parameter's shard; before the first step what that will make it. One of another size than the
-        shard is as it is stored, for the comparison to find."""
+        """The master of a parameter's shard; before the first step, what that step will make it.
+
+        A master of another size than the shard is recorded as it is stored, so that the comparison finds it.
+        """
         if MASTER not in state:
             return own.float()
         kept = local_part(state[MASTER])

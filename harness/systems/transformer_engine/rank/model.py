@@ -1,8 +1,8 @@
 """Models made of TransformerEngine's own layers, whose parameters a forward of ours drives.
 
-A layer is the library's class, constructed by it. Its own forward needs kernels that a CPU has not; an instance's
-forward is replaced by one that hands its parameters to the probe, as the layer's own forward would take them, so that
-every hook of FSDP2, every wrapper and every lost requires_grad is on the way.
+A layer is the library's class, constructed by the library. Its own forward needs kernels that a CPU has not. So the
+forward of the instance is replaced by one that fetches the parameters as the layer's own would and hands them to the
+probe. Every hook of FSDP2, every wrapper class, and every parameter that lost its requires_grad is still on the way.
 
 *Verifies* nothing by itself. *Does not exercise* the layers' arithmetic.
 """
@@ -108,7 +108,8 @@ def build(probe: Probe, mesh: DeviceMesh, *, meta: bool) -> Root:
     root = Root(tuple(layers))
     tp = mesh["tp"] if "tp" in (mesh.mesh_dim_names or ()) else None
     with quietly(), device(probe.scenario), recipe:
-        is_non_tn_fp8_gemm_supported()  # it remembers: FSDP2's hooks ask outside of this block
+        # asked here once, for it remembers the answer, and FSDP2's hooks ask outside of this block
+        is_non_tn_fp8_gemm_supported()
         for path, layer in layers.items():
             attach(root, path, _construct(layer, dtype, tp, "meta" if meta else probe.scenario.device))
     for spec in probe.spec.modules:
@@ -134,7 +135,7 @@ def fill(root: nn.Module, probe: Probe, init_seed: int, box: Callable[[str], tup
 
 
 def device(scenario: Scenario) -> AbstractContextManager[None]:
-    """Inside, the library finds its GPU: the scenario's, or the emulated one."""
+    """Inside, the library finds the GPU of the scenario, or the emulated one."""
     return nullcontext() if scenario.device == "cuda" else cuda.emulated()
 
 
@@ -144,7 +145,7 @@ def held(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _recipe(scenario: Scenario) -> AbstractContextManager[None]:
-    """Inside, layers make their parameters as the scenario's recipe stores them."""
+    """Inside, layers create their parameters as the scenario's recipe stores them: quantised, or not."""
     import transformer_engine.pytorch as te  # type: ignore[import-not-found]
     from transformer_engine.common import recipe  # type: ignore[import-not-found]
 
@@ -165,7 +166,8 @@ def materialise(root: nn.Module, scenario: Scenario) -> None:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Inside, random numbers may be drawn: a layer's own initialisation does, and is replaced by ours."""
+    """Inside, drawing random numbers leaves the generators as they were: a layer initialises itself, and its values
+    are replaced by ours."""
     state = torch.get_rng_state()
     try:
         yield
@@ -216,12 +218,12 @@ def _driven(module: nn.Module, spec: ModuleSpec, probe: Probe) -> Callable[[torc
 
 
 def _gemms(module: nn.Module) -> int:
-    """How many products a layer's own forward says that it makes."""
+    """How many matrix products a layer's own forward makes, as the layer itself says."""
     return getattr(module, "num_gemms", 2 if hasattr(module, "fc2_weight") else 1)
 
 
 def calibrating(scenario: Scenario) -> AbstractContextManager[None]:
-    """What the forwards of a scenario run under."""
+    """The context that a scenario's forwards run in."""
     import transformer_engine.pytorch as te
     from transformer_engine.common import recipe
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
 from harness import probe
 from harness.entry import resolve
+from harness.grid import Grid
 from harness.models import is_idle
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
@@ -56,7 +58,9 @@ class _Model:
         self.params = {p.fqn: self._initial(p) for p in build.parameters}
         self.trainable = {p.fqn for p in build.parameters if p.trainable == "yes"}
         self.stepped = {p.fqn: self._master(p) for p in build.parameters}
-        self.buffers = {b.fqn: _initial_buffer(b, inputs.seed, build.seed).to(self.device) for b in build.buffers}
+        self.buffers = {
+            b.fqn: _initial_buffer(b, inputs.seed, build.seed).to(self.device, copy=True) for b in build.buffers
+        }
         self.on_host = {
             self.stepped[p.fqn]: torch.frombuffer(bytearray(p.host), dtype=torch.bool).reshape(p.shape)
             for p in build.parameters
@@ -67,12 +71,8 @@ class _Model:
         self.scaler = self._scaler()
 
     def _initial(self, param: Parameter) -> torch.Tensor:
-        keys = probe.element_keys(param.fqn, param.shape, self.inputs.seed)
-        values = torch.from_numpy(probe.initial_values(keys, self.build.seed)).reshape(param.shape)
-        values = values.clamp(-param.bound, param.bound)
-        for dtype in param.initial:
-            values = values.to(TORCH_DTYPE[dtype])
-        return values.to(self.device)
+        values = _initial_param(param.fqn, param.shape, param.bound, param.initial, self.inputs.seed, self.build.seed)
+        return values.to(self.device, copy=True)
 
     def _master(self, param: Parameter) -> torch.Tensor:
         """The tensor the optimizer steps on: the parameter itself, or its widened master."""
@@ -117,18 +117,17 @@ class _Model:
         return scaler
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything a checkpoint stores, deep-copied."""
-        return copy.deepcopy(
-            {
-                "params": self.params,
-                "stepped": self.stepped,
-                "buffers": {b.fqn: self.buffers[b.fqn] for b in self.build.buffers if b.persistent},
-                "state": {fqn: self.optimizer.state.get(self.stepped[fqn], {}) for fqn in self.params},
-                "groups": [{k: v for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups],
-                "scheduler": self.scheduler.state_dict() if self.scheduler else None,
-                "scaler": self.scaler.state_dict() if self.scaler else None,
-            }
-        )
+        """Everything a checkpoint stores, as copies."""
+        state = {fqn: self.optimizer.state.get(self.stepped[fqn], {}) for fqn in self.params}
+        return {
+            "params": _copied(self.params),
+            "stepped": _copied(self.stepped),
+            "buffers": _copied({b.fqn: self.buffers[b.fqn] for b in self.build.buffers if b.persistent}),
+            "state": {fqn: _copied(own) for fqn, own in state.items()},
+            "groups": [_copied({k: v for k, v in g.items() if k != "params"}) for g in self.optimizer.param_groups],
+            "scheduler": copy.deepcopy(self.scheduler.state_dict()) if self.scheduler else None,
+            "scaler": copy.deepcopy(self.scaler.state_dict()) if self.scaler else None,
+        }
 
     def restore_model(self, saved: dict[str, Any]) -> None:
         for fqn, tensor in saved["params"].items():
@@ -137,20 +136,19 @@ class _Model:
             self.buffers[fqn].copy_(tensor)
 
     def restore(self, saved: dict[str, Any]) -> None:
-        saved = copy.deepcopy(saved)
         self.restore_model(saved)
         for fqn, tensor in saved["stepped"].items():
             self.stepped[fqn].copy_(tensor)
             self.optimizer.state.pop(self.stepped[fqn], None)
-            restore_state(self.optimizer, self.stepped[fqn], saved["state"][fqn])
+            restore_state(self.optimizer, self.stepped[fqn], _copied(saved["state"][fqn]))
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             for name in group.keys() - values.keys() - {"params"}:
                 del group[name]  # what a first step adds
             group.update(values)
         if self.scheduler:
-            self.scheduler.load_state_dict(saved["scheduler"])
+            self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
         if self.scaler:
-            self.scaler.load_state_dict(saved["scaler"])
+            self.scaler.load_state_dict(copy.deepcopy(saved["scaler"]))
 
     def publish(self) -> None:
         """Round what was stepped into the model's parameters."""
@@ -277,20 +275,11 @@ class _Twin:
 
     def _gradient(self, model: _Model, param: Parameter, op: Operation) -> torch.Tensor:
         """The exact mean gradient over ranks, summed over microbatches and uses."""
-        grid, dtype = param.gradient, param.stages.main_grad
-        assert grid is not None
-        units = np.zeros(prod(param.shape), np.int64)
-        for use in param.uses:
-            keys = probe.element_keys(use, param.shape, self.inputs.seed)
-            for microbatch in range(self.inputs.microbatches):
-                if is_idle(param.idle, op.iteration, microbatch):
-                    continue
-                units += probe.mean_units(keys, op.iteration, microbatch, grid)
-        exact = torch.from_numpy(units * grid.unit).reshape(param.shape)
-        gradient = exact.to(TORCH_DTYPE[dtype])
-        if not torch.equal(gradient.double(), exact):
-            raise ArithmeticError(f"the grid is not exact in {dtype} for {param.fqn}: a fault of the harness")
-        return gradient.to(model.device)
+        assert param.gradient is not None
+        forwards = tuple(n for n in range(self.inputs.microbatches) if not is_idle(param.idle, op.iteration, n))
+        step = (self.inputs.seed, op.iteration, forwards)
+        gradient = _exact_gradient(param.uses, param.shape, param.gradient, param.stages.main_grad, step)
+        return gradient.to(model.device, copy=True)
 
     def _update(self, model: _Model, op: Operation, gradients: Mapping[str, torch.Tensor]) -> None:
         self._hand_over(model, gradients)
@@ -309,6 +298,40 @@ class _Twin:
             model.publish()
 
 
+# What follows is asked for again and again by scenarios of one model, and remembered. It is never changed in place.
+
+
+@lru_cache(maxsize=4096)
+def _initial_param(
+    fqn: str, shape: tuple[int, ...], bound: float, dtypes: tuple[str, ...], seed: int, init_seed: int
+) -> torch.Tensor:
+    values = torch.from_numpy(probe.initial_values(probe.element_keys(fqn, shape, seed), init_seed)).reshape(shape)
+    values = values.clamp(-bound, bound)
+    for dtype in dtypes:
+        values = values.to(TORCH_DTYPE[dtype])
+    return values
+
+
+@lru_cache(maxsize=16384)
+def _exact_gradient(
+    uses: tuple[str, ...], shape: tuple[int, ...], grid: Grid, dtype: str, step: tuple[int, int, tuple[int, ...]]
+) -> torch.Tensor:
+    """The mean gradient over ranks, summed over uses and microbatches. step: the seed, the iteration, and the
+    microbatches whose forward uses the parameter."""
+    seed, iteration, forwards = step
+    units = np.zeros(prod(shape), np.int64)
+    for use in uses:
+        keys = probe.element_keys(use, shape, seed)
+        for microbatch in forwards:
+            units += probe.mean_units(keys, iteration, microbatch, grid)
+    exact = torch.from_numpy(units * grid.unit).reshape(shape)
+    gradient = exact.to(TORCH_DTYPE[dtype])
+    if not torch.equal(gradient.double(), exact):
+        raise ArithmeticError(f"the grid is not exact in {dtype} for {uses}: a fault of the harness")
+    return gradient
+
+
+@lru_cache(maxsize=1024)
 def _initial_buffer(buffer: Buffer, seed: int, init_seed: int) -> torch.Tensor:
     keys = probe.element_keys(buffer.fqn, buffer.shape, seed)
     match buffer.dtype:
@@ -375,13 +398,24 @@ def _hyperparameters(model: _Model) -> dict[tuple[str, str], Value]:
             numbers |= {"beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"]}
         else:
             numbers |= {"momentum": group["momentum"], "nesterov": group["nesterov"]}
-        for owner in owners:
-            for name, number in numbers.items():
-                values["hyperparameter", f"{owner}.{name}"] = Value("fp64", (), np.float64(number).tobytes())
+        for name, number in numbers.items():
+            value = Value("fp64", (), np.float64(number).tobytes())
+            for owner in owners:
+                values["hyperparameter", f"{owner}.{name}"] = value
     return values
 
 
+def _copied(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of what a dictionary holds, tensors and plain values."""
+    return {name: v.clone() if isinstance(v, torch.Tensor) else copy.copy(v) for name, v in tensors.items()}
+
+
+_SAME_BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8}
+"""Dtypes that numpy lacks → one of their size that it has."""
+
+
 def _value(tensor: torch.Tensor) -> Value:
-    tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-    data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return Value(NAME_OF[tensor.dtype], tuple(tensor.shape), data)
+    bits = tensor.detach().cpu()
+    if tensor.dtype in _SAME_BITS:
+        bits = bits.view(_SAME_BITS[tensor.dtype])
+    return Value(NAME_OF[tensor.dtype], tuple(tensor.shape), bits.numpy().tobytes())

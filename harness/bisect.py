@@ -122,8 +122,11 @@ class Bisection:
             raise UsageError.of(option, version, f"{allowed}; this one: {shown}", f"{option} with another version")
 
     def _chain(self, package: Package, good: str, bad: str) -> Chain:
-        """The chain that the ends lie on. Of commits of which neither is the other's ancestor: from their merge base to
-        the one that differs from it."""
+        """The chain that both ends lie on.
+
+        Of two commits of which neither is the other's ancestor, the chain runs from their merge base to the one whose
+        state differs from the merge base's.
+        """
         if not good.startswith(GIT):
             return releases_between(package, good, bad)
         commits = {commit_of(package, end.removeprefix(GIT)): end for end in (good, bad)}

@@ -23,14 +23,17 @@ from harness.report.publish import publish
 from harness.result import Result
 from harness.verdict import ExitStatus, Verdict
 
-STUCK_S = 10.0  # what a rank that never returns costs, twice
+STUCK_S = 10.0  # deadline of a session with a stuck rank; it is paid twice, since failures are confirmed
 CAUGHT = (Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG)
 
 
 @dataclass(frozen=True)
 class Detection:
-    """One fault's outcome. detected: in every one of its scenarios. top1, top3: its bug, or its own id, is named by
-    the first or one of the first three explanations in every scenario. control: the scenarios pass without it."""
+    """What became of one fault.
+
+    detected: in every one of its scenarios. top1, top3: its bug, or its own id, is named by the first, or one of the
+    first three, explanations in every scenario. control: the scenarios pass without it.
+    """
 
     fault: Fault
     results: tuple[Result, ...]
@@ -127,7 +130,7 @@ def _plant_all(jobs: int, out: Path, plugins: Sequence[str] = ()) -> list[Detect
 
 
 def _strike_all(jobs: int, plugins: Sequence[str] = ()) -> list[Strike]:
-    """What every boundary fault comes to."""
+    """The outcome of every boundary fault, in every system that names it."""
     struck = {scenario: BOUNDARY[scenario.faults[0]] for scenario in strikes()}
     with Laboratory(jobs=jobs, deadline_s=STUCK_S, plugins=plugins) as laboratory:
         found = [Strike(struck[r.scenario], r) for r in laboratory.examine(struck, lambda scenario, blob: None)]

@@ -76,7 +76,8 @@ def examine(python: str | None = None) -> str:
 
 
 def _chosen(info: System, device: str) -> list[tuple[str, str]]:
-    """What ranks on a device get where there is a choice; what is wrong with what was asked for."""
+    """What ranks on a device get where there is a choice; or what is wrong with the choice that the environment asks
+    for."""
     try:
         return list(info.chosen(device).items())
     except UsageError as error:
@@ -108,7 +109,7 @@ def _torch(ranks: Interpreter, found: Gpus) -> list[str]:
 
 
 def _rehearsed(ranks: Interpreter) -> list[str]:
-    """Whether forked ranks can run here: tried, with the warm server that a run would start."""
+    """Whether forked ranks can run here. It is tried, with the warm server that a run would start."""
     if not ranks.torch_build:
         return ["cannot run: no torch"]
     try:

@@ -28,7 +28,8 @@ _HERE = Path(__file__).parent
 _EMULATION = str(_HERE / "emulation") + "/"
 _FAULTS = str(_HERE / "faults") + "/"
 _DEVICE = tuple(f"{_EMULATION}{name}.py" for name in ("functions", "memory", "symbols", "cuda", "cpu_for_cuda"))
-"""Where the device stands between Python and torch. What a kernel of ours asks of torch is not passed on by it."""
+"""The files that stand between Python and torch as the device does. What the emulated kernels ask of torch is our
+own doing, and passes through none of them."""
 
 
 def refused(error: E) -> E:
@@ -38,13 +39,16 @@ def refused(error: E) -> E:
 
 
 def hand_on(function: Callable[..., R], *args: Any, **named: Any) -> R:
-    """Call what the emulation passes on. An error without any frame further in came out of the call, not out of us."""
+    """Call what the emulation passes on to torch. An error with no frame further in than this one came out of the
+    call itself."""
     return function(*args, **named)
 
 
 def folders_of(home: str) -> tuple[str, ...]:
-    """The folders whose files are ours: this package, and the package `home` of a system. A plugin that is one module
-    is not a package: its code stands for the library, as that of a test's stub does."""
+    """The folders whose files are ours: this package, and the package `home` of a system.
+
+    A plugin that is a single module has no folder. Its code stands for the library then, as that of a test's stub does.
+    """
     spec = importlib.util.find_spec(home)
     places = spec.submodule_search_locations if spec else None
     return (f"{_HERE}/", *(f"{Path(place)}/" for place in places or ()))
@@ -73,7 +77,7 @@ def _hands_on(frame: FrameSummary) -> bool:
 
 
 def _outside(inner_first: list[FrameSummary], places: tuple[str, ...]) -> list[FrameSummary]:
-    """What is left, from the innermost frame on that lies in none of `places`."""
+    """The frames that are left, from the innermost one that lies in none of `places`."""
     for index, frame in enumerate(inner_first):
         if not frame.filename.startswith(places) and not _hands_on(frame):
             return inner_first[index:]

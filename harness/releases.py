@@ -125,8 +125,11 @@ class Package:
 
 
 def before(version: str, bound: str) -> bool:
-    """Whether a scenario's version is a release older than `bound`. The newest one, which is unnamed, a working tree
-    and a commit are not: their own release is asked about once they have been imported."""
+    """Whether a scenario's version is a release older than `bound`.
+
+    The newest one, which has no name, a working tree and a commit are not older: what they call themselves is asked
+    once they have been imported.
+    """
     return is_version(version) and Version(Version(version).base_version) < Version(bound)
 
 

@@ -41,7 +41,7 @@ class Sweep:
 
     @property
     def status(self) -> ExitStatus:
-        """1 as soon as one release fails, whatever could not be told about others."""
+        """1 as soon as one release fails, even if nothing could be told of others."""
         verdicts = [row.result.verdict for row in self.rows]
         if any(verdict.is_failure for verdict in verdicts):
             return ExitStatus.FAILURE

@@ -1,4 +1,9 @@
-"""Stand-ins for what a laptop lacks: a CUDA device (`cuda`) and the compiled optimizer kernels of apex and TE (`apex`).
+"""Stand-ins for what a laptop lacks, so that libraries of GPUs run unmodified on a CPU.
+
+`cuda` is a device with a memory of its own; `apex` and `fused` are the optimizers of apex and TransformerEngine, over
+the arithmetic in `kernels`; `te_extension` is TransformerEngine's compiled extension; `collectives` are NCCL's
+reductions that gloo lacks; `spawn` makes checkpoint managers start in milliseconds; `device` chooses between all that
+and the real thing.
 
 Every result that used one of them says so, with the list of symbols that were touched. docs/emulation.md has the
 semantics, what differs from a GPU, and why.

@@ -33,7 +33,8 @@ def multi_tensor_applier(op: Any, noop_flag: torch.Tensor, tensor_lists: list[li
 
 @torch.no_grad()
 def multi_tensor_scale(chunk: int, noop_flag: torch.Tensor, lists: list[list[torch.Tensor]], scale: float) -> None:
-    """lists: [sources, targets]. The flag is set to 1 where a source is not finite."""
+    """Multiply the first list's tensors into the second's: lists are [sources, targets]. The flag is set to 1 where
+    a source is not finite."""
     touch("amp_C.multi_tensor_scale")
     sources, targets = lists
     for source, target in zip(sources, targets, strict=True):
@@ -45,7 +46,7 @@ def multi_tensor_scale(chunk: int, noop_flag: torch.Tensor, lists: list[list[tor
 def multi_tensor_l2norm(
     chunk: int, noop_flag: torch.Tensor, lists: list[list[torch.Tensor]], per_tensor: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(norm of everything, shape (1,); norms by tensor, shape (n,), or empty)."""
+    """The norm of everything, shape (1,), and the norms by tensor, shape (n,); the latter empty unless asked for."""
     touch("amp_C.multi_tensor_l2norm")
     (tensors,) = lists
     norms = [kernels.l2norm([tensor]) for tensor in tensors] if per_tensor else []
@@ -65,13 +66,13 @@ class FusedLayerNormAffineFunction:
 
     @classmethod
     def apply(cls, *args: Any) -> torch.Tensor:
-        """As an autograd function is called; torch's own layer norm makes the graph."""
+        """Call it as libraries call an autograd function; torch's own layer norm makes the graph."""
         return cls.forward(None, *args)
 
 
 def _module(name: str, **contents: Any) -> types.ModuleType:
     module = types.ModuleType(name, f"Emulated by shardproof: {__name__}.")
-    module.__spec__ = ModuleSpec(name, None, is_package="__path__" in contents)  # `find_spec` asks for it
+    module.__spec__ = ModuleSpec(name, None, is_package="__path__" in contents)  # importlib.util.find_spec wants one
     module.__dict__.update(contents)
     return module
 

@@ -1,8 +1,10 @@
 """What NCCL does in collectives and gloo does not: reductions that multiply first, and blocks of several dtypes.
 
-`PREMUL_SUM` multiplies each rank's input by a factor in the input's dtype, then sums; `AVG` does so with one over the
-size of the group. In a coalescing block torch hands NCCL all gathers or all reduce-scatters at once, with the reduction
-that the first of them asked for; gloo would take the first one's dtype, too, so here each runs by itself.
+`PREMUL_SUM` multiplies each rank's input by a factor, in the input's dtype, and then sums; `AVG` does so with one over
+the size of the group. In a coalescing block torch hands NCCL all gathers or all reduce-scatters at once, with the
+reduction that the first of them asked for. gloo would take the first one's dtype as well, and mix up bytes, so here
+each runs by itself. For example, Megatron-FSDP puts a bf16 and an fp32 gradient into one block; the fp32 one is then
+reduced as the bf16 one asked for, which is a defect of it that only shows because this does the same.
 
 *Does not emulate* other reductions of NCCL, its order of summation, nor that a block's collectives start at its end.
 """
@@ -42,7 +44,8 @@ def _make_nccl_premul_sum(factor: float) -> Premultiplied:
 
 
 def _of_block(op: Any, group: Any) -> Any:
-    """The reduction that a collective is done with: in a block, that of the first."""
+    """The reduction that a collective is really done with: inside a block, the one that the block's first collective
+    asked for."""
     block = distributed_c10d._world.pg_coalesce_state.get(group)
     if block is None:
         return op
@@ -52,7 +55,7 @@ def _of_block(op: Any, group: Any) -> Any:
 
 
 def _factor(op: Any, group: Any) -> float | None:
-    """What a collective's input is multiplied by; None for a reduction of the backend's own."""
+    """The factor that a collective's input is multiplied by; None where the backend has the reduction itself."""
     if isinstance(op, Premultiplied):
         return op.factor
     if op == dist.ReduceOp.AVG:
@@ -63,7 +66,7 @@ def _factor(op: Any, group: Any) -> float | None:
 
 @contextmanager
 def _alone(group: Any) -> Iterator[bool]:
-    """Outside of the group's coalescing block, if one is open; says whether it is."""
+    """Leave the group's coalescing block for a moment, if one is open; tells whether there was one."""
     blocks = distributed_c10d._world.pg_coalesce_state
     block = blocks.pop(group, None)
     try:

@@ -1,7 +1,7 @@
 """The CPU under CUDA's name: whatever is asked to be on the device is on the CPU. One memory, no sides.
 
-For code that trains on CPUs but puts a model on `torch.cuda.current_device()` while it loads. `harness.emulation.cuda`
-emulates the device itself; here nothing of a device can be put to the test.
+It is for code that trains on CPUs, and only while it loads a model puts it on `torch.cuda.current_device()`: NeMo
+Automodel. Nothing of a device is put to the test here; `harness.emulation.cuda` emulates one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _OnCpu(TorchFunctionMode):
 
 
 def _cpu(value: Any) -> Any:
-    """The CPU for a CUDA device or an ordinal; any other value itself."""
+    """The CPU where a CUDA device or an ordinal is given; any other value as it is."""
     named = isinstance(value, torch.device) and value.type == "cuda"
     ordinal = isinstance(value, int) and not isinstance(value, bool)
     if named or ordinal or (isinstance(value, str) and value in ("cuda", "cuda:0")):

@@ -1,7 +1,9 @@
 """An emulated CUDA device for code that only runs on one: two memories, one device, `torch.cuda` answering.
 
-`with emulated():` makes this thread, and threads started inside it, see cuda:0. The values are computed by the CPU
-kernels in IEEE arithmetic. Code under test is not patched; symbols of torch are, and come back on exit.
+`with emulated():` makes this thread, and threads started inside it, see cuda:0. Every tensor then lies on one side,
+host or device, and operations refuse to mix them as CUDA does; so a library that forgets to copy is caught. Values are
+computed by torch's CPU kernels in IEEE arithmetic. Code under test is not patched. Symbols of torch are, and come back
+on exit.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ _engine_run_backward: Any = torch.autograd._engine_run_backward  # type: ignore[
 
 
 def _start_emulated(self: threading.Thread) -> None:
-    """`Thread.start` for threads of code under test: their operations keep sides, whenever they end."""
+    """Stands for `Thread.start`: threads of code under test are emulated for as long as they live, also after the
+    block has ended."""
     run = self.run
 
     def run_emulated() -> None:
@@ -74,7 +77,8 @@ def _start_emulated(self: threading.Thread) -> None:
 
 
 def _run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-    """The backward pass runs Python of others (hooks, autograd functions) inside one intercepted function."""
+    """Stands for the backward pass. It runs other people's Python (hooks, autograd functions) inside one intercepted
+    function, which have to see the device again."""
     if _thread.depth == 0:
         return hand_on(_engine_run_backward, roots, *args, **kwargs)
     with memory.backward_of(roots):
@@ -108,10 +112,10 @@ def _mode() -> Iterator[None]:
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """Emulate the device for this thread until the end of the block. Reentrant.
+    """Emulate the device for this thread until the end of the block. May be nested.
 
-    Threads started inside see it too. Threads that ran before share `torch.cuda`'s answers, but what they make has no
-    side. A child forked inside is inside; a spawned one is not.
+    Threads that are started inside see the device too. Threads that ran before share `torch.cuda`'s answers, but what
+    they make lies on no side. A child that is forked inside is inside; a spawned one is not.
     """
     _process.enter()
     try:

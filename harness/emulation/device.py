@@ -27,7 +27,8 @@ TE_OPTIMIZERS, APEX_OPTIMIZERS = "transformer_engine.pytorch.optimizers", "apex.
 
 @contextmanager
 def on(device: str) -> Iterator[None]:
-    """Inside, the library finds its GPU: the real one on `cuda`, else the emulated one, with managers forked."""
+    """Inside, the library finds its GPU: the real one on `cuda`, otherwise the emulated one, with checkpoint
+    managers forked."""
     if device == "cuda":
         yield
         return
@@ -60,9 +61,10 @@ def real_source(device: str, *, precision_aware: bool) -> str | None:
 
 
 def provide(device: str, variant: str) -> bool:
-    """Put beside the library what its variant (`plain`, `apex`, `te`) finds there; whether TransformerEngine is a stub.
+    """Put beside the library what its variant (`plain`, `apex`, `te`) wants it to find; tells whether TransformerEngine
+    is a stub.
 
-    plain: neither apex nor TransformerEngine can be imported, installed or not.
+    plain: neither apex nor TransformerEngine can be imported, whether they are installed or not.
     """
     if variant == "plain":
         for name in ("apex", "amp_C", "transformer_engine"):

@@ -50,7 +50,7 @@ _RANDOM = _named(
     torch.nn.functional,
     torch.nn.init,
 )
-# What neither makes a tensor nor reads values: most calls of a run, answered without a look at sides.
+# Functions that neither make a tensor nor read values. They are most calls of a run, and no side matters to them.
 _INERT = _named(
     """__hash__ __len__ data_ptr dim element_size is_complex is_contiguous is_floating_point is_signed nelement numel
     requires_grad_ retain_grad size storage storage_offset stride untyped_storage""",
@@ -102,7 +102,7 @@ class TwoMemories(TorchFunctionMode):
 
 
 def in_force() -> bool:
-    """Whether the mode is on the thread's stack now: it is off inside the functions that it intercepts."""
+    """Whether the mode is active now: it is off inside the functions that it intercepts."""
     return any(isinstance(mode, TwoMemories) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 
@@ -188,7 +188,8 @@ def _name(func: Function) -> str:
 
 
 def cross(tensor: torch.Tensor, result: torch.Tensor, side: Side) -> torch.Tensor:
-    """`result`, which was to be `tensor` on another side (perhaps of another dtype): copied where it still aliases."""
+    """`result` on a side, of a tensor that was to be moved there, perhaps with another dtype: a copy wherever it
+    would still share memory with `tensor`."""
     if memory.tag_of(tensor) is not side and _aliases(tensor, result):
         result = result.clone()
     memory.put(result, side)
@@ -240,7 +241,7 @@ def _as_tensor(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> 
     result = hand_on(func, *args, **named)
     if side is Side.DEVICE:
         touch(symbol)
-        result = result.clone()  # a NumPy array's memory is the host's
+        result = result.clone()  # a NumPy array's memory stays the host's
     memory.put(result, side or Side.HOST)
     return result
 
@@ -324,7 +325,8 @@ def _get_item(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> A
 
 
 def _set_item(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """A slice takes values from the other side; an index of tensors does not, except for one number."""
+    """Assignment to a slice takes values from either side. An index made of tensors takes them from its own side
+    only, except for a single number."""
     tensor, index, value = args
     side = memory.tag_of(tensor)
     indices = _sides_of_indices(index)

@@ -1,8 +1,9 @@
 """FusedAdam and FusedSGD with the interface that Megatron-Core uses of apex and of TransformerEngine 2.10.
 
-One FusedAdam stands for both: apex's is TE's with every option of the precision-aware optimizer off. State that is not
-fp32 is kept as TE keeps it: fp16 and fp8 (E4M3) with one fp32 scale a tensor, bf16 as it is, the master of a bf16
-parameter as 16 low bits. What TE refuses is refused; CUDA-graph capture is not emulated.
+One FusedAdam stands for both: apex's is TransformerEngine's with every option of the precision-aware optimizer off.
+State that is not fp32 is kept as TransformerEngine keeps it: fp16 and fp8 (E4M3) divided by one fp32 scale a tensor,
+bf16 as it is, and of a bf16 parameter's master only the 16 low bits. What it refuses is refused; CUDA-graph capture is
+not emulated. docs/fused-adam.md has every rounding.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _MOMENT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.uint8)
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Adam whose whole update of an element is one kernel; the step is counted by group, in the group.
+    """Adam whose whole update of an element is one kernel. Steps are counted in the param group.
 
-    A DTensor is stepped by its local part, and its state is DTensors like it, as TE does from 2.14 on; with
-    `local_state` they are plain local tensors, as between TE's pull requests 2698 and 2795.
+    A DTensor is stepped through its local part, and its state is made of DTensors like it, as in TransformerEngine from
+    2.14 on. With `local_state` the state is plain local tensors, as between its pull requests 2698 and 2795.
 
-    Raises RuntimeError for dtypes that TE refuses, NotImplementedError for `capturable`.
+    Raises RuntimeError for dtypes that TransformerEngine refuses, NotImplementedError for `capturable`.
     """
 
     local_state = False
@@ -94,7 +95,7 @@ class FusedAdam(torch.optim.Optimizer):
         return self.store_param_remainders and name == _MASTER and param.dtype is torch.bfloat16
 
     def _initialize_state(self, param: torch.Tensor, name: str) -> None:
-        """A state of zeros, and its scale of one where it has a scale."""
+        """A state of zeros, with a scale of 1 where that state has a scale."""
         dtype = self.name_to_dtype_map[name]
         stored = {torch.uint8: torch.float8_e4m3fn}.get(dtype, dtype)
         if self._keeps_remainder(param, name):
@@ -125,7 +126,8 @@ class FusedAdam(torch.optim.Optimizer):
         if dtype is torch.float16:
             unscaled.mul_(self._scales[param][state_name])
         elif dtype is torch.uint8:
-            unscaled.mul_(1 / (1 / self._scales[param][state_name]))  # an fp8 tensor holds 1/scale and its inverse
+            # TransformerEngine keeps the inverse of an fp8 tensor's scale, and inverts that again
+            unscaled.mul_(1 / (1 / self._scales[param][state_name]))
         return unscaled
 
     def set_scaled_state(self, param: torch.Tensor, state_name: str, unscaled_state: torch.Tensor) -> None:
@@ -138,7 +140,7 @@ class FusedAdam(torch.optim.Optimizer):
         if state_name not in self.state[param]:
             self._initialize_state(param, state_name)
         state = _local(self.state[param][state_name])
-        if state.shape != unscaled_state.shape:  # as copy_ would refuse it
+        if state.shape != unscaled_state.shape:  # copy_ would refuse it
             shapes = f"{list(unscaled_state.shape)} into {list(state.shape)}"
             raise refused(RuntimeError(f"set_scaled_state: sizes do not match: {state_name} {shapes}"))
         if self.name_to_dtype_map[state_name] is torch.float32:
@@ -283,7 +285,8 @@ class FusedSGD(torch.optim.Optimizer):
         return loss
 
     def _launch(self, group: dict[str, Any], params: list[Any]) -> None:
-        """One kernel launch: whether it is the first is read off its last parameter, as upstream."""
+        """One kernel launch over lists of tensors. Whether it is the first step is read off the last parameter, as
+        upstream does."""
         first_run = True
         for param in params:
             first_run = "momentum_buffer" not in self.state[param]
@@ -306,7 +309,8 @@ class FusedSGD(torch.optim.Optimizer):
 
 
 def _dtype_of(given: Any) -> Any:
-    """The dtype of what a library hands over as a tensor. Where it is none, TE fails over it as we do."""
+    """The dtype of what a library hands over as a tensor. What is no tensor fails here, as it fails inside
+    TransformerEngine."""
     try:
         return given.dtype
     except AttributeError as error:
@@ -314,7 +318,7 @@ def _dtype_of(given: Any) -> Any:
 
 
 def _assert(holds: bool) -> None:
-    """An assertion of the real class about its arguments."""
+    """An assertion that the real class makes about its arguments."""
     if not holds:
         raise refused(AssertionError())
 

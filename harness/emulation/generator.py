@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-_SEED = 67280421310721  # a GPU's generator starts at random; a run here must repeat
-_OTHER_STREAM = 0x5DEECE66D  # a GPU's Philox and the CPU's Mersenne twister share no numbers for one seed
+_SEED = 67280421310721  # a GPU's generator starts anywhere; here every run must repeat the last
+_OTHER_STREAM = 0x5DEECE66D  # for one seed, a GPU's Philox and the CPU's Mersenne twister give unrelated numbers
 
 
 class DeviceGenerator(torch.Generator):

@@ -63,7 +63,7 @@ def adam(
     v.mul_(scalars.beta2).add_(g.mul(scalars.rest2).mul_(g))
     denominator = (
         v.div(scalars.correction2).double().sqrt_().float().add_(scalars.eps)
-    )  # torch's fp32 root is not IEEE's
+    )  # not torch.sqrt, whose fp32 root is not correctly rounded
     update = m.div(scalars.correction1).div_(denominator)
     if scalars.decoupled:
         update = update.add(p.mul(scalars.weight_decay))
@@ -79,7 +79,8 @@ def join_remainder(param: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor
 
 
 def split_remainder(master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(bf16 parameter, int16 low halves) of an fp32 master. Nearest, ties away from zero: not bf16's usual rounding."""
+    """(bf16 parameter, int16 low halves) of an fp32 master. It rounds to nearest with ties away from zero, which is
+    not how bf16 is rounded elsewhere."""
     bits = master.view(torch.int32)
     low = bits.to(torch.int16)
     high = (bits >> 16).to(torch.int16)

@@ -1,8 +1,8 @@
-"""Two memories on one machine: each storage carries the side it lives on, host or device.
+"""Two memories on one machine: each storage carries the side that it lives on, host or device.
 
-All views of a storage share its tag, so a tensor cannot be on both sides, and only a copy crosses. A storage without
-a tag was made where the emulation does not look (inside autograd's C++, in another thread, before it began): its side
-is unknown, and `resolve` says how it is read.
+All views of a storage share its tag, so that no tensor is on both sides and only a copy crosses. A storage without a
+tag was made where the emulation cannot look: inside autograd's C++, in another thread, or before it began. Its side is
+unknown, and `resolve` says how such a tensor is read.
 """
 
 from __future__ import annotations
@@ -59,19 +59,21 @@ def tag_of(tensor: torch.Tensor) -> Side | None:
 
 
 def put(tensor: torch.Tensor, side: Side) -> None:
-    """Say where a new storage lives. One that has a side keeps it, as memory does not move; meta has none."""
+    """Say where a new storage lives. One that has a side keeps it, since memory does not move; meta tensors have
+    none."""
     storage = storage_of(tensor)
     if storage is not None and getattr(storage, _TAG, None) is None and storage.device.type == "cpu":
         setattr(storage, _TAG, side)
 
 
 def resolve(tensor: torch.Tensor) -> Side:
-    """The side that a tensor answers with: its tag; without one, the backward pass's, and host outside of one."""
+    """The side that a tensor is taken to be on: its tag's; without a tag the backward pass's, and the host outside
+    of one."""
     return tag_of(tensor) or unknown_side()
 
 
 def unknown_side() -> Side:
-    """Gradients are born untagged inside autograd's C++, where what they are gradients of lies."""
+    """The side of tensors without a tag. Gradients are born inside autograd's C++, and lie where the loss does."""
     return _backward.side if torch._C._current_graph_task_id() >= 0 else Side.HOST
 
 

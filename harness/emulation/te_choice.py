@@ -1,7 +1,8 @@
-"""Which compiled extension TransformerEngine's Python layer runs over, and why: one decision, for parent and ranks.
+"""Which compiled extension TransformerEngine's Python layer runs over, and why: one decision for the parent and the
+ranks.
 
-On a GPU the real one, on a CPU the emulated one: the real kernels need a device. SHARDPROOF_TE_EXTENSION forces one.
-Imports neither torch nor the library.
+On a GPU it is the real one, since it is there; on a CPU the emulated one, since the real kernels need a device.
+SHARDPROOF_TE_EXTENSION forces one of them. Imports neither torch nor the library.
 """
 
 from __future__ import annotations

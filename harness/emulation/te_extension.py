@@ -99,7 +99,8 @@ def multi_tensor_adam(chunk: int, noop: torch.Tensor, lists: Lists, lr: float, b
     touch(f"{NAME}.multi_tensor_adam")
     scalars = _scalars(lr, beta1, beta2, eps, int(step), mode, bias_correction, weight_decay)
     for grad, param, *state in _launched(chunk, lists):
-        moments = state[0].float(), state[1].float()  # no copies where they are fp32: the kernel steps in place
+        # fp32 moments are not copied, so that the kernel steps them in place
+        moments = state[0].float(), state[1].float()
         stepped = state[2] if len(state) == 3 else param
         new = kernels.adam(scalars, grad, stepped, *moments)
         _store(state, moments)
@@ -153,7 +154,7 @@ def multi_tensor_adam_fp8(
     scalars = _scalars(lr, beta1, beta2, eps, int(step), mode, bias_correction, weight_decay)
     meta = {param.data_ptr(): own for param, *own in zip(lists[1], *lists[5:], strict=True)}
     for words, tensors in zip(("First moment", "Second moment", "Master param"), lists[2:5], strict=True):
-        for number, tensor in enumerate(tensors):  # as multi_tensor_adam_fp8_cuda checks them
+        for number, tensor in enumerate(tensors):  # multi_tensor_adam_fp8_cuda checks the same
             if tensor.dtype is not torch.float32:
                 has = str(tensor.dtype).removeprefix("torch.")
                 raise refused(RuntimeError(f"{words} tensor {number} has dtype={has}, but expected dtype=Float32"))
@@ -169,11 +170,12 @@ def _store(stored: list[torch.Tensor], moments: Iterable[torch.Tensor]) -> None:
 
 
 def _launched(chunk: int, lists: Lists) -> Iterator[list[torch.Tensor]]:
-    """What the launcher hands to the kernel of each tensor, flat, one entry a list.
+    """The tensors that the launcher really hands to a kernel, flat, one entry a list.
 
-    The kernel goes by the number of elements of the first list's tensor and by addresses: a longer tensor beside it is
-    read and written from its start. A launch happens at the last chunk of a tensor: after an empty tensor at the end
-    of the lists none follows, and what was collected until then is never launched.
+    The kernel goes by addresses, and by the number of elements of the first list's tensor: a longer tensor in another
+    list is read and written from its start. A launch happens at the last chunk of a tensor. After an empty tensor at
+    the end of the lists no chunk follows, so that whatever was collected until then is never launched
+    (TransformerEngine pull request 3212).
     """
     pending: list[list[torch.Tensor]] = []
     for number, tensors in enumerate(zip(*lists, strict=True), 1):
@@ -236,8 +238,11 @@ class _Extension(types.ModuleType):
 
 
 def extension(*, short_attention: bool = False) -> types.ModuleType:
-    """The emulated extension, not installed anywhere. short_attention: with the attention backend for up to 512 tokens,
-    which 2.16 removed; the Python layer checks that the two sides know the same backends."""
+    """The emulated extension as a module object, not yet installed anywhere.
+
+    short_attention: with the attention backend for up to 512 tokens, which 2.16 removed. The Python layer checks that
+    it and the extension know the same backends.
+    """
     module = _Extension(NAME, f"Emulated by shardproof: {__name__}.")
     module.__spec__ = ModuleSpec(NAME, None)
     contents: dict[str, Any] = {name: _enum(name, enumerate_(words)) for name, words in _ENUMS.items()}
@@ -281,8 +286,8 @@ def library(device: str = "cpu") -> str:
         importlib.import_module("transformer_engine.pytorch")
         return kind
     _know_the_version()
-    os.environ["NVTE_PROJECT_BUILDING"] = "1"  # upstream's own switch: load no shared objects
-    has_triton_package()  # torch remembers the answer: the true one
+    os.environ["NVTE_PROJECT_BUILDING"] = "1"  # a switch of upstream's own, under which it loads no shared objects
+    has_triton_package()  # torch remembers the answer, which has to be the true one
     folder = _folder()
     attention = (folder / "pytorch/cpp_extensions/fused_attn.py").read_text("utf-8")
     sys.modules[NAME] = extension(short_attention="max512" in attention)
@@ -311,7 +316,8 @@ def _folder() -> Path:
 
 
 def _common(folder: Path) -> types.ModuleType:
-    """`transformer_engine.common`, before the package that imports it: its loader is what has to be another."""
+    """Import `transformer_engine.common` before the package that imports it, with a loader of shared objects that
+    loads nothing."""
     spec = importlib.util.spec_from_file_location(
         "transformer_engine.common", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
@@ -324,7 +330,7 @@ def _common(folder: Path) -> types.ModuleType:
 
 
 class _Name(types.ModuleType):
-    """A package that is not here, and everything in it: a decorator that changes nothing, and no value."""
+    """A package that is not here, and everything in it: as a decorator it changes nothing, as a value it is none."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, f"Emulated by shardproof: {__name__}.")
@@ -342,7 +348,7 @@ class _Name(types.ModuleType):
 
 @contextmanager
 def _names_only() -> Iterator[None]:
-    """Inside, those of `_NAMED` that are not installed can be imported and mean nothing."""
+    """Inside, those packages of `_NAMED` that are not installed can be imported, and mean nothing."""
     added = {name: _Name(name) for name in _NAMED if importlib.util.find_spec(name.partition(".")[0]) is None}
     sys.modules.update(added)
     try:
@@ -356,7 +362,7 @@ _ANY = importlib.metadata.DistributionFinder.Context()
 
 
 class _Finder(importlib.metadata.DistributionFinder):
-    """Answers for a source tree, which has no metadata, so that it can ask for its own version."""
+    """Answers for a source tree, which has no installed metadata, when it asks for its own version."""
 
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context = _ANY

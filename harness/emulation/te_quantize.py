@@ -28,7 +28,7 @@ DELAYED, CURRENT = "Float8Quantizer", "Float8CurrentScalingQuantizer"
 
 
 def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that goes by addresses: it asks neither for gradients nor for the side that a tensor lies on."""
+    """A function that goes by addresses: neither autograd nor the sides of the emulated device concern it."""
 
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
@@ -41,7 +41,7 @@ def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_kernel
 def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: torch.Tensor | None = None) -> Any:
-    """A Float8Tensor of `tensor`, or `output` with its values; unchanged where the flag `noop` is set."""
+    """`tensor` as a new Float8Tensor, or its values in `output`, which stays unchanged where the flag `noop` is set."""
     _known(quantizer)
     source = tensor.detach().contiguous()
     if output is None:
@@ -61,7 +61,7 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: tor
 
 @_kernel
 def dequantize(tensor: Any, otype: Any) -> torch.Tensor:
-    """What a Float8Tensor stands for, in another dtype."""
+    """The values of a Float8Tensor, in another dtype."""
     stored: torch.Tensor = tensor._data.view(FP8[tensor._fp8_dtype.name])
     values: torch.Tensor = stored.float() * tensor._scale_inv
     return values.to(WIDE[otype.name])
@@ -69,7 +69,7 @@ def dequantize(tensor: Any, otype: Any) -> torch.Tensor:
 
 @_kernel
 def fp8_transpose(data: torch.Tensor, dtype: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The bytes of an FP8 matrix (leading dims taken as one), columns first."""
+    """The bytes of an FP8 matrix, transposed; leading dims are taken as one."""
     transposed = _transposed(data)
     return transposed if out is None else out.copy_(transposed.view(out.shape))
 
@@ -78,7 +78,7 @@ def fp8_transpose(data: torch.Tensor, dtype: Any, *, out: torch.Tensor | None = 
 def create_empty_quantized_tensor(
     quantizer: Any, shape: Iterable[int], dtype: torch.dtype, device: torch.device, pin_memory: bool
 ) -> Any:
-    """A Float8Tensor of any value."""
+    """A Float8Tensor without values yet."""
     _known(quantizer)
     from transformer_engine.pytorch.tensor.float8_tensor import Float8Tensor  # type: ignore[import-not-found]
 
@@ -98,7 +98,8 @@ def create_empty_quantized_tensor(
 
 @torch.no_grad()
 def store(master: torch.Tensor, param: torch.Tensor, meta: Sequence[torch.Tensor], dtype: Any) -> None:
-    """What the FP8 kernel of Adam does with a stepped master. param: bytes. meta: scale, amax, inverse of the scale."""
+    """Store a stepped master as the FP8 kernel of Adam does. param: its bytes. meta: scale, largest magnitude,
+    inverse of the scale."""
     scale, amax, scale_inv = meta
     amax.copy_(torch.maximum(amax, master.abs().max()))
     scale_inv.copy_(scale.reciprocal())
@@ -123,7 +124,7 @@ def _scale(source: torch.Tensor, quantizer: Any) -> torch.Tensor:
 
 
 def _current(amax: torch.Tensor, quantizer: Any) -> torch.Tensor:
-    """The scale of values of that largest magnitude; 1 where there is none that fits."""
+    """The scale for values of that largest magnitude; 1 where there is none that fits."""
     largest = torch.finfo(FP8[quantizer.dtype.name]).max
     amax = amax.clamp(min=quantizer.amax_epsilon)
     if not torch.isfinite(amax) or amax == 0:
@@ -133,7 +134,8 @@ def _current(amax: torch.Tensor, quantizer: Any) -> torch.Tensor:
 
 
 def _note(quantizer: Any, amax: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The scale; before 2.16 a quantizer of current scales keeps buffers of both, which the kernels fill."""
+    """Take note of a scale and give it back. Before 2.16 a quantizer of current scales keeps buffers of scale and
+    magnitude, which the kernels fill."""
     if hasattr(quantizer, "scale"):
         quantizer.amax.copy_(amax)
         quantizer.scale.copy_(scale)
@@ -141,7 +143,7 @@ def _note(quantizer: Any, amax: torch.Tensor, scale: torch.Tensor) -> torch.Tens
 
 
 def _cast(values: torch.Tensor, scale: torch.Tensor, dtype: Any) -> torch.Tensor:
-    """The bytes of values times scale in FP8."""
+    """Values times their scale, as bytes in FP8."""
     kind = FP8[dtype.name]
     largest = torch.finfo(kind).max
     return (values.float() * scale).clamp(-largest, largest).to(kind).view(torch.uint8)

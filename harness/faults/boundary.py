@@ -55,7 +55,7 @@ def _skip_load(act: Perform, op: Op, context: RankContext) -> None:
 
 
 def _flip_bit(act: Perform, op: Op, context: RankContext) -> None:
-    """One bit in the middle of the largest stored tensor's file, as a bad disk would."""
+    """Flip one bit in the middle of the largest stored tensor's file, as a bad disk would."""
     act()
     if op.kind == "save" and context.rank == 0:
         file = _largest(context.checkpoint_path(op))
@@ -79,7 +79,7 @@ def _largest(folder: Path) -> Path:
 
 
 def _struck(op: Op, context: RankContext) -> bool:
-    """Whether it is rank 0's first step, where most faults strike."""
+    """Whether this is the place where most faults strike: rank 0's first step."""
     return op.kind == "step" and op.iteration == 0 and context.rank == 0
 
 
@@ -90,7 +90,8 @@ def _kill(act: Perform, op: Op, context: RankContext) -> None:
 
 
 def _kill_in_save(act: Perform, op: Op, context: RankContext) -> None:
-    """Dies as soon as the first byte of the checkpoint is on disk, with whatever processes the library has started."""
+    """Let the rank die as soon as the first byte of the checkpoint is on disk, with all processes that the library
+    has started."""
     if op.kind != "save" or context.rank:
         act()
         return
@@ -103,7 +104,7 @@ def _kill_in_save(act: Perform, op: Op, context: RankContext) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     act()
-    time.sleep(3600)  # a save too quick for the watch; it strikes now
+    time.sleep(3600)  # the save was over before the watch saw a byte of it: wait until it does
 
 
 def _stick(act: Perform, op: Op, context: RankContext) -> None:
@@ -113,7 +114,7 @@ def _stick(act: Perform, op: Op, context: RankContext) -> None:
 
 
 def _corrupt_parameter(act: Perform, op: Op, context: RankContext) -> None:
-    """One element of a parameter's local shard changes between the forward and the backward pass."""
+    """Change one element of a parameter's local shard between the forward and the backward pass."""
     if not _struck(op, context):
         act()
         return
@@ -142,7 +143,7 @@ def _corrupt_parameter(act: Perform, op: Op, context: RankContext) -> None:
 
 
 def _lose_contribution(act: Perform, op: Op, context: RankContext) -> None:
-    """What the rank sends into the reductions of the step is lost on the way, and zeros arrive."""
+    """Lose what the rank sends into the reductions of the step: zeros arrive in its place."""
     if not _struck(op, context):
         act()
         return
@@ -152,7 +153,7 @@ def _lose_contribution(act: Perform, op: Op, context: RankContext) -> None:
 
     class Lossy(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            with torch._C.DisableTorchFunction():  # below an emulated device, whose tensors have sides
+            with torch._C.DisableTorchFunction():  # below the emulated device, which would refuse tensors of two sides
                 if func.namespace == "c10d" and "reduce" in func.__name__:
                     for sent in tree_leaves(args):
                         if isinstance(sent, torch.Tensor):
@@ -164,7 +165,7 @@ def _lose_contribution(act: Perform, op: Op, context: RankContext) -> None:
 
 
 def _drop_replica_state(act: Perform, op: Op, context: RankContext) -> None:
-    """The second replica's optimizer forgets its state at the end of the first step."""
+    """Let the second replica's optimizer forget its state at the end of the first step."""
     of_first = context.rank < context.mesh.world // context.mesh.dp_replicate
     if of_first or op.kind != "step" or op.iteration:
         act()

@@ -51,6 +51,7 @@ PAIRS: dict[str, tuple[Value, Value, str]] = {
 
 def found_kind(expected: Value, observed: Value) -> str:
     """The kind of the one difference between two values of the same name; empty if the differ finds none."""
-    ballast = {KEY._replace(role="param"): fp32(1.0)}  # with an empty value alone the comparison is refused as vacuous
+    # something else to compare: a comparison of nothing but an empty value is refused
+    ballast = {KEY._replace(role="param"): fp32(1.0)}
     found = diff({**ballast, KEY: expected}, {**ballast, KEY: observed})
     return found[0].kind if len(found) == 1 and found[0].fails else ""

@@ -1,14 +1,17 @@
 """A system's plain scenario, and which boundary faults must be noticed in it: its `conformance.toml`.
 
-schema = 1
-[axes]                                      # of a small, plain scenario of the system, that passes
-mesh = "1x2x1"
-program = "build step save step build load step"
-[[strike]]                                  # planted in every CI run; what must come of it the fault says
-faults = ["boundary.skip-load", "boundary.kill-rank"]
-[[strike]]
-faults = ["boundary.replica-state"]
-axes = { mesh = "2x1x1" }                   # what differs for these
+    schema = 1
+    [axes]                                      # of a small, plain scenario of the system, that passes
+    mesh = "1x2x1"
+    program = "build step save step build load step"
+    [[strike]]                                  # faults that every CI run plants; each must come to its verdict
+    faults = ["boundary.skip-load", "boundary.kill-rank"]
+    [[strike]]
+    faults = ["boundary.replica-state"]
+    axes = { mesh = "2x1x1" }                   # what differs for these
+
+The conformance kit (`harness.systems.conformance`) works on the plain scenario, the canaries (`harness.canaries`) on
+the strikes. A system without such a file has a plain scenario of two ranks, and no strikes.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ def plain_scenario(system: System) -> Scenario:
 
 
 def strikes() -> list[Scenario]:
-    """Every scenario with a boundary fault in it that the fault's verdict must come of, in the systems' order.
+    """Every scenario with a boundary fault that a system names, in the systems' order.
 
     Raises:
         UsageError: a system's file is malformed, or names a fault or an axis that there is not.
@@ -59,7 +62,7 @@ def _strikes_of(system: System) -> list[Scenario]:
 
 
 def _document(system: System) -> Table:
-    """The system's file; an empty table where it has none."""
+    """The content of a system's file; an empty table where it has none."""
     file = system.folder.joinpath("conformance.toml")
     origin = f"{system.name}/conformance.toml"
     content = load_toml(file.read_text("utf-8"), origin) if file.is_file() else {}

@@ -218,7 +218,8 @@ class Strip:
 
 
 def strip(result: Result, difference: Difference) -> Strip | None:
-    """Where a tensor deviates against who owns it; None unless it is dim-0 sharded and its indices are known."""
+    """Where a tensor deviates, against who owns it. None unless it is sharded along dim 0 and the indices that
+    deviate are known."""
     shape, tp_dim = _logical_shape(result.scenario, difference)
     if shape is None or not difference.runs or len(difference.first_index) != len(shape):
         return None

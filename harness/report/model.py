@@ -106,7 +106,7 @@ class Report:
 
     @property
     def chosen(self) -> tuple[tuple[str, str], ...]:
-        """What some result had a choice of between the real and the emulated, and which it was."""
+        """What some result could choose between the real and the emulated, and which it chose."""
         return tuple(sorted({item for result in self.results for item in result.chosen.items()}))
 
     @property
@@ -116,13 +116,13 @@ class Report:
 
     @property
     def outside_support(self) -> tuple[tuple[str, str], ...]:
-        """(system and release, with what upstream never supported it), of the releases that ran so."""
+        """Releases that ran with something that upstream never supported them with: (system and release, what)."""
         found = {(f"{r.system} {r.version}", "; ".join(r.outside_support)) for r in self.results if r.outside_support}
         return tuple(sorted(found))
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Where results came from, if not from the CPU alone."""
+        """The devices that results came from, if not the CPU alone."""
         found = sorted({r.device for r in self.results if r.verdict is not Verdict.UNSUPPORTED})
         return () if found in ([], ["cpu"]) else tuple(found)
 

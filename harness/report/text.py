@@ -183,7 +183,7 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
 
 
 def _left_out(report: Report, paint: Paint) -> str:
-    """What the verdicts above do not cover."""
+    """The lines about what the verdicts above do not cover."""
     lines = []
     if report.missing:
         some = ", ".join(s.id for s in report.missing[:5]) + (", …" if len(report.missing) > 5 else "")

@@ -92,7 +92,8 @@ def check_system(
 
 
 def _outcomes(name: str, found: Iterable[Check | str]) -> Iterator[Check]:
-    """A check that yields texts failed with each of them; one that yields nothing holds."""
+    """The checks that a check function's yields amount to: each text is a failure, and nothing at all means that the
+    check holds."""
     passed = True
     for each in found:
         passed = False
@@ -361,7 +362,7 @@ def last_state(payload: bytes) -> bytes:
 
 
 def _found(request: Mapping[str, Any]) -> Any:
-    """What the ranks of a request left, or the reference where it is one in lockstep."""
+    """What the ranks of a request left behind; of a system in lockstep, what the reference recorded."""
     from harness.judge import Case, Found, gather
     from harness.observe.record import every_rank
     from harness.reference import system as reference

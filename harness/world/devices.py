@@ -1,11 +1,11 @@
 """GPUs: which there are, which rank has which, and how ranks talk. Imports no torch: a process of its own is asked.
 
-The same scenario runs on CPU ranks and on CUDA ranks. One process has one GPU where there are enough, and NCCL; where
-there are not, several ranks share a GPU, and gloo, which copies CUDA tensors through the host, since NCCL refuses two
-ranks on one device (`Duplicate GPU detected`). What was chosen is part of every result (`device`).
+The same scenario runs on CPU ranks and on CUDA ranks. Where there are enough GPUs, each rank has one, and NCCL. Where
+there are not, several ranks share a GPU and talk through gloo, which copies CUDA tensors through the host: NCCL refuses
+two ranks on one device (`Duplicate GPU detected`). What was chosen is part of every result (`device`).
 
-Ranks are forked as on a CPU. CUDA does not survive a fork once it was initialised: a server for CUDA ranks imports
-torch and ours and runs nothing, and each rank takes its device after the fork.
+Ranks are forked, as on a CPU. CUDA does not survive a fork once it was initialised, so that a server for CUDA ranks
+imports torch and ours and runs nothing, and each rank takes its device after the fork.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def gpus(python: str) -> Gpus:
 
 
 def require_gpu(python: str) -> None:
-    """CUDA ranks can run here.
+    """Check that CUDA ranks can run here.
 
     Raises:
         UsageError: they cannot, and why.

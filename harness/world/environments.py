@@ -30,7 +30,7 @@ them share one, such as a library and the same with a defect planted in its rank
 
 @dataclass
 class _Place:
-    """A server and how many scenarios use it now."""
+    """A server, and how many scenarios are using it now."""
 
     server: ForkServer
     users: int = 0
@@ -49,7 +49,7 @@ class Environments:
         self._building = threading.Lock()
         self._overlays: dict[tuple[str, str], Overlay | HarnessError | UsageError] = {}
         self._changed = threading.Condition()
-        self._places: dict[_Key, _Place] = {}  # the one used longest ago first
+        self._places: dict[_Key, _Place] = {}  # in the order of last use, the oldest first
         self._closed = False
 
     def overlay(self, info: System, version: str) -> Overlay:
@@ -89,7 +89,7 @@ class Environments:
             self._closed = True
             self._changed.notify_all()
             for place in self._places.values():
-                stack.callback(place.server.close)  # it may take seconds: not under the lock
+                stack.callback(place.server.close)  # outside of the lock, since it may take seconds
             self._places.clear()
 
     def _enter(self, key: _Key, overlay: Overlay) -> _Place:
@@ -110,7 +110,8 @@ class Environments:
     def _start(self, overlay: Overlay, warm_up: str, variant: str, device: str) -> ForkServer:
         return ForkServer(
             python=interpreter(self._python).path,
-            path_prefix=[*overlay.paths, Path.cwd()],  # plugins may lie beside the user, but nothing of the library
+            # plugins may lie in the current folder, after everything of the library
+            path_prefix=[*overlay.paths, Path.cwd()],
             warm_up=[warm_up] if warm_up else [],
             plugins=self._plugins,
             env={**overlay.environment, VARIANT: variant},

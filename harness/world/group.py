@@ -13,11 +13,13 @@ from harness.world import devices
 
 
 def join(rank: int, world: int, where: devices.Seat, store_port: int, store_fd: int | None, timeout_s: float) -> None:
-    """Make this process rank `rank` of a default process group of `world` ranks, and say so in its environment.
+    """Make this process rank `rank` of a default process group of `world` ranks, and put that into its environment.
 
     Args:
-        where: the rank's device and backend. store_port: of the store, on 127.0.0.1. store_fd: the listening
-            socket bound to that port, in rank 0; None in the others. timeout_s: of every collective.
+        where: the rank's device and backend.
+        store_port: of the store, on 127.0.0.1. store_fd: the listening socket bound to that port, in rank 0; None in
+            the others.
+        timeout_s: of every collective.
 
     Raises:
         RuntimeError: as torch.distributed raises it, where ranks cannot reach each other.

@@ -37,7 +37,7 @@ CACHE_VARIABLE = "SHARDPROOF_CACHE"
 LOCK_S = 900.0
 INSTALL_S = 900.0
 IMPORT_S = 120.0
-SITE = "site-packages"  # as where a library is installed: reports name a library's files below it
+SITE = "site-packages"  # the name where libraries are installed, since reports name a library's files from there on
 _MANIFEST = "overlay.json"
 _OURS = Path(__file__).resolve().parents[2]  # what holds the package `harness`
 _SHOWN_LINES, _SHOWN_CHARACTERS = 12, 300
@@ -58,8 +58,12 @@ class OverlayError(HarnessError):
 
 @dataclass(frozen=True)
 class Overlay:
-    """version: the release that really runs, with `+git.…` or `+path.…` where it is none. paths: what comes first on
-    `sys.path`. outside: what upstream never supported it with. live: whether it is somebody's working tree."""
+    """A folder, or several, that come first on the path of ranks.
+
+    version: the release that really runs, with `+git.…` or `+path.…` where it is none. paths: what comes first on
+    `sys.path`. outside: with what upstream never supported it. live: whether it is somebody's working tree, which may
+    change.
+    """
 
     version: str
     paths: tuple[Path, ...]
@@ -68,7 +72,8 @@ class Overlay:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What its processes have in their environment: what lies in the current folder must not come before it."""
+        """The environment of an overlay's processes. What lies in the current folder must not come before the
+        release."""
         return {"PYTHONSAFEPATH": "1", **({"PYTHONDONTWRITEBYTECODE": "1"} if self.live else {})}
 
 
@@ -193,7 +198,8 @@ def _of_commit(package: Package, revision: str, python: Interpreter) -> Overlay:
 
 
 def _version_of(tree: Path) -> str:
-    """The release that a library's tree says it is, without running it; empty where it does not say it in this way."""
+    """The release that a library's source tree says it is, read without running it; empty where it does not say so
+    in a way that we know."""
     try:
         text = (tree / "package_info.py").read_text("utf-8", "replace")
     except OSError:
@@ -220,7 +226,8 @@ def _git(package: Package, *arguments: str) -> bytes:
     if not clone or not Path(clone).is_dir():
         allowed = f"the folder of a clone, by --clone {package.name}=DIR or {clone_variable(package.name)}"
         raise UsageError.of(f"clone of {package.name}", clone, allowed, f"--clone {package.name}=/src/clone")
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # GIT_DIR beats -C
+    # GIT_DIR would win over -C
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     done = subprocess.run(["git", "-C", clone, *arguments], capture_output=True, check=False, env=ours)
     if done.returncode and b"not a git repository" in done.stderr:
         raise UsageError.of(f"clone of {package.name}", clone, "a git repository", f"--clone {package.name}=/src/clone")
@@ -233,7 +240,7 @@ def _beside(requirements: Sequence[str], python: Interpreter) -> tuple[Path, ...
 
 
 def _local(version: str, label: str) -> str:
-    """A version with a local label, as PEP 440 writes it."""
+    """A version with a local label, in the form of PEP 440."""
     return f"{version or '0'}{'.' if '+' in version else '+'}{label}"
 
 
@@ -265,7 +272,7 @@ def _filled(key: str, fill: Callable[[Path], None]) -> Path:
 
 
 def _fill(folder: Path, fill: Callable[[Path], None], damage: str) -> None:
-    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed: we hold the lock
+    for leftover in folder.parent.glob(f".{folder.name}.*"):  # left by a process that was killed; we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -303,7 +310,7 @@ def _damage(folder: Path) -> str:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    """Relative path → digest of every file but compiled bytecode; of a link, of where it leads."""
+    """Relative path → digest, of every file but compiled bytecode. The digest of a link is that of where it leads."""
     found = {}
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
@@ -343,7 +350,7 @@ def _imported(
     if expected and version and version != expected:
         raise OverlayError(f"{what}: it says that it is {version}")
     if lasting:
-        with suppress(OSError):  # a cache that cannot be written is tried every time
+        with suppress(OSError):  # where the cache cannot be written, it is tried every time
             _write(note, f"{version or expected}\n")
     return str(version or expected)
 

@@ -19,7 +19,7 @@ from harness.world import process, wire
 from harness.world.job import STAGES, Job, JobOutcome, RankError, RankPlace, shortened
 from harness.world.rank import DUMP_SIGNAL, RankSeat, run_rank
 
-DUMP_S = 0.2  # what a rank gets to write its stack
+DUMP_S = 0.2  # how long a rank has to write its stack
 SOCKET_PATH_BYTES = 107  # of a Unix socket's address (sun_path, with its end)
 SOCKET_NAME_BYTES = len("/pymp-12345678/listener-12345678")  # multiprocessing's, below the temporary folder
 GRACE_S = 1.0  # after a rank failed, the others get this long to report their own errors
@@ -54,7 +54,7 @@ def run_job(job: Job) -> JobOutcome:
     stuck = [_place(job, board, rank) for rank in sorted(ranks.pidfds.values())]
     stack = _dump_stacks(job, ranks) if timed_out else ""
     strays = _end(ranks, ours)
-    theirs.close()  # not earlier: a channel without writers would wake the wait all the time
+    theirs.close()  # only now: a channel without writers would be readable all the time
     ended_ns = time.monotonic_ns()
     return JobOutcome(
         errors=tuple(ranks.errors),
@@ -157,7 +157,7 @@ def _dump_stacks(job: Job, ranks: _Ranks) -> str:
     time.sleep(DUMP_S)
     try:
         log = job.log(min(ranks.pidfds.values())).read_text(errors="replace")
-    except OSError:  # a full disk has no logs
+    except OSError:  # on a full disk there are no logs
         return ""
     return shortened(log[max(log.rfind("Current thread"), log.rfind("Stack (most recent call first)"), 0) :])
 
@@ -187,7 +187,7 @@ def _drain(ranks: _Ranks, channel: socket.socket) -> None:
 
 
 def _bury(ranks: _Ranks, pidfd: int) -> None:
-    """Reap an ended rank; one that ended without a word died."""
+    """Reap a rank that has ended. One that ended without a word has died."""
     rank = ranks.pidfds.pop(pidfd)
     os.close(pidfd)
     _, status = os.waitpid(ranks.pids[rank], 0)

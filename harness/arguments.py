@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -50,6 +49,8 @@ def planned(
 
 
 def _require_faults(wanted: set[str]) -> None:
+    if not wanted:
+        return
     from harness.faults.boundary import BOUNDARY
     from harness.faults.catalogue import CATALOGUE
 
@@ -58,17 +59,40 @@ def _require_faults(wanted: set[str]) -> None:
         raise UsageError.of("--fault", fault, known, "--fault stale-masters")
 
 
+PLUGINS = "shardproof.plugins"
+"""The entry-point group in which an installed package names its plugin's module."""
+
+
+def installed_plugins() -> list[str]:
+    """The modules of installed plugins.
+
+    `importlib.metadata` takes longer to import than all of this takes, so that it is asked only where a package that
+    `sys.path` shows has the group's name in its entry points, or where something else than a folder may hold packages.
+    """
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
+    folders = [Path(entry or ".") for entry in sys.path]
+    if len(finders) == 1 and not any(folder.is_file() or _names_plugins(folder) for folder in folders):
+        return []
+    from importlib.metadata import entry_points
+
+    return [point.module for point in entry_points(group=PLUGINS)]
+
+
+def _names_plugins(folder: Path) -> bool:
+    """Whether the metadata of some package in a folder names the group."""
+    files = [*folder.glob("*.dist-info/entry_points.txt"), *folder.glob("*.egg-info/entry_points.txt")]
+    return any(PLUGINS.encode() in file.read_bytes() for file in files)
+
+
 def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
     """Import installed plugins and those named, which register their systems, models, faults and rules.
 
     Returns all their modules, for the ranks to import too. A module beside the user is found, as `python -m` and the
     ranks find it.
     """
-    from importlib.metadata import entry_points
-
     if modules and not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
-    installed = [point.module for point in entry_points(group="shardproof.plugins")]
+    installed = installed_plugins()
     wanted = tuple(dict.fromkeys((*installed, *modules)))
     for module in wanted:
         try:
@@ -76,7 +100,7 @@ def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
         except (Exception, SystemExit) as error:
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise UsageError.of(
-                "--plugin" if module in modules else "installed plugin (entry-point group shardproof.plugins)",
+                "--plugin" if module in modules else f"installed plugin (entry-point group {PLUGINS})",
                 module,
                 f"a module that imports ({why})",
                 "--plugin my_package.my_rules",
@@ -283,6 +307,8 @@ def one_package(scenarios: Sequence[Scenario]) -> Package:
 
 def columns() -> int:
     """Width of the terminal; of what goes elsewhere, 120."""
+    import shutil
+
     return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
 
 

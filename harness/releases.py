@@ -38,6 +38,7 @@ from harness.scenario import load_toml
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
 from harness.tables import Table, text_of
+from harness.versions import is_version
 
 SOURCES = ("path:", "git:")
 FORMS = "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest"
@@ -122,24 +123,6 @@ class Package:
             ) from None  # fmt: skip
         known = next((release for release in self.releases if Version(release.version) == wanted), None)
         return known or Release(version, beside=self.beside)
-
-
-def before(version: str, bound: str) -> bool:
-    """Whether a scenario's version is a release older than `bound`.
-
-    The newest one, which has no name, a working tree and a commit are not older: what they call themselves is asked
-    once they have been imported.
-    """
-    return is_version(version) and Version(Version(version).base_version) < Version(bound)
-
-
-def is_version(text: str) -> bool:
-    """Whether a text is a version as PEP 440 writes it."""
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True
 
 
 def package(name: str) -> Package:

@@ -2,7 +2,7 @@
 
 An installer receives the ranks of one build before they build. Seams are public methods of `Session`, `Trainer`,
 `Saver`, `Loader` and `Observer`; replacing one that does not exist is an error, so that a renamed seam cannot turn
-a fault into a no-op. Imports no torch: the catalogue is listed where nothing is run.
+a fault into a no-op. Imports no torch, and numpy where a mutation runs: the catalogue is listed where nothing is run.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import prod
 from typing import TYPE_CHECKING, Any
-
-import ml_dtypes
-import numpy as np
 
 from harness.observe.record import every_rank
 from harness.oracle.inputs import Buffer, Operation
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     from harness.reference.placement import Fragment, Index
     from harness.reference.state import Shards
     from harness.reference.system import Ranks
-
-BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def override(target: object, seam: str, replacement: Callable[..., Any]) -> Any:
@@ -44,9 +39,16 @@ def nothing(*_: object) -> None:
     """Stands in for a seam that is left out."""
 
 
+def to_bf16(values: Array) -> Array:
+    """Values rounded to bf16."""
+    import ml_dtypes
+
+    return values.astype(ml_dtypes.bfloat16)
+
+
 def through_bf16(values: Array) -> Array:
     """Values rounded to bf16 and widened again."""
-    return values.astype(BF16).astype(values.dtype)
+    return to_bf16(values).astype(values.dtype)
 
 
 # -- index maps and order
@@ -222,6 +224,8 @@ def late_microbatch(ranks: Ranks) -> None:
 
     def synchronise() -> None:
         original_synchronise()
+        import numpy as np
+
         index = np.arange(ranks.session.mesh.dp_shard)[:, None]
         for shards, own in zip(ranks.session.shards, late, strict=True):
             assert own is not None
@@ -279,6 +283,8 @@ def initialising_save(ranks: Ranks) -> None:
     """Create missing optimizer state for a save by a dummy step that leaves its count behind."""
 
     def save(form: str) -> Content:
+        import numpy as np
+
         session = ranks.session
         for param in session.with_gradient:
             session.steps.setdefault(param.fqn, 1)
@@ -378,7 +384,7 @@ def weights_demoted_on_save(ranks: Ranks) -> None:
 
 def buffers_cast(ranks: Ranks) -> None:
     """Cast every buffer, counters too, to bf16 with the parameters."""
-    original = override(ranks.session, "initial_buffer", lambda buffer: original(buffer).astype(BF16))
+    original = override(ranks.session, "initial_buffer", lambda buffer: to_bf16(original(buffer)))
 
 
 def computed_buffers_rounded(ranks: Ranks) -> None:
@@ -386,7 +392,7 @@ def computed_buffers_rounded(ranks: Ranks) -> None:
 
     def initial_buffer(buffer: Buffer) -> Array:
         values: Array = original(buffer)
-        return values if buffer.persistent or values.dtype != np.float32 else through_bf16(values)
+        return values if buffer.persistent or values.dtype.name != "float32" else through_bf16(values)
 
     original = override(ranks.session, "initial_buffer", initial_buffer)
 

@@ -29,7 +29,8 @@ from pathlib import Path, PurePosixPath
 from filelock import FileLock, Timeout
 
 from harness.errors import HarnessError, UsageError
-from harness.releases import Package, is_version
+from harness.releases import Package
+from harness.versions import is_version
 from harness.world.interpreter import Interpreter
 from harness.world.server import DETERMINISM
 

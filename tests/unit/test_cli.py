@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
@@ -186,15 +185,22 @@ def test_a_plugin_that_does_not_import_is_refused(
     assert said in shardproof.refuses_in_three_parts("list", "--plugin", "bad_plugin_")
 
 
+def install(plugin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a package with a plugin into the current folder, as pip leaves one."""
+    info = Path("rules-1.0.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rules\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[shardproof.plugins]\nrules = {plugin}\n")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+
+
 def test_an_installed_plugin_that_does_not_import_is_named(shardproof: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = EntryPoints([EntryPoint("rules", "no_such_package_.rules", "shardproof.plugins")])
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **kwargs: broken)
+    install("no_such_package_.rules", monkeypatch)
     assert "no_such_package_.rules" in shardproof.refuses_in_three_parts("list")
 
 
 def test_named_and_installed_plugins_go_to_the_ranks(shardproof: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = EntryPoints([EntryPoint("rules", "tests.report_samples:scenario", "shardproof.plugins")])
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **kwargs: installed)
+    install("tests.report_samples:scenario", monkeypatch)
     assert shardproof("run", *TINY, "--plugin", "tests.unit.world_stub", "--out", "out") == ExitStatus.OK
     assert shardproof.requests[0].plugins == ("tests.report_samples", "tests.unit.world_stub")
 

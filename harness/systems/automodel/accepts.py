@@ -9,7 +9,6 @@ from __future__ import annotations
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.models import model_spec
 from harness.program import meshes
-from harness.releases import before
 from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
@@ -39,6 +38,7 @@ from harness.systems.automodel.pretrained import (
     PINNED_SOFT,
     REPLICATED,
 )
+from harness.versions import before
 
 CHECKPOINTS: dict[str, tuple[str, ...]] = {"safetensors": (), "torch_save": ()}
 """Automodel's formats of the model; the optimizer is a distributed checkpoint in both."""

@@ -9,12 +9,12 @@ from harness.mechanisms.megatron.limits import group_decays, has
 from harness.mechanisms.megatron.switches import not_exercised, variant
 from harness.models import NamedParam, model_spec, storage_dtype
 from harness.program import does, meshes, moves
-from harness.releases import before
 from harness.scenario import Scenario, load_mesh
 from harness.systems.accepts import Accepts, Faults, Formats, LibraryError, Limit, Only, Words
 from harness.systems.megatron_core.contract import CONTRACT
 from harness.systems.megatron_core.formats import FORMATS, LEGACY, Format
 from harness.systems.megatron_core.switches import OPTIONS, fsdp_strategies, fsdp_strategy, under_fsdp
+from harness.versions import before
 
 __all__ = ["ACCEPTS", "LIMITS", "not_exercised", "variant"]
 

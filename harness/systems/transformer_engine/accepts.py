@@ -10,7 +10,6 @@ from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.mechanisms.fsdp2.formats import FORMATS
 from harness.models import ModelSpec, model_spec
 from harness.program import meshes, operations
-from harness.releases import before
 from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
@@ -37,6 +36,7 @@ from harness.systems.transformer_engine.switches import (
     TAGS,
     is_layers,
 )
+from harness.versions import before
 
 OPTIONS: dict[str, str] = {
     FP8_CURRENT: "matrices are quantised when layers are built: fp8e4m3 with one current scale each, of all shards",

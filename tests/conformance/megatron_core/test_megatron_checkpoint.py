@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.laboratory import Laboratory
-from harness.releases import before
 from harness.systems.megatron_core import SYSTEM
 from harness.systems.megatron_core.formats import FORMATS, checkpoint_plan
+from harness.versions import before
 from tests.conformance.megatron_core.test_megatron_core import BASE
 from tests.conformance.sessions import assert_equals_the_twin, judged, run
 

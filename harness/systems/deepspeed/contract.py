@@ -1,0 +1,94 @@
+"""What DeepSpeed's ZeRO promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from harness.oracle.contract import Clause, Contract
+from harness.oracle.inputs import Clip, LossScale, Rule
+from harness.scenario import Scenario
+
+WINDOW = 2
+"""Steps without overflow after which the loss scale doubles, in every scenario."""
+
+NO_HYSTERESIS = "no_hysteresis"
+
+INVERSE_CLIPPING = Rule(
+    "harness.systems.deepspeed.clipping:by_inverse", "harness.systems.deepspeed.reference:clip_by_inverse"
+)
+"""Gradients are always multiplied, by the inverse of max(1, (norm + 1e-6) / bound), all in fp32."""
+
+STABLE_INTERVALS = Rule("harness.systems.deepspeed.scaler:count", "harness.systems.deepspeed.reference:count_scale")
+"""The loss scale doubles in the step after a whole number of windows without overflow."""
+
+
+class DeepSpeedContract(Contract):
+    """fp32 masters in flat buffers, gradients of zeros for what is unused, and a loss scaler in fp16 only."""
+
+    clauses: ClassVar[Sequence[Clause]] = (
+        Clause(
+            "the optimizer steps fp32 masters, whatever dtype the model is in; in fp32 without offload, stage 3 steps "
+            "the parameters themselves",
+            "deepspeed.runtime.zero.stage_1_and_2, single_partition_of_fp32_groups; stage3._create_fp32_partitions",
+        ),
+        Clause(
+            "gradients are accumulated in data_types.grad_accum_dtype and reduced in communication_data_type, by "
+            "default both in the model's dtype, and averaged over the ranks; the optimizer reads them in fp32",
+            "https://www.deepspeed.ai/docs/config-json, Data Type options",
+        ),
+        Clause(
+            "gradients are unscaled and clipped by one multiplication with the inverse of the loss scale times "
+            "max(1, (norm + 1e-6) / bound), in fp32",
+            "deepspeed.runtime.zero.stage_1_and_2, unscale_and_clip_grads",
+        ),
+        Clause(
+            "the dynamic loss scale exists in fp16 only. After each window of steps without overflow the next step "
+            "doubles it; an overflow takes one of the hysteresis, or halves the scale once one is left",
+            "deepspeed.runtime.fp16.loss_scaler, DynamicLossScaler.update_scale",
+        ),
+        Clause(
+            "a step divides its gradients by the scale that its loss was multiplied with",
+            "https://www.deepspeed.ai/docs/config-json, FP16 training options",
+        ),
+        Clause(
+            "every trainable parameter has a gradient, zeros where no forward used it; frozen ones the optimizer lacks",
+            "deepspeed.runtime.zero.config, ignore_unused_parameters",
+        ),
+        Clause(
+            "loading the module alone also refreshes the masters from it",
+            "deepspeed.runtime.engine, load_checkpoint with load_module_only",
+        ),
+    )
+    zero_gradients = True
+    trainable_only = True
+    owner_groups = True
+    load_refreshes = True
+    sharded_masters = True
+
+    def master(self, scenario: Scenario, storage: str) -> str | None:
+        itself = scenario.sharding == "fully_shard" and storage == "fp32" and not scenario.offload.fraction
+        return None if itself else "fp32"
+
+    def loss_scale(self, scenario: Scenario) -> LossScale | None:
+        initial = scenario.optimizer.loss_scale
+        if not initial or scenario.dtype.storage != "fp16":
+            return None
+        return LossScale(
+            initial, torch=False, window=WINDOW, hysteresis=hysteresis(scenario), minimum=1.0, rule=STABLE_INTERVALS
+        )
+
+    def clip(self, scenario: Scenario) -> Clip | None:
+        bound = scenario.optimizer.clip
+        return Clip(bound, "fp32", INVERSE_CLIPPING) if bound else None
+
+    def reference_sharding(self, scenario: Scenario) -> str:
+        return "zero1"
+
+
+def hysteresis(scenario: Scenario) -> int:
+    """Overflows that it takes to halve the loss scale; 2 is the library's default."""
+    return 1 if NO_HYSTERESIS in scenario.options else 2
+
+
+CONTRACT = DeepSpeedContract()

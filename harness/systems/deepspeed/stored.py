@@ -1,0 +1,178 @@
+"""DeepSpeed's checkpoints as the judge reads them, without torch and without the library.
+
+A folder of files of torch.save, one folder a tag. Stages 1 and 2: `mp_rank_00_model_states.pt` with the module's whole
+state dict, the schedule and the counters, and from every rank `zero_pp_rank_{rank}_mp_rank_00_optim_states.pt` (with
+`bf16_` in front, in bf16) with its own part of the masters and moments, flat and without the padding at the end, the
+param groups and the loss scaler.
+
+*Verifies*: what `harness.readers.pieces` does; that every flat tensor is long enough for what its rank owns; that every
+rank's file has the same loss scaler. *Does not verify*: `param_slice_mappings`, which the library writes for its
+conversion tool, the copy of the configuration, names of buffers and shapes of parameters, `latest`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from harness.models import model_spec
+from harness.observe.logical import Key, Logical, Value
+from harness.observe.record import ITEMSIZE, WRITTEN, Record
+from harness.program import Op
+from harness.readers.errors import bad
+from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, key_of, pieces
+from harness.readers.roles import (
+    STATE_ROLE,
+    Target,
+    extra_records,
+    hyperparameter_records,
+    integer_record,
+    number_record,
+    tensor_records,
+)
+from harness.readers.stored import TorchStored
+from harness.readers.symbolic import Name
+from harness.readers.vocabulary import Vocabulary
+from harness.scenario import Scenario
+from harness.systems.deepspeed import flat
+from harness.systems.deepspeed.contract import CONTRACT
+
+FORM = "a checkpoint as DeepSpeed's engine writes it"
+MODEL_FILE = "mp_rank_00_model_states.pt"
+_OPTIM_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
+
+VOCABULARY = Vocabulary(
+    objects=frozenset(
+        {
+            Name("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
+            Name("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
+            Name("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+            Name("deepspeed.utils.tensor_fragment", "fragment_address"),
+        }
+    )
+)
+
+
+class DeepSpeedStored(TorchStored):
+    """The files of one tag."""
+
+    vocabulary = VOCABULARY
+
+    def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
+        return list(_Reader(path, op, scenario).records())
+
+    def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
+        """What lasts, with the number of steps taken."""
+        written = super().must_hold(live, op, scenario)
+        written[Key(op.index, WRITTEN, "iteration", "iteration")] = Value("int64", (), np.int64(op.iteration).tobytes())
+        return written
+
+
+class _Reader:
+    def __init__(self, path: Path, op: Op, scenario: Scenario) -> None:
+        self.path, self.op, self.scenario = path, op, scenario
+        self.model = model_spec(scenario.model)
+        self.target = Target(op.index, self.model, str(path))
+        self.buffers = {name for name, _ in self.model.buffers()}
+
+    def records(self) -> Iterator[Record]:
+        """The records of every file."""
+        yield from self.of_model(pieces(self.path / MODEL_FILE))
+        found = sorted((int(match[1]), path) for path in self.path.glob("*") if (match := _OPTIM_FILE.match(path.name)))
+        ranks = list(range(self.op.mesh.world))
+        if [rank for rank, _ in found] != ranks:
+            raise bad(f"{self.path}: ranks with a file of optimizer state", [rank for rank, _ in found], ranks, FORM)
+        for rank, path in found:
+            yield from _Part(self, rank).records(pieces(path))
+
+    def of_model(self, found: Iterable[Piece]) -> Iterator[Record]:
+        """The module's state dict, the schedule, and the number of steps that were not left out."""
+        counted: dict[str, int] = {}
+        for piece in found:
+            match piece.path:
+                case ("module", *rest):
+                    name = key_of(tuple(rest))
+                    yield from tensor_records(self.target, piece, "buffer" if name in self.buffers else "param", name)
+                case ("lr_scheduler", *rest):
+                    yield from extra_records(self.target, piece, ("scheduler", *rest))
+                case ("global_steps" | "skipped_steps" as name,) if isinstance(piece, ObjectPiece):
+                    counted[str(name)] = int(str(piece.value))
+        steps = ObjectPiece(("global_steps",), 0, counted.get("global_steps", 0) - counted.get("skipped_steps", 0))
+        yield integer_record(self.target, steps, "iteration", "iteration")
+
+
+class _Part:
+    """One rank's file of optimizer state."""
+
+    def __init__(self, reader: _Reader, rank: int) -> None:
+        self.reader, self.target, self.rank = reader, reader.target, rank
+        self.owned = [p for p in flat.pieces(reader.scenario, reader.op.mesh, rank) if p.count]
+        self.scaler: dict[str, int | float] = {}
+
+    def records(self, found: Iterable[Piece]) -> Iterator[Record]:
+        """The records of its pieces."""
+        for piece in found:
+            section, path = piece.path[:1], replace(piece, path=piece.path[1:], rank=self.rank)
+            if section == ("optimizer_state_dict",):
+                yield from self.of_optimizer(path, path.path)
+        if CONTRACT.loss_scale(self.reader.scenario):
+            yield from self.of_scaler()
+
+    def of_optimizer(self, piece: Piece, path: KeyPath) -> Iterator[Record]:
+        """A piece of the optimizer wrapper's state dict."""
+        match path:
+            case ("single_partition_of_fp32_groups", int(index)):
+                yield from self.of_flat(piece, index, "master")
+            case ("base_optimizer_state", "state", int(index), str(name)):
+                yield from self.of_state(piece, index, name)
+            case ("base_optimizer_state", "param_groups", int(index), *rest) if rest != ["params"]:
+                for part in self.owned:
+                    if part.group == index:
+                        fqn = part.named.fqn
+                        yield from hyperparameter_records(self.target, piece, fqn, key_of(tuple(rest)))
+            case ("loss_scaler", str(name)) if isinstance(piece, ObjectPiece):
+                if isinstance(piece.value, int | float):
+                    self.scaler[name] = piece.value
+
+    def of_state(self, piece: Piece, index: int, name: str) -> Iterator[Record]:
+        """Optimizer state of one flat tensor: flat as that, or a counter that all of its parameters share."""
+        role = STATE_ROLE.get(name, name)
+        if isinstance(piece, TensorPiece) and piece.shape:
+            yield from self.of_flat(piece, index, role)
+            return
+        for part in self.owned:
+            if part.tensor == index:
+                yield from tensor_records(self.target, piece, role, part.named.fqn)
+
+    def of_flat(self, piece: Piece, index: int, role: str) -> Iterator[Record]:
+        """What one flat tensor holds of each parameter."""
+        if not isinstance(piece, TensorPiece):
+            return
+        item = ITEMSIZE[piece.dtype]
+        for part in self.owned:
+            if part.tensor != index:
+                continue
+            end = part.at + part.count
+            if len(piece.data) < end * item:
+                what = f"{self.target.origin}: elements of flat tensor {index} of rank {self.rank}"
+                raise bad(what, len(piece.data) // item, f"{end} or more", FORM)
+            yield Record(
+                self.target.op, self.rank, WRITTEN, role, part.named.fqn, piece.dtype, part.named.spec.shape,
+                (part.start,), (part.count,), piece.data[part.at * item : end * item], flat=True,
+            )  # fmt: skip
+
+    def of_scaler(self) -> Iterator[Record]:
+        """The loss scaler's state, as the conventions name it."""
+        held = self.scaler
+        stable = held.get("cur_iter", 0) - held.get("last_overflow_iter", 0) - 1
+        for name, value in (("growth_tracker", stable), ("hysteresis_tracker", held.get("cur_hysteresis", 0))):
+            yield integer_record(self.target, ObjectPiece((name,), self.rank, value), "scaler", name)
+        scale = ObjectPiece(("cur_scale",), self.rank, held.get("cur_scale", 0))
+        yield number_record(self.target, scale, "scaler", "scale", "fp32")
+
+
+STORED = DeepSpeedStored()

@@ -18,17 +18,26 @@ from harness.systems.accepts import (
     Words,
 )
 from harness.systems.deepspeed.contract import NO_HYSTERESIS
-from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN
+from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUPS
 
 SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter", "overlap_comm"
 
+PERSISTENT, EAGER = "persistent", "eager_release"
+IN_BUFFERS = (NO_REDUCE_SCATTER, ALIGNED, ROUND_ROBIN)
+"""Switches of stages 1 and 2, which stage 3 does not read."""
+IN_PARTS = (PERSISTENT, EAGER, SUB_GROUPS)
+"""Switches of stage 3, which the others do not read."""
+
 OPTIONS = {
+    EAGER: "stage 3 with max_live_parameters=0 and max_reuse_distance=0: parameters are released after every module",
     NO_HYSTERESIS: "hysteresis of 1: the first overflow halves the loss scale",
     NO_REDUCE_SCATTER: "reduce_scatter=False: gradients are reduced by one all-reduce of the bucket",
     OVERLAP: "overlap_comm=True: two buckets take turns",
+    PERSISTENT: "stage 3 with a param_persistence_threshold of 20: smaller parameters stay whole on every rank",
     ALIGNED: "parameter_alignment=True: each parameter begins at a multiple of 16 bytes in its flat buffer",
     ROUND_ROBIN: "round_robin_gradients=True: parameters are dealt out to the ranks in turn",
     SMALL_BUCKETS: "reduce and allgather buckets of 16 elements, so that there are several, and larger parameters",
+    SUB_GROUPS: "stage 3 with a sub_group_size of 24 elements: a param group is stepped in several parts",
 }
 
 STAGES = {"zero1": 1, "zero2": 2, "fully_shard": 3}
@@ -44,6 +53,11 @@ LIMITS = (
         "experts",
         lambda s: any(p.spec.ep_dim is not None for p in model_spec(s.model).params),
         "experts are shared out by DeepSpeed's own layers of them, which are not driven here",
+    ),
+    Limit(
+        "other-stage",
+        lambda s: any(word in s.options for word in (IN_BUFFERS if s.sharding == "fully_shard" else IN_PARTS)),
+        f"{', '.join(IN_BUFFERS)} are for stages 1 and 2; {', '.join(IN_PARTS)} for stage 3",
     ),
     Limit(
         "scale-fp16",
@@ -64,7 +78,7 @@ ACCEPTS = Accepts(
         reduce=Only(None, "fp32"),
         master=Only(None, because="masters are always in fp32"),
     ),
-    sharding=Only("zero1", "zero2"),
+    sharding=Only("zero1", "zero2", "fully_shard", because="they are ZeRO's stages 1, 2 and 3"),
     optimizer=Parts(
         Optimizer,
         kind=Only("sgd", "adam", "adamw"),

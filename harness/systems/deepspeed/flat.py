@@ -26,9 +26,10 @@ SUB_GROUP_SIZE = 24
 """Elements of a sub-group under the switch `sub_groups`; small, so that tiny models have several."""
 
 _START_ALIGNMENT = 2
-"""Elements that the end of a rank's part is aligned to, and
-_ADDRESS_ALIGNMENT_BYTES that of a parameter's beginning under `parameter_alignment`."""
+"""Elements, times the number of ranks, of which the size of a flat buffer is a multiple."""
+
 _ADDRESS_ALIGNMENT_BYTES = 16
+"""What a parameter's beginning is a multiple of under `parameter_alignment`."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,18 @@ def _own_parts(scenario: Scenario, mesh: Mesh, rank: int) -> tuple[Piece, ...]:
     for index, group in enumerate(groups(scenario)):
         at, tensor = 0, tensor + 1
         for number, named in enumerate(group):
-            part = -(-named.spec.numel // mesh.dp)
-            start = min(part * rank, named.spec.numel)
-            found.append(Piece(named, tensor, index, at, start, min(part, named.spec.numel - start)))
-            at += part
+            found.append(Piece(named, tensor, index, at, *own_part(named.spec.numel, mesh.dp, rank)))
+            at += -(-named.spec.numel // mesh.dp)
             if SUB_GROUPS in scenario.options and at >= SUB_GROUP_SIZE and number + 1 < len(group):
                 at, tensor = 0, tensor + 1
     return tuple(found)
+
+
+def own_part(numel: int, ranks: int, rank: int) -> tuple[int, int]:
+    """`(start, count)` of the part of a parameter that a rank has under stage 3."""
+    part = -(-numel // ranks)
+    start = min(part * rank, numel)
+    return start, min(part, numel - start)
 
 
 def _dealt(group: list[NamedParam], ranks: int) -> list[NamedParam]:

@@ -3,7 +3,9 @@
 A folder of files of torch.save, one folder a tag. Stages 1 and 2: `mp_rank_00_model_states.pt` with the module's whole
 state dict, the schedule and the counters, and from every rank `zero_pp_rank_{rank}_mp_rank_00_optim_states.pt` (with
 `bf16_` in front, in bf16) with its own part of the masters and moments, flat and without the padding at the end, the
-param groups and the loss scaler.
+param groups and the loss scaler. Stage 3 has a file `zero_pp_rank_{rank}_mp_rank_00_model_states.pt` for every rank
+instead of the first; the state dict in it has empty tensors for parameters. What is trained is in the flat masters
+only, which are the parameters themselves in fp32, and what is frozen in fragments beside the state dict.
 
 *Verifies*: what `harness.readers.pieces` does; that every flat tensor is long enough for what its rank owns; that every
 rank's file has the same loss scaler. *Does not verify*: `param_slice_mappings`, which the library writes for its
@@ -42,7 +44,7 @@ from harness.systems.deepspeed import flat
 from harness.systems.deepspeed.contract import CONTRACT
 
 FORM = "a checkpoint as DeepSpeed's engine writes it"
-MODEL_FILE = "mp_rank_00_model_states.pt"
+_MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_00_model_states\.pt")
 _OPTIM_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
 
 VOCABULARY = Vocabulary(
@@ -66,8 +68,13 @@ class DeepSpeedStored(TorchStored):
         return list(_Reader(path, op, scenario).records())
 
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
-        """What lasts, with the number of steps taken."""
+        """What lasts, with the number of steps taken. Under stage 3 a parameter that has a master is stored as that
+        only, and every other one under its own name only."""
         written = super().must_hold(live, op, scenario)
+        if scenario.sharding == "fully_shard":
+            masters = {key.fqn for key in written if key.role == "master"}
+            stored = {p.fqn for p in model_spec(scenario.model).unique_params} - masters
+            written = {key: value for key, value in written.items() if key.role != "param" or key.fqn in stored}
         written[Key(op.index, WRITTEN, "iteration", "iteration")] = Value("int64", (), np.int64(op.iteration).tobytes())
         return written
 
@@ -81,28 +88,67 @@ class _Reader:
 
     def records(self) -> Iterator[Record]:
         """The records of every file."""
-        yield from self.of_model(pieces(self.path / MODEL_FILE))
-        found = sorted((int(match[1]), path) for path in self.path.glob("*") if (match := _OPTIM_FILE.match(path.name)))
-        ranks = list(range(self.op.mesh.world))
-        if [rank for rank, _ in found] != ranks:
-            raise bad(f"{self.path}: ranks with a file of optimizer state", [rank for rank, _ in found], ranks, FORM)
-        for rank, path in found:
+        whole = [] if self.in_parts else [0]
+        for rank, path in self.files(_MODEL_FILE, whole or list(range(self.op.mesh.world))):
+            yield from self.of_model(rank, pieces(path))
+        for rank, path in self.files(_OPTIM_FILE, list(range(self.op.mesh.world))):
             yield from _Part(self, rank).records(pieces(path))
 
-    def of_model(self, found: Iterable[Piece]) -> Iterator[Record]:
+    @property
+    def in_parts(self) -> bool:
+        """Whether the model's parameters are cut into parts: stage 3."""
+        return self.scenario.sharding == "fully_shard"
+
+    def files(self, name: re.Pattern[str], ranks: list[int]) -> list[tuple[int, Path]]:
+        """`(rank, file)` of the files with such a name, of which there must be one for each rank."""
+        found = sorted((int(m[1] or 0), path) for path in self.path.glob("*") if (m := name.fullmatch(path.name)))
+        if [rank for rank, _ in found] != ranks:
+            raise bad(f"{self.path}: ranks with a file {name.pattern}", [rank for rank, _ in found], ranks, FORM)
+        return found
+
+    def of_model(self, rank: int, found: Iterable[Piece]) -> Iterator[Record]:
         """The module's state dict, the schedule, and the number of steps that were not left out."""
         counted: dict[str, int] = {}
-        for piece in found:
+        for piece in (replace(piece, rank=rank) for piece in found):
             match piece.path:
                 case ("module", *rest):
-                    name = key_of(tuple(rest))
-                    yield from tensor_records(self.target, piece, "buffer" if name in self.buffers else "param", name)
+                    yield from self.of_module(piece, key_of(tuple(rest)))
+                case ("frozen_param_fragments", *rest) if self.in_parts and isinstance(piece, TensorPiece):
+                    yield from self.of_fragment(piece, key_of(tuple(rest)))
                 case ("lr_scheduler", *rest):
                     yield from extra_records(self.target, piece, ("scheduler", *rest))
                 case ("global_steps" | "skipped_steps" as name,) if isinstance(piece, ObjectPiece):
                     counted[str(name)] = int(str(piece.value))
-        steps = ObjectPiece(("global_steps",), 0, counted.get("global_steps", 0) - counted.get("skipped_steps", 0))
+        steps = ObjectPiece(("global_steps",), rank, counted.get("global_steps", 0) - counted.get("skipped_steps", 0))
         yield integer_record(self.target, steps, "iteration", "iteration")
+
+    def of_module(self, piece: Piece, name: str) -> Iterator[Record]:
+        """An entry of the module's state dict; under stage 3 the empty tensors for parameters are none."""
+        if name in self.buffers:
+            yield from tensor_records(self.target, piece, "buffer", name)
+        elif not (self.in_parts and isinstance(piece, TensorPiece) and not piece.data):
+            yield from tensor_records(self.target, piece, "param", name)
+
+    def of_fragment(self, piece: TensorPiece, name: str) -> Iterator[Record]:
+        """A rank's part of a frozen parameter, with the padding of the last ones."""
+        named = next((p for p in self.model.unique_params if p.fqn == name), None)
+        if named is None:
+            yield from tensor_records(self.target, piece, "param", name)
+            return
+        start, count = flat.own_part(named.spec.numel, self.op.mesh.dp, piece.rank)
+        yield _flat_record(self.target, piece, "param", flat.Piece(named, 0, 0, 0, start, count))
+
+
+def _flat_record(target: Target, piece: TensorPiece, role: str, part: flat.Piece) -> Record:
+    """What a flat tensor holds of one parameter."""
+    item, end = ITEMSIZE[piece.dtype], part.at + part.count
+    if len(piece.data) < end * item:
+        what = f"{target.origin}: elements of {key_of(piece.path)!r} of rank {piece.rank}"
+        raise bad(what, len(piece.data) // item, f"{end} or more, for {part.named.fqn}", FORM)
+    return Record(
+        target.op, piece.rank, WRITTEN, role, part.named.fqn, piece.dtype, part.named.spec.shape,
+        (part.start,), (part.count,), piece.data[part.at * item : end * item], flat=True,
+    )  # fmt: skip
 
 
 class _Part:
@@ -112,6 +158,7 @@ class _Part:
         self.reader, self.target, self.rank = reader, reader.target, rank
         self.owned = [p for p in flat.pieces(reader.scenario, reader.op.mesh, rank) if p.count]
         self.scaler: dict[str, int | float] = {}
+        self.stepped = "master" if CONTRACT.master(reader.scenario, reader.scenario.dtype.storage) else "param"
 
     def records(self, found: Iterable[Piece]) -> Iterator[Record]:
         """The records of its pieces."""
@@ -125,11 +172,13 @@ class _Part:
     def of_optimizer(self, piece: Piece, path: KeyPath) -> Iterator[Record]:
         """A piece of the optimizer wrapper's state dict."""
         match path:
-            case ("single_partition_of_fp32_groups", int(index)):
-                yield from self.of_flat(piece, index, "master")
-            case ("base_optimizer_state", "state", int(index), str(name)):
+            case ("single_partition_of_fp32_groups" | "fp32_flat_groups", int(index)):
+                yield from self.of_flat(piece, index, self.stepped)
+            case ("base_optimizer_state" | "optimizer_state_dict", "state", int(index), str(name)):
                 yield from self.of_state(piece, index, name)
-            case ("base_optimizer_state", "param_groups", int(index), *rest) if rest != ["params"]:
+            case ("base_optimizer_state" | "optimizer_state_dict", "param_groups", int(index), *rest) if (
+                rest[0] != "params"
+            ):
                 for part in self.owned:
                     if part.group == index:
                         fqn = part.named.fqn
@@ -152,18 +201,9 @@ class _Part:
         """What one flat tensor holds of each parameter."""
         if not isinstance(piece, TensorPiece):
             return
-        item = ITEMSIZE[piece.dtype]
         for part in self.owned:
-            if part.tensor != index:
-                continue
-            end = part.at + part.count
-            if len(piece.data) < end * item:
-                what = f"{self.target.origin}: elements of flat tensor {index} of rank {self.rank}"
-                raise bad(what, len(piece.data) // item, f"{end} or more", FORM)
-            yield Record(
-                self.target.op, self.rank, WRITTEN, role, part.named.fqn, piece.dtype, part.named.spec.shape,
-                (part.start,), (part.count,), piece.data[part.at * item : end * item], flat=True,
-            )  # fmt: skip
+            if part.tensor == index:
+                yield _flat_record(self.target, piece, role, part)
 
     def of_scaler(self) -> Iterator[Record]:
         """The loss scaler's state, as the conventions name it."""

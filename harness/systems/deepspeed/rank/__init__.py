@@ -33,18 +33,21 @@ from harness.observe.record import LIVE, Record
 from harness.probe_module import DTYPE_NAME, Slot, tensor_bytes
 from harness.program import Op
 from harness.scenario import Scenario
-from harness.systems.deepspeed.accepts import NO_REDUCE_SCATTER, OVERLAP, SMALL_BUCKETS, STAGES
+from harness.systems.deepspeed.accepts import EAGER, NO_REDUCE_SCATTER, OVERLAP, PERSISTENT, SMALL_BUCKETS, STAGES
 from harness.systems.deepspeed.contract import WINDOW, hysteresis
-from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, Piece, pieces
+from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces
 from harness.systems.protocol import RankContext
 from harness.systems.torch_loop import STATE_ROLES, TorchRank, TrainState, context_of, hyperparameters, rehearse
 
 BUCKET, SMALL_BUCKET = 4096, 16
 """Elements of the buckets that gradients are reduced in, and parameters gathered."""
 
-FLAT_TENSORS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition")
-"""What the optimizer wrappers call the list of flat tensors that are stepped: that of stages 1 and 2, and the one that
-the engine takes instead for stage 1 in bf16 with gradients in fp32 (BF16_Optimizer)."""
+PERSISTENT_SIZE = 20
+"""Elements below which stage 3 keeps a parameter whole, under the switch for it."""
+
+FLAT_TENSORS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
+"""What the optimizer wrappers call the list of flat tensors that are stepped: that of stages 1 and 2, that of stage 3,
+and the one that the engine takes for stage 1 in bf16 with gradients in fp32 (BF16_Optimizer)."""
 
 
 @cache
@@ -177,8 +180,16 @@ class Rank(TorchRank):
     # Observation: reads only
 
     def own_box(self, named: NamedParam) -> Box:
-        """Every rank has the model's parameters whole."""
+        """Every rank has the model's parameters whole, but for stage 3."""
         return Box((0,) * len(named.spec.shape), named.spec.shape)
+
+    def sharded(self, op: Op, role: str, named: NamedParam, local: torch.Tensor) -> Record:
+        """A record of a parameter of the model: under stage 3 this rank's part of it."""
+        part = getattr(self.state.model.get_parameter(named.fqn), "ds_tensor", None)
+        if part is None:
+            return super().sharded(op, role, named, local)
+        start, count = own_part(named.spec.numel, self.context.mesh.dp, self.context.rank)
+        return self._part(op, role, Piece(named, 0, 0, 0, start, count), part)
 
     def optimizer_records(self, op: Op) -> Iterator[Record]:
         flats, states = self._flat_tensors(), self.state.optimizer.state
@@ -244,6 +255,15 @@ def config(scenario: Scenario) -> dict[str, Any]:
     }  # fmt: skip
     if ALIGNED in options:
         zero["parameter_alignment"] = True
+    if scenario.sharding == "fully_shard":
+        zero |= {
+            "stage3_param_persistence_threshold": PERSISTENT_SIZE if PERSISTENT in options else 0,
+            "stage3_prefetch_bucket_size": bucket,
+        }
+        if EAGER in options:
+            zero |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+        if SUB_GROUPS in options:
+            zero["sub_group_size"] = SUB_GROUP_SIZE
     asked: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": scenario.microbatches,

@@ -12,4 +12,5 @@ SYSTEM = System(
     package="deepspeed",
     warm_up="rank:warm_up",
     not_exercised_entry="accepts:not_exercised",
+    models_entry="models:MODELS",
 )

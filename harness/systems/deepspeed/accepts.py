@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from harness.models import model_spec
-from harness.scenario import DTypePolicy, Optimizer, Scenario
+from harness.program import meshes
+from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     NUMBERS,
     Accepts,
     Anything,
+    Constraint,
     Faults,
     Formats,
     Limit,
@@ -17,7 +19,7 @@ from harness.systems.accepts import (
     Parts,
     Words,
 )
-from harness.systems.deepspeed.contract import NO_HYSTERESIS
+from harness.systems.deepspeed.contract import NO_HYSTERESIS, takes_bf16_optimizer
 from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUPS
 
 SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter", "overlap_comm"
@@ -60,11 +62,32 @@ LIMITS = (
         f"{', '.join(IN_BUFFERS)} are for stages 1 and 2; {', '.join(IN_PARTS)} for stage 3",
     ),
     Limit(
+        "bf16-optimizer",
+        lambda s: takes_bf16_optimizer(s) and any(word in s.options for word in (*IN_BUFFERS, OVERLAP)),
+        f"stage 1 in bf16 with gradients in fp32 does not read {', '.join((*IN_BUFFERS, OVERLAP))}",
+        "deepspeed/runtime/engine.py, _configure_bf16_optimizer",
+    ),
+    Limit(
         "scale-fp16",
         lambda s: s.dtype.storage != "fp16" and s.optimizer.loss_scale > 0,
         "only fp16 has a loss scale",
     ),
 )
+
+CONSTRAINTS = (
+    Constraint(
+        "rounded-seventh",
+        "gradients are averaged by a multiplication with 1/7, rounded to fp32: exact means are not met",
+        lambda s: any(mesh.dp % 7 == 0 for mesh in meshes(s)) and _averages_in_fp32(s),
+    ),
+)
+
+
+def _averages_in_fp32(s: Scenario) -> bool:
+    """Whether sums over ranks are multiplied, not divided, and not rounded to half precision afterwards."""
+    wide = "fp32" in (s.dtype.storage, s.dtype.reduce)
+    return takes_bf16_optimizer(s) or (NO_REDUCE_SCATTER in s.options and wide)
+
 
 ACCEPTS = Accepts(
     "deepspeed",
@@ -79,6 +102,7 @@ ACCEPTS = Accepts(
         master=Only(None, because="masters are always in fp32"),
     ),
     sharding=Only("zero1", "zero2", "fully_shard", because="they are ZeRO's stages 1, 2 and 3"),
+    offload=Parts(Offload, fraction=Only(0.0, 1.0, because="offload_optimizer takes all of it")),
     optimizer=Parts(
         Optimizer,
         kind=Only("sgd", "adam", "adamw"),
@@ -100,6 +124,7 @@ ACCEPTS = Accepts(
     faults=Faults(),
     seed=Anything(),
     limits=LIMITS,
+    constraints=CONSTRAINTS,
 )
 
 

@@ -17,7 +17,12 @@ NO_HYSTERESIS = "no_hysteresis"
 INVERSE_CLIPPING = Rule(
     "harness.systems.deepspeed.clipping:by_inverse", "harness.systems.deepspeed.reference:clip_by_inverse"
 )
-"""Gradients are always multiplied, by the inverse of max(1, (norm + 1e-6) / bound), all in fp32."""
+"""Gradients are always multiplied, by the inverse of max(1, (norm + 1e-6) / bound), computed in the norm's dtype."""
+
+DIRECT_CLIPPING = Rule(
+    "harness.systems.deepspeed.clipping:directly", "harness.systems.deepspeed.reference:clip_directly"
+)
+"""Gradients are multiplied by bound / (norm + 1e-6), computed in fp32, if that is below 1."""
 
 STABLE_INTERVALS = Rule("harness.systems.deepspeed.scaler:count", "harness.systems.deepspeed.reference:count_scale")
 """The loss scale doubles in the step after a whole number of windows without overflow."""
@@ -39,8 +44,13 @@ class DeepSpeedContract(Contract):
         ),
         Clause(
             "gradients are unscaled and clipped by one multiplication with the inverse of the loss scale times "
-            "max(1, (norm + 1e-6) / bound), in fp32",
-            "deepspeed.runtime.zero.stage_1_and_2, unscale_and_clip_grads",
+            "max(1, (norm + 1e-6) / bound), computed in fp32, and by stage 3 without offload in double precision",
+            "deepspeed.runtime.zero.stage_1_and_2 and stage3, unscale_and_clip_grads",
+        ),
+        Clause(
+            "stage 1 in bf16 with gradients in fp32 has an optimizer of its own, which multiplies by "
+            "bound / (norm + 1e-6) in fp32 if that is below 1",
+            "deepspeed.runtime.bf16_optimizer; deepspeed.runtime.utils, clip_tensors_by_global_norm",
         ),
         Clause(
             "the dynamic loss scale exists in fp16 only. After each window of steps without overflow the next step "
@@ -80,10 +90,21 @@ class DeepSpeedContract(Contract):
 
     def clip(self, scenario: Scenario) -> Clip | None:
         bound = scenario.optimizer.clip
-        return Clip(bound, "fp32", INVERSE_CLIPPING) if bound else None
+        if not bound:
+            return None
+        if takes_bf16_optimizer(scenario):
+            return Clip(bound, "fp32", DIRECT_CLIPPING)
+        in_double = scenario.sharding == "fully_shard" and not scenario.offload.fraction
+        return Clip(bound, "fp64" if in_double else "fp32", INVERSE_CLIPPING)
 
     def reference_sharding(self, scenario: Scenario) -> str:
         return "zero1"
+
+
+def takes_bf16_optimizer(scenario: Scenario) -> bool:
+    """Whether the engine takes BF16_Optimizer, which is another class than the rest of stages 1 and 2."""
+    precise = scenario.dtype.storage == "bf16" and scenario.dtype.reduce == "fp32"
+    return precise and scenario.sharding == "zero1" and not scenario.offload.fraction
 
 
 def hysteresis(scenario: Scenario) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.layout import bucket, bucket_share
 from harness.models import NamedParam, model_spec, storage_dtype
 from harness.observe.record import ITEMSIZE
 from harness.scenario import Mesh, Scenario
@@ -68,13 +67,14 @@ def _shares(scenario: Scenario, mesh: Mesh, rank: int) -> tuple[Piece, ...]:
     for index, group in enumerate(groups(scenario)):
         ordered = _dealt(group, mesh.dp) if ROUND_ROBIN in scenario.options else group
         align = _alignment(scenario, ordered[0]) if ALIGNED in scenario.options else 1
-        layout = bucket([p.spec.numel for p in ordered], _START_ALIGNMENT * mesh.dp, align)
-        low = layout.total // mesh.dp * rank
-        for named, begin, (start, count) in zip(
-            ordered, layout.starts, bucket_share(layout, mesh.dp, rank), strict=True
-        ):
-            at = begin + start - low if count else 0
-            found.append(Piece(named, index, index, at, start, count))
+        begins = _begins([p.spec.numel for p in ordered], align)
+        unit = _START_ALIGNMENT * mesh.dp
+        share = -(-(begins[-1] + ordered[-1].spec.numel) // unit) * _START_ALIGNMENT
+        low, high = share * rank, share * (rank + 1)
+        for named, begin in zip(ordered, begins, strict=True):
+            first, end = max(low, begin), min(high, begin + named.spec.numel)
+            owned = (first - low, first - begin, end - first) if first < end else (0, 0, 0)
+            found.append(Piece(named, index, index, *owned))
     return tuple(found)
 
 
@@ -97,6 +97,15 @@ def own_part(numel: int, ranks: int, rank: int) -> tuple[int, int]:
     part = -(-numel // ranks)
     start = min(part * rank, numel)
     return start, min(part, numel - start)
+
+
+def _begins(numels: list[int], align: int) -> list[int]:
+    """Where tensors of these sizes begin in a buffer that aligns each of them."""
+    begins, end = [], 0
+    for numel in numels:
+        begins.append(-(-end // align) * align)
+        end = begins[-1] + numel
+    return begins
 
 
 def _dealt(group: list[NamedParam], ranks: int) -> list[NamedParam]:

@@ -12,9 +12,19 @@ def clip_by_inverse(squares: float, dtypes: Collection[str], clip: Clip) -> tupl
     """`contract.INVERSE_CLIPPING`: the norm, and the coefficient that multiplies every gradient in fp32."""
     import numpy as np
 
+    real = np.float64 if clip.norm_dtype == "fp64" else np.float32
+    norm = real(np.sqrt(squares))
+    excess = (norm + real(1e-6)) / real(clip.bound)
+    return float(norm), np.float32(real(1) / max(excess, real(1)))
+
+
+def clip_directly(squares: float, dtypes: Collection[str], clip: Clip) -> tuple[float, Any]:
+    """`contract.DIRECT_CLIPPING`: the norm, and the coefficient, if it is below 1."""
+    import numpy as np
+
     norm = np.float32(np.sqrt(squares))
-    excess = (norm + np.float32(1e-6)) / np.float32(clip.bound)
-    return float(norm), np.float32(1) / max(excess, np.float32(1))
+    coefficient = np.float32(clip.bound) / (norm + np.float32(1e-6))
+    return float(norm), coefficient if coefficient < 1 else None
 
 
 def count_scale(scaler: Any, rule: LossScale, overflow: bool) -> None:

@@ -141,7 +141,7 @@ class Rank(TorchRank):
         if op.kind == "step":
             yield from self._gradient_records(op)
             if self.norm is not None:
-                yield self.whole(op, "norm", "total_norm", self.norm.float())
+                yield self.whole(op, "norm", "total_norm", self.norm)
 
     # Construction
 
@@ -253,6 +253,8 @@ def config(scenario: Scenario) -> dict[str, Any]:
         "overlap_comm": OVERLAP in options,
         "round_robin_gradients": ROUND_ROBIN in options,
     }  # fmt: skip
+    if scenario.offload.fraction:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     if ALIGNED in options:
         zero["parameter_alignment"] = True
     if scenario.sharding == "fully_shard":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.models import model_spec
-from harness.program import meshes
+from harness.program import meshes, operations
 from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     NUMBERS,
@@ -12,6 +12,7 @@ from harness.systems.accepts import (
     Constraint,
     Faults,
     Formats,
+    LibraryError,
     Limit,
     Loads,
     Only,
@@ -46,6 +47,18 @@ STAGES = {"zero1": 1, "zero2": 2, "fully_shard": 3}
 """Sharding → the stage of ZeRO."""
 
 LIMITS = (
+    Limit(
+        "other-world",
+        lambda s: s.checkpoint == "zero" and "load" in operations(s.program) and len(set(meshes(s))) > 1,
+        "optimizer state is loaded by as many ranks as have saved it; a universal checkpoint goes to any number",
+        "deepspeed/runtime/engine.py, _load_zero_checkpoint",
+        LibraryError(
+            "ZeRORuntimeException",
+            "Automatic adjustment of ZeRO's optimizer state partitioning with a new world size is not currently",
+            "load",
+            {"load": "grow"},
+        ),
+    ),
     Limit(
         "one-group",
         lambda s: s.mesh.tp > 1 or s.mesh.dp_replicate > 1,
@@ -93,7 +106,7 @@ ACCEPTS = Accepts(
     "deepspeed",
     model=Anything(),
     mesh=Anything(),
-    load=Loads("same"),
+    load=Loads("same", "grow", "shrink", "indivisible"),
     dtype=Parts(
         DTypePolicy,
         storage=Only("fp32", "bf16", "fp16", because="the engine casts the whole model"),
@@ -115,7 +128,7 @@ ACCEPTS = Accepts(
         **NUMBERS,
     ),
     microbatches=Anything(),
-    checkpoint=Formats({"zero": ()}),
+    checkpoint=Formats({"zero": (), "universal": ()}),
     program=Operations(
         ("build", "step", "overflow", "save", "load", "load_model_only", "reload_params"),
         because="the trainable parameters are laid out at the build, so that none can be unfrozen",

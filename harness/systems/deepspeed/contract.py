@@ -66,7 +66,8 @@ class DeepSpeedContract(Contract):
             "deepspeed.runtime.zero.config, ignore_unused_parameters",
         ),
         Clause(
-            "loading the module alone also refreshes the masters from it",
+            "loading the module alone also refreshes the masters from it; from a universal checkpoint it is the masters "
+            "that are loaded, and nothing else of the optimizer",
             "deepspeed.runtime.engine, load_checkpoint with load_module_only",
         ),
     )
@@ -79,6 +80,10 @@ class DeepSpeedContract(Contract):
     def master(self, scenario: Scenario, storage: str) -> str | None:
         itself = scenario.sharding == "fully_shard" and storage == "fp32" and not scenario.offload.fraction
         return None if itself else "fp32"
+
+    def masters_in_model(self, scenario: Scenario) -> bool:
+        """A universal checkpoint has no other copy of the model."""
+        return scenario.checkpoint == "universal"
 
     def loss_scale(self, scenario: Scenario) -> LossScale | None:
         initial = scenario.optimizer.loss_scale

@@ -40,7 +40,7 @@ from harness.readers.stored import TorchStored
 from harness.readers.symbolic import Name
 from harness.readers.vocabulary import Vocabulary
 from harness.scenario import Scenario
-from harness.systems.deepspeed import flat
+from harness.systems.deepspeed import flat, universal
 from harness.systems.deepspeed.contract import CONTRACT
 
 FORM = "a checkpoint as DeepSpeed's engine writes it"
@@ -91,8 +91,17 @@ class _Reader:
         whole = [] if self.in_parts else [0]
         for rank, path in self.files(_MODEL_FILE, whole or list(range(self.op.mesh.world))):
             yield from self.of_model(rank, pieces(path))
+        if self.scenario.checkpoint == "universal":
+            yield from self.of_universal(self.path / "zero")
+            return
         for rank, path in self.files(_OPTIM_FILE, list(range(self.op.mesh.world))):
             yield from _Part(self, rank).records(pieces(path))
+
+    def of_universal(self, folder: Path) -> Iterator[Record]:
+        """The folder with every parameter whole."""
+        trained = universal.names_in(flat.groups(self.scenario))
+        yield from universal.tensors_of(folder, trained, stepped_role(self.scenario), self.target)
+        yield from _Part(self, 0, every=True).records_of_state(pieces(folder / universal.STATE_FILE))
 
     @property
     def in_parts(self) -> bool:
@@ -139,6 +148,11 @@ class _Reader:
         yield _flat_record(self.target, piece, "param", flat.Piece(named, 0, 0, 0, start, count))
 
 
+def stepped_role(scenario: Scenario) -> str:
+    """The role of what the optimizer steps."""
+    return "master" if CONTRACT.master(scenario, scenario.dtype.storage) else "param"
+
+
 def _flat_record(target: Target, piece: TensorPiece, role: str, part: flat.Piece) -> Record:
     """What a flat tensor holds of one parameter."""
     item, end = ITEMSIZE[piece.dtype], part.at + part.count
@@ -154,11 +168,11 @@ def _flat_record(target: Target, piece: TensorPiece, role: str, part: flat.Piece
 class _Part:
     """One rank's file of optimizer state."""
 
-    def __init__(self, reader: _Reader, rank: int) -> None:
+    def __init__(self, reader: _Reader, rank: int, *, every: bool = False) -> None:
         self.reader, self.target, self.rank = reader, reader.target, rank
-        self.owned = [p for p in flat.pieces(reader.scenario, reader.op.mesh, rank) if p.count]
+        self.owned = [p for p in flat.pieces(reader.scenario, reader.op.mesh, rank) if p.count or every]
         self.scaler: dict[str, int | float] = {}
-        self.stepped = "master" if CONTRACT.master(reader.scenario, reader.scenario.dtype.storage) else "param"
+        self.stepped = stepped_role(reader.scenario)
 
     def records(self, found: Iterable[Piece]) -> Iterator[Record]:
         """The records of its pieces."""
@@ -169,6 +183,15 @@ class _Part:
         if CONTRACT.loss_scale(self.reader.scenario):
             yield from self.of_scaler()
 
+    def records_of_state(self, found: Iterable[Piece]) -> Iterator[Record]:
+        """What a universal checkpoint keeps of a rank's state: param groups, counters and the loss scaler."""
+        for piece in found:
+            match piece.path:
+                case ("optimizer_state_dict", "state", _, "step") | ("param_groups" | "loss_scaler", *_):
+                    yield from self.of_optimizer(piece, piece.path)
+        if CONTRACT.loss_scale(self.reader.scenario):
+            yield from self.of_scaler()
+
     def of_optimizer(self, piece: Piece, path: KeyPath) -> Iterator[Record]:
         """A piece of the optimizer wrapper's state dict."""
         match path:
@@ -176,16 +199,20 @@ class _Part:
                 yield from self.of_flat(piece, index, self.stepped)
             case ("base_optimizer_state" | "optimizer_state_dict", "state", int(index), str(name)):
                 yield from self.of_state(piece, index, name)
-            case ("base_optimizer_state" | "optimizer_state_dict", "param_groups", int(index), *rest) if (
-                rest[0] != "params"
-            ):
-                for part in self.owned:
-                    if part.group == index:
-                        fqn = part.named.fqn
-                        yield from hyperparameter_records(self.target, piece, fqn, key_of(tuple(rest)))
+            case ("base_optimizer_state" | "optimizer_state_dict", "param_groups", *rest) | ("param_groups", *rest):
+                yield from self.of_group(piece, tuple(rest))
             case ("loss_scaler", str(name)) if isinstance(piece, ObjectPiece):
                 if isinstance(piece.value, int | float):
                     self.scaler[name] = piece.value
+
+    def of_group(self, piece: Piece, path: KeyPath) -> Iterator[Record]:
+        """A number of a param group, which each parameter of it that lies here has."""
+        match path:
+            case (int(index), str(name), *rest) if name != "params":
+                for part in self.owned:
+                    if part.group == index:
+                        key = key_of((name, *rest))
+                        yield from hyperparameter_records(self.target, piece, part.named.fqn, key)
 
     def of_state(self, piece: Piece, index: int, name: str) -> Iterator[Record]:
         """Optimizer state of one flat tensor: flat as that, or a counter that all of its parameters share."""

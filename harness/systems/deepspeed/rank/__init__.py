@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import replace
@@ -118,7 +119,17 @@ class Rank(TorchRank):
 
     def save(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
-        self.engine.save_checkpoint(str(path.parent), tag=path.name)
+        written = path.with_name(f"{path.name}_of_ranks") if self.universal else path
+        self.engine.save_checkpoint(str(path.parent), tag=written.name)
+        if self.universal:
+            if self.context.rank == 0:
+                convert(written, path)
+            dist.barrier()
+
+    @property
+    def universal(self) -> bool:
+        """Whether checkpoints are converted to DeepSpeed's universal format."""
+        return self.scenario.checkpoint == "universal"
 
     def load(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
@@ -129,8 +140,9 @@ class Rank(TorchRank):
         self.engine.load_checkpoint(str(path.parent), tag=path.name, load_module_only=True)
 
     def reload_params(self, op: Op) -> None:
-        """Refresh the masters from the model's parameters."""
-        self.engine.optimizer.refresh_fp32_params()
+        """Refresh the masters from the model's parameters, but for what a universal checkpoint has given them."""
+        if not self.contract.masters_in_model(self.scenario):
+            self.engine.optimizer.refresh_fp32_params()
 
     def observe(self, op: Op) -> Iterable[Record]:
         yield from self.model_records(op)
@@ -242,6 +254,17 @@ class Rank(TorchRank):
         )  # fmt: skip
 
 
+def convert(ranks: Path, universal: Path) -> None:
+    """Convert a checkpoint of ranks to a universal one with the library's tool, in this process."""
+    tool = import_module("deepspeed.checkpoint.ds_to_universal")
+    tool.main(
+        Namespace(
+            input_folder=str(ranks), output_folder=str(universal), num_extract_workers=1, num_merge_workers=1,
+            keep_temp_folder=False, strict=True, inject_missing_state=True,
+        )
+    )  # fmt: skip
+
+
 def config(scenario: Scenario) -> dict[str, Any]:
     """The engine's configuration for a scenario."""
     ask, options = scenario.optimizer, scenario.options
@@ -274,6 +297,8 @@ def config(scenario: Scenario) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
+    if scenario.checkpoint == "universal":
+        asked["checkpoint"] = {"load_universal": True}
     if scenario.dtype.reduce:
         asked["data_types"] = {"grad_accum_dtype": scenario.dtype.reduce}
         asked["communication_data_type"] = scenario.dtype.reduce

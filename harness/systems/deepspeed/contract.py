@@ -66,8 +66,8 @@ class DeepSpeedContract(Contract):
             "deepspeed.runtime.zero.config, ignore_unused_parameters",
         ),
         Clause(
-            "loading the module alone also refreshes the masters from it; from a universal checkpoint it is the masters "
-            "that are loaded, and nothing else of the optimizer",
+            "loading the module alone also refreshes the masters from it; from a universal checkpoint it loads the "
+            "masters, and nothing else of the optimizer",
             "deepspeed.runtime.engine, load_checkpoint with load_module_only",
         ),
     )

@@ -1,4 +1,4 @@
-"""`python -m harness` and the `shardproof` command."""
+"""`python -m harness`, which is the `shardproof` command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Entry points written `module:attribute`, as systems, warm-ups and worker calls name them."""
+"""Entry points written `module:attribute`, as systems, warm-ups and worker calls name them.
+
+A text instead of an object lets the parent name what only a rank may import.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,12 @@
 """Apply every rule to the first failing operation and put what they find into ranked explanations.
 
-*Verifies* nothing. *Does not verify*: that an explanation is the only one; later operations are looked at
-only if no rule explains anything at the first, since what follows from a mismatch is no evidence of its own.
+Only the first operation that differs is explained: whatever differs later may follow from it, and would match other
+mechanisms by chance. For example, after a load that left a master stale, the next step moves the parameter from the
+wrong place; the rule about updates would explain that step, but the cause is the load.
+
+*Verifies* nothing.
+*Does not verify*: that an explanation is the only one; later operations are looked at only if no rule explains anything
+at the first, since what follows from a mismatch is no evidence of its own.
 """
 
 from __future__ import annotations

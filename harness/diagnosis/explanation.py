@@ -1,4 +1,10 @@
-"""The nouns of diagnosis: what a rule is given, what it finds, and what the reader gets."""
+"""The nouns of diagnosis: what a rule is given, what it finds, and what the reader gets.
+
+A `Rule` is called with a `Difference` and a `Context`: everything expected and observed, the program, and the
+expectation of a run in which no load did anything. It answers with a `Finding`, or None. Findings of one mechanism are
+joined into an `Explanation`, whose text reads like a sentence: *The load had no effect on some state: master of
+up.weight is unchanged by operation 5 (load).*
+"""
 
 from __future__ import annotations
 
@@ -52,8 +58,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """mechanism: stable name. lead: what opens its explanation, followed by the findings' clauses. bug_ids: corpus
-    entries."""
+    """A mechanism, and how it is recognised.
+
+    mechanism: stable name. lead: the sentence that opens its explanation, followed by the findings' clauses. find:
+    looks at one difference. bug_ids: entries of the bug corpus.
+    """
 
     mechanism: str
     lead: str
@@ -99,15 +108,19 @@ class Pair:
 
     @property
     def strength(self) -> Confidence:
-        """How little chance explains a match: by the number of distinct bit patterns that matched."""
+        """How far a match is from chance: by the number of distinct bit patterns that matched. A tensor of zeros
+        matches any other."""
         distinct = len(np.unique(self.observed_bits))
         return "certain" if distinct >= 3 else "likely" if distinct == 2 else "possible"
 
 
 @dataclass(frozen=True)
 class Context:
-    """What rules may look at. cold: the expected values of a run in which no load did anything. inputs: the scenario as
-    the oracles saw it."""
+    """What rules may look at.
+
+    cold: the values expected of a run in which no load did anything, to recognise what a load left behind. inputs: the
+    scenario as the oracles saw it.
+    """
 
     expected: Logical
     observed: Logical

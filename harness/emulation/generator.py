@@ -1,4 +1,5 @@
-"""The device's own random generator, so that host and device streams of random numbers differ as they do on a GPU."""
+"""The device's own random generator: on a GPU, host and device draw different numbers for the same seed, and so they
+do here."""
 
 from __future__ import annotations
 

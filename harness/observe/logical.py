@@ -1,4 +1,8 @@
-"""Logical values: an observation after assembly, and what an oracle predicts in the same terms."""
+"""Logical values: what an observation is after assembly, and the terms in which an oracle predicts.
+
+A `Key` says what a value is, such as `exp_avg` of `up.weight` after operation 3, live; a `Value` has the whole tensor's
+dtype, shape and bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What every report shows: a run's results with their counts, clusters and history, before any rendering."""
+"""What every report shows: a run's results with their counts, clusters and history, before any rendering.
+
+A *cluster* is the failures of one cause: one mechanism, or where no rule knows any, one signature. A reader looks at
+its simplest member.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from harness.store import Past, Run, Store
 from harness.verdict import SEVERITY, Verdict
 
 URGENCY = (Verdict.UNKNOWN, Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC)
-"""The order in which a reader looks at causes: what puts all verdicts in doubt, then silent before loud."""
+"""The order in which a reader looks at causes: first what puts all verdicts in doubt, then what is silent, then what
+is loud."""
 
 
 class Change(Enum):

@@ -1,6 +1,7 @@
 """The systems that are known: every package below `harness.systems`, and what plugins register.
 
-Nothing lists the built-in ones by name: a package with a `SYSTEM` is one.
+Nothing lists the built-in ones by name. A package with a `SYSTEM` is one, so that adding a system changes no file of
+the core.
 """
 
 from __future__ import annotations

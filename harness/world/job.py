@@ -1,4 +1,8 @@
-"""What is asked of the world and what comes back: plain data shared by the parent, the server and the ranks."""
+"""What is asked of the world and what comes back: plain data shared by the parent, the server and the ranks.
+
+A `Job` is one session of a scenario. A `JobOutcome` says what became of its ranks, without judging it: which raised
+what, which died, which had to be killed, and where they were.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from harness.scenario import Scenario
 STAGES = ("start", "construct", "op", "observe", "record", "done")
 
 TRACEBACK_CHARACTERS = 12_000
-LONGEST_DEADLINE = 4  # times its deadline a session may take on a machine that leaves its ranks no CPU
+LONGEST_DEADLINE = 4  # how many times its deadline a session may take on a machine that leaves its ranks no CPU
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""Linux process control: dying with the parent, adopting orphans, and a progress board shared with ranks."""
+"""Linux process control: dying with the parent, adopting orphans, and a progress board shared with ranks.
+
+A harness that starts thousands of processes must leave none behind, whatever a library does: a rank that starts a
+daemon, a supervisor that is killed, a parent that is gone. The kernel does the work (`PR_SET_PDEATHSIG`,
+`PR_SET_CHILD_SUBREAPER`); this module asks it to.
+"""
 
 from __future__ import annotations
 

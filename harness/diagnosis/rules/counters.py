@@ -1,4 +1,7 @@
-"""Scalars with a meaning of their own: step counters, schedule and scaler counts, hyperparameters of groups."""
+"""Scalars with a meaning of their own: step counters, counts of schedule and scaler, hyperparameters of groups.
+
+For example, a step that is one ahead after a save is the dummy step by which torch creates missing optimizer state.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def counter_off(difference: Difference, context: Context) -> Finding | None:
     if pair is None or not counts or len(pair.expected.data) > 8 or key.fqn == "scale" or "last_lr" in key.fqn:
         return None
     if key.role == "buffer" and any(pair.explained_by(value) for _, value in context.earlier(key)):
-        return None  # a buffer need not be a counter: that it is an earlier value says more
+        return None  # a buffer need not be a counter, and another rule knows if it is an earlier value
     wanted, got = pair.wanted[0], pair.got[0]
     off = got - wanted
     if off != int(off):

@@ -1,4 +1,8 @@
-"""Dtype contracts: stored in another dtype, or rounded through a narrower one on the way."""
+"""Values in another dtype than the contract says, or rounded through a narrower one on the way.
+
+For example, an fp32 moment whose low 16 bits are all zero, and whose upper bits are the expected ones rounded, went
+through bf16.
+"""
 
 from __future__ import annotations
 

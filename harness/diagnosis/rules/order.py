@@ -1,4 +1,7 @@
-"""The right values of a tensor in the wrong places: permuted chunks, a transposition, a shift."""
+"""The right values of a tensor in the wrong places: permuted chunks, a transposition, a shift.
+
+For example, twelve shards that were joined in the order of their names as text put 10 and 11 before 2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""State that is absent or that nobody expected."""
+"""State that is absent, or that nobody expected: there is nothing to compare bit for bit, so that the operation
+tells."""
 
 from __future__ import annotations
 

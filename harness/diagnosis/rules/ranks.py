@@ -1,4 +1,5 @@
-"""What concerns ranks and aliases: diverged replicas, split ties, holes between shards, one rank alone."""
+"""What concerns ranks and aliases: replicas that diverged, ties that came apart, holes between shards, one rank
+alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Right bits in the wrong place: values of another parameter, another role, an earlier moment, another arm."""
+"""Right bits in the wrong place: values of another parameter, another role, an earlier moment, another arm of the
+program.
+
+For example, a master that after a load has the bits of the run that never loaded was left out of the load.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +77,11 @@ def other_role(difference: Difference, context: Context) -> Finding | None:
 
 
 def load_did_nothing(difference: Difference, context: Context) -> Finding | None:
-    """After a load or a refresh, the value is still the one of just before (PT-140898, MBR-4893, MLM-mr2871). A master
-    whose parameter was loaded is left to the rules about stale copies: there the load did something."""
+    """After a load or a refresh, the value is still the one of just before (PT-140898, MBR-4893, MLM-mr2871).
+
+    A master whose parameter was loaded is no case of this: there the load did something, and the rules about stale
+    copies say what it forgot.
+    """
     key = difference.key
     if context.op_kind(key.op) not in ("load", "load_model_only", "reload_params") or key.where != "live":
         return None
@@ -96,7 +103,7 @@ def load_did_nothing(difference: Difference, context: Context) -> Finding | None
 
 
 def _copy_of_loaded(key: Key, context: Context) -> bool:
-    """Whether it is the optimizer's copy of a parameter that has the right value."""
+    """Whether a value is the optimizer's copy of a parameter that does have the right value."""
     param = key._replace(role="param")
     return key.role == "master" and param in context.observed and context.observed[param] == context.expected.get(param)
 
@@ -163,8 +170,8 @@ def _last_load(index: int, context: Context) -> int | None:
 
 
 def remainder_as_value(difference: Difference, context: Context) -> Finding | None:
-    """A master is the number that its low 16 bits are as a signed integer: the remainder that the optimizer keeps
-    beside a bf16 parameter was taken for the master."""
+    """A master is the number that its low 16 bits make as a signed integer. The optimizer keeps those beside a bf16
+    parameter as a *remainder*, and somebody took the remainder for the master."""
     key, pair = difference.key, context.pair(difference)
     if key.role != "master" or pair is None or pair.expected.dtype != "fp32":
         return None
@@ -176,8 +183,8 @@ def remainder_as_value(difference: Difference, context: Context) -> Finding | No
 
 
 def stale_remainder(difference: Difference, context: Context) -> Finding | None:
-    """A master has the upper half of the right value and the lower 16 bits of an earlier one: where the optimizer keeps
-    only those, a load or refresh did not reach them."""
+    """A master has the upper half of the right value and the lower 16 bits of an earlier one. The optimizer keeps
+    only those 16 bits beside the bf16 parameter, and a load or refresh did not reach them."""
     key, pair = difference.key, context.pair(difference)
     param = context.observed.get(key._replace(role="param"))
     if key.role != "master" or pair is None or param is None or (pair.expected.dtype, param.dtype) != ("fp32", "bf16"):
@@ -214,7 +221,8 @@ def zeroed(difference: Difference, context: Context) -> Finding | None:
 
 
 def _at_least_likely(pair: Pair) -> Confidence:
-    """A tensor's own earlier bits are no coincidence even where there are few."""
+    """The finding with its confidence raised to `likely`: a tensor's own earlier bits are no coincidence, even where
+    there are few."""
     return "likely" if pair.strength == "possible" else pair.strength
 
 

@@ -1,4 +1,7 @@
-"""Wrong updates: the step started from other weights, decayed them once too often, or used another kernel."""
+"""Wrong updates: the step started from other weights, decayed them once too often, or used another kernel.
+
+These rules know how far a step can move a weight, and what is left if a wrong start is subtracted.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def continued_from(difference: Difference, context: Context) -> Finding | None:
     if distances.get(key.op - 1, 0.0) <= far:
         return None
     distance, start = min((distance, index) for index, distance in distances.items())
-    if not distance <= far:  # NaN is no distance
+    if not distance <= far:  # also where the distance is NaN
         return None
     clause = f"{tensor(key)} after {context.op_name(key.op)} is one update away from {moment(start, context)}, "
     clause += f"not from {moment(key.op - 1, context)}"
@@ -102,7 +105,7 @@ def other_kernel(difference: Difference, context: Context) -> Finding | None:
         return None
     gradient = difference.key._replace(role="grad")
     if context.expected.get(gradient) != context.observed.get(gradient):
-        return None  # a consequence of other data
+        return None  # the gradient differs already, and this follows from it
     clause = f"{tensor(difference.key)} is off by at most {difference.max_ulp} ULP in {difference.mismatched} of "
     clause += f"{difference.total} elements after {context.op_name(difference.key.op)}"
     return Finding("likely", clause, {"name": difference.key.fqn, "max_ulp": difference.max_ulp})

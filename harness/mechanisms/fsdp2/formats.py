@@ -1,4 +1,7 @@
-"""Checkpoint formats of PyTorch's distributed checkpoints, as systems over FSDP2 write them. No torch."""
+"""Checkpoint formats of PyTorch's distributed checkpoints, as systems over FSDP2 write them. Values only, no torch.
+
+A format is written as its name and the options of torch's StateDictOptions: `full+cpu_offload`, `dcp+flatten`.
+"""
 
 from __future__ import annotations
 

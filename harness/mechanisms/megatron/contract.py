@@ -1,4 +1,9 @@
-"""What Megatron-Core's training loop and optimizers promise, for the contracts of the systems that drive them."""
+"""What Megatron-Core's training loop and optimizers promise, for the contracts of the systems that drive them.
+
+Each clause names the function upstream that makes the promise. What it means for numbers are the methods below them:
+for example, `clip` says that the coefficient is computed in double precision, and `kernels` that with CPU offload the
+elements on the host are stepped by torch's fused AdamW and those on the device by FusedAdam, which round differently.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What Megatron-Bridge promises beside Megatron-Core."""
+"""What Megatron-Bridge promises: what Megatron-Core does, and that finetuning starts from the weights that it
+loaded."""
 
 from __future__ import annotations
 

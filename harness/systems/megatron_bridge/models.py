@@ -1,4 +1,4 @@
-"""The models that only systems over Megatron-Core build for real."""
+"""The models that Bridge trains for real, through Megatron-Core: `harness.mechanisms.megatron.zoo`."""
 
 from __future__ import annotations
 

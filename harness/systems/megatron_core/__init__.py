@@ -1,4 +1,9 @@
-"""NVIDIA Megatron-Core's optimizers and DistributedDataParallel, unmodified, on gloo and an emulated CUDA device."""
+"""NVIDIA Megatron-Core's optimizers and DistributedDataParallel, unmodified, on gloo and an emulated CUDA device.
+
+Most of what it promises, refuses and stores is shared with other systems that drive Megatron and lies in
+`harness.mechanisms.megatron`. Here is what only it has: its checkpoint formats, and its own Megatron-FSDP
+(`options=fsdp_*`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Megatron-Core promises."""
+"""What Megatron-Core promises: see `harness.mechanisms.megatron.contract`, but for its own Megatron-FSDP."""
 
 from __future__ import annotations
 

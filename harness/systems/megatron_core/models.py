@@ -1,4 +1,4 @@
-"""The models that only systems over Megatron-Core build for real."""
+"""The models that Megatron-Core builds for real, with its layers' names: `harness.mechanisms.megatron.zoo`."""
 
 from __future__ import annotations
 

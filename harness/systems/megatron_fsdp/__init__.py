@@ -1,4 +1,8 @@
-"""Megatron-FSDP (ZeRO-1, 2, 3 and hybrid), unmodified, on gloo and an emulated CUDA device."""
+"""Megatron-FSDP (ZeRO-1, 2, 3 and hybrid), unmodified, on gloo and an emulated CUDA device.
+
+It is the package `megatron-fsdp` of the package index. The copy of it inside Megatron-Core is run by `megatron-core`
+with `options=fsdp_*`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What Megatron-FSDP promises."""
+"""What Megatron-FSDP promises.
+
+It shards the rows of each parameter, but unlike FSDP2 unevenly: where a bucket is cut, there one rank ends and the next
+begins (`harness.mechanisms.row_buffers`). The optimizer steps main parameters, which are masters in fp32 unless asked
+otherwise, and a checkpoint holds those under the names of the model's parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which scenarios FSDP2 with distributed checkpoints runs."""
+"""Which scenarios FSDP2 with distributed checkpoints runs. Its limits are those of
+`harness.mechanisms.fsdp2.limits`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What TransformerEngine promises under FSDP2: its FusedAdam's state, quantised parameters, tensor-parallel layers."""
+"""What TransformerEngine promises under FSDP2: its FusedAdam's state, quantised parameters, tensor-parallel layers.
+
+Whatever is stored in another form than the optimizer steps it, such as an fp8 matrix with its scale, is worked out
+after the twin (`completed`): twin and reference step masters, and know nothing of how a layer keeps its weight.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Switches of the `options` axis that only this system has, and what they are about. Values only."""
+"""Switches of the `options` axis that only this system has, and which parameters they are about. Values only."""
 
 from __future__ import annotations
 

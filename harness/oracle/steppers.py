@@ -131,7 +131,7 @@ class Hybrid(torch.optim.Optimizer):
         assert param.grad is not None
         copy = param.detach().to(device, copy=True)
         copy.grad = param.grad.to(device, copy=True)
-        hyper = {name: value for name, value in group.items() if name != "params"}
+        hyper = {name: group[name] for name in self.defaults}  # a schedule adds what no optimizer takes
         optimizer = _optimizer(self.stepper.kind, impl, device, [{**hyper, "params": [copy]}])
         if self.state[param]:
             own = {name: value.to(device, copy=True) for name, value in self.state[param].items() if name != "step"}

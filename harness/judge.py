@@ -128,11 +128,13 @@ def judge_found(found: Found) -> Judgement:
 
 
 def serve_reference(payload: bytes) -> bytes:
-    """Worker entry: run the reference in lockstep and judge it. Replies with the judgement and its packed records."""
+    """Worker entry: run the reference in lockstep and judge it. Replies with the judgement and, unless nothing differs,
+    the packed records: those of a pass would be dropped, and come again whenever the scenario does."""
     case = Case.of(Scenario().with_axes(json.loads(payload)["scenario"]))
     records = reference.run(case.inputs, case.placement, faults=case.scenario.faults)
-    reply = _reply(judge(case, records))
-    return struct.pack("<Q", len(reply)) + reply + pack(records)
+    found = judge(case, records)
+    reply = _reply(found)
+    return struct.pack("<Q", len(reply)) + reply + (pack(records) if found.differences or found.distrust else b"")
 
 
 def judge(case: Case, records: Sequence[Record], problems: Sequence[Problem] = ()) -> Judgement:

@@ -127,7 +127,8 @@ class Laboratory:
             stack.callback(self._environments.close)
 
     def examine(self, scenarios: Iterable[Scenario], observed: Observed) -> Iterator[Result]:
-        """Results in the order in which they are reached; `observed` gets every packed observation before its verdict.
+        """Results in the order in which they are reached; `observed` gets every packed observation before its verdict,
+        save those of the reference that pass.
 
         Raises:
             StoreFull: the disk filled; results given out before stay valid.
@@ -197,7 +198,8 @@ class Laboratory:
                 if info.world == "lockstep"
                 else self._forked(scenario, directory, self.deadline_s * patience, quiet=False)
             )
-            observed(scenario, trial.blob)
+            if trial.blob or info.world != "lockstep":
+                observed(scenario, trial.blob)
             if info.world != "lockstep":
                 trial.judgement = self._judged(scenario, directory, trial)
             result = replace(_result(scenario, info, trial), **self._ran(info, scenario))

@@ -232,11 +232,16 @@ def test_a_twin_is_run_once_for_all_scenarios_with_equal_inputs(
 # --- what workers are asked ---------------------------------------------------------------------------
 
 
-def test_the_reference_is_run_and_judged_in_one_call(sound: list[Record]) -> None:
-    reply = serve_reference(json.dumps({"scenario": BASE.axis_values(only_changed=True)}).encode())
-    (length,) = struct.unpack_from("<Q", reply)
-    assert json.loads(reply[8 : 8 + length])["differences"] == []
-    assert list(unpack(reply[8 + length :])) == list(sound)
+def test_the_reference_is_run_and_judged_in_one_call() -> None:
+    for scenario in (BASE, replace(BASE, faults=("no-op-load",))):
+        reply = serve_reference(json.dumps({"scenario": scenario.axis_values(only_changed=True)}).encode())
+        (length,) = struct.unpack_from("<Q", reply)
+        judgement, blob = json.loads(reply[8 : 8 + length]), reply[8 + length :]
+        if scenario.faults:
+            assert judgement["differences"]
+            assert list(unpack(blob)) == records_of(scenario)
+        else:
+            assert (judgement["differences"], blob) == ([], b"")
 
 
 class Ranks:

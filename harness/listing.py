@@ -8,7 +8,7 @@ from dataclasses import fields
 from harness.faults.boundary import BOUNDARY
 from harness.faults.catalogue import CATALOGUE
 from harness.models import zoo
-from harness.program import PROGRAMS
+from harness.program import named_programs
 from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
 from harness.space.files import space_names
 from harness.systems.accepts import Formats
@@ -45,7 +45,7 @@ def render_listing() -> str:
         ("checkpoint formats", [(info.name, _formats(info)) for info in all_systems()]),
         ("options", {word: doc for info in all_systems() for word, doc in info.accepts.options.items()}.items()),
         ("models", ((spec.name, spec.doc) for spec in zoo().values())),
-        ("programs", PROGRAMS.items()),
+        ("programs", named_programs().items()),
         ("scenarios", ((name, "") for name in space_names())),
         ("faults", [*((f.id, f.doc) for f in CATALOGUE.values()), *((f.id, f.doc) for f in BOUNDARY.values())]),
         *(

@@ -68,6 +68,9 @@ PROGRAMS: dict[str, str] = {
 }
 
 
+_provided: dict[str, str] = {}
+
+
 @dataclass(frozen=True)
 class Op:
     """One operation with every argument resolved.
@@ -98,10 +101,16 @@ def provide(name: str, program: str) -> None:
     Raises:
         UsageError: an illegal sequence, or a name that another program has.
     """
-    if PROGRAMS.get(name, program) != program:
-        raise UsageError.of(f"program {name!r}", program, [PROGRAMS[name]], "another name")
+    known = named_programs()
+    if known.get(name, program) != program:
+        raise UsageError.of(f"program {name!r}", program, [known[name]], "another name")
     operations(program)
-    PROGRAMS[name] = program
+    _provided[name] = program
+
+
+def named_programs() -> dict[str, str]:
+    """Every program that has a name: `PROGRAMS`, and those of plugins."""
+    return {**_provided, **PROGRAMS}
 
 
 def meshes(scenario: Scenario) -> tuple[Mesh, ...]:
@@ -132,10 +141,10 @@ def operations(program: str) -> tuple[str, ...]:
     Raises:
         UsageError: an unknown name or an illegal sequence.
     """
-    words = tuple(PROGRAMS.get(program, program).split())
+    words = tuple((PROGRAMS.get(program) or _provided.get(program, program)).split())
     unknown = [w for w in words if w not in KINDS]
     if unknown or not words:
-        raise UsageError.of("program", program, (*PROGRAMS, f"or operations of: {' '.join(KINDS)}"), "resume")
+        raise UsageError.of("program", program, (*named_programs(), f"or operations of: {' '.join(KINDS)}"), "resume")
     problem = _illegal(words)
     if problem:
         raise UsageError(f"program {program!r}: {problem}; correct form: {PROGRAMS['resume']!r}")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Protocol
 
-from harness.program import PROGRAMS, operations
+from harness.program import named_programs, operations
 from harness.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
 
 
@@ -172,7 +172,7 @@ class Operations:
 
     @property
     def text(self) -> str:
-        programs = [name for name, words in PROGRAMS.items() if not self.refuses(words)]
+        programs = [name for name, words in named_programs().items() if not self.refuses(words)]
         reason = f"; {self.because}" if self.because else ""
         return f"programs of {', '.join(self.kinds)} ({', '.join(programs)}){reason}"
 

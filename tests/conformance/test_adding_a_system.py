@@ -21,7 +21,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.laboratory import Laboratory
-from harness.program import PROGRAMS, expand, provide
+from harness.program import PROGRAMS, expand, named_programs, provide
 from harness.readers.errors import CheckpointError
 from harness.scenario import Scenario
 from harness.systems.conformance import check_system
@@ -73,12 +73,13 @@ def test_its_reader_refuses_a_number_that_no_parameter_has(tmp_path: Path) -> No
 
 
 def test_a_program_has_one_meaning() -> None:
-    provide("relay", PROGRAMS["relay"])
+    provide("relay", named_programs()["relay"])
     with pytest.raises(UsageError, match="program 'relay': given 'build step'"):
         provide("relay", "build step")
     with pytest.raises(UsageError, match="comes before a build"):
         provide("headless", "step")
-    assert "headless" not in PROGRAMS
+    assert "headless" not in named_programs()
+    assert "relay" not in PROGRAMS, "those that ship"
 
 
 def test_it_is_of_the_size_that_the_page_says() -> None:

@@ -74,7 +74,7 @@ def test_a_refusal_of_another_release_is_raised_by_it(laboratory: Laboratory, na
     ("system", "name", "wrong"),
     [
         (broken.UNDECLARED, UNDECLARED, ["sharding=novel is accepted", "dtype param=novel is accepted"]),
-        (broken.WIDE, TABULATES, ["rule 'wide-constraint' reads", "rule 'wide-limit' reads"]),
+        (broken.WIDE, TABULATES, ["rule 'wide-constraint' of broken-wide", "rule 'wide-limit' of broken-wide"]),
         (broken.IDLE_LOAD, PASSES, ["mismatch and not pass, of "]),
         (broken.MEDDLES, OBSERVING, ["observed at the end only, "]),
         (broken.OMITS, FLIPS, ["a difference without any flip could flip unseen"]),

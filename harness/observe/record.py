@@ -1,48 +1,53 @@
 """Records: what one rank held of one thing at one point of the program, as raw bytes.
 
-Conventions every system, the reference and the twin follow, so that their observations are comparable:
+A *role* says what a value is to training. Systems, reference and twin follow the same conventions for each, so that
+their observations can be compared. A *canonical name* is a parameter's fully qualified name; a tied alias has another
+one. A value is *logical* where ranks hold pieces of it, which are joined before anything is compared; the roles at the
+end of the table are each rank's own.
 
-    role            fqn; dtype and shape; when
-    param           every name, tied aliases included; storage dtype, logical; every op
-    compute_param   every name used in a forward; compute dtype, logical; after step and overflow, as the last
+    role            under which name; in which dtype and shape; after which operations
+    param           every name, tied aliases too; storage dtype, logical; every operation
+    compute_param   every name that a forward uses; compute dtype, logical; after step and overflow, as the last
                     microbatch's forward saw it
-    grad            canonical name; as the optimizer saw it (unscaled, clipped), absent if it saw none; after step
-    master          canonical name; master dtype, only where a system keeps separate masters; every op
+    grad            canonical name; as the optimizer saw it (unscaled, clipped), logical; after step, absent if the
+                    optimizer saw none
+    master          canonical name; master dtype, logical; every operation, where a system keeps separate masters
     exp_avg, exp_avg_sq, momentum
-                    canonical name; state dtype, logical, absent until created; every op
-    step            canonical name; fp32, shape (), absent until created; every op
-    hyperparameter  `group{i}.{key}`: fp64, shape (); `group{i}.params`: utf8, shape (bytes,), canonical names
-                    joined by newlines; every op. Of a system with `owner_groups` instead `{parameter}.{key}`, of the
-                    parameters that the optimizer holds, by every rank that owns some of the parameter
-    buffer          every name; its own dtype and shape; every op
-    scheduler       `last_epoch`: int64, the steps it has counted; `last_lr.{i}`: fp64, of schedules of torch;
-                    shape (); every op if there is a schedule
-    scaler          `scale`: fp32, `growth_tracker`: int64, and Megatron's `hysteresis_tracker`: int64, shape (); every
-                    op if there is a dynamic loss scale
-    norm            `total_norm`: shape (), in the dtype that the system reports it in and clips with (fp32; Megatron's
-                    python float: fp64), compared by ULPs, not bits; after step if clipping
-    host            canonical name; bool, logical: which elements a kernel of the host steps; every op where some are
-                    offloaded and it is known which (`oracle.host_elements.knows_host`)
-    quant_scale     `{parameter}.{role}` of every scaled master and moment (`contracts.scaled_roles`): fp32, in the
-                    parameter's shape, of every element the scale of its domain; every op where there is the state.
-                    `{parameter}.param` of every quantised parameter (`contracts.is_quantised`): the inverse of the
-                    scale, stored too; its `param` is in fp8e4m3 then
-    emulated        `symbols`: utf8, shape (bytes,), the emulated symbols touched so far, joined by newlines; per rank,
-                    collected, not compared
-    device          `note`: utf8, shape (bytes,), which GPU and which collectives the rank has; per rank, collected, not
-                    compared; every op where ranks have one
-    resolved        name; utf8, shape (bytes,): what the texts of a recipe come to; after build, of systems that parse
-                    them (`oracle.pretrained`)
-    tag             name; int64, shape (): the dim along which a parameter is marked as tensor-parallel; after build,
-                    with the option `tags` (`oracle.tags`)
-    rng, warning    see observe/ambient.py; per rank, no box; every op
-    extra_state     name; uint8, shape (bytes,): what a layer's own get_extra_state gives; every op (`oracle.carried`)
+                    canonical name; state dtype, logical; every operation, absent until created
+    step            canonical name; fp32, shape (); every operation, absent until created
+    hyperparameter  `group{i}.{key}`: fp64, shape (), and `group{i}.params`: utf8, the canonical names joined by
+                    newlines; every operation. Of a system whose contract says `owner_groups`, instead
+                    `{parameter}.{key}`, recorded by every rank that owns some of the parameter
+    buffer          every name; its own dtype and shape; every operation
+    scheduler       `last_epoch`: int64, the steps it has counted; `last_lr.{i}`: fp64, of torch's schedules;
+                    every operation, if there is a schedule
+    scaler          `scale`: fp32, `growth_tracker`: int64, and Megatron's `hysteresis_tracker`: int64; every operation,
+                    if there is a dynamic loss scale
+    norm            `total_norm`: the dtype that the system reports it in and clips with (fp32; Megatron's Python float:
+                    fp64), compared by ULPs and not by bits; after step, if gradients are clipped
+    host            canonical name; bool, logical: which elements a kernel of the host steps; every operation, where
+                    some are offloaded and the contract knows which (`Contract.knows_host`)
+    quant_scale     `{parameter}.{role}` of every master and moment that is kept divided by a scale
+                    (`Contract.scaled_roles`): fp32, in the parameter's shape, for each element the scale of its domain;
+                    every operation, where there is the state. `{parameter}.param` of a parameter that is stored in
+                    fp8e4m3: the inverse of its scale, which is stored beside it
+    resolved        any name; utf8: what the texts of a recipe came to; after build, of systems that parse recipes
+    tag             name; int64, shape (): the dim along which a parameter is marked as tensor-parallel; after build, of
+                    systems that record marks
+    extra_state     name; uint8: what a layer's own get_extra_state gives; every operation (`harness.oracle.carried`)
+    rng, warning    each rank's own, no box: see `harness.observe.ambient`; every operation
+    emulated        `symbols`: utf8, the emulated symbols touched so far, joined by newlines; each rank's own,
+                    collected and not compared
+    device          `note`: utf8, which GPU and which collectives the rank has; each rank's own, collected and not
+                    compared
 
-Values of `hyperparameter`: lr, weight_decay and, by kind, betas as `beta1`/`beta2`, `eps`, `momentum`,
-`nesterov` (0.0 or 1.0). `written` records carry what a checkpoint holds after a `save`, read back by the
-independent reader: param, master, exp_avg, exp_avg_sq, momentum, step, hyperparameter, persistent buffers,
-scheduler and scaler, as far as the format stores them; of Megatron-Core also `iteration` (int64, shape (): optimizer
-steps taken) and, as `unknown`, whatever nobody expects there.
+Keys of `hyperparameter`: lr, weight_decay and, by kind of optimizer, betas as `beta1` and `beta2`, `eps`, `momentum`,
+`nesterov` (0.0 or 1.0).
+
+`written` records are what a checkpoint holds after a `save`, read back by the independent reader: param, master,
+exp_avg, exp_avg_sq, momentum, step, hyperparameter, persistent buffers, scheduler and scaler, as far as the format
+stores them; of Megatron-Core also `iteration` (int64: optimizer steps taken) and, as `unknown`, whatever nobody expects
+there.
 """
 
 from __future__ import annotations
@@ -67,20 +72,21 @@ LIVE, WRITTEN = "live", "written"
 PER_RANK_ROLES = frozenset({"rng", "warning", "emulated", "device"})
 
 OWNER_ROLES = frozenset({"hyperparameter", "step", "exp_avg", "exp_avg_sq", "momentum", "host", "quant_scale"})
-"""Roles that in a system with `owner_groups` only the ranks record that own some of the parameter."""
+"""Roles that, where a contract says `owner_groups`, only those ranks record that own some of the parameter."""
 
 
 class Record(NamedTuple):
-    """A piece of a logical tensor. A named tuple: a scenario makes thousands, and a frozen dataclass takes 3 µs each.
+    """A piece of a logical tensor. A named tuple, since a scenario makes thousands and a frozen dataclass takes 3 µs
+    each.
 
-    op: index of the program's operation it was taken after. rank: global rank. where: `live` or `written`.
-    shape: of the whole logical tensor. start, size: the box this piece fills, one entry a dim; with
-    `flat`, one entry each, in elements of the row-major flattened tensor. data: the piece's bytes,
-    row-major, little endian; its length is product(size) times the dtype's item size. replica: which copy of the
-    tensor the piece belongs to, where copies are cut differently (a tp-replicated parameter in flat buffers, which
-    lie differently on every tp rank); each copy must be whole, and all must agree. others: further ranks that hold this
-    very piece with these very bytes; whoever observes many ranks at once compares them there, and `every_rank` gives
-    each its own record.
+    op: index of the program's operation after which it was taken. rank: global rank. where: `live` or `written`. shape:
+    of the whole logical tensor. start, size: the box that this piece fills, one entry a dim; with `flat` one entry
+    each, in elements of the row-major flattened tensor. data: the piece's bytes, row-major, little endian;
+    product(size) times the dtype's item size of them. replica: which copy of the tensor the piece belongs to, where
+    copies are cut differently (a parameter that tensor parallelism does not cut lies otherwise in the flat buffers of
+    each tp rank); each copy must be whole, and all must agree. others: further ranks that hold this very piece with
+    these very bytes; whoever observes many ranks at once compares them there, and `every_rank` gives each its own
+    record.
     """
 
     op: int
@@ -99,7 +105,7 @@ class Record(NamedTuple):
 
 
 def every_rank(records: Iterable[Record]) -> Iterator[Record]:
-    """The records with one for every rank that holds a piece."""
+    """The same records, with one for every rank that holds a piece."""
     for record in records:
         if not record.others:
             yield record

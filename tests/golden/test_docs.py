@@ -2,12 +2,13 @@
 
 *Verifies*: every path below one of our folders exists, every `shardproof` command line parses and names scenarios,
 systems and axes that there are, every `make` target and `python -m` module exists, and a block of Python under the name
-of a file is a part of that file.
+of a file is a part of that file. What docstrings of the package name by `harness.…` or by path is there too.
 *Does not verify*: what a command prints, and prose.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -123,6 +124,36 @@ def quotations() -> Iterator[tuple[str, str, str]]:
 @pytest.mark.parametrize(("document", "path", "block"), list(quotations()))
 def test_quoted_code_is_that_of_its_file(document: str, path: str, block: str) -> None:
     assert block in (ROOT / path).read_text("utf-8"), f"{document} quotes {path}"
+
+
+_DOTTED = re.compile(r"`(harness(?:\.\w+)+)(?:`|:)")
+MODULES = sorted(ROOT.glob("harness/**/*.py"))
+
+
+def docstrings(path: Path) -> Iterator[str]:
+    """Every text of a module that is a statement by itself."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+
+
+def is_defined(dotted: str) -> bool:
+    """Whether a name is a module of the package, or stands in one."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 1, -1):
+        place = ROOT.joinpath(*parts[:length])
+        file = next((f for f in (place.with_suffix(".py"), place / "__init__.py") if f.is_file()), None)
+        if file is not None:
+            inside = re.escape(parts[length]) if length < len(parts) else ""
+            return re.search(rf"\b{inside}\b", file.read_text("utf-8")) is not None
+    return False
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_a_docstring_names_is_there(path: Path) -> None:
+    for text in docstrings(path):
+        assert [name for name in _DOTTED.findall(text) if not is_defined(name)] == []
+        assert [name for name in _PATH.findall(text) if name.startswith(OURS) and not any(places(name))] == []
 
 
 def test_there_is_something_to_check() -> None:

@@ -1,0 +1,196 @@
+"""How much work things are, counted where it cannot vary: calls of our own functions, and modules that are imported.
+
+Seconds depend on the machine and on who else uses it; on a busy one they double. Calls of functions under `harness/` do
+not, and they grow with what made things slow here before: a rule that is asked hundreds of thousands of times, a table
+that is built again, a heavy import on a cold path. So a test (`tests/golden/test_work.py`) compares these counts with
+those recorded in `tests/golden/work.toml`, and `make bench` prints them beside the seconds.
+
+    python -m benchmarks.work             print what is counted beside what is recorded
+    python -m benchmarks.work --renew     record what is counted
+
+Everything is counted in a process of its own, with a fixed hash seed, and nothing remembered from an earlier one.
+
+*Verifies*: the number of calls of Python functions of ours, and the number of modules.
+*Does not verify*: seconds, what numpy and torch do inside, and calls of methods that `dataclass` makes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import cProfile
+import io
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "tests" / "golden" / "work.toml"
+RENEW = "python -m benchmarks.work --renew"
+TOLERANCE = 0.1
+"""How much more than recorded is too much, and how much less is worth recording."""
+
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
+
+
+def plan_nightly() -> int:
+    """Calls of `shardproof plan nightly`, its imports included."""
+    return calls(lambda: command("plan", "nightly"))
+
+
+def reference_scenario() -> int:
+    """Calls of the scenario of `bench_reference`, after one like it, as in a run."""
+    from benchmarks import bench_reference
+    from harness.models import ZOO
+    from harness.observe.assemble import assemble
+    from harness.program import expand
+    from harness.reference import system as reference
+    from harness.scenario import Scenario
+    from harness.systems.registry import contract_of
+
+    ZOO["bench12"] = bench_reference.bench_model()
+    scenario = Scenario().with_axes(bench_reference.AXES)
+    truth, _ = assemble(r for r in reference.run(*contract_of(scenario).resolve(scenario)) if r.where == "live")
+    last = expand(scenario)[-1].index
+    bench_reference.one(truth, (last,))
+    return calls(lambda: bench_reference.one(truth, (last,)))
+
+
+def judged_scenario() -> int:
+    """Calls of judging a scenario of FSDP2, twin and reference included; the reference's records stand for the
+    ranks'."""
+    from harness.judge import Case, judge
+    from harness.reference import system as reference
+    from harness.scenario import Scenario
+
+    axes = {"system": "torch-fsdp2", "mesh": "1x2x1", "model": "twins", "dtype": "mixed", "program": "resume"}
+    case = Case.of(Scenario().with_axes(axes))
+    records = reference.run(case.inputs, case.placement)
+    return calls(lambda: judge(case, records))
+
+
+def modules_of(*words: str) -> Callable[[], int]:
+    """Counts the modules that a command imports. A package that is not ours and not Python's counts as one, so that
+    its releases make no difference."""
+
+    def count() -> int:
+        before = set(sys.modules)
+        command(*words)
+        tops = {name: name.partition(".")[0] for name in sys.modules.keys() - before}
+        own = {"harness", "scenarios", *sys.stdlib_module_names}
+        return len({name if top in own else top for name, top in tops.items()})
+
+    return count
+
+
+MEASURES: Mapping[str, Mapping[str, Callable[[], int]]] = {
+    "calls": {
+        "plan nightly": plan_nightly,
+        "a scenario of the reference": reference_scenario,
+        "judging a scenario of FSDP2": judged_scenario,
+    },
+    "modules": {
+        "--help": modules_of("--help"),
+        "list": modules_of("list"),
+        "plan smoke": modules_of("plan", "smoke"),
+    },
+}
+"""What is counted → of what → how."""
+
+
+def command(*words: str) -> None:
+    """Run a command line in this process, and drop what it prints."""
+    from harness.cli import entry
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        status = entry(words)
+    if status:
+        raise RuntimeError(f"shardproof {' '.join(words)} ended with status {status}")
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many calls of functions under `harness/` some work makes."""
+    ours = str(ROOT / "harness") + os.sep
+    profile = cProfile.Profile(builtins=False)
+    profile.runcall(work)
+    entries = profile.getstats()
+    return sum(
+        entry.callcount
+        for entry in entries
+        if not isinstance(entry.code, str) and entry.code.co_filename.startswith(ours)
+    )
+
+
+@dataclass(frozen=True)
+class Count:
+    """What was counted of something, and what is recorded; None where nothing is."""
+
+    kind: str
+    name: str
+    found: int
+    recorded: int | None
+
+    @property
+    def is_too_much(self) -> bool:
+        return self.recorded is None or self.found > self.recorded * (1 + TOLERANCE)
+
+    @property
+    def is_less(self) -> bool:
+        return self.recorded is not None and self.found < self.recorded * (1 - TOLERANCE)
+
+    @property
+    def line(self) -> str:
+        """For a reader, with what to do about it."""
+        change = "" if self.recorded is None else f" ({100 * (self.found / self.recorded - 1):+.1f} %)"
+        said = f"{self.name}: {self.found:,} {self.kind}, recorded {self.recorded or 0:,}{change}"
+        if self.is_too_much:
+            return f"{said}; too many: find out why, or record them with {RENEW} and say why in the commit"
+        return f"{said}; fewer: record them with {RENEW}" if self.is_less else said
+
+
+def count(kind: str, name: str) -> Count:
+    """Count one thing in a fresh process.
+
+    Raises:
+        RuntimeError: it failed there, with what it said.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "SHARDPROOF_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.work", kind, name], cwd=ROOT, env={**environment, **ENVIRONMENT},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"counting {kind} of {name} failed: {done.stderr[-2000:]}")
+    return Count(kind, name, int(done.stdout), recorded().get(kind, {}).get(name))
+
+
+def recorded() -> dict[str, dict[str, int]]:
+    """Kind → name → what is recorded."""
+    return tomllib.loads(RECORD.read_text("utf-8")) if RECORD.is_file() else {}
+
+
+def renew() -> None:
+    """Count everything and record it."""
+    lines = ["# How much work things are; `python -m benchmarks.work --renew` writes it. See benchmarks/work.py."]
+    for kind, measures in MEASURES.items():
+        lines += ["", f"[{kind}]", *(f'"{name}" = {count(kind, name).found}' for name in measures)]
+    RECORD.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def main(words: list[str]) -> None:
+    match words:
+        case []:
+            for kind, measures in MEASURES.items():
+                for name in measures:
+                    print(count(kind, name).line, flush=True)
+        case ["--renew"]:
+            renew()
+        case [kind, name]:
+            print(MEASURES[kind][name]())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -31,6 +31,8 @@ DOCUMENTS = sorted(
 OURS = ("harness", "scenarios", "tests", "docs", "benchmarks", "reports", ".ci")
 """Folders whose files a document may name in full."""
 
+LONGEST_CELL = 200
+
 _PATH = re.compile(r"(?<![\w./@:~-])(?:\.\./)*([\w.-]+(?:/[\w.*<>-]+)+\.(?:py|toml|md|patch|html))(?![\w/])")
 _COMMAND = re.compile(r"(?:^\$ |`|^    )(shardproof [^`\n]*)", re.MULTILINE)
 _MODULE = re.compile(r"python -m ((?:harness|benchmarks)[\w.]*)")
@@ -154,6 +156,12 @@ def test_what_a_docstring_names_is_there(path: Path) -> None:
     for text in docstrings(path):
         assert [name for name in _DOTTED.findall(text) if not is_defined(name)] == []
         assert [name for name in _PATH.findall(text) if name.startswith(OURS) and not any(places(name))] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_cell_of_a_table_is_no_paragraph(document: str) -> None:
+    rows = [line for line in (ROOT / document).read_text("utf-8").splitlines() if line.startswith("|")]
+    assert [cell for row in rows for cell in row.strip("|").split(" | ") if len(cell.strip()) > LONGEST_CELL] == []
 
 
 def test_there_is_something_to_check() -> None:

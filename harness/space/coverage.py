@@ -2,8 +2,8 @@
 
 *Verifies*: for every set of t axes, how many of the combinations that some supported scenario contains are in the
 list, and that the list has no other. *Does not verify*: that the space's axes hold every value worth testing. It
-shares no state with the generator; both know the feasible combinations from `feasible`, which is checked against
-plain enumeration in tests/properties/test_covering.py.
+shares nothing with the generator but what is feasible, and `feasible` is checked against plain enumeration in
+tests/properties/test_covering.py.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.scenario import DTypePolicy, Scenario
+from harness.systems.automodel.accepts import ACCEPTS
 from harness.systems.automodel.dtype_contract import AUTO, RULES, Policy, Tensor, dtypes, recipe, wider
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "dtype-contract.md"
@@ -50,6 +52,12 @@ def test_reasons_are_in_the_order_of_the_stages() -> None:
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(TORCH, repeat=2)))
 def test_wider_is_torchs_promotion(first: str, second: str) -> None:
     assert TORCH[wider(first, second)] == torch.promote_types(TORCH[first], TORCH[second])
+
+
+def test_a_storage_dtype_that_the_loader_cannot_be_asked_for_is_refused_and_breaks_no_rule() -> None:
+    scenario = Scenario(system="automodel", model="llama", dtype=DTypePolicy("mixed_fp16"), checkpoint="safetensors")
+    refused = {limit.id: limit.reason for limit in ACCEPTS.limits if limit.refuses(scenario)}
+    assert "from_pretrained is asked for one dtype" in refused["dtype-storage"]
 
 
 def test_an_explicit_request_is_storage_and_the_policy_computes() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
+from harness.versions import split_cures, with_cures
 
 if TYPE_CHECKING:
     from harness.known_issues import KnownIssues
@@ -219,10 +220,12 @@ def use_clones(clones: Sequence[str]) -> None:
 
 def placed(text: str) -> str:
     """A version, or `NAME@VERSION`, with the folder of `path:DIR` absolute, so that it can be replayed anywhere."""
+
+    text, wanted = split_cures(text)
     before, path, folder = text.partition("path:")
-    if not path or (before and not before.endswith("@")):
-        return text
-    return f"{before}path:{Path(folder).expanduser().resolve()}"
+    if path and (not before or before.endswith("@")):
+        text = f"{before}path:{Path(folder).expanduser().resolve()}"
+    return with_cures(text, wanted)
 
 
 def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[str, str]:
@@ -233,6 +236,7 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
     Raises:
         UsageError: one is not; with the last lines of what it said itself.
     """
+    from harness import cures
     from harness.laboratory import require_installed
     from harness.releases import package
     from harness.systems.registry import system_named
@@ -244,12 +248,15 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
         info = system_named(system)
         if info.package:
             ran = package(info.package).newest.version
+            release, wanted = split_cures(version)
+            if wanted is not None:
+                cures.chosen(info, wanted)
             try:
-                ran = build(package(info.package), version, interpreter(python)).version if version else ran
+                ran = build(package(info.package), release, interpreter(python)).version if release else ran
             except OverlayError as error:
                 allowed = "a release that can be installed and imported here"
                 raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
-            found.setdefault(info.package, []).append(ran)
+            found.setdefault(info.package, []).append(with_cures(ran, wanted))
         elif version:
             first = info.distributions[0] if info.distributions else ""
             require_installed(info, version, interpreter(python).release(first) or "")

@@ -24,6 +24,7 @@ from harness.releases import Package
 from harness.report.model import brief
 from harness.result import Result
 from harness.verdict import Verdict
+from harness.versions import split_cures
 from harness.world.overlay import commit_of, git
 
 GIT = "git:"
@@ -179,6 +180,19 @@ class Bisection:
             return State.GOOD
         same = self._any_failure or result.signature == self._signature
         return State.BAD if result.verdict.is_failure and same else State.OTHER
+
+
+def ends(good: str, bad: str) -> tuple[str, str, str | None]:
+    """Both ends without their cures, and the cures, which all versions between them have too.
+
+    Raises:
+        UsageError: the ends have different cures.
+    """
+    (good_release, wanted), (bad_release, other) = split_cures(good), split_cures(bad)
+    if wanted != other:
+        form = "--good 0.13.0+cured --bad 0.16.1+cured"
+        raise UsageError.of("--good, --bad", f"{good}, {bad}", "two versions with the same cures", form)
+    return good_release, bad_release, wanted
 
 
 def require_ends(package: Package, good: str, bad: str) -> None:

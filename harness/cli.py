@@ -6,13 +6,13 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from harness import __version__, arguments, options
+from harness.cli_releases import bisect, conformance, cures_, sweep
 from harness.errors import HarnessError, UsageError
 from harness.verdict import ExitStatus
 
@@ -217,101 +217,6 @@ def replay(
 
 
 @cli.command()
-@click.argument("names", metavar="SCENARIO...", nargs=-1, required=True)
-@options.system
-@click.option(
-    "--versions", "texts", multiple=True, metavar="A..B | V", help="Releases; or git:REV, path:DIR; repeatable [all]."
-)
-@click.option("-j", "--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Releases at once.")
-@options.deadline
-@options.python
-@options.clone
-@options.database
-@options.json
-@options.plugin
-def sweep(
-    names: tuple[str, ...], system: str | None, texts: tuple[str, ...], jobs: int, deadline_s: float,
-    python: str | None, clones: tuple[str, ...], out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
-) -> int:  # fmt: skip
-    """Run a scenario on several releases, side by side; of several scenarios, the table of their verdicts.
-
-    SCENARIO is a file, a regression, or the id of a result.
-
-    \b
-    shardproof sweep bug.toml --system megatron-core --versions 0.13.0..0.16.1
-    shardproof sweep 1a2b3c4d5e6f --versions 0.16.1 --versions git:main --clone megatron-core=../Megatron-LM
-    """
-    from harness.laboratory import Laboratory
-    from harness.report.releases_text import render_sweeps
-    from harness.report.text import wants_colour
-    from harness.sweep import status, sweeps, versions
-
-    modules = arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
-    arguments.use_clones(clones)
-    arguments.require_writable_file(json_file, "--json")
-    scenarios = [arguments.one_scenario(name, system, out) for name in names]
-    arguments.require_devices(scenarios, python)
-    asked = versions(arguments.one_package(scenarios), tuple(map(arguments.placed, texts)))
-    with Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
-        found = sweeps(scenarios, asked, laboratory)
-    print(render_sweeps(names, found, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
-    documents = [one.to_json() for one in found]
-    arguments.write_json(json_file, documents[0] if len(names) == 1 else {"sweeps": documents})
-    return status(found)
-
-
-@cli.command()
-@click.argument("name", metavar="SCENARIO")
-@options.system
-@click.option("--good", required=True, metavar="VERSION", help="Where it passes: a release, or git:REV.")
-@click.option("--bad", required=True, metavar="VERSION", help="Where it fails; older than --good to find the fix.")
-@click.option("--any-failure", is_flag=True, help="Count every failure as the same, whatever its signature.")
-@options.deadline
-@options.python
-@options.clone
-@options.database
-@options.json
-@options.plugin
-def bisect(
-    name: str, system: str | None, good: str, bad: str, any_failure: bool, deadline_s: float, python: str | None,
-    clones: tuple[str, ...], out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
-) -> int:  # fmt: skip
-    """Find the release or commit at which a failure came, or went.
-
-    It ends with the last good and the first bad one, or with the last bad and the first fixed. SCENARIO is a file, a
-    regression, or the id of a result.
-
-    \b
-    shardproof bisect bug.toml --good 0.13.0 --bad 0.16.1
-    shardproof bisect bug.toml --good git:core_v0.15.0 --bad git:main --clone megatron-core=../Megatron-LM
-    """
-    from harness import bisect as search
-    from harness.laboratory import Laboratory
-    from harness.report.releases_text import render_finding, tried_line
-    from harness.report.text import wants_colour
-
-    modules = arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
-    arguments.use_clones(clones)
-    arguments.require_writable_file(json_file, "--json")
-    scenario = arguments.one_scenario(name, system, out)
-    arguments.require_devices([scenario], python)
-    package = arguments.package_of(scenario)
-    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
-        searching = search.Bisection(
-            lambda version: laboratory.examine_one(replace(scenario, version=version)),
-            lambda *tried: print(tried_line(*tried), file=sys.stderr, flush=True),
-            any_failure=any_failure,
-        )
-        found = searching.run(package, good, bad)
-    subjects = {version: search.subject(package, version) for version in (found.before, found.after)}
-    print(render_finding(found, subjects, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
-    arguments.write_json(json_file, found.to_json())
-    return 130 if found.interrupted else ExitStatus.OK
-
-
-@cli.command()
 @click.argument("scenario_id", metavar="ID")
 @options.database
 @click.option("--toml", is_flag=True, help="Print the scenario as TOML instead.")
@@ -405,40 +310,6 @@ def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
 
 
 @cli.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME[@VERSION]...")
-@options.python
-@options.clone
-@options.plugin
-@options.deadline
-def conformance(
-    names: tuple[str, ...], python: str | None, clones: tuple[str, ...], plugins: tuple[str, ...], deadline_s: float
-) -> int:
-    """Check that a system, also one of a plugin, is driven and observed so that its verdicts can be believed.
-
-    \b
-    shardproof conformance torch-fsdp2
-    shardproof conformance my-system --plugin my_plugin
-    shardproof conformance megatron-core@0.14.0
-    """
-    from harness.laboratory import Laboratory
-    from harness.space.files import split_system
-    from harness.systems.conformance import check_system
-    from harness.systems.registry import system_named
-
-    modules = arguments.load_plugins(plugins)
-    arguments.use_clones(clones)
-    chosen = [split_system(arguments.placed(name)) for name in names]
-    wrong = 0
-    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
-        for name, version in chosen:
-            print(f"{name}{'@' if version else ''}{version}")
-            for check in check_system(system_named(name), laboratory, version):
-                print(f"  {check.line}", flush=True)
-                wrong += bool(check.wrong)
-    return ExitStatus.FAILURE if wrong else ExitStatus.OK
-
-
-@cli.command()
 @options.python
 @options.clone
 @options.plugin
@@ -471,3 +342,7 @@ def inspect(checkpoint: Path) -> int:
     print(render_description(rows), end="")
     check_complete(checkpoint, rows)
     return ExitStatus.OK
+
+
+for command in (sweep, bisect, cures_, conformance):
+    cli.add_command(command)

@@ -45,6 +45,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from harness.cures import cure_of
 from harness.errors import UsageError
 from harness.program import KINDS
 from harness.scenario import AXES, Scenario, load_toml, parse_axis
@@ -103,6 +104,11 @@ class KnownIssue:
     match: Pattern
     confirmed_on_gpu: str = ""
 
+    @property
+    def cure(self) -> str:
+        """The id of its cure, that of the defect which its scenario shows; empty where it has none."""
+        return cure_of(system_named(self.system), self.scenario)
+
 
 @dataclass(frozen=True)
 class KnownIssues:
@@ -114,7 +120,13 @@ class KnownIssues:
         """The ids of the entries that together cover all evidence, joined by `+`; None if anything is new."""
         if not result.verdict.is_failure or result.verdict is Verdict.NONDETERMINISTIC or not result.evidence:
             return None
-        able = [i for i in self.issues if i.system == result.system and i.match.applies(result.scenario)]
+        able = [
+            issue
+            for issue in self.issues
+            if issue.system == result.system
+            and issue.match.applies(result.scenario)
+            and not (result.cured and issue.cure in result.cured)
+        ]
         found = [next((i for i in able if i.match.covers(item)), None) for item in result.evidence]
         followed = tuple(pattern for issue in found if issue for pattern in issue.match.aftermath)
         if None in found or not all(_any_match(text, followed) for text in result.aftermath):

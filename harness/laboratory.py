@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from harness import __version__
 from harness.errors import HarnessError, UsageError
@@ -50,12 +50,14 @@ from harness.store import StoreFull
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
 from harness.verdict import Verdict, merge
+from harness.versions import split_cures, with_cures
 from harness.world.environments import Environments
 from harness.world.interpreter import interpreter
 from harness.world.job import Job, JobOutcome, RankError
 from harness.world.server import ForkServer
 
 Observed = Callable[[Scenario, bytes], None]
+T = TypeVar("T")
 
 JUDGE_DEADLINE_S = 120.0
 RAM_DISK = Path("/dev/shm")
@@ -133,13 +135,18 @@ class Laboratory:
         Raises:
             StoreFull: the disk filled; results given out before stay valid.
         """
+        return self.side_by_side(lambda scenario: self.examine_one(scenario, observed), scenarios)
+
+    def side_by_side(self, work: Callable[[Scenario], T], scenarios: Iterable[Scenario]) -> Iterator[T]:
+        """What `work` makes of each scenario, as many at once as the laboratory has jobs, in the order in which they
+        are reached. What it raises ends all of it."""
         queue = iter(scenarios)
         pool = ThreadPoolExecutor(self.jobs, thread_name_prefix="scenario")
-        running: set[Future[Result]] = set()
+        running: set[Future[T]] = set()
         try:
             while True:
                 while len(running) < 2 * self.jobs and (scenario := next(queue, None)) is not None:
-                    running.add(pool.submit(self.examine_one, scenario, observed))
+                    running.add(pool.submit(work, scenario))
                 if not running:
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -264,7 +271,13 @@ class Laboratory:
         if not info.package:
             return {"version": self._named(info, scenario)}
         overlay = self._environments.overlay(info, scenario.version)
-        return {"version": overlay.version, "outside_support": overlay.outside}
+        cured = self._environments.cured(info, scenario.version)
+        found = {"version": overlay.version, "outside_support": overlay.outside}
+        if cured is None:
+            return found
+        wanted = split_cures(scenario.version)[1]
+        version = with_cures(overlay.version, wanted)
+        return {**found, "version": version, "cured": cured.applied, "not_cured": dict(cured.left)}
 
     def _release(self, info: System, version: str) -> str:
         """The release that a system's limits are asked about.
@@ -272,6 +285,7 @@ class Laboratory:
         A working tree or a commit has no release in its name; it is asked what it calls itself, so that
         `megatron-core@git:main` gets the limits of 0.19 and not those of nothing.
         """
+        version, _ = split_cures(version)
         if not info.package:
             return version
         if version.startswith(SOURCES):
@@ -285,7 +299,8 @@ class Laboratory:
         first distribution; of a system of ours, shardproof's.
         """
         if info.package:
-            return scenario.version or package(info.package).newest.version
+            release, wanted = split_cures(scenario.version)
+            return with_cures(release or package(info.package).newest.version, wanted)
         if not info.distributions:
             return __version__
         return interpreter(self._python).release(info.distributions[0]) or ""

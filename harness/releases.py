@@ -21,7 +21,7 @@ data.
 torch, numpy and whatever else is in the interpreter stay as they are.
 
 A version, as a user writes it after `NAME@`, is a release (`0.16.1`), a working tree (`path:DIR`), a commit of a clone
-(`git:REV`), or empty for the newest declared release.
+(`git:REV`), or empty for the newest declared release. Cures may follow it (`0.16.1+cured`, see `harness.cures`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ from harness.tables import Table, text_of
 from harness.versions import is_version
 
 SOURCES = ("path:", "git:")
-FORMS = "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest"
+FORMS = (
+    "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest; with +cured or "
+    "+cured:ID,ID behind it"
+)
 _PACKAGE_KEYS = ("schema", "package", "imports", "tree", "roots", "importer", "beside", "release", "commits")
 _RELEASE_KEYS = ("version", "supports", "torch", "beside")
 

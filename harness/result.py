@@ -60,6 +60,11 @@ class Evidence(NamedTuple):
     text: str
 
 
+BY_CURE, BY_FACE, IN_PART = "cure", "face", "part"
+"""How a failure is known: it passes with the defects cured; it only looks like them, since one of them has no cure that
+applies; it looks like them, and something new fails once they are cured. See `harness.attribution`."""
+
+
 @dataclass(frozen=True)
 class Result:
     """The verdict of one scenario.
@@ -68,6 +73,10 @@ class Result:
     normalisations: differences that the contract allows (verdict notes `equivalent`), listed and counted,
     never silently equal. emulated: what was not the real thing. not_exercised: what the scenario asks for that the
     world here cannot put to the test. outside_support: with what upstream never supported the release that ran.
+    known_issue: ids of the known issues that it is due to, joined by `+`. known_by: how that is known. behind: of a
+    failure on a cured library, the known issues that hid it.
+    cured: defects of the library that were cured, by id. not_cured: those whose cure was asked for and does not apply →
+    why.
     chosen: what there is a choice of between the real and the emulated → which, and why.
     device: where it ran: `cpu`, or the GPUs and how ranks shared them.
     phases_s: seconds by phase (fork, run, compare …).
@@ -86,9 +95,13 @@ class Result:
     reproduced: Reproduced | None = None
     normalisations: tuple[Difference, ...] = ()
     known_issue: str | None = None
+    known_by: str = ""
+    behind: str = ""
     emulated: tuple[str, ...] = ()
     not_exercised: tuple[str, ...] = ()
     outside_support: tuple[str, ...] = ()
+    cured: tuple[str, ...] = ()
+    not_cured: Mapping[str, str] = field(default_factory=dict)
     chosen: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
     phases_s: Mapping[str, float] = field(default_factory=dict)
@@ -96,6 +109,14 @@ class Result:
     @property
     def id(self) -> str:
         return self.scenario.id
+
+    @property
+    def standing(self) -> str:
+        """How a failure stands to the known issues, for a reader; empty for one that is new and in front."""
+        if self.behind:
+            return f"new behind {self.behind}"
+        how = {BY_FACE: ", by face only", IN_PART: ", and something new behind it"}.get(self.known_by, "")
+        return f"known issue {self.known_issue}{how}" if self.known_issue else ""
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -155,10 +176,14 @@ class Result:
             "emulated": list(self.emulated),
             "not_exercised": list(self.not_exercised),
             "outside_support": list(self.outside_support),
+            "cured": list(self.cured),
+            "not_cured": dict(self.not_cured),
             "chosen": dict(self.chosen),
             "device": self.device,
             "duration_s": self.duration_s,
             "known_issue": self.known_issue,
+            "known_by": self.known_by,
+            "behind": self.behind,
             "reason": self.reason,
             "reproduced": to_plain(self.reproduced),
             "normalisations": differences_to_json(self.normalisations),
@@ -187,9 +212,13 @@ class Result:
             reproduced=from_plain(Reproduced | None, data["reproduced"]),
             normalisations=differences_from_json(data["normalisations"]),
             known_issue=data["known_issue"],
+            known_by=data.get("known_by", ""),
+            behind=data.get("behind", ""),
             emulated=tuple(data["emulated"]),
             not_exercised=tuple(data.get("not_exercised", ())),
             outside_support=tuple(data.get("outside_support", ())),
+            cured=tuple(data.get("cured", ())),
+            not_cured=dict(data.get("not_cured", {})),
             chosen=dict(data.get("chosen", {})),
             device=data.get("device", "cpu"),
             phases_s=data["phases_s"],

@@ -3,7 +3,8 @@
     request ── plan ──► store (planned) ──► laboratory ──► results ──► store ──► reports
                                             │ observe: world (fresh ranks, or lockstep) → records → store
                                             │ judge:   twin and reference → assemble → diff → diagnosis
-                                            └ confirm: a failure is observed again in fresh ranks
+                                            │ confirm: a failure is observed again in fresh ranks
+                                            └ attribute: one that looks like a known defect runs with that cured
 
 1. `harness.cli` makes a `Request` of the command line: the plan, where results go, what counts as known.
 2. The plan is stored before anything runs, so that a scenario that vanishes is seen (`_begin`).
@@ -21,10 +22,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import __version__
+from harness.attribution import attributed
 from harness.errors import UsageError
 from harness.known_issues import KnownIssues
 from harness.laboratory import Laboratory
@@ -95,8 +97,8 @@ def run(request: Request) -> Outcome:
         run_id, todo = _begin(store, request)
         interrupted = False
         try:
-            for result in _examined(store, run_id, todo, request):
-                store.finished(run_id, replace(result, known_issue=request.known.match(result)))
+            for results in _examined(store, run_id, todo, request):
+                store.finished_many(run_id, results)
             store.end_run(run_id)
         except KeyboardInterrupt:
             interrupted = True
@@ -126,16 +128,22 @@ def _goes_on(store: Store, run: Run, planned: Set[str], releases: Mapping[str, s
     return unfinished and {scenario.id for scenario in store.planned(run.id)} == planned
 
 
-def _examined(store: Store, run_id: str, todo: Iterable[Scenario], request: Request) -> Iterator[Result]:
+def _examined(store: Store, run_id: str, todo: Iterable[Scenario], request: Request) -> Iterator[tuple[Result, ...]]:
+    """Each scenario's result, and after it what fails behind a known issue."""
     estimates = {scenario.id: request.plan.estimate_s(scenario) for scenario in todo}
     laboratory = Laboratory(
         jobs=request.jobs, deadline_s=request.deadline_s, plugins=request.plugins, python=request.python,
         keep=request.out / "logs",
     )  # fmt: skip
     with laboratory, Progress(estimates, sys.stderr) as progress:
-        for result in laboratory.examine(todo, lambda s, blob: store.observed(run_id, s.id, blob)):
-            progress.finished(result)
-            yield result
+
+        def examined(scenario: Scenario) -> Result:
+            return laboratory.examine_one(scenario, lambda s, blob: store.observed(run_id, s.id, blob))
+
+        for results in laboratory.side_by_side(lambda s: attributed(examined(s), request.known, examined), todo):
+            for result in results:
+                progress.finished(result)
+            yield results
 
 
 def versions(request: Request) -> dict[str, str]:

@@ -19,6 +19,7 @@ from harness.report.progress import Progress
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.verdict import ExitStatus, Verdict, exit_status
+from harness.versions import split_cures, with_cures
 
 RANGE = ".."
 
@@ -69,16 +70,19 @@ def versions(package: Package, texts: Sequence[str]) -> tuple[str, ...]:
     found: list[str] = []
     for text in texts:
         if text.startswith(SOURCES) or RANGE not in text:
-            found.append(text if text.startswith(SOURCES) else package.release(text).version)
+            release, wanted = split_cures(text)
+            named = release if release.startswith(SOURCES) else package.release(release).version
+            found.append(with_cures(named, wanted))
         else:
             found += _declared(package, text)
     return tuple(dict.fromkeys(found))
 
 
 def _declared(package: Package, text: str) -> list[str]:
+    text, wanted = split_cures(text)
     first, _, last = text.partition(RANGE)
     low, high = (Version(package.release(end).version) for end in (first or package.releases[0].version, last))
-    inside = [r.version for r in package.releases if low <= Version(r.version) <= high]
+    inside = [with_cures(r.version, wanted) for r in package.releases if low <= Version(r.version) <= high]
     if not inside:
         declared = ", ".join(release.version for release in package.releases)
         oldest = package.releases[0].version

@@ -1,8 +1,16 @@
 """Versions of packages, by PEP 440, where a rule asks about one. The parser is imported for the first version there is:
 a plan of unnamed releases needs none.
+
+Behind the version of a library under test may stand which of its known defects are cured: `0.16.1+cured`, see
+`harness.cures`.
 """
 
 from __future__ import annotations
+
+import re
+
+CURED = "+cured"
+_VERSION = re.compile(r"(?P<release>.*?)\+cured(?::(?P<wanted>[^:]*))?", re.DOTALL)
 
 
 def before(version: str, bound: str) -> bool:
@@ -11,6 +19,7 @@ def before(version: str, bound: str) -> bool:
     The newest one, which has no name, a working tree and a commit are not older: what they call themselves is asked
     once they have been imported.
     """
+    version, _ = split_cures(version)
     if not is_version(version):
         return False
     from packaging.version import Version
@@ -29,3 +38,14 @@ def is_version(text: str) -> bool:
     except InvalidVersion:
         return False
     return True
+
+
+def split_cures(version: str) -> tuple[str, str | None]:
+    """A version without its cures, and what follows `+cured:`; an empty text for all cures, None for none."""
+    found = _VERSION.fullmatch(version)
+    return (found["release"], found["wanted"] or "") if found else (version, None)
+
+
+def with_cures(release: str, wanted: str | None) -> str:
+    """A version with its cures: what `split_cures` takes apart."""
+    return release if wanted is None else f"{release}{CURED}{':' if wanted else ''}{wanted}"

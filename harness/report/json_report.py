@@ -34,6 +34,7 @@ def _run(report: Report) -> dict[str, Any]:
         "command": list(run.command),
         "counts": {verdict.value: n for verdict, n in report.counts.items()},
         "known": report.known,
+        "known_by_face": report.by_face,
         "changes": {change.value: n for change, n in report.changes().items()},
         "missing": [scenario.id for scenario in report.missing],
         "exclusions": dict(run.exclusions),
@@ -41,6 +42,7 @@ def _run(report: Report) -> dict[str, Any]:
         "devices": list(report.devices),
         "not_exercised": list(report.not_exercised),
         "outside_support": dict(report.outside_support),
+        "cured": dict(report.cured),
         "started_at": run.started_at,
         "ended_at": run.ended_at,
     }

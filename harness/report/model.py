@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from harness.known_issues import KnownIssues
-from harness.result import Result, describe
+from harness.result import BY_FACE, Result, describe
 from harness.scenario import Scenario
 from harness.store import Past, Run, Store
 from harness.verdict import SEVERITY, Verdict
@@ -96,8 +96,19 @@ class Report:
 
     @property
     def known(self) -> int:
-        """How many failures the systems' `issues.toml` describe."""
+        """How many failures are due to known issues."""
         return sum(1 for r in self.failures if r.known_issue is not None)
+
+    @property
+    def by_face(self) -> int:
+        """How many of these are known by their face only: no run with the defect cured says that it is all."""
+        return sum(1 for r in self.failures if r.known_by == BY_FACE)
+
+    @property
+    def cured(self) -> tuple[tuple[str, str], ...]:
+        """(system and release, which defects were cured and which could not be), of the releases that ran cured."""
+        found = {(f"{r.system} {r.version}", cures_line(r)) for r in self.results if r.cured or r.not_cured}
+        return tuple(sorted(found))
 
     @property
     def failures(self) -> tuple[Result, ...]:
@@ -182,6 +193,12 @@ class Report:
         return [(system, what, n) for (system, what), n in found.most_common()]
 
 
+def cures_line(result: Result) -> str:
+    """What was cured, in a line."""
+    left = "".join(f"; {name} not: {why}" for name, why in result.not_cured.items())
+    return f"{', '.join(result.cured) or 'nothing'} cured{left}"
+
+
 def headline(result: Result) -> str:
     """A result in one sentence: the best explanation, or what was seen."""
     if result.verdict is Verdict.PASS:
@@ -218,7 +235,7 @@ def first_line(text: str) -> str:
 def _cause(result: Result) -> tuple[str | None, ...]:
     op = result.failed_op.name if result.failed_op else None
     why = result.explanations[0].mechanism if result.explanations else result.signature
-    return result.system, result.version, result.verdict.value, op, why, result.known_issue
+    return result.system, result.version, result.verdict.value, op, why, result.standing
 
 
 def _cluster(members: list[Result]) -> Cluster:

@@ -36,7 +36,7 @@ def _table(report: Report) -> list[str]:
 
 def _cluster(cluster: Cluster, report: Report) -> str:
     simplest = cluster.simplest
-    known = f", known issue {_escape(cluster.known_issue)}" if cluster.known_issue else ""
+    known = f", {_escape(simplest.standing)}" if simplest.standing else ""
     known += ", emulated only" if report.emulated_only(simplest) else ""
     changes = "".join(f", {n} {change.value}" for change, n in report.changes(cluster.members).items() if n)
     return (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.diff import Difference
-from harness.report.model import Change, Cluster, Report, headline
+from harness.report.model import Change, Cluster, Report, cures_line, headline
 from harness.result import Result
 from harness.verdict import SEVERITY, Verdict
 
@@ -80,6 +80,10 @@ def render_result(result: Result, colour: bool = False, *, emulated_only: bool =
         lines.append(f"  not exercised: {'; '.join(result.not_exercised)}")
     if result.outside_support:
         lines.append(f"  never supported by upstream: {'; '.join(result.outside_support)}")
+    if result.cured or result.not_cured:
+        lines.append(f"  {cures_line(result)}")
+    if result.standing:
+        lines.append(f"  {result.standing}")
     for explanation in result.explanations:
         bugs = f"; compare {', '.join(explanation.bug_ids)}" if explanation.bug_ids else ""
         lines.append(f"  {explanation.mechanism} ({explanation.confidence}{bugs}): {explanation.text}")
@@ -123,6 +127,7 @@ def _heading(report: Report) -> str:
     if report.not_exercised:
         lines.append(f"not exercised: {'; '.join(report.not_exercised)}")
     lines += [f"{release}, never supported by upstream: {pairs}" for release, pairs in report.outside_support]
+    lines += [f"{release}: {told}" for release, told in report.cured]
     return "\n".join(lines)
 
 
@@ -159,8 +164,8 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
     changes = report.changes(cluster.members)
     notes = [f"{len(cluster.members)} scenario{'s' * (len(cluster.members) > 1)}"]
     notes += [f"{n} {change.value}" for change, n in changes.items() if n]
-    if cluster.known_issue:
-        notes.append(f"known issue {cluster.known_issue}")
+    if simplest.standing:
+        notes.append(simplest.standing)
     if report.emulated_only(simplest):
         notes.append(EMULATED_ONLY)
     title = paint(cluster.signature, _COLOURS[simplest.verdict] if not cluster.known_issue else "2")
@@ -202,7 +207,8 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     shown = [paint(f"{n} {verdict.value}", _COLOURS[verdict]) for verdict, n in counts.items() if n]
     lines = [", ".join(shown) or "no results"]
     if report.known:
-        lines[0] += f" ({report.known} known)"
+        face = f", {report.by_face} of them by face only" if report.by_face else ""
+        lines[0] += f" ({report.known} known{face})"
     changes = report.changes()
     if report.before and any(changes.values()):
         told = (Change.NEW, Change.RECURRING, Change.FIXED)

@@ -6,16 +6,22 @@ imported is remembered, so that a walk does not try it once a scenario.
 
 from __future__ import annotations
 
+import json
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import cures
+from harness.cures import Cured
 from harness.errors import HarnessError, UsageError
 from harness.releases import package
 from harness.scenario import Scenario
 from harness.systems.protocol import System
+from harness.versions import split_cures
+from harness.world import curing
 from harness.world.interpreter import interpreter
 from harness.world.overlay import Overlay, build
 from harness.world.server import ForkServer
@@ -23,9 +29,9 @@ from harness.world.server import ForkServer
 ALIVE = 4
 VARIANT = "SHARDPROOF_VARIANT"
 
-_Key = tuple[tuple[Path, ...], str, str, str]
-"""What a server is made of: the overlay's paths, the warm-up, the variant, the device. Systems that agree in all of
-them share one, such as a library and the same with a defect planted in its ranks."""
+_Key = tuple[tuple[Path, ...], tuple[str, ...] | None, str, str, str]
+"""What a server is made of: the overlay's paths, whose cures it has and which, the warm-up, the variant, the device.
+Systems that agree in all of them share one, such as a library and the same with a defect planted in its ranks."""
 
 
 @dataclass
@@ -48,21 +54,23 @@ class Environments:
         self._python, self._plugins, self._scratch = python, tuple(plugins), scratch
         self._building = threading.Lock()
         self._overlays: dict[tuple[str, str], Overlay | HarnessError | UsageError] = {}
+        self._cured: dict[tuple[str, str], Cured] = {}
         self._changed = threading.Condition()
         self._places: dict[_Key, _Place] = {}  # in the order of last use, the oldest first
         self._closed = False
 
     def overlay(self, info: System, version: str) -> Overlay:
-        """The overlay of a system's package.
+        """The overlay of a system's package; a version's cures change nothing of it.
 
         Raises:
             UsageError, OverlayError: as `harness.world.overlay.build`.
         """
+        release, _ = split_cures(version)
         with self._building:
-            key = (info.package, version)
+            key = (info.package, release)
             if key not in self._overlays:
                 try:
-                    self._overlays[key] = build(package(info.package), version, interpreter(self._python))
+                    self._overlays[key] = build(package(info.package), release, interpreter(self._python))
                 except (HarnessError, UsageError) as error:
                     self._overlays[key] = error
             found = self._overlays[key]
@@ -70,12 +78,35 @@ class Environments:
             raise found
         return found
 
+    def cured(self, info: System, version: str) -> Cured | None:
+        """What the cures of a version came to on its library; None where it asks for none.
+
+        Raises:
+            UsageError: the system has no such cure. OverlayError: the library is not to be had.
+        """
+        wanted = split_cures(version)[1]
+        if wanted is None:
+            return None
+        paths = self.overlay(info, version).paths
+
+        def source(name: str) -> str | None:
+            file = next((path / name for path in paths if (path / name).is_file()), None)
+            return file.read_text("utf-8") if file else None
+
+        key = (info.name, version)
+        with self._building:
+            if key not in self._cured:
+                self._cured[key] = cures.apply(cures.chosen(info, wanted), source)
+            return self._cured[key]
+
     @contextmanager
     def server(self, info: System, scenario: Scenario) -> Iterator[ForkServer]:
         """The warm server that a scenario's ranks are forked from; it stays alive inside the context."""
         overlay, variant = self.overlay(info, scenario.version), info.variant(scenario)
         warm_up = info.entry(info.warm_up) if info.warm_up and scenario.device == "cpu" else ""
-        place = self._enter((overlay.paths, warm_up, variant, scenario.device), overlay)
+        cured = self.cured(info, scenario.version)
+        key = (overlay.paths, (info.name, *cured.applied) if cured else None, warm_up, variant, scenario.device)
+        place = self._enter(key, overlay, cured)
         try:
             yield place.server
         finally:
@@ -92,7 +123,7 @@ class Environments:
                 stack.callback(place.server.close)  # outside of the lock, since it may take seconds
             self._places.clear()
 
-    def _enter(self, key: _Key, overlay: Overlay) -> _Place:
+    def _enter(self, key: _Key, overlay: Overlay, cured: Cured | None) -> _Place:
         with ExitStack() as stack, self._changed:
             while key not in self._places and len(self._places) >= ALIVE and not self._closed:
                 idle = next((name for name, place in self._places.items() if not place.users), None)
@@ -102,20 +133,30 @@ class Environments:
                     stack.callback(self._places.pop(idle).server.close)
             if self._closed:
                 raise HarnessError("the laboratory is closed")
-            place = self._places.pop(key, None) or _Place(self._start(overlay, *key[1:]))
+            place = self._places.pop(key, None) or _Place(self._start(overlay, cured, *key[2:]))
             place.users += 1
             self._places[key] = place
             return place
 
-    def _start(self, overlay: Overlay, warm_up: str, variant: str, device: str) -> ForkServer:
+    def _start(self, overlay: Overlay, cured: Cured | None, warm_up: str, variant: str, device: str) -> ForkServer:
         return ForkServer(
             python=interpreter(self._python).path,
             # plugins may lie in the current folder, after everything of the library
             path_prefix=[*overlay.paths, Path.cwd()],
             warm_up=[warm_up] if warm_up else [],
             plugins=self._plugins,
-            env={**overlay.environment, VARIANT: variant},
+            env={**overlay.environment, VARIANT: variant, curing.VARIABLE: self._kept(cured)},
             workers=0,
             scratch=self._scratch,
             device=device,
         )
+
+    def _kept(self, cured: Cured | None) -> str:
+        """The file that a server reads its cured sources from; empty where there are none."""
+        if cured is None:
+            return ""
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=self._scratch, prefix="cured-", suffix=".json", delete=False
+        ) as file:
+            json.dump(dict(cured.sources), file)
+        return file.name

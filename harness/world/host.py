@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from harness.entry import resolve
 from harness.systems.registry import system_named
-from harness.world import process, rehearsal, wire
+from harness.world import curing, process, rehearsal, wire
 from harness.world.job import Job, shortened
 from harness.world.supervisor import supervise
 from harness.world.worker import serve
@@ -67,6 +67,7 @@ def main(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)
     try:
+        curing.install(os.environ.pop(curing.VARIABLE, ""))
         warm(warm_up, plugins, device)
         rehearsal.prove(device, Path(scratch or tempfile.gettempdir()))
     except rehearsal.UnfitError as error:

@@ -11,7 +11,7 @@ from harness.known_issues import KnownIssues, known_issues_of
 from harness.laboratory import Laboratory
 from harness.systems.protocol import System
 from tests.conformance.built_in import BUILT_IN
-from tests.conformance.patched import needs_clone, regression
+from tests.conformance.kept import needs_clone, regression
 
 HANGS = {("torch-fsdp2", "empty-tp-hang"), ("megatron-fsdp", "clip-empty-rank")}
 HANG_S = 10.0

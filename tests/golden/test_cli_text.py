@@ -16,8 +16,21 @@ import pytest
 GOLDEN = Path(__file__).with_name("cli")
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
-    "run", "plan", "list", "replay", "sweep", "bisect", "explain", "report", "merge", "faults", "doctor", "inspect",
-)  # fmt: skip
+    "run",
+    "plan",
+    "list",
+    "replay",
+    "sweep",
+    "bisect",
+    "explain",
+    "report",
+    "merge",
+    "faults",
+    "doctor",
+    "inspect",
+    "cures",
+    "conformance",
+)
 DEFECT = "regressions/torch-fsdp2-164929"
 
 PRINTED: dict[str, tuple[str, ...]] = {

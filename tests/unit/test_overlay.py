@@ -361,7 +361,7 @@ def test_a_few_servers_are_alive_and_the_idle_ones_make_room(lab: Laboratory, mo
         assert again is kept
         entered: list[str] = []
         with own.server(FAKE_SYSTEM, scenarios[2]):
-            assert [key[1] for key in own._places] == ["1.0", "2.0"]
+            assert [key[0] for key in own._places] == [own.overlay(FAKE_SYSTEM, v).paths for v in ("1.0", "2.0")]
             waiting = threading.Thread(target=lambda: entered.append(_enter(own)))
             waiting.start()
             waiting.join(0.2)

@@ -1,10 +1,8 @@
-"""Real NeMo Automodel: loading, sharding, stepping and checkpoints on gloo ranks against the twin, bit for bit; its
-regressions and what cures them.
+"""Real NeMo Automodel: loading, sharding, stepping and checkpoints on gloo ranks against the twin, bit for bit.
 
-*Verifies*: scenarios of every model, format and kind of file pass on the newest release; every regression passes with
-its patch or on the release that repaired it (that it shows its defect is test_regressions.py's; what the system refuses
-for the library's sake, the conformance kit asks the library).
-*Does not verify*: that a patch is how upstream should repair it.
+*Verifies*: scenarios of every model, format and kind of file pass on the newest release; the founding bug's regressions
+pass on the releases that repaired it. That a regression shows its defect is test_regressions.py's; that its cure cures
+it, test_cures.py's; what the system refuses for the library's sake, the conformance kit asks the library.
 
 Nightly only: the first run installs four releases with the transformers that each needs, 190 MB each.
 """
@@ -12,7 +10,6 @@ Nightly only: the first run installs four releases with the transformers that ea
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +18,7 @@ from harness.result import Result
 from harness.scenario import Scenario
 from harness.systems.automodel import SYSTEM
 from harness.verdict import Verdict
-from tests.conformance.patched import changed_lines, patched, patches_of, regression
+from tests.conformance.kept import regression
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
@@ -31,7 +28,6 @@ FOUNDING = sorted(
     for file in SYSTEM.folder.joinpath("regressions").iterdir()
     if file.name.startswith("2419")
 )
-MOST_LINES = 26
 BASE = Scenario(system=SYSTEM.name, model="hf_delta", checkpoint="safetensors").with_axes({"mesh": "1x2x1"})
 
 
@@ -81,13 +77,5 @@ def test_a_pretrained_model_trains_and_resumes_bit_for_bit(laboratory: Laborator
 @pytest.mark.parametrize("name", FOUNDING)
 @pytest.mark.parametrize("version", ["0.5.0", RELEASE])
 def test_the_founding_bug_is_repaired_since(laboratory: Laboratory, name: str, version: str) -> None:
-    result = laboratory.examine_one(replace(regression(SYSTEM, name), version=version))
-    assert result.verdict is Verdict.PASS, text(result)
-
-
-@pytest.mark.parametrize("name", patches_of(SYSTEM))
-def test_a_few_lines_cure_it(laboratory: Laboratory, name: str, tmp_path: Path) -> None:
-    assert changed_lines(SYSTEM, name) <= MOST_LINES
-    version = patched(SYSTEM, RELEASE, [name], tmp_path)
     result = laboratory.examine_one(replace(regression(SYSTEM, name), version=version))
     assert result.verdict is Verdict.PASS, text(result)

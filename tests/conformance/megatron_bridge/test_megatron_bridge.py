@@ -23,8 +23,8 @@ from harness.systems.megatron_bridge import SYSTEM
 from harness.verdict import Verdict
 from harness.world.environments import Environments
 from harness.world.server import DETERMINISM
+from tests.conformance.kept import regression
 from tests.conformance.megatron_bridge.refreshed import REFRESHED
-from tests.conformance.patched import regression
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 

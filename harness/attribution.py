@@ -1,0 +1,76 @@
+"""Attribution: whether a failure is a known defect, and nothing else.
+
+An entry of a system's `issues.toml` describes how a defect looks: which roles differ, at which operation, on which
+axes. Another defect can look the same. Measured: one bit flipped on disk had the face of PyTorch issue 161368. So a
+failure that has the face of known defects runs once more with just those cured (`harness.cures`):
+
+* It passes: known, by cure.
+* It fails, with the face of other known defects: those lie behind the first. It runs again with them cured too.
+* It fails in any other way: that failure is new. It is a result of its own, on the cured library, so that it can be
+  explained and replayed; the first one is known for its part.
+
+A defect without a cure, or whose cure does not apply to the release, can only be told by its face. Results say so, and
+summaries count them.
+
+*Does not verify*: that the defects found are all needed. Where two entries have one face, the first is cured first, and
+is named even if the second alone would have done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from harness.known_issues import KnownIssue, KnownIssues
+from harness.result import BY_CURE, BY_FACE, IN_PART, Result
+from harness.scenario import Scenario
+from harness.verdict import Verdict
+from harness.versions import split_cures, with_cures
+
+MOST_ROUNDS = 5
+"""How many times a failure is run with one more defect cured."""
+
+
+def attributed(result: Result, known: KnownIssues, examine: Callable[[Scenario], Result]) -> tuple[Result, ...]:
+    """A result with the known issues that it is due to; after it, what fails behind them.
+
+    Args:
+        examine: runs a scenario; called only for a failure that has the face of a known issue with a cure.
+    """
+    found, last = _matched(known, result), result
+    if not found:
+        return (result,)
+    for _ in range(MOST_ROUNDS):
+        wanted = _curable(found, result, last)
+        if not wanted or wanted <= set(last.cured):
+            return (_named(result, found, BY_FACE),)
+        last = examine(_with_cures(result.scenario, wanted))
+        if last.verdict is Verdict.PASS:
+            every = {issue.cure for issue in found} <= set(last.cured)
+            return (_named(result, found, BY_CURE if every else BY_FACE),)
+        if last.verdict in (Verdict.UNKNOWN, Verdict.UNSUPPORTED):
+            return (_named(result, found, BY_FACE),)
+        more = _matched(known, last)
+        if not more:
+            break
+        found += [issue for issue in more if issue not in found]
+    behind = "+".join(issue.id for issue in found)
+    return (_named(result, found, IN_PART), replace(last, behind=behind))
+
+
+def _matched(known: KnownIssues, result: Result) -> list[KnownIssue]:
+    return known.of(known.match(result) or "")
+
+
+def _curable(found: Iterable[KnownIssue], first: Result, last: Result) -> set[str]:
+    """The cures that the next run has: those of the first result, and of every issue found so far."""
+    return {*first.cured, *(issue.cure for issue in found if issue.cure and issue.cure not in last.not_cured)}
+
+
+def _with_cures(scenario: Scenario, wanted: Iterable[str]) -> Scenario:
+    release, _ = split_cures(scenario.version)
+    return replace(scenario, version=with_cures(release, ",".join(sorted(wanted))))
+
+
+def _named(result: Result, found: Iterable[KnownIssue], known_by: str) -> Result:
+    return replace(result, known_issue="+".join(issue.id for issue in found), known_by=known_by)

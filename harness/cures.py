@@ -1,0 +1,265 @@
+"""Cures: patches of a library under test, each of which takes one known defect away.
+
+A defect that strikes early hides all that lies behind it. For example, a checkpoint of Megatron-Core 0.16.1 that swaps
+the moments of two parameters (issue 2777) makes every later step differ, so that nothing can be said of those steps. On
+the same release with that one defect cured, they must be right. A cure is a unified diff of a few lines beside the
+system's other data, `scenarios/<name>/cures/<issue>.patch`, with paths below `site-packages`. It is applied in memory
+(`harness.world.curing`): the installed library is never changed.
+
+After a version, `+cured` asks for all cures, `+cured:2777,5077` for two of them, `+cured:-2777` for all but one.
+
+Every cure is laid onto the library's own text, not onto what another cure made of it: whether it applies depends on the
+release alone, and the order of cures does not matter. Two cures can stand together unless they change the same lines.
+
+*Verifies*: that a hunk's context and removed lines are there, word for word, as near as possible to the line it names.
+*Does not verify*: that the defect is gone; running its scenario does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePosixPath
+
+from harness.errors import UsageError
+from harness.systems.protocol import System
+from harness.tables import text_of
+from harness.versions import CURED
+
+REPAIRED, MOVED = "already repaired there", "the code moved"
+"""Why a cure does not apply: its lines are in the library as the cure would leave them, or they are not there."""
+
+_SHOWN_BY = "Shown-by: "
+_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*")
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """One place of a file. line: where the patch saw it, from 0. lines: with their mark, ` `, `-` or `+`."""
+
+    line: int
+    lines: tuple[str, ...]
+
+    @property
+    def before(self) -> list[str]:
+        """What is there without the cure."""
+        return [line[1:] for line in self.lines if line[0] != "+"]
+
+    @property
+    def after(self) -> list[str]:
+        """What is there with it."""
+        return [line[1:] for line in self.lines if line[0] != "-"]
+
+
+@dataclass(frozen=True)
+class Cure:
+    """id: as in `+cured:ID`, the name of its file. files: path below `site-packages` → its hunks. shown_by: the
+    regressions that fail without it, by name; where the patch does not begin with a line `Shown-by: ONE, ANOTHER`, the
+    one of the cure's own name."""
+
+    id: str
+    files: Mapping[str, tuple[Hunk, ...]]
+    shown_by: tuple[str, ...]
+
+    @property
+    def changed_lines(self) -> int:
+        """How many lines it adds and takes away."""
+        return sum(line[0] != " " for hunks in self.files.values() for hunk in hunks for line in hunk.lines)
+
+
+@dataclass(frozen=True)
+class Cured:
+    """What cures came to on a library. applied: ids. left: id → why it could not be applied. sources: path below
+    `site-packages` → the whole text of the file, with every cure that applies."""
+
+    applied: tuple[str, ...]
+    left: Mapping[str, str]
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """Lines `start` to `end`, the end excluded, become `lines`. cure: its id."""
+
+    start: int
+    end: int
+    lines: tuple[str, ...]
+    cure: str
+
+
+@cache
+def cures_of(system: System) -> tuple[Cure, ...]:
+    """The cures of a system, by id; none where its data has no folder `cures`.
+
+    Raises:
+        UsageError: a file there is no unified diff.
+    """
+    folder = system.folder.joinpath("cures")
+    if not folder.is_dir():
+        return ()
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".patch")), key=lambda file: file.name)
+    return tuple(parse(file.name.removesuffix(".patch"), text_of(file, f"{system.name}/cures")) for file in files)
+
+
+def chosen(system: System, wanted: str) -> tuple[Cure, ...]:
+    """The cures of a system that a version asks for.
+
+    Args:
+        wanted: what follows `+cured:`: ids, or ids that each follow a `-`, joined by commas; empty for all. An id may
+            be that of the known issue, with the system's name before it.
+
+    Raises:
+        UsageError: the system has no such cure, or ids with and without a `-` are mixed.
+    """
+    every = {cure.id: cure for cure in cures_of(system)}
+    names = [name for name in wanted.split(",") if name]
+    ids = [name.removeprefix("-").removeprefix(f"{system.name}-") for name in names]
+    without = [name.startswith("-") for name in names]
+    unknown = [one for one in ids if one not in every]
+    if not every or unknown or len(set(without)) > 1:
+        allowed = ", ".join(every) or f"none: {system.name} has no cures"
+        form = f"{system.name}@{CURED}:{next(iter(every), 'ID')}"
+        raise UsageError.of(
+            f"cures of {system.name}", wanted or CURED, f"ids, or ids that each follow a `-`, of: {allowed}", form
+        )
+    if not names:
+        return tuple(every.values())
+    return tuple(cure for cure in every.values() if (cure.id in ids) is not without[0])
+
+
+def cure_of(system: System, scenario: str) -> str:
+    """The id of the cure of the defect that a scenario file shows; empty where it has none.
+
+    Args:
+        scenario: as a known issue names it, such as `regressions/2777.toml`.
+    """
+    name = PurePosixPath(scenario).stem
+    return next((cure.id for cure in cures_of(system) if name in cure.shown_by), "")
+
+
+def apply(cures: Iterable[Cure], source: Callable[[str], str | None]) -> Cured:
+    """Lay cures onto a library.
+
+    Args:
+        source: the text of the library's file at a path below `site-packages`; None where there is no such file.
+    """
+    texts: dict[str, str | None] = {}
+    edits: dict[str, list[_Edit]] = {}
+    applied, left = [], {}
+    for cure in cures:
+        for path in cure.files.keys() - texts.keys():
+            texts[path] = source(path)
+        own, why = _edits(cure, texts)
+        why = why or next((w for path, new in own.items() if (w := _clash(edits.get(path, []), new))), "")
+        if why:
+            left[cure.id] = why
+            continue
+        applied.append(cure.id)
+        for path, new in own.items():
+            edits.setdefault(path, []).extend(new)
+    sources = {path: _edited(text, edits[path]) for path, text in texts.items() if text is not None and path in edits}
+    return Cured(tuple(applied), left, sources)
+
+
+def parse(cure_id: str, text: str) -> Cure:
+    """Read a unified diff.
+
+    Raises:
+        UsageError: it has no hunk, or a line that no diff has.
+    """
+    files: dict[str, list[Hunk]] = {}
+    path, start, lines = "", 0, list[str]()
+
+    def close() -> None:
+        if lines:
+            files.setdefault(path, []).append(Hunk(start, tuple(lines)))
+            lines.clear()
+
+    every = text.splitlines()
+    for number, (line, following) in enumerate(zip(every, [*every[1:], ""], strict=False), 1):
+        if line.startswith("--- ") and following.startswith("+++ "):
+            close()
+            path = ""
+        elif line.startswith("+++ ") and not path:
+            path = line[4:].partition("\t")[0].removeprefix("b/")
+        elif hunk := _HUNK.fullmatch(line):
+            close()
+            start = int(hunk[1]) - 1
+        elif path and (not line or line[0] in " +-"):
+            lines.append(line or " ")
+        elif path:
+            raise _malformed(cure_id, f"line {number}: {line[:80]!r}")
+    close()
+    if not files:
+        raise _malformed(cure_id, "no hunk")
+    shown = next((line for line in text.splitlines() if line.startswith(_SHOWN_BY)), f"{_SHOWN_BY}{cure_id}")
+    names = tuple(name.strip() for name in shown.removeprefix(_SHOWN_BY).split(","))
+    return Cure(cure_id, {name: tuple(hunks) for name, hunks in files.items()}, names)
+
+
+def _malformed(cure_id: str, given: str) -> UsageError:
+    return UsageError.of(f"cure {cure_id}", given, "a unified diff of files below site-packages", "diff -u OLD NEW")
+
+
+def _edits(cure: Cure, texts: Mapping[str, str | None]) -> tuple[dict[str, list[_Edit]], str]:
+    """Path → what a cure changes there; or why it does not apply."""
+    found: dict[str, list[_Edit]] = {}
+    repaired = []
+    for path, hunks in cure.files.items():
+        text = texts[path]
+        if text is None:
+            return {}, f"{MOVED}: there is no {path}"
+        lines = text.splitlines()
+        for hunk in hunks:
+            at = _place(lines, hunk.before, hunk.line)
+            repaired.append(at is None and _place(lines, hunk.after, hunk.line) is not None)
+            if at is None and not repaired[-1]:
+                return {}, f"{MOVED}: {path}, line {hunk.line + 1}"
+            found.setdefault(path, []).extend(_changes(hunk, at or 0, cure.id))
+    if all(repaired):
+        return {}, REPAIRED
+    return ({}, f"{MOVED}: a part of it is {REPAIRED}") if any(repaired) else (found, "")
+
+
+def _place(lines: list[str], wanted: list[str], near: int) -> int | None:
+    """Where `wanted` stands in a file, as near as possible to a line; None where it does not."""
+    places = range(len(lines) - len(wanted) + 1)
+    fitting = (at for at in places if lines[at : at + 1] == wanted[:1] and lines[at : at + len(wanted)] == wanted)
+    return min(fitting, key=lambda at: abs(at - near), default=None)
+
+
+def _changes(hunk: Hunk, at: int, cure_id: str) -> list[_Edit]:
+    """The runs of lines that a hunk takes out or puts in, without what stands around them."""
+    found: list[_Edit] = []
+    start, new = at, list[str]()
+    for line in (*hunk.lines, " "):
+        if line[0] == "-":
+            at += 1
+        elif line[0] == "+":
+            new.append(line[1:])
+        else:
+            if at > start or new:
+                found.append(_Edit(start, at, tuple(new), cure_id))
+            at += 1
+            start, new = at, []
+    return found
+
+
+def _clash(there: Iterable[_Edit], new: Iterable[_Edit]) -> str:
+    """Which earlier cure changes lines that `new` changes otherwise; empty where none does."""
+    for old in there:
+        for edit in new:
+            same = (old.start, old.end, old.lines) == (edit.start, edit.end, edit.lines)
+            if not same and old.start < edit.end and edit.start < old.end:
+                return f"it changes the same lines as {old.cure}"
+    return ""
+
+
+def _edited(text: str, edits: Iterable[_Edit]) -> str:
+    """A file with its edits; two cures that make the same change make it once."""
+    lines, once = text.splitlines(), {(e.start, e.end, e.lines) for e in edits}
+    for start, end, new in sorted(once, reverse=True):
+        lines[start:end] = new
+    return "\n".join(lines) + "\n"

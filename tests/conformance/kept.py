@@ -1,0 +1,25 @@
+"""The scenarios that are kept beside a system: regressions, and those of defects that hide behind another."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from harness.cure_table import scenario_of
+from harness.scenario import Scenario
+from harness.systems.protocol import System
+from harness.versions import split_cures
+from harness.world.overlay import clone_variable
+
+
+def needs_clone(scenario: Scenario) -> None:
+    """Skip a test of a commit where no clone of the library was named."""
+    variable = clone_variable(scenario.system)
+    if split_cures(scenario.version)[0].startswith("git:") and not os.environ.get(variable):
+        pytest.skip(f"{scenario.version} of {scenario.system} needs a clone: {variable}")
+
+
+def regression(system: System, name: str) -> Scenario:
+    """The scenario of that name, by what follows `regressions/<system>-`."""
+    return scenario_of(system, name)

@@ -1,0 +1,55 @@
+"""Each defect sits where its cure says: the plain release fails, the cured one passes, and one with every cure but that
+fails.
+
+*Verifies*: every cure, on every scenario of its defect, with the real library; in CI one cure of a system. That all
+cures of a system stand together on its newest release. *Does not verify*: that a cure is how upstream should repair it.
+The founding bug of TransformerEngine is cured in its storage half only: the layers' own forward would have to take the
+local tensors too.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from harness import cures
+from harness.cure_table import APPLIES, applicability, scenario_of, three_ways
+from harness.cures import Cure
+from harness.laboratory import Laboratory
+from harness.releases import package_of
+from harness.systems.protocol import System
+from tests.conformance.built_in import BUILT_IN
+from tests.conformance.kept import needs_clone
+
+pytestmark = pytest.mark.real
+
+IN_CI = {("megatron-core", "6191"), ("megatron-fsdp", "mixed-unit-scale")}
+UNRELEASED = {("megatron-core", "4423-gdn")}
+"""Cures of code that no release on the package index has."""
+
+CURED = [system for system in BUILT_IN if cures.cures_of(system)]
+CASES = [
+    pytest.param(
+        system, cure, id=f"{system.name}-{cure.id}", marks=[pytest.mark.nightly] * ((system.name, cure.id) not in IN_CI)
+    )
+    for system in CURED
+    for cure in cures.cures_of(system)
+]
+
+
+@pytest.mark.parametrize(("system", "cure"), CASES)
+def test_a_cure_is_shown_three_ways(system: System, cure: Cure, laboratory: Laboratory) -> None:
+    for name in cure.shown_by:
+        needs_clone(scenario_of(system, name))
+    wrong = [shown.line for shown in three_ways(system, cure, laboratory) if shown.wrong]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "system",
+    [pytest.param(s, id=s.name, marks=[pytest.mark.nightly] * (s.name not in dict(IN_CI))) for s in CURED],
+)
+def test_all_cures_stand_together_on_the_newest_release(system: System) -> None:
+    newest = package_of(system).newest.version
+    found = applicability(system, [newest], None)
+    left = {(system.name, cure) for (cure, _), told in found.items() if told != APPLIES}
+    assert left <= UNRELEASED, found

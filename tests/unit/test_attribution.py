@@ -1,0 +1,148 @@
+"""What looks like a known defect runs again with that cured, and only then is known.
+
+*Verifies*: every way in which such a run can end, with runs that are made up. *Does not verify*: the cures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from harness import cures
+from harness.attribution import MOST_ROUNDS, attributed
+from harness.known_issues import KnownIssue, KnownIssues, Pattern
+from harness.program import expand
+from harness.result import BY_CURE, BY_FACE, IN_PART, Failure, Result
+from harness.scenario import Scenario
+from harness.verdict import Verdict
+from harness.versions import split_cures
+
+SCENARIO = Scenario(system="megatron-core", sharding="zero1", version="0.16.1")
+STEP = next(op.index for op in expand(SCENARIO) if op.kind == "step")
+FACES = {"2777": "B", "5077": "C", "7449": "D", "1553": "E", "1268": "F", "4046": "G"}
+"""Cure, which is the name of a regression too → how its defect looks."""
+
+
+def issue(name: str, face: str) -> KnownIssue:
+    """An entry that any error of that message matches."""
+    pattern = Pattern(("step",), (f"E: {face}*",), {})
+    return KnownIssue(f"megatron-core-{name}", "", "megatron-core", "", "", "", f"regressions/{name}.toml", pattern)
+
+
+KNOWN = KnownIssues(
+    (*(issue(name, f"face of {face}") for name, face in FACES.items()), issue("fp8-zeros", "without a cure"))
+)
+
+
+def failing(message: str, scenario: Scenario = SCENARIO, **other: object) -> Result:
+    error = Failure("E", message, op=STEP)
+    result = Result(scenario, scenario.system, scenario.version, Verdict.CRASH, error=error)
+    return replace(result, **other)  # type: ignore[arg-type]
+
+
+def passing(scenario: Scenario) -> Result:
+    return Result(scenario, scenario.system, scenario.version, Verdict.PASS)
+
+
+def library(*defects: str, ends: Verdict = Verdict.PASS) -> Callable[[Scenario], Result]:
+    """A library whose defects hide each other: the first that is not cured is what shows."""
+
+    def examine(scenario: Scenario) -> Result:
+        wanted = tuple((split_cures(scenario.version)[1] or "").split(","))
+        left = next((name for name in defects if name not in wanted), None)
+        if left is None:
+            return replace(passing(scenario), verdict=ends, cured=wanted)
+        return failing(left if " " in left else f"face of {FACES[left]}", scenario, cured=wanted)
+
+    return examine
+
+
+def never(scenario: Scenario) -> Result:
+    raise AssertionError(f"{scenario} was run")
+
+
+def test_nothing_else_is_run_for_what_passes_or_is_new() -> None:
+    for result in (passing(SCENARIO), failing("something else")):
+        assert attributed(result, KNOWN, never) == (result,)
+
+
+def test_what_passes_with_its_defect_cured_is_known() -> None:
+    (result,) = attributed(failing("face of B"), KNOWN, library("2777"))
+    assert (result.known_issue, result.known_by) == ("megatron-core-2777", BY_CURE)
+    assert result.standing == "known issue megatron-core-2777"
+
+
+def test_a_known_defect_behind_another() -> None:
+    (result,) = attributed(failing("face of B"), KNOWN, library("2777", "5077"))
+    assert (result.known_issue, result.known_by) == ("megatron-core-2777+megatron-core-5077", BY_CURE)
+
+
+def test_another_defect_with_the_same_face_is_new() -> None:
+    first, behind = attributed(failing("face of B"), KNOWN, library("2777", "another one"))
+    assert (first.known_issue, first.known_by) == ("megatron-core-2777", IN_PART)
+    assert first.standing == "known issue megatron-core-2777, and something new behind it"
+    assert (behind.known_issue, behind.behind) == (None, "megatron-core-2777")
+    assert behind.scenario.version == "0.16.1+cured:2777"
+    assert behind.standing == "new behind megatron-core-2777"
+
+
+def test_a_face_that_its_cure_leaves_is_new() -> None:
+    """A fault from outside that looks like the defect."""
+
+    def unmoved(scenario: Scenario) -> Result:
+        return failing("face of B", scenario, cured=("2777",))
+
+    first, behind = attributed(failing("face of B"), KNOWN, unmoved)
+    assert (first.known_by, behind.behind) == (IN_PART, "megatron-core-2777")
+
+
+def test_what_has_no_cure_is_known_by_face() -> None:
+    (result,) = attributed(failing("without a cure"), KNOWN, never)
+    assert (result.known_issue, result.known_by) == ("megatron-core-fp8-zeros", BY_FACE)
+    assert result.standing == "known issue megatron-core-fp8-zeros, by face only"
+
+
+def test_what_has_no_cure_behind_what_has_one() -> None:
+    (result,) = attributed(failing("face of B"), KNOWN, library("2777", "without a cure"))
+    assert (result.known_issue, result.known_by) == ("megatron-core-2777+megatron-core-fp8-zeros", BY_FACE)
+
+
+def test_a_cure_that_does_not_apply() -> None:
+    def uncured(scenario: Scenario) -> Result:
+        return failing("face of B", scenario, not_cured={"2777": cures.MOVED})
+
+    (result,) = attributed(failing("face of B"), KNOWN, uncured)
+    assert (result.known_issue, result.known_by) == ("megatron-core-2777", BY_FACE)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.UNSUPPORTED])
+def test_a_run_that_tells_nothing(verdict: Verdict) -> None:
+    (result,) = attributed(failing("face of B"), KNOWN, library("2777", ends=verdict))
+    assert (result.known_issue, result.known_by) == ("megatron-core-2777", BY_FACE)
+
+
+def test_a_failure_that_comes_and_goes_with_its_cure_is_new() -> None:
+    first, behind = attributed(failing("face of B"), KNOWN, library("2777", ends=Verdict.NONDETERMINISTIC))
+    assert (first.known_by, behind.verdict) == (IN_PART, Verdict.NONDETERMINISTIC)
+
+
+def test_on_a_cured_release_only_what_is_not_cured_is_known() -> None:
+    scenario = replace(SCENARIO, version="0.16.1+cured:-5077")
+    cured = tuple(name for name in FACES if name != "5077")
+    assert attributed(failing("face of B", scenario, cured=cured), KNOWN, never)[0].known_issue is None
+    (result,) = attributed(failing("face of C", scenario, cured=cured), KNOWN, library(*FACES))
+    assert (result.known_issue, result.known_by) == ("megatron-core-5077", BY_CURE)
+
+
+def test_it_ends() -> None:
+    runs = []
+
+    def endless(scenario: Scenario) -> Result:
+        runs.append(scenario)
+        return library(*FACES)(scenario)
+
+    found = attributed(failing("face of B"), KNOWN, endless)
+    assert len(runs) == MOST_ROUNDS
+    assert [result.known_by for result in found] == [IN_PART, ""]

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from harness.result import Evidence, Result
 
 _TEXTS = ("id", "what", "library_line", "since", "upstream", "scenario")
-_STORY = ("harm", "reach", "fixed", "severity", "cause", "behind", "patches", "releases", "part", "detail")
+_STORY = ("harm", "reach", "fixed", "severity", "cause", "behind", "releases", "part", "detail")
 ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *_STORY)
 """Keys of an entry. Those from `harm` on are for the reader of docs/findings.md: harness/report/findings.py."""
 

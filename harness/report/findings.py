@@ -19,7 +19,6 @@ The keys that only this module reads (all of them optional):
     severity = ["silent", "crash"]                     # absent: what the patterns of its evidence say
     cause = "torch-fsdp2-164929"                       # the entry of which this is another face
     behind = ["megatron-core-6212"]                    # what hides it until that is repaired; it has no `match` then
-    patches = ["5929", "7449"]                         # in tests/conformance/<system>/patches, which together repair it
     releases = ["0.4.0: mismatch", "0.5.0: pass"]      # what its regression gave on which release
     part = "the title of a [[part]] of the file"       # the part of the page to which it belongs
     detail = "what else is known of it"
@@ -36,6 +35,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
+from harness.cures import cure_of
 from harness.errors import UsageError
 from harness.known_issues import ISSUE_KEYS, document_of
 from harness.systems.protocol import System
@@ -56,9 +56,11 @@ $ shardproof run regressions/torch-fsdp2-164929
 $ shardproof replay ID --times 20              # the id it prints, again and again in fresh processes
 ```
 
-*Silent* means that nothing was raised and some of the state was wrong. *Public* links to where upstream was told, or to
-the change that repairs it; where it says no, we found no report. *Since* is the first release that is known to have
-it. What was seen on an emulated device (`docs/emulation.md`) waits for a GPU to confirm it (`docs/gpu.md`).
+*Silent* means that nothing was raised and some of the state was wrong. *Public* links to where upstream was told, or
+to the change that repairs it; where it says no, we found no report. A *cure* is a patch of a few lines that takes the
+defect away: `shardproof sweep SCENARIO --versions 0.16.1 --versions 0.16.1+cured:ID` runs a scenario without and with
+it. *Since* is the first release that is known to have it. What was seen on an emulated device (`docs/emulation.md`)
+waits for a GPU to confirm it (`docs/gpu.md`).
 """
 
 TAIL = """\
@@ -92,7 +94,7 @@ class Finding:
     part: str
     detail: str
     behind: tuple[str, ...]
-    patches: tuple[str, ...]
+    cure: str
     releases: Mapping[str, str]
 
     @property
@@ -177,7 +179,7 @@ def _finding(system: System, entry: Table, ids: Sequence[str]) -> Finding:
         severity=severity,
         regressions=_regressions(system, entry.text("id"), ids),
         behind=entry.texts("behind"),
-        patches=entry.texts("patches"),
+        cure=cure_of(system, entry.text("scenario")),
         releases=dict(_release(entry, line) for line in entry.texts("releases")),
         **{key: " ".join(entry.text(key).split()) for key in texts},
     )
@@ -274,12 +276,8 @@ def _facts(finding: Finding) -> Iterator[str]:
         yield f"**Behind** {_names(finding.behind)}: no run reaches it before that is repaired"
     if finding.regressions:
         yield f"**Shown by** {_names(f'regressions/{finding.system}-{name}' for name in finding.regressions)}"
-    if finding.patches:
-        yield f"**Patch**: {_names(finding.patches[:1])}" + _beside(finding.patches[1:])
-
-
-def _beside(others: Sequence[str]) -> str:
-    return f", together with {_names(others)}" if others else ", alone"
+    if finding.cure:
+        yield f"**Cure**: [`{finding.cure}`](../scenarios/{finding.system}/cures/{finding.cure}.patch)"
 
 
 def _where_else(cause: Finding, face: Finding) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cures import cures_of
 from harness.errors import UsageError
 from harness.report.findings import Finding, Section, render, section_of
 from harness.systems.registry import all_systems
@@ -25,15 +26,12 @@ def test_a_finding_says_what_a_reader_needs(finding: Finding) -> None:
     assert finding.severity
     assert 0 < len(finding.harm) <= 140, f"{finding.id}: harm = one plain sentence on what a user has in the end"
     assert finding.reach, f"{finding.id}: reach = how a run comes to meet it"
-    folder = ROOT / "tests/conformance" / finding.system.replace("-", "_") / "patches"
-    assert [name for name in finding.patches if not (folder / f"{name}.patch").is_file()] == []
 
 
-def test_every_patch_belongs_to_a_finding() -> None:
-    folders = (ROOT / "tests/conformance").glob("*/patches/*.patch")
-    kept = {(file.parts[-3].replace("_", "-"), file.stem) for file in folders}
-    named = {(finding.system, patch) for finding in FINDINGS for patch in finding.patches}
-    assert sorted(kept - named) == [("megatron-core", "4423-gdn")]  # told of in 4423, whose patch is another file's
+def test_every_cure_is_of_a_finding() -> None:
+    kept = {(system.name, cure.id) for system in all_systems() for cure in cures_of(system)}
+    named = {(finding.system, finding.cure) for finding in FINDINGS}
+    assert sorted(kept - named) == [("megatron-core", "4423-gdn")]  # told of in 4423, whose cure is another file's
 
 
 def test_a_cause_that_is_no_finding_is_an_error() -> None:

@@ -28,8 +28,6 @@ from harness.observe.record import NUMPY_NAME, Record, every_rank
 
 STRUCTURE = ("unreadable", "missing", "extra", "dtype", "shape", "size", "gap", "overlap", "replica_conflict")
 
-KINDS = (*STRUCTURE, "bits", "norm", "equivalent")
-
 NOTHING = Key(-1, "live", "", "")
 """The key of the `missing` difference that a comparison without anything expected gives."""
 
@@ -52,9 +50,9 @@ been exceeded in a nightly. A norm without a parameter or a rank that holds more
 class Difference:
     """One value that is not as expected.
 
-    kind: one of `KINDS`. ranks: those that hold deviating elements, where known. mismatched, total:
-    elements. first_index, last_index: of the deviating elements, one entry a dim. max_ulp: largest distance
-    in units in the last place (for integers the absolute difference); None where it has no meaning
+    kind: one of `STRUCTURE`, or `bits`, `norm`, `equivalent`. ranks: those that hold deviating elements, where known.
+    mismatched, total: elements. first_index, last_index: of the deviating elements, one entry a dim. max_ulp: largest
+    distance in units in the last place (for integers the absolute difference); None where it has no meaning
     (structure, text, only NaNs). nan_mismatches: deviating elements that are NaN on either side: they have
     no distance. ulp_histogram: `(distances, count)` by power of two. expected_first, observed_first: the
     first deviating element, as number and bit pattern. detail: one sentence, where there is more to say.

@@ -25,8 +25,6 @@ from harness.reference.numerics import Array
 from harness.reference.placement import Fragment, Index, pieces, runs
 from harness.reference.state import Session, Shards, mesh_rank
 
-FORMATS = ("gathered", "sharded", "model_space", "bucket_space")
-
 Content = dict[str, Any]
 Logical = dict[str, dict[str, Array]]
 """Role → name → the flattened logical tensor."""
@@ -39,7 +37,7 @@ class Saver:
         self.session = session
 
     def save(self, form: str) -> Content:
-        """The checkpoint of the session's state in one of `FORMATS`."""
+        """The checkpoint of the session's state in one of the formats below."""
         content: Content = {"format": form, "common": self.common()}
         match form:
             case "gathered":

@@ -17,14 +17,15 @@ from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical
 from harness.observe.record import LIVE, WRITTEN
 from harness.program import PROGRAMS, expand, operations
-from harness.reference.checkpoint import FORMATS
 from harness.reference.placement import Catalogue
 from harness.reference.state import Session
 from harness.scenario import Scenario, load_mesh
 from harness.space.constraints import CONSTRAINTS
+from harness.systems.reference.accepts import ACCEPTS
 from harness.systems.registry import contract_of, system_named
 from tests.oracles import by_twin, records_of
 
+FORMATS = tuple(ACCEPTS.axes["checkpoint"].switches)
 MESHES = ("1x1x1", "1x2x1", "1x3x1", "1x4x1", "2x2x1", "1x2x2", "2x1x1", "2x2x2", "1x3x2", "1x1x2", "1x8x1")
 
 

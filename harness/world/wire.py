@@ -31,15 +31,21 @@ def send(channel: socket.socket, message: dict[str, Any], fds: tuple[int, ...] =
 
 
 def receive(channel: socket.socket, max_fds: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
-    """The next message and the descriptors that came with it; None when the other side is gone."""
-    try:
-        if max_fds:
-            data, fds, _, _ = socket.recv_fds(channel, PACKET_BYTES, max_fds)
-        else:
-            data, fds = channel.recv(PACKET_BYTES), []
-    except (ConnectionResetError, BrokenPipeError):
-        return None, []
-    return (json.loads(data) if data else None), list(array.array("i", fds))
+    """The next message and the descriptors that came with it; None when the other side is gone.
+
+    A process that ends before it has read all that was sent to it resets the connection. The kernel says so once, ahead
+    of the packets that the process had sent before: its last words, such as why a server gives up, are read after that.
+    """
+    for _ in ("a reset, perhaps", "what was sent before it"):
+        try:
+            if max_fds:
+                data, fds, _, _ = socket.recv_fds(channel, PACKET_BYTES, max_fds)
+            else:
+                data, fds = channel.recv(PACKET_BYTES), []
+        except ConnectionResetError:
+            continue
+        return (json.loads(data) if data else None), list(array.array("i", fds))
+    return None, []
 
 
 def send_blobs(channel: socket.socket, head: bytes, body: bytes) -> None:

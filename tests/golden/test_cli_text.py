@@ -65,6 +65,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "no runs": ("explain", "1a2b"),
     "no such run": ("report", "reports/nightly"),
     "nothing to merge": ("merge", "part1", "part2", "--out", "all"),
+    "no such system to check": ("conformance", "torch-fsdp3"),
     "no such checkpoint": ("inspect", "checkpoints/step-100"),
 }
 

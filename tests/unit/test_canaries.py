@@ -18,11 +18,13 @@ from harness.errors import UsageError
 from harness.faults import comparisons
 from harness.faults.boundary import BOUNDARY, BoundaryFault
 from harness.faults.catalogue import CATALOGUE, Fault, scenarios_of
-from harness.faults.strikes import strikes, strikes_with
+from harness.faults.strikes import strikes
 from harness.result import Result
 from harness.space.constraints import impossible
+from harness.systems.accepts import Accepts
 from harness.systems.registry import system_named
 from harness.verdict import ExitStatus, Verdict
+from tests.struck import strikes_with
 
 FAULT = CATALOGUE["no-op-load"]
 BUG = FAULT.bug_ids[0]
@@ -163,8 +165,9 @@ def test_every_boundary_fault_strikes_some_system() -> None:
 def test_a_malformed_file_of_strikes_is_a_clear_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, said: str
 ) -> None:
-    (tmp_path / "canaries.toml").write_text(text)
-    monkeypatch.setattr("harness.faults.strikes.all_systems", lambda: [SimpleNamespace(name="x", folder=tmp_path)])
+    (tmp_path / "conformance.toml").write_text(text)
+    system = SimpleNamespace(name="x", folder=tmp_path, accepts=Accepts("x"))
+    monkeypatch.setattr("harness.faults.strikes.all_systems", lambda: [system])
     with pytest.raises(UsageError) as refused:
         strikes()
     assert said in str(refused.value)

@@ -160,7 +160,9 @@ def test_a_wrong_scenario_file_is_refused(shardproof: Cli, text: str) -> None:
 
 def test_a_scenario_that_its_system_refuses_says_why(shardproof: Cli) -> None:
     Path("bug.toml").write_text(SCENARIO.replace("sharded", "dcp"))
-    assert "the reference has these checkpoint formats" in shardproof.refuses_in_three_parts("run", "bug.toml")
+    assert "reference has these values of checkpoint: gathered, " in shardproof.refuses_in_three_parts(
+        "run", "bug.toml"
+    )
 
 
 def test_a_budget_that_would_be_exceeded_is_refused_by_run_and_shown_by_plan(shardproof: Cli) -> None:

@@ -22,13 +22,13 @@ import pytest
 
 from harness import laboratory
 from harness.faults.boundary import BOUNDARY
-from harness.faults.strikes import strikes_with
 from harness.laboratory import Laboratory
 from harness.observe.record import unpack
 from harness.result import Reproduced
 from harness.scenario import Mesh, Scenario
 from harness.store import StoreFull
 from harness.verdict import Verdict
+from tests.struck import strikes_with
 from tests.unit.flow_system import ECHO
 from tests.unit.world_stub import ACTIONS
 
@@ -160,7 +160,7 @@ def test_a_server_that_dies_costs_what_was_running_only(lab: Laboratory) -> None
 def test_any_error_of_ours_is_unknown_and_the_next_scenario_runs(
     lab: Laboratory, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def broken(scenario: Scenario, directory: Path, deadline_s: float) -> NoReturn:
+    def broken(*scenario: object, **options: object) -> NoReturn:
         raise error
 
     monkeypatch.setattr(lab, "_forked", broken)

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 
-ENVIRONMENT = {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+ENVIRONMENT = {
+    "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
+}  # fmt: skip
 BENCHMARKS = ("work", "bench_reference", "bench_start", "bench_world", "bench_megatron")
 
 

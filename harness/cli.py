@@ -118,19 +118,19 @@ def run(
     jobs = jobs or (os.cpu_count() or 1) + 1
     known = arguments.known_issues(plan, faults)
     request = Request(
-        plan,
-        folder,
-        tuple(sys.argv[1:]),
-        seed,
-        jobs,
-        deadline_s,
-        modules,
-        python,
-        releases,
-        known,
-        arguments.shipped_issues(),
-        json_file,
-        junit_file,
+        plan=plan,
+        out=folder,
+        command=tuple(sys.argv[1:]),
+        seed=seed,
+        jobs=jobs,
+        deadline_s=deadline_s,
+        plugins=modules,
+        python=python,
+        releases=releases,
+        known=known,
+        issues=arguments.shipped_issues(),
+        json=json_file,
+        junit=junit_file,
     )
     outcome = execute(request)
     print(render_text(outcome.report, outcome.page, wants_colour(sys.stdout, os.environ)), end="")

@@ -44,7 +44,7 @@ from harness.world.interpreter import interpreter
 DATABASE = "results.sqlite"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What a run was asked for.
 

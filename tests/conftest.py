@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 os.environ["ATEN_CPU_CAPABILITY"] = "default"
+os.environ["MKL_CBWR"] = "COMPATIBLE"
 os.environ["OMP_NUM_THREADS"] = "1"
 
 settings.register_profile("shardproof", deadline=None)  # a busy machine is no failure

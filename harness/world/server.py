@@ -30,6 +30,7 @@ from harness.world.job import Job, JobOutcome
 DETERMINISM = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "MKL_CBWR": "COMPATIBLE",
     "OPENBLAS_NUM_THREADS": "1",
     "ATEN_CPU_CAPABILITY": "default",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -37,7 +38,9 @@ DETERMINISM = {
     "PYTHONHASHSEED": "0",
 }
 """Environment of every rank, twin and reference: one thread, and kernels whose bits do not depend on the CPU's vector
-width or on an element's position in its shard."""
+width or on an element's position in its shard. Nor on the CPU: torch takes fp32 square roots from MKL, whose code for a
+newer CPU rounds other elements wrongly than its code for an older one, and AMD's approximation of a reciprocal root is
+not Intel's. MKL's `COMPATIBLE` code is the same everywhere."""
 
 CUDA_DETERMINISM = {
     **{name: value for name, value in DETERMINISM.items() if name != "CUDA_VISIBLE_DEVICES"},

@@ -1,0 +1,91 @@
+"""What surrounds the code: pins, targets of the Makefile, what a wheel holds, and that every system is walked.
+
+*Verifies*: names against what exists, and that nothing is pinned that nothing needs.
+*Does not verify*: that a target succeeds.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from harness.space.files import load_space, space_names
+from harness.systems.registry import all_systems
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
+
+
+def needed(requirements: list[str]) -> set[str]:
+    """The distributions that these requirements come to, with all that those require in turn, as installed here."""
+    left, found = [Requirement(text) for text in requirements], set()
+    while left:
+        wanted = left.pop()
+        name = canonicalize_name(wanted.name)
+        if name not in found:
+            found.add(name)
+            extras = ("", *wanted.extras)
+            left += [
+                each
+                for each in map(Requirement, distribution(name).requires or ())
+                if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras)
+            ]
+    return found
+
+
+def test_nothing_is_pinned_that_nothing_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    pinned = {canonicalize_name(line.partition("==")[0]) for line in lines}
+    wanted = needed([*project["dependencies"], *project["optional-dependencies"]["test"]])
+    assert pinned - wanted == set()
+    assert wanted - pinned <= {"setuptools"}, "torch's own limit on it is the pin"
+
+
+def test_the_makefile_runs_spaces_that_exist() -> None:
+    chosen = re.findall(r"^GPU_SET := (.*)$", MAKEFILE, re.MULTILINE)
+    named = re.findall(r"-m harness run ((?:[\w/-]+ )+)--", MAKEFILE)
+    names = [name for words in (*chosen, *named) for name in words.split()]
+    assert {"gpu", "smoke", "nightly"} <= set(names)
+    assert [name for name in names if name not in space_names()] == []
+
+
+@pytest.mark.parametrize("name", ["nightly", "weekly"])
+def test_every_system_is_walked(name: str) -> None:
+    assert {walk.system for walk in load_space(name).walks} == {system.name for system in all_systems()}
+
+
+def test_weekly_is_nightly_with_nothing_left_out() -> None:
+    nightly, weekly = (load_space(name) for name in ("nightly", "weekly"))
+    assert {(w.system, w.part) for w in nightly.walks} <= {(w.system, w.part) for w in weekly.walks}
+    assert any(walk.leave_out for walk in nightly.walks)
+    assert not any(walk.leave_out for walk in weekly.walks)
+    assert {walk.strength for walk in weekly.walks} >= {3}
+
+
+@pytest.mark.nightly
+def test_a_wheel_holds_every_module_template_and_scenario(tmp_path: Path) -> None:
+    """Built from a copy of what git tracks, so that leftovers of a build are not in it."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    for name in tracked:
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / "source" / name)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", tmp_path,
+         tmp_path / "source"], check=True,
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    assert {name for name in tracked if name.startswith(("harness/", "scenarios/"))} <= held
+    assert not [name for name in held if name.startswith("tests/")]

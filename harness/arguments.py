@@ -137,7 +137,7 @@ def _try_writing(folder: Path) -> None:
 
 
 def require_writable_file(path: Path | None, option: str) -> None:
-    """A report file is written after hours of work: that it cannot be is said before.
+    """Check that a report file can be written. It is written after hours of work, and it is better to know before.
 
     Raises:
         UsageError: it cannot be.
@@ -158,7 +158,7 @@ RANKS_NEED = ("torch", "numpy", "ml_dtypes", "tomli_w")
 
 
 def require_interpreter(python: str | None) -> None:
-    """The interpreter of the ranks exists, runs, and has what ranks need.
+    """Check that the interpreter of the ranks exists, runs, and has what ranks need.
 
     Raises:
         UsageError: it does not.
@@ -181,7 +181,7 @@ def on_device(sets: Sequence[str], device: str | None) -> tuple[str, ...]:
 
 
 def require_device(device: str | None, python: str | None) -> None:
-    """There is such a device for the ranks.
+    """Check that there is such a device for the ranks.
 
     Raises:
         UsageError: there is none, and why.
@@ -313,7 +313,7 @@ def one_package(scenarios: Sequence[Scenario]) -> Package:
 
 
 def columns() -> int:
-    """Width of the terminal; of what goes elsewhere, 120."""
+    """The width of the terminal; 120 where output goes elsewhere."""
     import shutil
 
     return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120

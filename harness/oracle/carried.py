@@ -1,13 +1,15 @@
-"""Extra state: bytes that a library's layers make of their own (scales, histories of quantization) and that no
-arithmetic of ours predicts. What a round trip must do with it is known all the same, and predicted here.
+"""Extra state: bytes that a library's layers make of their own (scales, histories of quantisation), which no arithmetic
+of ours predicts.
+
+What a round trip must do with them is known all the same, and predicted here from what was observed earlier:
 
 * A build or a step may give any bytes; no layer's state may come or go without a build.
 * A save changes none, and the checkpoint holds the bytes that were live; none, where the scenario leaves them out.
 * A load gives back the bytes that were live at the save; none of its own, where the scenario leaves them out.
 * All ranks have the same bytes: a checkpoint keeps one copy (checked where pieces are assembled).
 
-Where the bytes are a pickle with tensors, torch names each storage by its address, which no two processes share: the
-names are replaced by their order first (torch/serialization.py, `_legacy_save`: `str(storage._cdata)`).
+Where the bytes are a pickle with tensors, torch names each storage by its address, which no two processes share. Those
+names are replaced by their order of appearance first (torch/serialization.py, `_legacy_save`: `str(storage._cdata)`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _LENGTH = re.compile(rb"\x95.{3}\0{5}|(?:B.{4}|C.)(?=\x80\x02\x8a\nl\xfc\x9cF\xf
 
 
 def without_addresses(record: Record) -> Record:
-    """A record of extra state with the names of storages replaced by their order of appearance; others as they are."""
+    """The record, with the names of storages in extra state replaced by their order of appearance. Records of other
+    roles are as they were."""
     if record.role != EXTRA_STATE or not record.data:
         return record
     order: dict[bytes, int] = {}
@@ -40,7 +43,7 @@ def without_addresses(record: Record) -> Record:
 
 
 def carried(observed: Logical, ops: Sequence[Op], *, left_out: bool) -> Logical:
-    """What the extra state of the operations observed must be, from what it was at earlier ones.
+    """What the extra state must be after each operation that was observed, from what it was after earlier ones.
 
     Args:
         left_out: whether checkpoints are to hold none.

@@ -11,7 +11,7 @@ from harness.oracle.inputs import Clip
 
 
 def as_torch(gradients: dict[str, torch.Tensor], norm: float, clip: Clip) -> None:
-    """`inputs.TORCH_CLIPPING`: torch's own function, given the total norm."""
+    """The rule `inputs.TORCH_CLIPPING`: torch's own function, given the total norm."""
     params = []
     for gradient in gradients.values():
         param = torch.empty_like(gradient)
@@ -23,7 +23,7 @@ def as_torch(gradients: dict[str, torch.Tensor], norm: float, clip: Clip) -> Non
 
 
 def in_double(gradients: dict[str, torch.Tensor], norm: float, clip: Clip) -> None:
-    """`inputs.DOUBLE_CLIPPING`."""
+    """The rule `inputs.DOUBLE_CLIPPING`: the coefficient in double precision, the product in fp32."""
     coefficient = clip.bound / (norm + 1e-6)
     if coefficient < 1.0:
         for fqn, gradient in gradients.items():

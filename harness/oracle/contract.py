@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 KINDS = (ParamSpec("bulk", (1,)), ParamSpec("island", (1,), island=True))
-"""A parameter of each kind that a dtype policy tells apart."""
+"""A parameter of each kind that a dtype policy tells apart: one of the bulk, and one that stays in fp32."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,16 @@ class Contract:
         return stepped
 
     def moment(self, scenario: Scenario, stepped: str) -> str:
-        """The dtype of moments that the scenario gives none."""
+        """The dtype of moments for which the scenario asks for none."""
         return stepped
 
     def initial_dtypes(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> tuple[str, ...]:
-        """The dtypes that initial values pass through, the last of them the one that they are stored in."""
+        """The dtypes that initial values are rounded to, one after the other; the last one is what they are stored
+        in."""
         return (self.stages(scenario, spec, mesh).storage,)
 
     def initial_bound(self, scenario: Scenario, spec: ParamSpec) -> float:
-        """The largest magnitude of initial values; what is beyond it is clipped before the first dtype."""
+        """The largest magnitude of initial values. What is larger is clipped to it before it is rounded."""
         return math.inf
 
     def buffer_dtype(self, scenario: Scenario, dtype: str, module: ModuleSpec, mesh: Mesh) -> str:
@@ -134,11 +135,12 @@ class Contract:
         return scenario.optimizer.impl, scenario.optimizer.impl
 
     def precise_state(self, scenario: Scenario) -> PreciseState | None:
-        """The dtypes of a FusedAdam that has its own; None for every other optimizer."""
+        """The dtypes of a FusedAdam that keeps state in dtypes of its own; None for every other optimizer."""
         return None
 
     def stepper_entry(self, scenario: Scenario) -> str:
-        """`module:function` that builds the twin's optimizer where it is none that the oracle has; else empty."""
+        """`module:function` that builds the twin's optimizer, where a system has one that the oracle does not know;
+        else empty."""
         return ""
 
     def masters_in_state(self, scenario: Scenario) -> bool:
@@ -154,7 +156,8 @@ class Contract:
         return ()
 
     def rounds_half_away(self, scenario: Scenario, stages: Stages) -> bool:
-        """Whether a parameter is what remains of its master above a signed 16-bit remainder."""
+        """Whether the optimizer keeps the low 16 bits of a bf16 parameter's master as a signed integer, so that the
+        parameter is the master rounded half away from zero."""
         return False
 
     def knows_host(self, scenario: Scenario) -> bool:
@@ -162,18 +165,21 @@ class Contract:
         return False
 
     def host_elements(self, scenario: Scenario, mesh: Mesh) -> Mapping[str, bytes]:
-        """Name → which elements are stepped on the host, one byte each, row-major; empty where it is not known or makes
-        no difference."""
+        """Name → which elements are stepped on the host, one byte each, row-major. Empty where that is not known, or
+        makes no difference."""
         return {}
 
     def scale_domains(self, scenario: Scenario, mesh: Mesh) -> Mapping[str, tuple[int, ...]]:
-        """Name → the number of each element's domain, over which its scale is taken, row-major; no number occurs in two
-        parameters. Empty where nothing is scaled."""
+        """Name → for each element, row-major, the number of the domain over which its scale is taken. A number
+        occurs in one parameter only. Empty where nothing is scaled."""
         return {}
 
     def reference_sharding(self, scenario: Scenario) -> str:
-        """Which of the reference's shardings stands for the scenario's: `fully_shard`, `zero1` or `replicate`. Masters
-        lie in flat buffers there, and zero2 reduces gradients to the same values as zero1."""
+        """Which of the reference's own shardings stands for the scenario's: `fully_shard`, `zero1` or `replicate`.
+
+        zero2 reduces gradients to the same values as zero1, and where a sharded model has masters apart, the reference
+        keeps them in flat buffers.
+        """
         if scenario.sharding == "zero2" or (scenario.sharding == "fully_shard" and scenario.dtype.master):
             return "zero1"
         return scenario.sharding
@@ -183,11 +189,12 @@ class Contract:
         return "sharded"
 
     def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: AbstractSet[int]) -> Logical:
-        """What the oracle says of a scenario, with what only this system has: stored forms, marks, texts.
+        """What the oracle says of a scenario, with what only this system has added to it: other stored forms, marks,
+        texts.
 
         Args:
-            truth: what the twin says after every operation. observed: what the ranks held. done: indices of the
-                operations that every rank completed.
+            truth: what the twin says after every operation. observed: what the ranks held.
+            done: indices of the operations that every rank completed.
         """
         return truth
 
@@ -263,8 +270,8 @@ class Contract:
         )
 
     def mixes_kernels(self, scenario: Scenario) -> bool:
-        """Whether host and device step with kernels that round differently, so that it matters which one an element
-        has: two implementations, or one on the CPU and on a GPU."""
+        """Whether host and device step with kernels that round differently, so that it matters which of them an
+        element has. They are two implementations, or one on a CPU and on a GPU."""
         device, host = self.kernels(scenario)
         return device != host or (scenario.device == "cuda" and 0 < scenario.offload.fraction < 1)
 
@@ -274,7 +281,7 @@ class Contract:
         return self.master(scenario, storage) or storage
 
     def calculates_in(self, scenario: Scenario, spec: ParamSpec) -> str:
-        """The dtype in which the optimizer's kernel keeps what it steps, whatever is stored."""
+        """The dtype in which the optimizer's kernel calculates with what it steps, whatever dtype that is stored in."""
         return self.stepped_dtype(scenario, spec)
 
     def _parameter(
@@ -333,18 +340,20 @@ class Contract:
 
 
 def gradient_ranks(scenario: Scenario, spec: ParamSpec, dp: int) -> int:
-    """Number of distinct contributions to a parameter's gradient among `dp` data-parallel ranks: the ranks that share
-    the experts out have one between them."""
+    """How many ranks contribute to a parameter's gradient, of `dp` data-parallel ones. Ranks that share the experts
+    out compute one contribution between them."""
     return dp // scenario.expert_parallel if spec.ep_dim is not None else dp
 
 
 def twin_device(scenario: Scenario) -> str:
-    """Where the twin holds its tensors: on the host as soon as offload leaves the host some, else on the device."""
+    """Where the twin holds its tensors: on the host as soon as offload leaves some of them there, else on the
+    device."""
     return "cpu" if scenario.offload.fraction else scenario.device
 
 
 def steps_on_gpu(scenario: Scenario) -> bool:
-    """Whether a kernel of a real GPU steps some element. What is offloaded is stepped by torch's for the CPU."""
+    """Whether a kernel of a real GPU steps some element. Offloaded elements are stepped by torch's kernel for the
+    CPU."""
     return scenario.device == "cuda" and scenario.offload.fraction < 1
 
 

@@ -145,9 +145,11 @@ class Build:
 
 @dataclass(frozen=True)
 class PreciseState:
-    """FusedAdam that keeps its state in dtypes of its own and reads gradients beside the parameter (`decoupled_grad`).
+    """A FusedAdam that keeps its state in dtypes of its own, and reads gradients that lie beside the parameter
+    (`decoupled_grad`).
 
-    exp_avg, exp_avg_sq: dtypes of the moments. master: dtype of masters that are a part of its state; None for none.
+    exp_avg, exp_avg_sq: dtypes of the moments. master: dtype of masters that are a part of its state; None where it has
+    none.
     """
 
     exp_avg: str
@@ -186,16 +188,16 @@ class Rule:
 
 
 COUNTED = Rule("harness.oracle.scaler:count", "harness.reference.scaling:count")
-"""The loss scale doubles after a window of steps without overflow, and halves at an overflow that hysteresis does not
-bear. torch.amp.GradScaler and Megatron-Core's DynamicGradScaler count like this."""
+"""The loss scale doubles after a window of steps without overflow, and halves at an overflow, unless a hysteresis
+has some left to bear. torch.amp.GradScaler and Megatron-Core's DynamicGradScaler count like this."""
 
 TORCH_CLIPPING = Rule("harness.oracle.clipping:as_torch", "harness.reference.clipping:as_torch")
-"""As torch.nn.utils.clip_grad_norm_: times min(1, bound / (norm + 1e-6)), each operation rounded to the norm's dtype,
-which is that of the gradients."""
+"""Gradients are multiplied by min(1, bound / (norm + 1e-6)), each operation rounded to the norm's dtype, which is
+that of the gradients: torch.nn.utils.clip_grad_norm_."""
 
 DOUBLE_CLIPPING = Rule("harness.oracle.clipping:in_double", "harness.reference.clipping:in_double")
-"""As Megatron-Core's clip_grad_by_total_norm_fp32: the same coefficient computed in double precision, and multiplied
-with in fp32 if it is below 1."""
+"""The same coefficient, computed in double precision, and multiplied in fp32 if it is below 1: Megatron-Core's
+clip_grad_by_total_norm_fp32."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """FusedAdam over whole tensors, some of whose states it scales shard by shard.
 
-Every domain of a tensor is a tensor of its own to the one FusedAdam inside, as it is on the rank that owns it; state is
-what those hold, put together again.
+The twin has a weight in one tensor. On ranks the weight is cut into shards, and FusedAdam takes a scale for each, so
+that the stored bits depend on the cut. The contract says which elements lie together, a *domain*; here every domain
+becomes a tensor of its own for the FusedAdam inside, as it is on the rank that owns it. The state of the whole tensor
+is what those hold, put together again.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ import torch
 from harness.emulation.apex import FusedAdam
 
 SCALE = ".scale"
-"""What follows a state's name in the name of its scales: fp32, of every element that of its domain."""
+"""What follows a state's name in the name of its scales: `exp_avg.scale` has, in fp32, for each element the scale of
+its domain."""
 
 _SCALED = (torch.float16, torch.float8_e4m3fn)
 
 
 class _Sound(FusedAdam):
-    """FusedAdam, but zeros stay zeros: TransformerEngine multiplies a domain of them in fp8 by an infinite inverse of
-    its scale, and stores NaN (_apply_scale, 2.10 to 2.20.2)."""
+    """FusedAdam, except that zeros stay zeros. TransformerEngine multiplies a domain of zeros in fp8 by the infinite
+    inverse of its scale, and stores NaN (_apply_scale, 2.10 to 2.20.2), which no contract can promise."""
 
     def _apply_scale(self, name: str, unscaled: torch.Tensor, stored: torch.Tensor, scale: torch.Tensor) -> None:
         super()._apply_scale(name, unscaled, stored, scale)
@@ -32,21 +35,24 @@ class _Sound(FusedAdam):
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """What FusedAdam sees of a tensor, and where that lies in it (bool, the tensor's shape)."""
+    """A domain of a tensor as FusedAdam sees it. where: which elements of the tensor it has (bool, the tensor's
+    shape)."""
 
     tensor: torch.nn.Parameter
     where: torch.Tensor
 
 
 class ScaledAdam(torch.optim.Optimizer):
-    """State of a tensor: FusedAdam's names, each as it is stored, and beside those with a scale `<name>.scale`."""
+    """An optimizer whose state of a tensor has FusedAdam's names, each value as it is stored, and `<name>.scale`
+    beside those that have a scale."""
 
     use_decoupled_grad = True
 
     def __init__(
         self, groups: list[dict[str, Any]], options: Mapping[str, Any], domains: Mapping[torch.Tensor, torch.Tensor]
     ) -> None:
-        """options: FusedAdam's. domains: of every tensor the number of each element's domain; one where it lacks."""
+        """options: FusedAdam's. domains: for a tensor, the number of each element's domain; a tensor that is not
+        named is one domain."""
         self.pieces: dict[torch.Tensor, list[_Piece]] = {}
         inner = []
         for group in groups:
@@ -65,7 +71,7 @@ class ScaledAdam(torch.optim.Optimizer):
         """Step every tensor that has a `decoupled_grad`."""
         for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             for name in inner.keys() - group.keys():
-                del inner[name]  # a step that a load has undone
+                del inner[name]  # a count of steps that a load has taken away
             inner.update({name: value for name, value in group.items() if name != "params"})
             for param in group["params"]:
                 self._hand_over(param)
@@ -102,12 +108,13 @@ class ScaledAdam(torch.optim.Optimizer):
                 yield name + SCALE, self.inner._scales[piece.tensor][name].expand(values.shape)
 
     def restore(self, param: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
-        """Give a tensor a state as a checkpoint has it: in fp32, of which every domain takes a new scale."""
+        """Give a tensor the state that a checkpoint has of it. A checkpoint has fp32, of which every domain takes a
+        new scale."""
         for name in (name for name in state if not name.endswith(SCALE)):
             self.set_state(param, name, unscaled(state, name))
 
     def refresh_master(self, param: torch.Tensor) -> None:
-        """Let the master, where there is one, be what its parameter is now."""
+        """Set the master, where there is one, to the value that its parameter has now."""
         if self.state[param]:
             self.set_state(param, "master_param", param.detach().float())
 

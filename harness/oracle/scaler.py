@@ -1,4 +1,7 @@
-"""A dynamic loss scale that a library counts by its own rule, as the twin counts it: from the written contract."""
+"""A dynamic loss scale that a library counts by a rule of its own, as the twin counts it: from the written contract.
+
+Where the library uses torch.amp.GradScaler, the twin runs that itself, and this is not needed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class CountedScaler:
 
 
 def count(scaler: CountedScaler, *, overflow: bool) -> None:
-    """`inputs.COUNTED`."""
+    """The rule `inputs.COUNTED`: double after a window without overflow, halve when the hysteresis is used up."""
     if overflow:
         scaler.growth = 0
         if scaler.hysteresis is not None:

@@ -1,7 +1,8 @@
 """The optimizers that the twin steps with: the very classes that systems use, on whole tensors.
 
-torch.optim for torch's implementations, the emulated FusedAdam and FusedSGD for `multi_tensor`, and where offloading
-leaves part of the elements to a kernel of its own, both, element by element as the contract says.
+These are torch.optim's for torch's implementations, and the emulated FusedAdam and FusedSGD for `multi_tensor`. Where
+CPU offload leaves part of the elements to another kernel, both kernels step, and each element takes the result of the
+one that the contract names for it (`Hybrid`). Where state is scaled, it is `ScaledAdam`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TORCH_DTYPE = {
 }  # fmt: skip
 
 MOMENT_DTYPE = TORCH_DTYPE | {"fp8e4m3": torch.uint8}
-"""What FusedAdam is asked for: fp8 as uint8."""
+"""The dtypes that FusedAdam is asked for; fp8 is uint8 there."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -53,7 +54,8 @@ def optimizer_for(
 def _optimizer(
     kind: str, impl: str, device: str, groups: list[dict[str, Any]], *, capturable: bool = False
 ) -> torch.optim.Optimizer:
-    """Every number is in the groups: the defaults of an optimizer say nothing here."""
+    """The optimizer of one kind and implementation. Every number is in the groups, so that an optimizer's defaults
+    say nothing."""
     if impl == "multi_tensor":
         fused_adam, fused_sgd = fused_optimizers(device, precision_aware=False)
         if kind == "sgd":
@@ -67,16 +69,19 @@ def _optimizer(
 
 
 def _defaults(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """An optimizer's defaults: the numbers of the first group. They check each other, as nesterov and momentum do."""
+    """Defaults for an optimizer's constructor, which checks them against each other (nesterov needs momentum): the
+    first group's numbers."""
     return {name: value for name, value in groups[0].items() if name != "params"}
 
 
 def _precise(
     stepper: Stepper, state: PreciseState, groups: list[dict[str, Any]], domains: dict[torch.Tensor, torch.Tensor]
 ) -> torch.optim.Optimizer:
-    """FusedAdam with moments in dtypes of their own; reads `decoupled_grad`, which may be narrower than its tensor.
+    """FusedAdam with moments in dtypes of its own. It reads `decoupled_grad`, which may be narrower than its tensor.
 
-    It steps masters as if they were parameters, save those that are a state of the parameter's."""
+    Masters that the contract keeps apart are stepped as if they were parameters; those that are a part of FusedAdam's
+    state are its own.
+    """
     from harness.oracle.scaled_adam import ScaledAdam
 
     options: dict[str, Any] = {
@@ -131,7 +136,7 @@ class Hybrid(torch.optim.Optimizer):
         assert param.grad is not None
         copy = param.detach().to(device, copy=True)
         copy.grad = param.grad.to(device, copy=True)
-        hyper = {name: group[name] for name in self.defaults}  # a schedule adds what no optimizer takes
+        hyper = {name: group[name] for name in self.defaults}  # a schedule adds keys that no optimizer takes
         optimizer = _optimizer(self.stepper.kind, impl, device, [{**hyper, "params": [copy]}])
         if self.state[param]:
             own = {name: value.to(device, copy=True) for name, value in self.state[param].items() if name != "step"}
@@ -162,7 +167,8 @@ def restore_state(optimizer: torch.optim.Optimizer, param: torch.Tensor, state: 
     if (restore := getattr(optimizer, "restore", None)) is not None:  # ScaledAdam
         restore(param, state)
         return
-    keep = getattr(optimizer, "set_scaled_state", None)  # FusedAdam's moments may have scales beside them
+    # FusedAdam stores moments in a dtype of their own, perhaps with a scale
+    keep = getattr(optimizer, "set_scaled_state", None)
     if keep is None:
         optimizer.state[param] = state
         return

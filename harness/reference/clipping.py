@@ -26,7 +26,7 @@ def as_torch(squares: float, dtypes: Collection[str], clip: Clip) -> tuple[float
 
 
 def in_double(squares: float, dtypes: Collection[str], clip: Clip) -> tuple[float, np.float32 | None]:
-    """`inputs.DOUBLE_CLIPPING`."""
+    """The rule `inputs.DOUBLE_CLIPPING`."""
     norm = float(np.sqrt(squares))
     coefficient = clip.bound / (norm + 1e-6)
     return norm, np.float32(coefficient) if coefficient < 1.0 else None

@@ -34,10 +34,10 @@ from harness.reference.numerics import BF16, F32, FP16, FP32, Array
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 INT16 = np.dtype(np.int16)
 TOP: Mapping[np.dtype[Any], float] = {FP16: 65504.0 / 2, FP8: 448.0}
-"""What the largest magnitude of a domain is stored as, by the dtype of a scaled state."""
+"""By the dtype of a scaled state, the number that the largest magnitude of a domain is stored as."""
 
 Domains = npt.NDArray[np.int64]
-"""Of every element, which domain it belongs to: elements of one number share a scale."""
+"""For each element the number of its domain. Elements with the same number share a scale."""
 
 
 @dataclass(frozen=True)
@@ -149,17 +149,20 @@ def unscaled(stored: Array, scale: Array | None) -> Array:
         return values * scale
     if stored.dtype == FP8:
         assert scale is not None
-        return values * (_ONE / (_ONE / scale))  # an fp8 tensor keeps 1 / scale and the inverse of that
+        # TransformerEngine keeps 1 / scale of an fp8 tensor, and inverts that again
+        return values * (_ONE / (_ONE / scale))
     return values
 
 
 @np.errstate(all="ignore")
 def scaled(values: Array, dtype: np.dtype[Any], domains: Domains | None = None) -> tuple[Array, Array]:
-    """`(stored, scale)` of fp32 values in fp16 or fp8, shape (n,) each: a domain's scale is its largest magnitude over
-    `TOP`. A domain with a NaN has a NaN for a scale; one of zeros has a zero, of the sign that they have not: torch's
-    maximum of minus the least and the greatest is the former where they are equal.
+    """`(stored, scale)` of fp32 values in fp16 or fp8, shape (n,) each. A domain's scale is its largest magnitude over
+    `TOP`.
 
-    TransformerEngine multiplies an fp8 domain of zeros by an infinite inverse and stores NaN: not so here, a defect.
+    A domain with a NaN in it has a NaN for a scale. A domain of zeros has a scale of zero, with the opposite sign:
+    torch takes the larger of minus the least and the greatest value, which for equal ones is the first.
+    TransformerEngine multiplies an fp8 domain of zeros by the infinite inverse of that and stores NaN, which is a
+    defect; here zeros stay zeros.
     """
     ids = np.zeros(values.shape, np.int64) if domains is None else domains
     _, index = np.unique(ids, return_inverse=True)

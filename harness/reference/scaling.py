@@ -7,7 +7,7 @@ from harness.reference.state import Scaler
 
 
 def count(scaler: Scaler, rule: LossScale, overflow: bool) -> None:
-    """`inputs.COUNTED`."""
+    """The rule `inputs.COUNTED`."""
     scaler.growth_tracker = 0 if overflow else scaler.growth_tracker + 1
     if overflow:
         _shrink(scaler, rule.minimum)

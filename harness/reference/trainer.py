@@ -49,7 +49,8 @@ class Trainer:
             self.clip()
         skip = self.should_skip(self.overflowed())
         if not skip:
-            if not self.session.steps:  # FusedAdam makes its masters of the parameters, as it stores them
+            # FusedAdam makes its masters of the parameters in its first step, rounded to what it stores
+            if not self.session.steps:
                 self.session.settle(masters=True)
             self.update()
             self.publish()

@@ -1,9 +1,11 @@
 """What a scenario is expected to cost: seconds by system, world and number of sessions, from each system's `walk.toml`.
 
-[cost]
-session_s = [0.12, 0.18]         # one session (fresh ranks) on worlds of 1, 2 … ranks, with two scenarios at once
-[cost.extra_s]
-dcp-async = 0.05                 # added for a checkpoint format, before its options
+    [cost]
+    session_s = [0.12, 0.18]         # one session (fresh ranks) on worlds of 1, 2 … ranks, with two scenarios at once
+    [cost.extra_s]
+    dcp-async = 0.05                 # added for a checkpoint format, before its options
+
+A system that declares nothing counts `UNKNOWN_SESSION_S` a session.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ HANG_S = 10.0
 
 QUICK = {
     "automodel": ("2419-a",),
+    "deepspeed": ("resting-3", "scale-growth", "universal-empty-part"),
     "megatron-bridge": (),
     "megatron-fsdp": ("5976", "mixed-unit-scale"),
 }

@@ -56,7 +56,7 @@ LIMITS = (
             "ZeRORuntimeException",
             "Automatic adjustment of ZeRO's optimizer state partitioning with a new world size is not currently",
             "load",
-            {"load": "grow"},
+            {"load": "grow", "program": "resume"},
         ),
     ),
     Limit(

@@ -198,17 +198,16 @@ class Laboratory:
         return replace(first, verdict=Verdict.NONDETERMINISTIC, reproduced=Reproduced(0, 1), reason=reason)
 
     def _attempt(self, scenario: Scenario, info: System, observed: Observed, patience: float = 1.0) -> Result:
+        if info.world == "lockstep":
+            trial = self._lockstep(scenario)
+            if trial.blob:
+                observed(scenario, trial.blob)
+            return replace(_result(scenario, info, trial), **self._ran(info, scenario))
         directory = Path(tempfile.mkdtemp(prefix=f"{scenario.id}-", dir=self._scratch))
         try:
-            trial = (
-                self._lockstep(scenario)
-                if info.world == "lockstep"
-                else self._forked(scenario, directory, self.deadline_s * patience, quiet=False)
-            )
-            if trial.blob or info.world != "lockstep":
-                observed(scenario, trial.blob)
-            if info.world != "lockstep":
-                trial.judgement = self._judged(scenario, directory, trial)
+            trial = self._forked(scenario, directory, self.deadline_s * patience, quiet=False)
+            observed(scenario, trial.blob)
+            trial.judgement = self._judged(scenario, directory, trial)
             result = replace(_result(scenario, info, trial), **self._ran(info, scenario))
             if self.keep and result.verdict.is_failure:
                 _keep_logs(directory, self.keep / scenario.id)

@@ -270,16 +270,11 @@ class Scenario:
     @property
     def id(self) -> str:
         """Twelve hex digits: the digest of the non-default fields and the schema number."""
-        payload = json.dumps([SCHEMA, self.axis_values(only_changed=True)], sort_keys=True)
-        return hashlib.sha256(payload.encode()).hexdigest()[:12]
+        return _id(self)
 
     def axis_values(self, only_changed: bool = False) -> dict[str, str]:
         """Axis name → canonical text. With `only_changed`, the fields that differ from the default."""
-        return {
-            f.name: value_text(f.name, getattr(self, f.name))
-            for f in fields(self)
-            if not only_changed or getattr(self, f.name) != getattr(_DEFAULT, f.name)
-        }
+        return dict(_axis_values(self, only_changed))
 
     def axis_text(self, axis: str) -> str:
         """The canonical text of one axis."""
@@ -344,6 +339,7 @@ def load_toml(text: str, origin: str) -> dict[str, Any]:
     return document
 
 
+@lru_cache(maxsize=4096)
 def parse_axis(axis: str, text: str) -> Any:
     """The typed value of one axis from its text form.
 
@@ -446,6 +442,21 @@ def _render(value: object) -> str:
             return ",".join(str(v) for v in value)
         case _:
             return str(value)
+
+
+@lru_cache(maxsize=8192)
+def _axis_values(scenario: Scenario, only_changed: bool) -> dict[str, str]:
+    return {
+        axis: value_text(axis, getattr(scenario, axis))
+        for axis in AXES
+        if not only_changed or getattr(scenario, axis) != getattr(_DEFAULT, axis)
+    }
+
+
+@lru_cache(maxsize=8192)
+def _id(scenario: Scenario) -> str:
+    payload = json.dumps([SCHEMA, _axis_values(scenario, True)], sort_keys=True)
+    return hashlib.sha256(payload.encode()).hexdigest()[:12]
 
 
 _DEFAULT = Scenario()

@@ -23,6 +23,7 @@ from harness.oracle.contract import KINDS, steps_on_gpu, twin_device
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.program import does, moves
 from harness.scenario import Mesh, Scenario, load_mesh
+from harness.space.feasible import crossed
 from harness.systems.accepts import Constraint
 from harness.systems.registry import contract_of, system_named
 
@@ -263,9 +264,10 @@ def tabulate(
     if not excluded:
         return None
     axes = tuple(axis for axis in values if axis in read)
-    allowed = np.ones([len(values[axis]) for axis in axes], np.bool_)
+    every = {axis: range(len(values[axis])) for axis in axes}
+    allowed = np.ones([len(each) for each in every.values()], np.bool_)
     for chosen in excluded:
-        allowed[np.ix_(*(chosen.get(axis, range(len(values[axis]))) for axis in axes))] = False
+        allowed[crossed([np.array(chosen.get(axis, each)) for axis, each in every.items()])] = False
     return Table(rule_id, reason, axes, allowed)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from harness.program import expand, sessions
 from harness.scenario import Mesh, Scenario
@@ -35,10 +35,20 @@ class CostModel:
     extra_s: Mapping[str, Mapping[str, float]]
 
     def estimate_s(self, scenario: Scenario) -> float:
-        by_world = self.session_s.get(scenario.system, (UNKNOWN_SESSION_S,))
-        worlds = _worlds(scenario.mesh, scenario.load, scenario.program)
-        extra = self.extra_s.get(scenario.system, {}).get(scenario.checkpoint.partition("+")[0], 0.0)
-        return sum(by_world[min(world, len(by_world)) - 1] for world in worlds) + extra
+        key = scenario.system, scenario.mesh, scenario.load, scenario.program, scenario.checkpoint
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._estimate_s(*key)
+        return found
+
+    def _estimate_s(self, system: str, mesh: Mesh, load: str, program: str, checkpoint: str) -> float:
+        by_world = self.session_s.get(system, (UNKNOWN_SESSION_S,))
+        extra = self.extra_s.get(system, {}).get(checkpoint.partition("+")[0], 0.0)
+        return sum(by_world[min(world, len(by_world)) - 1] for world in _worlds(mesh, load, program)) + extra
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, Mesh, str, str, str], float]:
+        return {}
 
 
 @cache

@@ -57,7 +57,7 @@ class Feasible:
         firsts = [np.unique(classes, return_index=True)[1] for classes in self.classes]
         self._weights = [np.bincount(classes).astype(np.float64) for classes in self.classes]
         self._factors = {
-            axes: Factor(axes, each.allowed[np.ix_(*(firsts[axis] for axis in axes))]) for axes, each in merged.items()
+            axes: Factor(axes, each.allowed[crossed([firsts[axis] for axis in axes])]) for axes, each in merged.items()
         }
         self._order = self._elimination_order()
         self._joined: dict[tuple[Factor, ...], Factor] = {}
@@ -155,7 +155,7 @@ class Feasible:
 
     def _spread(self, axes: Axes, table: Bools) -> Bools:
         """A table over classes as one over values."""
-        return table[np.ix_(*(self.classes[axis] for axis in axes))] if axes else table
+        return table[crossed([self.classes[axis] for axis in axes])]
 
     def _elimination_order(self) -> Axes:
         """Greedy: next the axis whose elimination builds the smallest table."""
@@ -173,6 +173,13 @@ class Feasible:
             remaining.remove(axis)
             order.append(axis)
         return tuple(order)
+
+
+def crossed(indices: Sequence[Ints]) -> tuple[Ints, ...]:
+    """An index of every combination of some indices of each dim, as `np.ix_` makes it; that one takes longer than what
+    is done with it."""
+    last = len(indices) - 1
+    return tuple(index.reshape(-1, *[1] * (last - dim)) for dim, index in enumerate(indices))
 
 
 def join(first: Factor, second: Factor) -> Factor:

@@ -44,7 +44,7 @@ from typing import Any
 from harness.errors import UsageError
 from harness.models import model_spec
 from harness.program import operations
-from harness.scenario import AXES, Mesh, Scenario, load_toml, parse_axis, value_text
+from harness.scenario import AXES, Mesh, Scenario, load_toml, value_text
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
 from harness.tables import Table
@@ -238,12 +238,11 @@ def canonical(axis: str, text: str) -> str:
     Raises:
         UsageError: an unknown axis or value.
     """
-    parse_axis(axis, text)
     if axis == "model":
         model_spec(text)
     elif axis == "program":
         operations(text)
-    return Scenario().with_axes({axis: text}).axis_values()[axis]
+    return Scenario().with_axes({axis: text}).axis_text(axis)
 
 
 def meshes(world: int) -> list[Mesh]:

@@ -8,12 +8,13 @@ dear, takes the shard asked for, and refuses a budget that it would exceed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from math import inf
 from operator import attrgetter
+from typing import Any
 
 from harness.errors import UsageError
 from harness.scenario import AXES, DTypePolicy, Scenario, value_text
@@ -94,23 +95,22 @@ class Plan:
 
     def counts(self, axis: str) -> dict[str, int]:
         """Value → number of planned scenarios that have it."""
-        values = list(map(attrgetter(axis), self.scenarios))
-        same = dict(zip(map(id, values), values, strict=True))  # a few objects, each shared by many scenarios
         total: Counter[str] = Counter()
-        for key, number in Counter(map(id, values)).items():
-            total[value_text(axis, same[key])] += number
+        for value, number in self._shared(axis):
+            total[value_text(axis, value)] += number
         return dict(total)
 
     @property
     def varied_axes(self) -> list[str]:
         """The axes on which the scenarios differ."""
-        first = self.scenarios[:1]
-        return [
-            axis
-            for axis in AXES
-            for one in first
-            if any(getattr(s, axis) != getattr(one, axis) for s in self.scenarios)
-        ]
+        return [axis for axis in AXES if len({value for value, _ in self._shared(axis)}) > 1]
+
+    def _shared(self, axis: str) -> Iterator[tuple[Any, int]]:
+        """The objects that are values of an axis, and how many scenarios have each: thousands share a few, so that what
+        is asked of a value is asked a few times."""
+        values = list(map(attrgetter(axis), self.scenarios))
+        objects = dict(zip(map(id, values), values, strict=True))
+        return ((objects[key], number) for key, number in Counter(map(id, values)).items())
 
     def require_budget(self) -> None:
         """Refuse a plan that takes longer than a space allows.
@@ -143,17 +143,18 @@ def make_plan(spaces: Sequence[Space], selection: Selection = Selection()) -> Pl
     for scenario in explicit:
         _require_valid(scenario)
     refused = _refused(chain(explicit, *(entry.refused for entry in walked)))
-    scenarios = dict.fromkeys(chain(explicit, *(chain(w.supported, w.refused) for w in walked)))
-    _require_supported(scenarios, refused, walked)
+    supported = dict.fromkeys(chain(explicit, *(entry.supported for entry in walked)))
+    for scenario in refused:
+        supported.pop(scenario, None)
+    if not supported:
+        raise _nothing_supported(refused, walked)
     budgets: dict[str, float] = defaultdict(float)
     for entry in walked:
         budgets[entry.walk.system] += entry.walk.budget_s or inf
-    part = sorted((s for s in scenarios if in_shard(s, selection.shard)), key=_order)
-    return Plan(
-        tuple(scenario for scenario in part if scenario not in refused),
-        {scenario: refused[scenario] for scenario in part if scenario in refused},
-        walked, dict(budgets), selection.shard,
-    )  # fmt: skip
+    first, last = (
+        sorted((s for s in part if in_shard(s, selection.shard)), key=_order) for part in (supported, refused)
+    )
+    return Plan(tuple(first), {s: refused[s] for s in last}, walked, dict(budgets), selection.shard)
 
 
 def _refused(scenarios: Iterable[Scenario]) -> dict[Scenario, str]:
@@ -200,15 +201,11 @@ def _require_valid(scenario: Scenario) -> None:
     )
 
 
-def _require_supported(
-    scenarios: Mapping[Scenario, None], refused: Mapping[Scenario, str], walked: Sequence[Walked]
-) -> None:
-    if len(refused) < len(scenarios):
-        return
-    reasons = dict.fromkeys(f"{s.system}: {refused[s]}" for s in scenarios)
+def _nothing_supported(refused: Mapping[Scenario, str], walked: Sequence[Walked]) -> UsageError:
+    reasons = dict.fromkeys(f"{scenario.system}: {reason}" for scenario, reason in refused.items())
     excluded = dict.fromkeys(table.reason for entry in walked for table in entry.exclusions)
-    given = next(iter(scenarios), "these axis values")
-    raise UsageError.of(
+    given = next(iter(refused), "these axis values")
+    return UsageError.of(
         "scenarios", str(given), f"what a system supports ({'; '.join([*reasons, *excluded])})", "shardproof plan smoke"
     )
 

@@ -172,16 +172,13 @@ class _Problem:
 
     def scenarios(self, rows: Rows) -> tuple[Scenario, ...]:
         columns = list(self.values.values())
-        system, version = self.walk.system, self.walk.version
-        made = (
-            Scenario(
-                system=system,
-                version=version,
-                **{axis: column[i] for axis, column, i in zip(self.names, columns, row, strict=True)},
+        fixed = {"system": self.walk.system, "version": self.walk.version}
+        return tuple(
+            Scenario.of_checked(
+                {**fixed, **{axis: column[i] for axis, column, i in zip(self.names, columns, row, strict=True)}}
             )
             for row in dict.fromkeys(map(tuple, rows.tolist()))
         )
-        return tuple(made)
 
     def _demands(self) -> list[Axes]:
         demands = set(combinations(range(len(self.sizes)), self.walk.strength))

@@ -34,6 +34,7 @@ OURS = ("harness", "scenarios", "tests", "docs", "benchmarks", "reports", ".ci")
 LONGEST_CELL = 200
 
 _PATH = re.compile(r"(?<![\w./@:~-])(?:\.\./)*([\w.-]+(?:/[\w.*<>-]+)+\.(?:py|toml|md|patch|html))(?![\w/])")
+_FOLDER = re.compile(r"`([\w.]+/(?:[\w.*<>-]+/)*)`")
 _COMMAND = re.compile(r"(?:^\$ |`|^    )(shardproof [^`\n]*)", re.MULTILINE)
 _MODULE = re.compile(r"python -m ((?:harness|benchmarks)[\w.]*)")
 _TARGET = re.compile(r"(?:`|^\$ )make ([a-z-]+)", re.MULTILINE)
@@ -68,6 +69,20 @@ def is_ours(path: str) -> bool:
 @pytest.mark.parametrize(("document", "path"), [case for case in cases(_PATH) if is_ours(case[1])])
 def test_a_file_that_a_document_names_is_there(document: str, path: str) -> None:
     assert any(places(path)), f"{document} names {path}"
+
+
+@pytest.mark.parametrize(
+    ("document", "path"), [case for case in cases(_FOLDER) if is_ours(case[1]) and not _NAMES.search(case[1])]
+)
+def test_a_folder_that_a_document_names_is_there(document: str, path: str) -> None:
+    assert any(places(path)), f"{document} names {path}"
+
+
+def test_the_map_of_the_house_names_every_room() -> None:
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    rooms = [path for path in (ROOT / "harness").iterdir() if not path.name.startswith("_")]
+    names = [f"{room.name}/" if room.is_dir() else room.name for room in rooms]
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
 def words_of(command: str) -> list[str]:

@@ -1,24 +1,34 @@
 """The exact grid: gradients that survive any order of reduction and any divisor, and show any demotion.
 
-Each rank's contribution to a gradient is an integer number of units 2^-k. On average over the
-data-parallel ranks it is `mean_units`, which depends on name, iteration, microbatch and index only, so one
-unsharded twin serves every mesh. Around that mean the ranks deviate, so that a reduction over the wrong
-ranks changes bits.
+The problem: sums of floating-point numbers depend on their order, and libraries reduce in any order, before or after
+they divide. A comparison bit for bit would be one of noise. The idea: draw gradients from a grid on which no sum or
+average that is declared rounds at all, and on which the next narrower dtype would.
 
-*Exact*: every contribution is a multiple of the odd part of the number of data-parallel ranks (so a
-pre-division is exact), and the sums of all positive and of all negative contributions stay below the
-significand of every declared stage (so every partial sum is exact in any order).
+Each rank's contribution to a gradient is an integer number of units 2^-k. On average over the data-parallel ranks it is
+`mean_units`, which depends on name, iteration, microbatch and index only, so that one unsharded twin serves every mesh.
+Around that mean the ranks deviate, so that a reduction over the wrong ranks changes bits. For example, for the first
+element of `up.weight` two ranks contribute -14848 and 14 units of 2^-12, that is -3.625 and 0.0034. Each number has few
+enough digits for bf16. Their sum, -14834 units, is exact in fp32; a library that adds in bf16 after all gets -3.625,
+and loses the 14.
 
-*Sensitive*: on a `wide` grid some ranks hold coarse values (multiples of 256 units) and the others fine ones. Each
-contribution fits the 8 bits of bf16, their sum needs about 14: a stage that is declared fp32 but accumulates,
-reduces or stores in bf16 or fp16 changes bits. A `narrow` grid serves policies whose stages are declared half
-precision. A `cancelling` grid has the narrow mean, for gradients that end in bf16 after a sum in fp32: coarse values
-on two ranks cancel, and a sum in bf16 that meets one of them before a fine value loses that. It takes three ranks;
-with fewer, such a demotion shows in no gradient. An `alternate` grid (one data-parallel rank, several
-microbatches, half-precision compute) puts coarse values into even microbatches and fine ones into odd ones.
+*Exact*: every contribution is a multiple of the odd part of the number of data-parallel ranks (so that dividing by it
+first is exact), and the sums of all positive and of all negative contributions stay below the significand of every
+declared stage (so that every partial sum is exact, in any order).
 
-Pure numpy: used by ranks, reference and twin alike. It decides inputs, never expected results: the twin
-takes `mean_units`, ranks take `rank_units`, and a property test ties the two together.
+*Sensitive*, by the kind of grid:
+
+* `wide`: some ranks hold coarse values (multiples of 256 units) and the others fine ones, as above. Each contribution
+  fits the 8 bits of bf16, their sum needs about 14: a stage that is declared fp32 but accumulates, reduces or stores in
+  bf16 or fp16 changes bits.
+* `narrow`: small values for all, for policies whose stages are declared half precision.
+* `cancelling`: the narrow mean, for gradients that end in bf16 after a sum in fp32. Coarse values on two ranks cancel;
+  a sum in bf16 that meets one of them before a fine value loses that value. It takes three ranks; with fewer, such a
+  demotion shows in no gradient.
+* `alternate`: for one data-parallel rank, several microbatches and half-precision compute. Even microbatches have the
+  coarse values and odd ones the fine.
+
+Pure numpy: used by ranks, reference and twin alike. It decides inputs, never expected results: the twin takes
+`mean_units`, ranks take `rank_units`, and a property test ties the two together.
 """
 
 from __future__ import annotations
@@ -41,7 +51,7 @@ _MIX2 = np.uint64(0x94D049BB133111EB)
 
 
 def element_keys(fqn: str, shape: tuple[int, ...], seed: int) -> U64:
-    """One 64-bit key an element, shape (numel,): all randomness of a tensor derives from it."""
+    """One 64-bit key for each element, shape (numel,), from which all randomness of a tensor derives."""
     base = np.uint64((zlib.crc32(fqn.encode()) << 32) | (seed & 0xFFFFFFFF))
     with np.errstate(over="ignore"):
         return _mix((np.arange(1, prod(shape) + 1, dtype=np.uint64) * _GOLDEN) ^ _mix(base))
@@ -95,7 +105,8 @@ def rank_units(keys: U64, iteration: int, microbatch: int, dp: int, grid: Grid) 
 
 
 def _targets(hashed: U64, microbatch: int, grid: Grid) -> tuple[I64, I64]:
-    """The mean's coarse (×256) and fine parts. Fine parts are odd, so that they are never lost by luck."""
+    """The mean's coarse part (to be multiplied by 256) and its fine part. Fine parts are odd, so that none is lost
+    without a trace."""
     coarse = (hashed & np.uint64(63)).astype(np.int64) - 32
     fine = ((hashed >> np.uint64(6)) & np.uint64(31)).astype(np.int64) * 2 - 31
     zero = np.zeros_like(coarse)

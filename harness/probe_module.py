@@ -195,10 +195,8 @@ class ProbeUnit(ProbeModule):
 
 
 class ProbeRoot(nn.Module):
-    """The root: calls the modules in the spec's order. Module paths with dots nest.
-
-    A module none of whose parameters is used is never called, as an unreachable branch of a real model.
-    """
+    """The root: calls the modules in the spec's order. Module paths with dots nest. A module none of whose
+    parameters is used is never called, like a branch of a real model that nothing reaches."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()

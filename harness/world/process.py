@@ -27,10 +27,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int, clean_up: Callable[[], object] | None = None) -> None:
-    """Have the kernel end this process when its parent, process `parent`, ends (the forking thread, strictly).
+    """Have the kernel end this process when its parent, process `parent`, ends (strictly, when the thread ends that
+    forked it).
 
     Args:
-        clean_up: called then, and at any other SIGTERM, wherever the process is; without it, it is killed.
+        clean_up: called then, and at any other SIGTERM, wherever the process is. Without it, the process is killed.
     """
 
     def end(*_: object) -> NoReturn:
@@ -56,7 +57,7 @@ def fork(child: Callable[[], None]) -> int:
     """Fork; run `child` in the new process, which then ends without any clean-up of its own. Returns its pid."""
     pid = os.fork()
     if not pid:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what `die_with_parent` has this process do
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # and not the handler that `die_with_parent` gave this process
         _run_and_exit(child)
     return pid
 

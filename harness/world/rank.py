@@ -1,8 +1,11 @@
 """A rank: one freshly forked process that runs a session of a scenario on a real system and writes what it saw.
 
-It runs in the scenario's process group with its output in a file, takes its device, joins a group over loopback, runs
-the session's operations, and appends an observation after each. Errors go to the supervisor over a socket, so that a
-full disk cannot swallow them; only an error in the stage `record` is ours and not the system's.
+1. It runs in the scenario's process group with its output in a file, and takes its device.
+2. It joins a process group over loopback, and constructs the system's `RankSystem`.
+3. For each operation of the session: it performs it, observes, and appends the packed records to its file.
+4. It sends one message over a socket: that it is done, or its error. A full disk cannot swallow that.
+
+Whose an error is, the library's or ours, is said right here, where its frames are (`harness.ownership`).
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ def _run(seat: RankSeat, place: _Place) -> None:
     from harness.observe.ambient import Ambient
 
     where = _take_device(seat)
-    timeout_s = seat.job.longest_s + 60  # our deadline says who hangs, not gloo's
+    timeout_s = seat.job.longest_s + 60  # our own deadline ends a hang, before gloo's does
     group.join(seat.rank, seat.world, where, seat.store_port, seat.store_fd if seat.rank == 0 else None, timeout_s)
     place.enter(CONSTRUCT)
     ops = seat.job.ops

@@ -50,8 +50,8 @@ class Seat:
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that every rank needs. check: raises whatever it raises where it is not to be had. remedy: for the
-    reader."""
+    """One thing that every rank needs. check: raises whatever it raises where the thing cannot be had. remedy: for
+    the reader."""
 
     name: str
     check: Callable[[Seat], None]

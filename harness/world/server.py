@@ -1,8 +1,9 @@
 """The parent's side of the warm fork server: submit sessions to fresh ranks, call functions in warm workers.
 
-One `ForkServer` an environment (interpreter, path, library release). Importing this module or using the class never
-imports torch; the server process does, once. A job that hangs, dies or leaves processes behind costs itself only; when
-the server process itself dies, its jobs raise HarnessError and the next one starts another.
+There is one `ForkServer` for each environment: an interpreter, a path, a release of a library. Importing this module or
+using the class never imports torch; the server process does, once. A job that hangs, dies or leaves processes behind
+costs itself only. When the server process itself dies, its jobs raise HarnessError, and the next job starts another
+server.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ CUDA_DETERMINISM = {
 NVML: asking CUDA would initialise it, and no fork could use it."""
 
 NOT_INHERITED = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-"""Variables of the user's that change what a library can load: a scenario says that itself."""
+"""Variables of the user's that change what a library can load. A scenario says itself which of them it wants."""
 
 CLOSE_S = 10.0  # a server that has not ended this long after its socket was closed is killed
 

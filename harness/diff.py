@@ -143,7 +143,7 @@ def _order(difference: Difference) -> tuple[bool, int, bool, str, str, str]:
 
 
 def digest(value: Value) -> str:
-    """Sixteen hex digits of a value: dtype, shape and bytes."""
+    """Sixteen hex digits that identify a value: its dtype, shape and bytes."""
     return blake2b(repr((value.dtype, value.shape)).encode() + value.data, digest_size=8).hexdigest()
 
 
@@ -170,7 +170,7 @@ def _of_problem(problem: Problem, expected: Mapping[Key, Value]) -> Difference:
 
 
 def _absent(key: Key, kind: str, value: Value, held: Logical) -> Difference:
-    """A value that only one side has; `held` is that side."""
+    """The difference where only one side has a value; `held` is that side's."""
     elements = _elements(value)
     of_it = digest(value)
     first = _show(value, 0) if elements else ""
@@ -203,7 +203,8 @@ def _normalised(
 
 
 def _unequal(key: Key, value: Value, other: Value, expected: Logical) -> Difference | None:
-    """The difference between two values that are not the same bytes, dtype and shape; None for a norm in bounds."""
+    """The difference between two values of which bytes, dtype or shape are not the same; None for a norm within its
+    bounds."""
     if other.dtype != value.dtype or other.shape != value.shape:
         return _structure(key, value, other)
     differing = np.flatnonzero(as_bits(value) != as_bits(other))
@@ -227,7 +228,7 @@ def _unequal(key: Key, value: Value, other: Value, expected: Logical) -> Differe
     if key.role != "norm":
         return found
     bound = norm_bound(key, expected)
-    in_fp32 = 1 << 29 if value.dtype == "fp64" else 1  # fp64 has 29 bits more
+    in_fp32 = 1 << 29 if value.dtype == "fp64" else 1  # an ULP of fp32 is 2^29 of fp64
     if not nan and found.max_ulp is not None and found.max_ulp <= bound * in_fp32:
         return None
     return replace(found, kind="norm", detail=f"more than {bound} ULPs of fp32 from the exact norm")
@@ -269,7 +270,7 @@ def _distances(value: Value, other: Value, differing: npt.NDArray[np.intp]) -> t
         return np.empty(0, np.uint64), 0
     a, b = as_numbers(value)[differing], as_numbers(other)[differing]
     if value.dtype.startswith(("fp", "bf")):
-        with np.errstate(invalid="ignore"):  # signalling NaNs are NaNs too
+        with np.errstate(invalid="ignore"):  # comparing a signalling NaN warns
             nan = np.isnan(a) | np.isnan(b)
         return ulp_distance(as_bits(value)[differing[~nan]], as_bits(other)[differing[~nan]]), int(nan.sum())
     wide = [side.astype(np.int64) for side in (a, b)]

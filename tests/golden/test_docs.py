@@ -85,6 +85,19 @@ def test_the_map_of_the_house_names_every_room() -> None:
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
+WORDS = (
+    "scenario", "axes", "island", "unit", "space", "walk", "cell", "limit", "constraint", "program", "session", "arm",
+    "system", "variant", "overlay", "rank", "probe", "grid", "record", "piece", "role", "box", "logical", "observation",
+    "contract", "inputs", "stepped", "domain", "placement", "twin", "reference", "known", "cured",
+)  # fmt: skip
+"""Words of ours, each of which the architecture page defines where it first occurs, in italics."""
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_of_ours_is_defined(word: str) -> None:
+    assert re.search(rf"\*{word}s?\*", (ROOT / "docs/architecture.md").read_text("utf-8"))
+
+
 def words_of(command: str) -> list[str]:
     """The words of a command line, without the remark behind it and without what the shell would do."""
     words = shlex.split(re.split(r"  +(?!-)", command)[0], comments=True)[1:]

@@ -31,7 +31,7 @@ MAX_FP16_LOSS_SCALE = 2048.0
 
 
 def has(*words: str) -> Callable[[Scenario], bool]:
-    """Whether a scenario has one of these options."""
+    """A predicate: whether a scenario has one of these options."""
 
     def among(options: tuple[str, ...]) -> bool:
         return not set(words).isdisjoint(options)
@@ -85,7 +85,8 @@ def _indivisible_instances(scenario: Scenario) -> bool:
 
 
 def _rounds_average(scenario: Scenario) -> bool:
-    """Whether seven ranks average a gradient that needs all of fp32's digits. Half precision is rounded back."""
+    """Whether seven ranks average some gradient in fp32. DDP multiplies by 1/7, which fp32 rounds; a gradient in
+    half precision is rounded back to the exact value."""
     if all(mesh.dp != 7 for mesh in meshes(scenario)):
         return False
     return scenario.dtype.reduce == "fp32" or any(
@@ -110,7 +111,8 @@ def _precision_aware_dtypes(scenario: Scenario) -> bool:
 
 
 def _unused_in_bucket(scenario: Scenario) -> bool:
-    """Whether a bucket holds a parameter that gets a gradient beside one that never gets any."""
+    """Whether a program steps more than once with a model that has a parameter which never gets a gradient, beside
+    others in its bucket."""
     return scenario.fact("program", _steps_again) and scenario.fact("model", _has_unused)
 
 
@@ -123,7 +125,7 @@ def _has_unused(model: str) -> bool:
 
 
 def limits(contract: MegatronContract) -> tuple[Limit, ...]:
-    """Within what the allow-lists of `AXES` leave."""
+    """The limits within what the allow-lists of `AXES` leave."""
     return (
         Limit(
             "precision-aware-without-te",
@@ -268,7 +270,7 @@ def limits(contract: MegatronContract) -> tuple[Limit, ...]:
 
 
 def constraints(contract: MegatronContract) -> tuple[Constraint, ...]:
-    """Scenarios without a single right answer."""
+    """The scenarios that have no single right answer under a contract, each with the reason."""
     return (
         Constraint(
             "offload-groups",

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
-from operator import attrgetter
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from harness.layout import Box, inside, multi_index
 from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import ITEMSIZE, PER_RANK_ROLES, Record, every_rank
 
-_identity = attrgetter("op", "where", "role", "fqn")
+_identity = itemgetter(*(Record._fields.index(name) for name in Key._fields))
 _CONTENT = slice(Record._fields.index("dtype"), Record._fields.index("others"))
 """The fields of a record that replicas have in common: all from `dtype` on but which ranks they are on."""
 
@@ -48,50 +49,44 @@ def assemble(records: Iterable[Record]) -> tuple[Logical, list[Problem]]:
         many, those of the lowest rank), after an `overlap` those of the lowest rank.
     """
     groups: dict[tuple[int, str, str, str], list[Record]] = {}
-    everything = list(records)
-    for identity, record in zip(map(_identity, everything), everything, strict=True):
-        if identity in groups:
-            groups[identity].append(record)
-        else:
-            groups[identity] = [record]
+    for record in records:
+        groups.setdefault(_identity(record), []).append(record)
     logical: Logical = {}
     problems: list[Problem] = []
     for identity, pieces in groups.items():
-        if identity[2] in PER_RANK_ROLES:
-            for key, own in _by_rank(pieces):
-                _add(key, own, logical, problems)
-        else:
-            _add(Key._make(identity), pieces, logical, problems)
+        keyed = _by_rank(pieces) if identity[2] in PER_RANK_ROLES else ((Key._make(identity), pieces),)
+        for key, own in keyed:
+            cut_apart = pieces[-1].replica or pieces[0].replica
+            value = (_joined_copies if cut_apart else _joined)(key, own, problems)
+            if value is not None:
+                logical[key] = value
     return logical, problems
 
 
-def _add(key: Key, pieces: list[Record], logical: Logical, problems: list[Problem]) -> None:
-    if pieces[-1].replica or pieces[0].replica:
-        _add_copies(key, pieces, logical, problems)
-        return
+def _joined(key: Key, pieces: list[Record], problems: list[Problem]) -> Value | None:
+    """The value of pieces, if they determine one; appends what is wrong with them."""
     value = _join_sound(pieces)
     if value is None:
         value, found = _Inspection(key, list(every_rank(pieces))).result()
         problems.extend(found)
-    if value is not None:
-        logical[key] = value
+    return value
 
 
-def _add_copies(key: Key, pieces: list[Record], logical: Logical, problems: list[Problem]) -> None:
+def _joined_copies(key: Key, pieces: list[Record], problems: list[Problem]) -> Value | None:
     """Join copies that are cut differently. Each is assembled by itself; the first one's value is kept, and the
     others must equal it."""
     copies: dict[int, list[Record]] = {}
-    for piece in every_rank(pieces):
-        copies.setdefault(piece.replica, []).append(piece._replace(replica=0))
-    first: Logical = {}
+    for piece in pieces:
+        copies.setdefault(piece.replica, []).append(piece)
+    first: Value | None = None
     for replica, own in copies.items():
-        joined: Logical = {}
-        _add(key, own, joined, problems)
-        if first and joined and first != joined:
-            detail = f"copy {replica}, on ranks {_ranks(own)}, differs from copy {next(iter(copies))}"
-            problems.append(Problem(key, "replica_conflict", tuple(_ranks(own)), detail))
-        first = first or joined
-    logical.update(first)
+        value = _joined(key, own, problems)
+        if first is not None and value is not None and first != value:
+            ranks = _ranks(every_rank(own))
+            detail = f"copy {replica}, on ranks {ranks}, differs from copy {next(iter(copies))}"
+            problems.append(Problem(key, "replica_conflict", tuple(ranks), detail))
+        first = value if first is None else first
+    return first
 
 
 def _by_rank(pieces: list[Record]) -> Iterable[tuple[Key, list[Record]]]:
@@ -102,57 +97,60 @@ def _by_rank(pieces: list[Record]) -> Iterable[tuple[Key, list[Record]]]:
 
 
 def _join_sound(pieces: list[Record]) -> Value | None:
-    """The value of pieces without any problem that are whole tensors, rows or flat intervals; else None.
+    """The value of pieces without any problem; None where there is one, or where it takes a closer look to tell.
 
-    This is the hot path, about half a microsecond a piece: a whole matrix of scenarios passes here.
+    This is the hot path: a whole matrix of scenarios passes here, thousands of values of a few ways to cut a tensor.
+    So what the boxes come to is worked out once for each way (`_cut`); what is left to do for a value is to see that
+    ranks with the same box have the same bytes, and to join them.
     """
     first = pieces[0]
     dtype, shape, data = first.dtype, first.shape, first.data
     itemsize = ITEMSIZE.get(dtype)
     if itemsize is None:
         return None
-    total = prod(shape) * itemsize
-    if len(data) == total and first.size == shape and not first.flat:
+    if first.size == shape and not first.flat and len(data) == prod(shape) * itemsize:
         content = first[_CONTENT]
         if len(pieces) == 1 or all(piece[_CONTENT] == content for piece in pieces):
             return None if any(first.start) or len(first.start) != len(shape) else Value(dtype, shape, data)
-    return _join_intervals(pieces, dtype, shape, itemsize, total) if shape else None
-
-
-def _join_intervals(
-    pieces: list[Record], dtype: str, shape: tuple[int, ...], itemsize: int, total: int
-) -> Value | None:
-    inner = shape[1:]
-    row_bytes = prod(inner) * itemsize
-    origin = (0,) * len(inner)
-    parts: dict[int, bytes] = {}
+    parts: dict[_Place, bytes] = {}
     for _, _, _, _, _, own_dtype, own_shape, start, size, data, flat, _, _ in pieces:
-        if own_dtype != dtype or own_shape != shape:
+        if own_dtype != dtype or own_shape != shape or parts.setdefault((start, size, flat), data) != data:
             return None
-        if flat:
-            if len(start) != 1 or len(size) != 1:
-                return None
-            unit = itemsize
-        elif size[1:] == inner and start[1:] == origin:
-            unit = row_bytes
-        elif not data and 0 in size and inside(shape, Box(start, size)):
-            continue
-        else:
-            return None
-        at = start[0] * unit
-        if len(data) != size[0] * unit or at < 0 or at + len(data) > total:
-            return None
-        if data and parts.setdefault(at, data) != data:
-            return None
-    end = 0
-    ordered = sorted(parts)
-    for at in ordered:
-        if at != end:
-            return None
-        end += len(parts[at])
-    if end != total or not total:
+    cut = _cut(shape, tuple(parts))
+    if cut is None or [len(data) for data in parts.values()] != [n * itemsize for n in cut.volumes]:
         return None
-    return Value(dtype, shape, b"".join([parts[at] for at in ordered]))
+    joined = b"".join(parts.values())
+    if cut.order is not None:
+        joined = np.frombuffer(joined, _BITS[itemsize])[cut.order].tobytes()
+    return Value(dtype, shape, joined)
+
+
+_Place = tuple[tuple[int, ...], tuple[int, ...], bool]
+"""Start and size of a box, and whether it is one of the flattened tensor."""
+
+
+class _Cut(NamedTuple):
+    """A way to cut a tensor up. volumes: elements of each box. order: of each element of the tensor, row-major, its
+    position in the boxes' elements one after the other; None where it is the same."""
+
+    volumes: tuple[int, ...]
+    order: npt.NDArray[np.int64] | None
+
+
+@lru_cache(maxsize=4096)
+def _cut(shape: tuple[int, ...], places: tuple[_Place, ...]) -> _Cut | None:
+    """Boxes that share no element and together are a tensor of that shape; None if they are not, or if it is empty."""
+    total = prod(shape)
+    if not total or not all(inside((total,) if flat else shape, Box(start, size)) for start, size, flat in places):
+        return None
+    numbers = np.arange(total).reshape(shape)
+    boxes = [_region(numbers, start, size, flat).reshape(-1) for start, size, flat in places]
+    position = np.concatenate(boxes)
+    order = np.argsort(position, kind="stable")
+    if position.size != total or not np.array_equal(position[order], np.arange(total)):
+        return None
+    same = np.array_equal(order, np.arange(total))
+    return _Cut(tuple(box.size for box in boxes), None if same else order)
 
 
 @dataclass
@@ -218,7 +216,8 @@ class _Inspection:
             deviating = [p for p in replicas if p.data != agreed.data]
             if deviating:
                 problems.append(self._problem("replica_conflict", deviating, _conflict(replicas, agreed, deviating)))
-            region, taken = _region(bits, agreed), _region(covered, agreed)
+            place = agreed.start, agreed.size, agreed.flat
+            region, taken = _region(bits, *place), _region(covered, *place)
             if taken.any():
                 problems.append(self._overlap(replicas, placed))
             region[~taken] = as_bits(agreed).reshape(region.shape)[~taken]
@@ -255,18 +254,20 @@ def as_bits(piece: Record | Value) -> Bits:
     return np.frombuffer(piece.data, _BITS[ITEMSIZE[piece.dtype]])
 
 
-def _region(whole: npt.NDArray[Element], piece: Record) -> npt.NDArray[Element]:
-    """The view of `whole` (contiguous, of the piece's logical shape) that a piece fills."""
-    if piece.flat:
-        return whole.reshape(-1)[piece.start[0] : piece.start[0] + piece.size[0]]
-    where: tuple[Any, ...] = tuple(slice(at, at + n) for at, n in zip(piece.start, piece.size, strict=True))
+def _region(
+    whole: npt.NDArray[Element], start: tuple[int, ...], size: tuple[int, ...], flat: bool
+) -> npt.NDArray[Element]:
+    """The view of `whole` (contiguous, of the logical shape) that a box fills."""
+    if flat:
+        return whole.reshape(-1)[start[0] : start[0] + size[0]]
+    where: tuple[Any, ...] = tuple(slice(at, at + n) for at, n in zip(start, size, strict=True))
     return whole[(*where, ...)]  # the ellipsis keeps a scalar an array
 
 
 def elements_of(piece: Record) -> npt.NDArray[np.int64]:
     """The flat indices, in the logical tensor, of a piece's elements, in the order of its data."""
     numbers = np.arange(prod(piece.shape), dtype=np.int64).reshape(piece.shape)
-    return _region(numbers, piece).reshape(-1)
+    return _region(numbers, piece.start, piece.size, piece.flat).reshape(-1)
 
 
 def _majority(replicas: list[Record]) -> Record:

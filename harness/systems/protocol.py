@@ -40,8 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankContext:
-    """What a rank knows. directory: the scenario's own folder, shared by its ranks and sessions; checkpoints go
-    to `directory / "checkpoint{n}"`. rank: global rank in `mesh`, row-major."""
+    """What a rank knows.
+
+    rank: global rank in `mesh`, row-major. directory: the scenario's own folder, shared by its ranks and sessions;
+    checkpoints go to `directory / "checkpoint{n}"`. contract: the system's.
+    """
 
     scenario: Scenario
     model: ModelSpec
@@ -60,15 +63,32 @@ class RankSystem(Protocol):
     Methods mutate the system's own state and raise what the library raises. `observe` must change nothing.
     """
 
-    def build(self, op: Op) -> None: ...
-    def step(self, op: Op) -> None: ...
-    def overflow(self, op: Op) -> None: ...
-    def save(self, op: Op) -> None: ...
-    def load(self, op: Op) -> None: ...
-    def load_model_only(self, op: Op) -> None: ...
-    def reload_params(self, op: Op) -> None: ...
-    def unfreeze(self, op: Op) -> None: ...
-    def observe(self, op: Op) -> Iterable[Record]: ...
+    def build(self, op: Op) -> None:
+        """Construct model and optimizer anew, with parameters from the initialisation seed `op.init_seed`."""
+
+    def step(self, op: Op) -> None:
+        """Run all microbatches of iteration `op.iteration`, reduce, clip and unscale as asked, and step."""
+
+    def overflow(self, op: Op) -> None:
+        """As `step`, with one infinite gradient element on one rank: the loss scaler must leave the step out."""
+
+    def save(self, op: Op) -> None:
+        """Write a checkpoint to `RankContext.checkpoint_path(op)`; return when its files are complete."""
+
+    def load(self, op: Op) -> None:
+        """Read checkpoint `op.checkpoint` into the model, optimizer and schedule that exist now."""
+
+    def load_model_only(self, op: Op) -> None:
+        """Read its parameters and buffers only, as finetuning does."""
+
+    def reload_params(self, op: Op) -> None:
+        """Refresh the masters that the optimizer has from the model's parameters; nothing where it has none."""
+
+    def unfreeze(self, op: Op) -> None:
+        """Make the parameters that the model marks `later` trainable."""
+
+    def observe(self, op: Op) -> Iterable[Record]:
+        """What this rank holds after `op`, by the table in `harness.observe.record`. Changes nothing."""
 
 
 class Stored(Protocol):
@@ -94,20 +114,28 @@ class Stored(Protocol):
 class System:
     """A system as the core sees it.
 
-    name: as in `--system`. doc: one line. home: the package or module that holds it. world: `fork` (real ranks) or
-    `lockstep` (one process, the reference's). distributions: packages whose versions a result names. package: the
-    distribution under test, installed beside ours by release (`releases.toml`); empty where the installed environment
-    has it. gpu_distributions: packages that it needs on a GPU only. emulated: what is not the real thing on a CPU,
-    shown in every result. data: `PACKAGE/PATH` of the folder with its data; empty for `scenarios/<name>`.
+    * name: as in `--system`. doc: one line, for `list`. home: the package or module that holds it.
+    * world: `fork` (real ranks) or `lockstep` (one process, the reference's).
+    * distributions: packages whose versions a result names. package: the distribution under test, installed beside ours
+      by release (`releases.toml`); empty where the installed environment has it. gpu_distributions: packages that it
+      needs on a GPU only.
+    * emulated: what is not the real thing on a CPU, shown in every result.
+    * data: `PACKAGE/PATH` of the folder with its data; empty for `scenarios/<name>`.
 
-    Entries, `module:attribute` below `home` (`:attribute` for one in `home` itself); those that are empty are not
-    there: accepts, contract, stored, rank: see the module's text. warm_up: called once in the server before its first
-    fork. library: called with the device by every rank before its warnings count; imports the library and runs nothing
-    of it, since a server of GPUs may not warm up. variant: of a scenario, which of the system's environments it needs,
-    where a process can be only one of them; its server finds it in SHARDPROOF_VARIANT. not_exercised: of a scenario,
-    what it asks for that the world here cannot put to the test. chosen: of a device, what ranks get where there is a
-    choice between the real and the emulated, and why. models: the models that only this system has. rules: its own
-    rules of diagnosis. predicates: what its files may ask of a scenario by name.
+    The other fields are entries, `module:attribute` below `home` (`:attribute` for one in `home` itself). An
+    empty one is not there.
+
+    * accepts_entry, contract_entry, stored_entry, rank: an `Accepts`, a `Contract`, a `Stored`, a class of
+      `RankSystem`.
+    * warm_up: called once in the server before its first fork.
+    * library: called with the device by every rank before its warnings count. It imports the library and runs nothing
+      of it, since a server of GPUs may not warm up.
+    * variant_entry: `f(scenario)`: which of the system's environments a scenario needs, where a process can be only one
+      of them. Its server finds the answer in SHARDPROOF_VARIANT.
+    * not_exercised_entry: `f(scenario)`: what it asks for that ranks here cannot put to the test.
+    * chosen_entry: `f(device)`: what ranks get where there is a choice between the real and the emulated, and why.
+    * models_entry, rules_entry: models and rules of diagnosis that only this system has.
+    * predicates_entry: what its files may ask of a scenario, by name.
     """
 
     name: str

@@ -54,8 +54,10 @@ class Chain:
 class Finding:
     """Where a failure came or went.
 
-    before, after: neighbours in the chain, but for `skipped`, whose states differ: last good and first bad, or last bad
-    and first fixed. signature: of the failure. results: everything that was tried, in that order.
+    * before, after: neighbours in the chain, but for `skipped`, whose states differ: last good and first bad, or last
+      bad and first fixed.
+    * signature: of the failure.
+    * results: everything that was tried, in that order.
     """
 
     before: str

@@ -50,13 +50,17 @@ been exceeded in a nightly. A norm without a parameter or a rank that holds more
 class Difference:
     """One value that is not as expected.
 
-    kind: one of `STRUCTURE`, or `bits`, `norm`, `equivalent`. ranks: those that hold deviating elements, where known.
-    mismatched, total: elements. first_index, last_index: of the deviating elements, one entry a dim. max_ulp: largest
-    distance in units in the last place (for integers the absolute difference); None where it has no meaning
-    (structure, text, only NaNs). nan_mismatches: deviating elements that are NaN on either side: they have
-    no distance. ulp_histogram: `(distances, count)` by power of two. expected_first, observed_first: the
-    first deviating element, as number and bit pattern. detail: one sentence, where there is more to say.
-    runs: `(start, length)` of the deviating elements in the flattened tensor, the first `RUNS` of them.
+    * kind: one of `STRUCTURE`, or `bits`, `norm`, `equivalent`.
+    * ranks: those that hold deviating elements, where known.
+    * mismatched, total: elements.
+    * first_index, last_index: of the deviating elements, one entry a dim.
+    * max_ulp: largest distance in units in the last place (for integers the absolute difference); None where it has no
+      meaning (structure, text, only NaNs).
+    * nan_mismatches: deviating elements that are NaN on either side: they have no distance.
+    * ulp_histogram: `(distances, count)` by power of two.
+    * expected_first, observed_first: the first deviating element, as number and bit pattern.
+    * detail: one sentence, where there is more to say.
+    * runs: `(start, length)` of the deviating elements in the flattened tensor, the first `RUNS` of them.
     """
 
     key: Key

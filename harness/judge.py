@@ -54,9 +54,11 @@ from harness.world.observations import read_observations
 class Judgement:
     """What one scenario's observation showed.
 
-    differences: those that fail, structure first. normalisations: differences that the contract allows, listed and
-    counted. explanations: mechanisms, most specific first. distrust: why no verdict can be given (twin and reference
-    disagree, or a load could do nothing unseen); empty when the oracle is sound.
+    * differences: those that fail, structure first.
+    * normalisations: differences that the contract allows, listed and counted.
+    * explanations: mechanisms, most specific first.
+    * distrust: why no verdict can be given (twin and reference disagree, or a load could do nothing unseen); empty when
+      the oracle is sound.
     """
 
     differences: tuple[Difference, ...]

@@ -67,9 +67,11 @@ ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *_STORY)
 class Pattern:
     """What evidence must look like.
 
-    ops: kinds of operation. evidence: shell patterns, one of which must match. axes: axis → shell patterns of its
-    canonical text, one of which must match. aftermath: shell patterns of
-    what may differ at later operations. when: name of a predicate of the system's; empty for none.
+    * ops: kinds of operation.
+    * evidence: shell patterns, one of which must match.
+    * axes: axis → shell patterns of its canonical text, one of which must match.
+    * aftermath: shell patterns of what may differ at later operations.
+    * when: name of a predicate of the system's; empty for none.
     """
 
     ops: tuple[str, ...]

@@ -28,18 +28,22 @@ def is_idle(idle: str, iteration: int, microbatch: int) -> bool:
 class ParamSpec:
     """One parameter of a module.
 
-    name: local name. shape: logical shape. island: kept in fp32 under a mixed storage (a router, A_log).
-    tp_dim: the dim tensor parallelism shards; None = replicated over tp. ep_dim: the dim that expert parallelism
-    shares out, one expert an index; None = no expert. group: index into `ModelSpec.groups`. used: False = not part of
-    any forward, so it never gets a gradient.
-    trainable: `yes`, `no` (frozen) or `later` (frozen until the program's `unfreeze`).
-    sections: what dim 0 is fused of, in order: the suffix under which a format that takes it apart stores a section,
-    and its size. stacked: sections of equal size lie along a dim 0 of their own, which libraries that fuse them do not
-    have: their dim 0 is our dims 0 and 1.
-    tied_to: fully qualified name of the parameter this is the same object as.
-    idle: which forwards leave it out, as a router leaves out an expert: those of `odd` iterations, or that of each
-    iteration's `first` microbatch; empty for none. Its gradient is zero where no forward of an iteration uses it.
-    layer: it lies in a layer of a list of them, which libraries shard otherwise than what is around it.
+    * name: local name.
+    * shape: logical shape.
+    * island: kept in fp32 under a mixed storage (a router, A_log).
+    * tp_dim: the dim tensor parallelism shards; None = replicated over tp.
+    * ep_dim: the dim that expert parallelism shares out, one expert an index; None = no expert.
+    * group: index into `ModelSpec.groups`.
+    * used: False = not part of any forward, so it never gets a gradient.
+    * trainable: `yes`, `no` (frozen) or `later` (frozen until the program's `unfreeze`).
+    * sections: what dim 0 is fused of, in order: the suffix under which a format that takes it apart stores a section,
+      and its size.
+    * stacked: sections of equal size lie along a dim 0 of their own here. Libraries that fuse them have no such dim:
+      their dim 0 is our dims 0 and 1 together.
+    * tied_to: fully qualified name of the parameter this is the same object as.
+    * idle: which forwards leave it out, as a router leaves out an expert: those of `odd` iterations, or that of each
+      iteration's `first` microbatch; empty for none. Its gradient is zero where no forward of an iteration uses it.
+    * layer: it lies in one of a list of layers, which libraries shard in another way than what is around the list.
     """
 
     name: str

@@ -75,11 +75,13 @@ _provided: dict[str, str] = {}
 class Op:
     """One operation with every argument resolved.
 
-    index: position in the program. kind: one of `KINDS`. arm: `main`, `uninterrupted`, `cold` or
-    `resumed`, for readers. session, mesh: which fresh ranks run it. iteration: optimizer steps taken
-    before it on this trajectory (a load restores the saved count). init_seed: number of the build that
-    initialised the model, so that two builds never start equal. checkpoint: number of the checkpoint a
-    save writes or a load reads.
+    * index: position in the program.
+    * kind: one of `KINDS`.
+    * arm: `main`, `uninterrupted`, `cold` or `resumed`, for readers.
+    * session, mesh: which fresh ranks run it.
+    * iteration: optimizer steps taken before it on this trajectory (a load restores the saved count).
+    * init_seed: number of the build that initialised the model, so that two builds never start equal.
+    * checkpoint: number of the checkpoint a save writes or a load reads.
     """
 
     index: int

@@ -69,17 +69,21 @@ applies; it looks like them, and something new fails once they are cured. See `h
 class Result:
     """The verdict of one scenario.
 
-    version: release of the library that really ran. reason: why it is `unsupported` or `unknown`.
-    normalisations: differences that the contract allows (verdict notes `equivalent`), listed and counted,
-    never silently equal. emulated: what was not the real thing. not_exercised: what the scenario asks for that the
-    world here cannot put to the test. outside_support: with what upstream never supported the release that ran.
-    known_issue: ids of the known issues that it is due to, joined by `+`. known_by: how that is known. behind: of a
-    failure on a cured library, the known issues that hid it.
-    cured: defects of the library that were cured, by id. not_cured: those whose cure was asked for and does not apply →
-    why.
-    chosen: what there is a choice of between the real and the emulated → which, and why.
-    device: where it ran: `cpu`, or the GPUs and how ranks shared them.
-    phases_s: seconds by phase (fork, run, compare …).
+    * version: release of the library that really ran.
+    * reason: why it is `unsupported` or `unknown`.
+    * normalisations: differences that the contract allows (verdict notes `equivalent`), listed and counted, never
+      silently equal.
+    * emulated: what was not the real thing.
+    * not_exercised: what the scenario asks for that the world here cannot put to the test.
+    * outside_support: the packages with which upstream never supported the release that ran.
+    * known_issue: ids of the known issues that it is due to, joined by `+`.
+    * known_by: how that is known.
+    * behind: of a failure on a cured library, the known issues that hid it.
+    * cured: defects of the library that were cured, by id.
+    * not_cured: those whose cure was asked for and does not apply → why.
+    * chosen: what could be real or emulated → which it was, and why.
+    * device: where it ran: `cpu`, or the GPUs and how ranks shared them.
+    * phases_s: seconds by phase (fork, run, compare …).
     """
 
     scenario: Scenario

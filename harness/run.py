@@ -48,10 +48,13 @@ DATABASE = "results.sqlite"
 class Request:
     """What a run was asked for.
 
-    out: folder of the database and the reports. command: the arguments, for the record. python: interpreter of the
-    ranks. releases: package under test → releases that will run. known: issues that count as known; empty when
-    scenario files were named, which report their plain verdicts. issues: all entries, for what reports say of a
-    finding. json, junit: further files to write.
+    * out: folder of the database and the reports.
+    * command: the arguments, for the record.
+    * python: interpreter of the ranks.
+    * releases: package under test → releases that will run.
+    * known: issues that count as known; empty when scenario files were named, which report their plain verdicts.
+    * issues: all entries, for what reports say of a finding.
+    * json, junit: further files to write.
     """
 
     plan: Plan

@@ -81,14 +81,14 @@ class DTypePolicy:
 
     Written as the storage dtype followed by the stages that differ, e.g. `fp32/param=bf16/reduce=fp32`.
 
-    storage: dtype of the model's parameters: `fp32`, `bf16`, `fp16`, or each parameter's own: islands in fp32, the
-        bulk in bf16 (`mixed`) or fp16 (`mixed_fp16`).
-    param: dtype the forward computes in (FSDP2 `MixedPrecisionPolicy.param_dtype`).
-    reduce: dtype gradients are reduced in, and accumulated in before that.
-    output: dtype of the forward's floating-point output.
-    master: dtype of separate optimizer-owned master parameters (ZeRO-1 style systems).
-    grad: dtype of the gradient that the optimizer reads, where it need not be the master's (precision-aware).
-    exp_avg, exp_avg_sq: dtypes the moments are stored in, where they need not be the master's (precision-aware).
+    * storage: dtype of the model's parameters: `fp32`, `bf16`, `fp16`, or each parameter's own: islands in fp32, the
+      bulk in bf16 (`mixed`) or fp16 (`mixed_fp16`).
+    * param: dtype the forward computes in (FSDP2 `MixedPrecisionPolicy.param_dtype`).
+    * reduce: dtype gradients are reduced in, and accumulated in before that.
+    * output: dtype of the forward's floating-point output.
+    * master: dtype of separate optimizer-owned master parameters (ZeRO-1 style systems).
+    * grad: dtype of the gradient that the optimizer reads, where it need not be the master's (precision-aware).
+    * exp_avg, exp_avg_sq: dtypes the moments are stored in, where they need not be the master's (precision-aware).
     """
 
     storage: str = "fp32"

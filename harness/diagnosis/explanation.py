@@ -34,9 +34,12 @@ Floats = npt.NDArray[np.float64]
 class Explanation:
     """A mechanism that differences match.
 
-    mechanism: stable name, for clustering. confidence: `certain` (the bits are exactly what the mechanism
-    produces, in more places than chance allows), `likely` or `possible`. text: one to three sentences. evidence: one
-    mapping of JSON types for each difference explained. bug_ids: entries of the bug corpus with this mechanism.
+    * mechanism: stable name, for clustering.
+    * confidence: `certain` (the bits are exactly what the mechanism produces, in more places than chance allows),
+      `likely` or `possible`.
+    * text: one to three sentences.
+    * evidence: one mapping of JSON types for each difference explained.
+    * bug_ids: entries of the bug corpus with this mechanism.
     """
 
     mechanism: str

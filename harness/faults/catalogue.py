@@ -30,9 +30,11 @@ _HALF = {**_BASE, "mesh": "1x4x1", "dtype": "bf16/reduce=fp32", "microbatches": 
 class Fault:
     """One deliberate defect.
 
-    bug_ids: the public bugs whose mechanism it is, ids of the bug corpus; empty for the demotion canaries and
-    for mistakes that only self-written training loops make. doc: what goes wrong. scenario_axes: axes of
-    scenarios each of which exposes it, in text form. install: plants it in the ranks of one build.
+    * bug_ids: the public bugs whose mechanism it is, ids of the bug corpus; empty for the demotion canaries and for
+      mistakes that only self-written training loops make.
+    * doc: what goes wrong.
+    * scenario_axes: axes of scenarios each of which exposes it, in text form.
+    * install: plants it in the ranks of one build.
     """
 
     id: str

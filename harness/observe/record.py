@@ -79,14 +79,18 @@ class Record(NamedTuple):
     """A piece of a logical tensor. A named tuple, since a scenario makes thousands and a frozen dataclass takes 3 µs
     each.
 
-    op: index of the program's operation after which it was taken. rank: global rank. where: `live` or `written`. shape:
-    of the whole logical tensor. start, size: the box that this piece fills, one entry a dim; with `flat` one entry
-    each, in elements of the row-major flattened tensor. data: the piece's bytes, row-major, little endian;
-    product(size) times the dtype's item size of them. replica: which copy of the tensor the piece belongs to, where
-    copies are cut differently (a parameter that tensor parallelism does not cut lies otherwise in the flat buffers of
-    each tp rank); each copy must be whole, and all must agree. others: further ranks that hold this very piece with
-    these very bytes; whoever observes many ranks at once compares them there, and `every_rank` gives each its own
-    record.
+    * op: index of the program's operation after which it was taken.
+    * rank: global rank.
+    * where: `live` or `written`.
+    * shape: of the whole logical tensor.
+    * start, size: the box that this piece fills, one entry a dim; with `flat` one entry each, in elements of the
+      row-major flattened tensor.
+    * data: the piece's bytes, row-major, little endian; product(size) times the dtype's item size of them.
+    * replica: which copy of the tensor the piece belongs to, where copies are cut differently (a parameter that tensor
+      parallelism does not cut lies otherwise in the flat buffers of each tp rank); each copy must be whole, and all
+      must agree.
+    * others: further ranks that hold this very piece with these very bytes; whoever observes many ranks at once
+      compares them there, and `every_rank` gives each its own record.
     """
 
     op: int

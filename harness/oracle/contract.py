@@ -59,11 +59,13 @@ class Clause:
 class Contract:
     """The promises of a torch training loop; see the module's text.
 
-    clauses: the promises in words. zero_gradients: a trainable parameter that no forward uses has a gradient of zeros.
-    trainable_only: the optimizer holds trainable parameters only. owner_groups: hyperparameters are recorded parameter
-    by parameter, by the ranks that own some of it. last_lr: the schedule keeps the learning rates that it set last.
-    load_refreshes: loading the model alone also refreshes the masters from it, without a `reload_params`.
-    sharded_masters: there are separate masters under per-parameter sharding too.
+    * clauses: the promises in words.
+    * zero_gradients: a trainable parameter that no forward uses has a gradient of zeros.
+    * trainable_only: the optimizer holds trainable parameters only.
+    * owner_groups: hyperparameters are recorded parameter by parameter, by the ranks that own some of it.
+    * last_lr: the schedule keeps the learning rates that it set last.
+    * load_refreshes: loading the model alone also refreshes the masters from it, without a `reload_params`.
+    * sharded_masters: there are separate masters under per-parameter sharding too.
     """
 
     clauses: ClassVar[Sequence[Clause]] = ()

@@ -30,9 +30,13 @@ Shape = tuple[int, ...]
 class Stages:
     """The dtype of each stage a parameter's value and gradient pass through.
 
-    storage: the model's parameter. compute: inside the forward, and of the gradient that comes out of it.
-    accumulate: sum over microbatches. reduce: sum over ranks. main_grad: as the optimizer sees it.
-    master: separate master parameter (None: the optimizer steps on `storage`). exp_avg, exp_avg_sq: Adam's moments.
+    * storage: the model's parameter.
+    * compute: inside the forward, and of the gradient that comes out of it.
+    * accumulate: sum over microbatches.
+    * reduce: sum over ranks.
+    * main_grad: the gradient as the optimizer sees it.
+    * master: separate master parameter (None: the optimizer steps on `storage`).
+    * exp_avg, exp_avg_sq: Adam's moments.
     """
 
     storage: str
@@ -58,15 +62,19 @@ class Stages:
 class Parameter:
     """One parameter object of one build, with all that decides its bits.
 
-    names: fully qualified, its own first, then those of tied aliases. uses: the names under which forwards use it.
-    trainable: `yes`, `no` or `later` (from the program's `unfreeze` on). held: the optimizer has it in a param group.
-    initial: the dtypes that its initial values pass through, the last of them the one that it is stored in. bound:
-    initial values beyond it are clipped to it first. gradient: the grid that its gradients come from; None where it
-    never has a gradient. scaled: which of `master`, `exp_avg`, `exp_avg_sq` are stored divided by a scale.
-    half_away: the parameter is its master rounded half away from zero, not to the nearest even. idle: in which forwards
-    it has no part, as `ParamSpec.idle`. host: one byte an
-    element, row-major: whether a kernel of the host steps it; None where that is not known or makes no difference.
-    domains: the number of the domain over which each element's scale is taken; None where nothing is scaled.
+    * names: fully qualified, its own first, then those of tied aliases.
+    * uses: the names under which forwards use it.
+    * trainable: `yes`, `no` or `later` (from the program's `unfreeze` on).
+    * held: the optimizer has it in a param group.
+    * initial: the dtypes that its initial values pass through, the last of them the one that it is stored in.
+    * bound: initial values beyond it are clipped to it first.
+    * gradient: the grid that its gradients come from; None where it never has a gradient.
+    * scaled: which of `master`, `exp_avg`, `exp_avg_sq` are stored divided by a scale.
+    * half_away: the parameter is its master rounded half away from zero, not to the nearest even.
+    * idle: in which forwards it has no part (`ParamSpec.idle`).
+    * host: one byte an element, row-major: whether a kernel of the host steps it; None where that is not known or makes
+      no difference.
+    * domains: the number of the domain over which each element's scale is taken; None where nothing is scaled.
     """
 
     names: tuple[str, ...]
@@ -159,11 +167,17 @@ class PreciseState:
 
 @dataclass(frozen=True)
 class Stepper:
-    """Which code steps. kind: `sgd`, `adam` or `adamw`. impl, host_impl: the implementation (`scenario.Optimizer.impl`)
-    that steps what is on the device, and what is offloaded to the host. device: of the former, `cpu` or `cuda`.
-    mixed: the two round differently, so that it matters which of them an element has. precise: see there.
-    make: `module:function` of a plugin that builds the optimizer instead, called with `(stepper, groups)`, where
-    groups are torch's param groups with every number in them."""
+    """Which code steps.
+
+    * kind: `sgd`, `adam` or `adamw`.
+    * impl, host_impl: the implementation (`scenario.Optimizer.impl`) that steps what is on the device, and what is
+      offloaded to the host.
+    * device: where the first of them steps, `cpu` or `cuda`.
+    * mixed: the two implementations round differently, so that it matters which of them steps an element.
+    * precise: the dtypes of a FusedAdam that keeps its state in dtypes of its own; None for every other optimizer.
+    * make: `module:function` of a plugin that builds the optimizer instead, called with `(stepper, groups)`, where
+      groups are torch's param groups with every number in them.
+    """
 
     kind: str
     impl: str
@@ -204,11 +218,13 @@ clip_grad_by_total_norm_fp32."""
 class LossScale:
     """A dynamic loss scale. It doubles after `window` steps without overflow, and halves at an overflow.
 
-    torch: the twin runs torch.amp.GradScaler itself, which unscales the gradients in their own dtype; else the scale
-    is counted by `rule`, and unscaling is exact. hysteresis: overflows without growth between them that it takes to
-    halve; None: every one halves, and none is recorded. minimum: the scale never goes below it. rule: of the twin
-    `f(scaler: CountedScaler, *, overflow: bool)`, of the reference `f(scaler: Scaler, rule: LossScale, overflow:
-    bool)`; each counts one step.
+    * torch: the twin runs torch.amp.GradScaler itself, which unscales the gradients in their own dtype; else the scale
+      is counted by `rule`, and unscaling is exact.
+    * hysteresis: how many overflows, without growth between them, it takes to halve; None: every one halves, and no
+      count is recorded.
+    * minimum: the scale never goes below it.
+    * rule: of the twin `f(scaler: CountedScaler, *, overflow: bool)`, of the reference `f(scaler: Scaler, rule:
+      LossScale, overflow: bool)`; each counts one step.
     """
 
     initial: float
@@ -221,10 +237,14 @@ class LossScale:
 
 @dataclass(frozen=True)
 class Clip:
-    """Clipping by global norm. bound: on the norm. norm_dtype: of the norm that is reported. rule: of the twin
-    `f(gradients: dict[str, Tensor], norm: float, clip: Clip)`, which clips them in place or puts others there; of the
-    reference `f(squares: float, dtypes: set[str], clip: Clip) -> (norm, coefficient or None)`, from the sum of the
-    squares and the gradients' dtypes: the coefficient multiplies every gradient in fp32."""
+    """Clipping by global norm.
+
+    * bound: gradients with a larger norm are scaled down to it.
+    * norm_dtype: the dtype of the norm that is reported.
+    * rule: of the twin `f(gradients: dict[str, Tensor], norm: float, clip: Clip)`, which clips them in place or puts
+      others there; of the reference `f(squares: float, dtypes: set[str], clip: Clip) -> (norm, coefficient or None)`,
+      from the sum of the squares and the gradients' dtypes: the coefficient multiplies every gradient in fp32.
+    """
 
     bound: float
     norm_dtype: str
@@ -247,12 +267,14 @@ class Operation:
 class Inputs:
     """A scenario as an oracle sees it. See the module's text.
 
-    seed: of initial values and gradients. device: where the oracle holds its tensors. schedule: `none`, `halve`
-    (times 0.5 after every step) or `linear` (to 0 in `linear_steps`). zero_gradients is said by each parameter's
-    `gradient`. owner_groups: hyperparameters are recorded by parameter, not by group. last_lr: the schedule records the
-    learning rates that it set. masters_in_model: loading the model alone restores the masters too, and
-    `reload_params` does nothing. load_refreshes: loading the model alone refreshes the masters from it.
-    masters_undefined: between a load of the model alone and the refresh after it no master has a definite value.
+    * seed: of initial values and gradients.
+    * device: where the oracle holds its tensors.
+    * schedule: `none`, `halve` (times 0.5 after every step) or `linear` (to 0 in `LINEAR_STEPS`).
+    * owner_groups: hyperparameters are recorded by parameter, not by group.
+    * last_lr: the schedule records the learning rates that it set.
+    * masters_in_model: loading the model alone restores the masters too, and `reload_params` does nothing.
+    * load_refreshes: loading the model alone refreshes the masters from it.
+    * masters_undefined: between a load of the model alone and the refresh after it no master has a definite value.
     """
 
     seed: int
@@ -292,11 +314,13 @@ class Inputs:
 class Placement:
     """How the reference's ranks share a scenario out. The twin never sees it.
 
-    model: name of the model, whose specs say what tensor and expert parallelism cut. meshes: of each operation.
-    sharding: `fully_shard` (whole rows of each parameter), `zero1` (equal parts of flat buckets) or `replicate`.
-    offload: the fraction of the optimizer's elements that live on the host. grad_sync: reduce after the `last`
-    microbatch or after `every` one. checkpoint: one of the reference's formats. expert_parallel: ranks that share the
-    experts out.
+    * model: name of the model, whose specs say what tensor and expert parallelism cut.
+    * meshes: the mesh of each operation.
+    * sharding: `fully_shard` (whole rows of each parameter), `zero1` (equal parts of flat buckets) or `replicate`.
+    * offload: the fraction of the optimizer's elements that live on the host.
+    * grad_sync: reduce after the `last` microbatch or after `every` one.
+    * checkpoint: one of the reference's formats.
+    * expert_parallel: ranks that share the experts out.
     """
 
     model: str

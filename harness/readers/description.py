@@ -24,9 +24,13 @@ from harness.readers.pieces import ObjectPiece, Piece, TensorPiece, key_of, piec
 class Row:
     """One key of a checkpoint.
 
-    kind: `tensor` or `object`. dtype: of a tensor; an object's type otherwise. chunks: number of pieces.
-    coverage: `ok`, `gap` or `overlap`. digest: twelve hex digits of the SHA-256 of the whole tensor's bytes, or of
-    an object's text; empty where chunks do not cover it. value: an object's text, shortened.
+    * kind: `tensor` or `object`.
+    * dtype: of a tensor; an object's type otherwise.
+    * chunks: number of pieces.
+    * coverage: `ok`, `gap` or `overlap`.
+    * digest: twelve hex digits of the SHA-256 of the whole tensor's bytes, or of an object's text; empty where chunks
+      do not cover it.
+    * value: an object's text, shortened.
     """
 
     key: str

@@ -35,10 +35,12 @@ class Source:
 class Blueprint:
     """Parameters that pass through the same dtypes, on one tensor-parallel coordinate.
 
-    alike: one of the parameters, which stands for all in what they have in common: stages, initial dtypes, scaled
-    roles, rounding. initial: values at the build over the catalogue, in storage dtype. on_host: which elements the
-    host's kernel steps where it is another one, (S, m). domains: over what a scale is taken, (S, m), 0 for what no
-    optimizer holds; None where nothing is scaled. sources: of the gradients; empty where no parameter has one.
+    * alike: one of the parameters, which stands for all in what they have in common: stages, initial dtypes, scaled
+      roles, rounding.
+    * initial: values at the build over the catalogue, in storage dtype.
+    * on_host: which elements the host's kernel steps where it is another one, (S, m).
+    * domains: over what a scale is taken, (S, m), 0 for what no optimizer holds; None where nothing is scaled.
+    * sources: of the gradients; empty where no parameter has one.
     """
 
     layout: FlatLayout

@@ -32,13 +32,17 @@ def moment_roles(stepper: Stepper, momentum: float) -> tuple[str, ...]:
 class Shards:
     """Parameters that pass through the same dtypes, on one tensor-parallel coordinate.
 
-    blueprint: what no step changes. stepped: what the optimizer steps on, the master or the storage itself, (R, S, m).
-    model: the replicated parameters of flat buffers, (R, S, n); None under `fully_shard`, where `stepped` is the
-    storage. moments: role → (R, S, m); the rows of parameters without a step mean nothing. offloaded: which elements
-    live on the host, (S, m); host: the copies they are stepped on, (R, S, m). scaled: role → (as stored, scale), (R, S,
-    m) each, of state that FusedAdam scales: `moments`, or `stepped` for a master, is then what they stand for, in fp32.
-    computed: parameters as the last forward saw them, (R, S, n). accumulated: gradients before reduction, (R, S, n).
-    reduced, main_grad: after it, (R, S, m).
+    * blueprint: what no step changes.
+    * stepped: what the optimizer steps on, the master or the storage itself, (R, S, m).
+    * model: the replicated parameters of flat buffers, (R, S, n); None under `fully_shard`, where `stepped` is the
+      storage.
+    * moments: role → (R, S, m); the rows of parameters without a step mean nothing.
+    * offloaded: which elements live on the host, (S, m); host: the copies they are stepped on, (R, S, m).
+    * scaled: role → (as stored, scale), (R, S, m) each, of state that FusedAdam scales: `moments`, or `stepped` for a
+      master, is then what they stand for, in fp32.
+    * computed: parameters as the last forward saw them, (R, S, n).
+    * accumulated: gradients before reduction, (R, S, n).
+    * reduced, main_grad: gradients after reduction, and as the optimizer sees them, (R, S, m).
     """
 
     blueprint: Blueprint

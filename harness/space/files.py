@@ -86,10 +86,13 @@ def _matcher(axis: str, patterns: tuple[str, ...]) -> Callable[[Any], bool]:
 class Walk:
     """How one system's part of a space is walked.
 
-    axes: axis → canonical values, in order. exhaustive: axes of which every valid combination appears. strength: every
-    valid combination of this many axes appears. three_way: axes of which every valid triple appears. budget_s: seconds
-    the walk may take; None = any. leave_out: what it does not walk, with reasons. part: which of several walks of the
-    system in one space; empty for the only or the main one.
+    * axes: axis → canonical values, in order.
+    * exhaustive: axes of which every valid combination appears.
+    * strength: every valid combination of this many axes appears.
+    * three_way: axes of which every valid triple appears.
+    * budget_s: seconds the walk may take; None = any.
+    * leave_out: what it does not walk, with reasons.
+    * part: which of several walks of the system in one space; empty for the only or the main one.
     """
 
     system: str

@@ -31,9 +31,12 @@ PLAIN = DTypePolicy()
 class Selection:
     """What the command line asks of a plan, beside the names of spaces.
 
-    systems: each `NAME[@VERSION]`; empty = the space's own. axes: `--set`, axis → values. strength: replaces the
-    space's. sample: this many random scenarios a walk. seed: of covering
-    arrays and samples. shard: (i, n) = the i-th of n parts, from 1.
+    * systems: each `NAME[@VERSION]`; empty = the space's own.
+    * axes: `--set`, axis → values.
+    * strength: replaces the space's.
+    * sample: this many random scenarios a walk.
+    * seed: of covering arrays and samples.
+    * shard: (i, n) = the i-th of n parts, from 1.
     """
 
     systems: tuple[str, ...] = ()
@@ -48,8 +51,10 @@ class Selection:
 class Plan:
     """The scenarios to run, in order, and the account of how they were chosen.
 
-    supported: what their systems run. refused: what their systems refuse, each with the reason; they come last, since
-    they cost nothing. walked: one entry a walk, before sharding. budgets: system → seconds that its scenarios may take.
+    * supported: what their systems run.
+    * refused: what their systems refuse, each with the reason; they come last, since they cost nothing.
+    * walked: one entry a walk, before sharding.
+    * budgets: system → seconds that its scenarios may take.
     """
 
     supported: tuple[Scenario, ...]

@@ -33,8 +33,10 @@ ENUMERATION_LIMIT = 200_000
 class Walked:
     """What a walk came to. supported, refused: scenarios to run, and those that the system will call unsupported.
 
-    exclusions: the constraints that took something out. cells: exhaustive combinations as (supported, refused,
-    excluded). valid: number of valid supported scenarios of the space. coverages: as counted on `supported`.
+    * exclusions: the constraints that took something out.
+    * cells: exhaustive combinations as (supported, refused, excluded).
+    * valid: number of valid supported scenarios of the space.
+    * coverages: as counted on `supported`.
     """
 
     walk: Walk

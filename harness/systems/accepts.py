@@ -43,9 +43,12 @@ class LibraryError:
 class Limit:
     """A set of scenarios that a system refuses.
 
-    id: stable name. refuses: whether a scenario is one of them; it reads few axes, the most telling first, so that
-    plans can tabulate it. reason: for the reader. source: where the library says so. error: its error; None where the
-    combination has no meaning for this system, or is not driven here.
+    * id: stable name.
+    * refuses: whether a scenario is one of them; it reads few axes, the most telling first, so that plans can tabulate
+      it.
+    * reason: for the reader.
+    * source: where the library says so.
+    * error: its error; None where the combination has no meaning for this system, or is not driven here.
     """
 
     id: str
@@ -59,8 +62,10 @@ class Limit:
 class Constraint:
     """One rule of exclusion.
 
-    id: stable name. reason: for the reader. excludes: whether a scenario is left out. repeats: it is sound but
-    does what another one does: walks leave it out, a scenario file may still ask for it.
+    * id: stable name.
+    * reason: for the reader.
+    * excludes: whether a scenario is left out.
+    * repeats: it is sound but does what another one does: walks leave it out, a scenario file may still ask for it.
     """
 
     id: str

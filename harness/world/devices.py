@@ -37,9 +37,15 @@ print(json.dumps([torch.__version__, torch.version.cuda or "", nccl, names]))
 
 @dataclass(frozen=True)
 class Gpus:
-    """What CUDA ranks could run on here. names: of each GPU that the ranks would see. torch: release of their torch.
-    cuda: that it was built for; empty for a CPU build. nccl: release; empty without. driver: the newest CUDA that the
-    driver runs; empty without one. reason: why there is no GPU."""
+    """What CUDA ranks could run on here.
+
+    * names: of each GPU that the ranks would see.
+    * torch: release of their torch.
+    * cuda: that it was built for; empty for a CPU build.
+    * nccl: release; empty without.
+    * driver: the newest CUDA that the driver runs; empty without one.
+    * reason: why there is no GPU.
+    """
 
     names: tuple[str, ...] = ()
     torch: str = ""

@@ -35,9 +35,13 @@ print(json.dumps({"python": sys.version.split()[0], "tag": sys.implementation.ca
 
 @dataclass(frozen=True)
 class Interpreter:
-    """path: as given. python: its release. tag: such as `cpython-311`. platform: such as `linux-x86_64`.
-    installed: normalised distribution name → release. torch_build: what torch's own `version.py` says, as text:
-    `__version__` (such as `2.13.0+cu130`) and, where it was built for one, the release of `cuda` or `hip`."""
+    """* path: as given.
+    * python: its release.
+    * tag: such as `cpython-311`.
+    * platform: such as `linux-x86_64`.
+    * installed: normalised distribution name → release.
+    * torch_build: what torch's own `version.py` says, as text: `__version__` (such as `2.13.0+cu130`) and, where it
+      was built for one, the release of `cuda` or `hip`."""
 
     path: str
     python: str

@@ -24,10 +24,11 @@ LONGEST_DEADLINE = 4  # how many times its deadline a session may take on a mach
 class Job:
     """One session of a scenario, to be run by fresh ranks.
 
-    session: which of `program.sessions(expand(scenario))`. directory: the scenario's folder; it exists, and
-    receives `session{n}.rank{r}.obs` and `.log`. deadline_s: seconds from the start of the job, after which its
-    ranks are killed; those that a rank was ready to run and got no CPU excluded, up to `LONGEST_DEADLINE` in all.
-    quiet: ranks observe after the session's last op only, to show that observing changes nothing.
+    * session: which of `program.sessions(expand(scenario))`.
+    * directory: the scenario's folder; it exists, and receives `session{n}.rank{r}.obs` and `.log`.
+    * deadline_s: seconds from the start of the job, after which its ranks are killed. Seconds in which a rank was
+      ready to run and got no CPU do not count, up to `LONGEST_DEADLINE` times the deadline in all.
+    * quiet: ranks observe after the session's last op only, to show that observing changes nothing.
     """
 
     scenario: Scenario
@@ -73,9 +74,11 @@ class Job:
 class RankError:
     """An exception in a rank.
 
-    stage: `start` (process group), `construct`, `op` and `observe` (the system), or `record`: our own writing of the
-    observation, which says nothing about the system. op_index, op: -1 and "" before the first op. errno: of an
-    OSError, else None. ours: whether it is shardproof's own (`harness.ownership`).
+    * stage: `start` (process group), `construct`, `op` and `observe` (the system), or `record`: our own writing of the
+      observation, which says nothing about the system.
+    * op_index, op: -1 and "" before the first op.
+    * errno: of an OSError, else None.
+    * ours: whether it is shardproof's own (`harness.ownership`).
     """
 
     rank: int
@@ -103,15 +106,18 @@ class RankPlace:
 class JobOutcome:
     """What happened to a job's ranks.
 
-    errors: in the order in which they happened.
-    died: (rank, `signal SIGKILL` or `exit 7`) of ranks that ended by themselves without a word. first_failed:
-    the rank whose error or death came first; what the others report may follow from it. timed_out: the
-    deadline passed with no rank having failed before; a rank that waits for a failed one is not a hang.
-    stuck: where the ranks were that had to be killed, after a deadline or beside a failed rank. strays: number of
-    processes that ranks left behind and that were killed. duration_s: from the fork to the last process's end.
-    cpu_s: user and system time of all its processes.
-    profile: (phase, seconds) of the slowest rank a phase, in order, for reports of where time goes.
-    observations: the observation files, one a rank. stack: the Python stack of the first stuck rank.
+    * errors: in the order in which they happened.
+    * died: (rank, `signal SIGKILL` or `exit 7`) of ranks that ended by themselves without a word.
+    * first_failed: the rank whose error or death came first; what the others report may follow from it.
+    * timed_out: the deadline passed with no rank having failed before; a rank that waits for a failed one is not a
+      hang.
+    * stuck: where the ranks were that had to be killed, after a deadline or beside a failed rank.
+    * strays: number of processes that ranks left behind and that were killed.
+    * duration_s: from the fork to the last process's end.
+    * cpu_s: user and system time of all its processes.
+    * profile: (phase, seconds) in order, each of the rank that was slowest in it, for reports of where time goes.
+    * observations: the observation files, one a rank.
+    * stack: the Python stack of the first stuck rank.
     """
 
     errors: tuple[RankError, ...]

@@ -61,9 +61,10 @@ class OverlayError(HarnessError):
 class Overlay:
     """A folder, or several, that come first on the path of ranks.
 
-    version: the release that really runs, with `+git.…` or `+path.…` where it is none. paths: what comes first on
-    `sys.path`. outside: with what upstream never supported it. live: whether it is somebody's working tree, which may
-    change.
+    * version: the release that really runs, with `+git.…` or `+path.…` where it is none.
+    * paths: what comes first on `sys.path`.
+    * outside: with what upstream never supported it.
+    * live: whether it is somebody's working tree, which may change.
     """
 
     version: str

@@ -31,11 +31,13 @@ class Policy:
 class Tensor:
     """What is known of a floating-point tensor before it is loaded.
 
-    file: its dtype in the checkpoint; None for a buffer that no checkpoint holds, which is made in fp32. pinned: the
-    model names it in `_keep_in_fp32_modules_strict`. kept: in `_keep_in_fp32_modules`, which Hugging Face honours for
-    fp16 alone. frozen: it is a frozen parameter, or a buffer of a module all of whose parameters are frozen. buffer: it
-    is no parameter. sharded: FSDP2 manages it. native: a class of Automodel's own holds it, which loads into what it
-    made and records nothing.
+    * file: its dtype in the checkpoint; None for a buffer that no checkpoint holds, which is made in fp32.
+    * pinned: the model names it in `_keep_in_fp32_modules_strict`.
+    * kept: in `_keep_in_fp32_modules`, which Hugging Face honours for fp16 alone.
+    * frozen: it is a frozen parameter, or a buffer of a module all of whose parameters are frozen.
+    * buffer: it is no parameter.
+    * sharded: FSDP2 manages it.
+    * native: a class of Automodel's own holds it, which loads into what it made and records nothing.
     """
 
     file: str | None = "bf16"

@@ -16,9 +16,11 @@ LEGACY = ("dp_zero", "plain")
 class Format:
     """One checkpoint format.
 
-    doc: one line. sharding: the value of the axis `sharding` that it serves. switches: words that may follow its name,
-    each after a `+`. since: the first release that has it; empty where all do. any_tp: whether a run of another
-    tensor-parallel size may load it.
+    * doc: one line.
+    * sharding: the value of the axis `sharding` that it serves.
+    * switches: words that may follow its name, each after a `+`.
+    * since: the first release that has it; empty where all do.
+    * any_tp: whether a run of another tensor-parallel size may load it.
     """
 
     doc: str

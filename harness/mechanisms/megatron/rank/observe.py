@@ -35,12 +35,14 @@ STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffe
 class Owned:
     """A part of a parameter that this rank's optimizer steps.
 
-    fqn: empty where the model has no such parameter. start, length: flat interval of this rank's local parameter, in
-    elements; it lies beyond the parameter's end where the shard is not in the parameter's memory. held: what Megatron's
-    optimizer gave its inner optimizer, a master or the shard of the parameter itself. stepped: what is really stepped:
-    `held`, or the copy on the host, or in fp32, that a hybrid optimizer made of it. separate: whether `held` has memory
-    of its own. state, scales, inner_group: of the optimizer that steps it. group: the param group that the schedule
-    writes to.
+    * fqn: empty where the model has no such parameter.
+    * start, length: flat interval of this rank's local parameter, in elements; it lies beyond the parameter's end where
+      the shard is not in the parameter's memory.
+    * held: what Megatron's optimizer gave its inner optimizer, a master or the shard of the parameter itself.
+    * stepped: what is really stepped: `held`, or the copy on the host, or in fp32, that a hybrid optimizer made of it.
+    * separate: whether `held` has memory of its own.
+    * state, scales, inner_group: of the optimizer that steps it.
+    * group: the param group that the schedule writes to.
     """
 
     fqn: str

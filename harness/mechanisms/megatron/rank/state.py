@@ -20,11 +20,13 @@ from harness.scenario import Mesh, Scenario
 class TrainState:
     """One rank's training state after a build.
 
-    chunks: the model chunks (one, without pipeline parallelism), each a DistributedDataParallel around the root, with
-    a Float16Module in between where something is stored in half. optimizer: what get_megatron_optimizer returned: a
-    ChainedOptimizer, or the only optimizer of one chain link. scheduler: an OptimizerParamScheduler, always present:
-    it is what gives the param groups their learning rate and weight decay. iteration: optimizer steps taken.
-    release: megatron.core's `(major, minor, patch)`.
+    * chunks: the model chunks (one, without pipeline parallelism), each a DistributedDataParallel around the root, with
+      a Float16Module in between where something is stored in half.
+    * optimizer: what get_megatron_optimizer returned: a ChainedOptimizer, or the only optimizer of one chain link.
+    * scheduler: an OptimizerParamScheduler, always present: it is what gives the param groups their learning rate and
+      weight decay.
+    * iteration: optimizer steps taken.
+    * release: megatron.core's `(major, minor, patch)`.
     """
 
     scenario: Scenario

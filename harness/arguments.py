@@ -246,20 +246,20 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
     found: dict[str, list[str]] = {}
     for system, version in sorted({(scenario.system, scenario.version) for scenario in scenarios}):
         info = system_named(system)
+        release, wanted = split_cures(version)
+        if wanted is not None:
+            cures.chosen(info, wanted)
         if info.package:
             ran = package(info.package).newest.version
-            release, wanted = split_cures(version)
-            if wanted is not None:
-                cures.chosen(info, wanted)
             try:
                 ran = build(package(info.package), release, interpreter(python)).version if release else ran
             except OverlayError as error:
                 allowed = "a release that can be installed and imported here"
                 raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
             found.setdefault(info.package, []).append(with_cures(ran, wanted))
-        elif version:
+        elif release:
             first = info.distributions[0] if info.distributions else ""
-            require_installed(info, version, interpreter(python).release(first) or "")
+            require_installed(info, release, interpreter(python).release(first) or "")
     return {name: ", ".join(releases) for name, releases in found.items()}
 
 

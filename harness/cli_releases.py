@@ -144,7 +144,7 @@ def cures_(
     systems = [system_named(name) for name in names] or [system for system in all_systems() if cures_of(system)]
     wrong = 0
     for system in systems:
-        versions = cure_table.releases(system, python, install=install) if system.package else []
+        versions = cure_table.releases(system, python, install=install)
         found = cure_table.applicability(system, versions, python)
         print(cure_table.render(system, versions, found), end="", flush=True)
     if not runs:

@@ -55,8 +55,12 @@ class Shown:
 
 
 def releases(system: System, python: str | None, *, install: bool = False) -> list[str]:
-    """The declared releases of a system's package, the newest last; those that are there already unless `install`."""
-    package, ranks = package_of(system), interpreter(python)
+    """The declared releases of a system's package, the newest last; those that are there already unless `install`. Of a
+    system whose library came with the interpreter, that one."""
+    ranks = interpreter(python)
+    if not system.package:
+        return [ranks.release(name) or "none" for name in system.distributions[:1]]
+    package = package_of(system)
     return [r.version for r in package.releases if install or is_cached(package, r.version, ranks)]
 
 

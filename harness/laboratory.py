@@ -259,24 +259,24 @@ class Laboratory:
 
     def _server_of(self, scenario: Scenario) -> AbstractContextManager[ForkServer]:
         info = system_named(scenario.system)
-        if info.package:
+        release, wanted = split_cures(scenario.version)
+        if not info.package:
+            require_installed(info, release, self._named(info, replace(scenario, version="")))
+        if info.package or wanted is not None:
             return self._environments.server(info, scenario)
-        require_installed(info, scenario.version, self._named(info, scenario))
         return nullcontext(self._servers[scenario.device])
 
     def _ran(self, info: System, scenario: Scenario) -> dict[str, Any]:
         """What really ran, as fields of a `Result`: the release, and with which packages upstream never supported
         it."""
-        if not info.package:
-            return {"version": self._named(info, scenario)}
-        overlay = self._environments.overlay(info, scenario.version)
-        cured = self._environments.cured(info, scenario.version)
-        found = {"version": overlay.version, "outside_support": overlay.outside}
-        if cured is None:
-            return found
+        found: dict[str, Any] = {"version": self._named(info, scenario)}
         wanted = split_cures(scenario.version)[1]
-        version = with_cures(overlay.version, wanted)
-        return {**found, "version": version, "cured": cured.applied, "not_cured": dict(cured.left)}
+        if info.package:
+            overlay = self._environments.overlay(info, scenario.version)
+            found = {"version": with_cures(overlay.version, wanted), "outside_support": overlay.outside}
+        if cured := self._environments.cured(info, scenario.version):
+            found |= {"cured": cured.applied, "not_cured": dict(cured.left)}
+        return found
 
     def _release(self, info: System, version: str) -> str:
         """The release that a system's limits are asked about.
@@ -297,12 +297,12 @@ class Laboratory:
         It is that of the system's package; of a system whose library is installed anyway, such as torch, that of its
         first distribution; of a system of ours, shardproof's.
         """
+        release, wanted = split_cures(scenario.version)
         if info.package:
-            release, wanted = split_cures(scenario.version)
             return with_cures(release or package(info.package).newest.version, wanted)
         if not info.distributions:
             return __version__
-        return interpreter(self._python).release(info.distributions[0]) or ""
+        return with_cures(interpreter(self._python).release(info.distributions[0]) or "", wanted)
 
     def _judged(self, scenario: Scenario, directory: Path, trial: _Trial) -> dict[str, Any]:
         started = time.monotonic()

@@ -60,12 +60,15 @@ class Environments:
         self._closed = False
 
     def overlay(self, info: System, version: str) -> Overlay:
-        """The overlay of a system's package; a version's cures change nothing of it.
+        """The overlay of a system's package; a version's cures change nothing of it. Of a system whose library came
+        with the interpreter, one that adds nothing.
 
         Raises:
             UsageError, OverlayError: as `harness.world.overlay.build`.
         """
         release, _ = split_cures(version)
+        if not info.package:
+            return Overlay(interpreter(self._python).release(info.distributions[0]) or "", ())
         with self._building:
             key = (info.package, release)
             if key not in self._overlays:
@@ -87,7 +90,7 @@ class Environments:
         wanted = split_cures(version)[1]
         if wanted is None:
             return None
-        paths = self.overlay(info, version).paths
+        paths = self.overlay(info, version).paths or (Path(interpreter(self._python).site),)
 
         def source(name: str) -> str | None:
             file = next((path / name for path in paths if (path / name).is_file()), None)

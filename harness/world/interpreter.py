@@ -29,7 +29,7 @@ says = pathlib.Path(torch.origin).with_name("version.py").read_text() if torch a
 build = dict(re.findall(r"^(__version__|cuda|hip)\\b.*= '(.+)'$", says, re.MULTILINE))
 print(json.dumps({"python": sys.version.split()[0], "tag": sys.implementation.cache_tag,
                   "platform": sysconfig.get_platform(), "installed": found,
-                  "torch_build": build}))
+                  "torch_build": build, "site": str(pathlib.Path(torch.origin).parents[1]) if says else ""}))
 """
 
 
@@ -41,7 +41,8 @@ class Interpreter:
     * platform: such as `linux-x86_64`.
     * installed: normalised distribution name → release.
     * torch_build: what torch's own `version.py` says, as text: `__version__` (such as `2.13.0+cu130`) and, where it
-      was built for one, the release of `cuda` or `hip`."""
+      was built for one, the release of `cuda` or `hip`.
+    * site: the folder that holds torch; empty without one."""
 
     path: str
     python: str
@@ -49,6 +50,7 @@ class Interpreter:
     platform: str
     installed: Mapping[str, str] = field(hash=False)
     torch_build: Mapping[str, str] = field(hash=False, default_factory=dict)
+    site: str = ""
 
     def release(self, distribution: str) -> str | None:
         """The installed release of a distribution, None without one."""

@@ -8,7 +8,7 @@ dear, takes the shard asked for, and refuses a budget that it would exceed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -101,21 +101,25 @@ class Plan:
     def counts(self, axis: str) -> dict[str, int]:
         """Value → number of planned scenarios that have it."""
         total: Counter[str] = Counter()
-        for value, number in self._shared(axis):
+        for value, number in self._values[axis]:
             total[value_text(axis, value)] += number
         return dict(total)
 
     @property
     def varied_axes(self) -> list[str]:
         """The axes on which the scenarios differ."""
-        return [axis for axis in AXES if len({value for value, _ in self._shared(axis)}) > 1]
+        return [axis for axis, values in self._values.items() if len({value for value, _ in values}) > 1]
 
-    def _shared(self, axis: str) -> Iterator[tuple[Any, int]]:
-        """The objects that are values of an axis, and how many scenarios have each: thousands share a few, so that what
+    @cached_property
+    def _values(self) -> dict[str, list[tuple[Any, int]]]:
+        """Axis → the objects that are its values, and how many scenarios have each. Thousands share a few, so that what
         is asked of a value is asked a few times."""
-        values = list(map(attrgetter(axis), self.scenarios))
-        objects = dict(zip(map(id, values), values, strict=True))
-        return ((objects[key], number) for key, number in Counter(map(id, values)).items())
+        found = {}
+        for axis in AXES:
+            values = list(map(attrgetter(axis), self.scenarios))
+            objects = dict(zip(map(id, values), values, strict=True))
+            found[axis] = [(objects[key], number) for key, number in Counter(map(id, values)).items()]
+        return found
 
     def require_budget(self) -> None:
         """Refuse a plan that takes longer than a space allows.

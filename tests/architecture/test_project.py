@@ -23,6 +23,9 @@ from harness.space.files import load_space, space_names
 from harness.systems.registry import all_systems
 
 ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = {system.name for system in all_systems() if system.home.startswith("harness.systems.")}
+"""Other tests of this process may register systems of their own."""
+
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 
 
@@ -62,7 +65,7 @@ def test_the_makefile_runs_spaces_that_exist() -> None:
 
 @pytest.mark.parametrize("name", ["nightly", "weekly"])
 def test_every_system_is_walked(name: str) -> None:
-    assert {walk.system for walk in load_space(name).walks} == {system.name for system in all_systems()}
+    assert {walk.system for walk in load_space(name).walks} & SHIPPED == SHIPPED
 
 
 def test_weekly_is_nightly_with_nothing_left_out() -> None:

@@ -37,7 +37,7 @@ from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
 from harness.oracle import twin
-from harness.oracle.carried import carried, without_addresses
+from harness.oracle.carried import EXTRA_STATE, carried, without_addresses
 from harness.oracle.inputs import Inputs, Placement
 from harness.program import Op, expand
 from harness.readers.errors import CheckpointError
@@ -146,7 +146,7 @@ def judge(case: Case, records: Sequence[Record], problems: Sequence[Problem] = (
         records: of all ranks, live and written, of operations that every rank completed.
         problems: found while reading what was written.
     """
-    records = [without_addresses(record) for record in records]
+    records = [without_addresses(record) if record.role == EXTRA_STATE else record for record in records]
     observed, found = assemble(records)
     expected = _expected(case, observed, {p.key.op for p in problems if p.kind == "unreadable"})
     differences = diff(expected, observed, [*problems, *found], (LAZY_STATE,), records)

@@ -415,7 +415,6 @@ _SAME_BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8}
 
 
 def _value(tensor: torch.Tensor) -> Value:
-    bits = tensor.detach().cpu()
-    if tensor.dtype in _SAME_BITS:
-        bits = bits.view(_SAME_BITS[tensor.dtype])
-    return Value(NAME_OF[tensor.dtype], tuple(tensor.shape), bits.numpy().tobytes())
+    dtype = tensor.dtype
+    bits = tensor.view(_SAME_BITS[dtype]) if dtype in _SAME_BITS else tensor
+    return Value(NAME_OF[dtype], tuple(tensor.shape), bits.numpy(force=True).tobytes())

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from harness.reference.numerics import Array
-from harness.reference.placement import Fragment, Index, pieces, runs
+from harness.reference.placement import Fragment, pieces, runs_of
 from harness.reference.state import Session, Shards, mesh_rank
 
 Content = dict[str, Any]
@@ -108,15 +108,13 @@ class Saver:
     def _entries(self, optimizer: bool) -> Iterator[tuple[int, str, str, Fragment, Array]]:
         """`(rank, role, name, fragment, values)` of everything the writing ranks own, parameters first."""
         session = self.session
-        aliases = [(p.fqn, p.spec.tied_to or p.fqn) for p in session.model.params]
         for shards in session.shards:
             flat = self.export("param", shards.storage_shard[0])
             for fragment in self._written_fragments(shards):
                 rank = mesh_rank(session.mesh, 0, fragment.shard, shards.tp_index)
                 values = flat[fragment.shard, fragment.at : fragment.at + fragment.numel]
-                for alias, canonical in aliases:
-                    if canonical == fragment.slot.param.fqn:
-                        yield rank, "param", alias, fragment, values
+                for name in session.catalogue.names[fragment.slot.param.fqn]:
+                    yield rank, "param", name, fragment, values
         if optimizer:
             yield from self._state_entries()
 
@@ -152,20 +150,13 @@ class Saver:
                     data = values[piece.skip : piece.skip + piece.numel].reshape(piece.size)
                     filed.setdefault(name, []).append({"start": piece.start, "size": piece.size, "data": data})
                 continue
-            elements = self._elements(fragment)
-            for begin, end in runs(elements):
-                for key, start, low, high in self._halves(fragment, int(elements[begin]), end - begin):
+            for first, begin, end in runs_of(self.session.catalogue, fragment):
+                for key, start, low, high in self._halves(fragment, first, end - begin):
                     data = values[begin + low : begin + high]
                     filed.setdefault(key.replace(fragment.slot.param.fqn, name), []).append(
                         {"start": (start,), "size": (high - low,), "data": data}
                     )
         return ranks
-
-    def _elements(self, fragment: Fragment) -> Index:
-        """The fragment's elements, numbered within the flattened logical tensor."""
-        slot = fragment.slot
-        within = self.session.catalogue.within(slot.param, slot.start, slot.size)
-        return within[fragment.start : fragment.start + fragment.numel] - self.session.catalogue.offset[slot.param.fqn]
 
     def _halves(self, fragment: Fragment, start: int, numel: int) -> Iterator[tuple[str, int, int, int]]:
         """Split a run of a fused gate/up weight: `(key, start within the half, from, to within the run)`."""

@@ -111,7 +111,8 @@ class Bucket(NamedTuple):
     at: int
 
 
-class Fragment(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Fragment:
     """What one rank owns of one parameter: `numel` elements from `start` of the flattened tensor-parallel shard,
     kept from position `at` of the rank's own shard."""
 
@@ -260,6 +261,7 @@ def _row_share(size: Shape, ranks: int) -> int:
     return -(-size[0] // ranks) * prod(size[1:])
 
 
+@lru_cache(maxsize=32768)
 def pieces(fragment: Fragment, as_runs: bool) -> list[Piece]:
     """A fragment as boxes of the logical tensor, in order; with `as_runs` as one flat run where that is possible."""
     slot = fragment.slot
@@ -297,6 +299,15 @@ def _in_row(size: Shape, index: int, start: int, end: int) -> Iterator[tuple[Sha
     row = prod(size[1:])
     for corner, inner in _boxes(size[1:], start - index * row, end - index * row):
         yield (index, *corner), (1, *inner)
+
+
+@lru_cache(maxsize=16384)
+def runs_of(catalogue: Catalogue, fragment: Fragment) -> list[tuple[int, int, int]]:
+    """A fragment as runs of the flattened logical tensor: `(start in it, from, to within the fragment)`."""
+    slot = fragment.slot
+    within = catalogue.within(slot.param, slot.start, slot.size) - catalogue.offset[slot.param.fqn]
+    elements = within[fragment.start : fragment.start + fragment.numel]
+    return [(int(elements[begin]), begin, end) for begin, end in runs(elements)]
 
 
 def runs(elements: Index) -> list[tuple[int, int]]:

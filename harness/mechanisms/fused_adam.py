@@ -42,8 +42,7 @@ SCALES = Clause(
 )
 HALF_AWAY = Clause(
     "a bf16 parameter is its fp32 master rounded half away from zero where the optimizer keeps the lower 16 bits of "
-    "the "
-    "master as a signed remainder",
+    "the master as a signed remainder",
     "TransformerEngine FusedAdam, store_param_remainders",
 )
 

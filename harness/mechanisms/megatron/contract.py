@@ -52,8 +52,7 @@ class MegatronContract(FusedAdamContract):
         SCALES,
         Clause(
             "with CPU offload, elements on the host are stepped by torch.optim.AdamW(fused=True), those on the device "
-            "by "
-            "FusedAdam, or by torch's too where use_torch_optimizer_for_cpu_offload asks for it or there is no "
+            "by FusedAdam, or by torch's too where use_torch_optimizer_for_cpu_offload asks for it or there is no "
             "FusedAdam",
             "megatron.core.optimizer, optimizer_cpu_offload",
         ),

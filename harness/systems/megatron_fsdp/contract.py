@@ -19,8 +19,7 @@ class MegatronFsdpContract(FusedAdamContract):
     clauses = (
         Clause(
             "a unit's parameters of one dtype lie in a flat buffer, widest rows first, that is cut into equal ranges "
-            "at "
-            "whole rows of every parameter: dim 0 is sharded unevenly, and a parameter may lie on one rank alone",
+            "at whole rows of every parameter: dim 0 is sharded unevenly, and a parameter may lie on one rank alone",
             "megatron_fsdp.param_and_grad_buffer, build_data_parallel_buffer_index",
         ),
         Clause(
@@ -30,8 +29,7 @@ class MegatronFsdpContract(FusedAdamContract):
         ),
         Clause(
             "gradients accumulate and reduce in main_grads_dtype, else in the parameter's own dtype; the optimizer "
-            "reads "
-            "them in the dtype of what it steps on",
+            "reads them in the dtype of what it steps on",
             "megatron_fsdp.MixedPrecisionPolicy.main_grads_dtype",
         ),
         Clause(

@@ -22,8 +22,7 @@ class ReferenceContract(Contract):
         ),
         Clause(
             "a buffer is a flat concatenation of a dtype's parameters in reverse order, padded so that each rank owns "
-            "an "
-            "equal range of each bucket",
+            "an equal range of each bucket",
             "Megatron _ParamAndGradBuffer",
         ),
     )

@@ -79,9 +79,8 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit("master-of-fp32", lambda s: s.dtype.storage == "fp32" and s.dtype.master is not None,
           "parameters in fp32 are their own masters"),
-    Limit("torch-state", lambda s: not CONTRACT.fused(s) and _own_dtypes(s), "masters, and moments in dtypes of their "
-                                                                             "own, are "
-          "FusedAdam's: optimizer …/impl=multi_tensor"),
+    Limit("torch-state", lambda s: not CONTRACT.fused(s) and _own_dtypes(s),
+          "masters, and moments in dtypes of their own, are FusedAdam's: optimizer …/impl=multi_tensor"),
     Limit(
         "master-dtype",
         lambda s: s.dtype.master == "bf16",

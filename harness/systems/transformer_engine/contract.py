@@ -46,16 +46,13 @@ class TransformerEngineContract(FusedAdamContract):
         ),
         Clause(
             "a quantised matrix is its fp32 master times a scale, in fp8e4m3, saturating: 448 over the master's "
-            "largest "
-            "magnitude on all shards (current scaling), or the scale that the recipe's state has (delayed: 1 without "
-            "an "
-            "autocast); a checkpoint stores its bytes and the scale's inverse, and a load gives back both",
+            "largest magnitude on all shards (current scaling), or the scale that the recipe's state has (delayed: 1 "
+            "without an autocast); a checkpoint stores its bytes and the scale's inverse, and a load gives back both",
             "TransformerEngine Float8CurrentScaling, DelayedScaling, Float8Tensor.__reduce_ex__ (2.16.0 on)",
         ),
         Clause(
             "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint "
-            "stores "
-            "under a name is the whole tensor, and loads on any other mesh",
+            "stores under a name is the whole tensor, and loads on any other mesh",
             "NVIDIA/TransformerEngine pull request 2713",
         ),
     )

@@ -77,7 +77,7 @@ def warm_up() -> None:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         os.environ["LOCAL_RANK"] = "0"
         try:
-            for sharding in ("zero1", "zero2"):
+            for sharding in STAGES:
                 scenario = replace(base, sharding=sharding)
                 rehearse(Rank(context_of(scenario, Path(folder, sharding))), scenario)
         finally:
@@ -95,6 +95,8 @@ class Rank(TorchRank):
         super().__init__(context)
         self.engine: Any = None
         self.pieces: tuple[Piece, ...] = pieces(context.scenario, context.mesh, context.rank)
+        self.flat_gradients: dict[int, torch.Tensor] = {}
+        """Identity of a flat tensor → its gradient as the optimizer saw it in the last step."""
 
     # Operations of a program
 
@@ -118,6 +120,7 @@ class Rank(TorchRank):
         self._train(op, overflow=True)
 
     def save(self, op: Op) -> None:
+        """Write a checkpoint; a universal one is made of it at once, by one rank while the others wait."""
         path = self.context.checkpoint_path(op)
         written = path.with_name(f"{path.name}_of_ranks") if self.universal else path
         self.engine.save_checkpoint(str(path.parent), tag=written.name)
@@ -175,7 +178,7 @@ class Rank(TorchRank):
         The engine divides the loss by the number of microbatches; ours count in full, so that it is multiplied first.
         """
         self.start_step()
-        self.flat_gradients: dict[int, torch.Tensor] = {}
+        self.flat_gradients = {}
         for microbatch in range(self.scenario.microbatches):
             self.probe.slot = Slot(op.iteration, microbatch, overflow)
             loss = self.engine(torch.ones(1, requires_grad=True)).sum()

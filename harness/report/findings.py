@@ -225,9 +225,22 @@ def _overview(sections: Sequence[Section]) -> Iterator[str]:
     yield ""
     yield "One row is one defect, however many scenarios show it; what another system's code causes is listed there."
     yield ""
+    yield from _table(
+        ("system", "causes", *SEVERITIES, "public", "fixed upstream"),
+        [_counts(each) for each in causes.items() if each[1]],
+    )
+    yield ""
     rows = [_row(finding) for found in causes.values() for finding in found]
     yield from _table(("system", "finding", "what a user gets", "severity", "public", "since", "fixed"), rows)
     yield ""
+
+
+def _counts(of_system: tuple[str, Sequence[Finding]]) -> tuple[str, ...]:
+    """The numbers of a system's causes; one that is silent here and loud there counts in both columns."""
+    system, found = of_system
+    loudness = [sum(severity in finding.severity for finding in found) for severity in SEVERITIES]
+    numbers = [len(found), *loudness, sum(bool(f.upstream) for f in found), sum(bool(f.fixed) for f in found)]
+    return (system, *(str(number) if number else "" for number in numbers))
 
 
 def _row(finding: Finding) -> tuple[str, ...]:

@@ -189,7 +189,7 @@ def _possible(setting: dict[str, str]) -> bool:
 def _exists(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package on the way
+    except ModuleNotFoundError:  # a package above the module is missing
         return False
 
 

@@ -35,7 +35,7 @@ KINDS = (
     "overflow",  # a step one of whose gradients is infinite on one rank: must be skipped (needs a loss scale)
     "save",  # write a checkpoint of model, optimizer and schedule
     "load",  # read the latest checkpoint into the model and optimizer that exist now
-    "load_model_only",  # read the parameters and buffers of it only
+    "load_model_only",  # read only the parameters and buffers of the latest checkpoint
     "reload_params",  # refresh optimizer-owned master copies from the model's parameters
     "unfreeze",  # make the parameters that the model marks `later` trainable
     "reshard",
@@ -57,7 +57,7 @@ PROGRAMS: dict[str, str] = {
     "twice": "build step save reshard build load step save build load step",
     # Roll back to the checkpoint in the same objects.
     "rollback": "build step save step step load step",
-    # Always in fresh processes, also on the same mesh.
+    # In fresh processes even on the same mesh.
     "restart": "build step save restart build step build load step",
     # Parameters that become trainable after the first save.
     "unfreeze": "build step unfreeze step save step reshard build unfreeze load step",

@@ -236,7 +236,7 @@ class Scenario:
     model: str = "dense"  # name of a ModelSpec in models.ZOO
     dtype: DTypePolicy = field(default_factory=DTypePolicy)
     mesh: Mesh = field(default_factory=Mesh)
-    load: str = "same"  # relation of the load mesh to `mesh`, or a mesh: see layout-free `load_mesh`
+    load: str = "same"  # relation of the load mesh to `mesh`, or a mesh: see `load_mesh`
     expert_parallel: int = 1  # ranks of a data-parallel group that share the experts out; divides dp
     sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0), zero1 (flat bucket buffers), zero2 or replicate
     reshard_after_forward: str = "true"  # true, false, none, or a divisor of dp_shard

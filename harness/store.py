@@ -306,7 +306,7 @@ class Store:
             try:
                 return self._connection.execute(query, parameters).fetchall()
             except sqlite3.ProgrammingError:
-                raise  # ours, such as a call after `close`
+                raise  # a mistake of ours, such as a call after `close`
             except sqlite3.DatabaseError as error:
                 raise _damaged(self.path, error) from error
 

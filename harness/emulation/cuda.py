@@ -157,6 +157,7 @@ def _after_fork() -> None:
     _process.lock = threading.Lock()
 
 
-# Files say where a tensor was, and `torch.load` puts it back there: asked before torch's own rule for the CPU (10).
+# Files say on which device a tensor was, and `torch.load` puts it back there. The number puts these functions before
+# torch's own for the CPU, which have 10.
 torch.serialization.register_package(5, _tag_location, _restore_location)
 os.register_at_fork(after_in_child=_after_fork)

@@ -216,8 +216,8 @@ def replacements() -> list[tuple[Any, str, Any]]:
     found.append((cuda.nvtx, "range", _recorded("torch.cuda.nvtx.range", _range)))
     found.append((torch._C, "_cuda_getDevice", _recorded("torch._C._cuda_getDevice", _constant(0))))
     found.append((torch.Tensor, "record_stream", _recorded("Tensor.record_stream", _constant(None))))
-    # A build of torch for CUDA knows an accelerator, one for the CPU none. The emulated device is none to either: what
-    # asks torch.accelerator (torch.optim, whether a graph is being captured) asks C++, where nothing is emulated.
+    # A CUDA build of torch has an accelerator, a CPU build has none. The emulated device is no accelerator in either:
+    # whoever asks torch.accelerator (torch.optim does, whether a graph is being captured) goes on to ask C++.
     found.append((torch.accelerator, "current_accelerator", _no_accelerator))
     barrier = _recorded("torch.distributed.barrier(device_ids)", _barrier_without_devices)
     found += [(torch.distributed, "barrier", barrier), (torch.distributed.distributed_c10d, "barrier", barrier)]

@@ -143,7 +143,7 @@ class _Model:
             restore_state(self.optimizer, self.stepped[fqn], _copied(saved["state"][fqn]))
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             for name in group.keys() - values.keys() - {"params"}:
-                del group[name]  # what a first step adds
+                del group[name]  # an entry that the first step added
             group.update(values)
         if self.scheduler:
             self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
@@ -259,7 +259,7 @@ class _Twin:
             gradients[first].view(-1)[0] = float("inf")
         self._hand_over(model, gradients)
         scaler.unscale_(model.optimizer)
-        for fqn, gradient in gradients.items():  # where a master reads it in another dtype, a copy was unscaled
+        for fqn, gradient in gradients.items():  # a master that reads another dtype had a copy unscaled
             unscaled = model.stepped[fqn].grad
             gradients[fqn] = gradient if unscaled is None else unscaled.to(gradient.dtype)
 
@@ -298,7 +298,7 @@ class _Twin:
             model.publish()
 
 
-# What follows is asked for again and again by scenarios of one model, and remembered. It is never changed in place.
+# What follows is asked for again and again by scenarios of one model. So it is remembered, and never changed in place.
 
 
 @lru_cache(maxsize=4096)

@@ -154,7 +154,7 @@ class _Decoder:
             return self.value(args[0], depth - 1)
         if function == PARAMETER and args:
             return self.value(args[0], depth - 1)
-        match args:  # a tensor that someone gave attributes of their own, which are not looked at
+        match args:  # a tensor with attributes that somebody gave it, which are not looked at
             case (Name() as rebuild, kind, tuple(inner), _) if function == WITH_ATTRIBUTES and kind in TENSOR_TYPES:
                 return self.instance(rebuild, inner, depth - 1)
         if function == TENSOR:

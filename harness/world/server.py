@@ -97,13 +97,13 @@ class _Host:
             if self.closed:
                 return False
             self._futures[job_id] = future
-            with suppress(OSError):  # the reader thread fails the future
+            with suppress(OSError):  # then the reader thread will fail the future
                 wire.send(self._control, {"kind": "job", "id": job_id, "job": job.to_json()})
         return True
 
     def start_worker(self, worker_id: int) -> _Worker:
         ours, theirs = socket.socketpair()
-        with theirs, self._lock, suppress(OSError):  # a server that is gone shows as an end of `ours`
+        with theirs, self._lock, suppress(OSError):  # if the server is gone, reading `ours` will show it
             wire.send(self._control, {"kind": "worker", "id": worker_id}, (theirs.fileno(),))
         return _Worker(worker_id, ours, self)
 

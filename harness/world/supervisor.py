@@ -20,8 +20,9 @@ from harness.world.job import STAGES, Job, JobOutcome, RankError, RankPlace, sho
 from harness.world.rank import DUMP_SIGNAL, RankSeat, run_rank
 
 DUMP_S = 0.2  # how long a rank has to write its stack
-SOCKET_PATH_BYTES = 107  # of a Unix socket's address (sun_path, with its end)
-SOCKET_NAME_BYTES = len("/pymp-12345678/listener-12345678")  # multiprocessing's, below the temporary folder
+SOCKET_PATH_BYTES = 107  # the longest path of a Unix socket (sun_path, less its final zero)
+# the longest that multiprocessing puts below the temporary folder
+SOCKET_NAME_BYTES = len("/pymp-12345678/listener-12345678")
 GRACE_S = 1.0  # after a rank failed, the others get this long to report their own errors
 
 
@@ -118,7 +119,7 @@ def _join_process_group(pid: int, group: int) -> None:
     try:
         os.setpgid(pid, group)
     except (ProcessLookupError, PermissionError):
-        return  # the rank has done it itself, and may be gone
+        return  # the rank has joined it by itself, and may have ended since
 
 
 def _wait(ranks: _Ranks, channel: socket.socket, started: float, job: Job) -> bool:

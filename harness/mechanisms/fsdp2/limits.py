@@ -94,7 +94,7 @@ RESHARD_DIVISOR_TP = Limit(
         "Resharding to smaller mesh is not supported for DTensor parameters",
         "step",
         {"mesh": "1x4x2", "reshard_after_forward": "2", "program": "train"},
-        may_hang=True,  # in the meshes that it makes before
+        may_hang=True,  # it makes further meshes before it refuses, and ranks may wait for each other there
     ),
 )
 FUSED_SGD = Limit(

@@ -126,7 +126,7 @@ def _bucket_limit(scenario: Scenario) -> int | None:
 def _buffer(dtypes: str, params: list[NamedParam], boxes: dict[str, Box], limit: int | None, ranks: int) -> Buffer:
     slots: list[Slot] = []
     sizes: list[int] = []
-    begin = end = 0  # of the open bucket, in elements of the padded buffer
+    begin = end = 0  # the open bucket, in elements of the padded buffer
     open_ = False
     for param in reversed(params):
         start = _padded(end, PARAM_ALIGNMENT)

@@ -164,7 +164,7 @@ class _Reader:
     def model_tensor(self, piece: Piece, key: str, owner: Owner | None = None) -> None:
         """A parameter or buffer. owner: the model-parallel rank whose local tensor it is; None for a piece of the
         whole tensor."""
-        if "._extra_state" in key:  # what a layer with quantised weights would store there; others store nothing
+        if "._extra_state" in key:  # layers without quantised weights store nothing there
             if piece.data if isinstance(piece, TensorPiece) else piece.value not in (None, [None]):
                 self.unknown(piece, (key,))
             return

@@ -64,7 +64,7 @@ OPTIMIZER_DTYPE = TORCH_DTYPE | {"fp8e4m3": torch.uint8}
 """What the optimizer config calls a dtype: fp8 is uint8 there."""
 
 VARIANT = "SHARDPROOF_VARIANT"
-TE_VERSION = "2.10.0"  # whose FusedAdam is emulated
+TE_VERSION = "2.10.0"  # the release whose FusedAdam is emulated
 
 
 @cache

@@ -38,11 +38,11 @@ from harness.systems.protocol import RankContext
 from harness.systems.torch_loop import ProbeParallel, TorchRank, TrainState, context_of, rehearse
 
 QUIET = (
-    # Its copy of torch's checkpoint writer reads a tensor's storage in the old way.
+    # Automodel's copy of torch's checkpoint writer reads a tensor's storage in a deprecated way.
     "TypedStorage is deprecated",
     # Real models draw random weights on a mesh of CPUs before they are loaded.
     "DTensor random operators may not have complete support on cpu device mesh",
-    # torch's own deprecation of how releases before 0.5 take a sharding mesh.
+    # Releases before 0.5 slice a mesh in a way that torch deprecates.
     "Slicing a flattened dim from root mesh will be deprecated",
 )
 """Warnings of a sound run that are of no consequence. Any other is a difference."""
@@ -166,4 +166,4 @@ def warm_up() -> None:
         dist.destroy_process_group()
     for name, kept in vars(SavePlanner).items():
         if name.startswith("_cached"):
-            kept.clear()  # of a world of one rank; some releases would take it for that of the forked ranks
+            kept.clear()  # a plan for one rank, which some releases would use for the forked ranks

@@ -79,7 +79,8 @@ def _trust(plan: CheckpointPlan) -> Iterator[None]:
     os.environ[TRUST_VARIABLE] = "1"
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", f"Environment variable {TRUST_VARIABLE}", UserWarning)  # it is asked for
+            # the variable is set on purpose
+            warnings.filterwarnings("ignore", f"Environment variable {TRUST_VARIABLE}", UserWarning)
             yield
     finally:
         del os.environ[TRUST_VARIABLE]
@@ -164,7 +165,7 @@ def _sharded(state: TrainState, metadata: dict[str, Any], *, loading: bool, whol
     content = {"model": state.root.sharded_state_dict(metadata=metadata)}  # type: ignore[operator]
     if not whole:
         return content
-    # The optimizer finds its parameters in what is there so far, by the identity of their data.
+    # The optimizer looks for its parameters in the state dict made so far, by the identity of their data.
     optimizer = state.optimizer.sharded_state_dict(content, is_loading=loading, metadata=metadata)
     return {**_common(state), **content, "optimizer": optimizer}
 

@@ -51,7 +51,7 @@ def wrap(scenario: Scenario, mesh: Mesh, model: Any) -> Any:
         overlap_param_gather="overlap_param_gather" in options,
         num_distributed_optimizer_instances=mesh.dp_replicate,
         average_in_collective="average_in_collective" in options,
-        gradient_reduce_div_fusion=False,  # it needs NCCL
+        gradient_reduce_div_fusion=False,  # only NCCL has it
         bucket_size=None if "one_bucket" in options else BUCKET_SIZE,
     )
     units = [ProbeModule] if strategy == "optim_grads_params" else None

@@ -182,7 +182,7 @@ class System:
 
     @cached_property
     def rules(self) -> Sequence[Any]:
-        """Its own `harness.diagnosis.Rule`s."""
+        """Its own `harness.diagnosis.explanation.Rule`s."""
         rules: Sequence[Any] = self._part(self.rules_entry) if self.rules_entry else ()
         return rules
 

@@ -167,6 +167,10 @@ def docstrings(path: Path) -> Iterator[str]:
             yield node.value.value
 
 
+def _definition(name: str) -> re.Pattern[str]:
+    return re.compile(rf"^\s*(?:(?:def|class) {name}\b|{name}(?:, \w+)*\s*[:=])", re.MULTILINE)
+
+
 def is_defined(dotted: str) -> bool:
     """Whether a name is a module of the package, or stands in one."""
     parts = dotted.split(".")
@@ -174,9 +178,13 @@ def is_defined(dotted: str) -> bool:
         place = ROOT.joinpath(*parts[:length])
         file = next((f for f in (place.with_suffix(".py"), place / "__init__.py") if f.is_file()), None)
         if file is not None:
-            inside = re.escape(parts[length]) if length < len(parts) else ""
-            return re.search(rf"\b{inside}\b", file.read_text("utf-8")) is not None
+            return length == len(parts) or bool(_definition(parts[length]).search(file.read_text("utf-8")))
     return False
+
+
+@pytest.mark.parametrize(("document", "name"), cases(_DOTTED))
+def test_a_name_of_the_package_is_there(document: str, name: str) -> None:
+    assert is_defined(name), f"{document} names {name}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())

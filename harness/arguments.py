@@ -263,8 +263,11 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
     return {name: ", ".join(releases) for name, releases in found.items()}
 
 
-def one_scenario(name: str, system: str | None, out: Path | None) -> Scenario:
+def one_scenario(name: str, system: str | None, out: Path | None, *, keep_version: bool = False) -> Scenario:
     """The scenario that a file, a regression or the id of a stored result names; on another system, if one is given.
+
+    Args:
+        keep_version: on the release that it names; otherwise on none, for a caller that chooses one.
 
     Raises:
         UsageError: there is none, or several.
@@ -281,7 +284,9 @@ def one_scenario(name: str, system: str | None, out: Path | None) -> Scenario:
         scenario = found[0]
     else:
         scenario = stored(name, out).scenario
-    return replace(scenario, system=split_system(system)[0] if system else scenario.system, version="")
+    if system:
+        scenario = replace(scenario, system=split_system(system)[0])
+    return scenario if keep_version else replace(scenario, version="")
 
 
 def package_of(scenario: Scenario) -> Package:

@@ -155,8 +155,10 @@ class Laboratory:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def examine_one(self, scenario: Scenario, observed: Observed = lambda scenario, blob: None) -> Result:
-        """One scenario, from observation to confirmed verdict."""
+    def examine_one(
+        self, scenario: Scenario, observed: Observed = lambda scenario, blob: None, *, confirm: bool = True
+    ) -> Result:
+        """One scenario, from observation to verdict, which is confirmed unless the caller does without."""
         started = time.monotonic()
         try:
             info = system_named(scenario.system)
@@ -164,7 +166,7 @@ class Laboratory:
             if reason:
                 result = Result(scenario, info.name, self._named(info, scenario), Verdict.UNSUPPORTED, reason=reason)
             else:
-                result = self._confirmed(scenario, info, observed)
+                result = (self._confirmed if confirm else self._attempt)(scenario, info, observed)
         except StoreFull:
             raise
         except (HarnessError, UsageError) as error:

@@ -29,6 +29,7 @@ COMMANDS = (
     "doctor",
     "inspect",
     "cures",
+    "shrink",
     "conformance",
 )
 DEFECT = "regressions/torch-fsdp2-164929"

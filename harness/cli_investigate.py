@@ -1,4 +1,4 @@
-"""The commands about releases of a library and about what a system is: sweep, bisect, cures, conformance."""
+"""The commands that look into one failure, one library or one system: shrink, sweep, bisect, cures, conformance."""
 
 from __future__ import annotations
 
@@ -6,12 +6,72 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from harness import arguments, options
 from harness.verdict import ExitStatus
 from harness.versions import with_cures
+
+if TYPE_CHECKING:
+    from harness.scenario import Scenario
+
+
+@click.command()
+@click.argument("name", metavar="SCENARIO")
+@click.option(
+    "--limit-s",
+    type=click.FloatRange(min=0.0),
+    default=300.0,
+    show_default=True,
+    help="Seconds to search.",
+)
+@click.option("--toml", type=click.Path(path_type=Path), metavar="FILE", help="Write the simplest scenario there.")
+@options.deadline
+@options.python
+@options.clone
+@options.database
+@options.json
+@options.plugin
+def shrink(
+    name: str, limit_s: float, toml: Path | None, deadline_s: float, python: str | None, clones: tuple[str, ...],
+    out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Find the simplest scenario that fails in the same way: fewer ranks, operations, parameters and settings.
+
+    SCENARIO is the id of a result, a file, or a regression.
+
+    \b
+    shardproof shrink 1a2b3c4d5e6f --toml bug.toml
+    shardproof shrink regressions/torch-fsdp2-164929 --limit-s 60
+    """
+    from harness.laboratory import Laboratory
+    from harness.report.text import render_result, wants_colour
+    from harness.shrink import shrink as search
+
+    modules = arguments.load_plugins(plugins)
+    arguments.require_interpreter(python)
+    arguments.use_clones(clones)
+    arguments.require_writable_file(json_file, "--json")
+    arguments.require_writable_file(toml, "--toml")
+    scenario = arguments.one_scenario(name, None, out, keep_version=True)
+    arguments.require_devices([scenario], python)
+    arguments.require_releases([scenario], python)
+
+    def told(simpler: Scenario) -> None:
+        print(f"fails too: {simpler}", file=sys.stderr, flush=True)
+
+    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
+        first = laboratory.examine_one(scenario)
+        found = search(first, lambda s: laboratory.examine_one(s, confirm=False), laboratory.examine_one, limit_s, told)
+    print(render_result(found.result, wants_colour(sys.stdout, os.environ)), end="")
+    ended = "nothing simpler was found to try" if found.complete else f"stopped after {limit_s:.0f} s"
+    print(f"shrunk from: {scenario}\n{found.tried} scenarios tried; {ended}")
+    arguments.write_json(json_file, {**found.result.to_json(), "tried": found.tried, "complete": found.complete})
+    if toml is not None:
+        toml.write_text(found.result.scenario.to_toml(found.result.signature), "utf-8")
+    return ExitStatus.FAILURE
 
 
 @click.command()

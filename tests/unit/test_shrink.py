@@ -1,0 +1,130 @@
+"""Shrinking, with failures that are rules on scenarios: what is taken away, what stays, and when it ends.
+
+*Verifies*: that what is found fails, is simpler, and is the least where one thing at a time leads there; that nothing
+is asked twice. *Does not verify*: real failures; tests/golden/test_shrunk.py shrinks those of the catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.program import operations
+from harness.result import Failure, Result
+from harness.scenario import Scenario
+from harness.shrink import Shrunk, shrink, weight
+from harness.space.constraints import impossible
+from harness.verdict import Verdict
+
+BIG = Scenario().with_axes(
+    {
+        "sharding": "zero1",
+        "model": "groups",
+        "dtype": "bf16/reduce=fp32/master=fp32",
+        "mesh": "2x2x2",
+        "load": "shrink",
+        "offload": "cpu=0.5",
+        "optimizer": "adamw/clip=1.0/schedule=halve/loss_scale=1024.0",
+        "microbatches": "2",
+        "checkpoint": "gathered",
+        "program": "twice",
+    }
+)
+Fails = Callable[[Scenario], bool]
+
+
+def shrunk(fails: Fails, start: Scenario = BIG, limit_s: float = 60.0) -> tuple[Shrunk, list[Scenario]]:
+    """What shrinking comes to where scenarios fail by a rule, and every scenario that it ran."""
+    ran: list[Scenario] = []
+
+    def attempt(scenario: Scenario) -> Result:
+        ran.append(scenario)
+        return result_of(scenario, fails(scenario))
+
+    found = shrink(result_of(start, True), attempt, lambda s: result_of(s, fails(s)), limit_s)
+    return found, ran
+
+
+def result_of(scenario: Scenario, fails: bool) -> Result:
+    if not fails:
+        return Result(scenario, scenario.system, "", Verdict.PASS)
+    return Result(scenario, scenario.system, "", Verdict.CRASH, error=Failure("E", "as it fails"))
+
+
+def settings(scenario: Scenario) -> dict[str, str]:
+    return scenario.axis_values(only_changed=True)
+
+
+RULES: dict[str, tuple[Fails, dict[str, str]]] = {
+    "always": (lambda s: True, {"program": "build"}),
+    "two ranks": (lambda s: s.mesh.dp_shard > 1, {"program": "build", "mesh": "1x2x1"}),
+    "a load": (lambda s: "load" in operations(s.program), {"program": "build save load"}),
+    "a clip in bf16": (
+        lambda s: s.optimizer.clip > 0 and s.dtype.storage == "bf16",
+        {"program": "build", "dtype": "bf16", "optimizer": "adamw/clip=1.0"},
+    ),
+    "offload of a part": (
+        lambda s: 0 < s.offload.fraction < 1 and s.sharding == "zero1",
+        {"program": "build", "offload": "cpu=0.5", "sharding": "zero1"},
+    ),
+    "two microbatches, then a save": (
+        lambda s: s.microbatches == 2 and operations(s.program)[-1] == "save",
+        {"program": "build save", "microbatches": "2"},
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_the_failure_needs_stays_and_nothing_else(rule: str) -> None:
+    fails, expected = RULES[rule]
+    start = BIG if fails(BIG) else BIG.with_axes({"program": "build step save step save"})
+    found, _ = shrunk(fails, start)
+    left = settings(found.result.scenario)
+    assert left.pop("model", "dense") in ("dense", "twins", "short", "lr_groups", "tied", "swiglu", "experts", "unused")
+    assert left == expected
+    assert found.complete
+
+
+@given(st.sets(st.sampled_from(["mesh", "dtype", "offload", "optimizer", "microbatches", "load"]), max_size=3))
+def test_it_ends_at_a_failure_that_is_simpler(needed: set[str]) -> None:
+    def fails(scenario: Scenario) -> bool:
+        return all(getattr(scenario, axis) == getattr(BIG, axis) for axis in needed)
+
+    found, ran = shrunk(fails)
+    assert fails(found.result.scenario)
+    assert weight(found.result.scenario) <= weight(BIG)
+    assert len(ran) == len(set(ran)) == found.tried
+    assert all(impossible(scenario) is None for scenario in ran)
+
+
+def test_another_failure_is_not_the_same() -> None:
+    def attempt(scenario: Scenario) -> Result:
+        return Result(scenario, scenario.system, "", Verdict.CRASH, error=Failure("E", "another"))
+
+    found = shrink(result_of(BIG, True), attempt, attempt, 60.0)
+    assert found.result.scenario == BIG
+
+
+def test_when_the_time_is_up_what_is_in_hand_counts() -> None:
+    found, ran = shrunk(lambda s: True, limit_s=0.0)
+    assert (found.result.scenario, found.complete, ran) == (BIG, False, [])
+
+
+def test_what_came_once_and_not_again_is_not_the_result() -> None:
+    found = shrink(result_of(BIG, True), lambda s: result_of(s, True), lambda s: result_of(s, False), 60.0)
+    assert found.result.scenario == BIG
+
+
+def test_what_passes_cannot_be_shrunk() -> None:
+    with pytest.raises(UsageError, match="a failure that was reproduced"):
+        shrink(result_of(BIG, False), lambda s: result_of(s, False), lambda s: result_of(s, False), 60.0)
+
+
+def test_faults_and_the_release_stay() -> None:
+    start = BIG.with_axes({"faults": "stale-masters", "version": "1.0+cured:7"})
+    found, _ = shrunk(lambda s: True, start)
+    assert (found.result.scenario.faults, found.result.scenario.version) == (start.faults, start.version)

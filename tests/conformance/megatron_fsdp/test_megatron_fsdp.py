@@ -19,6 +19,8 @@ BASE = Scenario(system=SYSTEM.name, version=RELEASE, options=("neutral_start",))
 
 
 FUSED = {"optimizer": "adamw/impl=multi_tensor", "options": "decoupled_grad+neutral_start"}
+CURED = f"{RELEASE}+cured:fused-adam-save"
+"""Without it, what FusedAdam has to save under tensor parallelism is written in the wrong order."""
 AWARE = {**FUSED, "options": "neutral_start+precision_aware"}
 
 SOUND: tuple[dict[str, str], ...] = (
@@ -33,7 +35,7 @@ SOUND: tuple[dict[str, str], ...] = (
     {"model": "experts", "microbatches": "2", "grad_sync": "every", "optimizer": "adamw/schedule=halve"},
     {"model": "swiglu", "optimizer": "adamw/loss_scale=1024.0", "options": "fine_grained_gather+neutral_start"},
     {"model": "frozen_tower", "mesh": "1x3x1", "optimizer": "adamw/clip=1.0", "load": "same"},
-    {"model": "many", "mesh": "1x2x2", "load": "tp_change", "dtype": "bf16/master=fp32", **FUSED},
+    {"model": "many", "mesh": "1x2x2", "load": "tp_change", "dtype": "bf16/master=fp32", "version": CURED, **FUSED},
     {"model": "twins", "program": "model_only", "dtype": "bf16/master=fp32/exp_avg=bf16/exp_avg_sq=bf16", **AWARE},
     {"model": "mixed_unit", "dtype": "mixed/reduce=fp32/master=fp32", "options": "meta+neutral_start"},
 )

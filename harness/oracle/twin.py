@@ -46,7 +46,8 @@ def run(inputs: Inputs, norms: Mapping[int, float] | None = None, *, loads: bool
         norms: op index → total gradient norm the system reported for that step; the exact one where it is missing.
         loads: False gives the cold arm: what would be observed if no load did anything.
     """
-    return _Twin(inputs, norms or {}, loads).run()
+    with torch.inference_mode():  # no gradient is taken of anything here
+        return _Twin(inputs, norms or {}, loads).run()
 
 
 class _Model:
@@ -417,4 +418,4 @@ _SAME_BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8}
 def _value(tensor: torch.Tensor) -> Value:
     dtype = tensor.dtype
     bits = tensor.view(_SAME_BITS[dtype]) if dtype in _SAME_BITS else tensor
-    return Value(NAME_OF[dtype], tuple(tensor.shape), bits.numpy(force=True).tobytes())
+    return Value(NAME_OF[dtype], tuple(tensor.shape), bits.detach().cpu().numpy().tobytes())

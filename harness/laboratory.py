@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -89,7 +89,8 @@ class Laboratory:
     Args:
         jobs: scenarios in progress at once. deadline_s: seconds one session's ranks may take.
         plugins: modules that ranks and workers import first. python: interpreter of ranks and workers.
-        keep: folder that receives the logs of failed scenarios, one subfolder each.
+        keep: folder that receives the logs of failed scenarios, one subfolder each. systems: those that scenarios will
+            be of, where it is known; no server warms up for another one.
     """
 
     def __init__(
@@ -100,10 +101,12 @@ class Laboratory:
         plugins: Sequence[str] = (),
         python: str | None = None,
         keep: Path | None = None,
+        systems: Collection[str] | None = None,
     ) -> None:
         self.jobs, self.deadline_s, self.keep = jobs, deadline_s, keep
         self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=scratch_folder()))
-        warm_up = [info.entry(info.warm_up) for info in all_systems() if info.warm_up and not info.package]
+        wanted = [info for info in all_systems() if systems is None or info.name in systems]
+        warm_up = [info.entry(info.warm_up) for info in wanted if info.warm_up and not info.package]
         self._python = python
         self._environments = Environments(python, plugins, self._scratch)
         self._servers = {

@@ -136,7 +136,7 @@ def _examined(store: Store, run_id: str, todo: Iterable[Scenario], request: Requ
     estimates = {scenario.id: request.plan.estimate_s(scenario) for scenario in todo}
     laboratory = Laboratory(
         jobs=request.jobs, deadline_s=request.deadline_s, plugins=request.plugins, python=request.python,
-        keep=request.out / "logs",
+        keep=request.out / "logs", systems={scenario.system for scenario in todo},
     )  # fmt: skip
     with laboratory, Progress(estimates, sys.stderr) as progress:
 

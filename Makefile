@@ -15,13 +15,16 @@ STAMP  := $(if $(VENV),$(VENV)/.installed)
 JOBS   ?= $(shell nproc)
 PIP    := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test lint bench canaries nightly gpu clean
+.PHONY: run test coverage lint bench canaries nightly gpu clean
 
 run: $(STAMP)  ## the smoke scenarios on the reference and on FSDP2 + DCP, then the report
 	$(PY) -m harness run smoke --out reports/smoke
 
-test: $(STAMP)  ## lint, types and all fast tests, in parallel, with coverage of harness/
+test: $(STAMP)  ## lint, types and all fast tests, in parallel
 	$(MAKE) lint
+	$(PY) -m pytest -n $(JOBS) --dist loadfile -m "not nightly"
+
+coverage: $(STAMP)  ## the same tests with coverage of harness/, which costs two thirds more CPU
 	$(PY) -m coverage erase
 	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PY) -m pytest -n $(JOBS) --dist loadfile -m "not nightly" --cov=harness --cov-branch --cov-report=term:skip-covered
 

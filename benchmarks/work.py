@@ -73,17 +73,24 @@ def judged_scenario() -> int:
 
 
 def modules_of(*words: str) -> Callable[[], int]:
-    """Counts the modules that a command imports. A package that is not ours and not Python's counts as one, so that
-    its releases make no difference."""
+    """Counts the modules that a command imports, beyond those of a bare interpreter. A package that is not ours and not
+    Python's counts as one, so that its releases make no difference."""
 
     def count() -> int:
-        before = set(sys.modules)
-        command(*words)
-        tops = {name: name.partition(".")[0] for name in sys.modules.keys() - before}
         own = {"harness", "scenarios", *sys.stdlib_module_names}
+        found = _imported("-m", "harness", *words) - _imported("-c", "pass")
+        tops = {name: name.partition(".")[0] for name in found}
         return len({name if top in own else top for name, top in tops.items()})
 
     return count
+
+
+def _imported(*words: str) -> set[str]:
+    """The modules that a run of Python imports."""
+    command = [sys.executable, "-X", "importtime", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = (line for line in done.stderr.splitlines() if line.startswith("import time:"))
+    return {line.rpartition("|")[2].strip() for line in lines} - {"imported package"}
 
 
 MEASURES: Mapping[str, Mapping[str, Callable[[], int]]] = {

@@ -113,6 +113,7 @@ class Laboratory:
             device: ForkServer(
                 python=python or sys.executable, warm_up=warm_up if device == "cpu" else (),
                 plugins=("harness.judge", *plugins), workers=jobs, scratch=self._scratch, device=device,
+                ranks=any(info.world != "lockstep" for info in wanted),
             )
             for device in DEVICES
         }  # fmt: skip

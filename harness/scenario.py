@@ -291,8 +291,12 @@ class Scenario:
         return value_text(axis, getattr(self, axis))
 
     def fact(self, axis: str, of: Callable[[Any], T]) -> T:
-        """What a function says of the value of one axis. A rule that asks for the fact it needs, not for the value, is
-        put into a table with one run for all values that have the same answer (`harness.noting`)."""
+        """What a function says, with something hashable, of the value of one axis.
+
+        A rule that asks for the fact that it needs, and not for the value, is put into a table with one run for all
+        values that have the same answer (`harness.noting`). For example, `scenario.fact("mesh", lambda m: m.tp) > 1`
+        runs twice where there are 38 meshes of two sizes of tp.
+        """
         return of(getattr(self, axis))
 
     def with_axes(self, values: Mapping[str, str]) -> Scenario:

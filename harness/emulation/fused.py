@@ -8,13 +8,13 @@ not emulated. docs/fused-adam.md has every rounding.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from itertools import chain
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from harness.emulation import kernels
 from harness.emulation.touched import touch
@@ -323,15 +323,24 @@ def _assert(holds: bool) -> None:
         raise refused(AssertionError())
 
 
+def _is_distributed(tensor: Any) -> bool:
+    """Whether it is a DTensor. None is one where nobody has imported their module, which takes longer than torch: the
+    twin, which steps with this class too, has whole tensors only."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def _local(tensor: Any) -> Any:
     """What this rank has of a tensor."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return tensor._local_tensor if _is_distributed(tensor) else tensor
 
 
 def _distributed_as(param: Any, local: torch.Tensor) -> torch.Tensor:
     """A DTensor of this local part like the parameter, where that is one."""
-    if not isinstance(param, DTensor):
+    if not _is_distributed(param):
         return local
+    from torch.distributed.tensor import DTensor
+
     return DTensor.from_local(
         local, param.device_mesh, param.placements, run_check=False, shape=param.size(), stride=param.stride()
     )

@@ -16,6 +16,7 @@ import selectors
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 import traceback
@@ -54,13 +55,13 @@ class _Host:
 
 
 def main(
-    control_fd: int, parent: int, warm_up: Sequence[str], plugins: Sequence[str], scratch: str, device: str
+    control_fd: int, parent: int, warm_up: Sequence[str], plugins: Sequence[str], scratch: str, device: str, ranks: bool
 ) -> None:
     """Warm up, prove that ranks can run, say so, and serve until the parent is gone.
 
     Args:
         scratch: the parent's folder, which a parent that was killed cannot remove itself; may be empty. device: of the
-            scenarios.
+            scenarios. ranks: whether ranks will be forked.
     """
     process.adopt_orphans()
     process.die_with_parent(parent, lambda: _leave(parent, scratch))
@@ -68,8 +69,9 @@ def main(
     control = socket.socket(fileno=control_fd)
     try:
         curing.install(os.environ.pop(curing.VARIABLE, ""))
-        warm(warm_up, plugins, device)
-        rehearsal.prove(device, Path(scratch or tempfile.gettempdir()))
+        warm([*(RANKS_IMPORT if ranks else ()), *plugins], warm_up if ranks else (), device)
+        if ranks:
+            rehearsal.prove(device, Path(scratch or tempfile.gettempdir()))
     except rehearsal.UnfitError as error:
         _give_up(control, f"ranks cannot run here: {error}")
     except BaseException:
@@ -92,16 +94,22 @@ def _leave(parent: int, scratch: str) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def warm(warm_up: Sequence[str], plugins: Sequence[str], device: str) -> None:
-    """Import and run once everything that every rank would otherwise import and run for itself."""
+RANKS_IMPORT = (
+    "torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp", "harness.systems.registry",
+    "harness.observe.ambient", "harness.world.rank",
+)  # fmt: skip
+"""What every rank would otherwise import for itself."""
+
+
+def warm(modules: Sequence[str], warm_up: Sequence[str], device: str) -> None:
+    """Import modules, and call the entries `warm_up`, once for all processes that are forked from this one."""
     import torch
 
     torch.set_num_threads(1)
     if device == "cpu":
         _start_autograd()
     torch.sqrt(torch.ones(64))  # MKL initialises itself in its first call, in which two threads may race
-    for module in ("torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp",
-                   "harness.systems.registry", "harness.observe.ambient", "harness.world.rank", *plugins):  # fmt: skip
+    for module in modules:
         importlib.import_module(module)
     for entry in warm_up:
         resolve(entry)()
@@ -133,8 +141,9 @@ def _forget_meshes() -> None:
     found an entry of another rank's, or of a group that is gone, would compute wrong chunks. Measured: after a
     rehearsal as rank 0 of a fake world of 2, real worlds of 2 saved overlapping boxes.
     """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
     import torch
-    import torch.distributed.tensor
 
     torch._C._clear_DTensor_sharding_propagator_cache()
     cached_type = type(functools.lru_cache(int))

@@ -187,6 +187,7 @@ class ForkServer:
         python: interpreter for server and ranks. path_prefix: directories that come first on its `sys.path`, such as an
             overlay with one release of the library under test. warm_up: `module:function` to call before the first
             fork. plugins: modules to import first, which may register systems. env: additions to the environment.
+        ranks: whether ranks will be forked. Without, nothing is warmed up for them, and nothing is proven of them.
         workers: how many `call`s may run at once. scratch: folder that the server removes when this process is killed.
         device: `cuda` for ranks and workers that have GPUs; nothing may be run before the fork then, by a warm-up or
         on import, that initialises CUDA or starts autograd's threads.
@@ -203,12 +204,13 @@ class ForkServer:
         warm_up: Sequence[str] = (),
         plugins: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        ranks: bool = True,
         workers: int = 1,
         scratch: Path | None = None,
         device: str = "cpu",
     ) -> None:
         self._command = [python, "-c", _HOST_PROGRAM]
-        self._arguments = json.dumps([list(warm_up), list(plugins), str(scratch or ""), device])
+        self._arguments = json.dumps([list(warm_up), list(plugins), str(scratch or ""), device, ranks])
         users = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         numerics = CUDA_DETERMINISM if device == "cuda" else DETERMINISM
         self._environment = {**users, **numerics, **(env or {}), "PYTHONPATH": _python_path(path_prefix)}

@@ -195,6 +195,13 @@ def test_call_answers_and_keeps_its_worker(server: ForkServer) -> None:
     assert server.call("tests.unit.world_stub:pid", b"", 30) == server.call("tests.unit.world_stub:pid", b"", 30)
 
 
+def test_a_server_without_ranks_imports_and_warms_up_nothing_for_them() -> None:
+    modules = b"torch harness.judge torch.distributed.fsdp torch.distributed.tensor"
+    with ForkServer(path_prefix=[ROOT], plugins=["harness.judge"], ranks=False,
+                    warm_up=["tests.unit.world_stub:broken_warm_up"]) as server:  # fmt: skip
+        assert server.call("tests.unit.world_stub:imported", modules, 60) == b"torch harness.judge"
+
+
 def test_workers_and_ranks_have_the_deterministic_environment(server: ForkServer) -> None:
     answer = server.call("tests.unit.world_stub:environment", b"", 30).decode()
     assert answer == f"default 1 ['yes'] {ROOT}" or answer.startswith("default 1 ['yes'] ")

@@ -132,6 +132,11 @@ def variables(payload: bytes) -> bytes:
     return "\0".join(os.environ).encode()
 
 
+def imported(payload: bytes) -> bytes:
+    """Those of some modules, separated by spaces, that are imported here."""
+    return " ".join(name for name in payload.decode().split() if name in sys.modules).encode()
+
+
 def pid(payload: bytes) -> bytes:
     return str(os.getpid()).encode()
 

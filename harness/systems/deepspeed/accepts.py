@@ -22,6 +22,7 @@ from harness.systems.accepts import (
 )
 from harness.systems.deepspeed.contract import NO_HYSTERESIS, takes_bf16_optimizer
 from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUPS
+from harness.versions import before
 
 SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter", "overlap_comm"
 
@@ -73,6 +74,18 @@ LIMITS = (
         "other-stage",
         lambda s: any(word in s.options for word in (IN_BUFFERS if s.sharding == "fully_shard" else IN_PARTS)),
         f"{', '.join(IN_BUFFERS)} are for stages 1 and 2; {', '.join(IN_PARTS)} for stage 3",
+    ),
+    Limit(
+        "alignment-release",
+        lambda s: ALIGNED in s.options and before(s.version, "0.19.7"),
+        "parameter_alignment is an option from 0.19.7 on",
+        "deepspeed/runtime/zero/config.py, DeepSpeedZeroConfig",
+        LibraryError(
+            "ValidationError",
+            "Extra inputs are not permitted",
+            "build",
+            {"version": "0.19.0", "options": "parameter_alignment"},
+        ),
     ),
     Limit(
         "bf16-optimizer",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from harness.oracle.contract import Clause, Contract
+from harness.models import ModuleSpec
+from harness.oracle.contract import Clause, Contract, half_dtype
 from harness.oracle.inputs import Clip, LossScale, Rule
-from harness.scenario import Scenario
+from harness.scenario import FLOAT_DTYPES, Mesh, Scenario
+from harness.versions import before
 
 WINDOW = 2
 """Steps without overflow after which the loss scale doubles, in every scenario."""
@@ -66,6 +68,10 @@ class DeepSpeedContract(Contract):
             "deepspeed.runtime.zero.config, ignore_unused_parameters",
         ),
         Clause(
+            "buffers keep their dtype from 0.19.2 on; before, those of floats were cast with the model",
+            "deepspeed.runtime.engine, _cast_module_mixed_precision",
+        ),
+        Clause(
             "loading the module alone also refreshes the masters from it; from a universal checkpoint it loads the "
             "masters, and nothing else of the optimizer",
             "deepspeed.runtime.engine, load_checkpoint with load_module_only",
@@ -80,6 +86,10 @@ class DeepSpeedContract(Contract):
     def master(self, scenario: Scenario, storage: str) -> str | None:
         itself = scenario.sharding == "fully_shard" and storage == "fp32" and not scenario.offload.fraction
         return None if itself else "fp32"
+
+    def buffer_dtype(self, scenario: Scenario, dtype: str, module: ModuleSpec, mesh: Mesh) -> str:
+        half = half_dtype(scenario.dtype)
+        return half if half and dtype in FLOAT_DTYPES and before(scenario.version, "0.19.2") else dtype
 
     def masters_in_model(self, scenario: Scenario) -> bool:
         """A universal checkpoint has no other copy of the model."""

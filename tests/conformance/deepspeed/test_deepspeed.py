@@ -36,7 +36,7 @@ SOUND: tuple[dict[str, str], ...] = (
     {"sharding": "fully_shard", "model": "groups", "options": "sub_groups", "optimizer": "adamw/clip=1.0"},
     {"sharding": "fully_shard", "offload": "cpu", "dtype": "fp32", "options": "eager_release"},
     {"sharding": "fully_shard", "model": "many", "options": "persistent", "optimizer": "adamw/schedule=halve"},
-    {"sharding": "fully_shard", "checkpoint": "universal", "mesh": "1x4x1", "load": "shrink", "program": "save_first"},
+    {"sharding": "fully_shard", "checkpoint": "universal", "mesh": "1x4x1", "load": "shrink"},
     {"program": "model_only", "dtype": "fp16", "model": "short"},
 )
 

@@ -22,15 +22,6 @@ from tests.conformance.built_in import BUILT_IN
 
 pytestmark = pytest.mark.real
 
-IN_CI = ("reference", "torch-fsdp2")
-"""What needs no package of its own."""
-
-CASES = [
-    pytest.param(system, name, id=f"{system.name}: {name}", marks=[pytest.mark.nightly] * (system.name not in IN_CI))
-    for system in BUILT_IN
-    for name in CHECKS
-]
-
 TABULATES = "every limit and constraint can be tabulated"
 UNDECLARED = "an axis value that nobody declared is refused"
 PASSES = "the plain scenario passes"
@@ -40,6 +31,25 @@ LOADS = "a load that does nothing is seen"
 KILLED = "a killed rank is a crash"
 MESHES = "two meshes agree"
 REFUSALS = "every refusal that is said to be the library's is raised by it"
+
+IN_CI = ("reference", "torch-fsdp2")
+"""Systems that need no package of their own: every check of them is made in CI."""
+
+QUICK = {UNDECLARED, TABULATES}
+"""Checks that start no rank: in CI for all systems."""
+
+
+def is_slow(system: System, name: str) -> bool:
+    """Whether a check waits for the night. Megatron-Core's refusals do not: they are the most, of the library with the
+    most users."""
+    return not (system.name in IN_CI or name in QUICK or (system.name, name) == ("megatron-core", REFUSALS))
+
+
+CASES = [
+    pytest.param(system, name, id=f"{system.name}: {name}", marks=[pytest.mark.nightly] * is_slow(system, name))
+    for system in BUILT_IN
+    for name in CHECKS
+]
 
 
 @pytest.mark.parametrize(("system", "name"), CASES)

@@ -330,11 +330,12 @@ def write_json(path: Path | None, document: Mapping[str, Any]) -> None:
         path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", "utf-8")
 
 
-def known_issues(plan: Plan, faults: Sequence[str]) -> KnownIssues:
-    """Known issues, for walks only: scenario files and planted faults report their plain verdicts."""
+def that_count(issues: KnownIssues, plan: Plan, faults: Sequence[str]) -> KnownIssues:
+    """Those of known issues that count as known: all in walks, none for scenario files and planted faults, which report
+    their plain verdicts."""
     from harness.known_issues import KnownIssues
 
-    return KnownIssues() if faults or not plan.is_walk else shipped_issues()
+    return KnownIssues() if faults or not plan.is_walk else issues
 
 
 def shipped_issues() -> KnownIssues:

@@ -116,7 +116,7 @@ def run(
     releases = arguments.require_releases(plan.scenarios, python)
     folder = arguments.writable_folder(out or Path("reports") / arguments.title(names, shard))
     jobs = jobs or (os.cpu_count() or 1) + 1
-    known = arguments.known_issues(plan, faults)
+    issues = arguments.shipped_issues()
     request = Request(
         plan=plan,
         out=folder,
@@ -127,8 +127,8 @@ def run(
         plugins=modules,
         python=python,
         releases=releases,
-        known=known,
-        issues=arguments.shipped_issues(),
+        known=arguments.that_count(issues, plan, faults),
+        issues=issues,
         json=json_file,
         junit=junit_file,
     )

@@ -26,7 +26,7 @@ class Source:
     """Parameters of a flat buffer whose gradients are drawn from one grid. experts: ranks share these parameters out,
     and those that do contribute one gradient between them."""
 
-    names: frozenset[str]
+    names: tuple[str, ...]
     grid: Grid
     experts: bool
 
@@ -71,10 +71,7 @@ def _blueprint(
 ) -> Blueprint:
     own = params[0]
     layout = lay_out(catalogue, own.stages.storage, tuple(p.fqn for p in params), mesh, tp_index, flat)
-    values = np.clip(_initial(catalogue, build.seed), np.float32(-own.bound), np.float32(own.bound))
-    for dtype in own.initial:
-        values = values.astype(DTYPE[dtype])
-    values.setflags(write=False)
+    values = _initial(catalogue, build.seed, own.bound, own.initial)
     on_host = domains = None
     if any(p.host is not None for p in build.parameters):
         on_host = _over_shards(layout, {p.fqn: np.frombuffer(p.host, np.bool_) for p in params if p.host is not None})
@@ -85,11 +82,16 @@ def _blueprint(
     return Blueprint(layout, tp_index, own, values, on_host, domains, sources)
 
 
-@lru_cache(maxsize=256)
-def _initial(catalogue: Catalogue, build_seed: int) -> Array:
-    """The values of all parameters before any dtype, over the catalogue."""
+@lru_cache(maxsize=1024)
+def _initial(catalogue: Catalogue, build_seed: int, bound: float, dtypes: tuple[str, ...]) -> Array:
+    """The values of all parameters over the catalogue, clipped to the bound and passed through the dtypes."""
     keys = np.concatenate([catalogue.keys[p.fqn] for p in catalogue.params])
-    return np.append(probe.initial_values(keys, build_seed), np.float32(0))
+    values: Array = np.append(probe.initial_values(keys, build_seed), np.float32(0))
+    values = np.clip(values, np.float32(-bound), np.float32(bound))
+    for dtype in dtypes:
+        values = values.astype(DTYPE[dtype])
+    values.setflags(write=False)
+    return values
 
 
 def _over_shards(layout: FlatLayout, tensors: dict[str, Array]) -> Array:
@@ -105,11 +107,10 @@ def _over_shards(layout: FlatLayout, tensors: dict[str, Array]) -> Array:
 
 
 def _sources(layout: FlatLayout, build: Build) -> Iterator[Source]:
-    for experts in (False, True):
-        names = [slot.param.fqn for slot in layout.slots if (slot.param.spec.ep_dim is not None) is experts]
+    for experts, names in layout.by_expert:
         grid = next((grid for name in names if (grid := build.by_name[name].gradient)), None)
         if grid is not None:
-            yield Source(frozenset(names), grid, experts)
+            yield Source(names, grid, experts)
 
 
 @lru_cache(maxsize=512)

@@ -162,6 +162,14 @@ class FlatLayout:
         return tuple(self._fragments())
 
     @cached_property
+    def by_expert(self) -> tuple[tuple[bool, tuple[str, ...]], ...]:
+        """The names of the parameters that are no experts, and of those that are, where there are any."""
+        names: dict[bool, list[str]] = {False: [], True: []}
+        for slot in self.slots:
+            names[slot.param.spec.ep_dim is not None].append(slot.param.fqn)
+        return tuple((experts, tuple(found)) for experts, found in names.items() if found)
+
+    @cached_property
     def own_row(self) -> Index:
         """The index of each rank, (dp_shard, 1): beside `order` it picks from (dp_shard, n) what each rank owns."""
         return np.arange(self.mesh.dp_shard)[:, None]

@@ -23,6 +23,22 @@ settings.load_profile("shardproof")
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what ships is registered. Every test process imports all test modules, and some register systems of their
+    own, whose models and walks would be there for tests of what ships."""
+    from harness import models
+    from harness.systems import registry
+
+    everything = registry.all_systems()
+    ours = {system.name: system for system in everything if system.home.startswith("harness.systems.")}
+    own = {model.name for system in ours.values() for model in system.models}
+    monkeypatch.setattr(registry, "_SYSTEMS", ours)
+    for name in {model.name for system in everything for model in system.models} - own:
+        if name in models.zoo():
+            monkeypatch.delitem(models.ZOO, name)
+
+
 @pytest.fixture(scope="session")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The machine report of `shardproof run smoke`, once a test process."""

@@ -12,12 +12,12 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 import pytest
 
-from harness.arguments import load_plugins
 from harness.cli import cli
 from harness.scenario import AXES, parse_axis
 from harness.space.files import load_space, split_system
@@ -119,7 +119,9 @@ def test_a_command_line_parses(document: str, command: str) -> None:
         return
     context = found.make_context(name, words)  # raises what a user would see
     given = context.params
-    load_plugins([plugin for plugin in given.get("plugins") or () if not _NAMES.search(plugin)])
+    plugins = [plugin for plugin in given.get("plugins") or () if not _NAMES.search(plugin)]
+    for plugin in plugins:  # not imported: what it registers would be there for other tests
+        assert find_spec(plugin), f"{document}: {command}"
     for system in given.get("systems") or ():
         if not _NAMES.search(system):
             system_named(split_system(system)[0])

@@ -14,6 +14,8 @@ from harness.scenario import Scenario, load_toml
 from harness.space.files import load_space, parse_settings, parse_strength
 from harness.space.plan import Selection, make_plan, parse_shard
 
+pytestmark = pytest.mark.usefixtures("shipped")
+
 GOLDEN = Path(__file__).with_name("errors.txt")
 SPACE = "schema = 1\n[space]\n[axes]\n"
 SYSTEM = "[system.torch-fsdp2]\n"

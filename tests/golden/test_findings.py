@@ -12,7 +12,7 @@ from harness.report.findings import Finding, Section, render, section_of
 from harness.systems.registry import all_systems
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = [section_of(system) for system in all_systems()]
+SECTIONS = [section_of(system) for system in all_systems() if system.home.startswith("harness.systems.")]
 FINDINGS = [finding for section in SECTIONS for finding in section.findings]
 AGAIN = "write it anew: python -m harness.report.findings > docs/findings.md"
 

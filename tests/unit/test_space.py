@@ -19,6 +19,8 @@ from harness.space.plan_text import render_plan
 from harness.systems.accepts import Constraint
 from harness.systems.registry import all_systems, system_named
 
+pytestmark = pytest.mark.usefixtures("shipped")
+
 SMALL = """
 schema = 1
 [space]

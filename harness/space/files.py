@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import product
@@ -334,8 +334,14 @@ def walk_tables(system: System) -> dict[str, Table]:
     if not file.is_file():
         return {}
     origin = f"{system.name}/walk.toml"
-    document = load_toml(file.read_text("utf-8"), origin)
+    document = _parsed(file.read_text("utf-8"), origin)
     return {key: Table(table, f"{origin}: [{key}]") for key, table in document.items() if key != "schema"}
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str, origin: str) -> Mapping[str, Any]:
+    """A document, parsed once however many spaces and the estimate of costs look into it."""
+    return load_toml(text, origin)
 
 
 def _settled(walk: Walk, table: Table) -> Walk:

@@ -67,5 +67,8 @@ def test_canaries(tmp_path: Path) -> None:
         recorded.write_text(file.read_text("utf-8"), "utf-8")
     found, expected = (json.loads(path.read_text("utf-8")) for path in (file, recorded))
     for kind in ("faults", "boundary"):
-        told, kept = ({(entry["id"], entry.get("system")): entry for entry in each[kind]} for each in (found, expected))
+        told, kept = (
+            {(entry["id"], entry.get("system"), entry.get("scenario")): entry for entry in each[kind]}
+            for each in (found, expected)
+        )
         assert told == kept

@@ -15,8 +15,9 @@ from harness.errors import UsageError
 from harness.models import ZOO
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical
-from harness.observe.record import LIVE, WRITTEN
+from harness.observe.record import LIVE, WRITTEN, every_rank, pack, unpack
 from harness.program import PROGRAMS, expand, operations
+from harness.reference import system as reference
 from harness.reference.placement import Catalogue
 from harness.reference.state import Session
 from harness.scenario import Scenario, load_mesh
@@ -147,6 +148,16 @@ def test_every_rank_observes_every_operation() -> None:
     scenario = Scenario().with_axes({"mesh": "2x2x2", "load": "1x3x1", "checkpoint": "gathered"})
     seen = {(r.op, r.rank) for r in records_of(scenario) if r.where == LIVE}
     assert seen == {(op.index, rank) for op in expand(scenario) for rank in range(op.mesh.world)}
+
+
+@pytest.mark.parametrize(("faults", "alike"), [((), True), (("shard-group-only",), False)], ids=["alike", "apart"])
+def test_what_replicas_hold_alike_is_one_record(faults: tuple[str, ...], alike: bool) -> None:
+    scenario = Scenario().with_axes({"mesh": "2x2x1", "model": "twins", "program": "train", "checkpoint": "gathered"})
+    held = reference.run(*contract_of(scenario).resolve(scenario), faults=faults)
+    gradients = [r for r in held if r.role == "grad"]
+    assert {r.others for r in gradients} == ({(2,), (3,)} if alike else {()})
+    assert {r.rank for r in every_rank(gradients)} == {0, 1, 2, 3}
+    assert list(unpack(pack(held))) == list(every_rank(held)), "stored, every rank has its own"
 
 
 def test_overflow_changes_the_scale_and_counters_only() -> None:

@@ -154,7 +154,7 @@ def initial_buffer(buffer: Buffer, seed: int, build_seed: int) -> Array:
     return values
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=1024)
 def contributions(
     catalogue: Catalogue, names: tuple[str, ...], idle: tuple[str, ...], step: tuple[int, int], ranks: int, grid: Grid
 ) -> Array:

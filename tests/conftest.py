@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,9 @@ from hypothesis import settings
 os.environ["ATEN_CPU_CAPABILITY"] = "default"
 os.environ["MKL_CBWR"] = "COMPATIBLE"
 os.environ["OMP_NUM_THREADS"] = "1"
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""Tests that a script starts in its background inherit that Ctrl-C is ignored, and so would what they start."""
 
 settings.register_profile("shardproof", deadline=None)  # a busy machine is no failure
 settings.load_profile("shardproof")

@@ -22,6 +22,16 @@ QUICK = {
     "deepspeed": ("resting-3", "scale-growth", "universal-empty-part"),
     "megatron-bridge": (),
     "megatron-fsdp": ("5976", "mixed-unit-scale"),
+    "transformer-engine": (
+        "164929",
+        "2713",
+        "2713-transformer",
+        "capturable-groups",
+        "fp32-master",
+        "fp8-uneven",
+        "scaled-load",
+        "tags-offset",
+    ),
 }
 """Of systems whose packages are large or whose ranks are slow: those that CI runs."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.mechanisms import fused_adam
 from harness.mechanisms.megatron import limits as megatron
 from harness.mechanisms.megatron.switches import OPTIONS, not_exercised, variant
+from harness.models import model_spec
 from harness.systems.accepts import Accepts, Faults, Formats, Limit, Only, Operations, Words
 from harness.systems.megatron_bridge.contract import CONTRACT
 
@@ -21,6 +22,11 @@ LIMITS: tuple[Limit, ...] = (
         lambda s: s.offload.fraction > 0 and s.optimizer.kind == "adam",
         "offload steps with AdamW only",
         "megatron/core/optimizer/__init__.py, _get_megatron_optimizer_based_on_param_groups",
+    ),
+    Limit(
+        "stacked",
+        lambda s: any(named.spec.stacked for named in model_spec(s.model).params),
+        "weights whose sections are stacked are for fsdp_dtensor checkpoints, which megatron-core covers",
     ),
 )
 

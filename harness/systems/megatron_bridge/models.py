@@ -1,7 +1,7 @@
-"""The models that Bridge trains for real, through Megatron-Core: `harness.mechanisms.megatron.zoo`."""
+"""The models of Megatron-Core that Megatron-Bridge's system builds: all but those with stacked weights."""
 
 from __future__ import annotations
 
-from harness.mechanisms.megatron.zoo import MODELS
+from harness.mechanisms.megatron import zoo
 
-__all__ = ["MODELS"]
+MODELS = tuple(model for model in zoo.MODELS if not any(named.spec.stacked for named in model.params))

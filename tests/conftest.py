@@ -33,9 +33,10 @@ def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     own, whose models and walks would be there for tests of what ships."""
     from harness import models
     from harness.systems import registry
+    from tests.conformance.built_in import BUILT_IN
 
     everything = registry.all_systems()
-    ours = {system.name: system for system in everything if system.home.startswith("harness.systems.")}
+    ours = {system.name: system for system in BUILT_IN}
     own = {model.name for system in ours.values() for model in system.models}
     monkeypatch.setattr(registry, "_SYSTEMS", ours)
     for name in {model.name for system in everything for model in system.models} - own:

@@ -19,18 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.systems.registry import all_systems
+from tests.conformance.built_in import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "harness"
 LONGEST_MODULE = 500
 """Lines; a longer module does more than one thing (2 screens of names are hard to hold in one's head)."""
 
-SYSTEMS = {
-    system.name: system.home.rpartition(".")[2]
-    for system in all_systems()
-    if system.home.startswith("harness.systems.") and system.name != "reference"
-}
+SYSTEMS = {system.name: system.home.rpartition(".")[2] for system in BUILT_IN if system.name != "reference"}
 """Name → package of the systems that are in the house. `reference` is a word of its own: the core's second oracle."""
 
 FOUNDATION = {

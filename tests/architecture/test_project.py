@@ -20,10 +20,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from harness.space.files import load_space, space_names
-from harness.systems.registry import all_systems
+from tests.conformance.built_in import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = {system.name for system in all_systems() if system.home.startswith("harness.systems.")}
+SHIPPED = {system.name for system in BUILT_IN}
 """Other tests of this process may register systems of their own."""
 
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")

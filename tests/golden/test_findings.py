@@ -9,10 +9,10 @@ import pytest
 from harness.cures import cures_of
 from harness.errors import UsageError
 from harness.report.findings import Finding, Section, render, section_of
-from harness.systems.registry import all_systems
+from tests.conformance.built_in import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = [section_of(system) for system in all_systems() if system.home.startswith("harness.systems.")]
+SECTIONS = [section_of(system) for system in BUILT_IN]
 FINDINGS = [finding for section in SECTIONS for finding in section.findings]
 AGAIN = "write it anew: python -m harness.report.findings > docs/findings.md"
 
@@ -29,7 +29,7 @@ def test_a_finding_says_what_a_reader_needs(finding: Finding) -> None:
 
 
 def test_every_cure_is_of_a_finding() -> None:
-    kept = {(system.name, cure.id) for system in all_systems() for cure in cures_of(system)}
+    kept = {(system.name, cure.id) for system in BUILT_IN for cure in cures_of(system)}
     named = {(finding.system, finding.cure) for finding in FINDINGS}
     assert sorted(kept - named) == [("megatron-core", "4423-gdn")]  # told of in 4423, whose cure is another file's
 

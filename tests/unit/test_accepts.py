@@ -18,10 +18,9 @@ from harness.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems import accepts
 from harness.systems.accepts import Accepts, Anything, Limit, Parts
 from harness.systems.protocol import System
-from harness.systems.registry import all_systems
+from tests.conformance.built_in import BUILT_IN
 
-SHIPPED = [system for system in all_systems() if system.home.startswith("harness.systems.")]
-SYSTEMS = [pytest.param(system, id=system.name) for system in SHIPPED]
+SYSTEMS = [pytest.param(system, id=system.name) for system in BUILT_IN]
 NEW = "brand_new"
 OPEN = {
     "system", "version", "model", "mesh", "load", "expert_parallel", "microbatches", "seed", "reshard_after_forward",
@@ -58,7 +57,7 @@ def listed(system: System) -> tuple[Limit, ...]:
 
 
 def test_every_plain_scenario_is_accepted() -> None:
-    assert [system.name for system in SHIPPED if system.refusal(plain_scenario(system))] == []
+    assert [system.name for system in BUILT_IN if system.refusal(plain_scenario(system))] == []
 
 
 WORDS = [axis for axis in AXES if axis not in {*OPEN, *CHECKED_WHEN_READ, *PARTED}]
@@ -133,7 +132,7 @@ def test_a_new_part_of_an_axis_must_keep_its_default_everywhere(system: System) 
 
 def test_an_axis_of_words_never_takes_anything() -> None:
     open_axes = {
-        axis for system in SHIPPED for axis, allowed in system.accepts.axes.items() if isinstance(allowed, Anything)
+        axis for system in BUILT_IN for axis, allowed in system.accepts.axes.items() if isinstance(allowed, Anything)
     }
     assert open_axes <= OPEN
 
@@ -152,7 +151,7 @@ def last_of_lines(system: System) -> list[tuple[str, str]]:
     return [(str(v), f"{v.major}.{v.minor}.{v.micro + 1}") for v in last.values()]
 
 
-LINES = [(system, *line) for system in SHIPPED if system.package for line in last_of_lines(system)]
+LINES = [(system, *line) for system in BUILT_IN if system.package for line in last_of_lines(system)]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_an_undeclared_release_has_the_limits_of_its_line(system: System, declar
 
 
 def test_automodels_patch_release_lacks_what_its_line_lacks() -> None:
-    (automodel,) = (system for system in SHIPPED if system.name == "automodel")
+    (automodel,) = (system for system in BUILT_IN if system.name == "automodel")
     plain = plain_scenario(automodel)
     resharding = {"reshard_after_forward": "true"}
     refusals = {

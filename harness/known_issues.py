@@ -15,8 +15,8 @@ The file (`issues.toml` of a system):
     what = "one sentence: what goes wrong, for whom"
     library_line = "torch/distributed/checkpoint/state_dict.py:612 (2.13.0), _load_optim_state_dict"
     since = "2.4.0"                          # first release known to have it
-    upstream = "https://github.com/..."      # "" if it has not been filed
     scenario = "regressions/1842.toml"
+    upstream = "https://github.com/..."      # or what was searched; with harm, reach and trigger: harness/novelty.py
     confirmed_on_gpu = "H200, torch 2.13.0+cu130"          # optional: the run of docs/gpu.md that showed it on a GPU
 
     [issue.match]
@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING
 
 from harness.cures import cure_of
 from harness.errors import UsageError
+from harness.novelty import NOVELTY_KEYS, novelty_of
 from harness.program import KINDS
 from harness.scenario import AXES, Scenario, load_toml, parse_axis
 from harness.systems.protocol import System
@@ -57,10 +58,10 @@ from harness.verdict import Verdict
 if TYPE_CHECKING:
     from harness.result import Evidence, Result
 
-_TEXTS = ("id", "what", "library_line", "since", "upstream", "scenario")
-_STORY = ("harm", "reach", "fixed", "severity", "cause", "behind", "releases", "part", "detail")
-ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *_STORY)
-"""Keys of an entry. Those from `harm` on are for the reader of docs/findings.md: harness/report/findings.py."""
+_TEXTS = ("id", "what", "library_line", "since", "scenario")
+_STORY = ("fixed", "severity", "cause", "behind", "releases", "part", "detail")
+ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *NOVELTY_KEYS, *_STORY)
+"""Keys of an entry. Those from `fixed` on are for the reader of docs/findings.md: harness/report/findings.py."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,11 @@ class Pattern:
 
 @dataclass(frozen=True)
 class KnownIssue:
-    """One entry of the file; the module's text has the fields. confirmed_on_gpu: empty until a GPU has shown the
-    defect."""
+    """One entry of the file; the module's text has the fields.
+
+    upstream: where it is public, or its cause is; empty if nothing was found. confirmed_on_gpu: empty until a GPU has
+    shown the defect.
+    """
 
     id: str
     what: str
@@ -159,7 +163,10 @@ def known_issues_of(system: System) -> tuple[KnownIssue, ...]:
             file that does not exist, or an entry so wide that it would match anything.
     """
     document = document_of(system)
-    issues = tuple(_issue(entry, system) for entry in document.tables("issue") if "behind" not in entry)
+    entries = document.tables("issue")
+    whole = [entry.only(ISSUE_KEYS, needed=_TEXTS) for entry in entries]
+    public = {entry.text("id"): novelty_of(entry).upstream for entry in whole}
+    issues = tuple(_issue(entry, system, public) for entry in entries if "behind" not in entry)
     seen: set[str] = set()
     for issue in issues:
         if issue.id in seen:
@@ -180,16 +187,16 @@ def document_of(system: System) -> Table:
     return Table(content, origin).only(("schema", "about", "part", "issue"))
 
 
-def _issue(entry: Table, system: System) -> KnownIssue:
-    entry.only(ISSUE_KEYS, needed=(*_TEXTS, "match"))
+def _issue(entry: Table, system: System, public: Mapping[str, str]) -> KnownIssue:
+    """The entry. public: where each entry of the file says that it is public."""
+    entry.only(ISSUE_KEYS, needed=("match",))
     texts = {key: entry.text(key) for key in (*_TEXTS, "confirmed_on_gpu")}
     for key in _TEXTS:
-        if not (texts[key] or key == "upstream"):
+        if not texts[key]:
             raise entry.wrong(key, texts[key], "a text", f'{key} = "…"')
-    if texts["upstream"] and not texts["upstream"].startswith("https://"):
-        raise entry.wrong("upstream", texts["upstream"], "an https address, or empty", '"https://…"')
     if not system.folder.joinpath(texts["scenario"]).is_file():
         raise entry.wrong("scenario", texts["scenario"], "a file beside it", '"regressions/1842.toml"')
+    texts["upstream"] = public[texts["id"]] or public.get(entry.text("cause"), "")
     return KnownIssue(system=system.name, match=_pattern(entry.table("match"), system), **texts)
 
 

@@ -11,10 +11,9 @@ Several entries can be faces of one defect: the same line of a library fails a s
 Such an entry names the first one as its `cause`, and the page counts the cause once, under the system whose code it
 is: `automodel-164929` is torch's, seen through Automodel.
 
-The keys that only this module reads (all of them optional):
+What an entry says of its novelty, reach and harm: harness/novelty.py. The keys that only this module reads (all of
+them optional):
 
-    harm = "one plain sentence: what a user has in the end"
-    reach = "how a run comes to meet it"
     fixed = "0.5.0, by pull request 2419"              # absent: still there in the newest release that was tried
     severity = ["silent", "crash"]                     # absent: what the patterns of its evidence say
     cause = "torch-fsdp2-164929"                       # the entry of which this is another face
@@ -38,6 +37,7 @@ from operator import attrgetter
 from harness.cures import cure_of
 from harness.errors import UsageError
 from harness.known_issues import ISSUE_KEYS, document_of
+from harness.novelty import ON_A_RELEASE, REACHES, Novelty, novelty_of
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
 from harness.tables import Table
@@ -56,12 +56,17 @@ $ shardproof run regressions/torch-fsdp2-164929
 $ shardproof replay ID --times 20              # the id it prints, again and again in fresh processes
 ```
 
-*Silent* means that nothing was raised and some of the state was wrong. *Public* links to where upstream was told, or
-to the change that repairs it; where it says no, we found no report. A *cure* is a patch of a few lines that takes the
-defect away: `shardproof sweep SCENARIO --versions 0.16.1 --versions 0.16.1+cured:ID` runs a scenario without and with
-it. *Since* is the first release that is known to have it. What was seen on an emulated device (`docs/emulation.md`)
-waits for a GPU to confirm it (`docs/gpu.md`).
+*Silent* means that nothing was raised and some of the state was wrong. *Public* links to where somebody told of it, or
+to the change that repairs it; *ours* means that the searches that the entry records found neither. *Reach* says how far
+from the defaults a run must go to meet it, and only what a release shows, and nothing speaks against, is counted as
+found. A *cure* is a patch of a few lines that takes the defect away: `shardproof sweep SCENARIO --versions 0.16.1
+--versions 0.16.1+cured:ID` runs a scenario without and with it. *Since* is the first release that is known to have it.
+What was seen on an emulated device (`docs/emulation.md`) waits for a GPU to confirm it (`docs/gpu.md`).
 """
+
+BY_REACH = ("reach", "what it means", "causes", "public", "ours", "silent", "ours and silent")
+BY_SYSTEM = ("system", "causes", "public", "ours", *SEVERITIES, "fixed upstream")
+EACH = ("system", "finding", "what a user gets", "severity", "reach", "public", "since", "fixed")
 
 TAIL = """\
 ## What did not fail
@@ -84,11 +89,9 @@ class Finding:
     what: str
     library_line: str
     since: str
-    upstream: str
     severity: tuple[str, ...]
     regressions: tuple[str, ...]
-    harm: str
-    reach: str
+    novelty: Novelty
     fixed: str
     cause: str
     part: str
@@ -96,6 +99,11 @@ class Finding:
     behind: tuple[str, ...]
     cure: str
     releases: Mapping[str, str]
+
+    @property
+    def silent(self) -> bool:
+        """Whether it raises nothing, at least in one scenario."""
+        return "silent" in self.severity
 
     @property
     def name(self) -> str:
@@ -173,10 +181,11 @@ def _finding(system: System, entry: Table, ids: Sequence[str]) -> Finding:
     for word in severity:
         if word not in SEVERITIES:
             raise entry.wrong("severity", word, SEVERITIES, 'severity = ["silent"]')
-    texts = ("id", "what", "library_line", "since", "upstream", "harm", "reach", "fixed", "cause", "part", "detail")
+    texts = ("id", "what", "library_line", "since", "fixed", "cause", "part", "detail")
     return Finding(
         system=system.name,
         severity=severity,
+        novelty=novelty_of(entry),
         regressions=_regressions(system, entry.text("id"), ids),
         behind=entry.texts("behind"),
         cure=cure_of(system, entry.text("scenario")),
@@ -220,34 +229,66 @@ def _release(entry: Table, line: str) -> tuple[str, str]:
 
 def _overview(sections: Sequence[Section]) -> Iterator[str]:
     causes = {section.system: [f for f in section.findings if not f.cause] for section in sections}
-    silent = sum("silent" in finding.severity for found in causes.values() for finding in found)
-    yield f"## All {sum(map(len, causes.values()))} causes, {silent} of them silent"
+    every = [finding for found in causes.values() for finding in found]
+    found = [finding for finding in every if finding.novelty.on_a_release]
+    ours = [finding for finding in found if not finding.novelty.upstream]
+    told = f"{len(found) - len(ours)} public, {len(ours)} ours, {_silent(found)} silent"
+    yield f"## {len(found)} causes found on releases: {told}"
     yield ""
     yield "One row is one defect, however many scenarios show it; what another system's code causes is listed there."
     yield ""
-    yield from _table(
-        ("system", "causes", *SEVERITIES, "public", "fixed upstream"),
-        [_counts(each) for each in causes.items() if each[1]],
-    )
+    yield from _table(BY_REACH, list(_by_reach(every)))
     yield ""
-    rows = [_row(finding) for found in causes.values() for finding in found]
-    yield from _table(("system", "finding", "what a user gets", "severity", "public", "since", "fixed"), rows)
+    yield from _table(BY_SYSTEM, [_counts(each) for each in causes.items() if each[1]])
     yield ""
+    yield from _table(EACH, [_row(finding) for finding in every])
+    yield ""
+
+
+def _by_reach(every: Sequence[Finding]) -> Iterator[tuple[str, ...]]:
+    """The counts of each reach, then of what counts as found, then of the rest."""
+    kinds = {reach: [f for f in every if f.novelty.reach == reach and not f.novelty.doubtful] for reach in REACHES}
+    doubtful = [finding for finding in every if finding.novelty.doubtful]
+    for reach in ON_A_RELEASE:
+        yield _numbers(reach, REACHES[reach], kinds[reach])
+    yield _numbers("**found on a release**", "", [f for f in every if f.novelty.on_a_release])
+    for reach in REACHES:
+        if reach not in ON_A_RELEASE:
+            yield _numbers(reach, REACHES[reach], kinds[reach])
+    yield _numbers("doubtful", "the entry says what speaks against it", doubtful)
+    yield _numbers("**distinct causes**", "", every)
+
+
+def _numbers(title: str, meaning: str, found: Sequence[Finding]) -> tuple[str, ...]:
+    ours = [finding for finding in found if not finding.novelty.upstream]
+    numbers = (len(found), len(found) - len(ours), len(ours), _silent(found), _silent(ours))
+    return (title, meaning, *map(_number, numbers))
+
+
+def _silent(found: Sequence[Finding]) -> int:
+    return sum(finding.silent for finding in found)
+
+
+def _number(number: int) -> str:
+    return str(number) if number else ""
 
 
 def _counts(of_system: tuple[str, Sequence[Finding]]) -> tuple[str, ...]:
     """The numbers of a system's causes; one that is silent here and loud there counts in both columns."""
     system, found = of_system
+    public = sum(bool(finding.novelty.upstream) for finding in found)
     loudness = [sum(severity in finding.severity for finding in found) for severity in SEVERITIES]
-    numbers = [len(found), *loudness, sum(bool(f.upstream) for f in found), sum(bool(f.fixed) for f in found)]
-    return (system, *(str(number) if number else "" for number in numbers))
+    numbers = [len(found), public, len(found) - public, *loudness, sum(bool(f.fixed) for f in found)]
+    return (system, *map(_number, numbers))
 
 
 def _row(finding: Finding) -> tuple[str, ...]:
-    public = f"[yes]({finding.upstream})" if finding.upstream else "no"
+    novelty = finding.novelty
+    public = f"[yes]({novelty.upstream})" if novelty.upstream else "no"
     link = f"[`{finding.name}`](#{finding.id})"
+    reach = f"{novelty.reach}, doubtful" if novelty.doubtful else novelty.reach
     return (
-        finding.system, link, finding.harm or finding.what, ", ".join(finding.severity), public, finding.since,
+        finding.system, link, novelty.harm, ", ".join(finding.severity), reach, public, finding.since,
         finding.fixed or "no",
     )  # fmt: skip
 
@@ -280,17 +321,34 @@ def _story(finding: Finding, faces: Sequence[Finding]) -> Iterator[str]:
 
 
 def _facts(finding: Finding) -> Iterator[str]:
-    if finding.reach:
-        yield f"**Reached by**: {finding.reach}"
+    novelty = finding.novelty
+    yield f"**Reached by** ({novelty.reach}): {novelty.trigger}"
+    if novelty.doubtful:
+        yield f"**Doubtful**: {novelty.doubtful}"
     yield f"**Where**: `{finding.library_line}`"
     yield f"**Since** {finding.since}" + (f"; **fixed** in {finding.fixed}" if finding.fixed else "")
-    yield f"**Upstream**: {f'<{finding.upstream}>' if finding.upstream else 'none found'}"
+    yield from _public(finding)
     if finding.behind:
         yield f"**Behind** {_names(finding.behind)}: no run reaches it before that is repaired"
     if finding.regressions:
         yield f"**Shown by** {_names(f'regressions/{finding.system}-{name}' for name in finding.regressions)}"
     if finding.cure:
         yield f"**Cure**: [`{finding.cure}`](../scenarios/{finding.system}/cures/{finding.cure}.patch)"
+
+
+def _public(finding: Finding) -> Iterator[str]:
+    """Where it is public, or how it was searched for; another face leaves that to its cause."""
+    novelty = finding.novelty
+    if novelty.upstream:
+        yield f"**Upstream**: {_links((novelty.upstream, *novelty.also))}"
+    elif novelty.searched:
+        yield f"**Upstream**: none found on {novelty.searched} by {_names(novelty.queries)}"
+    if novelty.related:
+        yield f"**Related**: {_links(novelty.related)}"
+
+
+def _links(addresses: Sequence[str]) -> str:
+    return ", ".join(f"<{address}>" for address in addresses)
 
 
 def _where_else(cause: Finding, face: Finding) -> str:
@@ -309,7 +367,7 @@ def _seen_here(cause: str, faces: Sequence[Finding]) -> Iterator[str]:
 
 def _told(finding: Finding, faces: Sequence[Finding]) -> Iterator[str]:
     """A finding's text, its facts, its other faces, and what else is known of each."""
-    yield from _wrapped(f"**{finding.harm}** {finding.what}" if finding.harm else finding.what)
+    yield from _wrapped(f"**{finding.novelty.harm}** {finding.what}")
     yield ""
     for fact in _facts(finding):
         yield from _wrapped(f"* {fact}", "  ")

@@ -24,8 +24,26 @@ def test_the_page_is_what_the_entries_say() -> None:
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
 def test_a_finding_says_what_a_reader_needs(finding: Finding) -> None:
     assert finding.severity
-    assert 0 < len(finding.harm) <= 140, f"{finding.id}: harm = one plain sentence on what a user has in the end"
-    assert finding.reach, f"{finding.id}: reach = how a run comes to meet it"
+    assert len(finding.novelty.harm) <= 140, f"{finding.id}: harm = one plain sentence on what a user has in the end"
+
+
+@pytest.mark.parametrize("face", [f for f in FINDINGS if f.cause], ids=lambda finding: finding.id)
+def test_a_face_is_public_where_its_cause_is(face: Finding) -> None:
+    cause = next(finding for finding in FINDINGS if finding.id == face.cause)
+    assert not face.novelty.searched, "what was searched is the cause's"
+    assert face.novelty.upstream in (cause.novelty.upstream, *cause.novelty.also, "")
+
+
+def test_causes_are_counted_once_and_apart_from_what_no_release_shows() -> None:
+    causes = [finding for finding in FINDINGS if not finding.cause]
+    found = [finding for finding in causes if finding.novelty.on_a_release]
+    apart = {finding.id for finding in causes} - {finding.id for finding in found}
+    assert {
+        "megatron-core-device-fp32-islands", "megatron-core-reload-fp32-islands", "megatron-core-reload-fp32-offload",
+        "megatron-core-fsdp-plain-state", "megatron-core-4423", "megatron-core-4423-silent",
+        "automodel-policy-text", "megatron-fsdp-step-syncs", "torch-fsdp2-full-strided",
+    } == apart  # fmt: skip
+    assert f"## {len(found)} causes found on releases" in render(SECTIONS)
 
 
 def test_every_cure_is_of_a_finding() -> None:

@@ -25,8 +25,11 @@ id = "{id}"
 what = "State is cast on load."
 library_line = "state_dict.py:612 (2.13.0)"
 since = "2.4.0"
-upstream = ""
+upstream = "https://github.com/pytorch/pytorch/issues/1"
 scenario = "one.toml"
+harm = "Moments lose half of their bits."
+reach = "default"
+trigger = "Loading any checkpoint of a bf16 model."
 [issue.match]
 {match}
 """
@@ -193,7 +196,7 @@ GOOD = ENTRY.format(id="a", match=MISMATCH)
         ("schema = 1\n" + GOOD.replace("one.toml", "absent.toml"), "absent.toml"),
         ("schema = 1\n" + GOOD.replace('since = "2.4.0"', "since = 2.4"), "since: given 2.4"),
         ("schema = 1\n" + GOOD.replace('what = "State is cast on load."', 'what = ""'), "what: given ''"),
-        ("schema = 1\n" + GOOD.replace('upstream = ""', 'upstream = "javascript:alert(1)"'), "https"),
+        ("schema = 1\n" + GOOD.replace('"https://', '"javascript://'), "https"),
         ("schema = 1\n" + GOOD.replace('op = "load"', 'op = "lod"'), "op: given 'lod'; allowed: build"),
         ("schema = 1\n" + GOOD.replace('op = "load"', 'op = "load"\nop_index = 3'), "key: given 'op_index'"),
         ("schema = 1\n" + GOOD.replace("offload =", "ofload ="), "given 'ofload'"),

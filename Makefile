@@ -7,7 +7,9 @@
 ifeq ($(origin PYTHON),undefined)
 VENV   ?= .venv
 else
-VENV   ?= .venv-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+$(if $(VERSION),,$(error PYTHON=$(PYTHON) does not run; give the name or the path of a Python from 3.11 to 3.13))
+VENV   ?= .venv-$(VERSION)
 endif
 PYTHON ?= python3
 PY     := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))

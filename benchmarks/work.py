@@ -53,8 +53,9 @@ def reference_scenario() -> int:
 
     ZOO["bench12"] = bench_reference.bench_model()
     scenario = Scenario().with_axes(bench_reference.AXES)
-    truth, _ = assemble(r for r in reference.run(*contract_of(scenario).resolve(scenario)) if r.where == "live")
     last = expand(scenario)[-1].index
+    records = reference.run(*contract_of(scenario).resolve(scenario), observe_ops=(last,))
+    truth, _ = assemble(record for record in records if record.where == "live")
     bench_reference.one(truth, (last,))
     return calls(lambda: bench_reference.one(truth, (last,)))
 

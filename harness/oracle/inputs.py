@@ -55,7 +55,12 @@ class Stages:
 
     def moment(self, role: str) -> str:
         """The dtype that optimizer state of a role (`exp_avg`, `exp_avg_sq`, `momentum`) is stored in."""
-        return {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}.get(role, self.stepped)
+        match role:
+            case "exp_avg":
+                return self.exp_avg
+            case "exp_avg_sq":
+                return self.exp_avg_sq
+        return self.stepped
 
 
 @dataclass(frozen=True)

@@ -400,9 +400,8 @@ def _hyperparameters(model: _Model) -> dict[tuple[str, str], Value]:
         else:
             numbers |= {"momentum": group["momentum"], "nesterov": group["nesterov"]}
         for name, number in numbers.items():
-            value = Value("fp64", (), np.float64(number).tobytes())
             for owner in owners:
-                values["hyperparameter", f"{owner}.{name}"] = value
+                values["hyperparameter", f"{owner}.{name}"] = _number(float(number))
     return values
 
 
@@ -418,4 +417,11 @@ _SAME_BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8}
 def _value(tensor: torch.Tensor) -> Value:
     dtype = tensor.dtype
     bits = tensor.view(_SAME_BITS[dtype]) if dtype in _SAME_BITS else tensor
-    return Value(NAME_OF[dtype], tuple(tensor.shape), bits.detach().cpu().numpy().tobytes())
+    if bits.requires_grad or bits.is_cuda:
+        bits = bits.detach().cpu()
+    return Value(NAME_OF[dtype], tuple(tensor.shape), bits.numpy().tobytes())
+
+
+@lru_cache(maxsize=1024)
+def _number(value: float) -> Value:
+    return Value("fp64", (), np.float64(value).tobytes())

@@ -178,3 +178,30 @@ def contributions(
     total *= np.float32(grid.unit)
     total.setflags(write=False)
     return total
+
+
+@lru_cache(maxsize=2048)
+def gradients(
+    blueprint: Blueprint,
+    names: tuple[str, ...],
+    idle: tuple[str, ...],
+    step: tuple[int, int],
+    dp: int,
+    expert_parallel: int,
+) -> Array:
+    """What every data-parallel rank's backward pass adds to a flat buffer, fp32, shape (dp, n).
+
+    Args:
+        names: of the parameters that have a gradient. idle: of those whose forward has no part. step: iteration and
+            microbatch. expert_parallel: how many ranks share the experts out.
+    """
+    layout = blueprint.layout
+    total = np.zeros((dp, layout.element.size), np.float32)
+    for source in blueprint.sources:
+        ranks = dp // expert_parallel if source.experts else dp
+        drawn = contributions(layout.catalogue, names, idle, step, ranks, source.grid)
+        own = drawn[:, layout.element].repeat(dp // ranks, axis=0)
+        chosen = layout.catalogue.belongs_to(source.names, layout.element)
+        total = own if len(blueprint.sources) == 1 else np.where(chosen, own, total)
+    total.setflags(write=False)
+    return total

@@ -1,24 +1,33 @@
-"""What every simulated rank holds, as records (table in `observe.record`). Reads state, changes nothing.
+"""What every simulated rank holds (table in `observe.record`). Reads state, changes nothing.
 
-A step of the reference leaves arrays with a row for every rank, of which many are equal: whole parameters on all ranks
-of a data-parallel group, shards on all replicas. Here they are compared, and a piece that several ranks hold bit for
-bit becomes one record that names them all (`Record.others`). Where one rank deviates, every rank has its own record.
+A step of the reference leaves arrays with a row for every rank. A `Sheet` is a copy of one such array, with a `View`
+that says which parameter lies where in it. There are two ways to read sheets:
+
+* as records, one for each piece of a parameter on each rank, which `observe.assemble` joins like those of a real
+  system. Rows of the array that are equal become one record that names all their ranks (`Record.others`).
+* as whole values at once (`values_of`). That every piece lies in its place, that no two boxes overlap and that together
+  they are the tensor depends on the views alone and is worked out once for each (`_Plan`); what is left for a sheet is
+  to see that whoever holds the same elements holds the same bits. Where anything is not as it should be, there are no
+  values, and the records say what is wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from harness.models import is_idle
-from harness.observe.record import LIVE, Record
+from harness.observe.logical import Key, Logical, Value
+from harness.observe.record import ITEMSIZE, LIVE, Record
 from harness.oracle.inputs import Operation
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, NAME, Array
-from harness.reference.placement import FlatLayout, pieces
+from harness.reference.placement import FlatLayout, Index, pieces
 from harness.reference.state import Session, Shards, mesh_rank
 from harness.reference.trainer import Trainer
 
@@ -42,13 +51,110 @@ class Window(NamedTuple):
     others: tuple[int, ...] = ()
 
 
-class View(NamedTuple):
-    """How an array of all ranks is read. copies: the parts of equal length along its front that should be equal. first:
-    the windows of the first of them, for where all are; each: those of every rank."""
+@dataclass(frozen=True, eq=False)
+class View:
+    """How an array of all ranks is read. copies: the parts along its front that should be equal. length: the elements
+    of each. first: the windows of the first of them, for where all are; each: those of every rank."""
 
     copies: int
+    length: int
     first: tuple[Window, ...]
     each: tuple[Window, ...]
+
+
+class Sheet(NamedTuple):
+    """A copy of one array of all ranks: everything of one role in one flat buffer.
+
+    blob: the array's bytes. names: the names that count, all without any. suffix: what is added to a name.
+    """
+
+    role: str
+    dtype: str
+    blob: bytes
+    view: View
+    names: Collection[str] | None = None
+    suffix: str = ""
+
+    @property
+    def alike(self) -> bool:
+        """Whether all copies are equal, bit for bit."""
+        copies = self.view.copies
+        return copies == 1 or self.blob == self.blob[: len(self.blob) // copies] * copies
+
+    def records(self, op: Operation) -> Iterator[Record]:
+        """One record a piece: of the first copy, naming all ranks, or of every rank where copies differ."""
+        index, role, dtype, blob, view, names, suffix = op.index, *self
+        item = ITEMSIZE[dtype]
+        for rank, fqn, shape, start, size, flat, begin, end, copy, others in view.first if self.alike else view.each:
+            if names is None or fqn in names:
+                data = blob[begin * item : end * item]
+                yield Record(index, rank, LIVE, role, fqn + suffix, dtype, shape, start, size, data, flat, copy, others)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """How the first copies of some views, one after the other, become whole tensors.
+
+    order: of each element of each tensor, its position there. slices: `(name, shape, begin, end)` of the tensors in
+    what `order` gives. twice: pairs of positions that hold the same element, (2, k).
+    """
+
+    order: Index
+    slices: tuple[tuple[str, tuple[int, ...], int, int], ...]
+    twice: Index
+
+
+@lru_cache(maxsize=1024)
+def _plan(views: tuple[View, ...]) -> _Plan | None:
+    """The plan of views that hold parts of the same parameters: one for each tensor-parallel coordinate. None where
+    some tensor is not whole, or boxes overlap that are not copies of each other."""
+    found: dict[str, list[tuple[Window, Index]]] = {}
+    offset = 0
+    for view in views:
+        for window in view.first:
+            found.setdefault(window.fqn, []).append((window, np.arange(window.begin, window.end) + offset))
+        offset += view.length
+    order, twice = [np.empty(0, np.int64)], [np.empty((2, 0), np.int64)]
+    slices, at = [], 0
+    for fqn, pieces_of_it in found.items():
+        shape = pieces_of_it[0][0].shape
+        copies: dict[int, list[tuple[Window, Index]]] = {}
+        for window, positions in pieces_of_it:
+            copies.setdefault(window.copy, []).append((window, positions))
+        first: Index | None = None
+        for own in copies.values():
+            tiled = _tiled(shape, own)
+            if tiled is None:
+                return None
+            first = tiled[0] if first is None else first
+            twice += [np.stack([first, tiled[0]]), tiled[1]]
+        assert first is not None
+        order.append(first)
+        slices.append((fqn, shape, at, at := at + first.size))
+    pairs = np.concatenate(twice, axis=1)
+    return _Plan(np.concatenate(order), tuple(slices), pairs[:, pairs[0] != pairs[1]])
+
+
+def _tiled(shape: tuple[int, ...], found: list[tuple[Window, Index]]) -> tuple[Index, Index] | None:
+    """Of each element of a tensor its position, (elements,), and pairs of positions that hold the same element, (2, k),
+    where several ranks hold the same box. None where boxes overlap otherwise, or are not the whole tensor."""
+    numbers = np.arange(prod(shape))
+    position = np.full(numbers.size, -1)
+    boxes: dict[tuple[object, ...], Index] = {}
+    twice = [np.empty((2, 0), np.int64)]
+    for window, own in found:
+        region = numbers if window.flat else numbers.reshape(shape)
+        elements = region[tuple(slice(a, a + n) for a, n in zip(window.start, window.size, strict=True))].ravel()
+        place = (window.start, window.size, window.flat)
+        if elements.size != own.size or (place not in boxes and (position[elements] >= 0).any()):
+            return None
+        if place in boxes:
+            twice.append(np.stack([boxes[place], own]))
+        else:
+            position[elements] = boxes[place] = own
+    if not position.size or (position < 0).any():
+        return None
+    return position, np.concatenate(twice, axis=1)
 
 
 @lru_cache(maxsize=1024)
@@ -66,7 +172,7 @@ def whole_view(layout: FlatLayout) -> View:
         for fqn in (layout.catalogue.names[param.fqn] if numel else ())
     )
     first = tuple(window._replace(others=tuple(ranks[1:])) for window in each if window.rank == ranks[0])
-    return View(len(ranks), first, each)
+    return View(len(ranks), length, first, each)
 
 
 @lru_cache(maxsize=1024)
@@ -88,7 +194,31 @@ def own_view(layout: FlatLayout) -> View:
                 ]
                 each += windows
                 first.append(windows[0]._replace(others=tuple(ranks[1:])))
-    return View(replicas, tuple(first), tuple(each))
+    return View(replicas, length, tuple(first), tuple(each))
+
+
+Shared = tuple[str, str, str, tuple[int, ...], bytes]
+"""Role, name, dtype, shape and bytes of a value that every rank holds alike."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What all ranks hold after one operation. sheets: each with the number of the parameters it is of, which is the
+    same on every tensor-parallel coordinate. shared: what every rank holds alike. world: ranks."""
+
+    op: Operation
+    sheets: list[tuple[int, Sheet]]
+    shared: list[Shared]
+    world: int
+
+    def records(self) -> Iterator[Record]:
+        """The same, piece by piece."""
+        for _, sheet in self.sheets:
+            yield from sheet.records(self.op)
+        others = tuple(range(1, self.world))
+        for role, fqn, name, shape, data in self.shared:
+            start = (0,) * len(shape)
+            yield Record(self.op.index, 0, LIVE, role, fqn, name, shape, start, shape, data, False, 0, others)
 
 
 class Observer:
@@ -98,27 +228,35 @@ class Observer:
         self.session, self.trainer = session, trainer
         self._sometimes_idle = any(p.spec.idle for p in session.catalogue.params)
 
-    def observe(self, op: Operation) -> list[Record]:
+    def observe(self, op: Operation) -> Iterable[Record]:
         """Every record of every rank after `op`."""
-        records: list[Record] = []
-        for shards in self.session.shards:
-            whole, own = whole_view(shards.layout), own_view(shards.layout)
-            self._parameters(records, shards, whole, own, op)
-            self._optimizer_state(records, shards, whole, own, op)
-        others = tuple(range(1, self.session.mesh.world))
-        for role, fqn, name, shape, data in shared_values(self.session, self.trainer, op):
-            start = (0,) * len(shape)
-            records.append(Record(op.index, 0, LIVE, role, fqn, name, shape, start, shape, data, False, 0, others))
-        return records
+        return self.look(op).records()
 
-    def _parameters(self, records: list[Record], shards: Shards, whole: View, own: View, op: Operation) -> None:
+    def look(self, op: Operation) -> Observation:
+        """Everything that the ranks hold after `op`."""
+        session = self.session
+        stepped = {fqn for fqn, step in session.steps.items() if step}
+        parts = len(session.shards) // session.mesh.tp
+        sheets = [
+            (number % parts, sheet)
+            for number, shards in enumerate(session.shards)
+            for sheet in (*self._parameters(shards, op), *self._optimizer_state(shards, op, stepped))
+        ]
+        shared = list(shared_values(session, self.trainer, op))
+        if session.inputs.stepper.kind != "sgd":
+            for fqn in stepped:
+                shared.append(("step", fqn, "fp32", (), np.float32(session.steps[fqn]).tobytes()))
+        return Observation(op, sheets, shared, session.mesh.world)
+
+    def _parameters(self, shards: Shards, op: Operation) -> Iterator[Sheet]:
         """`param` under every name, and after a forward `compute_param` under every name used in it."""
+        whole = whole_view(shards.layout)
         if shards.model is not None:
-            _record(records, op, "param", shards.model, whole)
+            yield _sheet("param", shards.model, whole)
         else:
-            _record(records, op, "param", shards.stepped, own)
+            yield _sheet("param", shards.stepped, own_view(shards.layout))
         if op.kind in ("step", "overflow") and shards.computed is not None:
-            _record(records, op, "compute_param", shards.computed, whole, self._used_in(op))
+            yield _sheet("compute_param", shards.computed, whole, self._used_in(op))
 
     def _used_in(self, op: Operation) -> Collection[str]:
         """The names under which some microbatch's forward uses a parameter."""
@@ -132,68 +270,63 @@ class Observer:
             if not all(is_idle(param.spec.idle, op.iteration, microbatch) for microbatch in microbatches)
         }
 
-    def _optimizer_state(self, records: list[Record], shards: Shards, whole: View, own: View, op: Operation) -> None:
-        """`master`, moments and `step`, and after a step the `grad` the optimizer saw."""
-        session = self.session
-        stepped = {fqn for fqn, step in session.steps.items() if step}
-        self._scaled_state(records, shards, own, op, stepped)
+    def _optimizer_state(self, shards: Shards, op: Operation, stepped: Collection[str]) -> Iterator[Sheet]:
+        """`master` and moments, and after a step the `grad` the optimizer saw."""
+        session, own = self.session, own_view(shards.layout)
+        masters = session.inputs.has_masters(op)
+        for role, (stored, scale) in shards.scaled.items() if stepped else ():
+            if role != "master" or masters:  # as it is stored, and with its scale
+                yield _sheet(role, stored, own, stepped)
+                yield _sheet("quant_scale", scale, own, stepped, f".{role}")
         scaled = session.scaled_roles(shards)
-        if shards.stages.master is not None and "master" not in scaled and session.inputs.has_masters(op):
-            _record(records, op, "master", shards.stepped, own, session.held)
+        if shards.stages.master is not None and "master" not in scaled and masters:
+            yield _sheet("master", shards.stepped, own, session.held)
         if shards.blueprint.on_host is not None and session.inputs.records_host:
             everywhere = np.repeat(shards.blueprint.on_host[None], len(shards.stepped), axis=0)
-            _record(records, op, "host", everywhere, own, session.held)
+            yield _sheet("host", everywhere, own, session.held)
         if op.kind == "step" and shards.main_grad is not None:
-            seen = {p.fqn for p in session.with_gradient}
-            _record(records, op, "grad", shards.main_grad, own, seen)
+            yield _sheet("grad", shards.main_grad, own, {p.fqn for p in session.with_gradient})
         for role in session.moment_roles if stepped else ():
             if role in shards.moments and role not in scaled:
-                _record(records, op, role, shards.moments[role], own, stepped)
-        if session.inputs.stepper.kind != "sgd":
-            data = {fqn: np.float32(session.steps[fqn]).tobytes() for fqn in stepped}
-            for window in whole.first:
-                if window.fqn in stepped:
-                    counted = data[window.fqn]
-                    records.append(
-                        Record(
-                            op.index, window.rank, LIVE, "step", window.fqn, "fp32", (), (), (), counted,
-                            others=window.others,
-                        )
-                    )  # fmt: skip
-
-    def _scaled_state(
-        self, records: list[Record], shards: Shards, own: View, op: Operation, stepped: Collection[str]
-    ) -> None:
-        """Masters and moments that are scaled, as they are stored, with their scales."""
-        for role, (stored, scale) in shards.scaled.items() if stepped else ():
-            if role == "master" and not self.session.inputs.has_masters(op):
-                continue
-            _record(records, op, role, stored, own, stepped)
-            _record(records, op, "quant_scale", scale, own, stepped, f".{role}")
+                yield _sheet(role, shards.moments[role], own, stepped)
 
 
-def _record(
-    records: list[Record],
-    op: Operation,
-    role: str,
-    values: Array,
-    view: View,
-    names: Collection[str] | None = None,
-    suffix: str = "",
-) -> None:
-    """Append the records of one role, of those `names` only if they are given, under the names with the suffix."""
-    index, dtype, item, blob = op.index, NAME[values.dtype], values.dtype.itemsize, values.tobytes()
-    alike = view.copies == 1 or blob == blob[: len(blob) // view.copies] * view.copies
-    for rank, fqn, shape, start, size, flat, begin, end, copy, others in view.first if alike else view.each:
+def _sheet(role: str, values: Array, view: View, names: Collection[str] | None = None, suffix: str = "") -> Sheet:
+    return Sheet(role, NAME[values.dtype], values.tobytes(), view, names, suffix)
+
+
+def values_of(observations: Iterable[Observation]) -> Logical | None:
+    """Everything that was observed, as whole values; None where it takes a closer look, by way of the records."""
+    logical: Logical = {}
+    for observation in observations:
+        together: dict[tuple[str, str, int], list[Sheet]] = {}
+        for part, sheet in observation.sheets:
+            together.setdefault((sheet.role, sheet.suffix, part), []).append(sheet)
+        for sheets in together.values():
+            if not _join(logical, observation.op, sheets):
+                return None
+        for role, fqn, dtype, shape, data in observation.shared:
+            logical[Key(observation.op.index, LIVE, role, fqn)] = Value(dtype, shape, data)
+    return logical
+
+
+def _join(logical: Logical, op: Operation, sheets: list[Sheet]) -> bool:
+    """Add the values of sheets that hold parts of the same parameters; whether that can be done."""
+    first = sheets[0]
+    plan = _plan(tuple(sheet.view for sheet in sheets))
+    if plan is None or not all(sheet.dtype == first.dtype and sheet.alike for sheet in sheets):
+        return False
+    item = ITEMSIZE[first.dtype]
+    blob = b"".join(sheet.blob[: sheet.view.length * item] for sheet in sheets)
+    bits = np.frombuffer(blob, f"u{item}")
+    if plan.twice.size and not np.array_equal(bits[plan.twice[0]], bits[plan.twice[1]]):
+        return False
+    data, index, names = bits[plan.order].tobytes(), op.index, first.names
+    for fqn, shape, begin, end in plan.slices:
         if names is None or fqn in names:
-            data = blob[begin * item : end * item]
-            records.append(
-                Record(index, rank, LIVE, role, fqn + suffix, dtype, shape, start, size, data, flat, copy, others)
-            )
-
-
-Shared = tuple[str, str, str, tuple[int, ...], bytes]
-"""Role, name, dtype, shape and bytes of a value that every rank holds alike."""
+            value = Value(first.dtype, shape, data[begin * item : end * item])
+            logical[Key(index, LIVE, first.role, fqn + first.suffix)] = value
+    return True
 
 
 def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator[Shared]:

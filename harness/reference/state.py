@@ -84,10 +84,10 @@ class Shards:
         return own
 
     def gathered(self, shards: Array) -> Array:
-        """All-gather over the shard ranks: (R, S, m) in shard order → (R, S, n) in buffer order, read-only."""
+        """All-gather over the shard ranks: (R, S, m) in shard order → (R, S, n) in buffer order."""
         replicas, ranks, _ = shards.shape
-        full = shards.reshape(replicas, -1)[:, self.layout.gathering]
-        return np.broadcast_to(full[:, None], (replicas, ranks, full.shape[1]))
+        full: Array = shards.reshape(replicas, 1, -1)[:, :, self.layout.gathering]
+        return full.repeat(ranks, axis=1)
 
 
 @dataclass
@@ -205,11 +205,11 @@ class Session:
             shards.stepped = self.spread(logical[owned], per_shard=True)
 
     def spread(self, values: Array, per_shard: bool) -> Array:
-        """For every rank: (n,) → (R, S, n), read-only, or with `per_shard` (S, m) → a copy (R, S, m)."""
+        """For every rank: (n,) → (R, S, n), or with `per_shard` (S, m) → (R, S, m)."""
         replicas, ranks = self.mesh.dp_replicate, self.mesh.dp_shard
         if per_shard:
-            return np.repeat(values[None], replicas, axis=0)
-        return np.broadcast_to(values, (replicas, ranks, values.size))
+            return values[None].repeat(replicas, axis=0)
+        return values[None].repeat(replicas * ranks, axis=0).reshape(replicas, ranks, -1)
 
     def refresh_masters(self, shards: Shards) -> None:
         """Let the optimizer step on the model's parameters as they are now: widen them into the masters."""

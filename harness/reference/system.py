@@ -6,14 +6,15 @@ Logical faults of `faults.catalogue` that the scenario names are installed into 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from harness.errors import UsageError
 from harness.models import model_spec
+from harness.observe.logical import Logical
 from harness.observe.record import Record
 from harness.oracle.inputs import Inputs, Operation, Placement
 from harness.reference.checkpoint import Content, Saver
-from harness.reference.observe import Observer
+from harness.reference.observe import Observation, Observer, values_of
 from harness.reference.placement import Catalogue, catalogue_of
 from harness.reference.readback import read_back
 from harness.reference.restore import Loader
@@ -75,8 +76,37 @@ def run(
         UsageError: a fault that the catalogue does not have.
     """
     records: list[Record] = []
+    for op, ranks, content in _performed(inputs, placement, install or _installer(faults)):
+        if observe_ops is None or op.index in observe_ops:
+            records.extend(ranks.observer.observe(op))
+            if content is not None:
+                records.extend(read_back(content, ranks.session.model, op.index))
+    return records
+
+
+def look(
+    inputs: Inputs, placement: Placement, *, observe_ops: Collection[int] | None = None
+) -> tuple[Logical | None, list[Record]]:
+    """The same without faults, the short way: what lived as whole values, and the records of what was written.
+
+    Returns:
+        No values where they cannot be told without a closer look at the records of `run`.
+    """
+    observations: list[Observation] = []
+    written: list[Record] = []
+    for op, ranks, content in _performed(inputs, placement, _installer(())):
+        if observe_ops is None or op.index in observe_ops:
+            observations.append(ranks.observer.look(op))
+            if content is not None:
+                written.extend(read_back(content, ranks.session.model, op.index))
+    return values_of(observations), written
+
+
+def _performed(
+    inputs: Inputs, placement: Placement, install: Callable[[Ranks], None]
+) -> Iterator[tuple[Operation, Ranks, Content | None]]:
+    """Perform one operation after the other; gives the ranks right after each, and what a save wrote."""
     checkpoints: dict[int, Content] = {}
-    install = install or _installer(faults)
     catalogue = catalogue_of(model_spec(placement.model), inputs.seed)
     ranks: Ranks | None = None
     for op in inputs.operations:
@@ -85,11 +115,7 @@ def run(
             install(ranks)
         assert ranks is not None
         ranks.perform(op, checkpoints)
-        if observe_ops is None or op.index in observe_ops:
-            records.extend(ranks.observer.observe(op))
-            if op.kind == "save":
-                records.extend(read_back(checkpoints[op.checkpoint], ranks.session.model, op.index))
-    return records
+        yield op, ranks, checkpoints[op.checkpoint] if op.kind == "save" else None
 
 
 def _installer(faults: Collection[str]) -> Callable[[Ranks], None]:

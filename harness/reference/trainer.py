@@ -15,7 +15,7 @@ import numpy as np
 from harness.entry import resolve
 from harness.models import is_idle
 from harness.oracle.inputs import Operation, linear_share
-from harness.reference.blueprint import contributions
+from harness.reference.blueprint import gradients
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.state import Session, Shards
@@ -89,18 +89,11 @@ class Trainer:
 
     def _contributions(self, op: Operation, microbatch: int, shards: Shards) -> Array:
         """Every data-parallel rank's gradient, fp32, shape (dp, n)."""
-        session, layout, dp = self.session, shards.layout, self.session.mesh.dp
+        session = self.session
         names = tuple(p.fqn for p in session.with_gradient)
         idle = tuple(p.fqn for p in session.with_gradient if is_idle(p.spec.idle, op.iteration, microbatch))
-        total: Array | None = None
-        for source in shards.blueprint.sources:
-            ranks = dp // session.placement.expert_parallel if source.experts else dp
-            drawn = contributions(layout.catalogue, names, idle, (op.iteration, microbatch), ranks, source.grid)
-            own = drawn[:, layout.element] if ranks == dp else np.repeat(drawn[:, layout.element], dp // ranks, axis=0)
-            if total is not None:
-                own = np.where(layout.catalogue.belongs_to(source.names, layout.element), own, total)
-            total = own
-        return np.zeros((dp, layout.element.size), np.float32) if total is None else total
+        step = (op.iteration, microbatch)
+        return gradients(shards.blueprint, names, idle, step, session.mesh.dp, session.placement.expert_parallel)
 
     def _first_with_gradient(self) -> int:
         return self.session.catalogue.offset[self.session.with_gradient[0].fqn]

@@ -39,9 +39,10 @@ DETERMINISM = {
     "PYTHONHASHSEED": "0",
 }
 """Environment of every rank, twin and reference: one thread, and kernels whose bits do not depend on the CPU's vector
-width or on an element's position in its shard. Nor on the CPU: torch takes fp32 square roots from MKL, whose code for a
-newer CPU rounds other elements wrongly than its code for an older one, and AMD's approximation of a reciprocal root is
-not Intel's. MKL's `COMPATIBLE` code is the same everywhere."""
+width or on an element's position in its shard. Torch takes fp32 square roots from MKL, whose code for a newer Intel CPU
+rounds other elements wrongly than its code for an older one; `COMPATIBLE` is the same on all of Intel's. On AMD's it is
+not (measured: the approximation of a reciprocal root in hardware is another one), so that ranks and judges that are
+compared run on one machine."""
 
 CUDA_DETERMINISM = {
     **{name: value for name, value in DETERMINISM.items() if name != "CUDA_VISIBLE_DEVICES"},

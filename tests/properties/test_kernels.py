@@ -7,7 +7,6 @@ import os
 
 os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first kernel runs
 
-import hashlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -384,12 +383,14 @@ def test_multi_tensor_kernels_equal_the_emulated_classes(
             assert_same(param if name == "param" else state[name], tensor, f"{name} after step {number}, {hyper}")
 
 
-def test_square_roots_are_the_same_on_every_cpu() -> None:
-    """torch takes them from MKL, whose answer to `MKL_CBWR=COMPATIBLE` depends on no CPU. About a fifth is off by one
-    unit in the last place there; on newer code paths fewer, and other ones."""
+def test_square_roots_depend_on_no_position() -> None:
+    """torch takes them from MKL. About a fifth is off by one unit in the last place, on AMD's CPUs in other elements
+    than on Intel's, since hardware approximates the root; an element's neighbours make no difference."""
     if not torch.backends.mkl.is_available():
         pytest.skip("this torch has no MKL, and rounds square roots correctly")
     x = np.arange(1, 1 << 16, dtype=np.float32) * np.float32(2**-12)
-    roots = torch_sqrt(x, FP32)
-    assert 0.1 < (roots != np.sqrt(x)).mean() < 0.3
-    assert hashlib.sha256(roots.tobytes()).hexdigest()[:16] == "7e90dd1cb0974d37"
+    roots, exact = torch_sqrt(x, FP32), np.sqrt(x)
+    assert 0.1 < (roots != exact).mean() < 0.3
+    assert np.abs(roots.view(np.int32) - exact.view(np.int32)).max() == 1
+    for start, length in ((1, 1), (3, 2), (5, 7), (64, 31), (1000, 4097)):
+        assert torch_sqrt(x[start : start + length], FP32).tobytes() == roots[start : start + length].tobytes()

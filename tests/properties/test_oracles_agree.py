@@ -78,6 +78,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 def observed(inputs: Inputs, placement: Placement) -> Logical:
     logical, problems = assemble(r for r in reference.run(inputs, placement) if r.where == LIVE)
     assert problems == []
+    short, _ = reference.look(inputs, placement)
+    assert short == logical, "as whole values and by way of the records"
     return logical
 
 

@@ -57,7 +57,7 @@ _FAILING: dict[int, Callable[[], object]] = {
     HANGS: lambda: time.sleep(600),
     RAISES: lambda: {}["absent"],
 }
-_judge, _twin = judge.judge, twin.run
+_judge, _passed, _twin = judge.judge, judge._passed, twin.run
 
 
 def _failing_judge(case: judge.Case, *rest: Any) -> judge.Judgement:
@@ -65,9 +65,14 @@ def _failing_judge(case: judge.Case, *rest: Any) -> judge.Judgement:
     return _judge(case, *rest)
 
 
+def _failing_short_way(case: judge.Case) -> judge.Judgement | None:
+    _FAILING.get(case.scenario.seed, lambda: None)()
+    return _passed(case)
+
+
 def _wrong_twin(inputs: Inputs, *rest: Any, **options: Any) -> Logical:
     return _twin(replace(inputs, seed=0) if inputs.seed == DISAGREES else inputs, *rest, **options)
 
 
-judge.judge = _failing_judge
+judge.judge, judge._passed = _failing_judge, _failing_short_way
 twin.run = _wrong_twin

@@ -7,6 +7,7 @@ os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first ke
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,16 +16,17 @@ from harness.errors import UsageError
 from harness.models import ZOO
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical
-from harness.observe.record import LIVE, WRITTEN, every_rank, pack, unpack
+from harness.observe.record import ITEMSIZE, LIVE, WRITTEN, every_rank, pack, unpack
 from harness.program import PROGRAMS, expand, operations
 from harness.reference import system as reference
+from harness.reference.observe import Observation, Observer, Sheet, values_of
 from harness.reference.placement import Catalogue
 from harness.reference.state import Session
 from harness.scenario import Scenario, load_mesh
 from harness.space.constraints import CONSTRAINTS
 from harness.systems.reference.accepts import ACCEPTS
 from harness.systems.registry import contract_of, system_named
-from tests.oracles import by_twin, records_of
+from tests.oracles import by_reference, by_twin, records_of
 
 FORMATS = tuple(ACCEPTS.axes["checkpoint"].switches)
 MESHES = ("1x1x1", "1x2x1", "1x3x1", "1x4x1", "2x2x1", "1x2x2", "2x1x1", "2x2x2", "1x3x2", "1x1x2", "1x8x1")
@@ -158,6 +160,66 @@ def test_what_replicas_hold_alike_is_one_record(faults: tuple[str, ...], alike: 
     assert {r.others for r in gradients} == ({(2,), (3,)} if alike else {()})
     assert {r.rank for r in every_rank(gradients)} == {0, 1, 2, 3}
     assert list(unpack(pack(held))) == list(every_rank(held)), "stored, every rank has its own"
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"mesh": "2x2x1", "model": "twins"},
+        {"mesh": "1x2x2", "sharding": "zero1", "dtype": "bf16/master=fp32", "model": "mixed_unit"},
+        {"mesh": "1x3x1", "model": "tied", "load": "1x2x1"},
+    ],
+    ids=["hsdp", "zero1-tp", "tied"],
+)
+def test_the_short_way_tells_what_the_records_tell(axes: dict[str, str]) -> None:
+    scenario = Scenario().with_axes({"checkpoint": "gathered", "program": "resume", **axes})
+    values, written = reference.look(*contract_of(scenario).resolve(scenario))
+    assert values == by_reference(scenario)
+    assert written == [record for record in records_of(scenario) if record.where == WRITTEN]
+
+
+@pytest.mark.parametrize("axes", [{"mesh": "2x2x1"}, {"mesh": "1x2x2", "sharding": "zero1", "model": "mixed_unit"}])
+def test_the_short_way_tells_nothing_of_what_is_not_sound(axes: dict[str, str]) -> None:
+    """One flipped bit in any copy, or a piece that is missing or lies in another's place: the records are asked."""
+    scenario = Scenario().with_axes({"checkpoint": "gathered", "program": "train", **axes})
+    sound = last_observation(scenario)
+    assert values_of([sound]) is not None
+    refused = 0
+    for number, (part, sheet) in enumerate(sound.sheets):
+        first, *others = sheet.view.first
+        if sheet.view.copies > 1:
+            assert values_of([exchanged(sound, number, part, flipped(sheet, len(sheet.blob) - 1))]) is None
+        for window in sheet.view.first:
+            split = ZOO[scenario.model].param(window.fqn).spec.tp_dim is not None
+            if scenario.mesh.tp > 1 and not split:  # the other tensor-parallel coordinate has a copy
+                at = window.begin * ITEMSIZE[sheet.dtype]
+                assert values_of([exchanged(sound, number, part, flipped(sheet, at))]) is None
+        for windows in (others, [first._replace(start=(1, *first.start[1:])), *others], [first, first, *others[1:]]):
+            view = replace(sheet.view, first=tuple(windows))
+            damaged = exchanged(sound, number, part, sheet._replace(view=view))
+            joined, problems = assemble(damaged.records())
+            assert values_of([damaged]) in ((None, joined) if not problems else (None,))
+            refused += values_of([damaged]) is None
+    assert refused
+
+
+def last_observation(scenario: Scenario) -> Observation:
+    """What the ranks of the reference hold at the end of a program."""
+    seen: list[Observer] = []
+    install = lambda ranks: seen.append(ranks.observer)  # noqa: E731
+    records_of(scenario, install=install)
+    inputs, _ = contract_of(scenario).resolve(scenario)
+    return seen[-1].look(inputs.operations[-1])
+
+
+def flipped(sheet: Sheet, at: int) -> Sheet:
+    return sheet._replace(blob=sheet.blob[:at] + bytes([sheet.blob[at] ^ 1]) + sheet.blob[at + 1 :])
+
+
+def exchanged(observation: Observation, number: int, part: int, sheet: Sheet) -> Observation:
+    sheets = list(observation.sheets)
+    sheets[number] = part, sheet
+    return replace(observation, sheets=sheets)
 
 
 def test_overflow_changes_the_scale_and_counters_only() -> None:

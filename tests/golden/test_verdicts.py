@@ -1,8 +1,8 @@
 """What runs of the whole say, against what they said when it was recorded: `verdicts/*.json`.
 
 *Verifies*: that the smoke scenarios, all regressions and the canaries come to the same verdicts, the same differences
-in the same elements (as digests), the same explanations in the same order. SHARDPROOF_ACCEPT=1 records them anew; then read the
-diff, and explain every line of it in the commit.
+in the same elements (as digests), the same explanations in the same order. SHARDPROOF_ACCEPT=1 records them anew; then
+read the diff, and explain every line of it in the commit.
 *Does not verify*: that a verdict is right. Regressions of a commit, which need a clone of its library, are left out.
 """
 

@@ -48,11 +48,12 @@ from harness.scenario import AXES, Mesh, Scenario, load_toml, value_text
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
 from harness.tables import Table
+from harness.versions import CURED
 
 WALKED_AXES = tuple(axis for axis in AXES if axis not in ("system", "version"))
 MAX_STRENGTH = 4
 ALL = len(WALKED_AXES)
-_SETTINGS = ("exhaustive", "strength", "three_way", "budget_s")
+_SETTINGS = ("cured", "exhaustive", "strength", "three_way", "budget_s")
 _SPACE_KEYS = ("title", "extends", "leave_out", *_SETTINGS)
 _WALK_KEYS = ("axes", "leave_out", *_SETTINGS)
 
@@ -93,6 +94,7 @@ class Walk:
     * budget_s: seconds the walk may take; None = any.
     * leave_out: what it does not walk, with reasons.
     * part: which of several walks of the system in one space; empty for the only or the main one.
+    * sample: it is the plain sample of a walk over a cured library (`_with_samples`).
     """
 
     system: str
@@ -104,6 +106,7 @@ class Walk:
     three_way: tuple[str, ...] = ()
     budget_s: float | None = None
     leave_out: tuple[LeaveOut, ...] = ()
+    sample: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,8 @@ class Space:
     scenarios: tuple[Scenario, ...]
 
     def on_systems(self, names: Sequence[str]) -> Space:
-        """The space on other systems, each `NAME` or `NAME@VERSION`.
+        """The space on other systems, each `NAME` or `NAME@VERSION`. With a version, all of a system's walks are on
+        that one; without, as the space has them.
 
         Raises:
             UsageError: an unknown system.
@@ -129,9 +133,10 @@ class Space:
         for walk in self.walks:
             own.setdefault(walk.system, []).append(walk)
         walks = [
-            replace(walk, system=system, version=version)
+            replace(walk, system=system, version=version or walk.version)
             for system, version in chosen
             for walk in own.get(system, [self.general] if self.general else [])
+            if not (version and walk.sample)
         ]
         scenarios = [replace(s, system=name, version=version) for s in self.scenarios for name, version in chosen]
         return replace(self, walks=tuple(walks), scenarios=tuple(dict.fromkeys(scenarios)))
@@ -293,7 +298,7 @@ def _walks(document: Table, name: str) -> tuple[Walk, tuple[Walk, ...]]:
     space = document.table("space").only(_SPACE_KEYS)
     over = Table({**{key: space.content[key] for key in _SETTINGS if key in space}, "axes": _axes_of(document)},
                  space.where)  # fmt: skip
-    extended = load_space(space.text("extends")).walks if "extends" in space else ()
+    extended = [w for w in load_space(space.text("extends")).walks if not w.sample] if "extends" in space else []
     general = _settled(Walk(""), over)
     base = {(walk.system, walk.part): _settled(walk, over) for walk in extended}
     for system, part, table in _tables_of(document, name):
@@ -302,11 +307,24 @@ def _walks(document: Table, name: str) -> tuple[Walk, tuple[Walk, ...]]:
     walks = list(base.values())
     if not space.flag("leave_out", absent=True):
         walks = [replace(walk, leave_out=()) for walk in walks]
+    walks = list(_with_samples(walks))
     if not walks:
         raise UsageError.of(
             f"{document.where}: systems", "none", "a table [system.NAME] for each", "[system.torch-fsdp2]"
         )
     return general, tuple(walks)
+
+
+def _with_samples(walks: Iterable[Walk]) -> Iterator[Walk]:
+    """Walks, each over a cured library with a small one over the library as it is: every value of every axis occurs in
+    it, so that a cure cannot hide that something else is broken without it."""
+    for walk in walks:
+        yield walk
+        if walk.version == CURED:
+            yield replace(
+                walk, part=f"{walk.part}/plain", version="", exhaustive=(), strength=1, three_way=(), budget_s=None,
+                sample=True,
+            )  # fmt: skip
 
 
 def _axes_of(document: Table) -> Mapping[str, Any]:
@@ -354,6 +372,7 @@ def _settled(walk: Walk, table: Table) -> Walk:
     return replace(
         walk,
         axes=axes,
+        version=(CURED if table.flag("cured", absent=False) else "") if "cured" in table else walk.version,
         exhaustive=_axis_names(table, "exhaustive", walk.exhaustive),
         strength=_strength(table.content["strength"], f"{table.where}: strength")
         if "strength" in table

@@ -17,7 +17,7 @@ def render_plan(plan: Plan) -> str:
     part = "" if plan.shard[1] == 1 else f" (shard {plan.shard[0]} of {plan.shard[1]})"
     lines = [f"{len(plan.scenarios)} scenarios{part}, about {duration(sum(plan.seconds.values()))} with two at once"]
     for walked in plan.walked:
-        lines += ["", *_walked(walked, plan.seconds.get(walked.walk.system, 0.0))]
+        lines += ["", *_walked(walked, sum(map(plan.estimate_s, walked.supported)))]
     lines += ["", "scenarios by axis value", *_counts(plan)]
     if plan.unsupported:
         lines += ["", "unsupported: planned, run as such, never counted as covered"]

@@ -10,16 +10,17 @@ a bf16 parameter lies its fp32 master.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import Any
 
 from harness.mechanisms.fused_adam_stored import IN_FP32, in_fp32, remainder
 from harness.models import ModelSpec, model_spec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import Record
 from harness.program import Op
-from harness.readers.pieces import KeyPath, Piece, key_of, pieces
+from harness.readers.pieces import KeyPath, ObjectPiece, Piece, key_of, pieces
 from harness.readers.roles import (
     STATE_ROLE,
     Target,
@@ -73,9 +74,10 @@ def _as_state(key: Key, value: Value, half_away: AbstractSet[str]) -> Value:
 def _records(path: Path, op: Op, scenario: Scenario) -> Iterator[Record]:
     model = model_spec(scenario.model)
     target = Target(op.index, model, str(path))
-    groups = _groups(model, scenario)
+    found = list(pieces(path))
+    groups = _groups(model, scenario, found)
     names = [fqn for group in groups for fqn in group]
-    for piece in pieces(path):
+    for piece in found:
         section, rest = (piece.path[0], piece.path[1:]) if len(piece.path) > 1 else ("", ())
         match section:
             case "model":
@@ -103,15 +105,27 @@ def stored_as(model: ModelSpec, fqn: str, scenario: Scenario) -> str:
     return "master" if spec.trainable == "yes" and mastered else "param"
 
 
-def _groups(model: ModelSpec, scenario: Scenario) -> list[list[str]]:
+def _groups(model: ModelSpec, scenario: Scenario, found: Iterable[Piece]) -> list[list[str]]:
     """The names of each param group's parameters, in the order in which the optimizer was given them.
-    `fully_shard(model, optimizer)` makes one group of all parameters, frozen ones too."""
-    if "one_call" in scenario.options:
-        return [[p.fqn for p in model.unique_params]]
+
+    `fully_shard(model, optimizer)` makes one group of all parameters, frozen ones too (megatron-fsdp-one-call-groups).
+    Whether it has is told by how many parameters the checkpoint's groups list.
+    """
     held = [p for p in model.unique_params if p.spec.trainable == "yes"]
+    groups = [[p.fqn for p in held if p.spec.group == index] for index in range(len(model.groups))]
     if scenario.optimizer.groups == "one":
-        return [[p.fqn for p in held]]
-    return [[p.fqn for p in held if p.spec.group == index] for index in range(len(model.groups))]
+        groups = [[p.fqn for p in held]]
+    if "one_call" in scenario.options and sorted(map(len, _listed(found))) != sorted(map(len, groups)):
+        return [[p.fqn for p in model.unique_params]]
+    return groups
+
+
+def _listed(found: Iterable[Piece]) -> Iterator[list[Any]]:
+    """The numbers of the parameters of each group."""
+    for piece in found:
+        listing = piece.path[:2] == ("optimizer", "param_groups") and piece.path[-1] == "params"
+        if listing and isinstance(piece, ObjectPiece) and isinstance(piece.value, list):
+            yield piece.value
 
 
 def _optimizer(

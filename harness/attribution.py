@@ -6,7 +6,9 @@ failure that has the face of known defects runs once more with just those cured 
 
 * It passes: known, by cure.
 * It fails, with the face of other known defects: those lie behind the first. It runs again with them cured too.
-* It fails in any other way: that failure is new. It is a result of its own, on the cured library, so that it can be
+* It fails in any other way: what it shows now may be a known defect that hides behind the first and has no face of its
+  own (an entry with `behind`). So it runs once more with everything cured. If it passes, it is known.
+* It still fails: that failure is new. It is a result of its own, on the cured library, so that it can be
   explained and replayed; the first one is known for its part.
 
 A defect without a cure, or whose cure does not apply to the release, can only be told by its face. Results say so, and
@@ -52,6 +54,9 @@ def attributed(result: Result, known: KnownIssues, examine: Callable[[Scenario],
             return (_named(result, found, BY_FACE),)
         more = _matched(known, last)
         if not more:
+            every = examine(_with_cures(result.scenario, ()))
+            if every.verdict is Verdict.PASS:
+                return (_named(result, found, BY_CURE),)
             break
         found += [issue for issue in more if issue not in found]
     behind = "+".join(issue.id for issue in found)
@@ -68,6 +73,7 @@ def _curable(found: Iterable[KnownIssue], first: Result, last: Result) -> set[st
 
 
 def _with_cures(scenario: Scenario, wanted: Iterable[str]) -> Scenario:
+    """The scenario on its release with some cures; without any named, with all."""
     release, _ = split_cures(scenario.version)
     return replace(scenario, version=with_cures(release, ",".join(sorted(wanted))))
 

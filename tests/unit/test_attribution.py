@@ -21,6 +21,8 @@ from harness.versions import split_cures
 
 SCENARIO = Scenario(system="megatron-core", sharding="zero1", version="0.16.1")
 STEP = next(op.index for op in expand(SCENARIO) if op.kind == "step")
+HIDDEN = {"3949 behind"}
+"""A defect that has a cure and no face."""
 FACES = {"2777": "B", "5077": "C", "7449": "D", "1553": "E", "1268": "F", "4046": "G"}
 """Cure, which is the name of a regression too → how its defect looks."""
 
@@ -50,7 +52,8 @@ def library(*defects: str, ends: Verdict = Verdict.PASS) -> Callable[[Scenario],
     """A library whose defects hide each other: the first that is not cured is what shows."""
 
     def examine(scenario: Scenario) -> Result:
-        wanted = tuple((split_cures(scenario.version)[1] or "").split(","))
+        asked = split_cures(scenario.version)[1]
+        wanted = tuple(HIDDEN | FACES.keys() if asked == "" else (asked or "").split(","))
         left = next((name for name in defects if name not in wanted), None)
         if left is None:
             return replace(passing(scenario), verdict=ends, cured=wanted)
@@ -77,6 +80,12 @@ def test_what_passes_with_its_defect_cured_is_known() -> None:
 def test_a_known_defect_behind_another() -> None:
     (result,) = attributed(failing("face of B"), KNOWN, library("2777", "5077"))
     assert (result.known_issue, result.known_by) == ("megatron-core-2777+megatron-core-5077", BY_CURE)
+
+
+def test_a_known_defect_without_a_face_of_its_own_behind_another() -> None:
+    """What the cure of one defect brings to light may be known all the same: nothing is left once all are cured."""
+    (result,) = attributed(failing("face of B"), KNOWN, library("2777", "3949 behind"))
+    assert (result.known_issue, result.known_by) == ("megatron-core-2777", BY_CURE)
 
 
 def test_another_defect_with_the_same_face_is_new() -> None:

@@ -54,8 +54,7 @@ def attributed(result: Result, known: KnownIssues, examine: Callable[[Scenario],
             return (_named(result, found, BY_FACE),)
         more = _matched(known, last)
         if not more:
-            every = examine(_with_cures(result.scenario, ()))
-            if every.verdict is Verdict.PASS:
+            if examine(_with_cures(result.scenario, ())).verdict is Verdict.PASS:
                 return (_named(result, found, BY_CURE),)
             break
         found += [issue for issue in more if issue not in found]

@@ -18,6 +18,7 @@ from harness.releases import package_of
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.systems.protocol import System
+from harness.systems.registry import system_named
 from harness.tables import text_of
 from harness.verdict import Verdict
 from harness.versions import split_cures, with_cures
@@ -82,9 +83,14 @@ def applicability(system: System, versions: Sequence[str], python: str | None) -
 def scenario_of(system: System, name: str) -> Scenario:
     """The scenario that shows a defect: a regression or, where no plain release can reach it, one beside its cure.
 
+    Args:
+        name: as a cure has it; `SYSTEM/NAME` of another system.
+
     Raises:
         UsageError: there is none.
     """
+    owner, _, name = name.rpartition("/")
+    system = system_named(owner) if owner else system
     for folder in ("regressions", "cures"):
         file = system.folder.joinpath(folder, f"{name}.toml")
         if file.is_file():

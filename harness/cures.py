@@ -25,6 +25,7 @@ from pathlib import PurePosixPath
 
 from harness.errors import UsageError
 from harness.systems.protocol import System
+from harness.systems.registry import system_named
 from harness.tables import text_of
 from harness.versions import CURED
 
@@ -56,7 +57,7 @@ class Hunk:
 @dataclass(frozen=True)
 class Cure:
     """id: as in `+cured:ID`, the name of its file. files: path below `site-packages` → its hunks. shown_by: the
-    regressions that fail without it, by name; where the patch does not begin with a line `Shown-by: ONE, ANOTHER`, the
+    regressions that fail without it, by name, those of other systems as `SYSTEM/NAME`; where the patch does not begin with a line `Shown-by: ONE, ANOTHER`, the
     one of the cure's own name."""
 
     id: str
@@ -103,8 +104,19 @@ def cures_of(system: System) -> tuple[Cure, ...]:
     return tuple(parse(file.name.removesuffix(".patch"), text_of(file, f"{system.name}/cures")) for file in files)
 
 
+@cache
+def available(system: System) -> tuple[Cure, ...]:
+    """The cures of a system, and after them those of the systems that it stands on. NeMo Automodel shards with FSDP2:
+    what is wrong in torch shows there too, and has one cure. Of two with one id, the system's own counts."""
+    found = {cure.id: cure for cure in cures_of(system)}
+    for name in system.stands_on:
+        for cure in available(system_named(name)):
+            found.setdefault(cure.id, cure)
+    return tuple(found.values())
+
+
 def chosen(system: System, wanted: str) -> tuple[Cure, ...]:
-    """The cures of a system that a version asks for.
+    """The cures of a system, and of those that it stands on, that a version asks for.
 
     Args:
         wanted: what follows `+cured:`: ids, or ids that each follow a `-`, joined by commas; empty for all. An id may
@@ -113,7 +125,7 @@ def chosen(system: System, wanted: str) -> tuple[Cure, ...]:
     Raises:
         UsageError: the system has no such cure, or ids with and without a `-` are mixed.
     """
-    every = {cure.id: cure for cure in cures_of(system)}
+    every = {cure.id: cure for cure in available(system)}
     names = [name for name in wanted.split(",") if name]
     ids = [name.removeprefix("-").removeprefix(f"{system.name}-") for name in names]
     without = [name.startswith("-") for name in names]
@@ -130,13 +142,15 @@ def chosen(system: System, wanted: str) -> tuple[Cure, ...]:
 
 
 def cure_of(system: System, scenario: str) -> str:
-    """The id of the cure of the defect that a scenario file shows; empty where it has none.
+    """The id of the cure of the defect that a scenario file shows; empty where it has none. The cure of a system below
+    names it with its system: `automodel/164929`.
 
     Args:
         scenario: as a known issue names it, such as `regressions/2777.toml`.
     """
     name = PurePosixPath(scenario).stem
-    return next((cure.id for cure in cures_of(system) if name in cure.shown_by), "")
+    own = next((cure.id for cure in cures_of(system) if name in cure.shown_by), "")
+    return own or next((cure.id for cure in available(system) if f"{system.name}/{name}" in cure.shown_by), "")
 
 
 def apply(cures: Iterable[Cure], source: Callable[[str], str | None]) -> Cured:

@@ -120,6 +120,7 @@ class System:
       by release (`releases.toml`); empty where the installed environment has it. gpu_distributions: packages that it
       needs on a GPU only.
     * emulated: what is not the real thing on a CPU, shown in every result.
+    * stands_on: other systems whose library this one runs on. Their cures are to be had here too (`harness.cures`).
     * data: `PACKAGE/PATH` of the folder with its data; empty for `scenarios/<name>`.
 
     The other fields are entries, `module:attribute` below `home` (`:attribute` for one in `home` itself). An
@@ -146,6 +147,7 @@ class System:
     package: str = ""
     gpu_distributions: tuple[str, ...] = ()
     emulated: tuple[str, ...] = ()
+    stands_on: tuple[str, ...] = ()
     data: str = ""
     accepts_entry: str = "accepts:ACCEPTS"
     contract_entry: str = "contract:CONTRACT"

@@ -90,7 +90,7 @@ class Environments:
         wanted = split_cures(version)[1]
         if wanted is None:
             return None
-        paths = self.overlay(info, version).paths or (Path(interpreter(self._python).site),)
+        paths = (*self.overlay(info, version).paths, Path(interpreter(self._python).site))
 
         def source(name: str) -> str | None:
             file = next((path / name for path in paths if (path / name).is_file()), None)

@@ -162,7 +162,14 @@ def test_a_cure_says_what_shows_its_defect() -> None:
 def test_a_cure_that_ships_is_small_and_shown(system: System, cure: cures.Cure) -> None:
     assert cure.changed_lines <= MOST_LINES
     for name in cure.shown_by:
-        assert cure_table.scenario_of(system, name).system == system.name
+        assert cure_table.scenario_of(system, name).system == (name.rpartition("/")[0] or system.name)
+
+
+def test_what_a_system_stands_on_has_its_cures_too() -> None:
+    automodel, torch = system_named("automodel"), system_named("torch-fsdp2")
+    assert {cure.id for cure in cures.cures_of(torch)} < {cure.id for cure in cures.available(automodel)}
+    assert cures.cure_of(automodel, "regressions/164929.toml") == "164929"
+    assert cures.cure_of(system_named("transformer-engine"), "regressions/164929.toml") == "", "that one needs another"
 
 
 def test_the_hook_gives_a_module_its_cured_text(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ SYSTEM = System(
     home=__name__,
     distributions=("nemo-automodel", "torch"),
     package="nemo-automodel",
+    stands_on=("torch-fsdp2",),
     emulated=("the CPU under the name of a CUDA device, while a model is loaded",),
     warm_up="rank:warm_up",
     models_entry="models:MODELS",

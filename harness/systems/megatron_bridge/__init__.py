@@ -16,6 +16,7 @@ SYSTEM = System(
     home=__name__,
     distributions=("megatron-bridge", "torch"),
     package="megatron-bridge",
+    stands_on=("megatron-core",),
     emulated=(
         "CUDA device",
         "apex and amp_C (impl=multi_tensor)",

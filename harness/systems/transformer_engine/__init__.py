@@ -14,6 +14,7 @@ SYSTEM = System(
     home=__name__,
     distributions=("transformer-engine", "torch"),
     package="transformer-engine",
+    stands_on=("torch-fsdp2",),
     gpu_distributions=("transformer-engine-torch",),
     emulated=(
         "transformer_engine_torch, the compiled extension",

@@ -57,8 +57,8 @@ class Hunk:
 @dataclass(frozen=True)
 class Cure:
     """id: as in `+cured:ID`, the name of its file. files: path below `site-packages` → its hunks. shown_by: the
-    regressions that fail without it, by name, those of other systems as `SYSTEM/NAME`; where the patch does not begin with a line `Shown-by: ONE, ANOTHER`, the
-    one of the cure's own name."""
+    regressions that fail without it, by name, those of other systems as `SYSTEM/NAME`; where the patch does not begin
+    with a line `Shown-by: ONE, ANOTHER`, the one of the cure's own name."""
 
     id: str
     files: Mapping[str, tuple[Hunk, ...]]

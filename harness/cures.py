@@ -115,6 +115,14 @@ def available(system: System) -> tuple[Cure, ...]:
     return tuple(found.values())
 
 
+def home_of(system: System, cure: str) -> System:
+    """The system whose data has a cure that `available` gives: itself, or the first that it stands on."""
+    if any(own.id == cure for own in cures_of(system)):
+        return system
+    below = map(system_named, system.stands_on)
+    return next(home_of(one, cure) for one in below if any(each.id == cure for each in available(one)))
+
+
 def chosen(system: System, wanted: str) -> tuple[Cure, ...]:
     """The cures of a system, and of those that it stands on, that a version asks for.
 

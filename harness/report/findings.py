@@ -34,12 +34,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from harness.cures import cure_of
+from harness.cures import cure_of, home_of
 from harness.errors import UsageError
 from harness.known_issues import ISSUE_KEYS, document_of
 from harness.novelty import ON_A_RELEASE, REACHES, Novelty, novelty_of
 from harness.systems.protocol import System
-from harness.systems.registry import all_systems
+from harness.systems.registry import all_systems, system_named
 from harness.tables import Table
 
 SEVERITIES = ("silent", "crash", "hang", "warning")
@@ -333,7 +333,8 @@ def _facts(finding: Finding) -> Iterator[str]:
     if finding.regressions:
         yield f"**Shown by** {_names(f'regressions/{finding.system}-{name}' for name in finding.regressions)}"
     if finding.cure:
-        yield f"**Cure**: [`{finding.cure}`](../scenarios/{finding.system}/cures/{finding.cure}.patch)"
+        home = home_of(system_named(finding.system), finding.cure).name
+        yield f"**Cure**: [`{finding.cure}`](../scenarios/{home}/cures/{finding.cure}.patch)"
 
 
 def _public(finding: Finding) -> Iterator[str]:

@@ -13,6 +13,7 @@
     [system.torch-fsdp2]                        # one table a system, with what differs for it
     strength = 2
     three_way = ["load", "program"]             # axes whose triples are covered too
+    cured = true                                # the library without its known defects; a plain sample beside it
     budget_s = 900                              # a plan that takes longer is refused
     [system.torch-fsdp2.axes]
     checkpoint = ["dcp", "full"]

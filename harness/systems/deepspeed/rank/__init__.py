@@ -1,7 +1,7 @@
 """DeepSpeed on one rank: initialised, trained, saved and loaded through its engine, as its documentation does.
 
-The process group exists already and spans the mesh; the library runs on its own CPU accelerator, with gloo, and nothing
-is emulated. What a rank holds is read from the optimizer wrapper's flat tensors, never through `safe_get_full_*`, which
+The process group exists already and spans the mesh; the library runs on its own CPU accelerator, with gloo. What a rank
+holds is read from the optimizer wrapper's flat tensors, never through `safe_get_full_*`, which
 communicates; where it belongs is what `harness.systems.deepspeed.flat` says.
 
 *Verifies* nothing by itself. *Does not exercise* streams, pinned memory, DeepSpeed's own kernels, NVMe.
@@ -28,6 +28,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.optim.lr_scheduler import LRScheduler
 
+from harness.emulation import touched
 from harness.layout import Box
 from harness.models import NamedParam
 from harness.observe.record import LIVE, Record
@@ -46,6 +47,8 @@ BUCKET, SMALL_BUCKET = 4096, 16
 PERSISTENT_SIZE = 20
 """Elements below which stage 3 keeps a parameter whole, under the switch for it."""
 
+FP16 = "the accelerator's answer that this CPU has fp16"
+
 FLAT_TENSORS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
 """What the optimizer wrappers call the list of flat tensors that are stepped: that of stages 1 and 2, that of stage 3,
 and the one that the engine takes for stage 1 in bf16 with gradients in fp32 (BF16_Optimizer)."""
@@ -55,7 +58,9 @@ and the one that the engine takes for stage 1 in bf16 with gradients in fp32 (BF
 def library() -> Any:
     """The module `deepspeed`, imported on its CPU accelerator. Once a process.
 
-    The accelerator's kernel for shared memory would be compiled when the first group is made: gloo does without.
+    The accelerator's kernel for shared memory would be compiled when the first group is made: gloo does without. On a
+    CPU without instructions for fp16 the accelerator refuses fp16, which torch calculates there all the same, with the
+    same bits: its answer is replaced, and results that needed it say so.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"
     with warnings.catch_warnings():
@@ -63,7 +68,15 @@ def library() -> Any:
         deepspeed = import_module("deepspeed")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel("ERROR")
+    accelerator = deepspeed.accelerator.get_accelerator()
+    if not accelerator.is_fp16_supported():
+        accelerator.is_fp16_supported = _asked_for_fp16
     return deepspeed
+
+
+def _asked_for_fp16() -> bool:
+    touched.touch(FP16)
+    return True
 
 
 def warm_up() -> None:
@@ -157,6 +170,8 @@ class Rank(TorchRank):
             yield from self._gradient_records(op)
             if self.norm is not None:
                 yield self.whole(op, "norm", "total_norm", self.norm)
+        if self.scenario.dtype.storage == "fp16" and touched.symbols:
+            yield self.text(op, "emulated", "symbols", "\n".join(sorted(touched.symbols)))
 
     # Construction
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -344,6 +344,19 @@ def shipped_issues() -> KnownIssues:
     from harness.systems.registry import all_systems
 
     return KnownIssues(tuple(issue for system in all_systems() for issue in known_issues_of(system)))
+
+
+def result_of(name: str, out: Path | None, run: Callable[[Scenario], Result]) -> Result:
+    """The stored result that an id names; of a file or a regression, what `run` says of its scenario.
+
+    Raises:
+        UsageError: there is none, or several.
+    """
+    from harness.space.files import space_names
+
+    if Path(name).suffix == ".toml" or name in space_names() or Path(name).is_file():
+        return run(one_scenario(name, None, out, keep_version=True))
+    return stored(name, out)
 
 
 def stored(scenario_id: str, out: Path | None) -> Result:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness import __version__, arguments, options
-from harness.cli_investigate import bisect, conformance, cures_, shrink, sweep
+from harness.cli_investigate import bisect, conformance, cures_, export, shrink, sweep
 from harness.errors import HarnessError, UsageError
 from harness.verdict import ExitStatus
 
@@ -344,5 +344,5 @@ def inspect(checkpoint: Path) -> int:
     return ExitStatus.OK
 
 
-for command in (shrink, sweep, bisect, cures_, conformance):
+for command in (shrink, export, sweep, bisect, cures_, conformance):
     cli.add_command(command)

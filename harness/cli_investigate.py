@@ -1,4 +1,4 @@
-"""The commands that look into one failure, one library or one system: shrink, sweep, bisect, cures, conformance."""
+"""The commands that look into one failure, one library or one system, from shrink and export to conformance."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from harness.verdict import ExitStatus
 from harness.versions import with_cures
 
 if TYPE_CHECKING:
+    from harness.result import Result
     from harness.scenario import Scenario
 
 
@@ -72,6 +73,48 @@ def shrink(
     if toml is not None:
         toml.write_text(found.result.scenario.to_toml(found.result.signature), "utf-8")
     return ExitStatus.FAILURE
+
+
+@click.command()
+@click.argument("name", metavar="SCENARIO")
+@click.option("--folder", type=click.Path(path_type=Path), metavar="DIR", help="Where to write  [default: exports/ID].")
+@click.option("--cured", is_flag=True, help="Also run the script with the defect cured; it must pass then.")
+@options.deadline
+@options.python
+@options.clone
+@options.database
+@options.plugin
+def export(
+    name: str, folder: Path | None, cured: bool, deadline_s: float, python: str | None, clones: tuple[str, ...],
+    out: Path | None, plugins: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Write a failure as a script of the library's own calls, and as the text of an issue.
+
+    The script imports torch and the library alone, and is run once before it is handed out. SCENARIO is the id of a
+    result, a file, or a regression.
+
+    \b
+    shardproof export 1a2b3c4d5e6f
+    shardproof export regressions/torch-fsdp2-164929 --cured
+    """
+    from harness.export.job import export as write
+    from harness.laboratory import Laboratory
+
+    modules = arguments.load_plugins(plugins)
+    arguments.require_interpreter(python)
+    arguments.use_clones(clones)
+
+    def examined(scenario: Scenario) -> Result:
+        arguments.require_devices([scenario], python)
+        arguments.require_releases([scenario], python)
+        with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
+            return laboratory.examine_one(scenario)
+
+    result = arguments.result_of(name, out, examined)
+    known = result.known_issue or arguments.shipped_issues().match(result)
+    found = write(result, known, folder or Path("exports", result.id), python, cured=cured)
+    print(found.text(), end="")
+    return ExitStatus.FAILURE if found.wrong else ExitStatus.OK
 
 
 @click.command()

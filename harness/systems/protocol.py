@@ -137,6 +137,7 @@ class System:
     * chosen_entry: `f(device)`: what ranks get where there is a choice between the real and the emulated, and why.
     * models_entry, rules_entry: models and rules of diagnosis that only this system has.
     * predicates_entry: what its files may ask of a scenario, by name.
+    * export_entry: `f(case)`: a failure as a script of the library's own calls (`harness.export.script.Draft`).
     """
 
     name: str
@@ -161,6 +162,7 @@ class System:
     models_entry: str = ""
     rules_entry: str = ""
     predicates_entry: str = ""
+    export_entry: str = ""
 
     @cached_property
     def accepts(self) -> Accepts:
@@ -195,6 +197,11 @@ class System:
             self._part(self.predicates_entry) if self.predicates_entry else {}
         )
         return found
+
+    @cached_property
+    def export(self) -> Callable[[Any], Any] | None:
+        """Makes the draft of a script from a case; None where the system has no scripts."""
+        return self._part(self.export_entry) if self.export_entry else None
 
     def variant(self, scenario: Scenario) -> str:
         """Which environment a scenario's ranks need; empty where there is one only."""

@@ -13,4 +13,5 @@ SYSTEM = System(
     home=__name__,
     distributions=("torch",),
     warm_up="rank:warm_up",
+    export_entry="export:draft",
 )

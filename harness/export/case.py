@@ -1,0 +1,172 @@
+"""What a script has to show: the operations that lead to a failure, and the comparison that they end with.
+
+A program has arms that have nothing to do with a failure. For example, of `build step step save step | build step |
+build load step` with a failure at its last step, the script needs `build step step save | build load step` alone: what
+was built last, the checkpoint that was loaded into it, and what wrote that. That is the *path* to a failure.
+
+The *focus* is what the script compares at its end, taken from the first divergence of the result. For a step it is the
+same step of one process on whole tensors; for a save or a load the state from before it; for an error or a hang that
+there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.diff import Difference
+from harness.errors import UsageError
+from harness.models import ModelSpec, model_spec
+from harness.observe.record import LIVE
+from harness.program import Op, expand
+from harness.result import Result
+from harness.scenario import Scenario
+
+RAISES, HANGS, KEPT, TRAINED, WRITTEN = "raises", "hangs", "kept", "trained", "written"
+"""What a script shows at its end: an error, that an operation does not end, that a save or load changed the state, that
+a build or a step gave another state than plain torch, or that a checkpoint holds another state than was saved."""
+
+ROLES = ("step", "param", "master", "momentum", "exp_avg", "exp_avg_sq")
+"""What a script can compare, what a reader understands at once first."""
+
+
+UNCOMPARED = ("unreadable", "gap", "overlap", "replica_conflict")
+"""Kinds of differences for which there is no single value on each side."""
+
+
+class NoExportError(UsageError):
+    """No script can be written for a failure; says why, and what is possible."""
+
+    @classmethod
+    def because(cls, result: Result, reason: str, instead: str = "") -> NoExportError:
+        """The error for a result: the reason, and another way to show the failure."""
+        other = instead or f"shardproof replay {result.id}"
+        return cls(f"no script can be written for {result.id}: {reason}; what shows it: {other}")
+
+
+@dataclass(frozen=True)
+class Focus:
+    """What is shown at `op`. kind: one of the words above. error: type of the exception. difference: what is compared,
+    where something is."""
+
+    kind: str
+    op: Op
+    error: str = ""
+    difference: Difference | None = None
+
+    @property
+    def role(self) -> str:
+        return self.difference.key.role if self.difference else ""
+
+    @property
+    def fqn(self) -> str:
+        return self.difference.key.fqn if self.difference else ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A failure as a script shows it. ops: the path to it; the last one is the focus' own."""
+
+    result: Result
+    ops: tuple[Op, ...]
+    focus: Focus
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.result.scenario
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        return model_spec(self.scenario.model)
+
+    @property
+    def parts(self) -> tuple[tuple[Op, ...], ...]:
+        """The operations by the world that runs them: two where a checkpoint goes to another mesh, otherwise one."""
+        found: list[list[Op]] = []
+        for op in self.ops:
+            if not found or found[-1][-1].mesh != op.mesh:
+                found.append([])
+            found[-1].append(op)
+        return tuple(map(tuple, found))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every rank compares its own shard, since the state is on one mesh before and after; a step counter is
+        no shard."""
+        return self.focus.kind == KEPT and len(self.parts) == 1 and self.focus.role != "step"
+
+    @property
+    def speaker(self) -> int:
+        """The rank that says what goes wrong: the one that raised; of shards, one that holds a deviating element."""
+        if self.focus.kind == RAISES:
+            return (self.result.error.rank or 0) if self.result.error else 0
+        ranks = self.focus.difference.ranks if self.focus.difference else ()
+        return ranks[0] if ranks and self.is_local else 0
+
+    def does(self, *kinds: str) -> bool:
+        """Whether the path has an operation of one of these kinds."""
+        return any(op.kind in kinds for op in self.ops)
+
+    @property
+    def reference_op(self) -> Op | None:
+        """Of a focus that must keep the state: the operation before which that state is read. Of a load, the save that
+        wrote what it loads."""
+        if self.focus.kind not in (KEPT, WRITTEN):
+            return None
+        if self.focus.op.kind == "save":
+            return self.focus.op
+        saves = (op for op in self.ops if op.kind == "save" and op.checkpoint == self.focus.op.checkpoint)
+        return next(saves, None)
+
+
+def case_of(result: Result) -> Case:
+    """The case of a result.
+
+    Raises:
+        NoExportError: there is no failure, none that came again, or none that a script could compare.
+    """
+    if not result.verdict.is_failure or not (result.failed_op and result.signature):
+        raise NoExportError.because(result, f"its verdict is {result.verdict.value}", "a scenario that fails")
+    ops = expand(result.scenario)
+    focus = _focus(result, ops)
+    return Case(result, path_to(ops, focus.op), focus)
+
+
+def path_to(ops: Sequence[Op], last: Op) -> tuple[Op, ...]:
+    """The operations without which the last one would not show what it shows."""
+    start = max(op.index for op in ops[: last.index + 1] if op.kind == "build")
+    own = tuple(ops[start : last.index + 1])
+    wanted = {op.checkpoint for op in own if op.kind.startswith("load")}
+    before = [op for op in ops[:start] if op.kind == "save" and op.checkpoint in wanted]
+    return (path_to(ops, before[-1]) if before else ()) + own
+
+
+def _focus(result: Result, ops: Sequence[Op]) -> Focus:
+    first = min((d.key.op for d in result.differences if d.fails), default=None)
+    error = result.error
+    failed = result.failed_op.index if result.failed_op else 0
+    if error is not None and (first is None or first >= (failed if error.op is None else error.op)):
+        if error.type == "deadline":
+            return Focus(HANGS, ops[failed])
+        if error.type == "killed":
+            raise NoExportError.because(result, "a rank was killed")
+        return Focus(RAISES, ops[failed], error.type)
+    found = _chosen(result)
+    if found is None:
+        told = ", ".join(sorted({f"{d.key.role} {d.kind}" for d in result.differences[:9]}))
+        raise NoExportError.because(result, f"a script cannot read what differs first: {told}")
+    op = ops[found.key.op]
+    if found.key.where != LIVE:
+        return Focus(WRITTEN, op, difference=found)
+    return Focus(TRAINED if op.kind in ("step", "build", "overflow") else KEPT, op, difference=found)
+
+
+def _chosen(result: Result) -> Difference | None:
+    """The difference to show: of the first operation with one that a script can compare, live state before files."""
+    able = [d for d in result.differences if d.fails and d.key.role in ROLES and d.kind not in UNCOMPARED]
+    first = min((d.key.op for d in able), default=0)
+    here = [d for d in able if d.key.op == first]
+    live = [d for d in here if d.key.where == LIVE]
+    order = ROLES if live else ("exp_avg", "exp_avg_sq", "momentum", *ROLES)
+    return min(live or here, key=lambda d: (order.index(d.key.role), -d.mismatched, d.key.fqn), default=None)

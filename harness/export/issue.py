@@ -1,0 +1,120 @@
+"""The text of an issue in Markdown, beside a script: what goes wrong in the library's words, and where it seems to lie.
+
+What is known of a defect comes from the system's `issues.toml`; of a failure that nothing describes yet, from the
+result itself.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.export.body import subject
+from harness.export.case import Case
+from harness.export.script import SCRIPT, Draft, body_lines
+from harness.report.findings import section_of
+from harness.report.model import headline
+from harness.systems.registry import system_named
+from harness.tables import text_of
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of a failure. title: one sentence. what: more of them. line: where it seems to lie. upstream: where
+    it is public. cure: the id of its cure, and its patch; empty without one."""
+
+    title: str
+    what: str = ""
+    line: str = ""
+    upstream: str = ""
+    harm: str = ""
+    cure: str = ""
+    patch: str = ""
+
+
+def told_of(case: Case, known: str | None) -> Told:
+    """What is known of the failure of a case.
+
+    Args:
+        known: ids of the known issues that it matches, joined by `+`; None for none.
+    """
+    system = system_named(case.scenario.system)
+    findings = {finding.id: finding for finding in section_of(system).findings}
+    found = [findings[name] for name in (known or "").split("+") if name in findings]
+    if not found:
+        return Told(headline(case.result), f"After {subject_of(case)}.")
+    first = found[0]
+    cause = findings.get(first.cause, first)
+    cure = first.cure or cause.cure
+    file = system.folder.joinpath("cures", f"{cure}.patch")
+    patch = text_of(file, f"{system.name}/cures/{cure}.patch") if cure else ""
+    return Told(
+        _first_sentence(first.what), first.what, first.library_line, first.upstream, first.harm, cure, _diff(patch)
+    )
+
+
+def subject_of(case: Case) -> str:
+    """What is compared, or the operation that does not do what it should."""
+    return subject(case) if case.focus.difference else f"the {case.focus.op.kind.replace('_', ' ')}"
+
+
+def _first_sentence(text: str) -> str:
+    end = text.find(". ")
+    return text if end < 0 else text[: end + 1]
+
+
+def _diff(patch: str) -> str:
+    """A patch without the lines before its first file, which are for the harness."""
+    at = patch.find("--- ")
+    return patch[at:] if at >= 0 else patch
+
+
+def render_issue(
+    case: Case,
+    draft: Draft,
+    told: Told,
+    script: str,
+    observed: str,
+    versions: Mapping[str, str],
+    shims: Mapping[str, str],
+) -> str:
+    """The text.
+
+    Args:
+        observed: what the script printed. versions: what was installed, by name.
+    """
+    emulated = ", ".join(case.result.emulated)
+    sections = [
+        f"# {told.title}",
+        told.what if told.what != told.title else "",
+        told.harm,
+        "## The calls",
+        _code("\n".join(body_lines(case, draft))),
+        "## What comes out",
+        observed.strip(),
+        "## Versions",
+        "\n".join(f"* {name} {release}" for name, release in versions.items())
+        + f"\n* Python {platform.python_version()} on {platform.system()}",
+        f"Not the real thing when this was seen: {emulated}." if emulated else "",
+        "## The script",
+        f"`python {SCRIPT}` shows it, with status 1."
+        + "".join(f" Without a GPU it needs `{name}` beside it." for name in shims),
+        _code(script),
+        *_cure(told),
+        f"Already public: {told.upstream}" if told.upstream else "",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _cure(told: Told) -> list[str]:
+    if not told.line:
+        return []
+    text = ["## Where it seems to lie", told.line + "."]
+    if told.patch:
+        text += ["With this change the script ends with status 0:", _code(told.patch, "diff")]
+    return text
+
+
+def _code(text: str, language: str = "python") -> str:
+    return f"```{language}\n{text.rstrip()}\n```"

@@ -1,0 +1,135 @@
+"""A failure exported: its script and the text of an issue in a folder, and whether the script shows the failure.
+
+The steps are those of `shardproof export`: make the case of a result, ask its system for a draft, write, and run what
+was written. What does not show the failure is never left behind without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import cures
+from harness.export.case import Case, NoExportError, case_of
+from harness.export.issue import Told, render_issue, told_of
+from harness.export.script import SCRIPT, Draft, render
+from harness.export.trial import Outcome, run
+from harness.releases import package
+from harness.result import Result
+from harness.systems.protocol import System
+from harness.systems.registry import all_systems, system_named
+from harness.versions import split_cures
+from harness.world.interpreter import Interpreter, interpreter
+from harness.world.overlay import build
+
+ISSUE = "issue.md"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A script as it can be written. told: what is known of the failure."""
+
+    case: Case
+    draft: Draft
+    told: Told
+    script: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What came of an export. plain: how the script ended. cured: how it ended with the
+    cure; None where it was not run so, or there is no cure."""
+
+    written: Written
+    folder: Path
+    plain: Outcome
+    cured: Outcome | None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the script fails with the cure too."""
+        return self.cured is not None and not self.cured.passes
+
+    def text(self) -> str:
+        """What was written and how it ended, for the terminal."""
+        lines = [f"{self.folder / name}" for name in (SCRIPT, ISSUE, *self.written.draft.shims)]
+        lines.append(f"in a clean interpreter: {self.plain.told}")
+        if self.cured is not None:
+            how = "it passes" if self.cured.passes else "IT DOES NOT PASS"
+            lines.append(f"with the cure {self.written.told.cure}: {how}; {self.cured.told}")
+        return "\n".join(lines) + "\n"
+
+
+def written(result: Result, known: str | None) -> Written:
+    """The script of a result.
+
+    Args:
+        known: ids of the known issues that it matches, joined by `+`.
+
+    Raises:
+        NoExportError: no script can be written.
+    """
+    system = system_named(result.system)
+    if system.export is None:
+        able = ", ".join(one.name for one in all_systems() if one.export_entry)
+        raise NoExportError.because(result, f"{system.name} has no scripts yet; those that have: {able}")
+    case = case_of(result)
+    draft: Draft = system.export(case)
+    told = told_of(case, known)
+    return Written(case, draft, told, render(draft, case, told.title))
+
+
+def export(result: Result, known: str | None, folder: Path, python: str | None, *, cured: bool) -> Exported:
+    """Write a script and the text of an issue into a folder, and run the script.
+
+    Raises:
+        NoExportError: no script can be written, or what was written does not show the failure.
+    """
+    made = written(result, known)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SCRIPT).write_text(made.script, "utf-8")
+    for name, text in made.draft.shims.items():
+        (folder / name).write_text(text, "utf-8")
+    ranks, system = interpreter(python), system_named(result.system)
+    paths = library_paths(system, result, ranks)
+    plain = run(folder / SCRIPT, ranks.path, paths)
+    if not plain.shows:
+        failed = folder / f"failed-{SCRIPT}"
+        (folder / SCRIPT).replace(failed)
+        reason = f"the script that was written does not show it ({plain.told}); it was kept as {failed}"
+        raise NoExportError.because(result, reason)
+    text = render_issue(
+        made.case, made.draft, made.told, made.script, plain.said, versions(system, result, ranks), made.draft.shims
+    )
+    (folder / ISSUE).write_text(text, "utf-8")
+    with_cure = _cured(system, made, folder, ranks, paths) if cured and made.told.cure else None
+    return Exported(made, folder, plain, with_cure)
+
+
+def library_paths(system: System, result: Result, ranks: Interpreter) -> tuple[Path, ...]:
+    """Where the library of a result lies: its release's folders, or those of the interpreter."""
+    if not system.package:
+        return (Path(ranks.site),)
+    release, _ = split_cures(result.scenario.version)
+    return build(package(system.package), release, ranks).paths
+
+
+def versions(system: System, result: Result, ranks: Interpreter) -> Mapping[str, str]:
+    """The releases that a reader needs to know, the library's first."""
+    first = system.distributions[0] if system.distributions else system.name
+    others = {name: ranks.release(name) or "" for name in (*system.distributions[1:], "torch")}
+    return {first: result.version, **{name: release for name, release in others.items() if release and name != first}}
+
+
+def _cured(system: System, made: Written, folder: Path, ranks: Interpreter, paths: tuple[Path, ...]) -> Outcome:
+    """The script on a copy of the library with the defect cured."""
+
+    def source(name: str) -> str | None:
+        file = next((path / name for path in paths if (path / name).is_file()), None)
+        return file.read_text("utf-8") if file else None
+
+    found = cures.apply(cures.chosen(system, made.told.cure), source)
+    if not found.applied:
+        return Outcome(-1, "", f"the cure {made.told.cure} does not apply: {'; '.join(found.left.values())}")
+    return run(folder / SCRIPT, ranks.path, paths, found.sources)

@@ -1,0 +1,226 @@
+"""A failure under FSDP2 and DCP as a script: `fully_shard`, torch.optim, and the state-dict and checkpoint calls of a
+training script. Values for the template `fsdp2.py.j2`. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.export.case import HANGS, RAISES, TRAINED, WRITTEN, Case, NoExportError
+from harness.export.model import TORCH_NAME, model_values, optimizer_call, start
+from harness.export.script import Draft
+from harness.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
+from harness.scenario import Mesh, Scenario
+
+CLASSES = {"sgd": "torch.optim.SGD", "adam": "torch.optim.Adam", "adamw": "torch.optim.AdamW"}
+WRAPPED = {
+    "except": "CheckpointException",
+    "unwrap": "error = next(iter(error.failures.values()))[0]  # the first rank's",
+}
+STATE_KEYS = {"momentum": "momentum_buffer"}
+
+
+def draft(case: Case) -> Draft:
+    """The draft of a case.
+
+    Raises:
+        NoExportError: it uses what the template has no calls for.
+    """
+    scenario, model = case.scenario, model_values(case)
+    _require(case, model)
+    plan = checkpoint_plan(scenario.checkpoint)
+    mesh = case.ops[-1].mesh
+    cut = any(op.mesh.tp > 1 for op in case.ops)
+    values = {
+        **model,
+        "optimizer": optimizer_call(case, CLASSES, _kernel(scenario)),
+        "exact": case.focus.kind == TRAINED,
+        "stepping": case.does("step"),
+        "model_call": _model_call(model, exact=case.focus.kind == TRAINED, used=not case.does("step")),
+        "dp": mesh.dp,
+        "tp_size": mesh.tp,
+        "tp_cut": cut,
+        "tp_dims": model["tp"] if _all_names(model) - model["tp"].keys() or set(model["tp"].values()) != {0} else {},
+        "state_options": _state_options(plan),
+        "state_key": STATE_KEYS.get(case.focus.role, case.focus.role),
+        "local": case.is_local,
+        "unfrozen_at": next((op.iteration for op in case.ops if op.kind == "unfreeze"), 0),
+    }
+    calls = _calls(case, model, values, plan)
+    library = f"torch {case.result.version}"
+    return Draft("harness.mechanisms.fsdp2", "fsdp2.py.j2", calls, "read(model, optimizer)", values, library)
+
+
+def _model_call(model: dict[str, Any], *, exact: bool, used: bool) -> str:
+    """The expression that makes the model. used: whether no forward is there from which anything could be missing."""
+    name = "Model" if model["unused_blocks"] and not used else "nn.Sequential"
+    block = "Block(path, shapes)" if exact or model["islands"] else "Block(shapes)"
+    return f"{name}(OrderedDict((path, {block}) for path, shapes in SHAPES.items()))"
+
+
+def _all_names(model: dict[str, Any]) -> set[str]:
+    return {f"{path}.{name}" for path, shapes in model["shapes"].items() for name in shapes}
+
+
+def _calls(case: Case, model: dict[str, Any], values: dict[str, Any], plan: CheckpointPlan) -> dict[str, str]:
+    """What each operation is, in FSDP2's and DCP's words."""
+    given = ", options=OPTIONS" if values["state_options"] else ""
+    one = f'set_model_state_dict(model, state["model"]{given})'
+    where = 'model_state_dict=state["model"], optim_state_dict=state["optim"]'
+    put = [f"set_state_dict(model, optimizer, {where}{given})"]
+    if given:
+        put = ["set_state_dict(", f"    model, optimizer, {where}{given}", ")"]
+    if plan.form == "full":
+        save = [
+            "state = state_dicts(model, optimizer)",
+            "if dist.get_rank() == 0:",
+            "    torch.save(state, CHECKPOINT)",
+            "dist.barrier()",
+        ]
+        load = ["state = torch.load(CHECKPOINT)", *put]
+        if case.ops[-1].mesh.world == 1:
+            save = ["torch.save(state_dicts(model, optimizer), CHECKPOINT)"]
+        if plan.broadcast_from_rank0:
+            load[0] += ' if dist.get_rank() == 0 else {"model": {}, "optim": {}}'
+    else:
+        save = ["dcp.save(state_dicts(model, optimizer), checkpoint_id=CHECKPOINT)"]
+        load = ["state = state_dicts(model, optimizer)", "dcp.load(state, checkpoint_id=CHECKPOINT)", *put]
+    wrapped = case.focus.op.kind in ("save", "load", "load_model_only") and plan.form != "full"
+    return {
+        **(WRAPPED if wrapped else {}),
+        "start": start(case, "gloo"),
+        "build": "\n".join(_build(case, model, values)),
+        "step": "\n".join(_step(case)),
+        "unfreeze": "\n".join(f"model.{block}.requires_grad_(True)" for block in model["later"]),
+        "save": "\n".join(save),
+        "load": "\n".join(load),
+        "load_model_only": "\n".join(
+            [load[0], one]
+            if plan.form == "full"
+            else [
+                f'state = {{"model": get_model_state_dict(model{given})}}',
+                "dcp.load(state, checkpoint_id=CHECKPOINT)",
+                one,
+            ]
+        ),
+    }
+
+
+def _build(case: Case, model: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    scenario, mesh = case.scenario, case.ops[-1].mesh
+    exact = case.focus.kind == TRAINED
+    make = (
+        ["model = make_model($number)"] if exact else ["torch.manual_seed($number)", f"model = {values['model_call']}"]
+    )
+    lines = [f"mesh = {_mesh(scenario, mesh, case)}", *make]
+    ties = [f"model.{alias} = model.{name}" for alias, name in model["tied"].items()]
+    lines += [] if values["tp_cut"] else ties
+    lines += [f"model.{block}.requires_grad_(False)" for block in model["frozen"]]
+    lines += ['tensor_parallel(model, mesh["tp"])', *ties] if values["tp_cut"] else []
+    options = _shard_options(scenario, mesh, case)
+    told = f"mesh={options[0][1]}"
+    if len(options) > 1:
+        lines.append(f"options = {{{', '.join(f'{name!r}: {value}' for name, value in options)}}}".replace("'", '"'))
+        told = "**options"
+    each = [f"fully_shard(model.{unit}, {told})" for unit in model["units"]]
+    lines += each or ["for block in model:", f"    fully_shard(block, {told})"]
+    lines.append(f"fully_shard(model, {told})")
+    return [*lines, f"optimizer = {values['optimizer'].replace('parameters', 'model.parameters()')}"]
+
+
+def _step(case: Case) -> list[str]:
+    scenario, count = case.scenario, case.scenario.microbatches
+    exact = case.focus.kind == TRAINED
+    ones = "torch.ones(1, requires_grad=True)"
+    end = ["optimizer.step()", "optimizer.zero_grad()"]
+    if count == 1:
+        return [f"model(({ones}, $number))[0].backward()" if exact else f"model({ones}).backward()", *end]
+    lines = [f"for batch in range({count}):"]
+    if scenario.grad_sync == "last":
+        lines.append(f"    model.set_requires_gradient_sync(batch == {count - 1})")
+    batch = f"{count} * $number + batch"
+    lines.append(f"    model(({ones}, {batch}))[0].backward()" if exact else f"    model({ones}).backward()")
+    return [*lines, *end]
+
+
+def _require(case: Case, model: dict[str, Any]) -> None:
+    ask = case.scenario.optimizer
+    wanted = {
+        "gradient clipping": bool(ask.clip), "a loss scale": bool(ask.loss_scale),
+        "a learning-rate schedule": ask.schedule != "none", "param groups of their own": bool(model["groups"]),
+        f"the checkpoint format {case.scenario.checkpoint}": case.scenario.checkpoint.startswith("dcp-")
+        and case.does("save"),
+        "a comparison of what a checkpoint holds": case.focus.kind == WRITTEN,
+        "tied parameters in a comparison": case.focus.kind not in (RAISES, HANGS) and case.scenario.model == "tied",
+        "microbatches in a comparison": case.focus.kind == TRAINED and case.scenario.microbatches > 1,
+        "tensor parallelism in a comparison of steps": case.focus.kind == TRAINED and case.ops[-1].mesh.tp > 1,
+    }  # fmt: skip
+    lacking = [what for what, asked in wanted.items() if asked]
+    if lacking:
+        raise NoExportError.because(case.result, f"scripts for FSDP2 do not do {' and '.join(lacking)} yet")
+
+
+def _kernel(scenario: Scenario) -> dict[str, Any]:
+    impl = scenario.optimizer.impl
+    own: dict[str, Any] = {} if impl == "foreach" else {"fused" if impl == "fused" else "foreach": impl == "fused"}
+    return own | ({"nesterov": True} if scenario.optimizer.nesterov else {})
+
+
+def _mesh(scenario: Scenario, mesh: Mesh, case: Case) -> str:
+    names, sizes = _dims(case, mesh)
+    given = f"({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)})"
+    if len(case.parts) > 1:
+        return _mesh_of_world(case)
+    return f'init_device_mesh("{scenario.device}", {given}, mesh_dim_names={_quoted(names)})'
+
+
+def _mesh_of_world(case: Case) -> str:
+    """The mesh of a script whose two parts have worlds of different size: told by that size."""
+    names, _ = _dims(case, case.ops[-1].mesh)
+    told = {part[0].mesh.world: _dims(case, part[0].mesh)[1] for part in case.parts}
+    return (
+        f'init_device_mesh("{case.scenario.device}", {told!r}[dist.get_world_size()], mesh_dim_names={_quoted(names)})'
+    )
+
+
+def _quoted(names: tuple[str, ...]) -> str:
+    return repr(names).replace("'", '"')
+
+
+def _dims(case: Case, mesh: Mesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The dims that are larger than 1 on some mesh of the case; dp_shard always."""
+    every = [op.mesh for op in case.ops]
+    asked = {
+        "dp_replicate": max(m.dp_replicate for m in every) > 1,
+        "dp_shard": True,
+        "tp": max(m.tp for m in every) > 1,
+    }
+    names = tuple(name for name, there in asked.items() if there)
+    return names, tuple(getattr(mesh, name) for name in names)
+
+
+def _shard_options(scenario: Scenario, mesh: Mesh, case: Case) -> list[tuple[str, str]]:
+    names = _dims(case, mesh)[0]
+    data = tuple(name for name in names if name != "tp")
+    place = "mesh" if len(names) == len(data) else f"mesh[{data[0] if len(data) == 1 else data!r}]"
+    place = f'mesh["{data[0]}"]' if place != "mesh" and len(data) == 1 else place
+    options = [("mesh", place)]
+    dtype, after = scenario.dtype, scenario.reshard_after_forward
+    stages = {"param_dtype": dtype.param, "reduce_dtype": dtype.reduce, "output_dtype": dtype.output}
+    asked = ", ".join(f"{name}={TORCH_NAME[value]}" for name, value in stages.items() if value)
+    if asked:
+        options.append(("mp_policy", f"MixedPrecisionPolicy({asked})"))
+    if after != "true":
+        words = {"false": "False", "none": "None"}
+        options.append(("reshard_after_forward", words.get(after, after)))
+    if scenario.offload.fraction:
+        options.append(("offload_policy", "CPUOffloadPolicy(pin_memory=torch.cuda.is_available())"))
+    return options
+
+
+def _state_options(plan: CheckpointPlan) -> str:
+    flags = {
+        "full_state_dict": plan.form == "full", "cpu_offload": plan.cpu_offload,
+        "broadcast_from_rank0": plan.broadcast_from_rank0, "flatten_optimizer_state_dict": plan.flatten,
+    }  # fmt: skip
+    given = [f"{name}=True" for name, on in flags.items() if on] + ["strict=False"] * (not plan.strict)
+    return ", ".join(given)

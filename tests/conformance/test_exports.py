@@ -1,0 +1,71 @@
+"""Every regression as a script of the library's own calls: it fails in a clean interpreter, and passes with the cure.
+
+*Verifies*: with real libraries, that what `shardproof export` writes shows the failure where our package cannot be
+imported, and, on a copy of the library with the defect cured, does not; that a regression of which no script can be
+written yet says why. In CI one regression of each system. *Does not verify*: that a script fails on a GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from harness.cure_table import scenario_of
+from harness.export.case import NoExportError
+from harness.export.job import export
+from harness.export.script import SCRIPT
+from harness.known_issues import KnownIssues, known_issues_of
+from harness.laboratory import Laboratory
+from harness.systems.protocol import System
+from tests.conformance.built_in import BUILT_IN
+from tests.conformance.kept import needs_clone
+
+pytestmark = pytest.mark.real
+
+IN_CI = {("torch-fsdp2", "164929")}
+NO_SCRIPT: dict[tuple[str, str], str] = {}
+"""Regressions of which no script can be written yet → a part of the reason."""
+
+LONGEST = {("torch-fsdp2", "164929"): 79}
+"""Lines that the script of a founding bug, or of a most serious finding, may have."""
+
+ABLE = [system for system in BUILT_IN if system.export_entry]
+CASES = [
+    pytest.param(
+        system, file.name.removesuffix(".toml"),
+        id=f"{system.name}-{file.name.removesuffix('.toml')}",
+        marks=[pytest.mark.nightly] * ((system.name, file.name.removesuffix(".toml")) not in IN_CI),
+    )
+    for system in ABLE
+    for file in sorted(system.folder.joinpath("regressions").iterdir(), key=lambda file: file.name)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("system", "name"), CASES)
+def test_a_regression_is_a_script(system: System, name: str, laboratory: Laboratory, tmp_path: Path) -> None:
+    scenario = scenario_of(system, name)
+    needs_clone(scenario)
+    result = laboratory.examine_one(scenario)
+    known = KnownIssues(known_issues_of(system)).match(result)
+    if (system.name, name) in NO_SCRIPT:
+        with pytest.raises(NoExportError, match=NO_SCRIPT[system.name, name]):
+            export(result, known, tmp_path, None, cured=False)
+        return
+    found = export(result, known, tmp_path, None, cured=True)
+    assert found.plain.shows, found.plain
+    assert found.cured is None or found.cured.passes, found.cured
+    script = (tmp_path / SCRIPT).read_text("utf-8")
+    assert imported(script).isdisjoint({"harness", "scenarios"})
+    assert len(script.splitlines()) <= LONGEST.get((system.name, name), 160)
+
+
+def imported(script: str) -> set[str]:
+    """The packages that a script imports anywhere."""
+    nodes = list(ast.walk(ast.parse(script)))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {
+        name.partition(".")[0]
+        for name in plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    }

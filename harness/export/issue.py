@@ -6,7 +6,6 @@ result itself.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,6 +16,16 @@ from harness.report.findings import section_of
 from harness.report.model import headline
 from harness.systems.registry import system_named
 from harness.tables import text_of
+
+
+@dataclass(frozen=True)
+class Written:
+    """A script as it can be written. told: what is known of the failure."""
+
+    case: Case
+    draft: Draft
+    told: Told
+    script: str
 
 
 @dataclass(frozen=True)
@@ -70,21 +79,13 @@ def _diff(patch: str) -> str:
     return patch[at:] if at >= 0 else patch
 
 
-def render_issue(
-    case: Case,
-    draft: Draft,
-    told: Told,
-    script: str,
-    observed: str,
-    versions: Mapping[str, str],
-    shims: Mapping[str, str],
-) -> str:
+def render_issue(made: Written, observed: str, versions: Mapping[str, str], python: str) -> str:
     """The text.
 
     Args:
-        observed: what the script printed. versions: what was installed, by name.
+        observed: what the script printed. versions: what was installed, by name. python: the interpreter's release.
     """
-    emulated = ", ".join(case.result.emulated)
+    case, draft, told = made.case, made.draft, made.told
     sections = [
         f"# {told.title}",
         told.what if told.what != told.title else "",
@@ -94,13 +95,14 @@ def render_issue(
         "## What comes out",
         observed.strip(),
         "## Versions",
-        "\n".join(f"* {name} {release}" for name, release in versions.items())
-        + f"\n* Python {platform.python_version()} on {platform.system()}",
-        f"Not the real thing when this was seen: {emulated}." if emulated else "",
+        "\n".join(f"* {name} {release}" for name, release in versions.items()) + f"\n* Python {python} on Linux",
+        f"Seen without a GPU: {' and '.join(f'`{name}`' for name in draft.shims)} stood in for it."
+        if draft.shims
+        else "",
         "## The script",
         f"`python {SCRIPT}` shows it, with status 1."
-        + "".join(f" Without a GPU it needs `{name}` beside it." for name in shims),
-        _code(script),
+        + "".join(f" Without a GPU it needs `{name}` beside it." for name in draft.shims),
+        _code(made.script),
         *_cure(told),
         f"Already public: {told.upstream}" if told.upstream else "",
     ]

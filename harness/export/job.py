@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import cures
-from harness.export.case import Case, NoExportError, case_of
-from harness.export.issue import Told, render_issue, told_of
+from harness.export.case import NoExportError, case_of
+from harness.export.issue import Written, render_issue, told_of
 from harness.export.script import SCRIPT, Draft, render
 from harness.export.trial import Outcome, run
 from harness.releases import package
@@ -24,16 +24,6 @@ from harness.world.interpreter import Interpreter, interpreter
 from harness.world.overlay import build
 
 ISSUE = "issue.md"
-
-
-@dataclass(frozen=True)
-class Written:
-    """A script as it can be written. told: what is known of the failure."""
-
-    case: Case
-    draft: Draft
-    told: Told
-    script: str
 
 
 @dataclass(frozen=True)
@@ -99,9 +89,7 @@ def export(result: Result, known: str | None, folder: Path, python: str | None, 
         (folder / SCRIPT).replace(failed)
         reason = f"the script that was written does not show it ({plain.told}); it was kept as {failed}"
         raise NoExportError.because(result, reason)
-    text = render_issue(
-        made.case, made.draft, made.told, made.script, plain.said, versions(system, result, ranks), made.draft.shims
-    )
+    text = render_issue(made, plain.said, versions(system, result, ranks), ranks.python)
     (folder / ISSUE).write_text(text, "utf-8")
     with_cure = _cured(system, made, folder, ranks, paths) if cured and made.told.cure else None
     return Exported(made, folder, plain, with_cure)

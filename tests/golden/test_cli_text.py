@@ -30,6 +30,7 @@ COMMANDS = (
     "inspect",
     "cures",
     "shrink",
+    "export",
     "conformance",
 )
 DEFECT = "regressions/torch-fsdp2-164929"

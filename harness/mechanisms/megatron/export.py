@@ -74,7 +74,7 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         "reload_params": "optimizer.reload_model_params()",
         **_checkpoint(store, case),
     }
-    library = f"megatron-core {case.result.version}"
+    library = f"{case.scenario.system} {case.result.version}"
     fused = scenario.optimizer.impl == "multi_tensor"
     shims = {SHIM: fill("harness.mechanisms.megatron", f"{SHIM}.j2", fused=fused, local_state=local_state)}
     return Draft(

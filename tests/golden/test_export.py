@@ -1,0 +1,40 @@
+"""Scripts and issue texts of two failures, word for word, in `exports/`. SHARDPROOF_ACCEPT=1 rewrites them.
+
+The results that they are made of lie beside them, as a run gave them. That a script fails, and passes with the cure, is
+shown by tests/conformance/test_exports.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.export.issue import render_issue
+from harness.export.job import written
+from harness.known_issues import KnownIssues, known_issues_of
+from harness.result import Result
+from harness.systems.registry import system_named
+
+GOLDEN = Path(__file__).with_name("exports")
+OBSERVED = {
+    "torch-fsdp2-164929": "step of down.bias after the save: expected 0.0, observed 1.0",
+    "megatron-core-2777-swap": "exp_avg of a.weight in the checkpoint, element (0,): expected -0.225, observed -0.2705",
+}
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_a_script_and_an_issue_text(name: str) -> None:
+    result = Result.from_json(json.loads((GOLDEN / f"{name}.json").read_text("utf-8")))
+    known = KnownIssues(known_issues_of(system_named(result.system))).match(result)
+    made = written(result, known)
+    versions = {result.system: result.version}
+    text = render_issue(made, OBSERVED[name], versions, python="3.11")
+    files = {f"{name}.py.txt": made.script, f"{name}.md": text}
+    files |= {f"{name}.{shim}.txt": shim_text for shim, shim_text in made.draft.shims.items()}
+    for file, content in files.items():
+        if os.environ.get("SHARDPROOF_ACCEPT"):
+            (GOLDEN / file).write_text(content, "utf-8")
+        assert (GOLDEN / file).read_text("utf-8") == content, file

@@ -98,9 +98,7 @@ class Case:
 
     @property
     def speaker(self) -> int:
-        """The rank that says what goes wrong: the one that raised; of shards, one that holds a deviating element."""
-        if self.focus.kind == RAISES:
-            return (self.result.error.rank or 0) if self.result.error else 0
+        """The rank that says what differs: of shards, one that holds a deviating element."""
         ranks = self.focus.difference.ranks if self.focus.difference else ()
         return ranks[0] if ranks and self.is_local else 0
 

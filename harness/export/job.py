@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import cures
-from harness.export.case import NoExportError, case_of
+from harness.export.case import RAISES, NoExportError, case_of
 from harness.export.issue import Written, render_issue, told_of
 from harness.export.script import SCRIPT, Draft, render
 from harness.export.trial import Outcome, run
@@ -84,7 +84,8 @@ def export(result: Result, known: str | None, folder: Path, python: str | None, 
     ranks, system = interpreter(python), system_named(result.system)
     paths = library_paths(system, result, ranks)
     plain = run(folder / SCRIPT, ranks.path, paths)
-    if not plain.shows:
+    error = result.error.message if made.case.focus.kind == RAISES and result.error else ""
+    if not plain.shows or not plain.raises(error):
         failed = folder / f"failed-{SCRIPT}"
         (folder / SCRIPT).replace(failed)
         reason = f"the script that was written does not show it ({plain.told}); it was kept as {failed}"

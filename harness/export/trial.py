@@ -10,6 +10,7 @@ of gigabytes is copied in no time: only the files that a cure changes are files 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -47,6 +48,11 @@ class Outcome:
     def shows(self) -> bool:
         """Whether it failed as it should, with a sentence."""
         return self.status == FAILED and "expected" in self.said
+
+    def raises(self, message: str) -> bool:
+        """Whether it says the error of that message; numbers and what is quoted may differ."""
+        first = message.strip().partition("\n")[0]
+        return all(word in self.said for word in re.findall(r"[A-Za-z_]{3,}", first)[:6])
 
     @property
     def passes(self) -> bool:

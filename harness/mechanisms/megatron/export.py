@@ -59,6 +59,7 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         "by_block": not (store.fsdp or nested or "overlap_param_gather" in scenario.options) and _whole_islands(model),
         "fp32_blocks": list(dict.fromkeys(name.rpartition(".")[0] for name in model["islands"])),
         "config": _call("TransformerConfig", _config(half)),
+        "wrapped": bool(store.fsdp and half),
         "form": store.form,
         "metadata": store.metadata,
         "offload": scenario.offload.fraction > 0,
@@ -98,6 +99,8 @@ def _require(case: Case, store: Store) -> None:
         "overflowing steps": case.does("overflow"),
         "comparisons of steps": case.focus.kind == TRAINED,
         "comparisons of checkpoints without a distributed optimizer": compared and scenario.sharding != "zero1",
+        "parameters of several dtypes under Megatron-FSDP": bool(store.fsdp)
+        and scenario.dtype.storage.startswith("mixed"),
         "comparisons under Megatron-FSDP": compared and bool(store.fsdp),
         "comparisons on several ranks": compared and role in sharded and case.ops[-1].mesh.world > 1,
         "another number of ranks for the load": len(case.parts) > 1,
@@ -166,7 +169,7 @@ def _build(case: Case, store: Store, half: str | None) -> list[str]:
     units = ", fsdp_unit_modules=[Block]" if store.fsdp == "optim_grads_params" else ""
     return [
         "torch.manual_seed($number)",
-        "model = Model()",
+        f"model = {'Float16Module(CONFIG, Model())' if store.fsdp and half else 'Model()'}",
         *_spread("ddp_config", "DistributedDataParallelConfig", _ddp(case, store)),
         f"model = {wrapper}(model.config, ddp_config, model{units})",
         *_spread("config", "OptimizerConfig", _optimizer(scenario, half)),

@@ -1,0 +1,138 @@
+"""Scripts of failures: the path to one, what is compared, what is left out, and how an interpreter is kept clean."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.diff import Difference
+from harness.export.case import NoExportError, case_of, path_to
+from harness.export.job import written
+from harness.export.script import without_unused
+from harness.export.trial import cured_copy, run
+from harness.observe.logical import Key
+from harness.program import expand
+from harness.result import FailedOp, Failure, Result
+from harness.scenario import Scenario
+from harness.verdict import Verdict
+
+RESUME = Scenario(system="torch-fsdp2", program="resume")
+
+
+def mismatch(scenario: Scenario, op: int, role: str = "exp_avg", where: str = "live", kind: str = "bits") -> Result:
+    difference = Difference(Key(op, where, role, "up.weight"), kind, (0,), 1, 4)
+    kinds = [each.kind for each in expand(scenario)]
+    return Result(
+        scenario, scenario.system, "2.13.0", Verdict.MISMATCH, differences=(difference,),
+        failed_op=FailedOp(op, kinds[op]),
+    )  # fmt: skip
+
+
+def crash(scenario: Scenario, op: int) -> Result:
+    error = Failure("RuntimeError", "no such key", 0, "", op)
+    return Result(
+        scenario,
+        scenario.system,
+        "2.13.0",
+        Verdict.CRASH,
+        error=error,
+        failed_op=FailedOp(op, expand(scenario)[op].kind),
+    )
+
+
+def test_the_path_leaves_other_arms_out() -> None:
+    ops = expand(RESUME)
+    assert " ".join(op.kind for op in ops) == "build step step save step build step build load step"
+    assert [op.index for op in path_to(ops, ops[-1])] == [0, 1, 2, 3, 7, 8, 9]
+    assert [op.index for op in path_to(ops, ops[6])] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "before"), [(1, "trained", None), (3, "kept", 3), (8, "kept", 3), (9, "trained", None)]
+)
+def test_what_is_compared_follows_from_the_first_divergence(op: int, kind: str, before: int | None) -> None:
+    case = case_of(mismatch(RESUME, op))
+    assert case.focus.kind == kind
+    assert (case.reference_op.index if case.reference_op else None) == before
+
+
+def test_a_checkpoint_that_is_wrong_is_read() -> None:
+    assert case_of(mismatch(RESUME, 3, where="written")).focus.kind == "written"
+
+
+@pytest.mark.parametrize("role", ["norm", "hyperparameter", "rng"])
+def test_what_no_script_can_read_is_refused(role: str) -> None:
+    with pytest.raises(NoExportError, match=f"cannot read what differs first: {role} bits"):
+        case_of(mismatch(RESUME, 1, role))
+
+
+def test_what_does_not_fail_is_refused() -> None:
+    with pytest.raises(NoExportError, match="its verdict is pass"):
+        case_of(Result(RESUME, "torch-fsdp2", "2.13.0", Verdict.PASS))
+
+
+def test_a_system_without_scripts_says_so() -> None:
+    with pytest.raises(NoExportError, match=r"reference has no scripts yet; those that have: .*torch-fsdp2"):
+        written(mismatch(replace(RESUME, system="reference"), 1), None)
+
+
+def test_a_load_onto_another_mesh_has_two_parts() -> None:
+    scenario = RESUME.with_axes({"mesh": "1x3x1", "load": "1x2x1", "program": "build step save reshard build load"})
+    script = written(crash(scenario, 4), None).script
+    assert "def saving():" in script
+    assert "for part, world in ((saving, 3), (loading, 2)):" in script
+
+
+def test_options_are_those_of_the_scenario() -> None:
+    plain = written(crash(RESUME, 1), None).script
+    asked = written(crash(RESUME.with_axes({"dtype": "fp32/param=bf16", "reshard_after_forward": "false"}), 1), None)
+    assert "MixedPrecisionPolicy" not in plain
+    assert 'options = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)' in asked.script
+
+
+def test_what_nothing_uses_is_left_out() -> None:
+    used = "def used():\n    return sys.path\n\n\n"
+    unused = "def unused():\n    os.getcwd()\n\n\n"
+    script = '"""Doc."""\nimport os\nimport sys\n\n\n' + used + unused + "used()\n"
+    left = without_unused(script)
+    assert "unused" not in left
+    assert "import os" not in left
+    assert "import sys" in left
+
+
+def test_a_title_cannot_leave_its_docstring() -> None:
+    from harness.export.job import Written
+    from harness.export.script import render
+
+    made: Written = written(crash(RESUME, 1), None)
+    script = render(made.draft, made.case, 'no """\nimport shutil; """ \\')
+    compile(script, "repro.py", "exec")
+    assert not script.split('"""')[2].strip().startswith("import shutil")
+
+
+def test_our_package_is_not_there_for_a_script(tmp_path: Path) -> None:
+    (tmp_path / "repro.py").write_text("import harness\n")
+    outcome = run(tmp_path / "repro.py", sys.executable, ())
+    assert outcome.status == 1
+    assert not outcome.shows
+    assert "the library under test alone" in outcome.errors
+
+
+def test_a_copy_of_a_library_has_one_file_of_its_own(tmp_path: Path) -> None:
+    site, copy = tmp_path / "site", tmp_path / "copy"
+    (site / "lib" / "sub").mkdir(parents=True)
+    for name in ("lib/__init__.py", "lib/other.py", "lib/sub/__init__.py", "lib/sub/bad.py"):
+        (site / name).write_text("value = 1\n")
+    cured_copy(copy, [site], "lib/sub/bad.py", "value = 2\n")
+    cured_copy(copy, [site], "lib/other.py", "value = 3\n")
+    (tmp_path / "repro.py").write_text(
+        "import lib.other, lib.sub.bad\nprint('expected', lib.other.value, lib.sub.bad.value)\n"
+    )
+    outcome = run(tmp_path / "repro.py", sys.executable, [site], {"lib/sub/bad.py": "value = 2\n"})
+    assert outcome.passes
+    assert outcome.said == "expected 1 2\n"
+    assert (site / "lib/sub/bad.py").read_text() == "value = 1\n"
+    assert (copy / "lib/other.py").read_text() == "value = 3\n"

@@ -59,7 +59,13 @@ def told_of(case: Case, known: str | None) -> Told:
     file = system.folder.joinpath("cures", f"{cure}.patch")
     patch = text_of(file, f"{system.name}/cures/{cure}.patch") if cure else ""
     return Told(
-        _first_sentence(first.what), first.what, first.library_line, first.upstream, first.harm, cure, _diff(patch)
+        _first_sentence(first.what),
+        first.what,
+        first.library_line,
+        first.novelty.upstream or cause.novelty.upstream,
+        first.novelty.harm,
+        cure,
+        _diff(patch),
     )
 
 

@@ -32,7 +32,7 @@ def test_a_script_and_an_issue_text(name: str) -> None:
     made = written(result, known)
     versions = {result.system: result.version}
     text = render_issue(made, OBSERVED[name], versions, python="3.11")
-    files = {f"{name}.py.txt": made.script, f"{name}.md": text}
+    files = {f"{name}.py.txt": made.script, f"{name}.md.txt": text}
     files |= {f"{name}.{shim}.txt": shim_text for shim, shim_text in made.draft.shims.items()}
     for file, content in files.items():
         if os.environ.get("SHARDPROOF_ACCEPT"):

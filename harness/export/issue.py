@@ -57,7 +57,7 @@ def told_of(case: Case, known: str | None) -> Told:
     cause = findings.get(first.cause, first)
     cure = first.cure or cause.cure
     file = system.folder.joinpath("cures", f"{cure}.patch")
-    patch = text_of(file, f"{system.name}/cures/{cure}.patch") if cure else ""
+    patch = text_of(file, f"{system.name}/cures/{cure}.patch") if cure and file.is_file() else ""
     return Told(
         _first_sentence(first.what),
         first.what,

@@ -6,12 +6,14 @@ wrong place; the rule about updates would explain that step, but the cause is th
 
 *Verifies* nothing.
 *Does not verify*: that an explanation is the only one; later operations are looked at only if no rule explains anything
-at the first, since what follows from a mismatch is no evidence of its own.
+at the first. What follows from a mismatch is no evidence of its own: such an explanation is never more than possible,
+and says which operation it leaves unexplained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from harness.diagnosis.explanation import CONFIDENCES, Context, Explanation, Finding, Rule
 from harness.diagnosis.rules import BUILT_IN
@@ -21,10 +23,11 @@ CLAUSES = 3
 """How many differences an explanation's text names; all of them are in its evidence."""
 
 CAUSE_FIRST = (
-    "compute_param", "grad", "norm", "scaler", "hyperparameter", "scheduler", "step",
+    "compute_param", "norm", "grad", "scaler", "hyperparameter", "scheduler", "step",
     "exp_avg", "exp_avg_sq", "momentum", "master", "param",
 )  # fmt: skip
-"""The order in which an optimizer step computes: a deviation of an earlier role explains those of later ones."""
+"""The order in which an optimizer step computes: a deviation of an earlier role explains those of later ones. Gradients
+are those that the optimizer saw, which are clipped by the norm."""
 
 _RULES: list[Rule] = list(BUILT_IN)
 
@@ -46,15 +49,22 @@ def explain(differences: Iterable[Difference], context: Context, own: Sequence[R
     Args:
         own: rules of the system under test, after those that hold for all.
 
-    Best is: most confident, then (for a step) closest to the cause, then explaining most differences, then
-    the order of the rules.
+    Best is: most confident, then (for a step) closest to the cause, then explaining most of the differences that are
+    as close, then the order of the rules.
     """
     failing = [d for d in differences if d.fails]
-    for index in sorted({d.key.op for d in failing}):
+    indices = sorted({d.key.op for d in failing})
+    for index in indices:
         found = _of_operation([d for d in failing if d.key.op == index], context, (*_RULES, *own))
         if found:
-            return found
+            return found if index == indices[0] else [_afterwards(e, indices[0], context) for e in found]
     return []
+
+
+def _afterwards(explanation: Explanation, first: int, context: Context) -> Explanation:
+    """What explains a later operation only, while the first that differs stays unexplained."""
+    text = f"Nothing explains {context.op_name(first)}, which differs first. {explanation.text}"
+    return replace(explanation, confidence="possible", text=text)
 
 
 def _of_operation(differences: Sequence[Difference], context: Context, rules: Sequence[Rule]) -> list[Explanation]:
@@ -64,8 +74,9 @@ def _of_operation(differences: Sequence[Difference], context: Context, rules: Se
         if not matches:
             continue
         explanation = _explanation(rule, [finding for _, finding in matches])
-        closeness = min(_distance_to_cause(d, context) for d, _ in matches)
-        rank = (CONFIDENCES.index(explanation.confidence), closeness, -len(matches), priority)
+        distances = [_distance_to_cause(d, context) for d, _ in matches]
+        closeness = min(distances)
+        rank = (CONFIDENCES.index(explanation.confidence), closeness, -distances.count(closeness), priority)
         ranked.append((rank, explanation))
     return [explanation for _, explanation in sorted(ranked, key=lambda item: item[0])]
 

@@ -282,10 +282,17 @@ def _conflict(replicas: list[Record], agreed: Record, deviating: list[Record]) -
     differing = np.flatnonzero(as_bits(other) != as_bits(agreed))
     at = multi_index(agreed.shape, int(elements_of(agreed)[differing[0]]))
     agreeing = [p for p in replicas if p.data == agreed.data]
+    where = f"{differing.size} of {len(as_bits(agreed))} elements, the first at {list(at)}"
+    if not {*_ranks(deviating)} - {*_ranks(agreeing)}:
+        return f"{_describe(agreed)}: {_who(_ranks(deviating))} several copies that differ in {where}"
     return (
         f"{_describe(agreed)}: ranks {_ranks(deviating)} differ from ranks {_ranks(agreeing)}; rank {other.rank} in "
-        f"{differing.size} of {len(as_bits(agreed))} elements, the first at {list(at)}"
+        f"{where}"
     )
+
+
+def _who(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]} holds" if len(ranks) == 1 else f"each of ranks {list(ranks)} holds"
 
 
 def _first_of_each_kind(problems: list[Problem]) -> list[Problem]:

@@ -23,6 +23,7 @@ from harness.report import figures
 from harness.report.model import Report, headline
 from harness.report.publish import publish
 from harness.result import Result
+from harness.upstream import address_of
 from harness.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["address_of"] = address_of
     style, script = _asset("page.css"), _asset("page.js")
     environment.globals.update(
         style=Markup(style),

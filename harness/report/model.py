@@ -24,12 +24,21 @@ is loud."""
 
 
 class Change(Enum):
-    """How a verdict relates to the latest conclusive one of the same scenario."""
+    """How a verdict relates to the latest conclusive one of the same scenario.
+
+    The values are those of the JSON. A reader is told of the run before and not of what is known: a known issue can be
+    seen for the first time, and beside its name "new" would read as a contradiction.
+    """
 
     NEW = "new"
     RECURRING = "recurring"
     FIXED = "fixed"
     NONE = ""
+
+    @property
+    def shown(self) -> str:
+        """As reports for people say it."""
+        return {Change.NEW: "first seen", Change.RECURRING: "seen before"}.get(self, self.value)
 
 
 @dataclass(frozen=True)
@@ -161,6 +170,10 @@ class Report:
         """Number of new, recurring and fixed among `results` (default: all)."""
         found = Counter(self.change(r) for r in (self.results if results is None else results))
         return {change: found[change] for change in (Change.NEW, Change.RECURRING, Change.FIXED)}
+
+    def changes_of(self, cluster: Cluster) -> dict[Change, int]:
+        """Those of a cluster's members, where there was a run before to compare with."""
+        return self.changes(cluster.members) if self.before else {}
 
     def table(self) -> list[Row]:
         """Verdict counts by system and release, in the order in which they ran."""

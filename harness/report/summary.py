@@ -38,7 +38,7 @@ def _cluster(cluster: Cluster, report: Report) -> str:
     simplest = cluster.simplest
     known = f", {_escape(simplest.standing)}" if simplest.standing else ""
     known += ", emulated only" if report.emulated_only(simplest) else ""
-    changes = "".join(f", {n} {change.value}" for change, n in report.changes(cluster.members).items() if n)
+    changes = "".join(f", {n} {change.shown}" for change, n in report.changes_of(cluster).items() if n)
     return (
         f"\n**{_escape(cluster.signature)}** ({len(cluster.members)} scenarios{changes}{known})  \n"
         f"{_escape(headline(simplest))}  \n`shardproof replay {simplest.id}`: {_escape(str(simplest.scenario))}\n"

@@ -11,6 +11,7 @@ from typing import TextIO
 from harness.diff import Difference
 from harness.report.model import Change, Cluster, Report, cures_line, headline
 from harness.result import Result
+from harness.upstream import compared
 from harness.verdict import SEVERITY, Verdict
 
 _COLOURS = {
@@ -85,7 +86,7 @@ def render_result(result: Result, colour: bool = False, *, emulated_only: bool =
     if result.standing:
         lines.append(f"  {result.standing}")
     for explanation in result.explanations:
-        bugs = f"; compare {', '.join(explanation.bug_ids)}" if explanation.bug_ids else ""
+        bugs = compared(explanation.bug_ids)
         lines.append(f"  {explanation.mechanism} ({explanation.confidence}{bugs}): {explanation.text}")
     if not result.explanations:
         lines.append(f"  {headline(result)}")
@@ -161,9 +162,8 @@ def _line(cells: Sequence[str], widths: Sequence[int], dress: Callable[[str, int
 
 def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str:
     simplest = cluster.simplest
-    changes = report.changes(cluster.members)
     notes = [f"{len(cluster.members)} scenario{'s' * (len(cluster.members) > 1)}"]
-    notes += [f"{n} {change.value}" for change, n in changes.items() if n]
+    notes += [f"{n} {change.shown}" for change, n in report.changes_of(cluster).items() if n]
     if simplest.standing:
         notes.append(simplest.standing)
     if report.emulated_only(simplest):
@@ -172,8 +172,7 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
     lines = [f"{number}. {title}  [{', '.join(notes)}]"]
     if cluster.mechanism:
         best = simplest.explanations[0]
-        bugs = f"; compare {', '.join(best.bug_ids)}" if best.bug_ids else ""
-        lines.append(f"   {cluster.mechanism} ({best.confidence}{bugs})")
+        lines.append(f"   {cluster.mechanism} ({best.confidence}{compared(best.bug_ids)})")
     lines.append(f"   {headline(simplest)}")
     lines.append(f"   smallest: {simplest.scenario}")
     if simplest.failed_op:
@@ -212,7 +211,7 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     changes = report.changes()
     if report.before and any(changes.values()):
         told = (Change.NEW, Change.RECURRING, Change.FIXED)
-        lines.append("against earlier runs: " + ", ".join(f"{changes[change]} {change.value}" for change in told))
+        lines.append("against earlier runs: " + ", ".join(f"{changes[change]} {change.shown}" for change in told))
     if page is not None:
         lines.append(f"report: {page}")
     return "\n".join(lines)

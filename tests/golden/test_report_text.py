@@ -26,8 +26,8 @@ reference    2.13.0      1            0         0      0     0        0      1  
    smallest: system=torch-fsdp2 seed=7
    replay: shardproof replay {unknown}
 
-2. torch-fsdp2 mismatch: load: exp_avg dtype, param bits, written step missing  [2 scenarios, 1 new, 1 recurring]
-   wrong_dtype (certain; compare MLM-1842)
+2. torch-fsdp2 mismatch: load: exp_avg dtype, param bits, written step missing  [2 scenarios, 1 first seen, 1 seen before]
+   wrong_dtype (certain; compare https://github.com/NVIDIA/Megatron-LM/issues/1842)
    State was cast to the parameter's dtype: exp_avg of embed.weight <script>alert(1)</script>.
    smallest: system=torch-fsdp2 dtype=bf16 mesh=1x2x1 offload=cpu
    failed at operation 8 (load)
@@ -42,13 +42,13 @@ reference    2.13.0      1            0         0      0     0        0      1  
        Expected 0.5 (0x3f000000) but got 0.5000001 (0x3f000001)
    replay: shardproof replay {mismatch}
 
-3. {crash_signature}  [1 scenario, 1 new, emulated only: not seen on a GPU yet]
+3. {crash_signature}  [1 scenario, 1 first seen, emulated only: not seen on a GPU yet]
    builtins.RuntimeError on rank 5: size of tensor a (3) must match b (4) <script>alert(1)</script>\x00
    smallest: system=torch-fsdp2 mesh=1x8x1
    failed at operation 3 (save)
    replay: shardproof replay {crash}
 
-4. torch-fsdp2 hang: load: deadline: rank N did not answer for N s  [1 scenario, 1 new, known issue torch-fsdp2-1]
+4. torch-fsdp2 hang: load: deadline: rank N did not answer for N s  [1 scenario, 1 first seen, known issue torch-fsdp2-1]
    deadline on rank 3: rank 3 did not answer for 20 s
    smallest: system=torch-fsdp2 program=unfreeze
    failed at operation 8 (load)
@@ -60,9 +60,9 @@ equivalent: 1 × torch-fsdp2: exp_avg equivalent: zeros
 excluded: 120 combinations for 1 reason, see the report
 
 3 pass, 2 unsupported, 2 mismatch, 1 crash, 1 hang, 1 unknown (1 known)
-against earlier runs: 3 new, 1 recurring, 0 fixed
+against earlier runs: 3 first seen, 1 seen before, 0 fixed
 report: reports/nightly/index.html
-"""
+"""  # noqa: E501
 
 
 def test_a_run_with_everything() -> None:
@@ -107,7 +107,8 @@ def test_one_result_in_full() -> None:
     )
     on_gpu = render_result(replace(result, device="1 x H200"), emulated_only=True)
     assert "  device: 1 x H200\n  emulated only: not seen on a GPU yet\n" in on_gpu
-    assert "wrong_dtype (certain; compare MLM-1842): State was cast" in render_result(samples.mismatch())
+    compared = "wrong_dtype (certain; compare https://github.com/NVIDIA/Megatron-LM/issues/1842): State was cast"
+    assert compared in render_result(samples.mismatch())
 
 
 def test_colour_changes_nothing_but_colour() -> None:

@@ -24,11 +24,13 @@ def other_dtype(difference: Difference, context: Context) -> Finding | None:
     if expected.shape == observed.shape and "utf8" not in (expected.dtype, observed.dtype):
         wanted, got = as_numbers(expected), as_numbers(observed)
         with np.errstate(over="ignore", invalid="ignore"):
-            rounded = wanted.astype(got.dtype)
+            rounded, unrounded = wanted.astype(got.dtype), got.astype(wanted.dtype)
         if np.array_equal(wanted.astype(np.float64), got.astype(np.float64)):
             values = "with equal values"
         elif rounded.tobytes() == got.tobytes():
             values = "with the values rounded to it"
+        elif unrounded.tobytes() == wanted.tobytes():
+            values = f"with values that were not rounded to {expected.dtype}"
     clause = f"{tensor(difference.key)} is {observed.dtype} instead of {expected.dtype}, {values}"
     evidence = {"name": difference.key.fqn, "expected": expected.dtype, "observed": observed.dtype, "values": values}
     return Finding("certain", f"{clause}, after {context.op_name(difference.key.op)}", evidence)

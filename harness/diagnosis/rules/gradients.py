@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from harness.diff import Difference, as_numbers, numpy_dtype
 from harness.program import Op
 from harness.scenario import Mesh
 
-LINEAR_ROLES = ("grad", "exp_avg", "momentum", "norm")
+LINEAR_ROLES = ("grad", "exp_avg", "momentum", "norm", "quant_scale")
 
 ROUNDING = 2.0**-16
 """A factor that is closer to 1 is another rounding, not a wrong count: kernels round 1 - beta differently, say."""
@@ -74,6 +75,11 @@ def _known_factors(context: Context, index: int) -> Iterator[tuple[str, float]]:
 def missing_contribution(difference: Difference, context: Context) -> Finding | None:
     """The gradient is the exact sum of some contributions only (DS-7981, DS-7985, AM-3135)."""
     return _assembled(difference, context, _partial_sums)
+
+
+def reduced_twice(difference: Difference, context: Context) -> Finding | None:
+    """The gradient was averaged, and what came out was reduced, or added to, once more (MLM-6357, MLM-6660)."""
+    return _assembled(difference, context, _second_reductions)
 
 
 def narrowed_sum(difference: Difference, context: Context) -> Finding | None:
@@ -146,6 +152,36 @@ def _partial_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
         yield "the average of all microbatches but the last plus one rank's own last one", late
 
 
+def _second_reductions(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
+    """What a second reduction makes of an average. every: shape (microbatches, dp, numel).
+
+    An average lies where its owner keeps it, beside what the other ranks still hold of their own: a second reduction
+    mixes the two. Each element may have another owner.
+    """
+    batches, dp, _ = every.shape
+    if dp > 1:
+        own = every.sum(axis=0)
+        mean = own.sum(axis=0)[None] / dp
+        yield (
+            "its average over the ranks, averaged once more with the other ranks' own gradients",
+            ((mean + own.sum(axis=0) - own) / dp),
+        )
+        yield "its average over the ranks plus one rank's own gradient", np.concatenate([mean + own, mean + own / dp])
+    for count in sorted({dp, mesh.dp_replicate, mesh.dp_shard} - {1}) if batches > 1 else ():
+        kept = np.zeros_like(every[0])
+        for batch in every:
+            kept = (kept + batch) / count
+        yield (
+            f"divided by {count} again with every microbatch",
+            np.stack([kept.sum(axis=0), kept.sum(axis=0) * count / dp]),
+        )
+    if batches > 1:
+        kept = np.zeros_like(every[0])
+        for batch in every:
+            kept = 2 * kept + batch
+        yield "doubled with every further microbatch", np.concatenate([kept / dp, kept.sum(axis=0)[None] / dp])
+
+
 def _narrow_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
     """Averages whose partial sums are rounded. every: shape (microbatches, dp, numel)."""
     for name in ("bf16", "fp16"):
@@ -157,10 +193,20 @@ def _narrow_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
             yield f"accumulated over microbatches in {name}", accumulated.sum(axis=0)[None] / mesh.dp
             single = every.astype(dtype).astype(np.float64)
             yield f"the average of contributions rounded to {name}", single.sum(axis=(0, 1))[None] / mesh.dp
-            reduced = np.zeros_like(every[0, 0])
-            for rank in accumulated:
+            yield f"accumulated and reduced in {name}", _reduced_in(accumulated, dtype) / mesh.dp
+
+
+def _reduced_in(ranks: Floats, dtype: np.dtype[Any]) -> Floats:
+    """The sum over ranks, rounded after every addition: a ring adds each of its chunks from another rank on, in one
+    direction. Shape (alternatives, numel)."""
+    sums = []
+    for order in (ranks, ranks[::-1]):
+        for first in range(len(ranks)):
+            reduced = np.zeros_like(ranks[0])
+            for rank in np.roll(order, -first, axis=0):
                 reduced = (reduced + rank).astype(dtype).astype(np.float64)
-            yield f"accumulated and reduced in {name}", reduced[None] / mesh.dp
+            sums.append(reduced)
+    return np.stack(sums)
 
 
 def gradient_kept(difference: Difference, context: Context) -> Finding | None:
@@ -202,9 +248,15 @@ RULES = (
         missing_contribution,
         ("DS-7981", "DS-7985", "AM-3135", "PT-102901"),
     ),
+    Rule(
+        "reduced_twice",
+        "Gradients were reduced more than once",
+        reduced_twice,
+        ("MLM-6357", "MLM-6660", "MLM-6773"),
+    ),
     Rule("gradient_kept", "Gradients of earlier steps were not cleared", gradient_kept, ("MLM-6871",)),
     Rule("narrowed_sum", "Gradients were added in a narrower dtype", narrowed_sum, ("AM-2484", "PT-186998", "AM-3540")),
-    Rule("scaled", "A gradient has the wrong scale", scaled, ("TT-1551", "MLM-3023")),
+    Rule("scaled", "Values have the wrong scale", scaled, ("TT-1551", "MLM-3023")),
 )
 
 OVERFLOW = (

@@ -14,7 +14,14 @@ import numpy.typing as npt
 from harness.diagnosis.explanation import Context, Finding, Rule, tensor
 from harness.diff import Difference
 from harness.observe.assemble import Bits, as_bits
+from harness.observe.logical import Value
 from harness.scenario import Mesh
+
+WINDOW, WINDOWS = 6, 8
+"""How many elements in a row are no chance, and at how many places of a tensor they are looked for."""
+
+LARGEST = 1 << 16
+"""Bytes of a tensor in which windows are looked for."""
 
 
 def permuted(difference: Difference, context: Context) -> Finding | None:
@@ -139,6 +146,47 @@ def _overlap(
     return wanted[first : len(wanted) + by], got[first - by :]
 
 
+def from_neighbours(difference: Difference, context: Context) -> Finding | None:
+    """A stretch of a tensor holds a stretch of another one: both were cut out of one flat buffer (MLM-5077: padding).
+
+    Only what is written is looked at, since there the cut is made. A window of what deviates is looked for in every
+    other tensor of the role.
+    """
+    pair, key = context.pair(difference), difference.key
+    if pair is None or key.where != "written" or len(pair.observed.data) > LARGEST:
+        return None
+    got = as_bits(pair.observed)
+    for start in pair.at[:: max(1, len(pair.at) // WINDOWS)]:
+        window = got[start : start + WINDOW]
+        if len(window) < WINDOW or len(np.unique(window)) < 3:
+            continue
+        for other, value in context.siblings(key):
+            at = _found(window, value) if value.dtype == pair.observed.dtype else None
+            if at is None or at == start:  # at its own place: sources.other_parameter says so of the whole tensor
+                continue
+            source = as_bits(value)
+            before = _common(got[:start][::-1], source[:at][::-1])
+            length = before + _common(got[start:], source[at:])
+            source_of = f"those of {other.fqn} from element {at - before} on, after {context.op_name(key.op)}"
+            clause = f"{length} of {len(got)} elements of {tensor(key)} are {source_of}"
+            evidence = {"name": key.fqn, "from": other.fqn, "at": at - before, "elements": length}
+            return Finding("certain", clause, evidence)
+    return None
+
+
+def _found(window: Bits, value: Value) -> int | None:
+    """Where the window begins in a value; None if nowhere, or if it lies across elements."""
+    at = value.data.find(window.tobytes())
+    return at // window.itemsize if at >= 0 and at % window.itemsize == 0 else None
+
+
+def _common(one: Bits, other: Bits) -> int:
+    """For how many elements two stretches agree from their beginnings on."""
+    length = min(len(one), len(other))
+    unequal = np.flatnonzero(one[:length] != other[:length])
+    return int(unequal[0]) if len(unequal) else length
+
+
 RULES = (
     Rule(
         "permuted",
@@ -158,5 +206,11 @@ RULES = (
         "A tensor is read or written at a wrong offset",
         shifted,
         ("DS-1380", "DS-8158", "MLM-5898", "MLM-2576"),
+    ),
+    Rule(
+        "from_neighbours",
+        "Parts of one tensor are stored under another one's name",
+        from_neighbours,
+        ("MLM-5077", "DS-8158"),
     ),
 )

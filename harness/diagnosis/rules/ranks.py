@@ -4,7 +4,7 @@ alone."""
 from __future__ import annotations
 
 from harness.diagnosis.explanation import Context, Finding, Rule, tensor
-from harness.diff import Difference
+from harness.diff import Difference, as_numbers
 
 
 def replicas_diverged(difference: Difference, context: Context) -> Finding | None:
@@ -13,6 +13,24 @@ def replicas_diverged(difference: Difference, context: Context) -> Finding | Non
         return None
     clause = f"{tensor(difference.key)} after {context.op_name(difference.key.op)}, {difference.detail}"
     return Finding("certain", clause, {"name": difference.key.fqn, "ranks": list(difference.ranks)})
+
+
+def norms_differ(difference: Difference, context: Context) -> Finding | None:
+    """Ranks measured different norms of one gradient, so that each clips what it holds by another factor (TE-2713)."""
+    if difference.kind != "replica_conflict" or difference.key.role != "norm":
+        return None
+    return replicas_diverged(difference, context)
+
+
+def norm_of_a_part(difference: Difference, context: Context) -> Finding | None:
+    """A norm that is not that of all elements: some were left out, or counted more than once (MLM-5916)."""
+    expected, observed = context.expected.get(difference.key), context.observed.get(difference.key)
+    if difference.kind != "norm" or expected is None or observed is None:
+        return None
+    wanted, got = (float(as_numbers(value).reshape(-1)[0]) for value in (expected, observed))
+    why = "as if elements were left out" if got < wanted else "as if elements were counted more than once"
+    clause = f"{difference.key.fqn} is {got:.6g} instead of {wanted:.6g} after {context.op_name(difference.key.op)}"
+    return Finding("likely", f"{clause}, {why}", {"name": difference.key.fqn, "expected": wanted, "observed": got})
 
 
 def bad_partition(difference: Difference, context: Context) -> Finding | None:
@@ -56,9 +74,11 @@ def one_rank(difference: Difference, context: Context) -> Finding | None:
 
 
 RULES = (
+    Rule("norms_differ", "Ranks clip by different norms", norms_differ, ("TE-2713",)),
+    Rule("norm_of_a_part", "The gradient norm is not that of all gradients", norm_of_a_part, ("MLM-5916",)),
     Rule(
         "replicas_diverged",
-        "Replicas of one tensor are not equal",
+        "Copies of one tensor are not equal",
         replicas_diverged,
         ("AM-3135", "AM-3822", "PT-176076", "DS-7985"),
     ),

@@ -96,9 +96,12 @@ def load_did_nothing(difference: Difference, context: Context) -> Finding | None
     pair = context.pair(difference)
     if pair is None or before is None or not pair.explained_by(before) or _copy_of_loaded(key, context):
         return None
+    if len(pair.at) < difference.total:
+        few = f"{len(pair.at)} of {difference.total} elements of {tensor(key)}"
+        clause = f"{few} are unchanged by {context.op_name(key.op)}"
     *_, oldest = (index for index, value in context.earlier(key) if pair.explained_by(value))
     if context.op_kind(oldest) == "build":
-        clause += f" and still has {moment(oldest, context)}"
+        clause += f" and still {'have' if len(pair.at) < difference.total else 'has'} {moment(oldest, context)}"
     return Finding(_at_least_likely(pair), clause, evidence)
 
 

@@ -63,6 +63,7 @@ class Evidence(NamedTuple):
 BY_CURE, BY_FACE, IN_PART = "cure", "face", "part"
 """How a failure is known: it passes with the defects cured; it only looks like them, since one of them has no cure that
 applies; it looks like them, and something new fails once they are cured. See `harness.attribution`."""
+_KNOWN_BY = {BY_FACE: ", by face only", IN_PART: " in part: what fails behind it is told apart"}
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Result:
         """How a failure stands to the known issues, for a reader; empty for one that is new and in front."""
         if self.behind:
             return f"new behind {self.behind}"
-        how = {BY_FACE: ", by face only", IN_PART: ", and something new behind it"}.get(self.known_by, "")
+        how = _KNOWN_BY.get(self.known_by, "")
         return f"known issue {self.known_issue}{how}" if self.known_issue else ""
 
     @property

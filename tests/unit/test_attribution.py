@@ -91,7 +91,7 @@ def test_a_known_defect_without_a_face_of_its_own_behind_another() -> None:
 def test_another_defect_with_the_same_face_is_new() -> None:
     first, behind = attributed(failing("face of B"), KNOWN, library("2777", "another one"))
     assert (first.known_issue, first.known_by) == ("megatron-core-2777", IN_PART)
-    assert first.standing == "known issue megatron-core-2777, and something new behind it"
+    assert first.standing == "known issue megatron-core-2777 in part: what fails behind it is told apart"
     assert (behind.known_issue, behind.behind) == (None, "megatron-core-2777")
     assert behind.scenario.version == "0.16.1+cured:2777"
     assert behind.standing == "new behind megatron-core-2777"

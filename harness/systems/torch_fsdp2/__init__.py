@@ -12,6 +12,7 @@ SYSTEM = System(
     doc="PyTorch FSDP2 (fully_shard) with distributed checkpoint, unmodified, on gloo or on GPUs",
     home=__name__,
     distributions=("torch",),
+    predicates_entry="accepts:PREDICATES",
     warm_up="rank:warm_up",
     export_entry="export:draft",
 )

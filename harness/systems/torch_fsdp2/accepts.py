@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.mechanisms.fsdp2.formats import FORMATS
-from harness.scenario import DTypePolicy, Offload, Optimizer
+from harness.models import model_spec
+from harness.scenario import DTypePolicy, Mesh, Offload, Optimizer, Scenario, load_mesh
 from harness.systems.accepts import (
     EVERY_STEP,
     NUMBERS,
@@ -59,3 +60,22 @@ ACCEPTS = Accepts(
         fsdp2.FP16_RANGE,
     ),
 )  # fmt: skip
+
+
+def strided_unevenly(scenario: Scenario) -> bool:
+    """Whether FSDP cannot share out evenly the rows that tensor parallelism has cut, on the first mesh or the second.
+
+    For example, 6 rows over 2 tensor-parallel ranks are 3 and 3, which 2 FSDP ranks hold as 2 and 1.
+    """
+    meshes = [scenario.mesh, load_mesh(scenario)]
+    cut = [p.spec.shape[0] for p in model_spec(scenario.model).unique_params if p.spec.tp_dim == 0]
+    return any(_uneven(rows, mesh) for mesh in meshes if mesh and mesh.tp > 1 for rows in cut)
+
+
+def _uneven(rows: int, mesh: Mesh) -> bool:
+    most = -(-rows // mesh.tp)
+    parts = {min(most, rows - start) for start in range(0, rows, most)}
+    return any(part % mesh.dp_shard for part in parts)
+
+
+PREDICATES = {"strided_unevenly": strided_unevenly}

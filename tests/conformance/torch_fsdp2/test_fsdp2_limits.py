@@ -9,9 +9,9 @@ import pytest
 
 from harness.errors import UsageError
 from harness.mechanisms.fsdp2.formats import FORMATS, CheckpointPlan, checkpoint_plan
-from harness.scenario import Scenario
+from harness.scenario import Mesh, Scenario
 from harness.systems.torch_fsdp2 import SYSTEM
-from harness.systems.torch_fsdp2.accepts import ACCEPTS
+from harness.systems.torch_fsdp2.accepts import ACCEPTS, strided_unevenly
 
 BASE = Scenario(system="torch-fsdp2")
 
@@ -117,3 +117,19 @@ def test_what_the_parent_asks_of_the_system_imports_no_torch() -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert SYSTEM.world == "fork"
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "load", "uneven"),
+    [
+        ("dense", Mesh(1, 2, 2), "same", False),  # 16 and 12 rows over 2 x 2
+        ("frozen_tower", Mesh(1, 3, 2), "same", True),  # 7 rows: 4 and 3, over 3 ranks
+        ("frozen_tower", Mesh(1, 3, 1), "same", False),  # no tensor parallelism
+        ("frozen_tower", Mesh(1, 3, 1), "1x3x2", True),  # but after the reshard
+        ("experts", Mesh(1, 3, 2), "same", False),  # cut along another dim than the rows
+    ],
+)
+def test_where_a_strided_shard_is_uneven(model: str, mesh: Mesh, load: str, uneven: bool) -> None:
+    program = "build step save reshard build load" if load != "same" else "build step"
+    scenario = Scenario("torch-fsdp2", model=model, mesh=mesh, load=load, program=program)
+    assert strided_unevenly(scenario) is uneven

@@ -14,6 +14,7 @@ from harness.export.case import Case
 from harness.export.script import SCRIPT, Draft, body_lines
 from harness.report.findings import section_of
 from harness.report.model import headline
+from harness.systems.protocol import System
 from harness.systems.registry import system_named
 from harness.tables import text_of
 
@@ -48,11 +49,16 @@ def told_of(case: Case, known: str | None) -> Told:
     Args:
         known: ids of the known issues that it matches, joined by `+`; None for none.
     """
-    system = system_named(case.scenario.system)
+    found = told_about(system_named(case.scenario.system), known)
+    return found or Told(headline(case.result), f"It shows in {subject_of(case)}.")
+
+
+def told_about(system: System, known: str | None) -> Told | None:
+    """What a system's entries say of known issues, joined by `+`; None where there is none."""
     findings = {finding.id: finding for finding in section_of(system).findings}
     found = [findings[name] for name in (known or "").split("+") if name in findings]
     if not found:
-        return Told(headline(case.result), f"After {subject_of(case)}.")
+        return None
     first = found[0]
     cause = findings.get(first.cause, first)
     cure = first.cure or cause.cure

@@ -85,7 +85,10 @@ def render_index(report: Report) -> str:
 
 def render_failure(report: Report, result: Result) -> str:
     """The page of one failure."""
-    return _render("failure.html", report=report, result=result, index=INDEX)
+    from harness.export.page import filing_of
+
+    filing = filing_of(result, result.known_issue or report.issues.match(result))
+    return _render("failure.html", report=report, result=result, index=INDEX, filing=filing)
 
 
 def _banner(report: Report) -> tuple[str, str]:

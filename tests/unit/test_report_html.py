@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
+import json
 import re
 import time
 from dataclasses import replace
@@ -13,7 +15,10 @@ from pathlib import Path
 import pytest
 import report_samples as samples
 
+from harness.known_issues import KnownIssues, known_issues_of
 from harness.report.html import PAGES_A_CAUSE, render_failure, render_index, write_html
+from harness.result import Result
+from harness.systems.registry import system_named
 from harness.verdict import Verdict
 
 VOID = {"meta", "link", "input", "br"}
@@ -161,3 +166,25 @@ def test_three_thousand_results_stay_below_five_megabytes(tmp_path: Path) -> Non
 def test_a_program_that_does_not_expand_still_has_a_page() -> None:
     broken = replace(samples.crash(), scenario=samples.scenario(program="load"), verdict=Verdict.CRASH)
     assert "shardproof replay" in render_failure(samples.report(), broken)
+
+
+def test_a_failure_page_speaks_to_the_maintainers() -> None:
+    golden = Path(__file__).parents[1] / "golden" / "exports" / "torch-fsdp2-164929.json"
+    result = Result.from_json(json.loads(golden.read_text("utf-8")))
+    report = replace(samples.report(), issues=KnownIssues(known_issues_of(system_named("torch-fsdp2"))))
+    page = html.unescape(render_failure(report, result))
+    for told in (
+        "fully_shard(model, mesh=mesh)",
+        "dcp.save(state_dicts(model, optimizer), checkpoint_id=CHECKPOINT)",
+        "state_dict.py:629 (2.13.0), _init_optim_state",
+        'href="https://github.com/pytorch/pytorch/issues/164929"',
+        "The first real update uses the bias correction of the second one",
+        "It shows after: build, save.",
+        "shardproof export 077f9c987f63",
+        "+    for param in optim.state.keys() - known:",
+    ):
+        assert told in page, told
+
+
+def test_a_failure_page_says_why_there_are_no_calls() -> None:
+    assert "No script:" in render_failure(samples.report(), replace(samples.crash(), system="reference"))

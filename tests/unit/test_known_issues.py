@@ -113,6 +113,7 @@ def test_a_systems_entries_are_about_no_other_system(load: Load) -> None:
 
 
 def test_an_entry_may_ask_a_predicate_of_its_system(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(system_named("torch-fsdp2")), "predicates", {})
     with pytest.raises(UsageError, match="when: given 'owns_nothing'; allowed: none: the system has no predicates"):
         load(MISMATCH + 'when = "owns_nothing"')
     asked: list[Scenario] = []

@@ -26,7 +26,8 @@ A file may also hold one `[scenario]` or several `[[scenario]]`, with or without
 
 The spaces that ship with shardproof (`scenarios/nightly.toml` and the like) name no system. How a system is walked in
 one of them lies in the system's own `walk.toml`, in a table with the space's name, `[nightly]`; further walks of the
-same space follow a slash, `["nightly/fsdp"]`. `extends = "nightly"` takes every walk of another space, with the
+same space follow a slash, `["nightly/fsdp"]`, and take over the first one's axes and settings with `extends = true`.
+In a space, `extends = "nightly"` takes every walk of another space, with the
 settings and axes of this one over it; `leave_out = false` then leaves nothing out.
 """
 
@@ -56,7 +57,7 @@ MAX_STRENGTH = 4
 ALL = len(WALKED_AXES)
 _SETTINGS = ("cured", "exhaustive", "strength", "three_way", "budget_s")
 _SPACE_KEYS = ("title", "extends", "leave_out", *_SETTINGS)
-_WALK_KEYS = ("axes", "leave_out", *_SETTINGS)
+_WALK_KEYS = ("axes", "extends", "leave_out", *_SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Walk:
     * budget_s: seconds the walk may take; None = any.
     * leave_out: what it does not walk, with reasons.
     * part: which of several walks of the system in one space; empty for the only or the main one.
-    * sample: it is the plain sample of a walk over a cured library (`_with_samples`).
+    * sample: it is the plain sample of a walk over a cured library (`harness.space.walk.plain_sample`).
     """
 
     system: str
@@ -137,7 +138,6 @@ class Space:
             replace(walk, system=system, version=version or walk.version)
             for system, version in chosen
             for walk in own.get(system, [self.general] if self.general else [])
-            if not (version and walk.sample)
         ]
         scenarios = [replace(s, system=name, version=version) for s in self.scenarios for name, version in chosen]
         return replace(self, walks=tuple(walks), scenarios=tuple(dict.fromkeys(scenarios)))
@@ -299,33 +299,21 @@ def _walks(document: Table, name: str) -> tuple[Walk, tuple[Walk, ...]]:
     space = document.table("space").only(_SPACE_KEYS)
     over = Table({**{key: space.content[key] for key in _SETTINGS if key in space}, "axes": _axes_of(document)},
                  space.where)  # fmt: skip
-    extended = [w for w in load_space(space.text("extends")).walks if not w.sample] if "extends" in space else []
+    extended = load_space(space.text("extends")).walks if "extends" in space else ()
     general = _settled(Walk(""), over)
     base = {(walk.system, walk.part): _settled(walk, over) for walk in extended}
     for system, part, table in _tables_of(document, name):
-        walk = base.get((system, part), replace(general, system=system, part=part))
+        start = base[system, ""] if table.flag("extends", absent=False) else replace(general, system=system)
+        walk = base.get((system, part), replace(start, part=part))
         base[system, part] = _settled(walk, table.only(_WALK_KEYS))
     walks = list(base.values())
     if not space.flag("leave_out", absent=True):
         walks = [replace(walk, leave_out=()) for walk in walks]
-    walks = list(_with_samples(walks))
     if not walks:
         raise UsageError.of(
             f"{document.where}: systems", "none", "a table [system.NAME] for each", "[system.torch-fsdp2]"
         )
     return general, tuple(walks)
-
-
-def _with_samples(walks: Iterable[Walk]) -> Iterator[Walk]:
-    """Walks, each over a cured library with a small one over the library as it is: every value of every axis occurs in
-    it, so that a cure cannot hide that something else is broken without it."""
-    for walk in walks:
-        yield walk
-        if walk.version == CURED:
-            yield replace(
-                walk, part=f"{walk.part}/plain", version="", exhaustive=(), strength=1, three_way=(), budget_s=None,
-                sample=True,
-            )  # fmt: skip
 
 
 def _axes_of(document: Table) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ dear, takes the shard asked for, and refuses a budget that it would exceed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -20,9 +20,10 @@ from harness.errors import UsageError
 from harness.scenario import AXES, DTypePolicy, Scenario, value_text
 from harness.space.constraints import impossible
 from harness.space.cost import cost_model
-from harness.space.files import Space
-from harness.space.walk import Walked, follow
+from harness.space.files import Space, Walk
+from harness.space.walk import Walked, follow, plain_sample
 from harness.systems.registry import system_named
+from harness.versions import CURED
 
 PLAIN = DTypePolicy()
 
@@ -147,7 +148,7 @@ def make_plan(spaces: Sequence[Space], selection: Selection = Selection()) -> Pl
             any system supports.
     """
     chosen = [_selected(space, selection) for space in spaces]
-    walked = tuple(follow(walk, selection.seed, selection.sample) for space in chosen for walk in space.walks)
+    walked = tuple(chain.from_iterable(_followed(walk, selection) for space in chosen for walk in space.walks))
     explicit = [scenario for space in chosen for scenario in space.scenarios]
     for scenario in explicit:
         _require_valid(scenario)
@@ -158,12 +159,20 @@ def make_plan(spaces: Sequence[Space], selection: Selection = Selection()) -> Pl
     if not supported:
         raise _nothing_supported(refused, walked)
     budgets: dict[str, float] = defaultdict(float)
-    for entry in walked:
-        budgets[entry.walk.system] += entry.walk.budget_s or inf
+    for walk in (entry.walk for entry in walked if not entry.walk.sample):
+        budgets[walk.system] += walk.budget_s or inf
     first, last = (
         sorted((s for s in part if in_shard(s, selection.shard)), key=_order) for part in (supported, refused)
     )
     return Plan(tuple(first), {s: refused[s] for s in last}, walked, dict(budgets), selection.shard)
+
+
+def _followed(walk: Walk, selection: Selection) -> Iterator[Walked]:
+    """What a walk came to and, after one over a cured library, its plain sample."""
+    walked = follow(walk, selection.seed, selection.sample)
+    yield walked
+    if walk.version == CURED and selection.sample is None:
+        yield plain_sample(walked)
 
 
 def _refused(scenarios: Iterable[Scenario]) -> dict[Scenario, str]:

@@ -8,7 +8,7 @@ refused scenarios contain are planned too: they run as `unsupported`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from math import prod
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UsageError
-from harness.scenario import Mesh, Scenario, parse_axis
+from harness.scenario import Mesh, Scenario, parse_axis, value_text
 from harness.space.constraints import Table, constraints_of, tabulate
 from harness.space.cost import cost_model
 from harness.space.coverage import Counter, Coverage
@@ -75,6 +75,32 @@ def follow(walk: Walk, seed: int = 0, sample: int | None = None) -> Walked:
         problem.supported.count(),
         tuple(problem.coverages(scenarios)),
     )
+
+
+def plain_sample(walked: Walked) -> Walked:
+    """A few scenarios of a walk over a cured library, on the library as it is: together they have every value of every
+    axis that the walk's have, so that a cure cannot hide that something else is broken without it."""
+    bits: dict[tuple[str, str], int] = {}
+    masks = []
+    for scenario in walked.supported:
+        values = ((axis, value_text(axis, getattr(scenario, axis))) for axis in walked.walk.axes)
+        masks.append(sum(bits.setdefault(value, 1 << len(bits)) for value in values))
+    left, chosen = (1 << len(bits)) - 1, []
+    while left:
+        best = max(range(len(masks)), key=lambda index: (masks[index] & left).bit_count())
+        chosen.append(replace(walked.supported[best], version=""))
+        left &= ~masks[best]
+    walk = replace(
+        walked.walk,
+        part=f"{walked.walk.part}/plain",
+        version="",
+        exhaustive=(),
+        strength=1,
+        three_way=(),
+        budget_s=None,
+        sample=True,
+    )
+    return Walked(walk, tuple(chosen), (), (), (0, 0, 0), walked.valid, ())
 
 
 class _Problem:

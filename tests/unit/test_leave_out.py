@@ -53,24 +53,18 @@ def test_a_cured_walk_has_a_plain_sample_beside_it(tmp_path: Path) -> None:
     """Every value of every axis occurs in the sample; a version that is asked for takes the place of both."""
     text = SPACE[: SPACE.index("[system.reference]")] + "[system.torch-fsdp2]\ncured = true\nexhaustive = ['mesh']\n"
     space = load_space(str(_written(tmp_path, text.replace('["gathered"]', '["dcp", "full"]'))))
-    cured, sample = space.walks
-    assert (cured.version, sample.version) == ("+cured", "")
-    assert (sample.sample, sample.strength, sample.exhaustive) == (True, 1, ())
-    plan = make_plan([space], Selection())
-    plain = [s for s in plan.scenarios if not s.version]
-    assert {(str(s.mesh)) for s in plain} == {"1x1x1", "1x2x1"}
-    assert {s.checkpoint for s in plain} == {"dcp", "full"}
-    assert len(plain) < len(plan.scenarios) - len(plain)
-    assert [w.version for w in space.on_systems(["torch-fsdp2"]).walks] == ["+cured", ""]
-    assert [w.version for w in space.on_systems(["torch-fsdp2@2.13.0"]).walks] == ["2.13.0"]
-
-
-def test_only_the_walk_that_extends_has_a_sample_of_it(tmp_path: Path) -> None:
-    text = SPACE[: SPACE.index("[system.reference]")] + "[system.torch-fsdp2]\ncured = true\n"
-    base = str(_written(tmp_path, text))
-    wider = tmp_path / "wider.toml"
-    wider.write_text(f'schema = 1\n[space]\ntitle = "wider"\nextends = "{base}"\nstrength = 3\n')
-    assert [(w.strength, w.sample) for w in load_space(str(wider)).walks] == [(3, False), (1, True)]
+    cured, sample = make_plan([space], Selection()).walked
+    assert (cured.walk.version, sample.walk.version, sample.walk.sample) == ("+cured", "", True)
+    assert {s.version for s in sample.supported} == {""}
+    for axis in ("mesh", "program", "checkpoint"):
+        assert {getattr(s, axis) for s in sample.supported} == {getattr(s, axis) for s in cured.supported}
+    assert len(sample.supported) < len(cured.supported)
+    for selection, versions in (
+        (Selection(("torch-fsdp2",)), ["+cured", ""]),
+        (Selection(("torch-fsdp2@2.13.0",)), ["2.13.0"]),
+        (Selection(sample=2), ["+cured"]),
+    ):
+        assert [walked.walk.version for walked in make_plan([space], selection).walked] == versions
 
 
 def _written(folder: Path, text: str) -> Path:

@@ -240,7 +240,7 @@ def test_a_file_may_list_several_scenarios(tmp_path: Path) -> None:
 def test_shipped_spaces_are_complete_at_their_strength_within_budget(name: str) -> None:
     plan = make_plan([load_space(name)])
     plan.require_budget()
-    for walked in plan.walked:
+    for walked in (walked for walked in plan.walked if not walked.walk.sample):
         reached = {c.strength: c.complete for c in walked.coverages if len(c.axes) == len(walked.coverages[0].axes)}
         assert reached[walked.walk.strength], walked.walk.system
         assert all(c.complete for c in walked.coverages if set(c.axes) <= set(walked.walk.three_way))

@@ -26,8 +26,8 @@ A file may also hold one `[scenario]` or several `[[scenario]]`, with or without
 
 The spaces that ship with shardproof (`scenarios/nightly.toml` and the like) name no system. How a system is walked in
 one of them lies in the system's own `walk.toml`, in a table with the space's name, `[nightly]`; further walks of the
-same space follow a slash, `["nightly/fsdp"]`, and take over the first one's axes and settings with `extends = true`.
-In a space, `extends = "nightly"` takes every walk of another space, with the
+same space follow a slash, `["nightly/fsdp"]`. What a cured walk is to run on the library as it is, with the reason, is
+said like what it leaves out, in `[[nightly.plain]]`. `extends = "nightly"` takes every walk of another space, with the
 settings and axes of this one over it; `leave_out = false` then leaves nothing out.
 """
 
@@ -57,13 +57,13 @@ MAX_STRENGTH = 4
 ALL = len(WALKED_AXES)
 _SETTINGS = ("cured", "exhaustive", "strength", "three_way", "budget_s")
 _SPACE_KEYS = ("title", "extends", "leave_out", *_SETTINGS)
-_WALK_KEYS = ("axes", "extends", "leave_out", *_SETTINGS)
+_WALK_KEYS = ("axes", "leave_out", "plain", *_SETTINGS)
 
 
 @dataclass(frozen=True)
 class LeaveOut:
-    """Combinations that a walk leaves out. axes: axis → shell-style patterns, one of which its value matches. when: a
-    predicate of the system's, by name (`System.predicates`); empty for none."""
+    """Combinations that a walk leaves out or treats otherwise. axes: axis → shell-style patterns, one of which its value
+    matches. when: a predicate of the system's, by name (`System.predicates`); empty for none."""
 
     reason: str
     axes: Mapping[str, tuple[str, ...]]
@@ -95,6 +95,7 @@ class Walk:
     * three_way: axes of which every valid triple appears.
     * budget_s: seconds the walk may take; None = any.
     * leave_out: what it does not walk, with reasons.
+    * plain: of a cured walk, what it runs on the library as it is, with reasons.
     * part: which of several walks of the system in one space; empty for the only or the main one.
     * sample: it is the plain sample of a walk over a cured library (`harness.space.walk.plain_sample`).
     """
@@ -108,6 +109,7 @@ class Walk:
     three_way: tuple[str, ...] = ()
     budget_s: float | None = None
     leave_out: tuple[LeaveOut, ...] = ()
+    plain: tuple[LeaveOut, ...] = ()
     sample: bool = False
 
 
@@ -303,8 +305,7 @@ def _walks(document: Table, name: str) -> tuple[Walk, tuple[Walk, ...]]:
     general = _settled(Walk(""), over)
     base = {(walk.system, walk.part): _settled(walk, over) for walk in extended}
     for system, part, table in _tables_of(document, name):
-        start = base[system, ""] if table.flag("extends", absent=False) else replace(general, system=system)
-        walk = base.get((system, part), replace(start, part=part))
+        walk = base.get((system, part), replace(general, system=system, part=part))
         base[system, part] = _settled(walk, table.only(_WALK_KEYS))
     walks = list(base.values())
     if not space.flag("leave_out", absent=True):
@@ -369,6 +370,7 @@ def _settled(walk: Walk, table: Table) -> Walk:
         three_way=_axis_names(table, "three_way", walk.three_way),
         budget_s=table.positive("budget_s") if "budget_s" in table else walk.budget_s,
         leave_out=(*walk.leave_out, *map(_left_out, table.tables("leave_out"))),
+        plain=(*walk.plain, *map(_left_out, table.tables("plain"))),
     )
 
 

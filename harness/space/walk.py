@@ -25,6 +25,7 @@ from harness.space.covering import Cover, Rows
 from harness.space.feasible import Axes, Bools, Factor, Feasible, factor
 from harness.space.files import Walk
 from harness.systems.registry import system_named
+from harness.versions import CURED
 
 ENUMERATION_LIMIT = 200_000
 
@@ -81,14 +82,15 @@ def plain_sample(walked: Walked) -> Walked:
     """A few scenarios of a walk over a cured library, on the library as it is: together they have every value of every
     axis that the walk's have, so that a cure cannot hide that something else is broken without it."""
     bits: dict[tuple[str, str], int] = {}
-    masks = []
-    for scenario in walked.supported:
+    masks, cured = [], list[Scenario]()
+    for scenario in (scenario for scenario in walked.supported if scenario.version):
+        cured.append(scenario)
         values = ((axis, value_text(axis, getattr(scenario, axis))) for axis in walked.walk.axes)
         masks.append(sum(bits.setdefault(value, 1 << len(bits)) for value in values))
     left, chosen = (1 << len(bits)) - 1, []
     while left:
         best = max(range(len(masks)), key=lambda index: (masks[index] & left).bit_count())
-        chosen.append(replace(walked.supported[best], version=""))
+        chosen.append(replace(cured[best], version=""))
         left &= ~masks[best]
     walk = replace(
         walked.walk,
@@ -201,12 +203,15 @@ class _Problem:
     def scenarios(self, rows: Rows) -> tuple[Scenario, ...]:
         columns = list(self.values.values())
         fixed = {"system": self.walk.system, "version": self.walk.version}
-        return tuple(
+        found = (
             Scenario.of_checked(
                 {**fixed, **{axis: column[i] for axis, column, i in zip(self.names, columns, row, strict=True)}}
             )
             for row in dict.fromkeys(map(tuple, rows.tolist()))
         )
+        if not self.walk.plain or self.walk.version != CURED:
+            return tuple(found)
+        return tuple(replace(s, version="") if any(rule.matches(s) for rule in self.walk.plain) else s for s in found)
 
     def _demands(self) -> list[Axes]:
         demands = set(combinations(range(len(self.sizes)), self.walk.strength))

@@ -67,6 +67,14 @@ def test_a_cured_walk_has_a_plain_sample_beside_it(tmp_path: Path) -> None:
         assert [walked.walk.version for walked in make_plan([space], selection).walked] == versions
 
 
+def test_a_part_of_a_cured_walk_may_run_plain(tmp_path: Path) -> None:
+    table = "cured = true\n[[system.torch-fsdp2.plain]]\nreason = 'not yet'\naxes = { mesh = '1x2x1' }\n"
+    text = SPACE[: SPACE.index("[system.reference]")] + "[system.torch-fsdp2]\n" + table
+    plan = make_plan([load_space(str(_written(tmp_path, text.replace("gathered", "dcp"))))])
+    walk, _ = plan.walked
+    assert {(str(s.mesh), s.version) for s in walk.supported} == {("1x1x1", "+cured"), ("1x2x1", "")}
+
+
 def _written(folder: Path, text: str) -> Path:
     path = folder / "small.toml"
     path.write_text(text)

@@ -62,7 +62,7 @@ _WALK_KEYS = ("axes", "leave_out", "plain", *_SETTINGS)
 
 @dataclass(frozen=True)
 class LeaveOut:
-    """Combinations that a walk leaves out or treats otherwise. axes: axis → shell-style patterns, one of which its value
+    """Combinations that a walk leaves out or treats otherwise. axes: axis → shell patterns, one of which its value
     matches. when: a predicate of the system's, by name (`System.predicates`); empty for none."""
 
     reason: str

@@ -88,6 +88,18 @@ def test_a_known_defect_without_a_face_of_its_own_behind_another() -> None:
     assert (result.known_issue, result.known_by) == ("megatron-core-2777", BY_CURE)
 
 
+def test_what_comes_and_goes_behind_a_known_defect_is_new() -> None:
+    """Even if it does not come while everything is cured: that may be chance."""
+
+    def flaky(scenario: Scenario) -> Result:
+        everything = split_cures(scenario.version)[1] == ""
+        verdict = Verdict.PASS if everything else Verdict.NONDETERMINISTIC
+        return replace(passing(scenario), verdict=verdict, cured=("2777",))
+
+    first, behind = attributed(failing("face of B"), KNOWN, flaky)
+    assert (first.known_by, behind.verdict) == (IN_PART, Verdict.NONDETERMINISTIC)
+
+
 def test_another_defect_with_the_same_face_is_new() -> None:
     first, behind = attributed(failing("face of B"), KNOWN, library("2777", "another one"))
     assert (first.known_issue, first.known_by) == ("megatron-core-2777", IN_PART)

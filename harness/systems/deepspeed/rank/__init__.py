@@ -1,8 +1,8 @@
 """DeepSpeed on one rank: initialised, trained, saved and loaded through its engine, as its documentation does.
 
 The process group exists already and spans the mesh; the library runs on its own CPU accelerator, with gloo. What a rank
-holds is read from the optimizer wrapper's flat tensors, never through `safe_get_full_*`, which
-communicates; where it belongs is what `harness.systems.deepspeed.flat` says.
+holds is read from the optimizer wrapper's flat tensors, never through `safe_get_full_*`, which communicates; where it
+belongs is what `harness.systems.deepspeed.flat` says.
 
 *Verifies* nothing by itself. *Does not exercise* streams, pinned memory, DeepSpeed's own kernels, NVMe.
 """
@@ -59,8 +59,8 @@ def library() -> Any:
     """The module `deepspeed`, imported on its CPU accelerator. Once a process.
 
     The accelerator's kernel for shared memory would be compiled when the first group is made: gloo does without. On a
-    CPU without instructions for fp16 the accelerator refuses fp16, which torch calculates there all the same, with the
-    same bits: its answer is replaced, and results that needed it say so.
+    CPU without instructions for fp16 the accelerator refuses fp16, which torch calculates there all the same: its
+    answer is replaced, and results that needed it say so.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"
     with warnings.catch_warnings():

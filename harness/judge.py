@@ -191,21 +191,25 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
     Only operations that were observed count, and only checkpoints that could be read.
     """
     scenario, contract = case.scenario, case.system.contract
-    done = {key.op for key in observed}
+    done = {op for op, _, _, _ in observed}
     truth = contract.completed(_twin(case.inputs, _reported_norms(observed)), observed, scenario, done)
-    expected = {key: value for key, value in truth.items() if key.op in done}
-    if any(key.role == "rng" for key in observed):
+    whole = len(done) == len(case.ops)
+    expected = dict(truth) if whole else {key: value for key, value in truth.items() if key.op in done}
+    roles = {role for _, _, role, _ in observed}
+    if "rng" in roles:
         at = [op for op in case.ops if op.index in done]
         expected |= expected_generators(scenario.seed, at, scenario.device)
     saves = [op for op in case.ops if op.kind == "save" and op.index in done - unreadable]
-    kept = carried(observed, case.ops, left_out=not contract.stores_extra_state(scenario))
-    expected |= {
-        key: value
-        for key, value in kept.items()
-        if key.op in done and not (key.where == WRITTEN and key.op in unreadable)
-    }
+    if EXTRA_STATE in roles:
+        kept = carried(observed, case.ops, left_out=not contract.stores_extra_state(scenario))
+        expected |= {
+            key: value
+            for key, value in kept.items()
+            if key.op in done and not (key.where == WRITTEN and key.op in unreadable)
+        }
     for op in saves:
-        live = {key: value for key, value in truth.items() if key.op == op.index}
+        index = op.index
+        live = {key: value for key, value in truth.items() if key[0] == index}
         expected |= _must_be_written(case, live, op)
     return expected
 
@@ -219,9 +223,9 @@ def _must_be_written(case: Case, live: Logical, op: Op) -> Logical:
 
 def _reported_norms(observed: Logical) -> tuple[tuple[int, float], ...]:
     return tuple(
-        (key.op, float(as_numbers(value)[0]))
-        for key, value in observed.items()
-        if key.role == "norm" and value.dtype in ("fp32", "fp64") and len(value.data) == ITEMSIZE[value.dtype]
+        (op, float(as_numbers(value)[0]))
+        for (op, _, role, _), value in observed.items()
+        if role == "norm" and value.dtype in ("fp32", "fp64") and len(value.data) == ITEMSIZE[value.dtype]
     )
 
 
@@ -236,17 +240,17 @@ def _blind_load(ops: Sequence[Op], expected: Logical) -> str:
     If the parameters expected after a load are those expected before it, a load that does nothing passes. Then the
     scenario proves nothing about loading, and its verdict is `unknown`.
     """
+    params: dict[int, dict[str, bytes]] = {}
+    for (index, _, role, fqn), value in expected.items():
+        own = params.setdefault(index, {})
+        if role == "param":
+            own[fqn] = value.data
     for before, op in itertools.pairwise(ops):
-        if op.kind not in ("load", "load_model_only") or not any(key.op == op.index for key in expected):
+        if op.kind not in ("load", "load_model_only") or op.index not in params:
             continue
-        states = [_params(expected, index) for index in (before.index, op.index)]
-        if states[0] == states[1]:
+        if params.get(before.index, {}) == params[op.index]:
             return f"operation {op.index} ({op.kind}) changes no parameter: a load that does nothing would pass"
     return ""
-
-
-def _params(expected: Logical, op: int) -> dict[str, bytes]:
-    return {key.fqn: value.data for key, value in expected.items() if key.op == op and key.role == "param"}
 
 
 def _oracles_disagree(case: Case) -> str:

@@ -17,7 +17,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import tomli_w
@@ -273,18 +273,25 @@ class Scenario:
         made of a few values, each of which has been in a scenario before. What is checked concerns one axis at a
         time."""
         scenario = object.__new__(cls)
-        vars(scenario).update(vars(_DEFAULT))
+        vars(scenario).update(_DEFAULTS)
         vars(scenario).update(values)
         return scenario
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Twelve hex digits: the digest of the non-default fields and the schema number."""
-        return _id(self)
+        payload = json.dumps([SCHEMA, self.axis_values(only_changed=True)], sort_keys=True)
+        return hashlib.sha256(payload.encode()).hexdigest()[:12]
 
     def axis_values(self, only_changed: bool = False) -> dict[str, str]:
         """Axis name → canonical text. With `only_changed`, the fields that differ from the default."""
-        return dict(_axis_values(self, only_changed))
+        if only_changed:
+            return {axis: text for axis, text in self._texts.items() if text != _DEFAULT._texts[axis]}
+        return dict(self._texts)
+
+    @cached_property
+    def _texts(self) -> dict[str, str]:
+        return {axis: self.axis_text(axis) for axis in AXES}
 
     def axis_text(self, axis: str) -> str:
         """The canonical text of one axis."""
@@ -458,19 +465,5 @@ def _render(value: object) -> str:
             return str(value)
 
 
-@lru_cache(maxsize=8192)
-def _axis_values(scenario: Scenario, only_changed: bool) -> dict[str, str]:
-    return {
-        axis: value_text(axis, getattr(scenario, axis))
-        for axis in AXES
-        if not only_changed or getattr(scenario, axis) != getattr(_DEFAULT, axis)
-    }
-
-
-@lru_cache(maxsize=8192)
-def _id(scenario: Scenario) -> str:
-    payload = json.dumps([SCHEMA, _axis_values(scenario, True)], sort_keys=True)
-    return hashlib.sha256(payload.encode()).hexdigest()[:12]
-
-
 _DEFAULT = Scenario()
+_DEFAULTS = dict(vars(_DEFAULT))

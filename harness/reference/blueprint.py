@@ -196,12 +196,11 @@ def gradients(
             microbatch. expert_parallel: how many ranks share the experts out.
     """
     layout = blueprint.layout
-    total = np.zeros((dp, layout.element.size), np.float32)
+    total = np.zeros((0 if blueprint.sources else dp, layout.element.size), np.float32)
     for source in blueprint.sources:
         ranks = dp // expert_parallel if source.experts else dp
-        drawn = contributions(layout.catalogue, names, idle, step, ranks, source.grid)
-        own = drawn[:, layout.element].repeat(dp // ranks, axis=0)
-        chosen = layout.catalogue.belongs_to(source.names, layout.element)
-        total = own if len(blueprint.sources) == 1 else np.where(chosen, own, total)
+        own = contributions(layout.catalogue, names, idle, step, ranks, source.grid)[:, layout.element]
+        own = own if ranks == dp else own.repeat(dp // ranks, axis=0)
+        total = np.where(layout.catalogue.belongs_to(source.names, layout.element), own, total) if len(total) else own
     total.setflags(write=False)
     return total

@@ -299,34 +299,51 @@ def values_of(observations: Iterable[Observation]) -> Logical | None:
     """Everything that was observed, as whole values; None where it takes a closer look, by way of the records."""
     logical: Logical = {}
     for observation in observations:
-        together: dict[tuple[str, str, int], list[Sheet]] = {}
+        index = observation.op.index
+        tensors: dict[tuple[str, str, int], list[Sheet]] = {}
         for part, sheet in observation.sheets:
-            together.setdefault((sheet.role, sheet.suffix, part), []).append(sheet)
-        for sheets in together.values():
-            if not _join(logical, observation.op, sheets):
-                return None
+            tensors.setdefault((sheet.role, sheet.suffix, part), []).append(sheet)
+        alike: dict[tuple[str, tuple[View, ...]], list[list[Sheet]]] = {}
+        for sheets in tensors.values():
+            views = tuple([sheet.view for sheet in sheets])
+            alike.setdefault((sheets[0].dtype, views), []).append(sheets)
+        if not all(_join(logical, index, dtype, views, roles) for (dtype, views), roles in alike.items()):
+            return None
         for role, fqn, dtype, shape, data in observation.shared:
-            logical[Key(observation.op.index, LIVE, role, fqn)] = Value(dtype, shape, data)
+            logical[Key(index, LIVE, role, fqn)] = Value(dtype, shape, data)
     return logical
 
 
-def _join(logical: Logical, op: Operation, sheets: list[Sheet]) -> bool:
-    """Add the values of sheets that hold parts of the same parameters; whether that can be done."""
-    first = sheets[0]
-    plan = _plan(tuple(sheet.view for sheet in sheets))
-    if plan is None or not all(sheet.dtype == first.dtype and sheet.alike for sheet in sheets):
+def _join(logical: Logical, index: int, dtype: str, views: tuple[View, ...], roles: list[list[Sheet]]) -> bool:
+    """Add the values of some roles, each of which has a sheet for every view; whether that can be done.
+
+    Roles that lie alike, such as a master and its moments, are put in order together.
+    """
+    plan = _plan(views)
+    if plan is None or not all(sheet.dtype == dtype and sheet.alike for sheets in roles for sheet in sheets):
         return False
-    item = ITEMSIZE[first.dtype]
-    blob = b"".join(sheet.blob[: sheet.view.length * item] for sheet in sheets)
-    bits = np.frombuffer(blob, f"u{item}")
-    if plan.twice.size and not np.array_equal(bits[plan.twice[0]], bits[plan.twice[1]]):
+    item = ITEMSIZE[dtype]
+    blob = b"".join([sheet.blob[: sheet.view.length * item] for sheets in roles for sheet in sheets])
+    bits = np.frombuffer(blob, _BITS[item]).reshape(len(roles), -1)
+    if plan.twice.size and not np.array_equal(bits[:, plan.twice[0]], bits[:, plan.twice[1]]):
         return False
-    data, index, names = bits[plan.order].tobytes(), op.index, first.names
-    for fqn, shape, begin, end in plan.slices:
-        if names is None or fqn in names:
-            value = Value(first.dtype, shape, data[begin * item : end * item])
-            logical[Key(index, LIVE, first.role, fqn + first.suffix)] = value
+    data, width = bits[:, plan.order].tobytes(), plan.order.size * item
+    for number, (first, *_) in enumerate(roles):
+        begin, names, suffix = number * width, first.names, first.suffix
+        for fqn, shape, start, end in plan.slices:
+            if names is None or fqn in names:
+                own = data[begin + start * item : begin + end * item]
+                logical[Key(index, LIVE, first.role, fqn + suffix)] = Value(dtype, shape, own)
     return True
+
+
+_BITS: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    8: np.dtype(np.uint64),
+}
+"""Bytes of an element → a dtype of that size, in which bits are compared as bits."""
 
 
 def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator[Shared]:

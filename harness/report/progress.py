@@ -28,7 +28,8 @@ class Tally:
     """
 
     def __init__(self, estimates_s: Mapping[str, float], clock: Clock = time.monotonic) -> None:
-        self._left_s = dict(estimates_s)
+        self._estimates_s = dict(estimates_s)
+        self._planned_s = sum(estimates_s.values())
         self._clock = clock
         self._began = clock()
         self._expected_s = 0.0
@@ -41,7 +42,7 @@ class Tally:
     def add(self, result: Result) -> None:
         """Count a result."""
         self.done += 1
-        self._expected_s += self._left_s.pop(result.id, 0.0)
+        self._expected_s += self._estimates_s.pop(result.id, 0.0)
         if result.verdict is Verdict.UNKNOWN:
             self.unknown += 1
         elif result.known_issue is not None:
@@ -63,7 +64,7 @@ class Tally:
         """Seconds left; None before anything is known."""
         if self._expected_s <= 0:
             return None
-        return sum(self._left_s.values()) * self.elapsed_s / self._expected_s
+        return max(0.0, self._planned_s - self._expected_s) * self.elapsed_s / self._expected_s
 
     def __str__(self) -> str:
         left = "" if self.left_s is None else f", {_duration(self.left_s)} left"

@@ -242,6 +242,7 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
     from harness.systems.registry import system_named
     from harness.world.interpreter import interpreter
     from harness.world.overlay import OverlayError, build
+    from harness.world.torches import with_torch
 
     found: dict[str, list[str]] = {}
     for system, version in sorted({(scenario.system, scenario.version) for scenario in scenarios}):
@@ -249,7 +250,13 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
         release, wanted = split_cures(version)
         if wanted is not None:
             cures.chosen(info, wanted)
-        if info.package:
+        if info.is_torch:
+            try:
+                with_torch(release, interpreter(python))
+            except (OverlayError, UsageError) as error:
+                allowed = "a release of torch that can be installed and imported here"
+                raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
+        elif info.package:
             ran = package(info.package).newest.version
             try:
                 ran = build(package(info.package), release, interpreter(python)).version if release else ran
@@ -298,9 +305,9 @@ def package_of(scenario: Scenario) -> Package:
     from harness.releases import package
     from harness.systems.registry import all_systems, system_named
 
-    name = system_named(scenario.system).package
+    name = system_named(scenario.system).under_test
     if not name:
-        systems = [info.name for info in all_systems() if info.package]
+        systems = [info.name for info in all_systems() if info.under_test]
         raise UsageError.of("--system", scenario.system, systems or "none here", "--system megatron-core")
     return package(name)
 

@@ -59,7 +59,7 @@ def releases(system: System, python: str | None, *, install: bool = False) -> li
     """The declared releases of a system's package, the newest last; those that are there already unless `install`. Of a
     system whose library came with the interpreter, that one."""
     ranks = interpreter(python)
-    if not system.package:
+    if not system.under_test:
         return [ranks.release(name) or "none" for name in system.distributions[:1]]
     package = package_of(system)
     return [r.version for r in package.releases if install or is_cached(package, r.version, ranks)]

@@ -23,6 +23,7 @@ import shutil
 import struct
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ from harness.world.environments import Environments
 from harness.world.interpreter import interpreter
 from harness.world.job import Job, JobOutcome, RankError
 from harness.world.server import ForkServer
+from harness.world.torches import with_torch
 
 Observed = Callable[[Scenario, bytes], None]
 T = TypeVar("T")
@@ -108,6 +110,9 @@ class Laboratory:
         wanted = [info for info in all_systems() if systems is None or info.name in systems]
         warm_up = [info.entry(info.warm_up) for info in wanted if info.warm_up and not info.package]
         self._python = python
+        self._torches: dict[str, Laboratory] = {}
+        self._opening = threading.Lock()
+        self._settings = {"jobs": jobs, "deadline_s": deadline_s, "plugins": plugins, "keep": keep, "systems": systems}
         self._environments = Environments(python, plugins, self._scratch)
         self._servers = {
             device: ForkServer(
@@ -130,6 +135,8 @@ class Laboratory:
             stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             for server in self._servers.values():
                 stack.callback(server.__exit__, kind, error, trace)
+            for laboratory in self._torches.values():
+                stack.callback(laboratory.__exit__, kind, error, trace)
             stack.callback(self._environments.close)
 
     def examine(self, scenarios: Iterable[Scenario], observed: Observed) -> Iterator[Result]:
@@ -166,6 +173,8 @@ class Laboratory:
         started = time.monotonic()
         try:
             info = system_named(scenario.system)
+            if (elsewhere := self._of_torch(info, scenario)) is not None:
+                return elsewhere.examine_one(scenario, observed, confirm=confirm)
             reason = info.refusal(replace(scenario, version=self._release(info, scenario.version)))
             if reason:
                 result = Result(scenario, info.name, self._named(info, scenario), Verdict.UNSUPPORTED, reason=reason)
@@ -181,6 +190,25 @@ class Laboratory:
             reason = "an error of shardproof's own: " + "".join(traceback.format_exception(error))
             result = self._unknown(scenario, reason)
         return replace(result, duration_s=time.monotonic() - started)
+
+    def _of_torch(self, info: System, scenario: Scenario) -> Laboratory | None:
+        """The laboratory of the torch that a scenario of torch names, where it is not the one of this interpreter. Its
+        ranks and its judges have that torch: what an optimizer of torch must come to, its own one says.
+
+        Raises:
+            UsageError, OverlayError: as `harness.world.torches.with_torch`.
+        """
+        release, _ = split_cures(scenario.version)
+        if not info.is_torch or not release:
+            return None
+        with self._opening:
+            own = interpreter(self._python)
+            other = with_torch(release, own)
+            if other is own:
+                return None
+            if release not in self._torches:
+                self._torches[release] = Laboratory(**self._settings, python=other.path).__enter__()
+            return self._torches[release]
 
     def _unknown(self, scenario: Scenario, reason: str) -> Result:
         """A result without a verdict. It names the release as far as that can be told, since the release may be what

@@ -19,7 +19,27 @@ deadline = click.option(
 database = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder whose database knows ID.")
 
 
-python = click.option("--python", default=None, metavar="PATH", help="Interpreter of the ranks (another torch).")
+
+
+def python(command: click.decorators.FC) -> click.decorators.FC:
+    """The options that choose the interpreter of the ranks: a command gets its path as `python`."""
+    path = click.option("--python", default=None, metavar="PATH", is_eager=True, help="Interpreter of the ranks.")
+    torch = click.option(
+        "--torch", metavar="VERSION", expose_value=False, callback=_with_torch,
+        help="Another release of torch for ranks and judges, installed on the spot.",
+    )  # fmt: skip
+    return path(torch(command))
+
+
+def _with_torch(context: click.Context, _: click.Parameter, version: str | None) -> None:
+    """Put the interpreter that has a release of torch in the place of the chosen one."""
+    if version is not None:
+        from harness.world.interpreter import interpreter
+        from harness.world.torches import with_torch
+
+        context.params["python"] = with_torch(version, interpreter(context.params.get("python"))).path
+
+
 clone = click.option(
     "--clone", "clones", multiple=True, metavar="NAME=DIR", help="Clone of a library, for NAME@git:REV; repeatable."
 )

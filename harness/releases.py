@@ -135,9 +135,9 @@ def package(name: str) -> Package:
         UsageError: there is none, or its file is malformed.
     """
     for system in all_systems():
-        if system.package == name:
+        if system.under_test == name:
             return package_of(system)
-    raise UsageError.of("package", name, sorted({s.package for s in all_systems() if s.package}), "megatron-core")
+    raise UsageError.of("package", name, sorted({s.under_test for s in all_systems()} - {""}), "megatron-core")
 
 
 @cache

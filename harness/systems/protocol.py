@@ -119,6 +119,8 @@ class System:
     * distributions: packages whose versions a result names. package: the distribution under test, installed beside ours
       by release (`releases.toml`); empty where the installed environment has it. gpu_distributions: packages that it
       needs on a GPU only.
+    * is_torch: whether the library under test is torch itself. It comes with the interpreter, and another release of it
+      is another interpreter (`harness.world.torches`).
     * emulated: what is not the real thing on a CPU, shown in every result.
     * stands_on: other systems whose library this one runs on. Their cures are to be had here too (`harness.cures`).
     * data: `PACKAGE/PATH` of the folder with its data; empty for `scenarios/<name>`.
@@ -146,6 +148,7 @@ class System:
     world: str = "fork"
     distributions: tuple[str, ...] = ()
     package: str = ""
+    is_torch: bool = False
     gpu_distributions: tuple[str, ...] = ()
     emulated: tuple[str, ...] = ()
     stands_on: tuple[str, ...] = ()
@@ -163,6 +166,11 @@ class System:
     rules_entry: str = ""
     predicates_entry: str = ""
     export_entry: str = ""
+
+    @property
+    def under_test(self) -> str:
+        """The distribution whose releases it can run on; empty where there are none."""
+        return "torch" if self.is_torch else self.package
 
     @cached_property
     def accepts(self) -> Accepts:

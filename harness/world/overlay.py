@@ -53,6 +53,10 @@ print(json.dumps([getattr(module, "__version__", ""), module.__file__ or list(mo
 """
 
 
+Contents = Callable[[Path], dict[str, str]]
+"""What a folder holds: relative path → what would be another text if the file were damaged."""
+
+
 class OverlayError(HarnessError):
     """A library could not be installed or imported; says which, and the last lines of what it said itself."""
 
@@ -113,7 +117,7 @@ def is_cached(package: Package, version: str, python: Interpreter) -> bool:
     """Whether a release is installed already, so that it needs no network."""
     release = package.release(version)
     wanted = [(f"{package.name}=={release.version}",), *([release.beside] if release.beside else [])]
-    return all((cache_folder() / _key(requirements, python) / _MANIFEST).is_file() for requirements in wanted)
+    return all((cache_folder() / key_of(requirements, python) / _MANIFEST).is_file() for requirements in wanted)
 
 
 def install(requirements: Sequence[str], python: Interpreter) -> Path:
@@ -128,9 +132,9 @@ def install(requirements: Sequence[str], python: Interpreter) -> Path:
         command = [python.path, "-m", "pip", "install", *options, "--target", str(site), *requirements]
         print(f"installing {', '.join(requirements)}", file=sys.stderr, flush=True)
         what = f"{', '.join(requirements)} cannot be installed for {python.path} (Python {python.python})"
-        _said(command, INSTALL_S, what, dict(os.environ))
+        said(command, INSTALL_S, what, dict(os.environ))
 
-    return _filled(_key(requirements, python), fill)
+    return filled(key_of(requirements, python), fill)
 
 
 def commit_of(package: Package, revision: str) -> str:
@@ -170,7 +174,7 @@ def _of_tree(package: Package, folder: Path, python: Interpreter) -> Overlay:
 
     key = f"{package.name}-path-{_digest(str(tree))}"
     close = package.closest(_version_of(tree))
-    paths = (_filled(key, link), *_beside(close.beside, python))
+    paths = (filled(key, link), *_beside(close.beside, python))
     state = _digest(*(f"{name} {digest}" for name, digest in _contents(tree).items()))[:7]
     version = _imported(package, "", paths, python, lasting=False)
     return Overlay(_local(version, f"path.{state}"), paths, close.outside(python.installed), live=True)
@@ -192,7 +196,7 @@ def _of_commit(package: Package, revision: str, python: Interpreter) -> Overlay:
             (site / package.tree).parent.mkdir(parents=True, exist_ok=True)
             (Path(scratch) / tree).rename(site / package.tree)
 
-    site = _filled(f"{package.name}-git-{commit[:16]}", export)
+    site = filled(f"{package.name}-git-{commit[:16]}", export)
     close = package.closest(_version_of(site / package.tree))
     paths = (site, *_beside(close.beside, python))
     version = _local(_imported(package, "", paths, python), f"git.{commit[:7]}")
@@ -246,7 +250,7 @@ def _local(version: str, label: str) -> str:
     return f"{version or '0'}{'.' if '+' in version else '+'}{label}"
 
 
-def _key(requirements: Sequence[str], python: Interpreter) -> str:
+def key_of(requirements: Sequence[str], python: Interpreter) -> str:
     """Content address of a requirement list for an interpreter; readable in front."""
     first = requirements[0].replace("==", "-") + ("-and-more" if len(requirements) > 1 else "")
     return f"{first}-{_digest(*sorted(requirements), python.tag, python.platform)}"
@@ -256,16 +260,21 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def _filled(key: str, fill: Callable[[Path], None]) -> Path:
-    """The folder of that key, filled by `fill` if it is not there or damaged; complete or not there at all."""
+def filled(key: str, fill: Callable[[Path], None], contents: Contents | None = None) -> Path:
+    """The folder of that key, filled by `fill` if it is not there or damaged; complete or not there at all.
+
+    Args:
+        contents: what is compared to see damage; every file's digest without one.
+    """
+    contents = contents or _contents
     folder = cache_folder() / key
-    if not _damage(folder):
+    if not _damage(folder, contents):
         return folder / SITE
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(folder.parent / f"{key}.lock", timeout=LOCK_S):
-            if damage := _damage(folder):
-                _fill(folder, fill, damage)
+            if damage := _damage(folder, contents):
+                _fill(folder, fill, contents, damage)
     except Timeout:
         raise OverlayError(f"{folder}: another process has been filling it for {LOCK_S:.0f} s") from None
     except OSError as error:
@@ -273,7 +282,7 @@ def _filled(key: str, fill: Callable[[Path], None]) -> Path:
     return folder / SITE
 
 
-def _fill(folder: Path, fill: Callable[[Path], None], damage: str) -> None:
+def _fill(folder: Path, fill: Callable[[Path], None], contents: Contents, damage: str) -> None:
     for leftover in folder.parent.glob(f".{folder.name}.*"):  # left by a process that was killed; we hold the lock
         shutil.rmtree(leftover, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -285,7 +294,7 @@ def _fill(folder: Path, fill: Callable[[Path], None], damage: str) -> None:
             if folder.exists():
                 raise OverlayError(f"{folder} is damaged ({damage}) and cannot be filled again: {error}") from None
             raise
-        (scratch / _MANIFEST).write_text(json.dumps(_contents(scratch / SITE), indent=0))
+        (scratch / _MANIFEST).write_text(json.dumps(contents(scratch / SITE), indent=0))
         if folder.exists():
             folder.rename(scratch / "damaged")
         scratch.chmod(0o755)
@@ -295,7 +304,7 @@ def _fill(folder: Path, fill: Callable[[Path], None], damage: str) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _damage(folder: Path) -> str:
+def _damage(folder: Path, contents: Contents) -> str:
     """What is wrong with a cached folder; empty if nothing is."""
     try:
         expected = json.loads((folder / _MANIFEST).read_text())
@@ -304,14 +313,24 @@ def _damage(folder: Path) -> str:
     except ValueError:
         return f"{_MANIFEST} is not readable"
     try:
-        found = _contents(folder / SITE)
+        found = contents(folder / SITE)
     except OSError as error:
         return str(error)
     wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
     return f"{wrong[0]} is not as installed" if wrong else ""
 
 
-def _contents(folder: Path) -> dict[str, str]:
+def sizes(folder: Path) -> dict[str, str]:
+    """Relative path → size, of every file but compiled bytecode: for a folder of a gigabyte, whose digests would take
+    seconds at each use."""
+    return _contents(folder, lambda path: str(path.stat().st_size))
+
+
+def _digest_of_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _contents(folder: Path, of_file: Callable[[Path], str] = _digest_of_file) -> dict[str, str]:
     """Relative path → digest, of every file but compiled bytecode. The digest of a link is that of where it leads."""
     found = {}
     for parent, folders, names in os.walk(folder):
@@ -320,7 +339,7 @@ def _contents(folder: Path) -> dict[str, str]:
             if path.is_symlink():
                 found[str(path.relative_to(folder))] = f"-> {os.readlink(path)}"
             elif path.is_file():
-                found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+                found[str(path.relative_to(folder))] = of_file(path)
     return dict(sorted(found.items()))
 
 
@@ -345,7 +364,7 @@ def _imported(
         **os.environ, **DETERMINISM, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "" if lasting else "1",
         "PYTHONPATH": os.pathsep.join(map(str, (*paths, *([_OURS] if package.importer else [])))),
     }  # fmt: skip
-    answer = _said([python.path, "-c", _IMPORT, package.imports, package.importer], IMPORT_S, what, environment)
+    answer = said([python.path, "-c", _IMPORT, package.imports, package.importer], IMPORT_S, what, environment)
     version, file = json.loads(answer.splitlines()[-1])
     if not Path(file).is_relative_to(paths[0]):
         raise OverlayError(f"{what}: {package.imports} comes from {file}, not from {paths[0]}")
@@ -364,7 +383,7 @@ def _write(path: Path, text: str) -> None:
     os.replace(scratch.name, path)
 
 
-def _said(command: Sequence[str], limit_s: float, what: str, environment: dict[str, str]) -> str:
+def said(command: Sequence[str], limit_s: float, what: str, environment: dict[str, str]) -> str:
     """Standard output of a command.
 
     Raises:

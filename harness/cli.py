@@ -310,20 +310,22 @@ def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
 
 
 @cli.command()
+@click.option("--newer", is_flag=True, help="Ask the package index for newer releases.")
 @options.python
 @options.clone
 @options.plugin
-def doctor(python: str | None, clones: tuple[str, ...], plugins: tuple[str, ...]) -> int:
+def doctor(newer: bool, python: str | None, clones: tuple[str, ...], plugins: tuple[str, ...]) -> int:
     """Show what is installed, and what each system and each of its releases can run here and why not.
 
     \b
     shardproof doctor
+    shardproof doctor --newer    whether a library has a newer release than any that was tried here
     """
     from harness.doctor import examine
 
     arguments.load_plugins(plugins)
     arguments.use_clones(clones)
-    print(examine(python), end="")
+    print(examine(python, newer=newer), end="")
     return ExitStatus.OK
 
 

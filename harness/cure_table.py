@@ -62,7 +62,8 @@ def releases(system: System, python: str | None, *, install: bool = False) -> li
     if not system.under_test:
         return [ranks.release(name) or "none" for name in system.distributions[:1]]
     package = package_of(system)
-    return [r.version for r in package.releases if install or is_cached(package, r.version, ranks)]
+    own = (ranks.release("torch") or "").partition("+")[0] if system.is_torch else ""
+    return [r.version for r in package.releases if install or r.version == own or is_cached(package, r.version, ranks)]
 
 
 def applicability(system: System, versions: Sequence[str], python: str | None) -> dict[tuple[str, str], str]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+
+from packaging.version import InvalidVersion, Version
 
 from harness import __version__
 from harness.errors import HarnessError, UsageError
@@ -29,13 +32,14 @@ from harness.world.server import ForkServer
 _OURS = ("torch", "numpy", "ml_dtypes", "click", "filelock", "jinja2", "packaging", "rich", "tomli_w")
 _INDENT = " " * 24
 REHEARSAL_S = 180.0
+INDEX_S = 60.0
 
 
-def examine(python: str | None = None) -> str:
+def examine(python: str | None = None, *, newer: bool = False) -> str:
     """The whole examination as text.
 
     Args:
-        python: interpreter of the ranks; None for ours.
+        python: interpreter of the ranks; None for ours. newer: whether to ask the package index for newer releases.
 
     Raises:
         UsageError: it cannot be run.
@@ -70,8 +74,9 @@ def examine(python: str | None = None) -> str:
             for device in info.accepts.devices
             for what, how in _chosen(info, device)
         ]
-        if info.package:
-            lines += [_INDENT + line for line in _releases(info, package(info.package), ranks)]
+        if info.under_test:
+            lines += [_INDENT + line for line in _releases(info, package(info.under_test), ranks)]
+            lines += [_INDENT + line for line in _newer(package(info.under_test), ranks) if newer]
     return "\n".join(lines) + "\n"
 
 
@@ -153,15 +158,32 @@ def _releases(info: System, declared: Package, ranks: Interpreter) -> list[str]:
     """Each declared release: whether it is there, what it refuses that others do not, and what upstream supported."""
     clone = os.environ.get(clone_variable(declared.name))
     lines = [f"commits (git:REV) of the clone {clone}" if clone else f"no clone: --clone {declared.name}=DIR"]
+    default = declared.newest.version
+    if info.is_torch:
+        default = (ranks.release(declared.name) or "").partition("+")[0]
+        lines = ["each release in an interpreter of its own; for other systems --torch VERSION"]
     refused = _refused(info, [release.version for release in declared.releases])
     for release in declared.releases:
-        there = "installed" if is_cached(declared, release.version, ranks) else "installed at its first use"
-        newest = ", the default" if release is declared.newest else ""
-        lines.append(f"{release.version:<9}{there}{newest}")
+        there = (info.is_torch and release.version == default) or is_cached(declared, release.version, ranks)
+        state = "installed" if there else "installed at its first use"
+        lines.append(f"{release.version:<9}{state}{', the default' if release.version == default else ''}")
         lines += [f"{'':<9}refuses: {reason}" for reason in refused[release.version]]
         if outside := release.outside(ranks.installed):
             lines.append(f"{'':<9}never supported by upstream: {'; '.join(outside)}")
     return lines
+
+
+def _newer(declared: Package, ranks: Interpreter) -> list[str]:
+    """Whether the package index has a newer release than the newest one that is declared."""
+    command = [ranks.path, "-m", "pip", "index", "versions", "--disable-pip-version-check", declared.name]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=INDEX_S, check=True).stdout
+        newest = Version(said.split("(", 1)[1].split(")", 1)[0])
+    except (OSError, subprocess.SubprocessError, IndexError, InvalidVersion):
+        return ["the package index does not say which release is the newest"]
+    if newest.release <= Version(declared.newest.version).release:
+        return []
+    return [f"{newest} is on the package index: newer than all that were tried here"]
 
 
 def _refused(info: System, versions: Sequence[str]) -> dict[str, list[str]]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 import struct
 import sys
@@ -29,32 +28,30 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from harness import __version__
+from harness.attempt import Trial, result_of, same_failure
 from harness.errors import HarnessError, UsageError
 from harness.program import expand, sessions
 from harness.releases import SOURCES, package
 from harness.result import (
-    FailedOp,
-    Failure,
     Reproduced,
     Result,
-    differences_from_json,
-    explanations_from_json,
 )
 from harness.scenario import DEVICES, Scenario
 from harness.store import StoreFull
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
-from harness.verdict import Verdict, merge
+from harness.verdict import Verdict
 from harness.versions import split_cures, with_cures
 from harness.world.environments import Environments
 from harness.world.interpreter import interpreter
-from harness.world.job import Job, JobOutcome, RankError
+from harness.world.job import Job, JobOutcome
 from harness.world.server import ForkServer
 from harness.world.torches import with_torch
 
@@ -66,20 +63,7 @@ RAM_DISK = Path("/dev/shm")
 RAM_DISK_BYTES = 512 << 20  # a smaller one, such as the 64 MiB of a container, cannot hold checkpoints
 LEAST_FREE_BYTES = 1 << 20  # with less than this left on the scratch disk, a failure says nothing about the system
 PLENTY_BYTES = 256 << 20  # with more than this free, a library that says "no space" is mistaken
-REFERENCE_NOT_COMPARED = (
-    "reference not compared on cuda: numpy has no GPU kernels, and vouches for the twin's structure, not for its bits"
-)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass
-class _Trial:
-    """One attempt at a scenario: what its ranks reported, before it is judged."""
-
-    blob: bytes = b""
-    outcomes: list[JobOutcome] = field(default_factory=list)
-    judgement: dict[str, Any] = field(default_factory=dict)
-    phases_s: dict[str, float] = field(default_factory=dict)
 
 
 class Laboratory:
@@ -112,7 +96,9 @@ class Laboratory:
         self._python = python
         self._torches: dict[str, Laboratory] = {}
         self._opening = threading.Lock()
-        self._settings = {"jobs": jobs, "deadline_s": deadline_s, "plugins": plugins, "keep": keep, "systems": systems}
+        self._another = partial(
+            Laboratory, jobs=jobs, deadline_s=deadline_s, plugins=plugins, keep=keep, systems=systems
+        )
         self._environments = Environments(python, plugins, self._scratch)
         self._servers = {
             device: ForkServer(
@@ -207,7 +193,7 @@ class Laboratory:
             if other is own:
                 return None
             if release not in self._torches:
-                self._torches[release] = Laboratory(**self._settings, python=other.path).__enter__()
+                self._torches[release] = self._another(python=other.path).__enter__()
             return self._torches[release]
 
     def _unknown(self, scenario: Scenario, reason: str) -> Result:
@@ -226,7 +212,7 @@ class Laboratory:
             return first
         patience = 2.0 if first.verdict is Verdict.HANG else 1.0  # a slow machine must not look like a hang
         second = self._attempt(scenario, info, lambda scenario, blob: None, patience)
-        if _same_failure(first, second):
+        if same_failure(first, second):
             return replace(first, reproduced=Reproduced(1, 1))
         reason = f"in fresh ranks the failure did not come again: {second.signature or second.verdict.value}"
         return replace(first, verdict=Verdict.NONDETERMINISTIC, reproduced=Reproduced(0, 1), reason=reason)
@@ -236,26 +222,26 @@ class Laboratory:
             trial = self._lockstep(scenario)
             if trial.blob:
                 observed(scenario, trial.blob)
-            return replace(_result(scenario, info, trial), **self._ran(info, scenario))
+            return replace(result_of(scenario, info, trial), **self._ran(info, scenario))
         directory = Path(tempfile.mkdtemp(prefix=f"{scenario.id}-", dir=self._scratch))
         try:
             trial = self._forked(scenario, directory, self.deadline_s * patience, quiet=False)
             observed(scenario, trial.blob)
             trial.judgement = self._judged(scenario, directory, trial)
-            result = replace(_result(scenario, info, trial), **self._ran(info, scenario))
+            result = replace(result_of(scenario, info, trial), **self._ran(info, scenario))
             if self.keep and result.verdict.is_failure:
                 _keep_logs(directory, self.keep / scenario.id)
             return result
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _lockstep(self, scenario: Scenario) -> _Trial:
+    def _lockstep(self, scenario: Scenario) -> Trial:
         started = time.monotonic()
         request = json.dumps({"scenario": scenario.axis_values(only_changed=True)}).encode()
         reply = self._servers["cpu"].call("harness.judge:serve_reference", request, JUDGE_DEADLINE_S)
         (length,) = struct.unpack_from("<Q", reply)
         judgement, blob = json.loads(reply[8 : 8 + length]), reply[8 + length :]
-        return _Trial(blob, [], judgement, {"lockstep": time.monotonic() - started})
+        return Trial(blob, [], judgement, {"lockstep": time.monotonic() - started})
 
     def run_ranks(
         self, scenario: Scenario, directory: Path, *, deadline_s: float | None = None, quiet: bool = False
@@ -277,9 +263,9 @@ class Laboratory:
         reply = self._servers["cpu"].call(target, json.dumps(request).encode(), JUDGE_DEADLINE_S)
         return json.loads(reply)
 
-    def _forked(self, scenario: Scenario, directory: Path, deadline_s: float, *, quiet: bool) -> _Trial:
+    def _forked(self, scenario: Scenario, directory: Path, deadline_s: float, *, quiet: bool) -> Trial:
         """Run every session in fresh ranks, until one fails."""
-        trial = _Trial()
+        trial = Trial()
         with self._server_of(scenario) as server:
             for session in range(len(sessions(expand(scenario)))):
                 outcome = server.submit(Job(scenario, session, directory, deadline_s, quiet)).result()
@@ -338,7 +324,7 @@ class Laboratory:
             return __version__
         return with_cures(interpreter(self._python).release(info.distributions[0]) or "", wanted)
 
-    def _judged(self, scenario: Scenario, directory: Path, trial: _Trial) -> dict[str, Any]:
+    def _judged(self, scenario: Scenario, directory: Path, trial: Trial) -> dict[str, Any]:
         started = time.monotonic()
         request = judge_request(scenario, directory, trial.outcomes)
         reply = self._servers[scenario.device].call(
@@ -379,25 +365,6 @@ def require_installed(info: System, version: str, installed: str) -> None:
         raise UsageError.of(f"version of {info.name}", version, allowed, f"--system {info.name}")
 
 
-def _same_failure(first: Result, second: Result) -> bool:
-    """Whether the second attempt failed like the first.
-
-    Two mismatches are the same if the same values differ, with the same wrong bits. Two errors are the same if they are
-    the same error at the same operation: how far the other ranks got before it, and so what there was to compare, is a
-    matter of timing.
-    """
-    if first.error is None or second.error is None:
-        return first.signature == second.signature and _bits(first) == _bits(second)
-    errors = (replace(result, differences=()).signature for result in (first, second))
-    return len(set(errors)) == 1
-
-
-def _bits(result: Result) -> set[tuple[object, str, str]]:
-    """Which values differ, and what was found in their place. A race that corrupts something else every time is not
-    the same failure twice."""
-    return {(d.key, d.kind, d.observed_digest) for d in result.differences}
-
-
 def _require_space(scenario: Scenario, directory: Path, outcome: JobOutcome) -> None:
     """Stop the run if a session may have failed because the disk is full, which says nothing about the system.
 
@@ -410,101 +377,6 @@ def _require_space(scenario: Scenario, directory: Path, outcome: JobOutcome) -> 
     said = any(error.errno in _NO_SPACE for error in outcome.errors)
     if free < LEAST_FREE_BYTES or (said and free < PLENTY_BYTES):
         raise StoreFull(f"no space left for scenario {scenario.id}: {free} bytes are free in {directory}")
-
-
-def _result(scenario: Scenario, info: System, trial: _Trial) -> Result:
-    """The verdict of one attempt: the most severe of what its ranks and its judge say."""
-    differences = differences_from_json(trial.judgement["differences"])
-    distrust = trial.judgement["distrust"]
-    verdict, failure = _ranks_verdict(trial.outcomes)
-    if distrust:
-        verdict = Verdict.UNKNOWN
-    elif differences:
-        verdict = merge([verdict, Verdict.MISMATCH])
-    return Result(
-        scenario, info.name, scenario.version, verdict,
-        failed_op=_failed_op(scenario, differences, failure),
-        differences=differences,
-        explanations=explanations_from_json(trial.judgement["explanations"]),
-        error=failure,
-        reason=distrust,
-        normalisations=differences_from_json(trial.judgement["normalisations"]),
-        emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
-        not_exercised=(*info.not_exercised(scenario), *_not_compared(scenario)),
-        chosen=info.chosen(scenario.device),
-        device="; ".join(trial.judgement.get("device", ())) or scenario.device,
-        phases_s=trial.phases_s,
-    )  # fmt: skip
-
-
-def _not_compared(scenario: Scenario) -> tuple[str, ...]:
-    """What no oracle could say of a scenario on this device, for the reader of its result."""
-    return (REFERENCE_NOT_COMPARED,) if scenario.device == "cuda" and scenario.offload.fraction < 1 else ()
-
-
-def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | None]:
-    """The verdict that the ranks' ends give, and the error that stands for it.
-
-    Raises:
-        HarnessError: what failed is ours: a rank could not start or could not record, or our own code raised.
-    """
-    for outcome in outcomes:
-        ours = next((e for e in outcome.errors if e.stage in ("record", "start")), None)
-        if ours and ours.rank == outcome.first_failed:
-            raise HarnessError(f"rank {ours.rank} failed in {ours.stage}: {ours.type}: {ours.message}")
-        if outcome.timed_out:
-            failure = _hung(outcome)
-            return Verdict.HANG, failure
-        first = _chosen_error(outcome)
-        if first and first.ours:
-            raise HarnessError(
-                f"rank {first.rank} in {first.op or 'start-up'}: {first.type}: {first.message}\n{first.traceback}"
-            )
-        if first:
-            return Verdict.CRASH, Failure(first.type, first.message, first.rank, first.traceback, first.op_index)
-        if outcome.died:
-            rank, how = next((d for d in outcome.died if d[0] == outcome.first_failed), outcome.died[0])
-            return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}", rank)
-        if not outcome.ok:
-            raise HarnessError(f"a session failed and no rank says why: {outcome}")
-    return Verdict.PASS, None
-
-
-_ECHO = re.compile(r"Connection (closed|reset) by peer|Broken pipe|gloo.*(Timeout|timed out)|Timed out waiting")
-"""What gloo says in a rank whose peer is gone: an echo of another rank's failure, not a failure of its own."""
-
-
-def _chosen_error(outcome: JobOutcome) -> RankError | None:
-    """The error that stands for a session.
-
-    When an operation fails on several ranks, it is a matter of timing which of them reports first, and a signature must
-    not depend on that. So of the ranks that raised something of their own in the operation of the first error, the
-    lowest speaks.
-    """
-    first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
-    if first is None:
-        return None
-    own = [e for e in outcome.errors if e.op_index == first.op_index and not _ECHO.search(e.message)]
-    return min(own, key=lambda e: e.rank, default=first)
-
-
-def _hung(outcome: JobOutcome) -> Failure:
-    """The failure of a deadline that passed: where each rank was, with the Python stack of the first that was still
-    there."""
-    places = sorted({f"{place.op or 'start-up'} ({place.stage})" for place in outcome.stuck})
-    ranks = "; ".join(f"rank {p.rank} in {p.op or 'start-up'} ({p.stage})" for p in outcome.stuck)
-    message = f"no end after {outcome.duration_s:.0f} s, in {', '.join(places)}\n{ranks}"
-    op = outcome.stuck[0].op_index if outcome.stuck else None
-    return Failure("deadline", message, None, outcome.stack, op)
-
-
-def _failed_op(scenario: Scenario, differences: Sequence[Any], failure: Failure | None) -> FailedOp | None:
-    candidates = [d.key.op for d in differences if d.key.op >= 0]
-    if failure and failure.op is not None and failure.op >= 0:
-        candidates.append(failure.op)
-    if not candidates:
-        return None
-    return FailedOp(min(candidates), expand(scenario)[min(candidates)].kind)
 
 
 def _keep_logs(directory: Path, target: Path) -> None:

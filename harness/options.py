@@ -19,8 +19,6 @@ deadline = click.option(
 database = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder whose database knows ID.")
 
 
-
-
 def python(command: click.decorators.FC) -> click.decorators.FC:
     """The options that choose the interpreter of the ranks: a command gets its path as `python`."""
     path = click.option("--python", default=None, metavar="PATH", is_eager=True, help="Interpreter of the ranks.")

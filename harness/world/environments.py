@@ -22,9 +22,10 @@ from harness.scenario import Scenario
 from harness.systems.protocol import System
 from harness.versions import split_cures
 from harness.world import curing
-from harness.world.interpreter import interpreter
+from harness.world.interpreter import Interpreter, interpreter
 from harness.world.overlay import Overlay, build
 from harness.world.server import ForkServer
+from harness.world.torches import with_torch
 
 ALIVE = 4
 VARIANT = "SHARDPROOF_VARIANT"
@@ -68,7 +69,7 @@ class Environments:
         """
         release, _ = split_cures(version)
         if not info.package:
-            return Overlay(interpreter(self._python).release(info.distributions[0]) or "", ())
+            return Overlay(self._interpreter(info, release).release(info.distributions[0]) or "", ())
         with self._building:
             key = (info.package, release)
             if key not in self._overlays:
@@ -90,7 +91,7 @@ class Environments:
         wanted = split_cures(version)[1]
         if wanted is None:
             return None
-        paths = (*self.overlay(info, version).paths, Path(interpreter(self._python).site))
+        paths = (*self.overlay(info, version).paths, Path(self._interpreter(info, split_cures(version)[0]).site))
 
         def source(name: str) -> str | None:
             file = next((path / name for path in paths if (path / name).is_file()), None)
@@ -101,6 +102,11 @@ class Environments:
             if key not in self._cured:
                 self._cured[key] = cures.apply(cures.chosen(info, wanted), source)
             return self._cured[key]
+
+    def _interpreter(self, info: System, release: str) -> Interpreter:
+        """The interpreter that has a system's library, or beside which it is installed."""
+        own = interpreter(self._python)
+        return with_torch(release, own) if info.is_torch and release else own
 
     @contextmanager
     def server(self, info: System, scenario: Scenario) -> Iterator[ForkServer]:

@@ -112,8 +112,8 @@ def compile_stand_ins(torch: Path) -> None:
         elif not symbol.version and symbol.name not in defined and _UNVERSIONED.fullmatch(symbol.name):
             wanted[min(absent)].setdefault("", set()).add(symbol.name)  # any will do: all are loaded together
     with tempfile.TemporaryDirectory() as scratch:
-        for name, symbols in wanted.items():
-            _compile(name, symbols, Path(scratch), torch / "lib" / name)
+        for name, functions in wanted.items():
+            _compile(name, functions, Path(scratch), torch / "lib" / name)
 
 
 def _libraries(file: Path) -> list[str]:

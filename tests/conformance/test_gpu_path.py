@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from harness import laboratory as laboratory_module
-from harness.laboratory import REFERENCE_NOT_COMPARED, Laboratory
+from harness.attempt import REFERENCE_NOT_COMPARED
+from harness.laboratory import Laboratory
 from harness.scenario import Mesh, Scenario
 from harness.verdict import Verdict
 from harness.world import environments

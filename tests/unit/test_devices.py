@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.attempt import REFERENCE_NOT_COMPARED, Trial, result_of
 from harness.cli import entry
 from harness.errors import UsageError
-from harness.laboratory import REFERENCE_NOT_COMPARED, Laboratory, _result, _Trial
+from harness.laboratory import Laboratory
 from harness.scenario import Mesh, Scenario
 from harness.systems.registry import system_named
 from harness.verdict import ExitStatus, Verdict
@@ -124,13 +125,13 @@ def test_a_system_refuses_devices_that_it_does_not_have() -> None:
 def test_a_result_says_where_it_ran_and_what_the_oracle_left_open() -> None:
     judged = {"differences": [], "normalisations": [], "explanations": [], "distrust": ""}
     info = replace(system_named("torch-fsdp2"), emulated=("CUDA device",))
-    on_gpu = _result(ON_GPU, info, _Trial(judgement={**judged, "device": ["1 x H200, NCCL"]}))
+    on_gpu = result_of(ON_GPU, info, Trial(judgement={**judged, "device": ["1 x H200, NCCL"]}))
     assert (on_gpu.device, on_gpu.emulated) == ("1 x H200, NCCL", ())
     assert on_gpu.not_exercised == (REFERENCE_NOT_COMPARED,)
     assert on_gpu.verdict is Verdict.PASS
-    offloaded = _result(ON_GPU.with_axes({"offload": "cpu"}), info, _Trial(judgement=judged))
+    offloaded = result_of(ON_GPU.with_axes({"offload": "cpu"}), info, Trial(judgement=judged))
     assert offloaded.not_exercised == ()  # stepped by the CPU's kernels, which the reference knows
-    on_cpu = _result(replace(ON_GPU, device="cpu"), info, _Trial(judgement=judged))
+    on_cpu = result_of(replace(ON_GPU, device="cpu"), info, Trial(judgement=judged))
     assert (on_cpu.device, on_cpu.emulated, on_cpu.not_exercised) == ("cpu", ("CUDA device",), ())
 
 

@@ -131,13 +131,13 @@ def test_what_a_killed_process_left_is_cleared(fake: Package, cache: Path) -> No
 def test_two_at_once_install_once(fake: Package, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(overlay.CACHE_VARIABLE, str(tmp_path))
     calls: list[str] = []
-    said = overlay._said
+    said = overlay.said
 
     def counted(command: list[str], limit_s: float, what: str, environment: dict[str, str]) -> str:
         calls.append(command[2])
         return said(command, limit_s, what, environment)
 
-    monkeypatch.setattr(overlay, "_said", counted)
+    monkeypatch.setattr(overlay, "said", counted)
     python = interpreter()
     threads = [threading.Thread(target=build, args=(fake, "1.0", python)) for _ in range(3)]
     for thread in threads:

@@ -1,6 +1,7 @@
 """PyTorch's FSDP2 (`fully_shard`) with distributed checkpoints (DCP), unmodified, on gloo or on GPUs.
 
-Of the installed torch, or of another release (`torch-fsdp2@2.15.0`). It shares `harness.mechanisms.fsdp2` with the systems that train under FSDP2.
+Of the installed torch, or of another release (`torch-fsdp2@2.15.0`). It shares `harness.mechanisms.fsdp2` with the
+systems that train under FSDP2.
 """
 
 from __future__ import annotations

@@ -1,0 +1,152 @@
+"""From what the ranks of one attempt reported, and its judge said, to a verdict.
+
+An attempt ends in one of these ways, the most severe of which is its verdict:
+
+* a deadline passed: `hang`, with the place where each rank was;
+* a rank raised or died: `crash`, with the error that speaks for all;
+* the judge found differences: `mismatch`;
+* the oracles disagree, or the error is one of ours: `unknown`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harness.errors import HarnessError
+from harness.program import expand
+from harness.result import FailedOp, Failure, Result, differences_from_json, explanations_from_json
+from harness.scenario import Scenario
+from harness.systems.protocol import System
+from harness.verdict import Verdict, merge
+from harness.world.job import JobOutcome, RankError
+
+REFERENCE_NOT_COMPARED = (
+    "reference not compared on cuda: numpy has no GPU kernels, and vouches for the twin's structure, not for its bits"
+)
+
+
+@dataclass
+class Trial:
+    """One attempt at a scenario: what its ranks reported, before it is judged."""
+
+    blob: bytes = b""
+    outcomes: list[JobOutcome] = field(default_factory=list)
+    judgement: dict[str, Any] = field(default_factory=dict)
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+
+def result_of(scenario: Scenario, info: System, trial: Trial) -> Result:
+    """The verdict of one attempt: the most severe of what its ranks and its judge say."""
+    differences = differences_from_json(trial.judgement["differences"])
+    distrust = trial.judgement["distrust"]
+    verdict, failure = _ranks_verdict(trial.outcomes)
+    if distrust:
+        verdict = Verdict.UNKNOWN
+    elif differences:
+        verdict = merge([verdict, Verdict.MISMATCH])
+    return Result(
+        scenario, info.name, scenario.version, verdict,
+        failed_op=_failed_op(scenario, differences, failure),
+        differences=differences,
+        explanations=explanations_from_json(trial.judgement["explanations"]),
+        error=failure,
+        reason=distrust,
+        normalisations=differences_from_json(trial.judgement["normalisations"]),
+        emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
+        not_exercised=(*info.not_exercised(scenario), *_not_compared(scenario)),
+        chosen=info.chosen(scenario.device),
+        device="; ".join(trial.judgement.get("device", ())) or scenario.device,
+        phases_s=trial.phases_s,
+    )  # fmt: skip
+
+
+def _not_compared(scenario: Scenario) -> tuple[str, ...]:
+    """What no oracle could say of a scenario on this device, for the reader of its result."""
+    return (REFERENCE_NOT_COMPARED,) if scenario.device == "cuda" and scenario.offload.fraction < 1 else ()
+
+
+def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | None]:
+    """The verdict that the ranks' ends give, and the error that stands for it.
+
+    Raises:
+        HarnessError: what failed is ours: a rank could not start or could not record, or our own code raised.
+    """
+    for outcome in outcomes:
+        ours = next((e for e in outcome.errors if e.stage in ("record", "start")), None)
+        if ours and ours.rank == outcome.first_failed:
+            raise HarnessError(f"rank {ours.rank} failed in {ours.stage}: {ours.type}: {ours.message}")
+        if outcome.timed_out:
+            failure = _hung(outcome)
+            return Verdict.HANG, failure
+        first = _chosen_error(outcome)
+        if first and first.ours:
+            raise HarnessError(
+                f"rank {first.rank} in {first.op or 'start-up'}: {first.type}: {first.message}\n{first.traceback}"
+            )
+        if first:
+            return Verdict.CRASH, Failure(first.type, first.message, first.rank, first.traceback, first.op_index)
+        if outcome.died:
+            rank, how = next((d for d in outcome.died if d[0] == outcome.first_failed), outcome.died[0])
+            return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}", rank)
+        if not outcome.ok:
+            raise HarnessError(f"a session failed and no rank says why: {outcome}")
+    return Verdict.PASS, None
+
+
+_ECHO = re.compile(r"Connection (closed|reset) by peer|Broken pipe|gloo.*(Timeout|timed out)|Timed out waiting")
+"""What gloo says in a rank whose peer is gone: an echo of another rank's failure, not a failure of its own."""
+
+
+def _chosen_error(outcome: JobOutcome) -> RankError | None:
+    """The error that stands for a session.
+
+    When an operation fails on several ranks, it is a matter of timing which of them reports first, and a signature must
+    not depend on that. So of the ranks that raised something of their own in the operation of the first error, the
+    lowest speaks.
+    """
+    first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
+    if first is None:
+        return None
+    own = [e for e in outcome.errors if e.op_index == first.op_index and not _ECHO.search(e.message)]
+    return min(own, key=lambda e: e.rank, default=first)
+
+
+def _hung(outcome: JobOutcome) -> Failure:
+    """The failure of a deadline that passed: where each rank was, with the Python stack of the first that was still
+    there."""
+    places = sorted({f"{place.op or 'start-up'} ({place.stage})" for place in outcome.stuck})
+    ranks = "; ".join(f"rank {p.rank} in {p.op or 'start-up'} ({p.stage})" for p in outcome.stuck)
+    message = f"no end after {outcome.duration_s:.0f} s, in {', '.join(places)}\n{ranks}"
+    op = outcome.stuck[0].op_index if outcome.stuck else None
+    return Failure("deadline", message, None, outcome.stack, op)
+
+
+def _failed_op(scenario: Scenario, differences: Sequence[Any], failure: Failure | None) -> FailedOp | None:
+    candidates = [d.key.op for d in differences if d.key.op >= 0]
+    if failure and failure.op is not None and failure.op >= 0:
+        candidates.append(failure.op)
+    if not candidates:
+        return None
+    return FailedOp(min(candidates), expand(scenario)[min(candidates)].kind)
+
+
+def same_failure(first: Result, second: Result) -> bool:
+    """Whether the second attempt failed like the first.
+
+    Two mismatches are the same if the same values differ, with the same wrong bits. Two errors are the same if they are
+    the same error at the same operation: how far the other ranks got before it, and so what there was to compare, is a
+    matter of timing.
+    """
+    if first.error is None or second.error is None:
+        return first.signature == second.signature and _bits(first) == _bits(second)
+    errors = (replace(result, differences=()).signature for result in (first, second))
+    return len(set(errors)) == 1
+
+
+def _bits(result: Result) -> set[tuple[object, str, str]]:
+    """Which values differ, and what was found in their place. A race that corrupts something else every time is not
+    the same failure twice."""
+    return {(d.key, d.kind, d.observed_digest) for d in result.differences}

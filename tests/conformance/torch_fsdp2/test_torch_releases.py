@@ -1,0 +1,26 @@
+"""FSDP2 and DCP of another torch than the installed one, from the package index. Nightly, since it downloads 0.9 GB."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.laboratory import Laboratory
+from harness.space.files import load_space
+from harness.verdict import Verdict
+
+pytestmark = pytest.mark.nightly
+NEWEST = "2.15.0"
+
+
+def test_the_newest_torch_keeps_what_the_installed_one_keeps() -> None:
+    """A scenario that passes, and a defect that is in both, with the release that really ran in its result."""
+    (kept,) = load_space("regressions/torch-fsdp2-164929").scenarios
+    with Laboratory(jobs=1, deadline_s=60.0, systems={"torch-fsdp2"}) as laboratory:
+        found = laboratory.examine_one(replace(kept, version=NEWEST))
+        passing = laboratory.examine_one(replace(kept, version=NEWEST, program="build step save load step"))
+        here = laboratory.examine_one(replace(kept, version=""))
+    assert (found.verdict, passing.verdict) == (Verdict.MISMATCH, Verdict.PASS)
+    assert found.version.partition("+")[0] == NEWEST != here.version.partition("+")[0]
+    assert found.signature == here.signature

@@ -252,7 +252,7 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
             cures.chosen(info, wanted)
         if info.is_torch:
             try:
-                with_torch(release, interpreter(python))
+                _ = release and with_torch(release, interpreter(python))
             except (OverlayError, UsageError) as error:
                 allowed = "a release of torch that can be installed and imported here"
                 raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None

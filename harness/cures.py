@@ -8,6 +8,9 @@ system's other data, `scenarios/<name>/cures/<issue>.patch`, with paths below `s
 
 After a version, `+cured` asks for all cures, `+cured:2777,5077` for two of them, `+cured:-2777` for all but one.
 
+A line `Or:` in a patch begins another form of the same cure, for releases where the same lines read otherwise. The
+first form that applies counts.
+
 Every cure is laid onto the library's own text, not onto what another cure made of it: whether it applies depends on the
 release alone, and the order of cures does not matter. Two cures can stand together unless they change the same lines.
 
@@ -56,13 +59,15 @@ class Hunk:
 
 @dataclass(frozen=True)
 class Cure:
-    """id: as in `+cured:ID`, the name of its file. files: path below `site-packages` → its hunks. shown_by: the
-    regressions that fail without it, by name, those of other systems as `SYSTEM/NAME`; where the patch does not begin
-    with a line `Shown-by: ONE, ANOTHER`, the one of the cure's own name."""
+    """id: as in `+cured:ID`, the name of its file. files: path below `site-packages` → its hunks. others: further forms
+    of it, each like `files`. shown_by: the regressions that fail without it, by name, those of other systems as
+    `SYSTEM/NAME`; where the patch does not begin with a line `Shown-by: ONE, ANOTHER`, the one of the cure's own
+    name."""
 
     id: str
     files: Mapping[str, tuple[Hunk, ...]]
     shown_by: tuple[str, ...]
+    others: tuple[Mapping[str, tuple[Hunk, ...]], ...] = ()
 
     @property
     def changed_lines(self) -> int:
@@ -171,7 +176,7 @@ def apply(cures: Iterable[Cure], source: Callable[[str], str | None]) -> Cured:
     edits: dict[str, list[_Edit]] = {}
     applied, left = [], {}
     for cure in cures:
-        for path in cure.files.keys() - texts.keys():
+        for path in {path for files in (cure.files, *cure.others) for path in files} - texts.keys():
             texts[path] = source(path)
         own, why = _edits(cure, texts)
         why = why or next((w for path, new in own.items() if (w := _clash(edits.get(path, []), new))), "")
@@ -191,6 +196,14 @@ def parse(cure_id: str, text: str) -> Cure:
     Raises:
         UsageError: it has no hunk, or a line that no diff has.
     """
+    shown = next((line for line in text.splitlines() if line.startswith(_SHOWN_BY)), f"{_SHOWN_BY}{cure_id}")
+    names = tuple(name.strip() for name in shown.removeprefix(_SHOWN_BY).split(","))
+    files, *others = (_parsed(cure_id, form) for form in re.split(r"^Or:$", text, flags=re.MULTILINE))
+    return Cure(cure_id, files, names, tuple(others))
+
+
+def _parsed(cure_id: str, text: str) -> Mapping[str, tuple[Hunk, ...]]:
+    """One form of a cure: path → its hunks."""
     files: dict[str, list[Hunk]] = {}
     path, start, lines = "", 0, list[str]()
 
@@ -216,9 +229,7 @@ def parse(cure_id: str, text: str) -> Cure:
     close()
     if not files:
         raise _malformed(cure_id, "no hunk")
-    shown = next((line for line in text.splitlines() if line.startswith(_SHOWN_BY)), f"{_SHOWN_BY}{cure_id}")
-    names = tuple(name.strip() for name in shown.removeprefix(_SHOWN_BY).split(","))
-    return Cure(cure_id, {name: tuple(hunks) for name, hunks in files.items()}, names)
+    return {name: tuple(hunks) for name, hunks in files.items()}
 
 
 def _malformed(cure_id: str, given: str) -> UsageError:
@@ -226,10 +237,22 @@ def _malformed(cure_id: str, given: str) -> UsageError:
 
 
 def _edits(cure: Cure, texts: Mapping[str, str | None]) -> tuple[dict[str, list[_Edit]], str]:
-    """Path → what a cure changes there; or why it does not apply."""
+    """Path → what the first form of a cure that applies changes there; or why none does."""
+    whys = []
+    for files in (cure.files, *cure.others):
+        found, why = _edits_of_form(cure.id, files, texts)
+        if not why:
+            return found, ""
+        whys.append(why)
+    return {}, REPAIRED if REPAIRED in whys else whys[0]
+
+
+def _edits_of_form(
+    cure_id: str, files: Mapping[str, tuple[Hunk, ...]], texts: Mapping[str, str | None]
+) -> tuple[dict[str, list[_Edit]], str]:
     found: dict[str, list[_Edit]] = {}
     repaired = []
-    for path, hunks in cure.files.items():
+    for path, hunks in files.items():
         text = texts[path]
         if text is None:
             return {}, f"{MOVED}: there is no {path}"
@@ -239,7 +262,7 @@ def _edits(cure: Cure, texts: Mapping[str, str | None]) -> tuple[dict[str, list[
             repaired.append(at is None and _place(lines, hunk.after, hunk.line) is not None)
             if at is None and not repaired[-1]:
                 return {}, f"{MOVED}: {path}, line {hunk.line + 1}"
-            found.setdefault(path, []).extend(_changes(hunk, at or 0, cure.id))
+            found.setdefault(path, []).extend(_changes(hunk, at or 0, cure_id))
     if all(repaired):
         return {}, REPAIRED
     return ({}, f"{MOVED}: a part of it is {REPAIRED}") if any(repaired) else (found, "")

@@ -294,6 +294,9 @@ class Laboratory:
         if info.package:
             overlay = self._environments.overlay(info, scenario.version)
             found = {"version": with_cures(overlay.version, wanted), "outside_support": overlay.outside}
+        torch = interpreter(self._python).release("torch")
+        if torch and torch != interpreter().release("torch"):
+            found["chosen"] = {**info.chosen(scenario.device), "torch": torch.partition("+")[0]}
         if cured := self._environments.cured(info, scenario.version):
             found |= {"cured": cured.applied, "not_cured": dict(cured.left)}
         return found

@@ -82,7 +82,8 @@ class Result:
     * behind: of a failure on a cured library, the known issues that hid it.
     * cured: defects of the library that were cured, by id.
     * not_cured: those whose cure was asked for and does not apply → why.
-    * chosen: what could be real or emulated → which it was, and why.
+    * chosen: what could be real or emulated → which it was, and why; and `torch`, where ranks had another release than
+      the one that is installed here.
     * device: where it ran: `cpu`, or the GPUs and how ranks shared them.
     * phases_s: seconds by phase (fork, run, compare …).
     """
@@ -122,6 +123,12 @@ class Result:
             return f"new behind {self.behind}"
         how = _KNOWN_BY.get(self.known_by, "")
         return f"known issue {self.known_issue}{how}" if self.known_issue else ""
+
+    @property
+    def replay(self) -> str:
+        """The command that runs it again."""
+        torch = self.chosen.get("torch", "")
+        return f"shardproof replay {self.id}" + (f" --torch {torch}" if torch else "")
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:

@@ -41,7 +41,7 @@ class NoExportError(UsageError):
     @classmethod
     def because(cls, result: Result, reason: str, instead: str = "") -> NoExportError:
         """The error for a result: the reason, and another way to show the failure."""
-        other = instead or f"shardproof replay {result.id}"
+        other = instead or result.replay
         return cls(f"no script can be written for {result.id}: {reason}; what shows it: {other}")
 
 

@@ -68,7 +68,7 @@ def _outcome(case: Element, result: Result, body_characters: int) -> None:
         return
     tag = "error" if result.verdict is Verdict.UNKNOWN else "failure"
     outcome = SubElement(case, tag, type=result.verdict.value, message=message)
-    body = f"shardproof replay {result.id}\n\n{render_result(result)}"
+    body = f"{result.replay}\n\n{render_result(result)}"
     outcome.text = _xml(body if len(body) <= body_characters else body[:body_characters] + "…\n")
 
 

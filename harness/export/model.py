@@ -26,7 +26,8 @@ def model_values(case: Case, *, nested: bool = False) -> dict[str, Any]:
     """What templates need to know of a case's model.
 
     * shapes: block → parameter → shape. unused_blocks: those that no forward uses. unused_names: names of parameters of
-      other blocks that no forward uses.
+      other blocks that no forward uses. idle: block → when a forward uses it, as an expression of `batch`; for a system
+      whose steps are compared and whose models have such blocks.
     * frozen: blocks without a trainable parameter, of which those in `later` become trainable.
     * islands: parameters that stay fp32 where the others do not. units: blocks that are sharded by themselves; empty
       where all are. tied: alias → name. tp: name → dim that tensor parallelism cuts.
@@ -51,6 +52,7 @@ def model_values(case: Case, *, nested: bool = False) -> dict[str, Any]:
     return {
         "shapes": {block(m.path): {p.name: p.shape for p in m.params if not p.tied_to} for m in modules},
         "unused_blocks": [block(m.path) for m in modules if not any(p.used for p in m.params)],
+        "idle": {},
         "unused_names": sorted({p.spec.name for p in spec.params if not p.spec.used and _in_use(p.module)}),
         "frozen": [block(m.path) for m in modules if all(p.trainable != "yes" for p in m.params)],
         "later": [block(m.path) for m in modules if any(p.trainable == "later" for p in m.params)],
@@ -66,7 +68,7 @@ def model_values(case: Case, *, nested: bool = False) -> dict[str, Any]:
         "groups": _groups(case),
         "fqn": name_of(case.focus.fqn),
         "grid": _grid(case),
-        "odd": _odd(case.ops[-1].mesh.dp),
+        "odd": odd_part(case.ops[-1].mesh.dp),
     }
 
 
@@ -95,7 +97,7 @@ def _grid(case: Case) -> str:
     return next(iter(found), "narrow")
 
 
-def _odd(number: int) -> int:
+def odd_part(number: int) -> int:
     """A number without its factors of two: gradients are multiples of it, so that a mean is exact."""
     return number // (number & -number)
 

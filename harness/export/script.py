@@ -124,11 +124,11 @@ def without_unused(text: str) -> str:
     body = tree.body
     used = _reached(body)
     head = lines[: body[0].end_lineno] if isinstance(body[0], ast.Expr) else []
-    shim = next((node for node in body if isinstance(node, ast.If) and isinstance(node.body[0], ast.Import)), None)
-    early = "\n".join(lines[shim.lineno - 1 : shim.end_lineno]) if shim else ""
+    first = next((node for node in body if _is_early(node)), None)
+    early = "\n".join(lines[first.lineno - 1 : first.end_lineno]) if first else ""
     found = ["\n".join(head), *_imports(body, used, early)]
     for node, before in zip(body, [None, *body], strict=False):
-        if isinstance(node, ast.Import | ast.ImportFrom) or node in (body[0], shim):
+        if isinstance(node, ast.Import | ast.ImportFrom) or node in (body[0], first):
             continue
         if _names(node) and not _names(node) & used:
             continue
@@ -145,6 +145,13 @@ def _spaced(parts: Iterable[str]) -> str:
     while "\n\n\n\n" in text:
         text = text.replace("\n\n\n\n", "\n\n\n")
     return text.rstrip("\n") + "\n"
+
+
+def _is_early(node: ast.stmt) -> bool:
+    """Whether a statement has to run before the library is imported: it imports a shim, or sets the environment."""
+    if isinstance(node, ast.If):
+        return isinstance(node.body[0], ast.Import)
+    return ast.unparse(node).startswith("os.environ")
 
 
 def _names(node: ast.stmt) -> set[str]:

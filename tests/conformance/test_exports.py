@@ -24,7 +24,7 @@ from tests.conformance.kept import needs_clone
 
 pytestmark = pytest.mark.real
 
-IN_CI = {("torch-fsdp2", "164929"), ("megatron-core", "2777")}
+IN_CI = {("torch-fsdp2", "164929"), ("megatron-core", "2777"), ("deepspeed", "module-only-3")}
 LONGEST = {("torch-fsdp2", "164929"): 79, ("megatron-core", "2777"): 79}
 """Lines that a script may have, of those that are to be read at one glance."""
 

@@ -1,4 +1,4 @@
-"""Scripts and issue texts of two failures, word for word, in `exports/`. SHARDPROOF_ACCEPT=1 rewrites them.
+"""Scripts and issue texts of failures, word for word, in `exports/`. SHARDPROOF_ACCEPT=1 rewrites them.
 
 The results that they are made of lie beside them, as a run gave them. That a script fails, and passes with the cure, is
 shown by tests/conformance/test_exports.py.
@@ -20,6 +20,8 @@ from harness.systems.registry import system_named
 
 GOLDEN = Path(__file__).with_name("exports")
 OBSERVED = {
+    "deepspeed-module-only-3": "param of down.weight after the load model only, element (0, 0): expected 0.40625, "
+    "observed -0.0703125",
     "torch-fsdp2-164929": "step of down.bias after the save: expected 0.0, observed 1.0",
     "megatron-core-2777-swap": "exp_avg of a.weight in the checkpoint, element (0,): expected -0.225, observed -0.2705",
 }

@@ -13,4 +13,5 @@ SYSTEM = System(
     warm_up="rank:warm_up",
     not_exercised_entry="accepts:not_exercised",
     models_entry="models:MODELS",
+    export_entry="export:draft",
 )

@@ -82,6 +82,7 @@ class Result:
     * behind: of a failure on a cured library, the known issues that hid it.
     * cured: defects of the library that were cured, by id.
     * not_cured: those whose cure was asked for and does not apply → why.
+    * shrunk_from: the scenario of a walk that this one was found from, as a simpler one that fails in the same way.
     * chosen: what could be real or emulated → which it was, and why; and `torch`, where ranks had another release than
       the one that is installed here.
     * device: where it ran: `cpu`, or the GPUs and how ranks shared them.
@@ -103,6 +104,7 @@ class Result:
     known_issue: str | None = None
     known_by: str = ""
     behind: str = ""
+    shrunk_from: str = ""
     emulated: tuple[str, ...] = ()
     not_exercised: tuple[str, ...] = ()
     outside_support: tuple[str, ...] = ()
@@ -196,6 +198,7 @@ class Result:
             "known_issue": self.known_issue,
             "known_by": self.known_by,
             "behind": self.behind,
+            "shrunk_from": self.shrunk_from,
             "reason": self.reason,
             "reproduced": to_plain(self.reproduced),
             "normalisations": differences_to_json(self.normalisations),
@@ -226,6 +229,7 @@ class Result:
             known_issue=data["known_issue"],
             known_by=data.get("known_by", ""),
             behind=data.get("behind", ""),
+            shrunk_from=data.get("shrunk_from", ""),
             emulated=tuple(data["emulated"]),
             not_exercised=tuple(data.get("not_exercised", ())),
             outside_support=tuple(data.get("outside_support", ())),

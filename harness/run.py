@@ -11,7 +11,9 @@
 3. The laboratory takes each scenario from ranks to a verdict (`harness.laboratory`), and stores what was observed
    before anyone looks at it.
 4. Each result is compared with the known issues and stored as soon as it exists (`run`).
-5. The reports are written from the store, never from memory, so that `shardproof report` can write them again.
+5. In a walk that asks for it, such as `nightly`, the simplest scenario of each new cause is shrunk further, and what
+   comes out is added to the results.
+6. The reports are written from the store, never from memory, so that `shardproof report` can write them again.
 
 A run is resumed when its folder holds an unfinished one of the same plan and releases. Ctrl-C, a dead server or a full
 disk keep everything that was committed. docs/architecture.md follows one scenario through all of this.
@@ -22,7 +24,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness import __version__
@@ -35,10 +37,11 @@ from harness.report.model import Report
 from harness.report.progress import Progress
 from harness.result import Result
 from harness.scenario import Scenario
+from harness.shrink import shrink, weight
 from harness.space.plan import Plan
 from harness.store import Run, Store
 from harness.systems.registry import system_named
-from harness.verdict import ExitStatus, exit_status
+from harness.verdict import ExitStatus, Verdict, exit_status
 from harness.world.interpreter import interpreter
 
 DATABASE = "results.sqlite"
@@ -132,7 +135,9 @@ def _goes_on(store: Store, run: Run, planned: Set[str], releases: Mapping[str, s
 
 
 def _examined(store: Store, run_id: str, todo: Iterable[Scenario], request: Request) -> Iterator[tuple[Result, ...]]:
-    """Each scenario's result, and after it what fails behind a known issue."""
+    """Each scenario's result, and after it what fails behind a known issue; then the simplest scenario of each new
+    cause, of a walk that asks for it."""
+    fresh = _Fresh(request.plan.shrink_s)
     estimates = {scenario.id: request.plan.estimate_s(scenario) for scenario in todo}
     laboratory = Laboratory(
         jobs=request.jobs, deadline_s=request.deadline_s, plugins=request.plugins, python=request.python,
@@ -146,7 +151,56 @@ def _examined(store: Store, run_id: str, todo: Iterable[Scenario], request: Requ
         for results in laboratory.side_by_side(lambda s: attributed(examined(s), request.known, examined), todo):
             for result in results:
                 progress.finished(result)
+                fresh.add(result)
             yield results
+        shrunk = fresh.shrunk(laboratory)
+        if shrunk:
+            yield shrunk
+
+
+MOST_SHRUNK = 5
+"""How many new causes one run shrinks: each takes minutes, and a run with more of them has one cause that shows in many
+ways, or broke as a whole."""
+
+
+class _Fresh:
+    """The new failures of a walk: the simplest of each signature.
+
+    Args:
+        limits_s: system → seconds to search for a simpler one; nothing is looked for without any.
+    """
+
+    def __init__(self, limits_s: Mapping[str, float]) -> None:
+        self._limits_s, self._done = limits_s, set[str]()
+        self._simplest: dict[str, Result] = {}
+
+    def add(self, result: Result) -> None:
+        """Take note of a result."""
+        self._done.add(result.id)
+        repeats = result.verdict.is_failure and result.verdict is not Verdict.NONDETERMINISTIC
+        planted = bool(result.scenario.faults)
+        wanted = self._limits_s.get(result.scenario.system, 0) > 0
+        if not (repeats and wanted) or planted or result.known_issue is not None:
+            return
+        other = self._simplest.get(result.signature)
+        if other is None or weight(result.scenario) < weight(other.scenario):
+            self._simplest[result.signature] = result
+
+    def shrunk(self, laboratory: Laboratory) -> tuple[Result, ...]:
+        """The simplest scenarios found, of those that were not run already."""
+        chosen = list(self._simplest.values())[:MOST_SHRUNK]
+        if len(self._simplest) > len(chosen):
+            print(f"{len(self._simplest)} new causes, of which {MOST_SHRUNK} are shrunk", file=sys.stderr)
+        found = []
+        for first in chosen:
+            limit_s = self._limits_s[first.scenario.system]
+            print(f"shrinking {first.id}, for up to {limit_s:.0f} s: {first.signature}", file=sys.stderr, flush=True)
+            last = shrink(
+                first, lambda s: laboratory.examine_one(s, confirm=False), laboratory.examine_one, limit_s
+            ).result
+            if last.id not in self._done:
+                found.append(replace(last, behind=first.behind, shrunk_from=first.id))
+        return tuple(found)
 
 
 def versions(request: Request) -> dict[str, str]:

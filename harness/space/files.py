@@ -15,6 +15,7 @@
     three_way = ["load", "program"]             # axes whose triples are covered too
     cured = true                                # the library without its known defects; a plain sample beside it
     budget_s = 900                              # a plan that takes longer is refused
+    shrink_s = 300                              # a run searches so long for the simplest scenario of each new cause
     [system.torch-fsdp2.axes]
     checkpoint = ["dcp", "full"]
     [[system.torch-fsdp2.leave_out]]            # combinations that this walk leaves out, counted as excluded
@@ -55,7 +56,7 @@ from harness.versions import CURED
 WALKED_AXES = tuple(axis for axis in AXES if axis not in ("system", "version"))
 MAX_STRENGTH = 4
 ALL = len(WALKED_AXES)
-_SETTINGS = ("cured", "exhaustive", "strength", "three_way", "budget_s")
+_SETTINGS = ("cured", "exhaustive", "strength", "three_way", "budget_s", "shrink_s")
 _SPACE_KEYS = ("title", "extends", "leave_out", *_SETTINGS)
 _WALK_KEYS = ("axes", "leave_out", "plain", *_SETTINGS)
 
@@ -94,6 +95,7 @@ class Walk:
     * strength: every valid combination of this many axes appears.
     * three_way: axes of which every valid triple appears.
     * budget_s: seconds the walk may take; None = any.
+    * shrink_s: seconds to search for the simplest scenario of each new cause; 0 = not at all.
     * leave_out: what it does not walk, with reasons.
     * plain: of a cured walk, what it runs on the library as it is, with reasons.
     * part: which of several walks of the system in one space; empty for the only or the main one.
@@ -108,6 +110,7 @@ class Walk:
     strength: int = 2
     three_way: tuple[str, ...] = ()
     budget_s: float | None = None
+    shrink_s: float = 0.0
     leave_out: tuple[LeaveOut, ...] = ()
     plain: tuple[LeaveOut, ...] = ()
     sample: bool = False
@@ -369,6 +372,7 @@ def _settled(walk: Walk, table: Table) -> Walk:
         else walk.strength,
         three_way=_axis_names(table, "three_way", walk.three_way),
         budget_s=table.positive("budget_s") if "budget_s" in table else walk.budget_s,
+        shrink_s=table.positive("shrink_s") if "shrink_s" in table else walk.shrink_s,
         leave_out=(*walk.leave_out, *map(_left_out, table.tables("leave_out"))),
         plain=(*walk.plain, *map(_left_out, table.tables("plain"))),
     )

@@ -99,6 +99,11 @@ class Plan:
         """(system, reason) → how many planned scenarios the system refuses for it."""
         return dict(Counter((scenario.system, reason) for scenario, reason in self.refused.items()))
 
+    @cached_property
+    def shrink_s(self) -> dict[str, float]:
+        """System → seconds to search for the simplest scenario of each new cause."""
+        return {entry.walk.system: entry.walk.shrink_s for entry in self.walked}
+
     def counts(self, axis: str) -> dict[str, int]:
         """Value → number of planned scenarios that have it."""
         total: Counter[str] = Counter()

@@ -1,0 +1,73 @@
+"""A walk shrinks each new cause by itself: which failures it takes, in which order, and what it adds to the results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from harness.laboratory import Laboratory
+from harness.result import Failure, Result
+from harness.run import MOST_SHRUNK, _Fresh
+from harness.scenario import Mesh, Scenario
+from harness.verdict import Verdict
+
+BIG = Scenario(mesh=Mesh(2, 2, 1), sharding="zero1", microbatches=2)
+
+
+def failure(scenario: Scenario, why: str = "as it fails", **other: Any) -> Result:
+    return Result(scenario, "reference", "1", Verdict.CRASH, error=Failure("E", why), **other)
+
+
+class Failing:
+    """In place of a laboratory: a scenario of more than one rank fails, and every other passes."""
+
+    def examine_one(self, scenario: Scenario, *, confirm: bool = True) -> Result:
+        if scenario.mesh.world > 1:
+            return failure(scenario)
+        return Result(scenario, "reference", "1", Verdict.PASS)
+
+
+def added(*results: Result, limit_s: float = 30.0) -> tuple[Result, ...]:
+    fresh = _Fresh({"reference": limit_s} if limit_s else {})
+    for result in results:
+        fresh.add(result)
+    return fresh.shrunk(cast(Laboratory, Failing()))
+
+
+def test_the_simplest_of_a_cause_is_shrunk_and_added() -> None:
+    bigger = replace(BIG, mesh=Mesh(2, 2, 2))
+    (found,) = added(failure(bigger), failure(BIG, behind="reference-1"))
+    assert (found.scenario.mesh.world, found.shrunk_from, found.behind) == (2, BIG.id, "reference-1")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        failure(BIG, known_issue="reference-1"),
+        failure(replace(BIG, faults=("no-op-load",))),
+        replace(failure(BIG), verdict=Verdict.NONDETERMINISTIC),
+        replace(failure(BIG), verdict=Verdict.PASS, error=None),
+        replace(failure(BIG), verdict=Verdict.UNKNOWN),
+    ],
+)
+def test_what_is_known_planted_or_passing_is_not(result: Result) -> None:
+    assert added(result) == ()
+
+
+def test_nothing_is_shrunk_where_no_walk_asks_for_it() -> None:
+    assert added(failure(BIG), limit_s=0) == ()
+
+
+def test_what_was_run_already_is_not_added_again() -> None:
+    (least,) = added(failure(BIG))
+    assert added(failure(BIG), failure(least.scenario)) == ()
+
+
+def test_only_a_few_causes_are_shrunk(capsys: pytest.CaptureFixture[str]) -> None:
+    many = [failure(BIG, f"cause {chr(97 + n)}") for n in range(MOST_SHRUNK + 3)]
+    added(*many)
+    said = capsys.readouterr().err
+    assert said.count("shrinking ") == MOST_SHRUNK
+    assert f"{MOST_SHRUNK + 3} new causes" in said

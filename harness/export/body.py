@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.export.case import KEPT, TRAINED, WRITTEN, Case
+from harness.export.case import KEPT, TRAINED, TYPED, WRITTEN, Case
+from harness.export.model import TORCH_NAME
 from harness.program import Op
 
 WORKS = {
@@ -80,6 +81,9 @@ def subject(case: Case) -> str:
     """What is compared, for the beginning of a sentence."""
     focus = case.focus
     place = "in the checkpoint" if focus.kind == WRITTEN else f"after the {focus.op.kind.replace('_', ' ')}"
+    if focus.kind == TYPED:
+        seen = ", as the forward sees it," if focus.role == "compute_param" else ""
+        return f"dtype of {focus.fqn}{seen} {place}"
     return f"{focus.role} of {focus.fqn} {place}"
 
 
@@ -125,6 +129,8 @@ def _last(case: Case, op: Op, part: tuple[Op, ...], call: list[str], calls: Mapp
         call = [*call, "expected = weight(model)"]
     if focus.kind == TRAINED:
         call = [*call, f"expected = plain({op.iteration + (op.kind == 'step')})"]
+    if focus.kind == TYPED:
+        call = [*call, f"expected = {TORCH_NAME[focus.expected_dtype]}"]
     return [
         *call,
         f"observed = {'written(model)' if focus.kind == WRITTEN else value}",
@@ -152,7 +158,7 @@ def _raising(case: Case, call: list[str], calls: Mapping[str, str], works: str) 
 def _compared(case: Case, world: int) -> list[str]:
     """The last lines of a comparison: a sentence with the first element that differs, and the exit status."""
     lines = [f"if dist.get_rank() != {case.speaker}:", "    return 0"] if world > 1 else []
-    if case.focus.role == "step":
+    if case.focus.role == "step" or case.focus.kind == TYPED:
         told = f"{subject(case)}: expected {{expected}}, observed {{observed}}"
         return [*lines, f'print(f"{told}")', "return int(expected != observed)"]
     told = "element {at}: expected {expected[at]}, observed {observed[at]}"

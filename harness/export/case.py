@@ -23,13 +23,16 @@ from harness.program import Op, expand
 from harness.result import Result
 from harness.scenario import Scenario
 
-RAISES, HANGS, KEPT, TRAINED, WRITTEN = "raises", "hangs", "kept", "trained", "written"
+RAISES, HANGS, KEPT, TRAINED, WRITTEN, TYPED = "raises", "hangs", "kept", "trained", "written", "typed"
 """What a script shows at its end: an error, that an operation does not end, that a save or load changed the state, that
-a build or a step gave another state than plain torch, or that a checkpoint holds another state than was saved."""
+a build or a step gave another state than plain torch, that a checkpoint holds another state than was saved, or that
+the live state has another dtype than was asked for."""
 
 ROLES = ("step", "param", "master", "momentum", "exp_avg", "exp_avg_sq")
 """What a script can compare, what a reader understands at once first."""
 
+TYPED_ROLES = (*ROLES, "compute_param", "buffer")
+"""Of what a script can compare the dtype."""
 
 UNCOMPARED = ("unreadable", "gap", "overlap", "replica_conflict")
 """Kinds of differences for which there is no single value on each side."""
@@ -62,6 +65,11 @@ class Focus:
     @property
     def fqn(self) -> str:
         return self.difference.key.fqn if self.difference else ""
+
+    @property
+    def expected_dtype(self) -> str:
+        """Of a dtype that is compared: what it must be."""
+        return self.difference.detail.rpartition("instead of ")[2].split(";")[0] if self.difference else ""
 
 
 @dataclass(frozen=True)
@@ -159,14 +167,21 @@ def _focus(result: Result, ops: Sequence[Op]) -> Focus:
     op = ops[found.key.op]
     if found.key.where != LIVE:
         return Focus(WRITTEN, op, difference=found)
+    if found.kind == "dtype":
+        return Focus(TYPED, op, difference=found)
     return Focus(TRAINED if op.kind in ("step", "build", "overflow") else KEPT, op, difference=found)
 
 
 def _chosen(result: Result) -> Difference | None:
     """The difference to show: of the first operation with one that a script can compare, live state before files."""
-    able = [d for d in result.differences if d.fails and d.key.role in ROLES and d.kind not in UNCOMPARED]
+    able = [d for d in result.differences if d.fails and d.key.role in _roles(d) and d.kind not in UNCOMPARED]
     first = min((d.key.op for d in able), default=0)
     here = [d for d in able if d.key.op == first]
     live = [d for d in here if d.key.where == LIVE]
-    order = ROLES if live else ("exp_avg", "exp_avg_sq", "momentum", *ROLES)
+    order = TYPED_ROLES if live else ("exp_avg", "exp_avg_sq", "momentum", *ROLES)
     return min(live or here, key=lambda d: (order.index(d.key.role), -d.mismatched, d.key.fqn), default=None)
+
+
+def _roles(difference: Difference) -> tuple[str, ...]:
+    """The roles of which a script can compare what differs."""
+    return TYPED_ROLES if difference.kind == "dtype" and difference.key.where == LIVE else ROLES

@@ -114,11 +114,13 @@ def versions(system: System, result: Result, ranks: Interpreter) -> Mapping[str,
 def _cured(system: System, made: Written, folder: Path, ranks: Interpreter, paths: tuple[Path, ...]) -> Outcome:
     """The script on a copy of the library with the defect cured."""
 
+    places = (*paths, Path(ranks.site))  # a cure may be that of a library that this one stands on
+
     def source(name: str) -> str | None:
-        file = next((path / name for path in paths if (path / name).is_file()), None)
+        file = next((path / name for path in places if (path / name).is_file()), None)
         return file.read_text("utf-8") if file else None
 
     found = cures.apply(cures.chosen(system, made.told.cure), source)
     if not found.applied:
         return Outcome(-1, "", f"the cure {made.told.cure} does not apply: {'; '.join(found.left.values())}")
-    return run(folder / SCRIPT, ranks.path, paths, found.sources)
+    return run(folder / SCRIPT, ranks.path, places, found.sources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.export.case import HANGS, RAISES, TRAINED, WRITTEN, Case, NoExportError
+from harness.export.case import HANGS, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
 from harness.export.model import TORCH_NAME, model_values, optimizer_call, start
 from harness.export.script import Draft
 from harness.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
@@ -150,6 +150,7 @@ def _require(case: Case, model: dict[str, Any]) -> None:
         f"the checkpoint format {case.scenario.checkpoint}": case.scenario.checkpoint.startswith("dcp-")
         and case.does("save"),
         "a comparison of what a checkpoint holds": case.focus.kind == WRITTEN,
+        "a comparison of dtypes": case.focus.kind == TYPED,
         "tied parameters in a comparison": case.focus.kind not in (RAISES, HANGS) and case.scenario.model == "tied",
         "microbatches in a comparison": case.focus.kind == TRAINED and case.scenario.microbatches > 1,
         "tensor parallelism in a comparison of steps": case.focus.kind == TRAINED and case.ops[-1].mesh.tp > 1,

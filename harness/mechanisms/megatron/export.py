@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.export.case import KEPT, TRAINED, WRITTEN, Case, NoExportError
+from harness.export.case import KEPT, TRAINED, TYPED, WRITTEN, Case, NoExportError
 from harness.export.model import TORCH_NAME, model_values, start
 from harness.export.script import Draft, fill
 from harness.mechanisms.megatron.switches import BUCKET_SIZE, GPT_MODEL
@@ -98,6 +98,7 @@ def _require(case: Case, store: Store) -> None:
         "param groups of their own": len(case.spec.groups) > 1 and ask.groups == "model",
         "overflowing steps": case.does("overflow"),
         "comparisons of steps": case.focus.kind == TRAINED,
+        "comparisons of dtypes": case.focus.kind == TYPED,
         "comparisons of checkpoints without a distributed optimizer": compared and scenario.sharding != "zero1",
         "parameters of several dtypes under Megatron-FSDP": bool(store.fsdp)
         and scenario.dtype.storage.startswith("mixed"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import log2
 from typing import Any
 
-from harness.export.case import KEPT, TRAINED, WRITTEN, Case, NoExportError
+from harness.export.case import KEPT, TRAINED, TYPED, WRITTEN, Case, NoExportError
 from harness.export.model import TORCH_NAME, model_values, odd_part, optimizer_call, start
 from harness.export.script import Draft
 from harness.models import storage_dtype
@@ -69,6 +69,7 @@ def _require(case: Case, model: dict[str, Any], idle: dict[str, str]) -> None:
         "gradient clipping in a comparison of steps": bool(ask.clip) and computed,
         "param groups of their own in a comparison of steps": bool(model["groups"]) and computed,
         "unused parameters beside used ones in a comparison of steps": bool(model["unused_names"]) and computed,
+        "comparisons of dtypes": kind == TYPED,
         "tied parameters": scenario.model == "tied",
         "parameters that rest in a script without a comparison": bool(idle) and not computed,
         f"comparisons of what a checkpoint of the format {scenario.checkpoint} holds": kind == WRITTEN

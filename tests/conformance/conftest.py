@@ -24,6 +24,16 @@ PATIENCE_S = 120.0
 """What a session may take before it counts as hanging. What does hang has a laboratory of its own."""
 
 
+HANG_S = 10.0
+"""What a scenario that does hang may take: twice that, and as much again to confirm it."""
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Laboratory]:
+    with Laboratory(jobs=1, deadline_s=HANG_S) as opened:
+        yield opened
+
+
 @pytest.fixture(scope="session")
 def laboratory() -> Iterator[Laboratory]:
     with Laboratory(jobs=1, deadline_s=PATIENCE_S, plugins=PLUGINS) as opened:

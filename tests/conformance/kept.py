@@ -12,6 +12,9 @@ from harness.systems.protocol import System
 from harness.versions import split_cures
 from harness.world.overlay import clone_variable
 
+HANGS = {("torch-fsdp2", "empty-tp-hang"), ("megatron-fsdp", "clip-empty-rank")}
+"""(system, regression) of those that hang. They have a laboratory with less patience, the fixture `hasty`."""
+
 
 def needs_clone(scenario: Scenario) -> None:
     """Skip a test of a commit where no clone of the library was named."""

@@ -18,7 +18,7 @@ from harness.laboratory import Laboratory
 from harness.releases import package_of
 from harness.systems.protocol import System
 from tests.conformance.built_in import BUILT_IN
-from tests.conformance.kept import needs_clone
+from tests.conformance.kept import HANGS, needs_clone
 
 pytestmark = pytest.mark.real
 
@@ -37,9 +37,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("system", "cure"), CASES)
-def test_a_cure_is_shown_three_ways(system: System, cure: Cure, laboratory: Laboratory) -> None:
+def test_a_cure_is_shown_three_ways(system: System, cure: Cure, request: pytest.FixtureRequest) -> None:
     for name in cure.shown_by:
         needs_clone(scenario_of(system, name))
+    hangs = any((system.name, name) in HANGS for name in cure.shown_by)
+    laboratory: Laboratory = request.getfixturevalue("hasty" if hangs else "laboratory")
     wrong = [shown.line for shown in three_ways(system, cure, laboratory) if shown.wrong]
     assert wrong == []
 
@@ -49,7 +51,7 @@ def test_a_cure_is_shown_three_ways(system: System, cure: Cure, laboratory: Labo
     [pytest.param(s, id=s.name, marks=[pytest.mark.nightly] * (s.name not in dict(IN_CI))) for s in CURED],
 )
 def test_all_cures_stand_together_on_the_newest_release(system: System) -> None:
-    newest = package_of(system).newest.version
+    newest = "" if system.is_torch else package_of(system).newest.version  # of torch, the one that is installed
     found = applicability(system, [newest], None)
     left = {(system.name, cure) for (cure, _), told in found.items() if told != APPLIES}
     assert left <= UNRELEASED, found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import PurePath
 
 import pytest
@@ -11,11 +10,7 @@ from harness.known_issues import KnownIssues, known_issues_of
 from harness.laboratory import Laboratory
 from harness.systems.protocol import System
 from tests.conformance.built_in import BUILT_IN
-from tests.conformance.kept import needs_clone, regression
-
-HANGS = {("torch-fsdp2", "empty-tp-hang"), ("megatron-fsdp", "clip-empty-rank")}
-HANG_S = 10.0
-"""What these may take before they count as hanging: twice that each, and as much again to confirm it."""
+from tests.conformance.kept import HANGS, needs_clone, regression
 
 QUICK = {
     "automodel": ("2419-a",),
@@ -51,12 +46,6 @@ CASES = [
     for system in BUILT_IN
     for name in regressions_of(system)
 ]
-
-
-@pytest.fixture(scope="module")
-def hasty() -> Iterator[Laboratory]:
-    with Laboratory(jobs=1, deadline_s=HANG_S) as opened:
-        yield opened
 
 
 @pytest.mark.real

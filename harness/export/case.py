@@ -117,13 +117,14 @@ class Case:
     @property
     def reference_op(self) -> Op | None:
         """Of a focus that must keep the state: the operation before which that state is read. Of a load, the save that
-        wrote what it loads; of a load of the model alone, which must leave the optimizer's state as it is, itself."""
+        wrote what it loads; of a load of the model alone, which must leave the optimizer's state as it is, itself;
+        none where masters must be those of the weights that it has loaded."""
         if self.focus.kind not in (KEPT, WRITTEN):
             return None
         if self.focus.op.kind == "save":
             return self.focus.op
-        if self.focus.op.kind == "load_model_only" and self.focus.role not in ("param", "master"):
-            return self.focus.op
+        if self.focus.op.kind == "load_model_only" and self.focus.role != "param":
+            return None if self.focus.role == "master" else self.focus.op
         saves = (op for op in self.ops if op.kind == "save" and op.checkpoint == self.focus.op.checkpoint)
         return next(saves, None)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness import cures
 from harness.export.body import subject
 from harness.export.case import Case
 from harness.export.script import SCRIPT, Draft, body_lines
@@ -61,9 +62,10 @@ def told_about(system: System, known: str | None) -> Told | None:
         return None
     first = found[0]
     cause = findings.get(first.cause, first)
-    cure = first.cure or cause.cure
-    file = system.folder.joinpath("cures", f"{cure}.patch")
-    patch = text_of(file, f"{system.name}/cures/{cure}.patch") if cure and file.is_file() else ""
+    cure = first.cure or cause.cure or _cure_below(system, first.cause)
+    home = cures.home_of(system, cure) if any(cure == one.id for one in cures.available(system)) else system
+    file = home.folder.joinpath("cures", f"{cure}.patch")
+    patch = text_of(file, f"{home.name}/cures/{cure}.patch") if cure and file.is_file() else ""
     return Told(
         _first_sentence(first.what),
         first.what,
@@ -73,6 +75,13 @@ def told_about(system: System, known: str | None) -> Told | None:
         cure,
         _diff(patch),
     )
+
+
+def _cure_below(system: System, cause: str) -> str:
+    """The id of the cure of a cause that lies in a system that this one stands on; empty for none."""
+    ids = {cure.id for cure in cures.available(system)}
+    names = (cause.removeprefix(f"{below}-") for below in system.stands_on)
+    return next((name for name in names if name in ids), "")
 
 
 def subject_of(case: Case) -> str:

@@ -32,6 +32,7 @@ class Draft:
     * value: the expression of what is compared, after any operation.
     * values: what the template needs beside the case.
     * library: name and release of the library, for a reader.
+    * extends: another package with templates, whose template this one extends.
     * shims: name → text of modules that stand in for a device, written beside the script.
     """
 
@@ -42,6 +43,7 @@ class Draft:
     values: Mapping[str, Any] = field(default_factory=dict)
     library: str = ""
     shims: Mapping[str, str] = field(default_factory=dict)
+    extends: str = ""
 
 
 def render(draft: Draft, case: Case, title: str) -> str:
@@ -52,7 +54,7 @@ def render(draft: Draft, case: Case, title: str) -> str:
     """
     told = mains(case, draft.calls, draft.value)
     text = (
-        _environment(draft.home)
+        _environment(draft.home, draft.extends)
         .get_template(draft.template)
         .render(
             case=case,
@@ -76,9 +78,9 @@ def fill(home: str, template: str, **values: object) -> str:
     return _environment(home).get_template(template).render(**values)
 
 
-def _environment(home: str) -> Environment:
+def _environment(*homes: str) -> Environment:
     environment = Environment(  # the text is Python, not HTML: names go through `literal`
-        loader=ChoiceLoader([PackageLoader(home), PackageLoader("harness.export")]),
+        loader=ChoiceLoader([PackageLoader(home) for home in (*homes, "harness.export") if home]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

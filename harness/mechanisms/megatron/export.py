@@ -63,6 +63,7 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         "form": store.form,
         "metadata": store.metadata,
         "offload": scenario.offload.fraction > 0,
+        "gathers": _gathers(case),
         "inner": "optimizer.chained_optimizers[0]",
         "state_key": STATE_KEYS.get(case.focus.role, case.focus.role),
         "written_name": model["fqn"],
@@ -103,13 +104,21 @@ def _require(case: Case, store: Store) -> None:
         "parameters of several dtypes under Megatron-FSDP": bool(store.fsdp)
         and scenario.dtype.storage.startswith("mixed"),
         "comparisons under Megatron-FSDP": compared and bool(store.fsdp),
-        "comparisons on several ranks": compared and role in sharded and case.ops[-1].mesh.world > 1,
+        "comparisons on several ranks": compared
+        and role in sharded
+        and case.ops[-1].mesh.world > 1
+        and not _gathers(case),
         "another number of ranks for the load": len(case.parts) > 1,
         "other optimizers than Adam's under FusedSGD's name": ask.kind == "sgd" and ask.impl == "multi_tensor",
     }
     lacking = [what for what, asked in wanted.items() if asked]
     if lacking:
         raise NoExportError.because(case.result, f"scripts for Megatron-Core do not do {' and '.join(lacking)} yet")
+
+
+def _gathers(case: Case) -> bool:
+    """Whether a script puts a value together of the shards that several ranks have: masters that are offloaded."""
+    return case.focus.role == "master" and case.ops[-1].mesh.world > 1 and case.scenario.offload.fraction > 0
 
 
 def _fused(case: Case, model: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:

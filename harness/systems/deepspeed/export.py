@@ -70,6 +70,9 @@ def _require(case: Case, model: dict[str, Any], idle: dict[str, str]) -> None:
         "param groups of their own in a comparison of steps": bool(model["groups"]) and computed,
         "unused parameters beside used ones in a comparison of steps": bool(model["unused_names"]) and computed,
         "comparisons of dtypes": kind == TYPED,
+        "comparisons of masters after a load of the model alone": kind == KEPT
+        and case.focus.role == "master"
+        and case.focus.op.kind == "load_model_only",
         "tied parameters": scenario.model == "tied",
         "parameters that rest in a script without a comparison": bool(idle) and not computed,
         f"comparisons of what a checkpoint of the format {scenario.checkpoint} holds": kind == WRITTEN

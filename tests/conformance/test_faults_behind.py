@@ -35,19 +35,9 @@ IN_CI = {
 }
 """The first is one of the two that were measured to be swallowed; the others have the faces that are met most."""
 
-SWALLOWED = {("torch-fsdp2-full-strided", "boundary.flip-bit")}
-"""What is still taken for known: neither entry has a cure, and one of them, 161368, is met as a checkpoint that our
-reader refuses, whatever the reason. It would have to tell a wrong description from a damaged file."""
-
-
-def _marks(issue: KnownIssue, fault: str) -> list[pytest.MarkDecorator]:
-    marks = [] if (issue.id, fault) in IN_CI else [pytest.mark.nightly]
-    swallowed = pytest.mark.xfail(reason="known by face alone", strict=True)
-    return [*marks, swallowed] if (issue.id, fault) in SWALLOWED else marks
-
 
 CASES = [
-    pytest.param(issue, fault, id=f"{issue.id}-{fault}", marks=_marks(issue, fault))
+    pytest.param(issue, fault, id=f"{issue.id}-{fault}", marks=[pytest.mark.nightly] * ((issue.id, fault) not in IN_CI))
     for known in KNOWN.values()
     for issue in known.issues
     for fault in BOUNDARY

@@ -250,9 +250,9 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
         release, wanted = split_cures(version)
         if wanted is not None:
             cures.chosen(info, wanted)
-        if info.is_torch:
+        if info.is_torch and release:
             try:
-                _ = release and with_torch(release, interpreter(python))
+                with_torch(release, interpreter(python))
             except (OverlayError, UsageError) as error:
                 allowed = "a release of torch that can be installed and imported here"
                 raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None

@@ -94,7 +94,7 @@ class Laboratory:
         wanted = [info for info in all_systems() if systems is None or info.name in systems]
         warm_up = [info.entry(info.warm_up) for info in wanted if info.warm_up and not info.package]
         self._python = python
-        self._torches: dict[str, Laboratory] = {}
+        self._torches: dict[str, Laboratory | None] = {}  # None for the torch of this interpreter
         self._opening = threading.Lock()
         self._another = partial(
             Laboratory, jobs=jobs, deadline_s=deadline_s, plugins=plugins, keep=keep, systems=systems
@@ -121,7 +121,7 @@ class Laboratory:
             stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             for server in self._servers.values():
                 stack.callback(server.__exit__, kind, error, trace)
-            for laboratory in self._torches.values():
+            for laboratory in filter(None, self._torches.values()):
                 stack.callback(laboratory.__exit__, kind, error, trace)
             stack.callback(self._environments.close)
 
@@ -188,12 +188,10 @@ class Laboratory:
         if not info.is_torch or not release:
             return None
         with self._opening:
-            own = interpreter(self._python)
-            other = with_torch(release, own)
-            if other is own:
-                return None
-            if release not in self._torches:
-                self._torches[release] = self._another(python=other.path).__enter__()
+            if release not in self._torches:  # looked for once: that a folder of a gigabyte is whole takes a moment
+                own = interpreter(self._python)
+                other = with_torch(release, own)
+                self._torches[release] = None if other is own else self._another(python=other.path).__enter__()
             return self._torches[release]
 
     def _unknown(self, scenario: Scenario, reason: str) -> Result:

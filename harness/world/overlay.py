@@ -120,8 +120,17 @@ def is_cached(package: Package, version: str, python: Interpreter) -> bool:
     return all((cache_folder() / key_of(requirements, python) / _MANIFEST).is_file() for requirements in wanted)
 
 
-def install(requirements: Sequence[str], python: Interpreter) -> Path:
+def install(
+    requirements: Sequence[str],
+    python: Interpreter,
+    complete: Callable[[Path], None] = lambda site: None,
+    contents: Contents | None = None,
+) -> Path:
     """The folder that holds exactly these requirements, without their dependencies, for an interpreter.
+
+    Args:
+        complete: what is done with the folder after pip. contents: what is compared to see damage; every file's digest
+            without one.
 
     Raises:
         OverlayError: pip failed.
@@ -133,8 +142,9 @@ def install(requirements: Sequence[str], python: Interpreter) -> Path:
         print(f"installing {', '.join(requirements)}", file=sys.stderr, flush=True)
         what = f"{', '.join(requirements)} cannot be installed for {python.path} (Python {python.python})"
         said(command, INSTALL_S, what, dict(os.environ))
+        complete(site)
 
-    return filled(key_of(requirements, python), fill)
+    return _filled(key_of(requirements, python), fill, contents)
 
 
 def commit_of(package: Package, revision: str) -> str:
@@ -174,7 +184,7 @@ def _of_tree(package: Package, folder: Path, python: Interpreter) -> Overlay:
 
     key = f"{package.name}-path-{_digest(str(tree))}"
     close = package.closest(_version_of(tree))
-    paths = (filled(key, link), *_beside(close.beside, python))
+    paths = (_filled(key, link), *_beside(close.beside, python))
     state = _digest(*(f"{name} {digest}" for name, digest in _contents(tree).items()))[:7]
     version = _imported(package, "", paths, python, lasting=False)
     return Overlay(_local(version, f"path.{state}"), paths, close.outside(python.installed), live=True)
@@ -196,7 +206,7 @@ def _of_commit(package: Package, revision: str, python: Interpreter) -> Overlay:
             (site / package.tree).parent.mkdir(parents=True, exist_ok=True)
             (Path(scratch) / tree).rename(site / package.tree)
 
-    site = filled(f"{package.name}-git-{commit[:16]}", export)
+    site = _filled(f"{package.name}-git-{commit[:16]}", export)
     close = package.closest(_version_of(site / package.tree))
     paths = (site, *_beside(close.beside, python))
     version = _local(_imported(package, "", paths, python), f"git.{commit[:7]}")
@@ -260,7 +270,7 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def filled(key: str, fill: Callable[[Path], None], contents: Contents | None = None) -> Path:
+def _filled(key: str, fill: Callable[[Path], None], contents: Contents | None = None) -> Path:
     """The folder of that key, filled by `fill` if it is not there or damaged; complete or not there at all.
 
     Args:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from filelock import FileLock
 from harness.errors import UsageError
 from harness.versions import is_version
 from harness.world.interpreter import Interpreter, interpreter
-from harness.world.overlay import INSTALL_S, LOCK_S, OverlayError, filled, key_of, said, sizes
+from harness.world.overlay import LOCK_S, OverlayError, install, key_of, said, sizes
 
 OLDEST = "2.10.0"
 """Older ones lack what the server calls: 2.9.1 has no `torch._C._clear_DTensor_sharding_propagator_cache`."""
@@ -61,10 +60,9 @@ def with_torch(version: str, base: Interpreter) -> Interpreter:
     if version == (base.release("torch") or "").partition("+")[0]:
         return base
     _require_release(version)
-    key = key_of((f"torch=={version}",), base)
-    site = filled(key, lambda folder: _fill(folder, version, base), sizes)
+    site = install((f"torch=={version}",), base, lambda folder: compile_stand_ins(folder / "torch"), sizes)
     own = site.parent / f"python-{key_of((base.path, base.site), base).rpartition('-')[2]}"
-    with FileLock(site.parent.parent / f"{key}.lock", timeout=LOCK_S):
+    with FileLock(site.parent.with_name(f"{site.parent.name}.lock"), timeout=LOCK_S):
         if not (own / "bin" / "python").exists():
             _make_interpreter(own, site, base)
     found = interpreter(str(own / "bin" / "python"))
@@ -78,14 +76,6 @@ def _require_release(version: str) -> None:
 
     if not is_version(version) or Version(version) < Version(OLDEST):
         raise UsageError.of("torch", version, f"a release from {OLDEST} on", "--torch 2.15.0")
-
-
-def _fill(site: Path, version: str, base: Interpreter) -> None:
-    options = ["--no-deps", "--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
-    command = [base.path, "-m", "pip", "install", *options, "--target", str(site), f"torch=={version}"]
-    print(f"installing torch {version}: 0.5 to 0.9 GB, once", file=sys.stderr, flush=True)
-    said(command, INSTALL_S, f"torch {version} cannot be installed for {base.path}", dict(os.environ))
-    compile_stand_ins(site / "torch")
 
 
 def compile_stand_ins(torch: Path) -> None:

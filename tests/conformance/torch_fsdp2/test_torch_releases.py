@@ -19,7 +19,7 @@ def test_the_newest_torch_keeps_what_the_installed_one_keeps() -> None:
     (kept,) = load_space("regressions/torch-fsdp2-164929").scenarios
     with Laboratory(jobs=1, deadline_s=60.0, systems={"torch-fsdp2"}) as laboratory:
         found = laboratory.examine_one(replace(kept, version=NEWEST))
-        passing = laboratory.examine_one(replace(kept, version=NEWEST, program="build step save load step"))
+        passing = laboratory.examine_one(replace(kept, version=NEWEST, program="build step save step load step"))
         here = laboratory.examine_one(replace(kept, version=""))
     assert (found.verdict, passing.verdict) == (Verdict.MISMATCH, Verdict.PASS)
     assert found.version.partition("+")[0] == NEWEST != here.version.partition("+")[0]

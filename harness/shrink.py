@@ -3,17 +3,24 @@
 A nightly finds a defect in a scenario such as `model=zoo dtype=mixed/reduce=fp32 mesh=2x2x2 optimizer=adamw/clip=1.0
 checkpoint=full+cpu_offload program=twice`, of which the defect needs two things. A maintainer wants to see those two.
 
-There is one *order* of scenarios, from simple to complicated (`weight`): fewer ranks come before everything, then
-fewer operations, a smaller model, and fewer settings that are not their default. There is one *question*: does a
-scenario fail with the same signature, on the same release with the same cures? Passes propose scenarios that are
-simpler than the one in hand: an axis at its default, an axis without one of its parts, a smaller model, a smaller mesh,
-a program without some of its operations. The first that fails in the same way is taken in hand. It ends when no pass
-has a proposal left, or when the time is up; whatever is in hand then is a scenario that fails.
+There is one *order* of scenarios, from simple to complicated (`weight`). Fewest axes that are not at a default come
+first: an axis at its default tells the reader that it does not matter, so that a model named there is one that the
+defect needs. After that come fewer ranks, fewer operations, fewer parts of values, and a smaller model. A default is
+the scenario's own or, of a system that cannot run there, that of its plain scenario (`conformance.toml`): Megatron's
+optimizer wants `sharding=zero1`, and a scenario that says so says nothing about the defect.
+
+There is one *question*: does a scenario fail with the same signature, on the same release with the same cures? Passes
+propose scenarios that are simpler than the one in hand: an axis at its default, an axis without one of its parts, a
+smaller model, a smaller mesh, a program without some of its operations; at last two of these axes at once, since one
+may hide behind the other: a dtype of masters needs a sharding that has masters. The first that fails in the same way is
+taken in hand. It ends when no pass has a proposal left, or when the time is up; whatever is in hand then is a scenario
+that fails.
 
 Every scenario is asked about once. What the system refuses, or what cannot be run at all, counts as another failure.
+The time that the result's own confirmation will take is kept back from the search.
 
 *Verifies*: by a confirmed run at the end, that the result fails as the original did. *Does not verify*: that nothing
-simpler fails. A defect that needs two changes at once, each of which hides it, stays where it is.
+simpler fails. A defect that needs three changes at once, each of which hides it, stays where it is.
 """
 
 from __future__ import annotations
@@ -22,21 +29,33 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import product
+from functools import cache
+from itertools import combinations, product
 from math import prod
 from typing import Any
 
 from harness.errors import UsageError
+from harness.faults.strikes import plain_scenario
 from harness.models import model_spec, zoo
 from harness.program import meshes, operations
 from harness.result import Result
 from harness.scenario import AXES, Mesh, Scenario
 from harness.space.constraints import impossible
+from harness.systems.registry import system_named
 
 FIXED = ("system", "version", "device", "faults")
 """Axes that say what is under test, and stay as they are."""
 
-Weight = tuple[int, int, int, int, int, str]
+SIZED = ("mesh", "program")
+"""Axes of which the smallest value is the plain one, whatever a system's plain scenario has."""
+
+_PARTED = ("dtype", "optimizer")
+"""Axes whose value has parts with defaults of their own."""
+
+CONFIRMED = 2
+"""How many runs the confirmation of a failure takes."""
+
+Weight = tuple[int, int, int, int, int, int, str]
 
 
 @dataclass(frozen=True)
@@ -60,11 +79,36 @@ def weight(scenario: Scenario) -> Weight:
         UsageError: the program is illegal, or its load has no mesh to go to.
     """
     spec = model_spec(scenario.model)
-    changed = {axis: text for axis, text in scenario.axis_values(only_changed=True).items() if axis not in FIXED}
-    settings = sum(1 + text.count("/") + text.count("+") for text in changed.values())
+    parts = sum(_parts_changed(scenario, axis) for axis in scenario.axis_values(only_changed=True) if axis not in FIXED)
     elements = sum(prod(parameter.spec.shape) for parameter in spec.params)
     world = max(mesh.world for mesh in meshes(scenario))
-    return world, len(operations(scenario.program)), len(spec.params), elements, settings, str(scenario)
+    steps = len(operations(scenario.program))
+    return len(needed(scenario)), world, steps, parts, len(spec.params), elements, str(scenario)
+
+
+def _parts_changed(scenario: Scenario, axis: str) -> int:
+    """How many parts of an axis that is not at its default are not at theirs."""
+    value, default = getattr(scenario, axis), getattr(Scenario(), axis)
+    if axis in _PARTED:
+        return sum(getattr(value, part.name) != getattr(default, part.name) for part in fields(value))
+    return 1 + scenario.axis_text(axis).count("+")
+
+
+def needed(scenario: Scenario) -> dict[str, str]:
+    """The axes that are at no default, with their values: what a failure needs, if nothing simpler fails. A program is
+    no setting; its length counts for itself."""
+    changed = scenario.axis_values(only_changed=True)
+    plain = _plain(scenario.system).axis_values()
+    return {
+        axis: text
+        for axis, text in changed.items()
+        if axis not in FIXED and axis != "program" and (axis in SIZED or text != plain[axis])
+    }
+
+
+@cache
+def _plain(system: str) -> Scenario:
+    return plain_scenario(system_named(system))
 
 
 def shrink(
@@ -78,7 +122,7 @@ def shrink(
 
     Args:
         attempt: runs a scenario once. confirm: runs one as often as a verdict needs.
-        limit_s: seconds after which no further scenario is begun.
+        limit_s: seconds that it may take, with the confirmation at the end.
         told: hears of every simpler scenario that is taken in hand.
 
     Raises:
@@ -104,7 +148,7 @@ class _Search:
     ) -> None:
         self.in_hand, self.tried, self.complete = first.scenario, 0, False
         self._signature, self._attempt, self._end, self._told = first.signature, attempt, end, told
-        self._seen = {first.scenario}
+        self._seen, self._slowest_s = {first.scenario}, 0.0
 
     def run(self) -> None:
         """Go through the passes until none has anything new to propose."""
@@ -114,9 +158,21 @@ class _Search:
             for proposals in PASSES:
                 while self._taken(proposals):
                     pass
-                if time.monotonic() >= self._end:
+                if self._over():
                     return
         self.complete = True
+
+    def _over(self) -> bool:
+        """Whether one more attempt, and the confirmation of what is found, would end too late."""
+        return time.monotonic() + (1 + CONFIRMED) * self._slowest_s >= self._end
+
+    def _fails(self, scenario: Scenario) -> bool:
+        """Whether a scenario fails as the first one did."""
+        began = time.monotonic()
+        self.tried += 1
+        found = self._attempt(scenario).signature == self._signature
+        self._slowest_s = max(self._slowest_s, time.monotonic() - began)
+        return found
 
     def _taken(self, proposals: Callable[[Scenario], Iterator[Scenario]]) -> bool:
         """Whether one of a pass's proposals was taken in hand."""
@@ -124,11 +180,10 @@ class _Search:
         for scenario in proposals(self.in_hand):
             if scenario in self._seen or not _simpler(scenario, bound):
                 continue
-            if time.monotonic() >= self._end:
+            if self._over():
                 return False
             self._seen.add(scenario)
-            self.tried += 1
-            if self._attempt(scenario).signature == self._signature:
+            if self._fails(scenario):
                 self.in_hand = scenario
                 self._told(scenario)
                 return True
@@ -144,16 +199,33 @@ def _simpler(scenario: Scenario, bound: Weight) -> bool:
 
 
 def _defaults(scenario: Scenario) -> Iterator[Scenario]:
-    """Every axis at its default, one at a time."""
-    plain = Scenario()
+    """Every axis at its default, one at a time; then at the system's."""
+    for axis, values in _default_values(scenario).items():
+        for value in values:
+            yield replace(scenario, **{axis: value})
+
+
+def _default_values(scenario: Scenario) -> dict[str, list[Any]]:
+    """Axis → its default and the system's, of the axes that are at neither, or at the second."""
+    found: dict[str, list[Any]] = {}
     for axis in AXES:
-        if axis not in FIXED and getattr(scenario, axis) != getattr(plain, axis):
-            yield replace(scenario, **{axis: getattr(plain, axis)})
+        plains = (Scenario(),) if axis in SIZED else (Scenario(), _plain(scenario.system))
+        values = list(dict.fromkeys(getattr(plain, axis) for plain in plains))
+        if axis not in FIXED and getattr(scenario, axis) != values[0]:
+            found[axis] = [value for value in values if value != getattr(scenario, axis)]
+    return found
+
+
+def _pairs(scenario: Scenario) -> Iterator[Scenario]:
+    """Two axes at a default at once."""
+    for (one, its), (other, others) in combinations(_default_values(scenario).items(), 2):
+        for value, another in product(its, others):
+            yield replace(scenario, **{one: value, other: another})
 
 
 def _parts(scenario: Scenario) -> Iterator[Scenario]:
     """Every axis that is made of parts with one of them at its default, or without one of its words."""
-    for axis in ("dtype", "optimizer"):
+    for axis in _PARTED:
         value: Any = getattr(scenario, axis)
         plain = type(value)()
         for part in fields(value):
@@ -194,5 +266,7 @@ def _programs(scenario: Scenario) -> Iterator[Scenario]:
             yield replace(scenario, program=" ".join((*words[:start], *words[start + length :])))
 
 
-PASSES: tuple[Callable[[Scenario], Iterator[Scenario]], ...] = (_defaults, _meshes, _models, _programs, _parts)
+PASSES: tuple[Callable[[Scenario], Iterator[Scenario]], ...] = (
+    _defaults, _meshes, _models, _programs, _parts, _pairs,
+)  # fmt: skip
 """What proposes simpler scenarios. Those that can take much away with one run come first."""

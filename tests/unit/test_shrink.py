@@ -1,7 +1,7 @@
 """Shrinking, with failures that are rules on scenarios: what is taken away, what stays, and when it ends.
 
 *Verifies*: that what is found fails, is simpler, and is the least where one thing at a time leads there; that nothing
-is asked twice. *Does not verify*: real failures; tests/golden/test_shrunk.py shrinks those of the catalogue.
+is asked twice. *Does not verify*: real failures; tests/conformance/test_shrunk.py shrinks faults and known defects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness.errors import UsageError
 from harness.program import operations
 from harness.result import Failure, Result
 from harness.scenario import Scenario
-from harness.shrink import Shrunk, shrink, weight
+from harness.shrink import Shrunk, needed, shrink, weight
 from harness.space.constraints import impossible
 from harness.verdict import Verdict
 
@@ -71,6 +71,14 @@ RULES: dict[str, tuple[Fails, dict[str, str]]] = {
         lambda s: 0 < s.offload.fraction < 1 and s.sharding == "zero1",
         {"program": "build", "offload": "cpu=0.5", "sharding": "zero1"},
     ),
+    "masters of bf16, which zero1 alone has": (
+        lambda s: s.dtype.storage == "bf16" and s.sharding == "zero1",
+        {"program": "build", "dtype": "bf16", "sharding": "zero1"},
+    ),
+    "fp32 under either sharding, or masters": (
+        lambda s: (s.dtype.master is None) == (s.sharding == "fully_shard"),
+        {"program": "build"},
+    ),
     "two microbatches, then a save": (
         lambda s: s.microbatches == 2 and operations(s.program)[-1] == "save",
         {"program": "build save", "microbatches": "2"},
@@ -83,9 +91,8 @@ def test_what_the_failure_needs_stays_and_nothing_else(rule: str) -> None:
     fails, expected = RULES[rule]
     start = BIG if fails(BIG) else BIG.with_axes({"program": "build step save step save"})
     found, _ = shrunk(fails, start)
-    left = settings(found.result.scenario)
-    assert left.pop("model", "dense") in ("dense", "twins", "short", "lr_groups", "tied", "swiglu", "experts", "unused")
-    assert left == expected
+    left = {"checkpoint": "gathered", **settings(found.result.scenario)}
+    assert left == {"checkpoint": "gathered", **expected}
     assert found.complete
 
 
@@ -112,6 +119,30 @@ def test_another_failure_is_not_the_same() -> None:
 def test_when_the_time_is_up_what_is_in_hand_counts() -> None:
     found, ran = shrunk(lambda s: True, limit_s=0.0)
     assert (found.result.scenario, found.complete, ran) == (BIG, False, [])
+
+
+def test_the_time_for_a_confirmation_is_kept_back() -> None:
+    clock = [0.0]
+
+    def attempt(scenario: Scenario) -> Result:
+        clock[0] += 10.0
+        return result_of(scenario, True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.shrink.time.monotonic", lambda: clock[0])
+        found = shrink(result_of(BIG, True), attempt, lambda s: attempt(attempt(s).scenario), 60.0)
+    assert (found.complete, found.tried, clock[0]) == (False, 3, 50.0)
+
+
+def test_an_axis_at_its_default_comes_before_fewer_ranks_and_a_smaller_model() -> None:
+    few, small = (Scenario().with_axes(axes) for axes in ({"mesh": "1x3x1"}, {"mesh": "1x2x1", "model": "short"}))
+    assert weight(few) < weight(small)
+
+
+def test_what_a_system_has_in_its_plain_scenario_is_not_needed() -> None:
+    plain = Scenario().with_axes({"checkpoint": "gathered", "mesh": "1x2x1", "program": "build step"})
+    assert needed(plain) == {"mesh": "1x2x1"}
+    assert needed(plain.with_axes({"checkpoint": "model_space"})) == {"mesh": "1x2x1", "checkpoint": "model_space"}
 
 
 def test_what_came_once_and_not_again_is_not_the_result() -> None:

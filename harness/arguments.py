@@ -281,18 +281,21 @@ def one_scenario(name: str, system: str | None, out: Path | None, *, keep_versio
     """
     from dataclasses import replace
 
+    from harness.space.defaults import completed
     from harness.space.files import load_space, space_names, split_system
 
     if Path(name).suffix == ".toml" or name in space_names() or Path(name).is_file():
-        found = load_space(name).scenarios
-        if len(found) != 1 or load_space(name).walks:
+        space = load_space(name)
+        found = space.on_systems([system] if system else []).scenarios
+        if len(found) != 1 or space.walks:
             form = "regressions/torch-fsdp2-164929"
             raise UsageError.of("SCENARIO", name, f"a file with one [scenario]; this one has {len(found)}", form)
         scenario = found[0]
     else:
         scenario = stored(name, out).scenario
-    if system:
-        scenario = replace(scenario, system=split_system(system)[0])
+        if system:
+            given = {**scenario.axis_values(only_changed=True), "system": split_system(system)[0]}
+            scenario = completed(given)
     return scenario if keep_version else replace(scenario, version="")
 
 

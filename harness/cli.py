@@ -228,12 +228,14 @@ def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
     shardproof explain 1a2b3c4d5e6f --toml > bug.toml
     """
     from harness.report.text import render_result, wants_colour
+    from harness.verdict import Verdict
 
     arguments.load_plugins(())
     result = arguments.stored(scenario_id, out)
     only = arguments.shipped_issues().emulated_only(result)
     colour = wants_colour(sys.stdout, os.environ)
-    print(result.scenario.to_toml() if toml else render_result(result, colour, emulated_only=only))
+    document = result.scenario.to_toml(every_axis=result.verdict is Verdict.UNSUPPORTED)
+    print(document if toml else render_result(result, colour, emulated_only=only))
     return ExitStatus.OK
 
 

@@ -10,6 +10,7 @@ from harness.faults.catalogue import CATALOGUE
 from harness.models import zoo
 from harness.program import named_programs
 from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
+from harness.space.defaults import completed
 from harness.space.files import space_names
 from harness.systems.accepts import Formats
 from harness.systems.protocol import System
@@ -42,6 +43,7 @@ def render_listing() -> str:
     sections = (
         ("systems", ((info.name, info.doc) for info in all_systems())),
         ("axes", axes),
+        ("what a file has that names a system alone", [(info.name, _alone(info)) for info in all_systems()]),
         ("checkpoint formats", [(info.name, _formats(info)) for info in all_systems()]),
         ("options", {word: doc for info in all_systems() for word, doc in info.accepts.options.items()}.items()),
         ("models", ((spec.name, spec.doc) for spec in zoo().values())),
@@ -54,6 +56,11 @@ def render_listing() -> str:
         ),
     )
     return "\n".join(_section(title, rows) for title, rows in sections)
+
+
+def _alone(system: System) -> str:
+    changed = completed({"system": system.name}).axis_values(only_changed=True)
+    return " ".join(f"{axis}={text}" for axis, text in changed.items() if axis != "system") or "the defaults"
 
 
 def _formats(system: System) -> str:

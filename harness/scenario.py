@@ -317,12 +317,17 @@ class Scenario:
     def __str__(self) -> str:
         return " ".join(f"{axis}={value}" for axis, value in self.axis_values(only_changed=True).items()) or "defaults"
 
-    def to_toml(self, title: str = "") -> str:
-        """The scenario as a TOML document that `from_toml` reads back to an equal value."""
+    def to_toml(self, title: str = "", *, every_axis: bool = False) -> str:
+        """The scenario as a TOML document that `from_toml` reads back to an equal value.
+
+        Args:
+            every_axis: state the axes that have their defaults too: of a scenario that its system refuses, so that no
+                default of the system's stands in (`harness.space.defaults`).
+        """
         document: dict[str, Any] = {"schema": SCHEMA}
         if title:
             document["title"] = title
-        return tomli_w.dumps({**document, "scenario": self.axis_values(only_changed=True)})
+        return tomli_w.dumps({**document, "scenario": self.axis_values(only_changed=not every_axis)})
 
     @classmethod
     def from_toml(cls, text: str, origin: str = "scenario file") -> Scenario:

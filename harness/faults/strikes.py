@@ -10,8 +10,10 @@
     faults = ["boundary.replica-state"]
     axes = { mesh = "2x1x1" }                   # what differs for these
 
-The conformance kit (`harness.systems.conformance`) works on the plain scenario, the canaries (`harness.canaries`) on
-the strikes. A system without such a file has a plain scenario of two ranks, and no strikes.
+The conformance kit (`harness.systems.conformance`) works on the plain scenario, and scenario files that leave an axis
+out have its value from there where the system refuses the common default (`harness.space.defaults`). The canaries
+(`harness.canaries`) work on the strikes. A system without such a file has a plain scenario of two ranks, and no
+strikes.
 """
 
 from __future__ import annotations

@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
 from harness.models import model_spec
@@ -23,13 +20,13 @@ from harness.oracle.contract import KINDS, steps_on_gpu, twin_device
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.program import does, moves
 from harness.scenario import Mesh, Scenario, load_mesh
-from harness.space.feasible import crossed
 from harness.systems.accepts import Constraint
 from harness.systems.registry import contract_of, system_named
 
-TABLE_LIMIT = 400_000
+if TYPE_CHECKING:  # numpy is for walks: `list`, and a file that states one scenario, start without it
+    from harness.space.feasible import Bools
 
-Bools = npt.NDArray[np.bool_]
+TABLE_LIMIT = 400_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Table:
     @property
     def excluded(self) -> int:
         """How many combinations of the axes' values the rule takes out."""
-        return int(self.allowed.size - np.count_nonzero(self.allowed))
+        return int(self.allowed.size - self.allowed.sum())
 
 
 def _has_tp(model: str) -> bool:
@@ -250,6 +247,10 @@ def tabulate(
     Raises:
         HarnessError: the rule raises, or reads so many axes that its table would exceed `TABLE_LIMIT` entries.
     """
+    import numpy as np
+
+    from harness.space.feasible import crossed
+
     read: set[str] = set()
     excluded: list[dict[str, list[int]]] = []
     try:

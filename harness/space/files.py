@@ -48,6 +48,7 @@ from harness.errors import UsageError
 from harness.models import model_spec
 from harness.program import operations
 from harness.scenario import AXES, Mesh, Scenario, load_toml, value_text
+from harness.space.defaults import completed
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
 from harness.tables import Table
@@ -118,13 +119,19 @@ class Walk:
 
 @dataclass(frozen=True)
 class Space:
-    """A space file as read. walks: one a system. general: how a system without a table of its own is walked."""
+    """A space file as read. walks: one a system. general: how a system without a table of its own is walked. stated:
+    the axes that each scenario of the file, or `--set`, states; canonical texts."""
 
     name: str
     title: str
     walks: tuple[Walk, ...]
     general: Walk | None
-    scenarios: tuple[Scenario, ...]
+    stated: tuple[Mapping[str, str], ...]
+
+    @cached_property
+    def scenarios(self) -> tuple[Scenario, ...]:
+        """The scenarios of the file, with defaults for what they leave out (`harness.space.defaults`)."""
+        return tuple(dict.fromkeys(map(completed, self.stated)))
 
     def on_systems(self, names: Sequence[str]) -> Space:
         """The space on other systems, each `NAME` or `NAME@VERSION`. With a version, all of a system's walks are on
@@ -144,8 +151,8 @@ class Space:
             for system, version in chosen
             for walk in own.get(system, [self.general] if self.general else [])
         ]
-        scenarios = [replace(s, system=name, version=version) for s in self.scenarios for name, version in chosen]
-        return replace(self, walks=tuple(walks), scenarios=tuple(dict.fromkeys(scenarios)))
+        stated = [{**axes, "system": name, "version": version} for axes in self.stated for name, version in chosen]
+        return replace(self, walks=tuple(walks), stated=tuple(stated))
 
     def with_axes(self, values: Mapping[str, Sequence[str]]) -> Space:
         """The space with some axes replaced by, or widened to, the given values.
@@ -156,8 +163,8 @@ class Space:
         checked = {axis: _values(axis, texts, "--set") for axis, texts in values.items()}
         walks = tuple(replace(walk, axes={**walk.axes, **checked}) for walk in self.walks)
         choices = [dict(zip(checked, choice, strict=True)) for choice in product(*checked.values())]
-        scenarios = dict.fromkeys(s.with_axes(choice) for s in self.scenarios for choice in choices)
-        return replace(self, walks=walks, scenarios=tuple(scenarios))
+        stated = tuple({**axes, **choice} for axes in self.stated for choice in choices)
+        return replace(self, walks=walks, stated=stated)
 
     def at_strength(self, strength: int) -> Space:
         return replace(self, walks=tuple(replace(walk, strength=strength) for walk in self.walks))
@@ -178,9 +185,9 @@ def load_space(name: str) -> Space:
         )
     if "space" not in document:
         document.only(("schema", "title", "scenario"))
-        return Space(name, document.text("title"), (), None, _scenarios(document))
+        return Space(name, document.text("title"), (), None, _stated(document))
     general, walks = _walks(document, name)
-    return Space(name, document.table("space").text("title"), walks, general, _scenarios(document))
+    return Space(name, document.table("space").text("title"), walks, general, _stated(document))
 
 
 def space_names() -> list[str]:
@@ -229,7 +236,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
     chosen: dict[str, tuple[str, ...]] = {}
     for setting in settings:
         axis, equals, text = setting.partition("=")
-        if not equals or not (text or axis == "faults"):
+        if not equals or not (text or axis in ("faults", "options")):
             raise UsageError.of("--set", setting, "AXIS=VALUE[,VALUE]…", "--set dtype=bf16,fp32")
         if axis not in WALKED_AXES:
             raise UsageError.of("--set axis", axis, WALKED_AXES, "--set dtype=bf16 (systems: --system torch-fsdp2)")
@@ -417,14 +424,14 @@ def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _scenarios(document: Table) -> tuple[Scenario, ...]:
-    scenarios = []
+def _stated(document: Table) -> tuple[Mapping[str, str], ...]:
+    """The axes of each scenario of a file, checked one by one."""
+    found = []
     for table in document.tables("scenario"):
-        values = {axis: canonical(axis, _plain(value)) for axis, value in table.content.items()}
-        scenario = Scenario().with_axes(values)
-        system_named(scenario.system)
-        scenarios.append(scenario)
-    return tuple(scenarios)
+        axes = {axis: canonical(axis, _plain(value)) for axis, value in table.content.items()}
+        system_named(axes.get("system", Scenario().system))
+        found.append(axes)
+    return tuple(found)
 
 
 def _strength(value: object, where: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from math import inf
@@ -18,8 +18,10 @@ from typing import Any
 
 from harness.errors import UsageError
 from harness.scenario import AXES, DTypePolicy, Scenario, value_text
+from harness.space import proposals
 from harness.space.constraints import impossible
 from harness.space.cost import cost_model
+from harness.space.defaults import nearest
 from harness.space.files import Space, Walk
 from harness.space.walk import Walked, follow, plain_sample
 from harness.systems.registry import system_named
@@ -152,17 +154,12 @@ def make_plan(spaces: Sequence[Space], selection: Selection = Selection()) -> Pl
         UsageError: an unknown system, axis or value; an explicit scenario that is impossible; nothing that
             any system supports.
     """
-    chosen = [_selected(space, selection) for space in spaces]
-    walked = tuple(chain.from_iterable(_followed(walk, selection) for space in chosen for walk in space.walks))
-    explicit = [scenario for space in chosen for scenario in space.scenarios]
-    for scenario in explicit:
-        _require_valid(scenario)
-    refused = _refused(chain(explicit, *(entry.refused for entry in walked)))
-    supported = dict.fromkeys(chain(explicit, *(entry.supported for entry in walked)))
-    for scenario in refused:
-        supported.pop(scenario, None)
+    explicit, walked, supported, refused = _sorted_out(spaces, selection)
+    error = proposals.impossible_scenario(explicit, lambda: _nearest_line(spaces, selection))
+    if error:
+        raise error
     if not supported:
-        raise _nothing_supported(refused, walked)
+        raise proposals.nothing_supported(refused, walked, _nearest_line(spaces, selection))
     budgets: dict[str, float] = defaultdict(float)
     for walk in (entry.walk for entry in walked if not entry.walk.sample):
         budgets[walk.system] += walk.budget_s or inf
@@ -172,12 +169,52 @@ def make_plan(spaces: Sequence[Space], selection: Selection = Selection()) -> Pl
     return Plan(tuple(first), {s: refused[s] for s in last}, walked, dict(budgets), selection.shard)
 
 
+_SortedOut = tuple[list[Scenario], tuple[Walked, ...], dict[Scenario, None], dict[Scenario, str]]
+
+
+def _sorted_out(spaces: Sequence[Space], selection: Selection) -> _SortedOut:
+    """The scenarios that files state, what each walk came to, and of all of them those that their systems run, and
+    those that they refuse with the reason."""
+    chosen = [_selected(space, selection) for space in spaces]
+    walked = tuple(chain.from_iterable(_followed(walk, selection) for space in chosen for walk in space.walks))
+    explicit = [scenario for space in chosen for scenario in space.scenarios]
+    refused = _refused(chain(explicit, *(entry.refused for entry in walked)))
+    supported = dict.fromkeys(chain(explicit, *(entry.supported for entry in walked)))
+    for scenario in refused:
+        supported.pop(scenario, None)
+    return explicit, walked, supported, refused
+
+
+def _nearest_line(spaces: Sequence[Space], selection: Selection) -> str:
+    """The command line nearest to a selection that runs."""
+
+    def runs(settings: Mapping[str, Sequence[str]]) -> bool:
+        axes = {axis: tuple(values) for axis, values in settings.items()}
+        explicit, _, supported, _ = _sorted_out(spaces, replace(selection, axes=axes))
+        return bool(supported) and not any(map(impossible, explicit))
+
+    chosen = [_selected(space, selection) for space in spaces]
+    names = [space.name for space in spaces]
+    return proposals.nearest_line(names, selection.systems, selection.axes, chosen, runs)
+
+
 def _followed(walk: Walk, selection: Selection) -> Iterator[Walked]:
     """What a walk came to and, after one over a cured library, its plain sample."""
     walked = follow(walk, selection.seed, selection.sample)
+    if not walked.supported:
+        walked = _with_own_defaults(walk, selection) or walked
     yield walked
     if walk.version == CURED and selection.sample is None:
         yield plain_sample(walked)
+
+
+def _with_own_defaults(walk: Walk, selection: Selection) -> Walked | None:
+    """The walk with defaults of its system's on the axes that it does not walk; None where nothing is left of it with
+    these either."""
+    first = nearest({"system": walk.system, **{axis: texts[0] for axis, texts in walk.axes.items()}})
+    own = {axis: (text,) for axis, text in first.axis_values(only_changed=True).items() if axis != "system"}
+    walked = follow(replace(walk, axes={**own, **walk.axes}), selection.seed, selection.sample)
+    return walked if walked.supported else None
 
 
 def _refused(scenarios: Iterable[Scenario]) -> dict[Scenario, str]:
@@ -207,30 +244,6 @@ def in_shard(scenario: Scenario, shard: tuple[int, int]) -> bool:
 def _selected(space: Space, selection: Selection) -> Space:
     space = space.on_systems(selection.systems).with_axes(selection.axes)
     return space.at_strength(selection.strength) if selection.strength else space
-
-
-def _require_valid(scenario: Scenario) -> None:
-    constraint = impossible(scenario)
-    if constraint is None:
-        return
-    default = Scenario().axis_values()
-    resets = ({axis: default[axis]} for axis in scenario.axis_values(only_changed=True))
-    remedy = next((reset for reset in resets if not impossible(scenario.with_axes(reset))), default)
-    raise UsageError.of(
-        "scenario",
-        str(scenario),
-        f"all that constraint {constraint.id!r} leaves ({constraint.reason})",
-        "the same with " + " ".join(f"{axis}={value}" for axis, value in remedy.items()),
-    )
-
-
-def _nothing_supported(refused: Mapping[Scenario, str], walked: Sequence[Walked]) -> UsageError:
-    reasons = dict.fromkeys(f"{scenario.system}: {reason}" for scenario, reason in refused.items())
-    excluded = dict.fromkeys(table.reason for entry in walked for table in entry.exclusions)
-    given = next(iter(refused), "these axis values")
-    return UsageError.of(
-        "scenarios", str(given), f"what a system supports ({'; '.join([*reasons, *excluded])})", "shardproof plan smoke"
-    )
 
 
 def _order(scenario: Scenario) -> tuple[bool, float]:

@@ -59,6 +59,8 @@ def follow(walk: Walk, seed: int = 0, sample: int | None = None) -> Walked:
     Raises:
         UsageError: `strength = "all"` of a space too large to enumerate.
     """
+    if not walk.axes:  # one scenario, as a walk over one value
+        walk = replace(walk, axes={"program": (Scenario().program,)})
     problem = _Problem(walk)
     if sample is not None:
         supported, refused = problem.sample(sample, seed), problem.nothing

@@ -233,7 +233,8 @@ def test_a_file_may_list_several_scenarios(tmp_path: Path) -> None:
     path.write_text(
         'schema = 1\n[[scenario]]\nmodel = "short"\n[[scenario]]\nmicrobatches = 2\nsystem = "torch-fsdp2"\n'
     )
-    assert [str(s) for s in load_space(str(path)).scenarios] == ["model=short", "system=torch-fsdp2 microbatches=2"]
+    found = [str(s) for s in load_space(str(path)).scenarios]
+    assert found == ["model=short checkpoint=gathered", "system=torch-fsdp2 microbatches=2"]
 
 
 @pytest.mark.parametrize("name", ["smoke", "nightly", pytest.param("weekly", marks=pytest.mark.nightly)])

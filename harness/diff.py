@@ -90,11 +90,16 @@ class Difference:
 class Equivalence:
     """A contract's promise that a missing value and zeros mean the same, as long as the parameter's step is 0.
 
-    roles: the roles it covers. source: where the promise is written.
+    roles: the roles it covers; `step` also where an optimizer counts in its param group, as FusedAdam does.
+    source: where the promise is written.
     """
 
     roles: frozenset[str]
     source: str
+
+    def covers(self, key: Key) -> bool:
+        counts_in_group = key.role == "hyperparameter" and key.fqn.endswith(".step")
+        return ("step" if counts_in_group else key.role) in self.roles
 
 
 LAZY_STATE = Equivalence(
@@ -201,7 +206,7 @@ def _normalised(
     if step is not None and step.data.strip(b"\0"):
         return difference
     for promise in equivalences:
-        if difference.key.role in promise.roles:
+        if promise.covers(difference.key):
             return replace(difference, kind="equivalent", detail=f"absent against zeros at step 0: {promise.source}")
     return difference
 

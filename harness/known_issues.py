@@ -152,7 +152,8 @@ class KnownIssues:
 
     def of(self, known: str) -> list[KnownIssue]:
         """The entries that `match` named."""
-        return [issue for issue in self.issues if issue.id in known.split("+")]
+        named = frozenset(filter(None, known.split("+")))
+        return [issue for issue in self.issues if issue.id in named] if named else []
 
 
 def known_issues_of(system: System) -> tuple[KnownIssue, ...]:

@@ -186,6 +186,7 @@ class _Twin:
 
     def run(self) -> Logical:
         model: _Model | None = None
+        lasting: dict[tuple[str, str], Value] = {}
         for op in self.inputs.operations:
             step_roles: dict[tuple[str, str], torch.Tensor] = {}
             if op.kind == "build":
@@ -214,10 +215,12 @@ class _Twin:
                     model.trainable |= {p.fqn for p in model.build.parameters if p.trainable == "later"}
                 case other:
                     raise ValueError(f"the twin has no operation {other!r}")
-            for (role, fqn), tensor in (*_state(model, op), *step_roles.items()):
+            if op.kind != "save":  # which changes nothing
+                lasting = {role_fqn: _value(tensor) for role_fqn, tensor in _state(model, op)} | _hyperparameters(model)
+            for (role, fqn), value in lasting.items():
+                self.logical[Key(op.index, LIVE, role, fqn)] = value
+            for (role, fqn), tensor in step_roles.items():
                 self.logical[Key(op.index, LIVE, role, fqn)] = _value(tensor)
-            for role_fqn, value in _hyperparameters(model).items():
-                self.logical[Key(op.index, LIVE, *role_fqn)] = value
         return self.logical
 
     def _step(self, model: _Model, op: Operation) -> dict[tuple[str, str], torch.Tensor]:

@@ -17,7 +17,7 @@ from harness import probe
 from harness.grid import Grid
 from harness.oracle.inputs import Buffer, Build, Parameter
 from harness.reference.numerics import DTYPE, Array
-from harness.reference.placement import Catalogue, FlatLayout, Fragment, Index, lay_out
+from harness.reference.placement import LAYOUTS, Catalogue, FlatLayout, Fragment, Index, lay_out
 from harness.scenario import Mesh
 
 
@@ -113,7 +113,7 @@ def _sources(layout: FlatLayout, build: Build) -> Iterator[Source]:
             yield Source(names, grid, experts)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=LAYOUTS)
 def offloaded(
     layouts: tuple[FlatLayout, ...], groups: tuple[tuple[str, ...], ...], fraction: float
 ) -> tuple[Array, ...]:
@@ -154,7 +154,7 @@ def initial_buffer(buffer: Buffer, seed: int, build_seed: int) -> Array:
     return values
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def contributions(
     catalogue: Catalogue, names: tuple[str, ...], idle: tuple[str, ...], step: tuple[int, int], ranks: int, grid: Grid
 ) -> Array:

@@ -27,7 +27,7 @@ from harness.observe.record import ITEMSIZE, LIVE, Record
 from harness.oracle.inputs import Operation
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, NAME, Array
-from harness.reference.placement import FlatLayout, Index, pieces
+from harness.reference.placement import LAYOUTS, FlatLayout, Index, pieces
 from harness.reference.state import Session, Shards, mesh_rank
 from harness.reference.trainer import Trainer
 
@@ -104,7 +104,7 @@ class _Plan:
     twice: Index
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=LAYOUTS)
 def _plan(views: tuple[View, ...]) -> _Plan | None:
     """The plan of views that hold parts of the same parameters: one for each tensor-parallel coordinate. None where
     some tensor is not whole, or boxes overlap that are not copies of each other."""
@@ -157,7 +157,7 @@ def _tiled(shape: tuple[int, ...], found: list[tuple[Window, Index]]) -> tuple[I
     return position, np.concatenate(twice, axis=1)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=LAYOUTS)
 def whole_view(layout: FlatLayout) -> View:
     """Of arrays (R, S, n): the tensor-parallel shards of all parameters, which every data-parallel rank has."""
     mesh, length = layout.mesh, layout.element.size
@@ -175,7 +175,7 @@ def whole_view(layout: FlatLayout) -> View:
     return View(len(ranks), length, first, each)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=LAYOUTS)
 def own_view(layout: FlatLayout) -> View:
     """Of arrays (R, S, m): what each rank owns, which every replica has."""
     each: list[Window] = []

@@ -34,6 +34,11 @@ from harness.scenario import Mesh
 Index = npt.NDArray[np.int64]
 Shape = tuple[int, ...]
 
+LAYOUTS = 8192
+"""How many layouts a process remembers. Each of the two workers of the reference's nightly meets some 5,000, again and
+again in no order; with too little room it works out most of them anew, which takes longer than what is done with
+them."""
+
 
 class Catalogue:
     """The logical elements of a model, numbered: parameter by parameter in module order, row-major within one.
@@ -220,7 +225,7 @@ def tensor_parallel_box(param: NamedParam, tp: int, index: int) -> tuple[Shape, 
     return (0,) * dim + (start,) + (0,) * (len(shape) - dim - 1), (*shape[:dim], length, *shape[dim + 1 :])
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=LAYOUTS)
 def lay_out(
     catalogue: Catalogue, storage: str, names: tuple[str, ...], mesh: Mesh, tp_index: int, zero1: bool
 ) -> FlatLayout:
@@ -269,7 +274,7 @@ def _row_share(size: Shape, ranks: int) -> int:
     return -(-size[0] // ranks) * prod(size[1:])
 
 
-@lru_cache(maxsize=32768)
+@lru_cache(maxsize=16 * LAYOUTS)
 def pieces(fragment: Fragment, as_runs: bool) -> list[Piece]:
     """A fragment as boxes of the logical tensor, in order; with `as_runs` as one flat run where that is possible."""
     slot = fragment.slot
@@ -309,7 +314,7 @@ def _in_row(size: Shape, index: int, start: int, end: int) -> Iterator[tuple[Sha
         yield (index, *corner), (1, *inner)
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=4 * LAYOUTS)
 def runs_of(catalogue: Catalogue, fragment: Fragment) -> list[tuple[int, int, int]]:
     """A fragment as runs of the flattened logical tensor: `(start in it, from, to within the fragment)`."""
     slot = fragment.slot

@@ -188,7 +188,7 @@ class _Twin:
         model: _Model | None = None
         lasting: dict[tuple[str, str], Value] = {}
         for op in self.inputs.operations:
-            step_roles: dict[tuple[str, str], torch.Tensor] = {}
+            of_step: dict[tuple[str, str], Value] = {}
             if op.kind == "build":
                 model = _Model(self.inputs, self.inputs.builds[op.build])
             assert model is not None
@@ -196,7 +196,7 @@ class _Twin:
                 case "build":
                     pass
                 case "step" | "overflow":
-                    step_roles = self._step(model, op)
+                    of_step = self._step(model, op)
                 case "save":
                     self.saved[op.checkpoint] = model.snapshot()
                 case "load" | "load_model_only" if not self.loads:
@@ -217,19 +217,17 @@ class _Twin:
                     raise ValueError(f"the twin has no operation {other!r}")
             if op.kind != "save":  # which changes nothing
                 lasting = {role_fqn: _value(tensor) for role_fqn, tensor in _state(model, op)} | _hyperparameters(model)
-            for (role, fqn), value in lasting.items():
+            for (role, fqn), value in (lasting | of_step).items():
                 self.logical[Key(op.index, LIVE, role, fqn)] = value
-            for (role, fqn), tensor in step_roles.items():
-                self.logical[Key(op.index, LIVE, role, fqn)] = _value(tensor)
         return self.logical
 
-    def _step(self, model: _Model, op: Operation) -> dict[tuple[str, str], torch.Tensor]:
+    def _step(self, model: _Model, op: Operation) -> dict[tuple[str, str], Value]:
         """One optimizer step or overflowing step; returns the records that only a step has."""
-        seen: dict[tuple[str, str], torch.Tensor] = {}
+        seen: dict[tuple[str, str], Value] = {}
         for param in model.build.parameters:
             takes_part = any(not is_idle(param.idle, op.iteration, n) for n in range(self.inputs.microbatches))
             for use in param.uses if takes_part else ():
-                seen["compute_param", use] = model.params[param.fqn].to(TORCH_DTYPE[param.stages.compute], copy=True)
+                seen["compute_param", use] = _value(model.params[param.fqn].to(TORCH_DTYPE[param.stages.compute]))
         for buffer in model.build.buffers:
             if buffer.dtype == "int64":
                 model.buffers[buffer.fqn] += 1
@@ -245,9 +243,9 @@ class _Twin:
                 sum((g.double().square().sum().cpu() for g in gradients.values()), torch.zeros((), dtype=torch.float64))
             )
             resolve(self.inputs.clip.rule.twin)(gradients, self.norms.get(op.index, exact.item()), self.inputs.clip)
-            seen["norm", "total_norm"] = exact.to(TORCH_DTYPE[self.inputs.clip.norm_dtype])
+            seen["norm", "total_norm"] = _value(exact.to(TORCH_DTYPE[self.inputs.clip.norm_dtype]))
         if op.kind == "step":
-            seen |= {("grad", fqn): gradient.clone() for fqn, gradient in gradients.items()}
+            seen |= {("grad", fqn): _value(gradient) for fqn, gradient in gradients.items()}
         self._update(model, op, gradients)
         return seen
 

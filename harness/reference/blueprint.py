@@ -70,7 +70,7 @@ def _blueprint(
     catalogue: Catalogue, build: Build, params: list[Parameter], mesh: Mesh, tp_index: int, flat: bool
 ) -> Blueprint:
     own = params[0]
-    layout = lay_out(catalogue, own.stages.storage, tuple(p.fqn for p in params), mesh, tp_index, flat)
+    layout = lay_out(catalogue, tuple(p.fqn for p in params), mesh, tp_index, flat)
     values = _initial(catalogue, build.seed, own.bound, own.initial)
     on_host = domains = None
     if any(p.host is not None for p in build.parameters):

@@ -87,7 +87,7 @@ class Saver:
         by_storage: dict[tuple[str, str], Array] = {}
         for shards in session.shards:
             for role, values in {"param": shards.storage_shard[0], **self._arrays(shards)}.items():
-                key = (role, shards.layout.storage)
+                key = (role, shards.stages.storage)
                 if key not in by_storage:
                     by_storage[key] = np.zeros(catalogue.padding + 1, values.dtype)
                 self.assemble(shards, self.export(role, values), by_storage[key])
@@ -178,7 +178,7 @@ class Saver:
         """`{"tp_0": {storage: {"bucket_0": {"rank_0": {role: share}}}}}`, shares with their padding."""
         written: Content = {}
         for shards in self.session.shards:
-            buckets = written.setdefault(f"tp_{shards.tp_index}", {}).setdefault(shards.layout.storage, {})
+            buckets = written.setdefault(f"tp_{shards.tp_index}", {}).setdefault(shards.stages.storage, {})
             for number, bucket in enumerate(shards.layout.buckets):
                 buckets[f"bucket_{number}"] = {
                     f"rank_{shard}": {
@@ -193,7 +193,7 @@ class Saver:
         """What lies where: `[(name, bucket, offset in it, start, size)]` by tp coordinate and storage dtype."""
         table: Content = {}
         for shards in self.session.shards:
-            table.setdefault(f"tp_{shards.tp_index}", {})[shards.layout.storage] = [
+            table.setdefault(f"tp_{shards.tp_index}", {})[shards.stages.storage] = [
                 (slot.param.fqn, number, slot.offset - bucket.start, slot.start, slot.size)
                 for number, bucket in enumerate(shards.layout.buckets)
                 for slot in bucket.slots

@@ -35,7 +35,7 @@ Index = npt.NDArray[np.int64]
 Shape = tuple[int, ...]
 
 LAYOUTS = 8192
-"""How many layouts a process remembers. Each of the two workers of the reference's nightly meets some 5,000, again and
+"""How many layouts a process remembers. Each of the two workers of the reference's nightly meets some 2,600, again and
 again in no order; with too little room it works out most of them anew, which takes longer than what is done with
 them."""
 
@@ -140,7 +140,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FlatLayout:
-    """The flat buffer of one storage dtype on one tensor-parallel coordinate.
+    """A flat buffer, of parameters of one storage dtype, whichever that is, on one tensor-parallel coordinate.
 
     element: catalogue number of each buffer position, shape (n,). order: buffer position of each position of
     each rank's shard, shape (dp_shard, m). shard_element: `element[order]`. flat_records: whether a rank's
@@ -148,7 +148,6 @@ class FlatLayout:
     """
 
     catalogue: Catalogue
-    storage: str
     mesh: Mesh
     tp_index: int
     buckets: tuple[Bucket, ...]
@@ -226,10 +225,8 @@ def tensor_parallel_box(param: NamedParam, tp: int, index: int) -> tuple[Shape, 
 
 
 @lru_cache(maxsize=LAYOUTS)
-def lay_out(
-    catalogue: Catalogue, storage: str, names: tuple[str, ...], mesh: Mesh, tp_index: int, zero1: bool
-) -> FlatLayout:
-    """The flat buffer of the named parameters (one storage dtype) on one tensor-parallel coordinate."""
+def lay_out(catalogue: Catalogue, names: tuple[str, ...], mesh: Mesh, tp_index: int, zero1: bool) -> FlatLayout:
+    """The flat buffer of the named parameters, which have one storage dtype, on one tensor-parallel coordinate."""
     params = [p for p in catalogue.params if p.fqn in names]
     buckets: list[Bucket] = []
     elements: list[Index] = []
@@ -252,7 +249,7 @@ def lay_out(
     shard_element = element[order]
     for array in (element, order, shard_element):
         array.setflags(write=False)
-    return FlatLayout(catalogue, storage, mesh, tp_index, tuple(buckets), element, order, shard_element, zero1)
+    return FlatLayout(catalogue, mesh, tp_index, tuple(buckets), element, order, shard_element, zero1)
 
 
 def _units_in_reverse(params: Sequence[NamedParam]) -> Iterator[list[NamedParam]]:

@@ -117,7 +117,7 @@ class Loader:
     def restore_model(self, logical: Logical, content: Content) -> None:
         """Parameters and persistent buffers."""
         for shards in self.session.shards:
-            storage = DTYPE[shards.layout.storage]
+            storage = DTYPE[shards.stages.storage]
             values = self._over_catalogue(shards, logical["param"], storage)
             self.session.place_params(shards, values, self.owned(shards))
         for fqn, value in content["common"]["buffers"].items():

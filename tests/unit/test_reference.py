@@ -260,7 +260,7 @@ def test_offload_takes_whole_fragments_in_installed_order() -> None:
     session = Session(inputs, placement, spec, Catalogue(spec, inputs.seed), inputs.operations[0])
     session.build()
     assert session.installed == [["router.weight", "scale.weight", "a.weight", "b.weight"]]
-    on_host = {s.layout.storage: s.offloaded for s in session.shards}
+    on_host = {s.stages.storage: s.offloaded for s in session.shards}
     assert on_host["fp32"] is not None
     assert on_host["fp32"].all()
     assert on_host["bf16"] is not None

@@ -24,7 +24,7 @@ def test_chunk_is_torch_chunk(size: int, parts: int) -> None:
 
 def layouts(model: str, mesh: Mesh, zero1: bool) -> tuple[Catalogue, list[FlatLayout]]:
     catalogue = Catalogue(ZOO[model], seed=0)
-    return catalogue, [lay_out(catalogue, "fp32", tuple(catalogue.names), mesh, tp, zero1) for tp in range(mesh.tp)]
+    return catalogue, [lay_out(catalogue, tuple(catalogue.names), mesh, tp, zero1) for tp in range(mesh.tp)]
 
 
 @pytest.mark.parametrize("model", ZOO)
@@ -83,7 +83,7 @@ def test_zero1_buckets_are_units_in_reverse_with_equal_even_shares() -> None:
 
 def test_modules_that_are_no_unit_share_the_last_bucket() -> None:
     catalogue = Catalogue(ZOO["tied"], seed=0)
-    layout = lay_out(catalogue, "fp32", tuple(catalogue.names), Mesh(), 0, True)
+    layout = lay_out(catalogue, tuple(catalogue.names), Mesh(), 0, True)
     assert [slot.param.fqn for slot in layout.buckets[-1].slots] == ["embed.weight"]
 
 

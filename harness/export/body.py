@@ -32,6 +32,7 @@ WORKS = {
 """What must happen at an operation, for a sentence that begins with "expected that"."""
 
 STATE = "model, optimizer"
+"""What a build returns, and what other operations are given, where a system does not say otherwise (`state`)."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ def functions(case: Case, calls: Mapping[str, str]) -> str:
     """A function for each kind of operation that a case does more than once."""
     found = []
     for kind, numbered in repeated(case).items():
-        given = "" if kind == "build" else STATE
+        state = calls.get("state", STATE)
+        given = "" if kind == "build" else state
         if numbered and "$number" in calls[kind]:
             given = ", ".join(filter(None, (given, "number")))
-        end = f"\nreturn {STATE}" if kind == "build" else ""
+        end = f"\nreturn {state}" if kind == "build" else ""
         body = textwrap.indent(calls[kind].replace("$number", "number") + end, "    ")
         found.append(f"def {kind}({given}):\n{body}\n")
     return "\n\n".join(found)
@@ -80,6 +82,11 @@ def functions(case: Case, calls: Mapping[str, str]) -> str:
 def subject(case: Case) -> str:
     """What is compared, for the beginning of a sentence."""
     focus = case.focus
+    if case.is_shape:
+        whose = focus.fqn if focus.role == "param" else f"{focus.role} of {focus.fqn}"
+        return f"shape of {whose} in the checkpoint"
+    if case.is_missing:
+        return f"whether the checkpoint holds {focus.role} of {focus.fqn}"
     place = "in the checkpoint" if focus.kind == WRITTEN else f"after the {focus.op.kind.replace('_', ' ')}"
     if focus.kind == TYPED:
         seen = ", as the forward sees it," if focus.role == "compute_param" else ""
@@ -93,7 +100,7 @@ def _main(
     lines = calls["start"].splitlines()
     for op in part:
         call = _call(op, calls, often)
-        if op is case.reference_op:
+        if op is case.reference_op and not case.is_shape and not (case.is_missing and "holds" in calls):
             lines.append(f"expected = {value}")
             if len(case.parts) > 1:
                 lines.append('torch.save(expected, CHECKPOINT + ".expected")')
@@ -105,14 +112,20 @@ def _call(op: Op, calls: Mapping[str, str], often: Mapping[str, bool]) -> list[s
     number = op.init_seed if op.kind == "build" else op.iteration
     if op.kind not in often:
         return calls[op.kind].replace("$number", str(number)).splitlines()
-    given = [] if op.kind == "build" else [STATE]
+    state = calls.get("state", STATE)
+    given = [] if op.kind == "build" else [state]
     given += [str(number)] if "$number" in calls[op.kind] else []
-    return [f"{f'{STATE} = ' if op.kind == 'build' else ''}{op.kind}({', '.join(given)})"]
+    return [f"{f'{state} = ' if op.kind == 'build' else ''}{op.kind}({', '.join(given)})"]
 
 
 def _last(case: Case, op: Op, part: tuple[Op, ...], call: list[str], calls: Mapping[str, str], value: str) -> list[str]:
     """The operation at which the failure shows, and the comparison."""
     focus, works = case.focus, f"expected that {WORKS[op.kind]}"
+    if case.is_shape:
+        shape = case.spec.param(focus.fqn).spec.shape
+        return [*call, f"expected = {shape!r}", f"observed = {calls['shape']}", *_compared(case, op.mesh.world, calls)]
+    if case.is_missing and "holds" in calls:
+        return [*call, "expected = True", f"observed = {calls['holds']}", *_compared(case, op.mesh.world, calls)]
     match focus.kind:
         case "raises":
             return _raising(case, call, calls, works)
@@ -125,16 +138,18 @@ def _last(case: Case, op: Op, part: tuple[Op, ...], call: list[str], calls: Mapp
             ]
     if focus.kind == KEPT and case.reference_op and case.reference_op not in part:
         call = [*call, 'expected = torch.load(CHECKPOINT + ".expected")']
-    if focus.kind == KEPT and case.reference_op is None:
+    if focus.kind == KEPT and case.reference_op is None and "expected" not in calls:
         call = [*call, "expected = weight(model)"]
-    if focus.kind == TRAINED:
+    if "expected" in calls:
+        call = [*call, f"expected = {calls['expected']}"]
+    elif focus.kind == TRAINED:
         call = [*call, f"expected = plain({op.iteration + (op.kind == 'step')})"]
     if focus.kind == TYPED:
         call = [*call, f"expected = {TORCH_NAME[focus.expected_dtype]}"]
     return [
         *call,
         f"observed = {'written(model)' if focus.kind == WRITTEN else value}",
-        *_compared(case, op.mesh.world),
+        *_compared(case, op.mesh.world, calls),
     ]
 
 
@@ -155,11 +170,13 @@ def _raising(case: Case, call: list[str], calls: Mapping[str, str], works: str) 
     ]
 
 
-def _compared(case: Case, world: int) -> list[str]:
+def _compared(case: Case, world: int, calls: Mapping[str, str]) -> list[str]:
     """The last lines of a comparison: a sentence with the first element that differs, and the exit status."""
-    lines = [f"if dist.get_rank() != {case.speaker}:", "    return 0"] if world > 1 else []
-    if case.focus.role == "step" or case.focus.kind == TYPED:
-        told = f"{subject(case)}: expected {{expected}}, observed {{observed}}"
+    speaker = calls.get("speaker", str(case.speaker))
+    lines = [f"if dist.get_rank() != {speaker}:", "    return 0"] if world > 1 else []
+    one = calls.get("expected", "").startswith("[")  # all elements must be the same
+    if one or case.focus.role == "step" or case.focus.kind == TYPED or case.is_shape or case.is_missing:
+        told = f"{calls.get('subject', subject(case))}: expected {{expected}}, observed {{observed}}"
         return [*lines, f'print(f"{told}")', "return int(expected != observed)"]
     told = "element {at}: expected {expected[at]}, observed {observed[at]}"
     return [

@@ -12,16 +12,16 @@ there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from harness.diff import Difference
 from harness.errors import UsageError
-from harness.models import ModelSpec, model_spec
+from harness.models import ModelSpec, ModuleSpec, model_spec
 from harness.observe.record import LIVE
 from harness.program import Op, expand
 from harness.result import Result
-from harness.scenario import Scenario
+from harness.scenario import Mesh, Scenario
 
 RAISES, HANGS, KEPT, TRAINED, WRITTEN, TYPED = "raises", "hangs", "kept", "trained", "written", "typed"
 """What a script shows at its end: an error, that an operation does not end, that a save or load changed the state, that
@@ -33,6 +33,9 @@ ROLES = ("step", "param", "master", "momentum", "exp_avg", "exp_avg_sq")
 
 TYPED_ROLES = (*ROLES, "compute_param", "buffer")
 """Of what a script can compare the dtype."""
+
+MOVES = ("load", "load_model_only", "reload_params")
+"""Operations that give a model, or an optimizer's masters, weights from elsewhere."""
 
 UNCOMPARED = ("unreadable", "gap", "overlap", "replica_conflict")
 """Kinds of differences for which there is no single value on each side."""
@@ -74,11 +77,13 @@ class Focus:
 
 @dataclass(frozen=True)
 class Case:
-    """A failure as a script shows it. ops: the path to it; the last one is the focus' own."""
+    """A failure as a script shows it. ops: the path to it; the last one is the focus' own. whole: with all of the
+    model and of the path, where a script of less does not show it."""
 
     result: Result
     ops: tuple[Op, ...]
     focus: Focus
+    whole: bool = False
 
     @property
     def scenario(self) -> Scenario:
@@ -110,6 +115,39 @@ class Case:
         ranks = self.focus.difference.ranks if self.focus.difference else ()
         return ranks[0] if ranks and self.is_local else 0
 
+    @property
+    def is_shape(self) -> bool:
+        """Whether what differs is the shape of what a checkpoint holds."""
+        return self._writes("shape")
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether a checkpoint lacks something."""
+        return self._writes("missing")
+
+    def _writes(self, kind: str) -> bool:
+        return self.focus.kind == WRITTEN and bool(self.focus.difference and self.focus.difference.kind == kind)
+
+    def on_one_rank(self) -> Case:
+        """The same without other ranks, where these have no part in it."""
+        alone = Mesh(1, 1, 1)
+        ops = tuple(replace(op, mesh=alone) for op in self.ops)
+        return replace(self, ops=ops, focus=replace(self.focus, op=ops[-1]))
+
+    @property
+    def weights_alone(self) -> bool:
+        """Whether it is about weights that go through a checkpoint, for which no step has to be taken."""
+        focus = self.focus
+        moved = focus.kind == KEPT and focus.op.kind in MOVES and focus.role in ("param", "master")
+        return not self.whole and focus.role != "" and (moved or (self.is_shape and focus.role == "param"))
+
+    @cached_property
+    def modules(self) -> tuple[ModuleSpec, ...]:
+        """The modules of the model that have parameters; of weights that go through a checkpoint, their own alone."""
+        found = tuple(m for m in self.spec.modules if m.params)
+        own = tuple(m for m in found if any(f"{m.path}.{p.name}" == self.focus.fqn for p in m.params))
+        return own if own and self.weights_alone else found
+
     def does(self, *kinds: str) -> bool:
         """Whether the path has an operation of one of these kinds."""
         return any(op.kind in kinds for op in self.ops)
@@ -129,8 +167,11 @@ class Case:
         return next(saves, None)
 
 
-def case_of(result: Result) -> Case:
+def case_of(result: Result, *, whole: bool = False) -> Case:
     """The case of a result.
+
+    Args:
+        whole: nothing is left out of the model and of the path that the failure may not need.
 
     Raises:
         NoExportError: there is no failure, none that came again, or none that a script could compare.
@@ -139,7 +180,10 @@ def case_of(result: Result) -> Case:
         raise NoExportError.because(result, f"its verdict is {result.verdict.value}", "a scenario that fails")
     ops = expand(result.scenario)
     focus = _focus(result, ops)
-    return Case(result, path_to(ops, focus.op), focus)
+    case = Case(result, path_to(ops, focus.op), focus, whole)
+    if not case.weights_alone:
+        return case
+    return replace(case, ops=tuple(op for op in case.ops if op.kind not in ("step", "overflow")))
 
 
 def path_to(ops: Sequence[Op], last: Op) -> tuple[Op, ...]:
@@ -179,7 +223,8 @@ def _chosen(result: Result) -> Difference | None:
     first = min((d.key.op for d in able), default=0)
     here = [d for d in able if d.key.op == first]
     live = [d for d in here if d.key.where == LIVE]
-    order = TYPED_ROLES if live else ("exp_avg", "exp_avg_sq", "momentum", *ROLES)
+    shaped = any(d.kind == "shape" and d.key.role == "param" for d in here)
+    order: tuple[str, ...] = TYPED_ROLES if live or shaped else ("exp_avg", "exp_avg_sq", "momentum", *ROLES)
     return min(live or here, key=lambda d: (order.index(d.key.role), -d.mismatched, d.key.fqn), default=None)
 
 

@@ -6,6 +6,7 @@ result itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Written:
 @dataclass(frozen=True)
 class Told:
     """What is known of a failure. title: one sentence. what: more of them. line: where it seems to lie. upstream: where
-    it is public. cure: the id of its cure, and its patch; empty without one."""
+    it is public. cure: the id of its cure, and its patch; empty without one. repaired: the release that repaired it."""
 
     title: str
     what: str = ""
@@ -42,6 +43,7 @@ class Told:
     harm: str = ""
     cure: str = ""
     patch: str = ""
+    repaired: str = ""
 
 
 def told_of(case: Case, known: str | None) -> Told:
@@ -62,7 +64,7 @@ def told_about(system: System, known: str | None) -> Told | None:
         return None
     first = found[0]
     cause = findings.get(first.cause, first)
-    cure = first.cure or cause.cure or _cure_below(system, first.cause)
+    cure = first.cure  # that of a cause may not reach this face of it
     home = cures.home_of(system, cure) if any(cure == one.id for one in cures.available(system)) else system
     file = home.folder.joinpath("cures", f"{cure}.patch")
     patch = text_of(file, f"{home.name}/cures/{cure}.patch") if cure and file.is_file() else ""
@@ -74,14 +76,17 @@ def told_about(system: System, known: str | None) -> Told | None:
         first.novelty.harm,
         cure,
         _diff(patch),
+        release_of(first.fixed or cause.fixed),
     )
 
 
-def _cure_below(system: System, cause: str) -> str:
-    """The id of the cure of a cause that lies in a system that this one stands on; empty for none."""
-    ids = {cure.id for cure in cures.available(system)}
-    names = (cause.removeprefix(f"{below}-") for below in system.stands_on)
-    return next((name for name in names if name in ids), "")
+def release_of(fixed: str) -> str:
+    """The release in which an entry says that a defect is repaired, such as `0.5.0, by pull request 2419`; the one that
+    was run, where it says so; empty where another defect took its place."""
+    if "another defect" in fixed:
+        return ""
+    found = re.search(r"\((\d[\d.]*) was run\)", fixed) or re.match(r"(?:core_v)?(\d+(?:\.\d+)+)", fixed)
+    return found.group(1) if found else ""
 
 
 def subject_of(case: Case) -> str:
@@ -100,11 +105,12 @@ def _diff(patch: str) -> str:
     return patch[at:] if at >= 0 else patch
 
 
-def render_issue(made: Written, observed: str, versions: Mapping[str, str], python: str) -> str:
+def render_issue(made: Written, observed: str, versions: Mapping[str, str], python: str, passes: str = "") -> str:
     """The text.
 
     Args:
         observed: what the script printed. versions: what was installed, by name. python: the interpreter's release.
+        passes: the release on which the script was run and passes; empty for none.
     """
     case, draft, told = made.case, made.draft, made.told
     sections = [
@@ -124,6 +130,7 @@ def render_issue(made: Written, observed: str, versions: Mapping[str, str], pyth
         f"`python {SCRIPT}` shows it, with status 1."
         + "".join(f" Without a GPU it needs `{name}` beside it." for name in draft.shims),
         _code(made.script),
+        f"The script passes on {next(iter(versions), case.result.system)} {passes}." if passes else "",
         *_cure(told),
         f"Already public: {told.upstream}" if told.upstream else "",
     ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import cures
+from harness.errors import UsageError
 from harness.export.case import RAISES, NoExportError, case_of
 from harness.export.issue import Written, render_issue, told_of
 from harness.export.script import SCRIPT, Draft, render
@@ -21,7 +22,8 @@ from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
 from harness.versions import split_cures
 from harness.world.interpreter import Interpreter, interpreter
-from harness.world.overlay import build
+from harness.world.overlay import OverlayError, build
+from harness.world.torches import with_torch
 
 ISSUE = "issue.md"
 
@@ -29,17 +31,19 @@ ISSUE = "issue.md"
 @dataclass(frozen=True)
 class Exported:
     """What came of an export. plain: how the script ended. cured: how it ended with the
-    cure; None where it was not run so, or there is no cure."""
+    cure; None where it was not run so, or there is no cure. repaired: how it ended on the release that repaired the
+    defect; None where there is none, or it cannot be installed."""
 
     written: Written
     folder: Path
     plain: Outcome
     cured: Outcome | None
+    repaired: Outcome | None
 
     @property
     def wrong(self) -> bool:
-        """Whether the script fails with the cure too."""
-        return self.cured is not None and not self.cured.passes
+        """Whether the script fails with the cure too, or on the release that repaired the defect."""
+        return any(outcome is not None and not outcome.passes for outcome in (self.cured, self.repaired))
 
     def text(self) -> str:
         """What was written and how it ended, for the terminal."""
@@ -48,14 +52,17 @@ class Exported:
         if self.cured is not None:
             how = "it passes" if self.cured.passes else "IT DOES NOT PASS"
             lines.append(f"with the cure {self.written.told.cure}: {how}; {self.cured.told}")
+        if self.repaired is not None:
+            how = "it passes" if self.repaired.passes else "IT DOES NOT PASS"
+            lines.append(f"on {self.written.told.repaired}, which repaired it: {how}; {self.repaired.told}")
         return "\n".join(lines) + "\n"
 
 
-def written(result: Result, known: str | None) -> Written:
+def written(result: Result, known: str | None, *, whole: bool = False) -> Written:
     """The script of a result.
 
     Args:
-        known: ids of the known issues that it matches, joined by `+`.
+        known: ids of the known issues that it matches, joined by `+`. whole: see `case_of`.
 
     Raises:
         NoExportError: no script can be written.
@@ -64,36 +71,76 @@ def written(result: Result, known: str | None) -> Written:
     if system.export is None:
         able = ", ".join(one.name for one in all_systems() if one.export_entry)
         raise NoExportError.because(result, f"{system.name} has no scripts yet; those that have: {able}")
-    case = case_of(result)
+    case = case_of(result, whole=whole)
     draft: Draft = system.export(case)
     told = told_of(case, known)
-    return Written(case, draft, told, render(draft, case, told.title))
+    return Written(draft.case or case, draft, told, render(draft, case, told.title))
 
 
 def export(result: Result, known: str | None, folder: Path, python: str | None, *, cured: bool) -> Exported:
-    """Write a script and the text of an issue into a folder, and run the script.
+    """Write a script and the text of an issue into a folder, and run the script: as it is, with the cure where `cured`
+    asks for that, and on the release that repaired the defect.
+
+    A script has only what the failure seems to need. Where that does not show it, one of everything is written.
 
     Raises:
         NoExportError: no script can be written, or what was written does not show the failure.
     """
+    ranks, system = interpreter(python), system_named(result.system)
+    paths = library_paths(system, result, ranks)
+    made, plain = _shown(result, known, folder, ranks, paths)
+    with_cure = _cured(system, made, folder, ranks, paths) if cured and made.told.cure else None
+    found = Exported(made, folder, plain, with_cure, _repaired(system, made, folder, ranks))
+    passes = made.told.repaired if found.repaired is not None and found.repaired.passes else ""
+    text = render_issue(made, plain.said, versions(system, result, ranks), ranks.python, passes)
+    (folder / ISSUE).write_text(text, "utf-8")
+    return found
+
+
+def _shown(
+    result: Result, known: str | None, folder: Path, ranks: Interpreter, paths: tuple[Path, ...]
+) -> tuple[Written, Outcome]:
+    """The shortest script that shows a failure, in its folder, and how it ended."""
     made = written(result, known)
+    plain = _ran(made, folder, ranks, paths)
+    if not _shows(made, plain):
+        other = written(result, known, whole=True)
+        if other.script != made.script:
+            made, plain = other, _ran(other, folder, ranks, paths)
+    if _shows(made, plain):
+        return made, plain
+    failed = folder / f"failed-{SCRIPT}"
+    (folder / SCRIPT).replace(failed)
+    reason = f"the script that was written does not show it ({plain.told}); it was kept as {failed}"
+    raise NoExportError.because(result, reason)
+
+
+def _ran(made: Written, folder: Path, ranks: Interpreter, paths: tuple[Path, ...]) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SCRIPT).write_text(made.script, "utf-8")
     for name, text in made.draft.shims.items():
         (folder / name).write_text(text, "utf-8")
-    ranks, system = interpreter(python), system_named(result.system)
-    paths = library_paths(system, result, ranks)
-    plain = run(folder / SCRIPT, ranks.path, paths)
-    error = result.error.message if made.case.focus.kind == RAISES and result.error else ""
-    if not plain.shows or not plain.raises(error):
-        failed = folder / f"failed-{SCRIPT}"
-        (folder / SCRIPT).replace(failed)
-        reason = f"the script that was written does not show it ({plain.told}); it was kept as {failed}"
-        raise NoExportError.because(result, reason)
-    text = render_issue(made, plain.said, versions(system, result, ranks), ranks.python)
-    (folder / ISSUE).write_text(text, "utf-8")
-    with_cure = _cured(system, made, folder, ranks, paths) if cured and made.told.cure else None
-    return Exported(made, folder, plain, with_cure)
+    return run(folder / SCRIPT, ranks.path, paths)
+
+
+def _shows(made: Written, plain: Outcome) -> bool:
+    error = made.case.result.error
+    return plain.shows and plain.raises(error.message if made.case.focus.kind == RAISES and error else "")
+
+
+def _repaired(system: System, made: Written, folder: Path, ranks: Interpreter) -> Outcome | None:
+    """The script on the release that repaired the defect. A newer release may want other calls: a script that fails
+    there for another reason is no report of this defect."""
+    release = made.told.repaired
+    if not release:
+        return None
+    try:
+        if system.package:
+            return run(folder / SCRIPT, ranks.path, build(package(system.package), release, ranks).paths)
+        other = with_torch(release, ranks)
+        return run(folder / SCRIPT, other.path, (Path(other.site),))
+    except (UsageError, OverlayError):  # no such release on the package index, or none for this interpreter
+        return None
 
 
 def library_paths(system: System, result: Result, ranks: Interpreter) -> tuple[Path, ...]:

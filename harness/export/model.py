@@ -6,11 +6,11 @@ Module paths lose their dots, so that a model is one level of named blocks: `tow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.export.case import Case
-from harness.models import ModuleSpec, storage_dtype
+from harness.models import ModuleSpec, ParamSpec, storage_dtype
 from harness.systems.registry import contract_of
 
 TORCH_NAME = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -45,26 +45,25 @@ def model_values(case: Case, *, nested: bool = False) -> dict[str, Any]:
         return fqn if nested else flat(fqn)
 
     spec, scenario = case.spec, case.scenario
-    modules = [m for m in spec.modules if m.params]
-    storage = {storage_dtype(scenario.dtype, p.spec) for p in spec.unique_params}
+    modules = case.modules
+    params = [p for p in spec.unique_params if p.module in modules]
+    storage = {storage_dtype(scenario.dtype, p.spec) for p in params}
     bulk = min(storage) if len(storage) > 1 else next(iter(storage))  # bf16 and fp16 come before fp32
     units = [block(m.path) for m in modules if m.unit]
     return {
         "shapes": {block(m.path): {p.name: p.shape for p in m.params if not p.tied_to} for m in modules},
         "unused_blocks": [block(m.path) for m in modules if not any(p.used for p in m.params)],
         "idle": {},
-        "unused_names": sorted({p.spec.name for p in spec.params if not p.spec.used and _in_use(p.module)}),
+        "unused_names": sorted({p.spec.name for p in params if not p.spec.used and _in_use(p.module)}),
         "frozen": [block(m.path) for m in modules if all(p.trainable != "yes" for p in m.params)],
         "later": [block(m.path) for m in modules if any(p.trainable == "later" for p in m.params)],
         "dtype": TORCH_NAME[bulk],
         "islands": [
-            name_of(p.fqn)
-            for p in spec.unique_params
-            if len(storage) > 1 and storage_dtype(scenario.dtype, p.spec) == "fp32"
+            name_of(p.fqn) for p in params if len(storage) > 1 and storage_dtype(scenario.dtype, p.spec) == "fp32"
         ],
         "units": [] if len(units) == len(modules) else units,
         "tied": {name_of(p.fqn): name_of(p.spec.tied_to) for p in spec.params if p.spec.tied_to},
-        "tp": {name_of(p.fqn): p.spec.tp_dim for p in spec.unique_params if p.spec.tp_dim is not None},
+        "tp": {name_of(p.fqn): p.spec.tp_dim for p in params if p.spec.tp_dim is not None},
         "groups": _groups(case),
         "fqn": name_of(case.focus.fqn),
         "grid": _grid(case),
@@ -97,6 +96,12 @@ def _grid(case: Case) -> str:
     return next(iter(found), "narrow")
 
 
+def tensor_call(case: Case, spec: ParamSpec, made: str = "torch.randn") -> str:
+    """The call that makes a parameter's tensor, of its shape and dtype."""
+    dtype, size = storage_dtype(case.scenario.dtype, spec), ", ".join(map(str, spec.shape))
+    return f"{made}({size}{'' if dtype == 'fp32' else f', dtype={TORCH_NAME[dtype]}'})"
+
+
 def odd_part(number: int) -> int:
     """A number without its factors of two: gradients are multiples of it, so that a mean is exact."""
     return number // (number & -number)
@@ -114,6 +119,22 @@ def optimizer_call(case: Case, known: Mapping[str, str], options: Mapping[str, A
         values |= {"momentum": ask.momentum} if ask.momentum else {}
     given = {**values, **options}
     return f"{known[ask.kind]}(parameters, {', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+
+def groups_call(case: Case, name_of: Callable[[Case, str], str]) -> str:
+    """The first argument of an optimizer: the model's parameters, or groups with overrides of their own."""
+    ask, spec = case.scenario.optimizer, case.spec
+    if ask.groups == "one" or len(spec.groups) == 1:
+        return "model.parameters()"
+    found = []
+    for index, group in enumerate(spec.groups):
+        names = [name_of(case, p.fqn) for p in spec.unique_params if p.spec.group == index]
+        own = {"lr": ask.lr * group.lr_scale} if group.lr_scale != 1 else {}
+        own |= {} if group.weight_decay is None else {"weight_decay": group.weight_decay}
+        told = "".join(f', "{name}": {value!r}' for name, value in own.items())
+        params = ", ".join(f"model.{name}" for name in names)
+        found.append(f'{{"params": [{params}]{told}}}')
+    return f"[{', '.join(found)}]"
 
 
 def start(case: Case, backend: str) -> str:

@@ -32,6 +32,7 @@ class Draft:
     * value: the expression of what is compared, after any operation.
     * values: what the template needs beside the case.
     * library: name and release of the library, for a reader.
+    * case: what the script shows, where the system needs less than it was given.
     * extends: another package with templates, whose template this one extends.
     * shims: name → text of modules that stand in for a device, written beside the script.
     """
@@ -44,6 +45,7 @@ class Draft:
     library: str = ""
     shims: Mapping[str, str] = field(default_factory=dict)
     extends: str = ""
+    case: Case | None = None
 
 
 def render(draft: Draft, case: Case, title: str) -> str:
@@ -52,6 +54,7 @@ def render(draft: Draft, case: Case, title: str) -> str:
     Args:
         title: what goes wrong, in a sentence; it opens the script.
     """
+    case = draft.case or case
     told = mains(case, draft.calls, draft.value)
     text = (
         _environment(draft.home, draft.extends)
@@ -96,9 +99,10 @@ def _opening(title: str, library: str, told: list[Main]) -> str:
     commands = [f"torchrun --nproc-per-node {one.world} {SCRIPT}" for one in told]
     if len(told) > 1:
         commands = [f"{command} {one.name}" for command, one in zip(commands, told, strict=True)]
-    run = f"Seen with {library}. Run `python {SCRIPT}`, or `{' && '.join(commands)}`."
-    end = "The exit status is 1 where the bug is there, and 0 where it is not."
-    return "\n\n".join([textwrap.fill(plain, 100), textwrap.fill(f"{run} {end}", 100)])
+    others = "" if len(told) == 1 and told[0].world == 1 else f" or `{' && '.join(commands)}`"
+    run = f"{library}. Run `python {SCRIPT}`{others}"
+    end = "status 1 if the bug is there, else 0."
+    return "\n\n".join([textwrap.fill(plain, 118), textwrap.fill(f"{run}: {end}", 118)])
 
 
 def _literal(value: object) -> str:

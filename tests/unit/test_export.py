@@ -10,6 +10,7 @@ import pytest
 
 from harness.diff import Difference
 from harness.export.case import NoExportError, case_of, path_to
+from harness.export.issue import release_of
 from harness.export.job import written
 from harness.export.script import without_unused
 from harness.export.trial import cured_copy, run
@@ -61,6 +62,42 @@ def test_what_is_compared_follows_from_the_first_divergence(op: int, kind: str, 
 
 def test_a_checkpoint_that_is_wrong_is_read() -> None:
     assert case_of(mismatch(RESUME, 3, where="written")).focus.kind == "written"
+
+
+def test_a_shape_in_a_checkpoint_needs_neither_a_step_nor_an_optimizer() -> None:
+    case = case_of(mismatch(RESUME, 3, role="param", where="written", kind="shape"))
+    assert case.is_shape
+    assert [op.kind for op in case.ops] == ["build", "save"]
+
+
+def test_weights_that_go_through_a_checkpoint_need_their_own_module_alone() -> None:
+    result = mismatch(RESUME, 8, role="param")
+    short, whole = case_of(result), case_of(result, whole=True)
+    assert [op.kind for op in short.ops] == ["build", "save", "build", "load"]
+    assert [m.path for m in short.modules] == ["up"]
+    assert [op.kind for op in whole.ops] == ["build", "step", "step", "save", "build", "load"]
+    assert len(whole.modules) > 1
+
+
+def test_a_case_on_one_rank_has_no_other_mesh() -> None:
+    case = case_of(mismatch(RESUME.with_axes({"mesh": "1x2x1"}), 8, role="param")).on_one_rank()
+    assert {op.mesh.world for op in case.ops} == {1}
+    assert case.focus.op is case.ops[-1]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "release"),
+    [
+        ("", ""),
+        ("0.5.0, by pull request 2419", "0.5.0"),
+        ("0.19.2, by pull request 8056 (0.19.4 was run)", "0.19.4"),
+        ("2.14.1 (2.14.0 was not run)", "2.14.1"),
+        ("core_v0.18.2; pull request 3191, in core_v0.18.0, took the line away", "0.18.2"),
+        ("core_v0.19.0, with another defect in its place", ""),
+    ],
+)
+def test_the_release_that_repaired_a_defect(fixed: str, release: str) -> None:
+    assert release_of(fixed) == release
 
 
 @pytest.mark.parametrize("role", ["norm", "hyperparameter", "rng"])

@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from harness.export.case import HANGS, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
-from harness.export.model import TORCH_NAME, model_values, optimizer_call, start
+from harness.export.model import TORCH_NAME, model_values, optimizer_call, start, tensor_call
 from harness.export.script import Draft
 from harness.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
+from harness.models import ParamSpec
 from harness.scenario import Mesh, Scenario
 
 CLASSES = {"sgd": "torch.optim.SGD", "adam": "torch.optim.Adam", "adamw": "torch.optim.AdamW"}
@@ -27,6 +28,8 @@ def draft(case: Case) -> Draft:
     """
     scenario, model = case.scenario, model_values(case)
     _require(case, model)
+    if case.weights_alone and case.focus.role == "param" and scenario.checkpoint == "dcp":
+        return _draft_of_weights(case)
     plan = checkpoint_plan(scenario.checkpoint)
     mesh = case.ops[-1].mesh
     cut = any(op.mesh.tp > 1 for op in case.ops)
@@ -48,6 +51,47 @@ def draft(case: Case) -> Draft:
     calls = _calls(case, model, values, plan)
     library = f"torch {case.result.version}"
     return Draft("harness.mechanisms.fsdp2", "fsdp2.py.j2", calls, "read(model, optimizer)", values, library)
+
+
+def _draft_of_weights(case: Case) -> Draft:
+    """A script of one module without an optimizer, for a weight that goes through a checkpoint."""
+    (module,), mesh, own = case.modules, case.ops[-1].mesh, case.focus.fqn.rpartition(".")[2]
+    cut = any(op.mesh.tp > 1 for op in case.ops)
+    params = ", ".join(f'"{p.name}": {_weight(case, p, cut=cut)}' for p in module.params if not p.tied_to)
+    shard = ", ".join(f"{name}={value}" for name, value in _shard_options(case.scenario, mesh, case))
+    build = [
+        f"mesh = {mesh_call(case, case.scenario.device)}",
+        "torch.manual_seed($number)",
+        f"model = nn.ParameterDict({{{params}}})",
+        f"fully_shard(model, {shard})",
+    ]
+    state = 'state = {"model": get_model_state_dict(model)}'
+    calls = {
+        "state": "model",
+        "start": start(case, "gloo"),
+        "build": "\n".join(build),
+        "save": f"{state}\ndcp.save(state, checkpoint_id=CHECKPOINT)",
+        "load": f'{state}\ndcp.load(state, checkpoint_id=CHECKPOINT)\nset_model_state_dict(model, state["model"])',
+    }
+    calls["load_model_only"] = calls["load"]
+    value = f"model.{own}.detach().{'to_local().clone' if case.is_local else 'full_tensor'}()"
+    values = {**model_values(case), "exact": False, "stepping": False, "model_call": "None", "tp_cut": cut}
+    values |= {
+        "state_options": "",
+        "state_key": "",
+        "local": True,
+        "optimizer": "None",
+        "tp_dims": {},
+        "unfrozen_at": 0,
+        "dp": 1,
+    }
+    return Draft("harness.mechanisms.fsdp2", "fsdp2.py.j2", calls, value, values, f"torch {case.result.version}")
+
+
+def _weight(case: Case, p: ParamSpec, *, cut: bool) -> str:
+    value = tensor_call(case, p)
+    place = "Replicate()" if p.tp_dim is None else f"Shard({p.tp_dim})"
+    return f'distribute_tensor({value}, mesh["tp"], [{place}])' if cut else value
 
 
 def _model_call(model: dict[str, Any], *, exact: bool, used: bool) -> str:
@@ -111,7 +155,7 @@ def _build(case: Case, model: dict[str, Any], values: dict[str, Any]) -> list[st
     make = (
         ["model = make_model($number)"] if exact else ["torch.manual_seed($number)", f"model = {values['model_call']}"]
     )
-    lines = [f"mesh = {_mesh(scenario, mesh, case)}", *make]
+    lines = [f"mesh = {mesh_call(case, scenario.device)}", *make]
     ties = [f"model.{alias} = model.{name}" for alias, name in model["tied"].items()]
     lines += [] if values["tp_cut"] else ties
     lines += [f"model.{block}.requires_grad_(False)" for block in model["frozen"]]
@@ -166,12 +210,13 @@ def _kernel(scenario: Scenario) -> dict[str, Any]:
     return own | ({"nesterov": True} if scenario.optimizer.nesterov else {})
 
 
-def _mesh(scenario: Scenario, mesh: Mesh, case: Case) -> str:
-    names, sizes = _dims(case, mesh)
+def mesh_call(case: Case, device: str) -> str:
+    """The call that makes the device mesh of the last operation, with names for its dims."""
+    names, sizes = _dims(case, case.ops[-1].mesh)
     given = f"({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)})"
     if len(case.parts) > 1:
         return _mesh_of_world(case)
-    return f'init_device_mesh("{scenario.device}", {given}, mesh_dim_names={_quoted(names)})'
+    return f'init_device_mesh("{device}", {given}, mesh_dim_names={_quoted(names)})'
 
 
 def _mesh_of_world(case: Case) -> str:

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.export.case import KEPT, TRAINED, TYPED, WRITTEN, Case, NoExportError
+from harness.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
 from harness.export.model import TORCH_NAME, model_values, start
-from harness.export.script import Draft, fill
+from harness.export.script import Draft
 from harness.mechanisms.megatron.switches import BUCKET_SIZE, GPT_MODEL
+from harness.mechanisms.stand_ins import MODULE, gpu_on_cpu
 from harness.oracle.contract import half_dtype
 from harness.scenario import Scenario
 
-SHIM = "gpu_on_cpu.py"
 STATE_KEYS = {"momentum": "momentum_buffer"}
 
 
@@ -46,6 +46,8 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
+    lean, fused_linear = _is_lean(case, store), _fused_linear(case, store)
+    case = case.on_one_rank() if lean or fused_linear else case
     scenario = case.scenario
     _require(case, store)
     nested = any("." in m.path for m in case.spec.modules)
@@ -59,7 +61,7 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         "by_block": not (store.fsdp or nested or "overlap_param_gather" in scenario.options) and _whole_islands(model),
         "fp32_blocks": list(dict.fromkeys(name.rpartition(".")[0] for name in model["islands"])),
         "config": _call("TransformerConfig", _config(half)),
-        "wrapped": bool(store.fsdp and half),
+        "wrapped": bool(store.fsdp and half) or bool(fused_linear),
         "form": store.form,
         "metadata": store.metadata,
         "offload": scenario.offload.fraction > 0,
@@ -67,7 +69,10 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         "inner": "optimizer.chained_optimizers[0]",
         "state_key": STATE_KEYS.get(case.focus.role, case.focus.role),
         "written_name": model["fqn"],
-        "shim": SHIM.removesuffix(".py"),
+        "shim": MODULE,
+        "lean": lean,
+        "fused_linear": fused_linear,
+        "shape": repr(case.spec.param(case.focus.fqn).spec.shape) if lean else "",
     }
     calls = {
         "start": "\n".join(_start(case)),
@@ -76,12 +81,107 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         "reload_params": "optimizer.reload_model_params()",
         **_checkpoint(store, case),
     }
+    value = "read(model, optimizer)"
+    if fused_linear:
+        calls |= _fused_calls(case, store, half, fused_linear["columns"])
+    if lean:
+        calls |= {"expected": f"model.module.{_own(case)}.detach().flatten().float().cpu()"}
+        calls |= {"build": "\n".join(_lean_build(case, half))}
+        calls |= {"save": "torch.save(model.state_dict(), CHECKPOINT)"}
+        calls |= {"load_model_only": "model.load_state_dict(torch.load(CHECKPOINT))"}
+        masters = "optimizer.chained_optimizers[0].optimizer.param_to_inner_param.values()"
+        value = f"next(iter({masters})).detach().flatten().cpu()"
     library = f"{case.scenario.system} {case.result.version}"
     fused = scenario.optimizer.impl == "multi_tensor"
-    shims = {SHIM: fill("harness.mechanisms.megatron", f"{SHIM}.j2", fused=fused, local_state=local_state)}
+    shims = gpu_on_cpu(fused=fused, local_state=local_state)
     return Draft(
-        "harness.mechanisms.megatron", "megatron.py.j2", calls, "read(model, optimizer)", values, library, shims
+        "harness.mechanisms.megatron",
+        "megatron.py.j2",
+        calls,
+        value,
+        values,
+        library,
+        shims,
+        case=case if lean or fused_linear else None,
     )
+
+
+def _is_lean(case: Case, store: Store) -> bool:
+    """Whether a script of one parameter shows it: a master on the host that must be its weight, which was loaded."""
+    offloaded = case.focus.role == "master" and case.scenario.offload.fraction > 0
+    return case.weights_alone and offloaded and store.form in ("dp_zero", "plain", "weights")
+
+
+def _fused_linear(case: Case, store: Store) -> dict[str, Any]:
+    """The one fused layer that a script needs where splitting its state raises: path, and sizes of `nn.Linear`."""
+    named = next((p for p in case.spec.params if any(name == "_w" for name, _ in p.spec.sections)), None)
+    splits = case.focus.kind == RAISES and case.focus.op.kind == "save" and not case.whole
+    if not (store.fsdp and splits and named) or len(named.spec.shape) != 2 + named.spec.stacked:
+        return {}
+    shape = _fused(case, {"shapes": {"": {named.spec.name: named.spec.shape}}})[""][named.spec.name]
+    path = named.fqn.rpartition(".")[0]
+    nested = "fc1"
+    for part in reversed(path.split(".")):
+        nested = f"nn.ModuleList([{nested}])" if part.isdigit() else f'nn.ModuleDict({{"{part}": {nested}}})'
+    return {
+        "outer": path.partition(".")[0],
+        "nested": nested.partition(": ")[2].removesuffix("})"),
+        "path": path,
+        "rows": shape[0],
+        "columns": shape[1],
+    }
+
+
+def _fused_calls(case: Case, store: Store, half: str | None, columns: int) -> dict[str, str]:
+    """Build, step and save of a script with one fused layer."""
+    values = {"lr": repr(case.scenario.optimizer.lr)}
+    values |= {name: value for name, value in _optimizer(case.scenario, half).items() if name not in _PLAIN}
+    model, dtype = ("Float16Module(CONFIG, Model())", f", dtype={TORCH_NAME[half]}") if half else ("Model()", "")
+    names = 'state["model"], state["optimizer"]'
+    build = [
+        "ddp_config = DistributedDataParallelConfig(",
+        f'    use_megatron_fsdp=True, use_distributed_optimizer=True, data_parallel_sharding_strategy="{store.fsdp}"',
+        ")",
+        f"model = FullyShardedDataParallel(CONFIG, ddp_config, {model}, fsdp_unit_modules=[nn.Linear])",
+        *_spread("config", "OptimizerConfig", values),
+        "optimizer = get_megatron_optimizer(config, [model])",
+    ]
+    step = [
+        f'model(torch.ones({columns}, device="cuda"{dtype})).sum().backward()',
+        "finalize_model_grads([model])",
+        "optimizer.step()",
+    ]
+    save = [
+        'state = {"model": model.module.state_dict_for_save_checkpoint()}',
+        'metadata = {"distrib_optim_sharding_type": "fsdp_dtensor"}',
+        'state["optimizer"] = optimizer.sharded_state_dict(state, metadata=metadata)',
+        f"{names} = handle_swiglu_in_state_dict(model.module, {names})",
+        "preprocess_state_dict_for_uneven_dtensor(state)",
+        'dcp.save(state, checkpoint_id=__file__ + ".checkpoint")',
+    ]
+    return {"build": "\n".join(build), "step": "\n".join(step), "save": "\n".join(save)}
+
+
+def _own(case: Case) -> str:
+    return case.focus.fqn.rpartition(".")[2]
+
+
+def _lean_build(case: Case, half: str | None) -> list[str]:
+    scenario = case.scenario
+    values = {"lr": repr(scenario.optimizer.lr)}
+    values |= {name: value for name, value in _optimizer(scenario, half).items() if name not in _PLAIN}
+    return [
+        "torch.manual_seed($number)",
+        "model = Model()",
+        "model = DistributedDataParallel("
+        "model.config, DistributedDataParallelConfig(use_distributed_optimizer=True), model)",
+        *_spread("config", "OptimizerConfig", values),
+        "optimizer = get_megatron_optimizer(config, [model])",
+    ]
+
+
+_PLAIN = ("optimizer", "weight_decay", "clip_grad", "decoupled_weight_decay")
+"""Options that do not matter where no step is taken."""
 
 
 def _require(case: Case, store: Store) -> None:

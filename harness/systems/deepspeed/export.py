@@ -10,7 +10,7 @@ from math import log2
 from typing import Any
 
 from harness.export.case import KEPT, TRAINED, TYPED, WRITTEN, Case, NoExportError
-from harness.export.model import TORCH_NAME, model_values, odd_part, optimizer_call, start
+from harness.export.model import TORCH_NAME, model_values, odd_part, optimizer_call, start, tensor_call
 from harness.export.script import Draft
 from harness.models import storage_dtype
 from harness.scenario import Scenario
@@ -45,6 +45,7 @@ def draft(case: Case) -> Draft:
         "stepping": case.does("step"),
         "model_call": _model_call(model, idle, exact=exact),
         "tp_cut": False,
+        "lone": _lone(case),
         "dp": case.ops[-1].mesh.dp,
         "stage": STAGES[scenario.sharding],
         "fp16": scenario.dtype.storage == "fp16",
@@ -136,16 +137,25 @@ def _calls(case: Case, values: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def _lone(case: Case) -> str:
+    """The entries of a model of one module whose weights go through a checkpoint; empty for another model."""
+    if not case.weights_alone or len(case.modules) > 1 or case.focus.role != "param":
+        return ""
+    return ", ".join(f'"{p.name}": {tensor_call(case, p)}' for p in case.modules[0].params)
+
+
 def _build(values: dict[str, Any]) -> list[str]:
-    given = "parameters" if values["frozen"] else "model.parameters()"
+    given = "parameters" if values["frozen"] and not values["lone"] else "model.parameters()"
     lines = ["model = make_model($number)"]
-    lines += [f"model.{block}.requires_grad_(False)" for block in values["frozen"]]
-    if values["groups"]:
+    if values["lone"]:
+        lines = ["torch.manual_seed($number)", f"model = nn.ParameterDict({{{values['lone']}}})"]
+    lines += [] if values["lone"] else [f"model.{block}.requires_grad_(False)" for block in values["frozen"]]
+    if values["groups"] and not values["lone"]:
         lines.append(
             'parameters = [{**own, "params": [model.get_parameter(n) for n in names]} for own, names in GROUPS]'
         )
         given = "parameters"
-    elif values["frozen"]:
+    elif values["frozen"] and not values["lone"]:
         lines.append("parameters = [p for p in model.parameters() if p.requires_grad]")
     return [
         *lines,

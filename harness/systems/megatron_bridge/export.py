@@ -24,6 +24,7 @@ def draft(case: Case) -> Draft:
         NoExportError: it uses what the template has no calls for.
     """
     made = export.draft(case, export.Store("weights", "fully_parallel" in case.scenario.checkpoint.split("+")))
+    case = made.case or case
     scenario = case.scenario
     calls = {
         **made.calls,

@@ -24,4 +24,5 @@ SYSTEM = System(
     library="rank:library",
     chosen_entry="accepts:chosen",
     models_entry="models:MODELS",
+    export_entry="export:draft",
 )

@@ -10,9 +10,8 @@ probe. Every hook of FSDP2, every wrapper class, and every parameter that lost i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from harness.models import ModuleSpec, storage_dtype
 from harness.probe import element_keys, initial_values
 from harness.probe_module import TORCH_DTYPE, Probe, attach
 from harness.scenario import Scenario
+from harness.systems.transformer_engine.layers import ATTENTION, LAYERS, NORMS, Layer
 from harness.systems.transformer_engine.switches import (
     CALIBRATING,
     FP8_BOUND,
@@ -33,50 +33,6 @@ from harness.systems.transformer_engine.switches import (
     FP8_DELAYED,
     is_quantised,
 )
-
-
-@dataclass(frozen=True)
-class Layer:
-    """kind: class name in `transformer_engine.pytorch`. sizes: its positional arguments. parallel: how it is sharded
-    over tensor-parallel ranks, as its constructor is told; empty where it is not told. options: further arguments."""
-
-    kind: str
-    sizes: tuple[int, ...]
-    parallel: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-NO_BIAS = {"bias": False}
-COLUMN, ROW, BOTH = {"parallel_mode": "column"}, {"parallel_mode": "row"}, {"set_parallel_mode": True}
-NORMS = ("LayerNorm", "RMSNorm")
-ATTENTION = "DotProductAttention"
-
-LAYERS: Mapping[str, Mapping[str, Layer]] = {
-    "te_layers": {
-        "norm": Layer("LayerNorm", (6,)),
-        "qkv": Layer("LayerNormLinear", (6, 12), COLUMN),
-        "proj": Layer("Linear", (4, 6), ROW),
-        "rms": Layer("RMSNorm", (6,)),
-        "mlp": Layer("LayerNormMLP", (6, 10), BOTH),
-    },
-    "te_no_bias": {
-        "qkv": Layer("LayerNormLinear", (6, 12), COLUMN, NO_BIAS),
-        "proj": Layer("Linear", (4, 6), ROW, NO_BIAS),
-        "mlp": Layer("LayerNormMLP", (6, 10), BOTH, NO_BIAS),
-    },
-    "te_attention": {
-        "qkv": Layer("LayerNormLinear", (4, 12), COLUMN),
-        "attention": Layer(ATTENTION, (2, 2), {}, {"softmax_type": "learnable"}),
-        "proj": Layer("Linear", (4, 4), ROW),
-    },
-    "te_grouped": {
-        "router": Layer("Linear", (5, 3), {}, NO_BIAS),
-        "experts": Layer("GroupedLinear", (3, 5, 8), COLUMN, NO_BIAS),
-    },
-    "te_transformer": {"layers.0": Layer("TransformerLayer", (8, 16, 2), BOTH)},
-}
-"""Model → module path → the layer that is there."""
-
 
 _UNQUANTISED = "You are using quantized weights without quantized compute"
 """What the library says of a forward that computes with dequantised weights, as ours does on purpose."""

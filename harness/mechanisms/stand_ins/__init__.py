@@ -1,0 +1,26 @@
+"""The modules that a script carries beside it for a machine without a GPU: text, from templates, for `harness.export`.
+
+They are smaller than the emulation that judges: one memory, and no record of what was touched. A script must not need
+shardproof. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.export.script import fill
+
+HOME = "harness.mechanisms.stand_ins"
+MODULE = "gpu_on_cpu"
+FILE = f"{MODULE}.py"
+
+
+def gpu_on_cpu(*, fused: bool = False, local_state: bool = False, extension: bool = False) -> Mapping[str, str]:
+    """File name → text of the module under which the CPU answers to the name of a GPU.
+
+    Args:
+        fused: with a plain FusedAdam under TransformerEngine's name. local_state: that one keeps the state of DTensors
+            as plain local tensors. extension: with TransformerEngine's own Python over a stand-in for its extension.
+    """
+    text = fill(HOME, f"{FILE}.j2", fused=fused, local_state=local_state, extension=extension)
+    return {FILE: text}

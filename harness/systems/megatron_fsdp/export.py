@@ -253,7 +253,8 @@ def _optimizer(case: Case) -> str:
     if _is_stepped(case):
         return f"torch.optim.SGD({parameters}, lr={LR})"
     if not CONTRACT.fused(scenario):
-        return optimizer_call(case, CLASSES, {}).replace("parameters", parameters)
+        neutral = {"weight_decay": 0.0} if "neutral_start" in scenario.options else {}
+        return optimizer_call(case, CLASSES, neutral).replace("parameters", parameters)
     given = {"lr": repr(ask.lr), "weight_decay": repr(ask.weight_decay)}
     given |= {"adam_w_mode": "False"} if ask.kind == "adam" else {}
     given |= {"use_decoupled_grad": "True"} if CONTRACT.reads_decoupled(scenario) else {}

@@ -45,10 +45,7 @@ GRAVEST = {
 SHORT = FOUNDING | GRAVEST
 """Regressions whose scripts are read at one glance."""
 
-BEHIND = {
-    ("megatron-core", "5929"): "another defect raises once this one is cured",
-    ("transformer-engine", "2713-transformer"): "the cure reaches layers, and not those inside a TransformerLayer",
-}
+BEHIND = {("megatron-core", "5929"): "another defect raises once this one is cured"}
 """Regressions whose script does not pass with the cure alone → why."""
 
 ABLE = [system for system in BUILT_IN if system.export_entry]

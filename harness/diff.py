@@ -183,8 +183,9 @@ def _absent(key: Key, kind: str, value: Value, held: Logical) -> Difference:
     elements = _elements(value)
     of_it = digest(value)
     first = _show(value, 0) if elements else ""
-    step = held.get(key._replace(role="step"))
-    zero = not value.data.strip(b"\0") and (step is None or not step.data.strip(b"\0"))
+    state = _state_of(key)
+    kept, step = held.get(state, value), held.get(state._replace(role="step"))
+    zero = not kept.data.strip(b"\0") and (step is None or not step.data.strip(b"\0"))
     if kind == "missing":
         found = Difference(key, kind, mismatched=elements, total=elements, expected_digest=of_it, expected_first=first)
     else:
@@ -195,6 +196,14 @@ def _absent(key: Key, kind: str, value: Value, held: Logical) -> Difference:
 _ZERO_STATE = "all bits zero, at step 0"
 
 
+def _state_of(key: Key) -> Key:
+    """The state that a quantisation scale belongs to, which is zero whatever the scale is; any other key itself."""
+    if key.role != "quant_scale":
+        return key
+    name, _, role = key.fqn.rpartition(".")
+    return key._replace(role=role, fqn=name)
+
+
 def _normalised(
     difference: Difference, expected: Logical, observed: Logical, equivalences: Sequence[Equivalence]
 ) -> Difference:
@@ -202,11 +211,12 @@ def _normalised(
     if difference.kind not in ("missing", "extra") or difference.detail != _ZERO_STATE:
         return difference
     other_side = observed if difference.kind == "missing" else expected
-    step = other_side.get(difference.key._replace(role="step"))
+    state = _state_of(difference.key)
+    step = other_side.get(state._replace(role="step"))
     if step is not None and step.data.strip(b"\0"):
         return difference
     for promise in equivalences:
-        if promise.covers(difference.key):
+        if promise.covers(state):
             return replace(difference, kind="equivalent", detail=f"absent against zeros at step 0: {promise.source}")
     return difference
 

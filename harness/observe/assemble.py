@@ -27,6 +27,7 @@ from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import ITEMSIZE, PER_RANK_ROLES, Record, every_rank
 
 _identity = itemgetter(*(Record._fields.index(name) for name in Key._fields))
+_replica = itemgetter(Record._fields.index("replica"))
 _CONTENT = slice(Record._fields.index("dtype"), Record._fields.index("others"))
 """The fields of a record that replicas have in common: all from `dtype` on but which ranks they are on."""
 
@@ -56,7 +57,7 @@ def assemble(records: Iterable[Record]) -> tuple[Logical, list[Problem]]:
     for identity, pieces in groups.items():
         keyed = _by_rank(pieces) if identity[2] in PER_RANK_ROLES else ((Key._make(identity), pieces),)
         for key, own in keyed:
-            cut_apart = pieces[-1].replica or pieces[0].replica
+            cut_apart = any(map(_replica, own))  # first and last may be of ranks that have no copy
             value = (_joined_copies if cut_apart else _joined)(key, own, problems)
             if value is not None:
                 logical[key] = value

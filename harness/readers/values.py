@@ -32,6 +32,7 @@ MAX_DIMS = 32
 
 TENSOR = Name("torch._utils", "_rebuild_tensor_v2")
 PARAMETER = Name("torch._utils", "_rebuild_parameter")
+WITH_STATE = Name("torch._utils", "_rebuild_parameter_with_state")  # attributes that somebody gave it, not looked at
 WITH_ATTRIBUTES = Name("torch._tensor", "_rebuild_from_type_v2")
 TENSOR_TYPES = (Name("torch", "Tensor"), Name("torch.nn.parameter", "Parameter"))
 SIZE = Name("torch", "Size")
@@ -152,7 +153,7 @@ class _Decoder:
             raise bad(f"{self.origin}: saved structure", "a deeper one", f"at most {MAX_DEPTH} levels", FORM)
         if function == SIZE and len(args) == 1:
             return self.value(args[0], depth - 1)
-        if function == PARAMETER and args:
+        if function in (PARAMETER, WITH_STATE) and args:
             return self.value(args[0], depth - 1)
         match args:  # a tensor with attributes that somebody gave it, which are not looked at
             case (Name() as rebuild, kind, tuple(inner), _) if function == WITH_ATTRIBUTES and kind in TENSOR_TYPES:
@@ -188,8 +189,8 @@ class _Decoder:
     def refused(self, node: object) -> CheckpointError:
         name = node.function if isinstance(node, Node) else node
         given = str(name) if isinstance(name, Name) else type(name).__name__
-        return bad(f"{self.origin}: name in the pickle (nothing was executed)", given,
-                   (TENSOR, PARAMETER, WITH_ATTRIBUTES, SIZE, *DICTS, "torch dtypes and storages"), FORM)  # fmt: skip
+        allowed = (TENSOR, PARAMETER, WITH_STATE, WITH_ATTRIBUTES, SIZE, *DICTS, "torch dtypes and storages")
+        return bad(f"{self.origin}: name in the pickle (nothing was executed)", given, allowed, FORM)
 
 
 def integers(node: object) -> tuple[int, ...] | None:

@@ -211,3 +211,16 @@ def test_copies_that_are_cut_differently_must_each_be_whole_and_agree() -> None:
     assert [(p.kind, p.ranks) for p in problems] == [("replica_conflict", (1, 3))]
     _, problems = assemble([*first, piece(1, 0, [1], 1)])
     assert [p.kind for p in problems] == ["gap"]
+
+
+def test_a_rank_without_a_copy_of_its_own_may_speak_first_and_last() -> None:
+    """Of a parameter that all ranks hold, the host of ranks 0 and 1 has copies, cut in two; ranks 2 and 3 own none."""
+    data = np.arange(4, dtype=np.float32).tobytes()
+    whole = [Record(0, rank, "live", "param", "a", "fp32", (4,), (0,), (4,), data) for rank in range(4)]
+    copies = [Record(0, rank, "live", "param", "a", "fp32", (4,), (start,), (2,), part, True, 1)
+              for rank, start, part in ((0, 0, data[:8]), (1, 2, data[8:]))]  # fmt: skip
+    records = [whole[0], copies[0], whole[1], copies[1], *whole[2:]]
+    logical, problems = assemble(records)
+    assert (len(logical), problems) == (1, [])
+    _, problems = assemble([whole[0], copies[0]._replace(data=bytes(8)), *records[2:]])
+    assert [p.kind for p in problems] == ["replica_conflict"]

@@ -205,6 +205,16 @@ def test_state_that_is_not_zero_at_step_zero_is_not_equivalent_to_nothing(change
     assert next(iter(change)) in {d.key for d in found if d.fails}
 
 
+def test_the_scale_of_a_moment_that_may_be_absent_may_be_absent_too() -> None:
+    scale = Key(2, "live", "quant_scale", "a.weight.exp_avg")
+    observed = {**PARAM, **ZEROS, scale: value("fp32", -0.0)}
+    assert not any(d.fails for d in diff(PARAM, observed, equivalences=[LAZY_STATE]))
+    assert any(d.fails for d in diff(PARAM, observed))
+    stepped = {**observed, STATE["exp_avg"]: value("fp32", [0.0, 1.0])}
+    found = diff(PARAM, stepped, equivalences=[LAZY_STATE])
+    assert {STATE["exp_avg"], scale} <= {d.key for d in found if d.fails}
+
+
 def test_a_lost_moment_is_not_excused_by_a_kept_step() -> None:
     expected = {**PARAM, **ZEROS}
     observed = {**PARAM, STATE["step"]: value("fp32", 3.0)}

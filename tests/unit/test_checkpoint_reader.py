@@ -167,6 +167,15 @@ def test_what_scripts_save_beside_tensors_is_read(tmp_path: Path) -> None:
     }
 
 
+def test_a_parameter_is_read_with_what_hangs_on_it(tmp_path: Path) -> None:
+    """Megatron's parameters carry their gradient buffer as an attribute, which torch pickles with them."""
+    parameter = torch.nn.Parameter(torch.arange(6.0).reshape(3, 2))
+    parameter.main_grad = torch.ones(3, 2)  # type: ignore[attr-defined]
+    path = FULL({"model": {"a.weight": parameter}}, tmp_path / "full.pt")
+    (row,) = describe(path)
+    assert (row.key, row.shape) == ("model.a.weight", (3, 2))
+
+
 def test_chunks_keep_their_box_and_their_writer(tmp_path: Path) -> None:
     whole = torch.arange(10.0).reshape(5, 2)
     path = samples.write_chunks(

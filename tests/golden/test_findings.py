@@ -42,6 +42,8 @@ def test_causes_are_counted_once_and_apart_from_what_no_release_shows() -> None:
         "megatron-core-device-fp32-islands", "megatron-core-reload-fp32-islands", "megatron-core-reload-fp32-offload",
         "megatron-core-fsdp-plain-state", "megatron-core-4423", "megatron-core-4423-silent",
         "megatron-core-4623", "megatron-core-hybrid-one-class", "megatron-fsdp-empty-column-state",
+        "megatron-core-hybrid-sharded", "megatron-core-hybrid-empty-state", "megatron-core-hybrid-device-step",
+        "megatron-core-hybrid-load-order",
         "automodel-policy-text", "megatron-fsdp-step-syncs", "torch-fsdp2-full-strided",
     } == apart  # fmt: skip
     assert f"## {len(found)} causes found on releases" in render(SECTIONS)

@@ -21,6 +21,10 @@ from harness.systems.registry import system_named
 from harness.tables import text_of
 
 
+BRIEF = 90
+"""Characters of a sentence that is too short to open a script alone."""
+
+
 @dataclass(frozen=True)
 class Written:
     """A script as it can be written. told: what is known of the failure."""
@@ -44,6 +48,11 @@ class Told:
     cure: str = ""
     patch: str = ""
     repaired: str = ""
+
+    @property
+    def opening(self) -> str:
+        """What opens a script: what goes wrong, and what that does where the first says little of it."""
+        return f"{self.title} {self.harm}" if self.harm and len(self.title) <= BRIEF else self.title
 
 
 def told_of(case: Case, known: str | None) -> Told:

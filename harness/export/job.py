@@ -74,7 +74,7 @@ def written(result: Result, known: str | None, *, whole: bool = False) -> Writte
     case = case_of(result, whole=whole)
     draft: Draft = system.export(case)
     told = told_of(case, known)
-    return Written(draft.case or case, draft, told, render(draft, case, told.title))
+    return Written(draft.case or case, draft, told, render(draft, case, told.opening))
 
 
 def export(result: Result, known: str | None, folder: Path, python: str | None, *, cured: bool) -> Exported:

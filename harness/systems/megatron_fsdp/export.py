@@ -12,7 +12,7 @@ from __future__ import annotations
 from harness.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
 from harness.export.model import TORCH_NAME, flat, optimizer_call, start, tensor_call
 from harness.export.script import Draft
-from harness.mechanisms.fsdp2.export import CLASSES
+from harness.mechanisms.fsdp2.export import CLASSES, WRAPPED
 from harness.mechanisms.fused_adam import PRECISION_AWARE
 from harness.mechanisms.stand_ins import MODULE, gpu_on_cpu
 from harness.models import ParamSpec
@@ -53,6 +53,7 @@ def draft(case: Case) -> Draft:
         "build": "\n".join(_build(case)),
         "step": "\n".join(_step(case)),
         **_checkpoint(),
+        **(WRAPPED if focus.op.kind in ("save", "load", "load_model_only") else {}),
         "holds": f'any("{focus.role}" in name for name in {STORED})',
     }
     value = "step_of(model, optimizer)" if focus.role == "step" else "read(model, optimizer)"
@@ -295,7 +296,6 @@ def _checkpoint() -> dict[str, str]:
     put = ['model.load_state_dict(state["model"], strict=False)', 'optimizer.load_state_dict(state["optimizer"])']
     weights = ['state = {"model": model.state_dict()}', "dcp.load(state, checkpoint_id=CHECKPOINT)", put[0]]
     return {
-        "except": "Exception",
         "save": f"{state}\ndcp.save(state, checkpoint_id=CHECKPOINT)",
         "load": "\n".join([state, "dcp.load(state, checkpoint_id=CHECKPOINT)", *put]),
         "load_model_only": "\n".join(weights),

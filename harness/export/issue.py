@@ -20,7 +20,6 @@ from harness.systems.protocol import System
 from harness.systems.registry import system_named
 from harness.tables import text_of
 
-
 BRIEF = 90
 """Characters of a sentence that is too short to open a script alone."""
 

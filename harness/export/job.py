@@ -6,8 +6,9 @@ was written. What does not show the failure is never left behind without a word.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import cures
@@ -90,7 +91,7 @@ def export(result: Result, known: str | None, folder: Path, python: str | None, 
     paths = library_paths(system, result, ranks)
     made, plain = _shown(result, known, folder, ranks, paths)
     with_cure = _cured(system, made, folder, ranks, paths) if cured and made.told.cure else None
-    found = Exported(made, folder, plain, with_cure, _repaired(system, made, folder, ranks))
+    found = Exported(made, folder, plain, with_cure, _repaired(result, known, made, ranks))
     passes = made.told.repaired if found.repaired is not None and found.repaired.passes else ""
     text = render_issue(made, plain.said, versions(system, result, ranks), ranks.python, passes)
     (folder / ISSUE).write_text(text, "utf-8")
@@ -102,11 +103,11 @@ def _shown(
 ) -> tuple[Written, Outcome]:
     """The shortest script that shows a failure, in its folder, and how it ended."""
     made = written(result, known)
-    plain = _ran(made, folder, ranks, paths)
+    plain = _run(made, folder, ranks.path, paths)
     if not _shows(made, plain):
         other = written(result, known, whole=True)
         if other.script != made.script:
-            made, plain = other, _ran(other, folder, ranks, paths)
+            made, plain = other, _run(other, folder, ranks.path, paths)
     if _shows(made, plain):
         return made, plain
     failed = folder / f"failed-{SCRIPT}"
@@ -115,12 +116,12 @@ def _shown(
     raise NoExportError.because(result, reason)
 
 
-def _ran(made: Written, folder: Path, ranks: Interpreter, paths: tuple[Path, ...]) -> Outcome:
+def _run(made: Written, folder: Path, python: str, paths: tuple[Path, ...]) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SCRIPT).write_text(made.script, "utf-8")
     for name, text in made.draft.shims.items():
         (folder / name).write_text(text, "utf-8")
-    return run(folder / SCRIPT, ranks.path, paths)
+    return run(folder / SCRIPT, python, paths)
 
 
 def _shows(made: Written, plain: Outcome) -> bool:
@@ -128,19 +129,22 @@ def _shows(made: Written, plain: Outcome) -> bool:
     return plain.shows and plain.raises(error.message if made.case.focus.kind == RAISES and error else "")
 
 
-def _repaired(system: System, made: Written, folder: Path, ranks: Interpreter) -> Outcome | None:
-    """The script on the release that repaired the defect. A newer release may want other calls: a script that fails
-    there for another reason is no report of this defect."""
-    release = made.told.repaired
+def _repaired(result: Result, known: str | None, made: Written, ranks: Interpreter) -> Outcome | None:
+    """The script on the release that repaired the defect, in the calls of that release where these are others."""
+    release, system = made.told.repaired, system_named(result.system)
     if not release:
         return None
     try:
         if system.package:
-            return run(folder / SCRIPT, ranks.path, build(package(system.package), release, ranks).paths)
-        other = with_torch(release, ranks)
-        return run(folder / SCRIPT, other.path, (Path(other.site),))
+            python, paths = ranks.path, build(package(system.package), release, ranks).paths
+        else:
+            other = with_torch(release, ranks)
+            python, paths = other.path, (Path(other.site),)
     except (UsageError, OverlayError):  # no such release on the package index, or none for this interpreter
         return None
+    there = written(replace(result, version=release), known, whole=made.case.whole)
+    with tempfile.TemporaryDirectory(prefix="shardproof-export-") as folder:
+        return _run(there, Path(folder), python, paths)
 
 
 def library_paths(system: System, result: Result, ranks: Interpreter) -> tuple[Path, ...]:

@@ -139,7 +139,8 @@ class Case:
         """Whether it is about weights that go through a checkpoint, for which no step has to be taken."""
         focus = self.focus
         moved = focus.kind == KEPT and focus.op.kind in MOVES and focus.role in ("param", "master")
-        return not self.whole and focus.role != "" and (moved or (self.is_shape and focus.role == "param"))
+        about = moved or (self.is_shape and focus.role == "param")
+        return not self.whole and about and self.spec.param(focus.fqn).spec.trainable == "yes"
 
     @cached_property
     def modules(self) -> tuple[ModuleSpec, ...]:

@@ -19,7 +19,7 @@ from harness.observe.logical import Key
 from harness.observe.record import LIVE
 from harness.program import expand
 from harness.scenario import Scenario
-from harness.verdict import Verdict
+from harness.verdict import Standing, Verdict
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,13 @@ class Result:
     @property
     def id(self) -> str:
         return self.scenario.id
+
+    @property
+    def counts_as(self) -> Standing:
+        """The one word under which every report counts it."""
+        if self.verdict.is_failure:
+            return Standing.NEW if self.known_issue is None else Standing.KNOWN
+        return Standing(self.verdict.value)
 
     @property
     def standing(self) -> str:

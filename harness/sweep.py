@@ -15,7 +15,7 @@ from packaging.version import Version
 from harness.errors import UsageError
 from harness.laboratory import Laboratory
 from harness.releases import SOURCES, Package
-from harness.report.progress import Progress
+from harness.report.progress import Progress, verdict_of
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.verdict import ExitStatus, Verdict, exit_status
@@ -127,7 +127,7 @@ def status(found: Sequence[Sweep]) -> int:
 
 
 def _examined(cells: dict[Scenario, str], laboratory: Laboratory) -> Iterator[Result]:
-    with Progress({cell.id: 1.0 for cell in cells}, sys.stderr) as progress:
+    with Progress({cell.id: 1.0 for cell in cells}, sys.stderr, word=verdict_of) as progress:
         for result in laboratory.examine(cells, lambda scenario, blob: None):
             progress.finished(result)
             yield result

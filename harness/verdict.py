@@ -27,6 +27,22 @@ class Verdict(Enum):
         return self in FAILURES
 
 
+class Standing(Enum):
+    """What a result means to a reader of a run, in the words that every report uses: on the terminal, in progress
+    lines, on the page, in JUnit and in the JSON's `standings`. A verdict says how a scenario failed; its standing says
+    whether somebody has to look.
+
+    `known` is a failure that `issues.toml` describes; any other is `new`. A walk exits 1 for new ones only. A scenario
+    file gets its plain verdict: nothing counts as known in it, and its failures are new there.
+    """
+
+    PASS = "pass"
+    NEW = "new"
+    KNOWN = "known"
+    UNSUPPORTED = "unsupported"
+    UNKNOWN = "unknown"
+
+
 FAILURES = frozenset({Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC})
 
 SEVERITY: tuple[Verdict, ...] = tuple(Verdict)

@@ -97,17 +97,17 @@ def _banner(report: Report) -> tuple[str, str]:
     unexpected = [r for r in report.failures if r.known_issue is None and r.verdict.is_failure]
     causes = [c for c in report.clusters() if c.known_issue is None and c.simplest.verdict.is_failure]
     if counts[Verdict.UNKNOWN]:
-        return f"{counts[Verdict.UNKNOWN]} scenarios could not be judged: the harness failed", "unknown"
+        return f"Not all could be judged, since the harness failed: {report.in_words}", "unknown"
     if unexpected:
         causes_text = f"{len(causes)} cause{'s' * (len(causes) > 1)}"
-        return f"{len(unexpected)} of {total} scenarios fail, with {causes_text}", causes[0].simplest.verdict.value
+        return f"New failures, with {causes_text}: {report.in_words}", causes[0].simplest.verdict.value
     if report.missing:
         return f"{len(report.missing)} planned scenarios have no verdict", "unknown"
     executed = total - counts[Verdict.UNSUPPORTED]
     if not executed:
         return "Nothing was run", "unknown"
     if report.known:
-        return f"No new failures: {counts[Verdict.PASS]} pass, {report.known} are known issues", "known"
+        return f"No new failures: {report.in_words}", "known"
     return f"All {executed} scenarios that ran pass", "pass"
 
 

@@ -33,6 +33,7 @@ def _run(report: Report) -> dict[str, Any]:
         "seed": run.seed,
         "command": list(run.command),
         "counts": {verdict.value: n for verdict, n in report.counts.items()},
+        "standings": {standing.value: n for standing, n in report.standings.items()},
         "known": report.known,
         "known_by_face": report.by_face,
         "changes": {change.value: n for change, n in report.changes().items()},

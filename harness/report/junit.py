@@ -61,13 +61,13 @@ def _outcome(case: Element, result: Result, body_characters: int) -> None:
     if result.verdict is Verdict.PASS:
         return
     if result.verdict is Verdict.UNSUPPORTED:
-        SubElement(case, "skipped", message=message)
+        SubElement(case, "skipped", message=f"{result.counts_as.value}: {message}")
         return
     if result.known_issue is not None:
-        SubElement(case, "skipped", message=_xml(f"known issue {result.known_issue}: ") + message)
+        SubElement(case, "skipped", message=_xml(f"{result.counts_as.value}: {result.standing}: ") + message)
         return
     tag = "error" if result.verdict is Verdict.UNKNOWN else "failure"
-    outcome = SubElement(case, tag, type=result.verdict.value, message=message)
+    outcome = SubElement(case, tag, type=result.verdict.value, message=f"{result.counts_as.value}: {message}")
     body = f"{result.replay}\n\n{render_result(result)}"
     outcome.text = _xml(body if len(body) <= body_characters else body[:body_characters] + "…\n")
 

@@ -16,7 +16,7 @@ from harness.known_issues import KnownIssues
 from harness.result import BY_FACE, Result, describe
 from harness.scenario import Scenario
 from harness.store import Past, Run, Store
-from harness.verdict import SEVERITY, Verdict
+from harness.verdict import SEVERITY, Standing, Verdict
 
 URGENCY = (Verdict.UNKNOWN, Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC)
 """The order in which a reader looks at causes: first what puts all verdicts in doubt, then what is silent, then what
@@ -104,9 +104,27 @@ class Report:
         return {verdict: found[verdict] for verdict in SEVERITY}
 
     @property
+    def standings(self) -> dict[Standing, int]:
+        """Number of results by what they mean to a reader; every standing has an entry."""
+        found = Counter(result.counts_as for result in self.results)
+        return {standing: found[standing] for standing in Standing}
+
+    @property
+    def in_words(self) -> str:
+        """The standings in one line: `12 pass, 1 new, 2 known`."""
+        return ", ".join(f"{n} {standing.value}" for standing, n in self.standings.items() if n) or "no results"
+
+    @property
+    def resembling(self) -> dict[str, int]:
+        """Ids of known issues → how many new failures have just their face. In a walk something else hides behind it; a
+        scenario file is not compared with what is known."""
+        new = (r for r in self.results if r.counts_as is Standing.NEW and not r.behind)
+        return dict(Counter(ids for r in new if (ids := self.issues.match(r))))
+
+    @property
     def known(self) -> int:
         """How many failures are due to known issues."""
-        return sum(1 for r in self.failures if r.known_issue is not None)
+        return self.standings[Standing.KNOWN]
 
     @property
     def by_face(self) -> int:

@@ -1,54 +1,72 @@
 """Live progress of a run: a bar with rate, time left and failures on a terminal; a line now and then in a log.
 
-The time left comes from the plan's estimates, scaled by how the estimates have held up so far in this run.
+The time left comes from the plan's estimates, scaled by how they held up over the last results of this run.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from harness.result import Result
-from harness.verdict import Verdict
+from harness.verdict import SEVERITY, Standing
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
 Clock = Callable[[], float]
+Word = Callable[[Result], str]
+
+ENOUGH = 5
+"""So many results, before a time left is shown: the first say little, above all on a busy machine."""
+
+RECENT = 40
+"""So many of the last results say how the estimates hold up now: a machine's load comes and goes."""
+
+_ORDER = (Standing.NEW.value, Standing.KNOWN.value, *(verdict.value for verdict in SEVERITY))
+
+
+def standing_of(result: Result) -> str:
+    """Whether a failure is new or known, as every report of a run counts it."""
+    return result.counts_as.value
+
+
+def verdict_of(result: Result) -> str:
+    """The verdict alone, where nothing is compared with what is known."""
+    return result.verdict.value
 
 
 class Tally:
     """Counts and time left; no output.
 
-    estimates_s: seconds expected for each planned scenario, by id.
+    estimates_s: seconds expected for each planned scenario, by id. word: under which a result is counted.
     """
 
-    def __init__(self, estimates_s: Mapping[str, float], clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, estimates_s: Mapping[str, float], clock: Clock = time.monotonic, word: Word = standing_of
+    ) -> None:
         self._estimates_s = dict(estimates_s)
         self._planned_s = sum(estimates_s.values())
         self._clock = clock
+        self._word = word
         self._began = clock()
         self._expected_s = 0.0
         self.total = len(estimates_s)
         self.done = 0
-        self.failures = 0
-        self.known = 0
-        self.unknown = 0
+        self.problems: Counter[str] = Counter()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
 
     def add(self, result: Result) -> None:
         """Count a result."""
         self.done += 1
         self._expected_s += self._estimates_s.pop(result.id, 0.0)
-        if result.verdict is Verdict.UNKNOWN:
-            self.unknown += 1
-        elif result.known_issue is not None:
-            self.known += 1
-        elif result.verdict.is_failure:
-            self.failures += 1
+        self._recent.append((self._clock(), self._expected_s))
+        self.problems[self._word(result)] += 1
 
     @property
     def elapsed_s(self) -> float:
@@ -61,17 +79,21 @@ class Tally:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left; None before anything is known."""
-        if self._expected_s <= 0:
+        """Seconds left, as the estimates held up over the last results; None before there are enough of them.
+
+        The time before the first result counts nowhere: servers start in it and libraries are installed, once.
+        """
+        if len(self._recent) < ENOUGH:
             return None
-        return max(0.0, self._planned_s - self._expected_s) * self.elapsed_s / self._expected_s
+        (began, before_s), (ended, after_s) = self._recent[0], self._recent[-1]
+        if after_s <= before_s:
+            return None
+        return max(0.0, self._planned_s - self._expected_s) * (ended - began) / (after_s - before_s)
 
     def __str__(self) -> str:
         left = "" if self.left_s is None else f", {_duration(self.left_s)} left"
         problems = "".join(
-            f", {n} {what}"
-            for n, what in ((self.failures, "failed"), (self.known, "known"), (self.unknown, "unknown"))
-            if n
+            f", {self.problems[word]} {word}" for word in _ORDER if word != Standing.PASS.value and self.problems[word]
         )
         return f"{self.done}/{self.total} scenarios, {self.rate:.1f}/s{left}{problems}"
 
@@ -87,9 +109,10 @@ class Progress:
     """A context around the execution of a plan; `finished` may be called from any thread."""
 
     def __init__(
-        self, estimates_s: Mapping[str, float], stream: TextIO, interval_s: float = 10.0, clock: Clock = time.monotonic
-    ) -> None:
-        self.tally = Tally(estimates_s, clock)
+        self, estimates_s: Mapping[str, float], stream: TextIO, interval_s: float = 10.0,
+        clock: Clock = time.monotonic, word: Word = standing_of,
+    ) -> None:  # fmt: skip
+        self.tally = Tally(estimates_s, clock, word)
         self._lock = threading.Lock()
         self._display: Display = (
             _TerminalDisplay(stream, self.tally) if stream.isatty() else _LogDisplay(stream, interval_s, clock)

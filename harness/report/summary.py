@@ -12,7 +12,7 @@ LIMIT_BYTES = 1_000_000
 
 def render_summary(report: Report) -> str:
     """The run as Markdown; clusters that do not fit are counted in the last line."""
-    text = "\n".join([f"### shardproof run {report.run.id}", "", *_table(report), ""])
+    text = "\n".join([f"### shardproof run {report.run.id}", "", *_table(report), "", f"{report.in_words}.", ""])
     clusters = report.clusters()
     for shown, cluster in enumerate(clusters):
         block = _cluster(cluster, report)

@@ -12,7 +12,7 @@ from harness.diff import Difference
 from harness.report.model import Change, Cluster, Report, cures_line, headline
 from harness.result import Result
 from harness.upstream import compared
-from harness.verdict import SEVERITY, Verdict
+from harness.verdict import SEVERITY, Standing, Verdict
 
 _COLOURS = {
     Verdict.PASS: "32",
@@ -22,6 +22,14 @@ _COLOURS = {
     Verdict.HANG: "31",
     Verdict.NONDETERMINISTIC: "35",
     Verdict.UNKNOWN: "33",
+}
+
+_LOOKS = {
+    Standing.PASS: "32",
+    Standing.NEW: "31",
+    Standing.KNOWN: "2",
+    Standing.UNSUPPORTED: "2",
+    Standing.UNKNOWN: "33",
 }
 
 Paint = Callable[[str, str], str]
@@ -204,12 +212,12 @@ def _left_out(report: Report, paint: Paint) -> str:
 
 
 def _closing(report: Report, page: Path | None, paint: Paint) -> str:
-    counts = report.counts
-    shown = [paint(f"{n} {verdict.value}", _COLOURS[verdict]) for verdict, n in counts.items() if n]
+    shown = [paint(f"{n} {standing.value}", _LOOKS[standing]) for standing, n in report.standings.items() if n]
     lines = [", ".join(shown) or "no results"]
-    if report.known:
-        face = f", {report.by_face} of them by face only" if report.by_face else ""
-        lines[0] += f" ({report.known} known{face})"
+    if report.by_face:
+        lines[0] += f" ({report.by_face} of the known by face only)"
+    for ids, n in report.resembling.items():
+        lines.append(f"{n} of the new with the face of known issue {ids}")
     changes = report.changes()
     if report.before and any(changes.values()):
         told = (Change.NEW, Change.RECURRING, Change.FIXED)

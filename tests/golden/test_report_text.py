@@ -59,7 +59,7 @@ unsupported: 2 × torch-fsdp2: FSDP2 offloads all of a unit or nothing
 equivalent: 1 × torch-fsdp2: exp_avg equivalent: zeros
 excluded: 120 combinations for 1 reason, see the report
 
-3 pass, 2 unsupported, 2 mismatch, 1 crash, 1 hang, 1 unknown (1 known)
+3 pass, 3 new, 1 known, 2 unsupported, 1 unknown
 against earlier runs: 3 first seen, 1 seen before, 0 fixed
 report: reports/nightly/index.html
 """  # noqa: E501

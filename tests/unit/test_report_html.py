@@ -110,7 +110,7 @@ def test_links_to_pages_lead_to_files(tmp_path: Path) -> None:
 def test_the_index_says_everything_a_reader_needs() -> None:
     text = render_index(samples.report())
     for needed in (
-        "1 scenarios could not be judged",
+        "Not all could be judged, since the harness failed: 3 pass, 3 new, 1 known",
         "shardproof replay " + samples.mismatch().id,
         "wrong_dtype", "MLM-1842", "512-1023", "0x3f000001", "a" * 16,
         "Loading after unfreezing hangs.", "https://github.com/pytorch/pytorch/issues/1",
@@ -134,10 +134,14 @@ def test_a_failure_page_has_its_evidence() -> None:
     ("results", "banner", "look"),
     [
         ([samples.passing()], "All 1 scenarios that ran pass", "pass"),
-        ([samples.passing(), samples.hang()], "No new failures: 1 pass, 1 are known issues", "known"),
-        ([samples.passing(), samples.crash()], "1 of 2 scenarios fail, with 1 cause", "crash"),
+        ([samples.passing(), samples.hang()], "No new failures: 1 pass, 1 known", "known"),
+        ([samples.passing(), samples.crash()], "New failures, with 1 cause: 1 pass, 1 new", "crash"),
         ([samples.unsupported()], "Nothing was run", "unknown"),
-        ([samples.unknown(), samples.crash()], "1 scenarios could not be judged", "unknown"),
+        (
+            [samples.unknown(), samples.crash()],
+            "Not all could be judged, since the harness failed: 3 pass, 3 new, 1 known",
+            "unknown",
+        ),
     ],
 )
 def test_the_banner_is_honest(results: list, banner: str, look: str) -> None:  # type: ignore[type-arg]

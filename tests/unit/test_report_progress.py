@@ -6,7 +6,7 @@ import io
 
 import report_samples as samples
 
-from harness.report.progress import Progress, Tally
+from harness.report.progress import ENOUGH, RECENT, Progress, Tally, verdict_of
 
 
 class Clock:
@@ -22,24 +22,61 @@ class Terminal(io.StringIO):
         return True
 
 
+MANY = [samples.passing(n) for n in range(60)]
 RESULTS = [samples.passing(0), samples.mismatch(), samples.hang(), samples.unknown()]
 ESTIMATES_S = {r.id: seconds for r, seconds in zip(RESULTS, [1.0, 3.0, 4.0, 4.0], strict=True)}
 
 
 def test_the_time_left_scales_with_how_the_estimates_held_up() -> None:
     clock = Clock()
-    tally = Tally(ESTIMATES_S, clock)
+    tally = Tally({result.id: 1.0 for result in MANY}, clock)
     assert tally.left_s is None
-    assert str(tally) == "0/4 scenarios, 0.0/s"
-    clock.now = 8.0
-    tally.add(RESULTS[0])
-    tally.add(RESULTS[1])
-    assert tally.left_s == 16.0
-    assert str(tally) == "2/4 scenarios, 0.2/s, 16 s left, 1 failed"
-    clock.now = 8000.0
-    tally.add(RESULTS[2])
-    tally.add(RESULTS[3])
-    assert str(tally) == "4/4 scenarios, 0.0/s, 0 s left, 1 failed, 1 known, 1 unknown"
+    assert str(tally) == "0/60 scenarios, 0.0/s"
+    for result in MANY[:ENOUGH]:
+        clock.now += 2.0
+        tally.add(result)
+    assert tally.left_s == 2.0 * (len(MANY) - ENOUGH)
+    assert str(tally).startswith("5/60 scenarios, 0.5/s, 1 min 50 s left")
+
+
+def test_results_are_counted_in_the_words_of_every_report() -> None:
+    clock = Clock()
+    tally = Tally(ESTIMATES_S, clock)
+    for result in RESULTS:
+        clock.now += 2000.0
+        tally.add(result)
+    assert str(tally) == "4/4 scenarios, 0.0/s, 1 new, 1 known, 1 unknown"
+    verdicts = Tally(ESTIMATES_S, clock, verdict_of)
+    for result in RESULTS:
+        verdicts.add(result)
+    assert str(verdicts).endswith(", 1 mismatch, 1 hang, 1 unknown")
+
+
+def test_a_slow_start_promises_no_hours() -> None:
+    """Servers start, and releases are installed, before the first result: once, and not for each scenario."""
+    clock = Clock()
+    tally = Tally({result.id: 0.3 for result in MANY}, clock)
+    clock.now = 90.0
+    shown = []
+    for result in MANY:
+        clock.now += 1.0
+        tally.add(result)
+        shown.append(tally.left_s)
+    assert shown[: ENOUGH - 1] == [None] * (ENOUGH - 1)
+    assert [round(left) for left in shown[ENOUGH - 1 :] if left is not None] == [*range(55, -1, -1)]
+
+
+def test_the_time_left_follows_the_load_of_the_machine() -> None:
+    clock = Clock()
+    tally = Tally({result.id: 1.0 for result in MANY}, clock)
+    for result in MANY[:10]:
+        clock.now += 600.0
+        tally.add(result)
+    for result in MANY[10 : 10 + RECENT]:
+        clock.now += 1.0
+        tally.add(result)
+    assert tally.left_s is not None
+    assert round(tally.left_s) == len(MANY) - 10 - RECENT
 
 
 def test_a_log_gets_a_line_at_most_every_interval_and_one_at_the_end() -> None:
@@ -50,7 +87,7 @@ def test_a_log_gets_a_line_at_most_every_interval_and_one_at_the_end() -> None:
             progress.finished(result)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
-    assert lines[0].startswith("2/4 scenarios, 0.2/s, 22 s left")
+    assert lines[0].startswith("2/4 scenarios, 0.2/s, 1 new")
     assert lines[-1].endswith("in 1 h 06 min")
 
 

@@ -1,0 +1,77 @@
+"""One vocabulary: what a result means to a reader has one word, the same in progress, on the terminal, on the page, in
+JUnit, in the summary and in the JSON."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+import report_samples as samples
+
+from harness.known_issues import KnownIssues
+from harness.report.html import render_index
+from harness.report.json_report import to_json
+from harness.report.junit import render_junit
+from harness.report.progress import Progress
+from harness.report.summary import render_summary
+from harness.report.text import render_text
+from harness.verdict import Standing, exit_status
+
+WORDS = "3 pass, 3 new, 1 known, 2 unsupported, 1 unknown"
+
+
+def test_every_report_says_the_same_words() -> None:
+    report = samples.report()
+    assert report.in_words == WORDS
+    assert f"\n{WORDS}\n" in render_text(report)
+    assert WORDS in render_index(report)
+    assert f"\n{WORDS}.\n" in render_summary(report)
+    assert to_json(report)["run"]["standings"] == {"pass": 3, "new": 3, "known": 1, "unsupported": 2, "unknown": 1}
+
+
+def test_progress_says_the_same_words() -> None:
+    stream = io.StringIO()
+    report = samples.report()
+    with Progress({result.id: 1.0 for result in report.results}, stream) as progress:
+        for result in report.results:
+            progress.finished(result)
+    assert ", 3 new, 1 known, 2 unsupported, 1 unknown in " in stream.getvalue()
+    assert "failed" not in stream.getvalue()
+
+
+def test_junit_begins_each_message_with_the_word() -> None:
+    cases = ElementTree.fromstring(render_junit(samples.report())).iter("testcase")
+    messages = [child.get("message", "") for case in cases for child in case if child.get("type") != "missing"]
+    words = [message.split(":")[0] for message in messages]
+    assert sorted(words) == ["known", "new", "new", "new", "unknown", "unsupported", "unsupported"]
+
+
+def test_beside_no_new_failures_nothing_is_new_or_red() -> None:
+    """What is known may be met for the first time, and is not marked as something to look at."""
+    report = replace(samples.report(samples.passing(), samples.hang()), missing=())
+    assert not exit_status(report.counts, report.known)
+    page = render_index(report)
+    assert "No new failures: 1 pass, 1 known" in page
+    failures = page[page.index('id="failures"') : page.index('id="matrix"')]
+    assert not re.search(r"\b\d+ new\b", failures)
+    assert '<span class="badge mismatch">1 first seen' not in failures
+
+
+@pytest.mark.parametrize("standing", Standing)
+def test_a_word_is_a_verdict_or_says_which_failures(standing: Standing) -> None:
+    found = [result for result in samples.every_kind() if result.counts_as is standing]
+    assert found
+    assert all(result.verdict.is_failure for result in found) == (standing in (Standing.NEW, Standing.KNOWN))
+
+
+def test_a_file_says_that_its_failure_looks_known() -> None:
+    """A scenario file is not compared with what is known: its failure is new there, and the issue is still named."""
+    issues = KnownIssues()
+    report = replace(samples.report(samples.mismatch(), samples.passing()), issues=issues)
+    assert report.resembling == {}
+    object.__setattr__(issues, "match", lambda result: "torch-fsdp2-9")
+    assert report.resembling == {"torch-fsdp2-9": 1}
+    assert "\n1 of the new with the face of known issue torch-fsdp2-9\n" in render_text(report)

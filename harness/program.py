@@ -149,8 +149,24 @@ def operations(program: str) -> tuple[str, ...]:
         raise UsageError.of("program", program, (*named_programs(), f"or operations of: {' '.join(KINDS)}"), "resume")
     problem = _illegal(words)
     if problem:
-        raise UsageError(f"program {program!r}: {problem}; correct form: {PROGRAMS['resume']!r}")
+        raise UsageError(f"program {program!r}: {problem}; correct form: {_mended(words)!r}")
     return words
+
+
+def require_telling(program: str) -> None:
+    """Check that every load of a program that somebody asks for restores something that is not there already: a load
+    that does nothing would pass, and nothing would be learned.
+
+    A system may be run on such a program all the same: what a shrinker leaves of a load that crashes needs no step.
+
+    Raises:
+        UsageError: a load restores what is there, with a program in which it does not.
+    """
+    words = operations(program)
+    idle = _idle_load(words)
+    if idle is not None:
+        problem = f"operation {idle} ({words[idle]}) finds what it restores: a load that does nothing would pass"
+        raise UsageError(f"program {program!r}: {problem}; correct form: {_mended(words)!r}")
 
 
 def expand(scenario: Scenario) -> tuple[Op, ...]:
@@ -201,6 +217,40 @@ def sessions(ops: Sequence[Op]) -> list[list[Op]]:
     for op in ops:
         grouped.setdefault(op.session, []).append(op)
     return list(grouped.values())
+
+
+def _idle_load(words: Sequence[str]) -> int | None:
+    """The first load since whose checkpoint nothing has changed a parameter; None where there is none."""
+    differs = True
+    for position, word in enumerate(words):
+        if word.startswith("load") and not differs:
+            return position
+        if word in ("build", "step"):
+            differs = True
+        elif word.startswith(("save", "load")):
+            differs = False
+    return None
+
+
+def _mended(words: Sequence[str]) -> str:
+    """The program with what it takes to be legal, and to tell something: a build before the first operation, a save
+    before a load, a step before a load that would find its checkpoint's state."""
+    mended: list[str] = []
+    built, saved = False, False
+    for word in words:
+        if word in ("reshard", "restart"):
+            built = False
+        elif not built:
+            mended += ["build"] * (word != "build")
+            built = True
+        if word.startswith("load") and not saved:
+            mended += ["step", "save", "build"]
+            saved = True
+        elif word.startswith("load") and _idle_load([*mended, word]) is not None:
+            mended.append("step")
+        saved = saved or word == "save"
+        mended.append(word)
+    return " ".join(mended if built else [*mended, "build"])
 
 
 def _illegal(words: tuple[str, ...]) -> str:

@@ -46,7 +46,7 @@ from typing import Any
 
 from harness.errors import UsageError
 from harness.models import model_spec
-from harness.program import operations
+from harness.program import require_telling
 from harness.scenario import AXES, Mesh, Scenario, load_toml, value_text
 from harness.space.defaults import completed
 from harness.systems.protocol import System
@@ -262,7 +262,7 @@ def canonical(axis: str, text: str) -> str:
     if axis == "model":
         model_spec(text)
     elif axis == "program":
-        operations(text)
+        require_telling(text)
     return Scenario().with_axes({axis: text}).axis_text(axis)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.errors import UsageError
-from harness.program import PROGRAMS, expand, operations, sessions
+from harness.program import PROGRAMS, expand, operations, require_telling, sessions
 from harness.scenario import Mesh, Scenario
 
 
@@ -29,6 +29,40 @@ def test_every_named_program_is_legal_and_ends_with_something_to_compare() -> No
 def test_illegal_programs_are_refused_with_the_operation(program: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         operations(program)
+
+
+WRONG = {
+    "build step save load step": "build step save step load step",
+    "build save load_model_only": "build save step load_model_only",
+    "build step save step load load": "build step save step load step load",
+    "build save build load_model_only load": "build save build load_model_only step load",
+    "build step save unfreeze load": "build step save unfreeze step load",
+    "step": "build step",
+    "build load": "build step save build load",
+    "load step": "build step save build load step",
+    "build save reshard load": "build save reshard build load",
+    "build step save restart": "build step save restart build",
+    "reshard step": "reshard build step",
+}
+
+
+@pytest.mark.parametrize("program", WRONG)
+def test_a_wrong_program_is_refused_with_one_that_is_right(program: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_telling(program)
+    proposed = str(caught.value).rpartition("correct form: ")[2].strip("'")
+    assert proposed == WRONG[program]
+    require_telling(proposed)
+
+
+def test_every_named_program_tells_something() -> None:
+    for name in PROGRAMS:
+        require_telling(name)
+
+
+def test_a_load_that_crashes_needs_no_step_before_it() -> None:
+    """The shrinker takes it away, and its scenario is still run."""
+    assert operations("build save load") == ("build", "save", "load")
 
 
 def test_resume_has_three_arms() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ def planned(
     """The plan of a selection given on the command line."""
     from harness.space.files import load_space, parse_settings, parse_strength
     from harness.space.plan import Selection, make_plan, parse_shard
+    from harness.world.bounds import require_worlds
 
     axes = parse_settings(sets)
     if faults:
@@ -46,6 +47,7 @@ def planned(
     )
     made = make_plan([load_space(name) for name in names or ("smoke",)], selection)
     _require_faults({fault for scenario in made.scenarios for fault in scenario.faults})
+    require_worlds(made.supported)
     return made
 
 
@@ -192,10 +194,18 @@ def require_device(device: str | None, python: str | None) -> None:
         require_gpu(python or sys.executable)
 
 
-def require_devices(scenarios: Iterable[Scenario], python: str | None) -> None:
-    """`require_device` for every scenario, and that its system finds there what it was told to use."""
-    from harness.systems.registry import system_named
+def require_machine(scenarios: Collection[Scenario], python: str | None, at_once: int = 1) -> None:
+    """Check that this machine has what scenarios need: `require_device` for every scenario, what its system was told to
+    use, worlds within the bound, and room for as many as run at once.
 
+    Raises:
+        UsageError: it has not.
+    """
+    from harness.systems.registry import system_named
+    from harness.world.bounds import require_room, require_worlds
+
+    require_worlds(scenarios)
+    require_room(scenarios, at_once)
     for device, system in sorted({(scenario.device, scenario.system) for scenario in scenarios}):
         require_device(device, python)
         system_named(system).chosen(device)

@@ -109,13 +109,13 @@ def run(
     arguments.require_device(device, python)
     plan = arguments.planned(names, systems, arguments.on_device(sets, device), strength, sample, seed, faults, shard)
     plan.require_budget()
-    arguments.require_devices(plan.scenarios, python)
+    jobs = jobs or (os.cpu_count() or 1) + 1
+    arguments.require_machine(plan.supported, python, jobs)
     arguments.use_clones(clones)
     arguments.require_writable_file(json_file, "--json")
     arguments.require_writable_file(junit_file, "--junit")
     releases = arguments.require_releases(plan.scenarios, python)
     folder = arguments.writable_folder(out or Path("reports") / arguments.title(names, shard))
-    jobs = jobs or (os.cpu_count() or 1) + 1
     issues = arguments.shipped_issues()
     request = Request(
         plan=plan,
@@ -180,6 +180,7 @@ def list_(plugins: tuple[str, ...]) -> int:
 @options.database
 @click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Run it this often.")
 @options.deadline
+@options.max_world
 @options.python
 @options.clone
 @options.plugin
@@ -201,7 +202,7 @@ def replay(
     arguments.require_interpreter(python)
     arguments.use_clones(clones)
     scenario = arguments.stored(scenario_id, out).scenario
-    arguments.require_devices([scenario], python)
+    arguments.require_machine([scenario], python)
     arguments.require_releases([scenario], python)
     counts: dict[Verdict, int] = {}
     colour = wants_colour(sys.stdout, os.environ)

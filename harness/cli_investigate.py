@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 )
 @click.option("--toml", type=click.Path(path_type=Path), metavar="FILE", help="Write the simplest scenario there.")
 @options.deadline
+@options.max_world
 @options.python
 @options.clone
 @options.database
@@ -57,7 +58,7 @@ def shrink(
     arguments.require_writable_file(json_file, "--json")
     arguments.require_writable_file(toml, "--toml")
     scenario = arguments.one_scenario(name, None, out, keep_version=True)
-    arguments.require_devices([scenario], python)
+    arguments.require_machine([scenario], python)
     arguments.require_releases([scenario], python)
 
     def told(simpler: Scenario) -> None:
@@ -80,6 +81,7 @@ def shrink(
 @click.option("--folder", type=click.Path(path_type=Path), metavar="DIR", help="Where to write  [default: exports/ID].")
 @click.option("--cured", is_flag=True, help="Also run the script with the defect cured; it must pass then.")
 @options.deadline
+@options.max_world
 @options.python
 @options.clone
 @options.database
@@ -105,7 +107,7 @@ def export(
     arguments.use_clones(clones)
 
     def examined(scenario: Scenario) -> Result:
-        arguments.require_devices([scenario], python)
+        arguments.require_machine([scenario], python)
         arguments.require_releases([scenario], python)
         with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
             return laboratory.examine_one(scenario)
@@ -125,6 +127,7 @@ def export(
 )
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Releases at once.")
 @options.deadline
+@options.max_world
 @options.python
 @options.clone
 @options.database
@@ -152,7 +155,7 @@ def sweep(
     arguments.use_clones(clones)
     arguments.require_writable_file(json_file, "--json")
     scenarios = [arguments.one_scenario(name, system, out) for name in names]
-    arguments.require_devices(scenarios, python)
+    arguments.require_machine(scenarios, python)
     asked = versions(arguments.one_package(scenarios), tuple(map(arguments.placed, texts)))
     with Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         found = sweeps(scenarios, asked, laboratory)
@@ -169,6 +172,7 @@ def sweep(
 @click.option("--bad", required=True, metavar="VERSION", help="Where it fails; older than --good to find the fix.")
 @click.option("--any-failure", is_flag=True, help="Count every failure as the same, whatever its signature.")
 @options.deadline
+@options.max_world
 @options.python
 @options.clone
 @options.database
@@ -198,7 +202,7 @@ def bisect(
     arguments.use_clones(clones)
     arguments.require_writable_file(json_file, "--json")
     scenario = arguments.one_scenario(name, system, out)
-    arguments.require_devices([scenario], python)
+    arguments.require_machine([scenario], python)
     package = arguments.package_of(scenario)
     good, bad, wanted = search.ends(good, bad)
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
@@ -220,6 +224,7 @@ def bisect(
 @click.option("--install", is_flag=True, help="Install every declared release first, to say what applies to it.")
 @click.option("-j", "--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Scenarios at once.")
 @options.deadline
+@options.max_world
 @options.python
 @options.clone
 @options.plugin
@@ -267,6 +272,7 @@ def cures_(
 @options.clone
 @options.plugin
 @options.deadline
+@options.max_world
 def conformance(
     names: tuple[str, ...], python: str | None, clones: tuple[str, ...], plugins: tuple[str, ...], deadline_s: float
 ) -> int:

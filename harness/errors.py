@@ -24,3 +24,8 @@ class UsageError(Exception):
 
 class HarnessError(Exception):
     """shardproof itself failed: the verdict is `unknown`, the exit status 3."""
+
+
+class ServerLostError(HarnessError):
+    """A process of ours was killed or ended: a server, a supervisor, a worker. It says nothing about what ran in it,
+    and is tried a second time."""

@@ -36,7 +36,7 @@ from typing import Any, Self, TypeVar
 
 from harness import __version__
 from harness.attempt import Trial, result_of, same_failure
-from harness.errors import HarnessError, UsageError
+from harness.errors import HarnessError, ServerLostError, UsageError
 from harness.program import expand, sessions
 from harness.releases import SOURCES, package
 from harness.result import (
@@ -49,6 +49,7 @@ from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
 from harness.verdict import Verdict
 from harness.versions import split_cures, with_cures
+from harness.world.bounds import require_world
 from harness.world.environments import Environments
 from harness.world.interpreter import interpreter
 from harness.world.job import Job, JobOutcome
@@ -93,7 +94,7 @@ class Laboratory:
         self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=scratch_folder()))
         wanted = [info for info in all_systems() if systems is None or info.name in systems]
         warm_up = [info.entry(info.warm_up) for info in wanted if info.warm_up and not info.package]
-        self._python = python
+        self._python, self._closing = python, False
         self._torches: dict[str, Laboratory | None] = {}  # None for the torch of this interpreter
         self._opening = threading.Lock()
         self._another = partial(
@@ -117,6 +118,7 @@ class Laboratory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._closing = True
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             for server in self._servers.values():
@@ -216,6 +218,21 @@ class Laboratory:
         return replace(first, verdict=Verdict.NONDETERMINISTIC, reproduced=Reproduced(0, 1), reason=reason)
 
     def _attempt(self, scenario: Scenario, info: System, observed: Observed, patience: float = 1.0) -> Result:
+        """What one run of a scenario shows. A server of ours that dies under it says nothing about the system: it is
+        started again, once, and the result says so."""
+        require_world(scenario)
+        try:
+            return self._attempt_once(scenario, info, observed, patience)
+        except ServerLostError as first:
+            if self._closing:
+                raise
+            try:
+                result = self._attempt_once(scenario, info, observed, patience)
+            except ServerLostError as second:
+                raise HarnessError(f"{second}; the one before it: {first}") from second
+            return replace(result, restarted=str(first))
+
+    def _attempt_once(self, scenario: Scenario, info: System, observed: Observed, patience: float) -> Result:
         if info.world == "lockstep":
             trial = self._lockstep(scenario)
             if trial.blob:
@@ -348,9 +365,16 @@ def judge_request(scenario: Scenario, directory: Path, outcomes: Sequence[JobOut
 
 
 def scratch_folder() -> Path:
-    """Where observations and checkpoints of running scenarios go: in memory where there is room, else in TMPDIR."""
-    if os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free >= RAM_DISK_BYTES:
-        return RAM_DISK
+    """Where observations and checkpoints of running scenarios go: in memory where there is room, else in TMPDIR.
+
+    That a folder can be written is tried: a mount that is read-only, or out of inodes, may still look writable.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="shardproof-", dir=RAM_DISK):
+            if shutil.disk_usage(RAM_DISK).free >= RAM_DISK_BYTES:
+                return RAM_DISK
+    except OSError:
+        pass
     return Path(tempfile.gettempdir())
 
 

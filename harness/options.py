@@ -38,6 +38,20 @@ def _with_torch(context: click.Context, _: click.Parameter, version: str | None)
         context.params["python"] = with_torch(version, interpreter(context.params.get("python"))).path
 
 
+def _with_max_world(context: click.Context, option: click.Parameter, ranks: int | None) -> None:
+    """Raise or lower the bound for this process and those that it starts."""
+    if ranks is not None:
+        import os
+
+        from harness.world.bounds import VARIABLE
+
+        os.environ[VARIABLE] = str(ranks)
+
+
+max_world = click.option(
+    "--max-world", type=click.IntRange(min=1), metavar="N", expose_value=False, callback=_with_max_world,
+    help="Ranks that a world may have [16; 256 where they are simulated].",
+)  # fmt: skip
 clone = click.option(
     "--clone", "clones", multiple=True, metavar="NAME=DIR", help="Clone of a library, for NAME@git:REV; repeatable."
 )
@@ -61,6 +75,7 @@ def selection(command: click.decorators.FC) -> click.decorators.FC:
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrays and samples."),
         click.option("--fault", "faults", multiple=True, metavar="ID", help="Plant a fault; repeatable."),
         click.option("--shard", metavar="I/N", help="The I-th of N parts, by scenario id."),
+        max_world,
         plugin,
     )
     for option in reversed(chosen):

@@ -82,6 +82,7 @@ class Result:
     * behind: of a failure on a cured library, the known issues that hid it.
     * cured: defects of the library that were cured, by id.
     * not_cured: those whose cure was asked for and does not apply → why.
+    * restarted: why a server of ours had to be started again for it; empty for none.
     * shrunk_from: the scenario of a walk that this one was found from, as a simpler one that fails in the same way.
     * chosen: what could be real or emulated → which it was, and why; and `torch`, where ranks had another release than
       the one that is installed here.
@@ -105,6 +106,7 @@ class Result:
     known_by: str = ""
     behind: str = ""
     shrunk_from: str = ""
+    restarted: str = ""
     emulated: tuple[str, ...] = ()
     not_exercised: tuple[str, ...] = ()
     outside_support: tuple[str, ...] = ()
@@ -206,6 +208,7 @@ class Result:
             "known_by": self.known_by,
             "behind": self.behind,
             "shrunk_from": self.shrunk_from,
+            "restarted": self.restarted,
             "reason": self.reason,
             "reproduced": to_plain(self.reproduced),
             "normalisations": differences_to_json(self.normalisations),
@@ -237,6 +240,7 @@ class Result:
             known_by=data.get("known_by", ""),
             behind=data.get("behind", ""),
             shrunk_from=data.get("shrunk_from", ""),
+            restarted=data.get("restarted", ""),
             emulated=tuple(data["emulated"]),
             not_exercised=tuple(data.get("not_exercised", ())),
             outside_support=tuple(data.get("outside_support", ())),

@@ -80,6 +80,8 @@ def render_result(result: Result, colour: bool = False, *, emulated_only: bool =
         lines.append(f"  failed at operation {result.failed_op.index} ({result.failed_op.name})")
     if result.shrunk_from:
         lines.append(f"  shrunk from {result.shrunk_from}, which fails in the same way")
+    if result.restarted:
+        lines.append(f"  run a second time, since a process of shardproof's died: {result.restarted}")
     if result.device != "cpu":
         lines.append(f"  device: {result.device}")
     if emulated_only:

@@ -32,8 +32,6 @@ from harness.world.job import Job, shortened
 from harness.world.supervisor import supervise
 from harness.world.worker import serve
 
-BACKSTOP_S = 15.0  # a supervisor that has not answered this long after its deadline is killed itself
-
 
 @dataclass
 class _Supervised:
@@ -200,7 +198,7 @@ def _start_job(host: _Host, job_id: int, job: Job) -> None:
     pid = _fork(theirs, lambda: supervise(job, theirs), process.kill_children)
     pidfd = os.pidfd_open(pid)
     host.selector.register(pidfd, selectors.EVENT_READ)
-    host.jobs[pidfd] = _Supervised(job_id, pid, pidfd, ours, time.monotonic() + job.longest_s + BACKSTOP_S)
+    host.jobs[pidfd] = _Supervised(job_id, pid, pidfd, ours, time.monotonic() + job.answered_s)
 
 
 def _start_worker(host: _Host, worker_id: int, fd: int) -> None:

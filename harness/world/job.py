@@ -17,6 +17,7 @@ from harness.scenario import Scenario
 STAGES = ("start", "construct", "op", "observe", "record", "done")
 
 TRACEBACK_CHARACTERS = 12_000
+BACKSTOP_S = 15.0  # a supervisor that has not answered this long after its deadline is killed itself
 LONGEST_DEADLINE = 4  # how many times its deadline a session may take on a machine that leaves its ranks no CPU
 
 
@@ -41,6 +42,11 @@ class Job:
     def longest_s(self) -> float:
         """Seconds after which the ranks are killed whatever they waited for."""
         return self.deadline_s * LONGEST_DEADLINE
+
+    @property
+    def answered_s(self) -> float:
+        """Seconds after which its server has given an answer, with or without its supervisor."""
+        return self.longest_s + BACKSTOP_S
 
     @property
     def ops(self) -> list[Op]:

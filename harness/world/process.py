@@ -166,6 +166,23 @@ def is_ending(pid: int) -> bool:
     return fields[0] == "Z" or bool(int(fields[6]) & _PF_EXITING)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, as SIGSTOP does; not by a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time that a process, its threads and its reaped children have had; 0 once it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def starved_s(pid: int) -> float:
     """Seconds that a process was ready to run and waited for a CPU; 0 where the kernel does not say."""
     try:

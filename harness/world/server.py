@@ -2,8 +2,8 @@
 
 There is one `ForkServer` for each environment: an interpreter, a path, a release of a library. Importing this module or
 using the class never imports torch; the server process does, once. A job that hangs, dies or leaves processes behind
-costs itself only. When the server process itself dies, its jobs raise HarnessError, and the next job starts another
-server.
+costs itself only. When the server process itself dies, its jobs raise ServerLostError, and the next job starts another
+server. One that is stopped or silent is killed (`harness.world.watchdog`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from harness.errors import HarnessError
-from harness.world import wire
+from harness.errors import HarnessError, ServerLostError
+from harness.world import watchdog, wire
 from harness.world.job import Job, JobOutcome
 
 DETERMINISM = {
@@ -78,6 +78,9 @@ class _Host:
         self._control, self._theirs = wire.packet_pair()
         self._lock = threading.Lock()
         self._futures: dict[int, Future[JobOutcome]] = {}
+        self._left_s: dict[int, float] = {}  # job → seconds until it is late
+        self._ready = False
+        self._ended = threading.Event()
         self._popen: subprocess.Popen[bytes] | None = None
         self._failure = ""
         self.unfit = ""
@@ -98,6 +101,7 @@ class _Host:
             if self.closed:
                 return False
             self._futures[job_id] = future
+            self._left_s[job_id] = job.answered_s + watchdog.LATE_S
             with suppress(OSError):  # then the reader thread will fail the future
                 wire.send(self._control, {"kind": "job", "id": job_id, "job": job.to_json()})
         return True
@@ -112,12 +116,13 @@ class _Host:
         with self._lock, suppress(OSError):
             wire.send(self._control, {"kind": "kill_worker", "id": worker_id})
 
-    def why(self) -> str:
-        """Why the server ended, for an error message; empty when it still runs a moment from now."""
+    def why(self, what: str) -> HarnessError:
+        """The error of a worker that ended: with this server, if that has ended a moment from now, or alone."""
         self._thread.join(0.5)
-        if self.closed:
-            self._thread.join(CLOSE_S)
-        return f": {self._reason}" if self.closed else ""
+        if not self.closed:
+            return ServerLostError(what)
+        self._thread.join(CLOSE_S)
+        return self.error(f"{what}: the fork server died")
 
     def close(self) -> None:
         """End the server and every process it started."""
@@ -134,7 +139,12 @@ class _Host:
                         env=environment, pass_fds=(theirs.fileno(),), start_new_session=True,
                         stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                     )  # fmt: skip
+                    pid = self._popen.pid
+                watch = threading.Thread(target=lambda: self._watch(pid), name="shardproof-watchdog", daemon=True)
+                watch.start()
                 self._read()
+                self._ended.set()
+                watch.join()
                 with self._lock:
                     self.closed = True
                 self._failure += self._end(self._popen)
@@ -151,15 +161,31 @@ class _Host:
                 return
             match message["kind"]:
                 case "ready":
-                    continue
+                    self._ready = True
                 case "failed":
                     self.unfit = message["reason"]
                 case "outcome":
+                    self._left_s.pop(message["id"], None)
                     future = self._futures.pop(message["id"])
                     if "outcome" in message:
                         future.set_result(JobOutcome.from_json(message["outcome"]))
                     else:
-                        future.set_exception(HarnessError(f"the job's supervisor died: {message['lost']}"))
+                        future.set_exception(ServerLostError(f"the job's supervisor died: {message['lost']}"))
+
+    def _watch(self, pid: int) -> None:
+        why = watchdog.watch(pid, self._ended, self._late)
+        if why:
+            self._failure += f"killed, since {why}; "
+
+    def _late(self, passed_s: float) -> str:
+        """Count seconds for every job of a server that has started; what is said where one is late."""
+        if not self._ready:
+            return ""
+        for job_id, left_s in list(self._left_s.items()):
+            self._left_s[job_id] = left_s - passed_s
+            if left_s <= passed_s:
+                return f"a job had no answer {watchdog.LATE_S:.0f} s after it had to be over"
+        return ""
 
     def _end(self, popen: subprocess.Popen[bytes]) -> str:
         try:
@@ -174,11 +200,11 @@ class _Host:
             self.closed = True
             self._control.close()
         for future in self._futures.values():
-            future.set_exception(HarnessError(self._reason))
+            future.set_exception(self.error("the fork server died"))
 
-    @property
-    def _reason(self) -> str:
-        return self.unfit or f"the fork server died: {self._failure}"
+    def error(self, what: str) -> HarnessError:
+        """What a caller gets whose job or worker ended with this server."""
+        return HarnessError(self.unfit) if self.unfit else ServerLostError(f"{what}: {self._failure}".rstrip(": "))
 
 
 class ForkServer:
@@ -264,10 +290,11 @@ class ForkServer:
             worker = None
             raise HarnessError(f"{target}: no answer within {deadline_s} s") from None
         except EOFError:
-            why = worker.host.why() if worker else ""
+            what = f"{target}: the worker process ended in the middle of the call"
+            error = worker.host.why(what) if worker else ServerLostError(what)
             _discard(worker)
             worker = None
-            raise HarnessError(f"{target}: the worker process ended in the middle of the call{why}") from None
+            raise error from None
         finally:
             self._idle.put(worker)
         if kind == b"error":

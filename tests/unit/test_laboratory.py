@@ -16,18 +16,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from harness import laboratory
+from harness.errors import ServerLostError
 from harness.faults.boundary import BOUNDARY
 from harness.laboratory import Laboratory
 from harness.observe.record import unpack
-from harness.result import Reproduced
+from harness.report.text import render_result
+from harness.result import Reproduced, Result
 from harness.scenario import Mesh, Scenario
 from harness.store import StoreFull
 from harness.verdict import Verdict
+from harness.world import watchdog
 from tests.struck import strikes_with
 from tests.unit.flow_system import ECHO
 from tests.unit.world_stub import ACTIONS
@@ -151,9 +154,46 @@ def test_a_server_that_dies_costs_what_was_running_only(lab: Laboratory) -> None
     pid = lab._servers["cpu"].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    verdicts = {lab.examine_one(ECHO).verdict for _ in range(2)}
-    assert verdicts <= {Verdict.PASS, Verdict.UNKNOWN}
-    assert lab.examine_one(ECHO).verdict is Verdict.PASS
+    assert [lab.examine_one(ECHO).verdict for _ in range(2)] == [Verdict.PASS] * 2
+
+
+def test_a_server_that_is_stopped_is_killed_and_started_again(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "STOPPED_S", 2.0)
+    lab.examine_one(ECHO)
+    pid = lab._servers["cpu"].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    result = lab.examine_one(ECHO)
+    assert result.verdict is Verdict.PASS
+    assert "it was stopped by a signal for 2 s" in result.restarted
+    assert "run a second time" in render_result(result)
+    assert lab._servers["cpu"].pid != pid
+
+
+def test_a_server_that_dies_twice_gives_unknown(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter(["the first", "the second", "the third"])
+
+    def lost(*arguments: object, **options: object) -> NoReturn:
+        raise ServerLostError(next(said))
+
+    monkeypatch.setattr(lab, "_attempt_once", lost)
+    result = lab.examine_one(ECHO)
+    assert (result.verdict, result.reason) == (Verdict.UNKNOWN, "the second; the one before it: the first")
+    assert next(said) == "the third"
+
+
+def test_a_result_says_that_a_server_was_started_again(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, lost = lab._attempt_once, [ServerLostError("the job's supervisor died: signal SIGKILL")]
+
+    def attempt(*arguments: Any, **options: Any) -> Result:
+        if lost:
+            raise lost.pop()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(lab, "_attempt_once", attempt)
+    result = lab.examine_one(ECHO)
+    assert (result.verdict, result.restarted) == (Verdict.PASS, "the job's supervisor died: signal SIGKILL")
+    assert Result.from_json(result.to_json()) == result
 
 
 @pytest.mark.parametrize("error", [KeyError("oops"), PermissionError(errno.EACCES, "not yours"), RecursionError()])

@@ -81,6 +81,8 @@ def test_the_doctor_works_without_a_ram_disk(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_small_ram_disk_is_no_place_for_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(laboratory, "RAM_DISK", Path("/proc/self"))  # as a mount that is read-only, for root too
+    assert str(laboratory.scratch_folder()) == tempfile.gettempdir()
     monkeypatch.setattr(laboratory, "RAM_DISK", tmp_path)
     monkeypatch.setattr(laboratory, "RAM_DISK_BYTES", 0)
     assert laboratory.scratch_folder() == tmp_path

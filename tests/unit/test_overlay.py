@@ -6,6 +6,7 @@ Wheels of a fake library stand for releases; a folder of them is pip's only inde
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from harness.releases import Package, Release, package, parse
 from harness.verdict import Verdict
 from harness.world import environments, overlay
 from harness.world.interpreter import interpreter
-from harness.world.overlay import OverlayError, build, clone_variable, is_cached
+from harness.world.overlay import OverlayError, build, clone_variable, is_cached, said
 from tests.unit.overlay_system import FAKE, FAKE_SYSTEM, isolate, write_library
 
 PLUGINS = ("tests.unit.overlay_system",)
@@ -131,11 +132,11 @@ def test_what_a_killed_process_left_is_cleared(fake: Package, cache: Path) -> No
 def test_two_at_once_install_once(fake: Package, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(overlay.CACHE_VARIABLE, str(tmp_path))
     calls: list[str] = []
-    said = overlay.said
+    real = overlay.said
 
-    def counted(command: list[str], limit_s: float, what: str, environment: dict[str, str]) -> str:
+    def counted(command: list[str], limit_s: float, what: str, environment: dict[str, str], **limit: bool) -> str:
         calls.append(command[2])
-        return said(command, limit_s, what, environment)
+        return real(command, limit_s, what, environment, **limit)
 
     monkeypatch.setattr(overlay, "said", counted)
     python = interpreter()
@@ -422,3 +423,13 @@ def test_the_manifest_says_what_was_installed(fake: Package) -> None:
     files = json.loads((site.parent / "overlay.json").read_text())
     assert "fakelib/core/__init__.py" in files
     assert not any("__pycache__" in name for name in files)
+
+
+def test_a_limit_of_processor_time_is_not_one_of_the_clock() -> None:
+    """Under load an import takes minutes by the clock; one that computes for ever is ended all the same."""
+    waits, computes = "import time; time.sleep(1.5); print('done')", "while True: pass"
+    assert said([sys.executable, "-c", waits], 1.0, "a wait", dict(os.environ), of_cpu=True) == "done\n"
+    with pytest.raises(OverlayError, match="a wait: no end after 1 s"):
+        said([sys.executable, "-c", waits], 1.0, "a wait", dict(os.environ))
+    with pytest.raises(OverlayError, match="a loop: no end after 1 s of processor time"):
+        said([sys.executable, "-c", computes], 1.0, "a loop", dict(os.environ), of_cpu=True)

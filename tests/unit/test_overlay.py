@@ -22,7 +22,7 @@ from harness.releases import Package, Release, package, parse
 from harness.verdict import Verdict
 from harness.world import environments, overlay
 from harness.world.interpreter import interpreter
-from harness.world.overlay import OverlayError, build, clone_variable, is_cached, said
+from harness.world.overlay import OverlayError, build, clone_variable, is_cached
 from tests.unit.overlay_system import FAKE, FAKE_SYSTEM, isolate, write_library
 
 PLUGINS = ("tests.unit.overlay_system",)
@@ -428,8 +428,8 @@ def test_the_manifest_says_what_was_installed(fake: Package) -> None:
 def test_a_limit_of_processor_time_is_not_one_of_the_clock() -> None:
     """Under load an import takes minutes by the clock; one that computes for ever is ended all the same."""
     waits, computes = "import time; time.sleep(1.5); print('done')", "while True: pass"
-    assert said([sys.executable, "-c", waits], 1.0, "a wait", dict(os.environ), of_cpu=True) == "done\n"
+    assert overlay.said([sys.executable, "-c", waits], 1.0, "a wait", dict(os.environ), of_cpu=True) == "done\n"
     with pytest.raises(OverlayError, match="a wait: no end after 1 s"):
-        said([sys.executable, "-c", waits], 1.0, "a wait", dict(os.environ))
+        overlay.said([sys.executable, "-c", waits], 1.0, "a wait", dict(os.environ))
     with pytest.raises(OverlayError, match="a loop: no end after 1 s of processor time"):
-        said([sys.executable, "-c", computes], 1.0, "a loop", dict(os.environ), of_cpu=True)
+        overlay.said([sys.executable, "-c", computes], 1.0, "a loop", dict(os.environ), of_cpu=True)

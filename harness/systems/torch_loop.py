@@ -36,6 +36,7 @@ from torch.optim.lr_scheduler import LRScheduler, StepLR
 from harness.layout import Box as ShardBox
 from harness.layout import shard_box
 from harness.models import NamedParam, model_spec
+from harness.observe.numbers import numbers_of
 from harness.observe.record import LIVE, Record, whole
 from harness.probe_module import (
     DTYPE_NAME,
@@ -294,7 +295,7 @@ class TorchRank:
             text = "\n".join(names.get(id(p), "?") for p in group["params"]).encode()
             key = f"group{index}"
             yield whole(op.index, self.context.rank, "hyperparameter", f"{key}.params", "utf8", (len(text),), text)
-            for name, number in hyperparameters(group):
+            for name, number in numbers_of(group):
                 yield self.number(op, "hyperparameter", f"{key}.{name}", number)
 
     def state_records(self, op: Op, fqn: str, parameter: nn.Parameter, state: dict[str, Any]) -> Iterator[Record]:
@@ -302,7 +303,9 @@ class TorchRank:
         for name, value in state.items():
             if value is None:
                 continue
-            role, tensor = STATE_ROLES[name], torch.as_tensor(value)
+            role, tensor = STATE_ROLES[name], as_state(value)
+            if tensor is None:
+                continue
             if isinstance(tensor, DTensor) and tensor.dim():
                 yield self.sharded(op, role, self.spec.param(fqn), tensor.to_local())
             else:
@@ -395,17 +398,12 @@ def tensor_parallel(root: nn.Module, mesh: DeviceMesh) -> None:
     parallelize_module(root, mesh, plan)
 
 
-def hyperparameters(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers of a param group of torch.optim that the conventions name."""
-    yield "lr", float(group["lr"])
-    yield "weight_decay", float(group["weight_decay"])
-    if "betas" in group:
-        yield "beta1", float(group["betas"][0])
-        yield "beta2", float(group["betas"][1])
-        yield "eps", float(group["eps"])
-    else:
-        yield "momentum", float(group["momentum"])
-        yield "nesterov", float(group["nesterov"])
+def as_state(value: Any) -> torch.Tensor | None:
+    """What an optimizer keeps as a tensor; None where a load put something there that is no number: it is missing."""
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def context_of(scenario: Scenario, folder: Path) -> RankContext:

@@ -63,6 +63,11 @@ def _before_it_existed(scenario: Scenario) -> bool:
     return found is not None and bool(found.since) and before(scenario.version, found.since) and _saves(scenario)
 
 
+def _has_stacked(model: str) -> bool:
+    """Whether sections that the library fuses have a dim of their own in the model's spec."""
+    return any(named.spec.stacked for named in model_spec(model).params)
+
+
 def _fsdp(scenario: Scenario) -> bool:
     return scenario.checkpoint == "fsdp_dtensor" and _saves(scenario)
 
@@ -153,6 +158,12 @@ LIMITS: tuple[Limit, ...] = (
         _of_other_sharding,
         "a checkpoint format serves either the distributed optimizer (sharding=zero1) or the one without "
         "(sharding=replicate: " + ", ".join(n for n, f in FORMATS.items() if f.sharding == "replicate") + ")",
+    ),
+    Limit(
+        "stacked",
+        lambda s: s.checkpoint != "fsdp_dtensor" and _saves(s) and s.fact("model", _has_stacked),
+        "fused projections of equal sections are read back from fsdp_dtensor checkpoints alone: in the other formats our "
+        "reader does not tell the sections apart",
     ),
     Limit(
         "fsdp-checkpoint",

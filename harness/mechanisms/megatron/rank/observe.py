@@ -22,7 +22,8 @@ import torch
 from harness.emulation import cuda
 from harness.layout import interval_boxes
 from harness.mechanisms.megatron.rank.state import TrainState, fused_shape, local_box
-from harness.models import NamedParam
+from harness.models import NamedParam, ParamSpec
+from harness.observe.numbers import number_of, numbers_of
 from harness.observe.record import LIVE, Record, whole
 from harness.oracle.contract import Contract
 from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, Probe, local_part, tensor_bytes
@@ -205,10 +206,10 @@ class _Recorder:
             for role, tensor in self._tensors(named, part):
                 yield from self._part(role, named, part, tensor)
             yield from self._scales(named, part)
-            step = part.state.get("step", part.inner_group.get("step"))
+            step = number_of(part.state.get("step", part.inner_group.get("step")))
             if step is not None:
-                yield self.whole("step", part.fqn, torch.as_tensor(float(step), dtype=torch.float32))
-            for name, number in _hyperparameters(part.group):
+                yield self.whole("step", part.fqn, torch.as_tensor(step, dtype=torch.float32))
+            for name, number in numbers_of(part.group):
                 yield self.number("hyperparameter", f"{part.fqn}.{name}", number)
         yield from self._copies(owned)
         if self.contract.has_masters(self.state.scenario, self.op):
@@ -232,7 +233,7 @@ class _Recorder:
         if self._has_master(named) and self.contract.has_masters(self.state.scenario, self.op):
             yield from (("master", master) for master in self._masters(named, part))
         for name, role in STATE_ROLES.items():
-            if part.state.get(name) is not None:
+            if torch.is_tensor(part.state.get(name)):  # a load may have put something else there: then it is missing
                 yield role, part.state[name]
         if self.contract.knows_host(self.state.scenario):
             stepped = local_part(part.stepped)
@@ -302,7 +303,7 @@ class _Recorder:
             spec = self.state.spec.param(fqn).spec
             box = local_box(spec, self.state.mesh, self.state.rank, self.state.scenario.expert_parallel)
             for seen in kept:
-                size = box.size if spec.stacked and seen.size == fused_shape(spec, box.size) else seen.size
+                size = _unfused(spec, box.size, seen.size)
                 at = (self.op.index, self.state.rank, LIVE, "compute_param", fqn)
                 yield Record(*at, seen.dtype, spec.shape, box.start, size, seen.data)
 
@@ -355,11 +356,11 @@ class _Recorder:
 
     def boxed(self, role: str, named: NamedParam, tensor: torch.Tensor) -> Record:
         """A record of a whole local tensor. Where its box starts is our arithmetic, how large it is the library's
-        tensor says."""
+        tensor says. A fused projection is a matrix in the library and a stack in the model's spec."""
         box = local_box(named.spec, self.state.mesh, self.state.rank, self.state.scenario.expert_parallel)
         return Record(
             self.op.index, self.state.rank, LIVE, role, named.fqn, DTYPE_NAME[tensor.dtype], named.spec.shape,
-            box.start, tuple(tensor.shape), tensor_bytes(tensor),
+            box.start, _unfused(named.spec, box.size, tuple(tensor.shape)), tensor_bytes(tensor),
         )  # fmt: skip
 
     def whole(self, role: str, fqn: str, tensor: torch.Tensor) -> Record:
@@ -373,13 +374,10 @@ class _Recorder:
         return whole(self.op.index, self.state.rank, role, fqn, "int64", (), struct.pack("<q", number))
 
 
-def _hyperparameters(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The numbers that a param group has. A number that a load lost is left out, so that its absence shows."""
-    for name in ("lr", "weight_decay", "eps", "momentum", "nesterov"):
-        if name in group:
-            yield name, float(group[name])
-    for index, beta in enumerate(group.get("betas", ()), 1):
-        yield f"beta{index}", float(beta)
+def _unfused(spec: ParamSpec, local: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a tensor in its parameter's own dims: where it is the fused form of the whole local one, that
+    one's."""
+    return local if spec.stacked and shape == fused_shape(spec, local) else shape
 
 
 def _joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from harness.emulation import touched
 from harness.layout import Box
 from harness.models import NamedParam
+from harness.observe.numbers import numbers_of
 from harness.observe.record import LIVE, Record
 from harness.probe_module import DTYPE_NAME, Slot, tensor_bytes
 from harness.program import Op
@@ -39,7 +40,7 @@ from harness.systems.deepspeed.accepts import EAGER, NO_REDUCE_SCATTER, OVERLAP,
 from harness.systems.deepspeed.contract import WINDOW, hysteresis
 from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces
 from harness.systems.protocol import RankContext
-from harness.systems.torch_loop import STATE_ROLES, TorchRank, TrainState, context_of, hyperparameters, rehearse
+from harness.systems.torch_loop import STATE_ROLES, TorchRank, TrainState, context_of, rehearse
 
 BUCKET, SMALL_BUCKET = 4096, 16
 """Elements of the buckets that gradients are reduced in, and parameters gathered."""
@@ -234,7 +235,7 @@ class Rank(TorchRank):
                     yield self._part(op, STATE_ROLES[name], piece, value)
                 elif value is not None:
                     yield self.whole(op, STATE_ROLES[name], piece.named.fqn, torch.as_tensor(value))
-            for name, number in hyperparameters(self.state.optimizer.param_groups[piece.group]):
+            for name, number in numbers_of(self.state.optimizer.param_groups[piece.group]):
                 yield self.number(op, "hyperparameter", f"{piece.named.fqn}.{name}", number)
 
     def schedule_records(self, op: Op) -> Iterator[Record]:

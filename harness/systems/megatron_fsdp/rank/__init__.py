@@ -32,6 +32,7 @@ from harness.emulation import cuda, te_extension
 from harness.mechanisms.fused_adam import PRECISION_AWARE
 from harness.mechanisms.row_buffers import owned_box
 from harness.models import NamedParam
+from harness.observe.numbers import numbers_of
 from harness.observe.record import LIVE, Record
 from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, ProbeUnit, Slot, build_model, local_part, tensor_bytes
 from harness.program import Op
@@ -45,8 +46,8 @@ from harness.systems.torch_loop import (
     STATE_ROLES,
     TorchRank,
     TrainState,
+    as_state,
     context_of,
-    hyperparameters,
     rehearse,
     tensor_parallel,
 )
@@ -296,7 +297,9 @@ class Rank(TorchRank):
                 yield from self._fused_records(op, fqn, parameter)
                 continue
             for name, value in states.get(parameter, {}).items():
-                tensor = torch.as_tensor(value)
+                tensor = as_state(value)
+                if tensor is None:
+                    continue
                 if tensor.dim():
                     yield self.sharded(op, STATE_ROLES[name], self.spec.param(fqn), local_part(tensor))
                 else:
@@ -304,7 +307,7 @@ class Rank(TorchRank):
         names = {id(parameter): fqn for fqn, parameter in owned.items()}
         for group in self.state.optimizer.param_groups:
             for fqn in (names[id(p)] for p in group["params"] if id(p) in names):
-                for name, number in hyperparameters(group):
+                for name, number in numbers_of(group):
                     yield self.number(op, "hyperparameter", f"{fqn}.{name}", number)
 
     def _fused_records(self, op: Op, fqn: str, parameter: nn.Parameter) -> Iterator[Record]:

@@ -1,0 +1,23 @@
+"""A model with fused projections under DistributedDataParallel: matrices in the library, stacks of sections in its spec."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.laboratory import Laboratory
+from harness.space.defaults import completed
+from harness.systems.megatron_core import SYSTEM
+from harness.verdict import Verdict
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("sharding", ["zero1", "replicate"])
+def test_what_ranks_hold_of_fused_projections_is_compared(sharding: str, laboratory: Laboratory) -> None:
+    stated = {"system": SYSTEM.name, "model": "gated", "mesh": "1x2x1", "sharding": sharding, "program": "build step"}
+    result = laboratory.examine_one(completed(stated), confirm=False)
+    assert result.verdict is Verdict.PASS, result.reason or result.signature
+
+
+def test_what_the_reader_does_not_tell_apart_is_refused() -> None:
+    stated = {"system": SYSTEM.name, "model": "gated", "mesh": "1x2x1", "sharding": "zero1", "checkpoint": "dp_zero"}
+    assert "fsdp_dtensor checkpoints alone" in (SYSTEM.refusal(completed(stated)) or "")

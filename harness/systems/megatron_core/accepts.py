@@ -162,8 +162,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         "stacked",
         lambda s: s.checkpoint != "fsdp_dtensor" and _saves(s) and s.fact("model", _has_stacked),
-        "fused projections of equal sections are read back from fsdp_dtensor checkpoints alone: in the other formats our "
-        "reader does not tell the sections apart",
+        "fused projections of equal sections are read back from fsdp_dtensor checkpoints alone: in the other formats "
+        "our reader does not tell the sections apart",
     ),
     Limit(
         "fsdp-checkpoint",

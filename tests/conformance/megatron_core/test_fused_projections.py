@@ -1,4 +1,4 @@
-"""A model with fused projections under DistributedDataParallel: matrices in the library, stacks of sections in its spec."""
+"""Fused projections under DistributedDataParallel: matrices in the library, stacks of sections in the model's spec."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from harness.verdict import Verdict
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("sharding", ["zero1", "replicate"])
-def test_what_ranks_hold_of_fused_projections_is_compared(sharding: str, laboratory: Laboratory) -> None:
+@pytest.mark.parametrize(("sharding", "checkpoint"), [("zero1", "dp_zero"), ("replicate", "plain")])
+def test_what_ranks_hold_of_fused_projections_is_compared(
+    sharding: str, checkpoint: str, laboratory: Laboratory
+) -> None:
     stated = {"system": SYSTEM.name, "model": "gated", "mesh": "1x2x1", "sharding": sharding, "program": "build step"}
+    stated |= {"checkpoint": checkpoint}
     result = laboratory.examine_one(completed(stated), confirm=False)
     assert result.verdict is Verdict.PASS, result.reason or result.signature
 

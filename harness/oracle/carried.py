@@ -10,6 +10,8 @@ What a round trip must do with them is known all the same, and predicted here fr
 
 Where the bytes are a pickle with tensors, torch names each storage by its address, which no two processes share. Those
 names are replaced by their order of appearance first (torch/serialization.py, `_legacy_save`: `str(storage._cdata)`).
+Zeros after the end of a pickle, by which every layer's bytes get one size (the cure of TransformerEngine's 2713-d), are
+no part of it.
 """
 
 from __future__ import annotations
@@ -31,13 +33,18 @@ _LENGTH = re.compile(rb"\x95.{3}\0{5}|(?:B.{4}|C.)(?=\x80\x02\x8a\nl\xfc\x9cF\xf
 """How long a frame of a pickle is, or what torch pickled in it: addresses differ in length, too."""
 
 
+_FILLED_UP = re.compile(rb"(\x80.*\.)\0+", re.DOTALL)
+"""A pickle with zeros after its end."""
+
+
 def without_addresses(record: Record) -> Record:
     """The record, with the names of storages in extra state replaced by their order of appearance. Records of other
     roles are as they were."""
     if record.role != EXTRA_STATE or not record.data:
         return record
     order: dict[bytes, int] = {}
-    data = _LENGTH.sub(b"", record.data)
+    filled_up = _FILLED_UP.fullmatch(record.data)
+    data = _LENGTH.sub(b"", filled_up[1] if filled_up else record.data)
     data = _ADDRESS.sub(lambda found: b"storage %d" % order.setdefault(found[1], len(order)), data)
     return record._replace(data=data, shape=(len(data),), size=(len(data),))
 

@@ -88,3 +88,9 @@ def test_addresses_of_another_length() -> None:
     longer = longer[:3] + struct.pack("<Q", len(longer) - 12) + longer[11:]
     assert without(longer) == without(data)
     assert len(longer) > len(data)
+
+
+def test_zeros_after_the_end_of_a_pickle_are_no_part_of_it() -> None:
+    state = pickle.dumps({"scale": 1.0})
+    assert without(state.ljust(1 << 10, b"\0")) == without(state)
+    assert without(bytes(8)) == bytes(8), "no pickle"

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import __version__
 from harness.errors import UsageError
 from harness.versions import split_cures, with_cures
 
@@ -111,49 +113,59 @@ def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
     return wanted
 
 
-def title(names: Sequence[str], shard: str | None) -> str:
-    """The default folder's name under `reports/`; the parts of a shard have one each."""
-    return ("-".join(Path(name).stem for name in names) or "smoke") + (f"-{shard.replace('/', 'of')}" if shard else "")
-
-
 def writable_folder(path: Path) -> Path:
-    """The folder, created and writable.
+    """The folder of a run's results, created and writable. A report page that is there already must be one of ours.
 
     Raises:
         UsageError: it cannot be.
     """
+    from harness.report.files import PAGES
+    from harness.report.publish import require_publishable, require_writable
+
+    form = "--out reports/mine"
     try:
-        _try_writing(path)
+        require_writable(path)
     except OSError as error:
-        raise UsageError.of(
-            "--out", str(path), f"a folder that can be written ({error.strerror})", "--out reports/mine"
-        ) from None
+        allowed = f"a folder that can be written ({error.strerror})"
+        raise UsageError.of("--out", str(path), allowed, form) from None
+    for name in PAGES:
+        require_publishable(path / name, "--out", form)
     return path
 
 
-def _try_writing(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / ".writable"
-    probe.touch()
-    probe.unlink()
+def require_output_files(out: Path | None, **options: Path | None) -> None:
+    """Check that every output file can be written, and that no two are one. They are written after hours of work, and
+    it is better to know before.
 
-
-def require_writable_file(path: Path | None, option: str) -> None:
-    """Check that a report file can be written. It is written after hours of work, and it is better to know before.
+    Args:
+        out: the folder of the run's own files, with which they must not be one either.
+        options: option → the file that it names.
 
     Raises:
-        UsageError: it cannot be.
+        UsageError: one cannot be written, would replace what is not ours, or is named twice.
     """
-    if path is None:
-        return
-    form = f"{option} run.{'xml' if option == '--junit' else 'json'}"
-    if path.is_dir():
-        raise UsageError.of(option, str(path), "a file, not a folder", form)
-    try:
-        _try_writing(path.parent)
-    except OSError as error:
-        why = f"a file in a folder that can be written ({error.strerror})"
-        raise UsageError.of(option, str(path), why, form) from None
+    from harness.report.publish import require_publishable
+
+    taken = {place: "the run" for place in _run_files(out)} if out else {}
+    for option, path in options.items():
+        if path is None:
+            continue
+        name = f"--{option}"
+        form = f"{name} run.{'xml' if option == 'junit' else option}"
+        require_publishable(path, name, form)
+        if path.exists() and not path.is_file():
+            continue  # several may go to one device
+        place = os.path.realpath(path)
+        if place in taken:
+            raise UsageError.of(name, str(path), f"another file than that of {taken[place]}", form)
+        taken[place] = name
+
+
+def _run_files(out: Path) -> list[str]:
+    from harness.report.files import PAGES
+    from harness.run import DATABASE
+
+    return [os.path.realpath(out / name) for name in (*PAGES, DATABASE)]
 
 
 RANKS_NEED = ("torch", "numpy", "ml_dtypes", "tomli_w")
@@ -346,8 +358,15 @@ def columns() -> int:
 
 def write_json(path: Path | None, document: Mapping[str, Any]) -> None:
     """Write a document to a file that was found to be writable; nothing without one."""
+    from harness.report.publish import publish
+
     if path is not None:
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", "utf-8")
+        publish(path, json_text(document))
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """A document as text that begins with who wrote it, so that a later command may replace it."""
+    return json.dumps({"written_by": f"shardproof {__version__}", **document}, indent=1, allow_nan=False) + "\n"
 
 
 def that_count(issues: KnownIssues, plan: Plan, faults: Sequence[str]) -> KnownIssues:
@@ -384,11 +403,10 @@ def stored(scenario_id: str, out: Path | None) -> Result:
     from harness.run import DATABASE
     from harness.store import Store
 
+    _require_id(scenario_id)
     if out and not (out / DATABASE).is_file():
         raise UsageError.of("--out", str(out), f"a folder with a {DATABASE}", "--out reports/nightly")
-    databases = (
-        [out / DATABASE] if out else sorted(Path("reports").glob(f"*/{DATABASE}"), key=lambda p: -p.stat().st_mtime)
-    )
+    databases = [out / DATABASE] if out else _databases()
     errors: list[UsageError] = []
     for database in databases:
         try:
@@ -399,3 +417,22 @@ def stored(scenario_id: str, out: Path | None) -> Result:
     if errors:
         raise errors[0]
     raise UsageError.of("ID", scenario_id, "a result of a run under reports/, or --out DIR", "shardproof explain 1a2b")
+
+
+def _require_id(text: str) -> None:
+    """Check that a text can be the beginning of an id.
+
+    Raises:
+        UsageError: it cannot, such as the empty text, which every id begins with.
+    """
+    if not re.fullmatch("[0-9a-f]{1,12}", text):
+        raise UsageError.of("ID", text, "1 to 12 hex digits, as reports show them", "shardproof explain 1a2b3c4d5e6f")
+
+
+def _databases() -> list[Path]:
+    """The databases under `reports/`, the newest first, each once: `reports/latest` leads to one of them."""
+    from harness.folders import REPORTS
+    from harness.run import DATABASE
+
+    found = {path.resolve(): path for path in sorted(REPORTS.glob(f"*/{DATABASE}"), reverse=True)}
+    return sorted(found.values(), key=lambda path: -path.stat().st_mtime)

@@ -9,17 +9,16 @@ one and the first three explanations.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.arguments import write_json
 from harness.faults.boundary import BOUNDARY, BoundaryFault
 from harness.faults.catalogue import CATALOGUE, Fault, scenarios_of
 from harness.faults.comparisons import PAIRS, found_kind
 from harness.faults.strikes import strikes
 from harness.laboratory import Laboratory
-from harness.report.publish import publish
 from harness.result import Result
 from harness.verdict import ExitStatus, Verdict
 
@@ -102,7 +101,7 @@ def run_canaries(out: Path, json_file: Path | None, jobs: int, plugins: Sequence
     print(f"comparisons that must differ: {len(PAIRS) - len(missed_pairs)} of {len(PAIRS)} noticed")
     if json_file:
         found = {"faults": [_plain(d) for d in detections], "boundary": [strike.plain for strike in boundary]}
-        publish(json_file, json.dumps(found, indent=1) + "\n")
+        write_json(json_file, found)
     missed = [d.fault.id for d in detections if not d.detected] + missed_pairs
     missed += [f"{strike.fault.id} on {strike.result.system}" for strike in boundary if not strike.noticed]
     broken = [d.fault.id for d in detections if not d.control]

@@ -100,6 +100,7 @@ def run(
     shardproof run bug.toml --set optimizer=adamw/impl=forloop,adamw/impl=fused
     shardproof run bug.toml --device cuda
     """
+    from harness.folders import folder_of, point_latest
     from harness.report.text import render_text, wants_colour
     from harness.run import Request
     from harness.run import run as execute
@@ -112,10 +113,16 @@ def run(
     jobs = jobs or (os.cpu_count() or 1) + 1
     arguments.require_machine(plan.supported, python, jobs)
     arguments.use_clones(clones)
-    arguments.require_writable_file(json_file, "--json")
-    arguments.require_writable_file(junit_file, "--junit")
+    others = {
+        "set": sets, "strength": strength, "sample": sample, "seed": seed, "fault": faults, "plugin": plugins,
+        "device": device, "python": python,
+    }  # fmt: skip
+    folder = out or folder_of(names, systems, shard, others)
+    arguments.require_output_files(folder, json=json_file, junit=junit_file)
     releases = arguments.require_releases(plan.scenarios, python)
-    folder = arguments.writable_folder(out or Path("reports") / arguments.title(names, shard))
+    arguments.writable_folder(folder)
+    if out is None:
+        point_latest(folder)
     issues = arguments.shipped_issues()
     request = Request(
         plan=plan,
@@ -259,6 +266,7 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
     arguments.load_plugins(())
     if not (folder / DATABASE).is_file():
         raise UsageError.of("RUN", str(folder), f"a folder with a {DATABASE}", "shardproof report reports/nightly")
+    arguments.require_output_files(folder, json=json_file, junit=junit_file)
     with Store(folder / DATABASE) as store:
         latest = store.latest_run()
         if latest is None:
@@ -282,14 +290,17 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     \b
     shardproof merge part0 part1 part2 --out reports/nightly
     """
+    from harness.folders import at_work_in
     from harness.report.files import write_reports
     from harness.report.text import render_text, wants_colour
     from harness.run import DATABASE, Outcome, merge_runs, read_parts
 
     arguments.load_plugins(())
     parts = read_parts([folder / DATABASE for folder in folders])
-    found = merge_runs(parts, arguments.writable_folder(out) / DATABASE, arguments.shipped_issues())
-    page = write_reports(found, out, json_file, junit_file)
+    arguments.require_output_files(out, json=json_file, junit=junit_file)
+    with at_work_in(arguments.writable_folder(out)):
+        found = merge_runs(parts, out / DATABASE, arguments.shipped_issues())
+        page = write_reports(found, out, json_file, junit_file)
     print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
     return Outcome(found, page, interrupted=False).status
 
@@ -309,6 +320,7 @@ def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
     from harness.canaries import run_canaries
 
     plugins = arguments.load_plugins(())
+    arguments.require_output_files(None, json=json_file)
     return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1, plugins)
 
 

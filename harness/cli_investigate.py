@@ -49,14 +49,14 @@ def shrink(
     shardproof shrink regressions/torch-fsdp2-164929 --limit-s 60
     """
     from harness.laboratory import Laboratory
+    from harness.report.publish import publish
     from harness.report.text import render_result, wants_colour
     from harness.shrink import shrink as search
 
     modules = arguments.load_plugins(plugins)
     arguments.require_interpreter(python)
     arguments.use_clones(clones)
-    arguments.require_writable_file(json_file, "--json")
-    arguments.require_writable_file(toml, "--toml")
+    arguments.require_output_files(None, json=json_file, toml=toml)
     scenario = arguments.one_scenario(name, None, out, keep_version=True)
     arguments.require_machine([scenario], python)
     arguments.require_releases([scenario], python)
@@ -72,7 +72,7 @@ def shrink(
     print(f"shrunk from: {scenario}\n{found.tried} scenarios tried; {ended}")
     arguments.write_json(json_file, {**found.result.to_json(), "tried": found.tried, "complete": found.complete})
     if toml is not None:
-        toml.write_text(found.result.scenario.to_toml(found.result.signature), "utf-8")
+        publish(toml, f"# Written by shardproof shrink\n{found.result.scenario.to_toml(found.result.signature)}")
     return ExitStatus.FAILURE
 
 
@@ -153,7 +153,7 @@ def sweep(
     modules = arguments.load_plugins(plugins)
     arguments.require_interpreter(python)
     arguments.use_clones(clones)
-    arguments.require_writable_file(json_file, "--json")
+    arguments.require_output_files(None, json=json_file)
     scenarios = [arguments.one_scenario(name, system, out) for name in names]
     arguments.require_machine(scenarios, python)
     asked = versions(arguments.one_package(scenarios), tuple(map(arguments.placed, texts)))
@@ -200,7 +200,7 @@ def bisect(
     modules = arguments.load_plugins(plugins)
     arguments.require_interpreter(python)
     arguments.use_clones(clones)
-    arguments.require_writable_file(json_file, "--json")
+    arguments.require_output_files(None, json=json_file)
     scenario = arguments.one_scenario(name, system, out)
     arguments.require_machine([scenario], python)
     package = arguments.package_of(scenario)

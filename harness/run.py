@@ -30,6 +30,7 @@ from pathlib import Path
 from harness import __version__
 from harness.attribution import attributed
 from harness.errors import UsageError
+from harness.folders import at_work_in
 from harness.known_issues import KnownIssues
 from harness.laboratory import Laboratory
 from harness.report.files import write_reports
@@ -39,7 +40,7 @@ from harness.result import Result
 from harness.scenario import Scenario
 from harness.shrink import shrink, weight
 from harness.space.plan import Plan
-from harness.store import Run, Store
+from harness.store import Run, Store, now
 from harness.systems.registry import system_named
 from harness.verdict import ExitStatus, Verdict, exit_status
 from harness.world.interpreter import interpreter
@@ -96,21 +97,26 @@ def run(request: Request) -> Outcome:
     """Execute a request and write its reports.
 
     Raises:
-        UsageError: the folder cannot be written, or its database is not a sound one of ours.
+        UsageError: the folder cannot be written, another run is at work in it, or its database is not a sound one of
+            ours.
         StoreFull: the disk filled; everything committed before is kept.
     """
-    with Store(request.out / DATABASE) as store:
+    with at_work_in(request.out), Store(request.out / DATABASE) as store:
         run_id, todo = _begin(store, request)
         interrupted = False
         try:
             for results in _examined(store, run_id, todo, request):
                 store.finished_many(run_id, results)
-            store.end_run(run_id)
         except KeyboardInterrupt:
             interrupted = True
         store.prune(run_id)
         report = Report.of(store, run_id, request.issues)
-        return Outcome(report, write_reports(report, request.out, request.json, request.junit), interrupted)
+        if not interrupted:
+            report = replace(report, run=replace(report.run, ended_at=now()))
+        page = write_reports(report, request.out, request.json, request.junit)
+        if report.run.ended_at:  # only now: a run that was killed before its reports goes on with them
+            store.end_run(run_id, report.run.ended_at)
+        return Outcome(report, page, interrupted)
 
 
 def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:

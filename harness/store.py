@@ -126,12 +126,12 @@ class Store:
         exclusions: Mapping[str, int] | None = None,
     ) -> str:
         """Start a run; its id sorts by time and is unique across machines, so that shards can be merged."""
-        now = _now()
-        run_id = f"{now[:19].translate(_STAMP)}-{secrets.token_hex(2)}"
+        begun = now()
+        run_id = f"{begun[:19].translate(_STAMP)}-{secrets.token_hex(2)}"
         with self._writing() as cursor:
             cursor.execute(
                 "INSERT INTO runs (id, started_at, command, seed, versions, exclusions) VALUES (?, ?, ?, ?, ?, ?)",
-                (run_id, now, _json(list(command)), seed, _json(dict(versions)), _json(dict(exclusions or {}))),
+                (run_id, begun, _json(list(command)), seed, _json(dict(versions)), _json(dict(exclusions or {}))),
             )
         return run_id
 
@@ -179,10 +179,10 @@ class Store:
             )
             return cursor.rowcount
 
-    def end_run(self, run_id: str) -> None:
-        """Mark a run as complete: everything planned was tried."""
+    def end_run(self, run_id: str, at: str = "") -> None:
+        """Mark a run as complete: everything planned was tried, and its reports are written. at: when; now without."""
         with self._writing() as cursor:
-            cursor.execute("UPDATE runs SET ended_at = ? WHERE id = ?", (_now(), run_id))
+            cursor.execute("UPDATE runs SET ended_at = ? WHERE id = ?", (at or now(), run_id))
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -383,7 +383,8 @@ def _scenarios(rows: Iterable[tuple[Any, ...]]) -> list[Scenario]:
 _STAMP = str.maketrans({"-": None, ":": None, "T": "-"})
 
 
-def _now() -> str:
+def now() -> str:
+    """This moment, as the database has it: UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.report.html import write_html
+from harness.report.html import INDEX, write_html
 from harness.report.json_report import render_json
 from harness.report.junit import render_junit
 from harness.report.model import Report
@@ -12,6 +12,9 @@ from harness.report.publish import publish
 from harness.report.summary import render_summary
 
 SUMMARY = "summary.md"
+
+PAGES = (INDEX, SUMMARY)
+"""The files that a run writes into its folder beside the database and the folder of failures."""
 
 
 def write_reports(report: Report, out: Path, json: Path | None = None, junit: Path | None = None) -> Path:

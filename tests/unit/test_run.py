@@ -120,7 +120,7 @@ def test_a_run_that_fails(shardproof: Callable[..., int], capfd: pytest.CaptureF
     assert result["differences"]
     assert all(difference.keys() >= DIFFERENCE_KEYS for difference in result["differences"])
     assert all(e.keys() >= {"mechanism", "confidence", "evidence", "bug_ids"} for e in result["explanations"])
-    with Store(Path("reports/smoke") / DATABASE) as store:
+    with Store(Path("reports/latest") / DATABASE) as store:
         assert store.observation(str(store.latest_run()), result["id"]), "a failure keeps its observation"
     assert shardproof("explain", result["id"][:6]) == ExitStatus.OK
     assert shardproof("explain", result["id"], "--toml") == ExitStatus.OK
@@ -157,10 +157,12 @@ def test_a_shard_without_scenarios_is_nothing_run(shardproof: Callable[..., int]
 
 def test_shards_merge_into_the_unsharded_run(shardproof: Callable[..., int]) -> None:
     words = (*SMALL, "--sample", 9, "--json")
+    parts = []
     assert shardproof("run", *words, "whole.json", "--out", "whole") == ExitStatus.OK
     for i in (1, 2, 3):
         assert shardproof("run", *words, f"{i}.json", "--shard", f"{i}/3") in (ExitStatus.OK, ExitStatus.NOTHING_RUN)
-    parts = [f"reports/smoke-{i}of3" for i in (1, 2, 3)]
+        parts.append(Path("reports/latest").resolve())
+    assert [part.name[-5:] for part in parts] == ["-1of3", "-2of3", "-3of3"]
     assert shardproof("merge", *parts, "--out", "all", "--json", "all.json") == ExitStatus.OK
     assert results_but_times("all.json") == results_but_times("whole.json")
     assert document("all.json")["run"]["exclusions"] == document("whole.json")["run"]["exclusions"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import __version__
-from harness.errors import UsageError
+from harness.errors import MOST_GIVEN, UsageError
 from harness.versions import split_cures, with_cures
 
 if TYPE_CHECKING:
@@ -102,8 +102,11 @@ def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
     for module in wanted:
         try:
             import_module(module)
-        except (Exception, SystemExit) as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())
+            _require_whole()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_GIVEN]
             raise UsageError.of(
                 "--plugin" if module in modules else f"installed plugin (entry-point group {PLUGINS})",
                 module,
@@ -111,6 +114,19 @@ def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
                 "--plugin my_package.my_rules",
             ) from error
     return wanted
+
+
+def _require_whole() -> None:
+    """Check that a plug-in left in the tables that it may add to what belongs there.
+
+    Raises:
+        TypeError: it did not.
+    """
+    from harness.models import ZOO, ModelSpec
+
+    for name, model in ZOO.items():
+        if not isinstance(model, ModelSpec) or model.name != name:
+            raise TypeError(f"it made model {name!r} {model!r}, which is no model of that name")
 
 
 def writable_folder(path: Path) -> Path:
@@ -146,7 +162,7 @@ def require_output_files(out: Path | None, **options: Path | None) -> None:
     """
     from harness.report.publish import require_publishable
 
-    taken = {place: "the run" for place in _run_files(out)} if out else {}
+    taken = dict.fromkeys(_run_files(out), "the run") if out else {}
     for option, path in options.items():
         if path is None:
             continue
@@ -304,9 +320,9 @@ def one_scenario(name: str, system: str | None, out: Path | None, *, keep_versio
     from dataclasses import replace
 
     from harness.space.defaults import completed
-    from harness.space.files import load_space, space_names, split_system
+    from harness.space.files import load_space, names_a_file, space_names, split_system
 
-    if Path(name).suffix == ".toml" or name in space_names() or Path(name).is_file():
+    if name in space_names() or names_a_file(name):
         space = load_space(name)
         found = space.on_systems([system] if system else []).scenarios
         if len(found) != 1 or space.walks:
@@ -391,9 +407,9 @@ def result_of(name: str, out: Path | None, run: Callable[[Scenario], Result]) ->
     Raises:
         UsageError: there is none, or several.
     """
-    from harness.space.files import space_names
+    from harness.space.files import names_a_file, space_names
 
-    if Path(name).suffix == ".toml" or name in space_names() or Path(name).is_file():
+    if name in space_names() or names_a_file(name):
         return run(one_scenario(name, None, out, keep_version=True))
     return stored(name, out)
 

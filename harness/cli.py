@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 import traceback
@@ -13,11 +15,15 @@ import click
 
 from harness import __version__, arguments, options
 from harness.cli_investigate import bisect, conformance, cures_, export, shrink, sweep
-from harness.errors import HarnessError, UsageError
+from harness.errors import MOST_GIVEN, HarnessError, UsageError, printable
 from harness.verdict import ExitStatus
 
 if TYPE_CHECKING:
     from harness.verdict import Verdict
+
+
+NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+"""What the system says of a path that leads nowhere, whatever is asked of it."""
 
 
 def entry(words: Sequence[str]) -> int:
@@ -26,23 +32,37 @@ def entry(words: Sequence[str]) -> int:
     Every error that a user can cause is one message on stderr and status 2; a failure of our own is status 3.
     """
     try:
+        options.require_words(tuple(words))
         status = cli.main(args=list(words), prog_name="shardproof", standalone_mode=False)
     except click.exceptions.Abort:
         return 130
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        print(printable(said.getvalue(), 2 * MOST_GIVEN), end="", file=sys.stderr)
         return ExitStatus.USAGE
     except UsageError as error:
-        print(f"shardproof: {error}", file=sys.stderr)
+        print(f"shardproof: {printable(str(error))}", file=sys.stderr)
         return ExitStatus.USAGE
     except HarnessError as error:
-        print(f"shardproof: the harness failed: {error}", file=sys.stderr)
+        print(f"shardproof: the harness failed: {printable(str(error))}", file=sys.stderr)
         return ExitStatus.HARNESS
+    except OSError as error:
+        if error.errno not in NO_PATH or error.filename is None:
+            return _failed()
+        wrong = UsageError.of("path", str(error.filename), f"one that can be followed ({error.strerror})", "bug.toml")
+        print(f"shardproof: {printable(str(wrong))}", file=sys.stderr)
+        return ExitStatus.USAGE
     except Exception:
-        traceback.print_exc()
-        print("shardproof: the harness failed: an error of its own, above; please report it", file=sys.stderr)
-        return ExitStatus.HARNESS
+        return _failed()
     return int(status or 0)
+
+
+def _failed() -> int:
+    """An error that nobody foresaw: all that is known of it."""
+    traceback.print_exc()
+    print("shardproof: the harness failed: an error of its own, above; please report it", file=sys.stderr)
+    return ExitStatus.HARNESS
 
 
 class _Commands(click.Group):
@@ -71,7 +91,7 @@ def cli() -> None:
 
 @cli.command()
 @options.selection
-@click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Scenarios at once (default: cores + 1).")
+@click.option("-j", "--jobs", type=options.JOBS, default=None, help="Scenarios at once (default: cores + 1).")
 @options.deadline
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where ranks compute [the scenario's: cpu].")
 @options.python
@@ -80,7 +100,11 @@ def cli() -> None:
     "--executor", type=click.Choice(["local"]), default="local", show_default=True, help="Where scenarios run."
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=None, metavar="DIR", help="Folder of results [reports/NAME]."
+    "--out",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="Folder of results [the command's own, under reports/].",
 )
 @options.json
 @options.junit
@@ -185,7 +209,7 @@ def list_(plugins: tuple[str, ...]) -> int:
 @cli.command()
 @click.argument("scenario_id", metavar="ID")
 @options.database
-@click.option("--times", type=click.IntRange(min=1), default=1, show_default=True, help="Run it this often.")
+@click.option("--times", type=options.TIMES, default=1, show_default=True, help="Run it this often.")
 @options.deadline
 @options.max_world
 @options.python
@@ -310,7 +334,7 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     "--out", type=click.Path(path_type=Path), default=Path("reports/canaries"), metavar="DIR", help="Folder of results."
 )
 @options.json
-@click.option("-j", "--jobs", type=click.IntRange(min=1), default=None, help="Scenarios at once (default: cores).")
+@click.option("-j", "--jobs", type=options.JOBS, default=None, help="Scenarios at once (default: cores).")
 def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
     """Plant every fault of the catalogue and make every comparison that must differ; fail if one goes unnoticed.
 

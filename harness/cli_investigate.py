@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("name", metavar="SCENARIO")
 @click.option(
     "--limit-s",
-    type=click.FloatRange(min=0.0),
+    type=options.LIMIT_S,
     default=300.0,
     show_default=True,
     help="Seconds to search.",
@@ -125,7 +125,7 @@ def export(
 @click.option(
     "--versions", "texts", multiple=True, metavar="A..B | V", help="Releases; or git:REV, path:DIR; repeatable [all]."
 )
-@click.option("-j", "--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Releases at once.")
+@click.option("-j", "--jobs", type=options.JOBS, default=2, show_default=True, help="Releases at once.")
 @options.deadline
 @options.max_world
 @options.python
@@ -222,7 +222,7 @@ def bisect(
 @click.argument("names", nargs=-1, metavar="[SYSTEM]...")
 @click.option("--run", "runs", is_flag=True, help="Run each defect plain, cured, and with all cured but that one.")
 @click.option("--install", is_flag=True, help="Install every declared release first, to say what applies to it.")
-@click.option("-j", "--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Scenarios at once.")
+@click.option("-j", "--jobs", type=options.JOBS, default=2, show_default=True, help="Scenarios at once.")
 @options.deadline
 @options.max_world
 @options.python

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -49,7 +49,7 @@ def from_plain(kind: Any, data: Any) -> Any:
     other releases stay readable.
 
     Raises:
-        TypeError: a field without a default is absent, or `kind` has no JSON form.
+        TypeError: a field without a default is absent, a scalar is of another type, or `kind` has no JSON form.
         ValueError: an enum or hex string is not valid.
     """
     origin = get_origin(kind)
@@ -69,7 +69,22 @@ def from_plain(kind: Any, data: Any) -> Any:
         return kind(**{name: from_plain(hints[name], item) for name, item in data.items() if name in hints})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(data)
+    if kind in _SCALARS and (not isinstance(data, kind) or (kind is int and isinstance(data, bool))):
+        raise TypeError(f"{data!r} is no {kind.__name__}"[:200])
     return data
+
+
+_SCALARS = (str, int, bool)
+
+
+def fields_from_plain(kind: Any, data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Some fields of a dataclass, by their annotations; those that the data lack are left out.
+
+    Raises:
+        TypeError, ValueError: as `from_plain`.
+    """
+    hints = _hints(kind)
+    return {name: from_plain(hints[name], data[name]) for name in names if name in data}
 
 
 def _member(kind: Any, data: Any) -> Any:

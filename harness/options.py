@@ -2,9 +2,60 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import click
+
+from harness.errors import UsageError
+
+DAY_S = 86400.0
+
+
+class Whole(click.IntRange):
+    """A whole number between two bounds, in the digits 0 to 9; python would take those of every script."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, str) and not re.fullmatch("[+-]?[0-9]{1,19}", value):
+            self.fail(f"{value!r} is not a valid integer of up to 19 digits.", param, ctx)
+        found: int = super().convert(value, param, ctx)
+        return found
+
+
+class Number(click.FloatRange):
+    """A number between two bounds, in the digits 0 to 9; not `nan`, which is between none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, str) and not re.fullmatch(
+            r"[+-]?[0-9]{0,30}\.?[0-9]{0,30}(?:[eE][+-]?[0-9]{1,4})?", value
+        ):
+            self.fail(f"{value!r} is not a valid number.", param, ctx)
+        found: float = super().convert(value, param, ctx)
+        return found
+
+
+SEED = Whole(min=-(2**63), max=2**63 - 1)
+SAMPLE = Whole(min=1, max=1_000_000)
+JOBS = Whole(min=1, max=1024)
+TIMES = Whole(min=1, max=1_000_000)
+DEADLINE_S = Number(min=0.1, max=DAY_S)
+LIMIT_S = Number(min=0.0, max=7 * DAY_S)
+"""What numbers on the command line may be. The bounds are far above all use, so that a slip of the keyboard is told."""
+
+
+def require_words(words: tuple[str, ...]) -> None:
+    """Check what holds for every word of every command: none is empty, and each is text.
+
+    Raises:
+        UsageError: one is empty, is an option with nothing behind its `=`, or is not in UTF-8.
+    """
+    for word in words:
+        if not word or re.fullmatch(r"--[a-z-]+=", word):
+            raise UsageError.of("argument", word, "no empty words and values", "shardproof run smoke")
+        if not word.isprintable() and any("\ud800" <= character <= "\udfff" for character in word):
+            raise UsageError.of("argument", word, "text in UTF-8", "shardproof run smoke")
+
 
 plugin = click.option(
     "--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable."
@@ -14,7 +65,7 @@ junit = click.option(
     "--junit", "junit_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML."
 )
 deadline = click.option(
-    "--deadline-s", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="Seconds a session may take."
+    "--deadline-s", type=DEADLINE_S, default=30.0, show_default=True, help="Seconds a session may take."
 )
 database = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder whose database knows ID.")
 
@@ -71,8 +122,8 @@ def selection(command: click.decorators.FC) -> click.decorators.FC:
         ),
         click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]...", help="Override an axis; repeatable."),
         click.option("--strength", metavar="all|2|3|...", help="How many axes interact in the covering array."),
-        click.option("--sample", type=click.IntRange(min=1), metavar="N", help="N scenarios, drawn by --seed."),
-        click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrays and samples."),
+        click.option("--sample", type=SAMPLE, metavar="N", help="N scenarios, drawn by --seed."),
+        click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of arrays and samples."),
         click.option("--fault", "faults", multiple=True, metavar="ID", help="Plant a fault; repeatable."),
         click.option("--shard", metavar="I/N", help="The I-th of N parts, by scenario id."),
         max_world,

@@ -238,6 +238,8 @@ def _mended(words: Sequence[str]) -> str:
     mended: list[str] = []
     built, saved = False, False
     for word in words:
+        if word == "build" and mended[-1:] == ["build"]:
+            continue
         if word in ("reshard", "restart"):
             built = False
         elif not built:
@@ -259,6 +261,8 @@ def _illegal(words: tuple[str, ...]) -> str:
         if word in ("reshard", "restart"):
             built = False
         elif word == "build":
+            if position and words[position - 1] == "build":
+                return f"operation {position} (build) repeats the one before it"
             built = True
         elif not built:
             return f"operation {position} ({word}) comes before a build"

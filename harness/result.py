@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from harness.codec import from_plain, to_plain
+from harness.codec import fields_from_plain, from_plain, to_plain
 from harness.diagnosis import Explanation
 from harness.diff import Difference
 from harness.errors import UsageError
@@ -222,34 +222,27 @@ class Result:
 
         Raises:
             UsageError: the scenario has an axis or value that this release does not know.
+            KeyError, TypeError, ValueError, AttributeError: it is none that `to_json` wrote.
         """
+        plain = fields_from_plain(cls, data, _PLAIN_FIELDS)
         return cls(
-            scenario=Scenario().with_axes(data["scenario"]),
-            system=data["system"],
-            version=data["version"],
+            scenario=Scenario().with_axes(from_plain(Mapping[str, str], data["scenario"])),
             verdict=Verdict(data["verdict"]),
-            duration_s=data["duration_s"],
             failed_op=from_plain(FailedOp | None, data["failed_op"]),
             differences=differences_from_json(data["differences"]),
             explanations=explanations_from_json(data["explanations"]),
             error=from_plain(Failure | None, data["error"]),
-            reason=data["reason"],
             reproduced=from_plain(Reproduced | None, data["reproduced"]),
             normalisations=differences_from_json(data["normalisations"]),
-            known_issue=data["known_issue"],
-            known_by=data.get("known_by", ""),
-            behind=data.get("behind", ""),
-            shrunk_from=data.get("shrunk_from", ""),
-            restarted=data.get("restarted", ""),
-            emulated=tuple(data["emulated"]),
-            not_exercised=tuple(data.get("not_exercised", ())),
-            outside_support=tuple(data.get("outside_support", ())),
-            cured=tuple(data.get("cured", ())),
-            not_cured=dict(data.get("not_cured", {})),
-            chosen=dict(data.get("chosen", {})),
-            device=data.get("device", "cpu"),
-            phases_s=data["phases_s"],
+            **plain,
         )
+
+
+_PLAIN_FIELDS = (
+    "system", "version", "duration_s", "reason", "known_issue", "known_by", "behind", "shrunk_from", "restarted", "emulated",
+    "not_exercised", "outside_support", "cured", "not_cured", "chosen", "device", "phases_s",
+)  # fmt: skip
+"""Fields of a result whose JSON form is that of their type."""
 
 
 def describe(difference: Difference) -> str:

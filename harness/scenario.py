@@ -6,7 +6,7 @@ TOML files, on the command line and in reports: `mesh = "2x2x1"`, `dtype = "fp32
 A scenario's id is the digest of the fields that differ from their defaults, and of a schema number. So an axis that is
 added later renames no existing scenario, as long as its default means what was always done.
 
-This module imports nothing of ours but the error type, and knows no library under test.
+This module imports nothing of ours but the error type and what a number is, and knows no library under test.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
+from math import inf
 from typing import Any, TypeVar
 
 import tomli_w
 
 from harness.errors import UsageError
+from harness.plain import require_plain
 
 T = TypeVar("T")
 
@@ -69,7 +71,7 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
-        match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text.strip())
+        match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})x([0-9]{1,9})", text.strip())
         if not match:
             raise UsageError.of("mesh", text, "dp_replicate x dp_shard x tp", "2x2x1")
         return cls(*(int(g) for g in match.groups()))
@@ -143,7 +145,7 @@ class Offload:
             case "cpu":
                 return cls(1.0)
             case other:
-                found = re.fullmatch(r"cpu=(\d*\.?\d+(?:e-?\d+)?)", other)
+                found = re.fullmatch(r"cpu=([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)", other)
                 if not found:
                     raise UsageError.of("offload", text, "none, cpu, cpu=FRACTION", "cpu=0.5")
                 return cls(float(found[1]))
@@ -188,6 +190,14 @@ class Optimizer:
         _one_of("optimizer impl", self.impl, OPTIMIZER_IMPLEMENTATIONS, "adamw/impl=fused")
         _one_of("optimizer groups", self.groups, ("model", "one"), "adamw/groups=one")
         _one_of("optimizer schedule", self.schedule, ("none", "halve", "linear"), "adamw/schedule=halve")
+        for name in ("lr", "weight_decay", "eps", "momentum", "clip"):
+            if not 0.0 <= getattr(self, name) < inf:
+                raise UsageError.of(
+                    f"optimizer {name}", getattr(self, name), "a finite number, 0 or more", f"{name}=0.5"
+                )
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise UsageError.of(f"optimizer {name}", getattr(self, name), "from 0 to below 1", f"{name}=0.5")
         if self.nesterov and self.momentum <= 0:
             raise UsageError.of(
                 "optimizer nesterov", self.momentum, "a momentum above 0", "sgd/nesterov=true/momentum=0.9"
@@ -254,7 +264,7 @@ class Scenario:
         _one_of("device", self.device, DEVICES, "cuda")
         _one_of("sharding", self.sharding, ("fully_shard", "zero1", "zero2", "replicate"), "zero1")
         _one_of("grad_sync", self.grad_sync, ("last", "every"), "last")
-        if not re.fullmatch(r"true|false|none|[1-9]\d*", self.reshard_after_forward):
+        if not re.fullmatch(r"true|false|none|[1-9][0-9]{0,8}", self.reshard_after_forward):
             raise UsageError.of(
                 "reshard_after_forward", self.reshard_after_forward, "true, false, none, or a divisor of dp_shard", "2"
             )
@@ -262,6 +272,13 @@ class Scenario:
             raise UsageError.of("microbatches", self.microbatches, "1 to 3 (the exact grid's bound)", "2")
         if self.expert_parallel < 1:
             raise UsageError.of("expert_parallel", self.expert_parallel, "1 or more", "2")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UsageError.of("seed", self.seed, "an integer of 64 bits", "7")
+        for axis in _WRITTEN:
+            if not (text := self.axis_text(axis)).isprintable():
+                raise UsageError.of(axis, text, "printable characters", f"{axis}={_DEFAULTS[axis]}")
+        if len(set(self.faults)) < len(self.faults):
+            raise UsageError.of("faults", ",".join(self.faults), "each fault once", "stale-masters,no-op-load")
         if tuple(sorted(set(self.options))) != self.options:
             raise UsageError.of("options", self.options, "each option once, in order", "overlap+precision_aware")
         if self.load not in LOAD_RELATIONS:
@@ -345,6 +362,9 @@ class Scenario:
 
 AXES: tuple[str, ...] = tuple(f.name for f in fields(Scenario))
 
+_WRITTEN = ("system", "version", "model", "checkpoint", "program", "options", "faults")
+"""Axes whose text is not taken from a list here: a terminal must not obey what stands in them."""
+
 LOAD_RELATIONS = ("same", "grow", "shrink", "indivisible", "tp_change")
 
 
@@ -354,13 +374,15 @@ def load_toml(text: str, origin: str) -> dict[str, Any]:
     Raises:
         UsageError: malformed TOML (with line and column), or another schema number.
     """
+    form = f"correct form: schema = {SCHEMA}, then [scenario]"
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(
-            f"{origin}: malformed TOML: {error}; correct form: schema = {SCHEMA}, then [scenario]"
-        ) from None
-    if document.get("schema") != SCHEMA:
+        require_plain(document)
+    except RecursionError:
+        raise UsageError(f"{origin}: malformed TOML: tables or lists in each other too deep; {form}") from None
+    except ValueError as error:  # TOMLDecodeError, or an integer of more digits than python reads
+        raise UsageError(f"{origin}: malformed TOML: {error}; {form}") from None
+    if document.get("schema") != SCHEMA or type(document["schema"]) is not int:
         raise UsageError.of(f"{origin}: schema", document.get("schema"), (SCHEMA,), f"schema = {SCHEMA}")
     return document
 
@@ -448,6 +470,10 @@ def _convert(what: str, text: str, to: type) -> Any:
     try:
         if to is bool:
             return {"true": True, "false": False}[text]
+        if to in _NUMBER and not _NUMBER[to].fullmatch(
+            text
+        ):  # python takes the digits of every script, underscores and nan
+            raise ValueError
         return to(text)
     except (KeyError, ValueError):
         raise UsageError.of(what, text, f"a value of type {to.__name__}", f"{what.split()[-1]}=1") from None

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from harness.codec import fields_from_plain, from_plain
 from harness.errors import HarnessError, UsageError
 from harness.result import Result
 from harness.scenario import Scenario
@@ -191,10 +192,8 @@ class Store:
         rows = self._read(
             "SELECT id, started_at, ended_at, command, seed, versions, exclusions FROM runs ORDER BY sequence"
         )
-        return [
-            Run(key, start, end, tuple(json.loads(command)), seed, json.loads(versions), json.loads(exclusions))
-            for key, start, end, command, seed, versions, exclusions in rows
-        ]
+        with _sound(self.path):
+            return [_run(*row) for row in rows]
 
     def run(self, run_id: str) -> Run:
         """The run of that id.
@@ -214,11 +213,11 @@ class Store:
 
     def planned(self, run_id: str) -> list[Scenario]:
         """What a run planned, in order."""
-        return _scenarios(self._read("SELECT scenario FROM planned WHERE run_id = ? ORDER BY position", run_id))
+        return self._scenarios(self._read("SELECT scenario FROM planned WHERE run_id = ? ORDER BY position", run_id))
 
     def unfinished(self, run_id: str) -> list[Scenario]:
         """What a run planned and has no verdict for, in order: what a resumed run executes."""
-        return _scenarios(
+        return self._scenarios(
             self._read(
                 "SELECT scenario FROM planned p WHERE run_id = ? AND NOT EXISTS (SELECT 1 FROM results r"
                 " WHERE r.run_id = p.run_id AND r.scenario_id = p.scenario_id) ORDER BY position",
@@ -283,7 +282,8 @@ class Store:
             " AND r.scenario_id IN (SELECT scenario_id FROM planned WHERE run_id = ?) GROUP BY r.scenario_id",
             run_id, run_id,
         )  # fmt: skip
-        return {row[0]: Past(row[1], row[2], Verdict(row[3]), row[4]) for row in rows}
+        with _sound(self.path):
+            return {str(row[0]): Past(str(row[1]), str(row[2]), Verdict(row[3]), str(row[4])) for row in rows}
 
     # --- the connection -----------------------------------------------------------------------------
 
@@ -311,10 +311,38 @@ class Store:
                 raise _damaged(self.path, error) from error
 
     def _decoded(self, content: str) -> Result:
-        try:
+        with _sound(self.path):
             return Result.from_json(json.loads(content))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _damaged(self.path, error) from error
+
+    def _scenarios(self, rows: Iterable[tuple[Any, ...]]) -> list[Scenario]:
+        with _sound(self.path):
+            return [Scenario().with_axes(json.loads(row[0])) for row in rows]
+
+
+@contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """What cannot be read from rows of the database at `path` means that it is damaged, or was edited."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        raise _damaged(path, error) from error
+
+
+def _run(key: str, start: str, end: str | None, command: str, seed: int, versions: str, exclusions: str) -> Run:
+    """A run of its row.
+
+    Raises:
+        ValueError, TypeError: a value is none that a run has.
+    """
+    fields_from_plain(
+        Run, {"id": key, "started_at": start, "ended_at": end, "seed": seed}, ("id", "started_at", "seed")
+    )
+    for moment in (start, end or start):
+        datetime.fromisoformat(moment)
+    return Run(
+        key, start, end, from_plain(tuple[str, ...], json.loads(command)), seed,
+        from_plain(Mapping[str, str], json.loads(versions)), from_plain(Mapping[str, int], json.loads(exclusions)),
+    )  # fmt: skip
 
 
 _FORM = "a path to a new file, or to one that shardproof wrote"
@@ -374,10 +402,6 @@ def _prepare(connection: sqlite3.Connection) -> str:
             f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
         )
     return ""
-
-
-def _scenarios(rows: Iterable[tuple[Any, ...]]) -> list[Scenario]:
-    return [Scenario().with_axes(json.loads(row[0])) for row in rows]
 
 
 _STAMP = str.maketrans({"-": None, ":": None, "T": "-"})

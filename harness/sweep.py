@@ -81,6 +81,9 @@ def versions(package: Package, texts: Sequence[str]) -> tuple[str, ...]:
 def _declared(package: Package, text: str) -> list[str]:
     text, wanted = split_cures(text)
     first, _, last = text.partition(RANGE)
+    if not first and not last:
+        form = f"{package.releases[0].version}{RANGE}{package.newest.version}"
+        raise UsageError.of("--versions", text, "a range with a beginning or an end; all releases without it", form)
     low, high = (Version(package.release(end).version) for end in (first or package.releases[0].version, last))
     inside = [with_cures(r.version, wanted) for r in package.releases if low <= Version(r.version) <= high]
     if not inside:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources.abc import Traversable
+from math import isfinite
 from typing import Any
 
 from harness.errors import UsageError
@@ -107,4 +108,4 @@ def text_of(file: Traversable, origin: str) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)

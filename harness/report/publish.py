@@ -27,7 +27,8 @@ from harness.store import StoreFull
 
 _MARKS = re.compile(
     rb'\A\{\s*"written_by": "shardproof|\A\{"run": \{\s*"id": |\A<\?xml [^>]*>\s*<testsuites name="shardproof"'
-    rb'|<meta name="generator" content="shardproof">|<title>shardproof: |\A### shardproof run |\A# Written by shardproof'
+    rb'|<meta name="generator" content="shardproof">|<title>shardproof: '
+    rb"|\A### shardproof run |\A# Written by shardproof"
 )
 """How each kind of file that shardproof writes begins."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.diff import Difference
+from harness.errors import printable
 from harness.report.model import Change, Cluster, Report, cures_line, headline
 from harness.result import Result
 from harness.upstream import compared
@@ -225,7 +226,7 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
         told = (Change.NEW, Change.RECURRING, Change.FIXED)
         lines.append("against earlier runs: " + ", ".join(f"{changes[change]} {change.shown}" for change in told))
     if page is not None:
-        lines.append(f"report: {page}")
+        lines.append(f"report: {printable(str(page))}")
     return "\n".join(lines)
 
 

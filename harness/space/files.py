@@ -34,6 +34,8 @@ settings and axes of this one over it; `leave_out = false` then leaves nothing o
 
 from __future__ import annotations
 
+import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -250,7 +252,7 @@ def parse_strength(text: str) -> int:
     Raises:
         UsageError: neither.
     """
-    return _strength(int(text) if text.isdecimal() else text, "--strength")
+    return _strength(int(text) if re.fullmatch("[0-9]{1,9}", text) else text, "--strength")
 
 
 def canonical(axis: str, text: str) -> str:
@@ -281,9 +283,9 @@ def _choices() -> list[str]:
 def _text(name: str) -> tuple[str, str]:
     """The file's text, and how to call it in errors."""
     path = Path(name)
-    if path.suffix == ".toml" or path.is_file():
+    if names_a_file(name):
         try:
-            return path.read_text("utf-8"), name
+            return _read(path, name), name
         except OSError as error:
             choices = f"a readable TOML file, or one of: {', '.join(_choices())}"
             raise UsageError.of(f"scenario file ({error.strerror})", name, choices, "shardproof run smoke") from None
@@ -293,6 +295,34 @@ def _text(name: str) -> tuple[str, str]:
     if packaged is None or not packaged.is_file():
         raise UsageError.of("scenario name", name, (*_choices(), "FILE.toml"), "shardproof run smoke")
     return packaged.read_text("utf-8"), f"scenarios/{name}.toml"
+
+
+MOST_BYTES = 1 << 20
+"""How large a scenario file may be; the largest of ours has some thousand."""
+
+
+def names_a_file(name: str) -> bool:
+    """Whether a word of a command line names a scenario file: it ends in `.toml`, or there is such a file. A name that
+    is too long for a file is none."""
+    try:
+        return Path(name).suffix == ".toml" or Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _read(path: Path, name: str) -> str:
+    """The text of a regular file; a pipe might never end, and is not read.
+
+    Raises:
+        OSError, UnicodeDecodeError: it cannot be read.
+        UsageError: it is no regular file, or larger than any scenario file is.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        raise UsageError.of("scenario file", name, "a regular file, no pipe or device", "shardproof run smoke")
+    if found.st_size > MOST_BYTES:
+        raise UsageError.of("scenario file", name, f"a file of up to {MOST_BYTES} bytes", "shardproof run smoke")
+    return path.read_text("utf-8")
 
 
 def _packaged(name: str) -> Traversable | None:
@@ -404,7 +434,7 @@ def _values(axis: str, texts: object, where: str) -> tuple[str, ...]:
     for text in map(_plain, texts):
         if axis == "mesh" and text.startswith("world<="):
             bound = text.removeprefix("world<=")
-            if not bound.isdecimal() or not 1 <= int(bound) <= 64:
+            if not re.fullmatch("[0-9]{1,9}", bound) or not 1 <= int(bound) <= 64:
                 raise UsageError.of(f"{where}: mesh", text, "world<=N with N from 1 to 64", "world<=8")
             found += map(str, meshes(int(bound)))
             continue

@@ -7,6 +7,7 @@ dear, takes the shard asked for, and refuses a budget that it would exceed.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ from harness.systems.registry import system_named
 from harness.versions import CURED
 
 PLAIN = DTypePolicy()
+
+_COUNT = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,7 @@ def parse_shard(text: str) -> tuple[int, int]:
         UsageError: not of that form, or I is not from 1 to N.
     """
     part, _, parts = text.partition("/")
-    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+    if not (_COUNT.fullmatch(part) and _COUNT.fullmatch(parts) and 1 <= int(part) <= int(parts)):
         raise UsageError.of("--shard", text, "I/N with I from 1 to N", "--shard 2/4")
     return int(part), int(parts)
 

@@ -6,16 +6,25 @@ The parent answers for itself; another interpreter is started to ask. Nothing of
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from harness.errors import UsageError
 
-ASK_S = 60.0
+ASK_S = 20.0
+"""How long an interpreter may take to say what it has; it imports nothing of a library."""
+
+MOST_SAID_BYTES = 4 << 20
 
 _QUESTION = """
 import json, pathlib, re, sys, sysconfig
@@ -23,7 +32,7 @@ from importlib.metadata import distributions
 from importlib.util import find_spec
 found = {}
 for dist in distributions():
-    found.setdefault(dist.metadata["Name"] or "", dist.version)
+    found.setdefault(dist.metadata["Name"] or "", str(dist.version))
 torch = find_spec("torch")
 says = pathlib.Path(torch.origin).with_name("version.py").read_text() if torch and torch.origin else ""
 build = dict(re.findall(r"^(__version__|cuda|hip)\\b.*= '(.+)'$", says, re.MULTILINE))
@@ -71,19 +80,57 @@ def interpreter(path: str | None = None) -> Interpreter:
     """
     command = path or sys.executable
     try:
-        done = subprocess.run(
-            [command, "-c", _QUESTION], capture_output=True, text=True, timeout=ASK_S, check=True,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-        answer = json.loads(done.stdout.splitlines()[-1])
-        if not isinstance(answer, dict):
-            raise ValueError(f"it answers {answer!r}")
-    except subprocess.CalledProcessError as error:
-        raise _unusable(command, f"it ended with status {error.returncode}: {error.stderr.strip()[-300:]}") from None
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        raise _unusable(command, str(error)) from None
-    installed = {normalised(name): release for name, release in answer.pop("installed").items()}
-    return Interpreter(command, installed=installed, **answer)
+        return _understood(command, _answer(command))
+    except subprocess.TimeoutExpired:
+        raise _unusable(command, f"it gave no answer in {ASK_S:.0f} s") from None
+    except (OSError, ValueError, IndexError, RecursionError) as error:
+        raise _unusable(command, str(error)[-300:] or type(error).__name__) from None
+
+
+def _answer(command: str) -> object:
+    """What the program says to the question, as JSON. It may be any program: one that writes without end is ended by
+    the system, one that waits without end by us, with all that it started.
+
+    Raises:
+        OSError, ValueError, IndexError, subprocess.TimeoutExpired: it cannot be run, or does not answer.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        words = [command, "-c", _QUESTION]
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
+        try:
+            with suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MOST_SAID_BYTES, MOST_SAID_BYTES))
+            status = process.wait(ASK_S)
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        err.seek(max(0, err.seek(0, os.SEEK_END) - 1200))
+        if status:
+            raise ValueError(f"it ended with status {status}: {err.read().decode(errors='replace').strip()[-300:]}")
+        return json.loads(out.read(MOST_SAID_BYTES).splitlines()[-1])
+
+
+def _understood(command: str, answer: object) -> Interpreter:
+    """The interpreter of an answer.
+
+    Raises:
+        ValueError: it is no answer to the question.
+    """
+    if not isinstance(answer, dict):
+        raise ValueError(f"it answers {answer!r}"[:300])
+    texts: dict[str, Any] = {key: answer.get(key) for key in ("python", "tag", "platform", "site")}
+    tables: dict[str, Any] = {key: answer.get(key) for key in ("installed", "torch_build")}
+    whole = all(isinstance(text, str) for text in texts.values()) and all(map(_is_texts, tables.values()))
+    if not whole or not re.match(r"[0-9]{1,4}\.[0-9]{1,4}", str(texts["python"])):
+        raise ValueError(f"it answers {answer!r}"[:300])
+    tables["installed"] = {normalised(name): release for name, release in tables["installed"].items()}
+    return Interpreter(command, **texts, **tables)
+
+
+def _is_texts(table: object) -> bool:
+    return isinstance(table, dict) and all(isinstance(text, str) for text in table.values())
 
 
 def _unusable(command: str, why: str) -> UsageError:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -341,7 +342,10 @@ def test_an_unknown_or_ambiguous_id_is_refused(shardproof: Cli, command: str) ->
     stored(Path("reports/mine"), *results)
     assert "the id of a result" in shardproof.refuses_in_three_parts(command, "fffffffffff")
     assert "a folder with a" in shardproof.refuses_in_three_parts(command, results[0].id, "--out", "nowhere")
-    assert sorted(r.id for r in results)[0] in shardproof.refuses_in_three_parts(command, "")
+    ids = sorted(result.id for result in results)
+    shared = next(first[0] for first, second in pairwise(ids) if first[0] == second[0])
+    assert next(one for one in ids if one[0] == shared) in shardproof.refuses_in_three_parts(command, shared)
+    assert "1 to 12 hex digits" in shardproof.refuses(command, "1A")
 
 
 def test_explain_finds_the_newest_folder_and_survives_a_damaged_one(shardproof: Cli) -> None:

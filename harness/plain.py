@@ -1,0 +1,45 @@
+"""What a number and a document may be, before anything is made of them.
+
+Python is generous: it takes `1_000`, the digits of every script, and `nan`, and reads integers of any length from TOML,
+which it then refuses to print. Each would be a second text for a value, or an error in an unexpected place.
+"""
+
+from __future__ import annotations
+
+import re
+
+MOST_NESTED = 20
+"""How deep tables and lists may lie in each other; ours need six."""
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,4})?")
+
+
+def number(text: str, to: type) -> int | float:
+    """The number that a text says in the digits 0 to 9.
+
+    Args:
+        to: int, of up to 19 digits, or float.
+
+    Raises:
+        ValueError: it says none.
+    """
+    if not (_WHOLE if to is int else _DECIMAL).fullmatch(text):
+        raise ValueError(f"no number: {text[:40]!r}")
+    return int(text) if to is int else float(text)
+
+
+def require_plain(value: object, depth: int = 0) -> None:
+    """Check that nothing in a document is so large or so deep that showing it fails.
+
+    Raises:
+        ValueError: an integer of more than 64 bits, which no other reader of TOML has to take either.
+        RecursionError: tables or lists in each other, too deep.
+    """
+    if depth > MOST_NESTED:
+        raise RecursionError
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("an integer of more than 64 bits")
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            require_plain(item, depth + 1)

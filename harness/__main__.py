@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 
@@ -10,6 +11,9 @@ def main() -> None:
     """Run the command line and exit with the contract's status. A SIGTERM is a Ctrl-C."""
     from harness.cli import entry
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what it cannot express, such as half a character
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(entry(sys.argv[1:]))
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from harness.errors import UsageError
+from harness.plain import number
 
 DAY_S = 86400.0
 
@@ -17,8 +18,7 @@ class Whole(click.IntRange):
     """A whole number between two bounds, in the digits 0 to 9; python would take those of every script."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, str) and not re.fullmatch("[+-]?[0-9]{1,19}", value):
-            self.fail(f"{value!r} is not a valid integer of up to 19 digits.", param, ctx)
+        _require_number(self, value, int, param, ctx)
         found: int = super().convert(value, param, ctx)
         return found
 
@@ -27,12 +27,19 @@ class Number(click.FloatRange):
     """A number between two bounds, in the digits 0 to 9; not `nan`, which is between none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, str) and not re.fullmatch(
-            r"[+-]?[0-9]{0,30}\.?[0-9]{0,30}(?:[eE][+-]?[0-9]{1,4})?", value
-        ):
-            self.fail(f"{value!r} is not a valid number.", param, ctx)
+        _require_number(self, value, float, param, ctx)
         found: float = super().convert(value, param, ctx)
         return found
+
+
+def _require_number(
+    asking: click.ParamType[Any], value: object, to: type, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
+    if isinstance(value, str):
+        try:
+            number(value, to)
+        except ValueError:
+            asking.fail(f"{value!r} is not a valid {'integer' if to is int else 'number'}.", param, ctx)
 
 
 SEED = Whole(min=-(2**63), max=2**63 - 1)

@@ -239,8 +239,8 @@ class Result:
 
 
 _PLAIN_FIELDS = (
-    "system", "version", "duration_s", "reason", "known_issue", "known_by", "behind", "shrunk_from", "restarted", "emulated",
-    "not_exercised", "outside_support", "cured", "not_cured", "chosen", "device", "phases_s",
+    "system", "version", "duration_s", "reason", "known_issue", "known_by", "behind", "shrunk_from", "restarted",
+    "emulated", "not_exercised", "outside_support", "cured", "not_cured", "chosen", "device", "phases_s",
 )  # fmt: skip
 """Fields of a result whose JSON form is that of their type."""
 

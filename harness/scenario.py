@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import tomli_w
 
 from harness.errors import UsageError
-from harness.plain import require_plain
+from harness.plain import number, require_plain
 
 T = TypeVar("T")
 
@@ -470,11 +470,7 @@ def _convert(what: str, text: str, to: type) -> Any:
     try:
         if to is bool:
             return {"true": True, "false": False}[text]
-        if to in _NUMBER and not _NUMBER[to].fullmatch(
-            text
-        ):  # python takes the digits of every script, underscores and nan
-            raise ValueError
-        return to(text)
+        return number(text, to) if to in (int, float) else to(text)
     except (KeyError, ValueError):
         raise UsageError.of(what, text, f"a value of type {to.__name__}", f"{what.split()[-1]}=1") from None
 

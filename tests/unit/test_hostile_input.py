@@ -11,9 +11,10 @@ import contextlib
 import io
 import json
 import os
+import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def said(*words: str) -> tuple[int, str, str]:
     assert time.process_time() - began < SOON_S, words
     shown = out.getvalue() + err.getvalue()
     assert "Traceback" not in shown, shown
-    assert all(character.isprintable() or character in "\n\t" for character in shown), repr(shown)
+    assert not re.search("[^\n\t\x20-\x7e\xa0-\U0010ffff]", shown), repr(shown)
     return status, out.getvalue(), err.getvalue()
 
 
@@ -211,8 +212,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "all versions of nothing": ("sweep", "regressions/torch-fsdp2-164929", "--versions", ".."),
     **{
         f"nothing for {option}": ("run", option, "")
-        for option in ("--system", "--set", "--strength", "--sample", "--seed", "--fault", "--shard", "--plugin", "--out",
-                       "--python", "--torch", "--clone", "--json", "--junit", "--device", "-j", "--deadline-s")
+        for option in ("--system", "--set", "--strength", "--sample", "--seed", "--fault", "--shard", "--plugin",
+                       "--out", "--python", "--torch", "--clone", "--json", "--junit", "--device", "-j", "--deadline-s")
     },
     "nothing behind an equals sign": ("run", "--shard="),
     "no name": ("run", ""),
@@ -287,7 +288,7 @@ ANSWERS = {
     "no JSON": "echo hello",
     "a list": "echo '[]'",
     "an empty table": "echo '{}'",
-    "wrong types": """echo '{"python": 3, "tag": [], "platform": null, "installed": 1, "torch_build": {}, "site": ""}'""",
+    "wrong types": """echo '{"python":3,"tag":[],"platform":null,"installed":1,"torch_build":{},"site":""}'""",
     "no release": """echo '{"python":"x","tag":"","platform":"","installed":{},"torch_build":{},"site":""}'""",
     "an error": "echo broken >&2; exit 3",
     "output without end": "exec yes",
@@ -313,7 +314,7 @@ def test_an_interpreter_that_answers_nonsense_is_refused(case: str, monkeypatch:
 
 
 @pytest.fixture
-def kept() -> Iterator[Callable[[str, Any], None]]:
+def kept() -> Callable[[str, Any], None]:
     """A folder with a run; called with a column and a value, writes the value into every row."""
     folder = Path("reports/mine")
     folder.mkdir(parents=True)
@@ -331,7 +332,7 @@ def kept() -> Iterator[Callable[[str, Any], None]]:
             with contextlib.suppress(sqlite3.IntegrityError):
                 connection.execute(f"UPDATE {table} SET {name} = ?", (value,))
 
-    yield edit
+    return edit
 
 
 COLUMNS = [

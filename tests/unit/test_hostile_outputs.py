@@ -198,7 +198,10 @@ def test_a_second_run_in_a_folder_is_refused_with_the_pid_of_the_first(
     shardproof: Callable[..., str], tmp_path: Path
 ) -> None:
     Path("out").mkdir()
-    hold = "import sys, pathlib; from harness.folders import at_work_in\nwith at_work_in(pathlib.Path('out')):\n print(flush=True); sys.stdin.read()"
+    hold = (
+        "import sys, pathlib; from harness.folders import at_work_in\n"
+        "with at_work_in(pathlib.Path('out')):\n print(flush=True); sys.stdin.read()"
+    )
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         [sys.executable, "-c", hold],

@@ -33,7 +33,8 @@ FOUNDATION = {
     "harness.errors": set(),
     "harness.layout": set(),
     "harness.verdict": set(),
-    "harness.scenario": {"harness.errors"},
+    "harness.plain": set(),
+    "harness.scenario": {"harness.errors", "harness.plain"},
     "harness.observe.record": set(),
     "harness.observe.logical": set(),
 }

@@ -196,7 +196,7 @@ def test_call_answers_and_keeps_its_worker(server: ForkServer) -> None:
 
 
 def test_a_server_without_ranks_imports_and_warms_up_nothing_for_them() -> None:
-    modules = b"torch harness.judge torch.distributed.fsdp torch.distributed.tensor"
+    modules = b"torch harness.judge torch.distributed.checkpoint"
     with ForkServer(path_prefix=[ROOT], plugins=["harness.judge"], ranks=False,
                     warm_up=["tests.unit.world_stub:broken_warm_up"]) as server:  # fmt: skip
         assert server.call("tests.unit.world_stub:imported", modules, 60) == b"torch harness.judge"

@@ -71,7 +71,7 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
-        match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})x([0-9]{1,9})", text.strip())
+        match = re.fullmatch(r"([0-9]{1,18})x([0-9]{1,18})x([0-9]{1,18})", text.strip())
         if not match:
             raise UsageError.of("mesh", text, "dp_replicate x dp_shard x tp", "2x2x1")
         return cls(*(int(g) for g in match.groups()))

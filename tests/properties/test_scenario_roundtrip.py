@@ -24,14 +24,15 @@ meshes = st.builds(Mesh, sizes, sizes, sizes)
 stage = st.none() | st.sampled_from(FLOAT_DTYPES)
 policies = st.builds(DTypePolicy, st.sampled_from((*FLOAT_DTYPES, "mixed")), stage, stage, stage, stage)
 rates = st.floats(0, 1, allow_subnormal=True)
+decays = st.floats(0, 1, exclude_max=True, allow_subnormal=True)
 optimizers = st.builds(
     Optimizer,
     kind=st.sampled_from(OPTIMIZER_KINDS),
     impl=st.sampled_from(OPTIMIZER_IMPLEMENTATIONS),
     lr=rates,
     weight_decay=rates,
-    beta1=rates,
-    beta2=rates,
+    beta1=decays,
+    beta2=decays,
     eps=rates,
     momentum=st.floats(0.001, 1),
     nesterov=st.booleans(),
@@ -57,7 +58,7 @@ scenarios = st.builds(
     grad_sync=st.sampled_from(("last", "every")),
     checkpoint=names,
     program=st.sampled_from((*PROGRAMS, "build step save load step")),
-    faults=st.lists(names, max_size=3).map(tuple),
+    faults=st.lists(names, max_size=3, unique=True).map(tuple),
     seed=st.integers(0, 2**31),
 )
 

@@ -16,11 +16,11 @@ from harness.space.constraints import impossible
 from harness.space.defaults import completed, is_accepted, nearest
 from harness.space.files import load_space, space_names
 from harness.space.plan import Plan
-from harness.systems.registry import all_systems
+from tests.conformance.built_in import BUILT_IN
 
 pytestmark = pytest.mark.usefixtures("shipped")
 
-SYSTEMS = [system.name for system in all_systems()]
+SYSTEMS = [system.name for system in BUILT_IN]
 
 STATED = {
     "model": "gated",

@@ -68,7 +68,7 @@ def test_limits_are_cores_but_for_formats_and_releases() -> None:
     assert {name for name in cores - ours if not name.startswith(("checkpoint-", "fsdp-"))} == by_release | {
         "local-state"
     }
-    assert ours - cores == {"expert_parallel", "stacked"}
+    assert ours - cores == {"expert_parallel"}
 
 
 @pytest.mark.parametrize(

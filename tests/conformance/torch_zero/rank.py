@@ -14,11 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.layout import Box
 from harness.models import NamedParam
+from harness.observe.numbers import numbers_of
+from harness.observe.numbers import numbers_of
 from harness.observe.record import Record
 from harness.probe_module import Slot
 from harness.program import Op
 from harness.readers.pieces import FULL_FILE
-from harness.systems.torch_loop import OPTIMIZERS, STATE_ROLES, TorchRank, hyperparameters
+from harness.systems.torch_loop import OPTIMIZERS, STATE_ROLES, TorchRank
 
 
 class Rank(TorchRank):
@@ -97,7 +99,7 @@ class Rank(TorchRank):
             for parameter, fqn in zip(group["params"], order, strict=False):
                 if id(parameter) not in own:
                     continue
-                for name, number in hyperparameters(group):
+                for name, number in numbers_of(group):
                     yield self.number(op, "hyperparameter", f"{fqn}.{name}", number)
                 for name, value in local.state.get(parameter, {}).items():
                     if value is not None:

@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.layout import Box
 from harness.models import NamedParam
 from harness.observe.numbers import numbers_of
-from harness.observe.numbers import numbers_of
 from harness.observe.record import Record
 from harness.probe_module import Slot
 from harness.program import Op

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
@@ -52,29 +52,39 @@ def from_plain(kind: Any, data: Any) -> Any:
         TypeError: a field without a default is absent, a scalar is of another type, or `kind` has no JSON form.
         ValueError: an enum or hex string is not valid.
     """
-    origin = get_origin(kind)
+    return _reader(kind)(data)
+
+
+_Reader = Callable[[Any], Any]
+_SCALARS = (str, int, bool)
+
+
+@cache
+def _reader(kind: Any) -> _Reader:
+    """What reads values of an annotation. It is worked out once for each: a report reads tens of thousands."""
+    origin, of = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return None if data is None else from_plain(_member(kind, data), data)
+        return _optional(of)
     if origin is tuple:
-        return _tuple(get_args(kind), data)
+        return _tuple(of)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        of_key, of_value = get_args(kind)
-        return {of_key(key): from_plain(of_value, item) for key, item in data.items()}
+        of_key, read = of[0], _reader(of[1])
+        return lambda data: {of_key(key): read(item) for key, item in data.items()}
     if kind is float:
-        return float(data)
+        return float
     if kind is bytes:
-        return bytes.fromhex(data)
+        return bytes.fromhex
     if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields")):
-        hints = _hints(kind)
-        return kind(**{name: from_plain(hints[name], item) for name, item in data.items() if name in hints})
+        return lambda data: kind(**fields_from_plain(kind, data, data))
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(data)
-    if kind in _SCALARS and (not isinstance(data, kind) or (kind is int and isinstance(data, bool))):
+        return kind
+    return partial(_scalar, kind) if kind in _SCALARS else lambda data: data
+
+
+def _scalar(kind: type, data: Any) -> Any:
+    if not isinstance(data, kind) or (kind is int and isinstance(data, bool)):
         raise TypeError(f"{data!r} is no {kind.__name__}"[:200])
     return data
-
-
-_SCALARS = (str, int, bool)
 
 
 def fields_from_plain(kind: Any, data: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -83,24 +93,28 @@ def fields_from_plain(kind: Any, data: Mapping[str, Any], names: Iterable[str]) 
     Raises:
         TypeError, ValueError: as `from_plain`.
     """
-    hints = _hints(kind)
-    return {name: from_plain(hints[name], data[name]) for name in names if name in data}
+    readers = _readers(kind)
+    return {name: readers[name](data[name]) for name in names if name in readers and name in data}
 
 
-def _member(kind: Any, data: Any) -> Any:
-    """Which type of a union `data` came from; unions are `X | None` or of JSON scalars."""
-    members = [member for member in get_args(kind) if member is not type(None)]
+def _optional(of: tuple[Any, ...]) -> _Reader:
+    """What reads a union, which is `X | None` or one of JSON scalars."""
+    members = [member for member in of if member is not type(None)]
+    readers = {member: _reader(member) for member in members}
+    first = readers[members[0]]
     if len(members) == 1:
-        return members[0]
-    return next((m for m in members if isinstance(m, type) and type(data) is m), members[0])
+        return lambda data: None if data is None else first(data)
+    return lambda data: None if data is None else readers.get(type(data), first)(data)
 
 
-def _tuple(items: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
-    if len(items) == 2 and items[1] is Ellipsis:
-        return tuple(from_plain(items[0], item) for item in data)
-    return tuple(from_plain(of, item) for of, item in zip(items, data, strict=True))
+def _tuple(of: tuple[Any, ...]) -> _Reader:
+    readers = [_reader(kind) for kind in of if kind is not Ellipsis]
+    if len(of) == 2 and of[1] is Ellipsis:
+        return lambda data: tuple([readers[0](item) for item in data])
+    return lambda data: tuple([read(item) for read, item in zip(readers, data, strict=True)])
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _readers(kind: type) -> dict[str, _Reader]:
+    """Field of a dataclass or named tuple → what reads it."""
+    return {name: _reader(hint) for name, hint in get_type_hints(kind).items()}

@@ -124,6 +124,8 @@ def diff(
         records: the pieces that `observed` was assembled from; read only after a failure, to say which
             ranks hold the deviating elements.
     """
+    if not problems and expected == observed and any(value.data for value in expected.values()):
+        return []  # bit for bit: values are compared as bytes, with their dtypes and shapes
     unsound = {problem.key for problem in problems}
     found = [_of_problem(problem, expected) for problem in problems]
     if not any(value.data for value in expected.values()):

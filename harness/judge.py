@@ -191,11 +191,11 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
     Only operations that were observed count, and only checkpoints that could be read.
     """
     scenario, contract = case.scenario, case.system.contract
-    done = {op for op, _, _, _ in observed}
+    seen = {(op, role) for op, _, role, _ in observed}
+    done, roles = {op for op, _ in seen}, {role for _, role in seen}
     truth = contract.completed(_twin(case.inputs, _reported_norms(observed)), observed, scenario, done)
     whole = len(done) == len(case.ops)
     expected = dict(truth) if whole else {key: value for key, value in truth.items() if key.op in done}
-    roles = {role for _, _, role, _ in observed}
     if "rng" in roles:
         at = [op for op in case.ops if op.index in done]
         expected |= expected_generators(scenario.seed, at, scenario.device)
@@ -207,10 +207,12 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
             for key, value in kept.items()
             if key.op in done and not (key.where == WRITTEN and key.op in unreadable)
         }
+    live: dict[int, Logical] = {op.index: {} for op in saves}
+    for key, value in truth.items() if saves else ():
+        if key[0] in live:
+            live[key[0]][key] = value
     for op in saves:
-        index = op.index
-        live = {key: value for key, value in truth.items() if key[0] == index}
-        expected |= _must_be_written(case, live, op)
+        expected |= _must_be_written(case, live[op.index], op)
     return expected
 
 
@@ -240,13 +242,14 @@ def _blind_load(ops: Sequence[Op], expected: Logical) -> str:
     If the parameters expected after a load are those expected before it, a load that does nothing passes. Then the
     scenario proves nothing about loading, and its verdict is `unknown`.
     """
-    params: dict[int, dict[str, bytes]] = {}
-    for (index, _, role, fqn), value in expected.items():
-        own = params.setdefault(index, {})
-        if role == "param":
-            own[fqn] = value.data
-    for before, op in itertools.pairwise(ops):
-        if op.kind not in ("load", "load_model_only") or op.index not in params:
+    loads = [(before, op) for before, op in itertools.pairwise(ops) if op.kind in ("load", "load_model_only")]
+    params: dict[int, dict[str, bytes]] = {op.index: {} for pair in loads for op in pair}
+    for (index, _, role, fqn), value in expected.items() if loads else ():
+        if role == "param" and index in params:
+            params[index][fqn] = value.data
+    done = {index for index, _, _, _ in expected} if loads else ()
+    for before, op in loads:
+        if op.index not in done:
             continue
         if params.get(before.index, {}) == params[op.index]:
             return f"operation {op.index} ({op.kind}) changes no parameter: a load that does nothing would pass"

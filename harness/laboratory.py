@@ -112,6 +112,7 @@ class Laboratory:
     def __enter__(self) -> Self:
         for server in self._servers.values():
             server.__enter__()
+        self._servers["cpu"].start()  # whose workers judge everything
         return self
 
     def __exit__(

@@ -102,13 +102,14 @@ def run(request: Request) -> Outcome:
         StoreFull: the disk filled; everything committed before is kept.
     """
     with at_work_in(request.out), Store(request.out / DATABASE) as store:
-        run_id, todo = _begin(store, request)
         interrupted = False
-        try:
-            for results in _examined(store, run_id, todo, request):
-                store.finished_many(run_id, results)
-        except KeyboardInterrupt:
-            interrupted = True
+        with _laboratory(request) as laboratory:  # its server imports torch while the plan is stored
+            run_id, todo = _begin(store, request)
+            try:
+                for results in _examined(store, run_id, todo, request, laboratory):
+                    store.finished_many(run_id, results)
+            except KeyboardInterrupt:
+                interrupted = True
         store.prune(run_id)
         report = Report.of(store, run_id, request.issues)
         if not interrupted:
@@ -140,16 +141,21 @@ def _goes_on(store: Store, run: Run, planned: Set[str], releases: Mapping[str, s
     return unfinished and {scenario.id for scenario in store.planned(run.id)} == planned
 
 
-def _examined(store: Store, run_id: str, todo: Iterable[Scenario], request: Request) -> Iterator[tuple[Result, ...]]:
+def _laboratory(request: Request) -> Laboratory:
+    return Laboratory(
+        jobs=request.jobs, deadline_s=request.deadline_s, plugins=request.plugins, python=request.python,
+        keep=request.out / "logs", systems={scenario.system for scenario in request.plan.scenarios},
+    )  # fmt: skip
+
+
+def _examined(
+    store: Store, run_id: str, todo: Iterable[Scenario], request: Request, laboratory: Laboratory
+) -> Iterator[tuple[Result, ...]]:
     """Each scenario's result, and after it what fails behind a known issue; then the simplest scenario of each new
     cause, of a walk that asks for it."""
     fresh = _Fresh(request.plan.shrink_s)
     estimates = {scenario.id: request.plan.estimate_s(scenario) for scenario in todo}
-    laboratory = Laboratory(
-        jobs=request.jobs, deadline_s=request.deadline_s, plugins=request.plugins, python=request.python,
-        keep=request.out / "logs", systems={scenario.system for scenario in todo},
-    )  # fmt: skip
-    with laboratory, Progress(estimates, sys.stderr) as progress:
+    with Progress(estimates, sys.stderr) as progress:
 
         def examined(scenario: Scenario) -> Result:
             return laboratory.examine_one(scenario, lambda s, blob: store.observed(run_id, s.id, blob))

@@ -67,6 +67,7 @@ class _Model:
             for p in build.parameters
             if p.host is not None
         }
+        self._seen: dict[int, tuple[torch.Tensor, str, tuple[int, ...], np.ndarray[Any, Any]]] = {}
         self.optimizer = self._optimizer()
         self.scheduler = self._schedule()
         self.scaler = self._scaler()
@@ -116,6 +117,16 @@ class _Model:
         scaler = torch.amp.GradScaler(self.device.type, init_scale=rule.initial, growth_interval=rule.window)
         scaler.scale(torch.zeros((), device=self.device))
         return scaler
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        """The value of a tensor that lasts. Where its memory is, on a CPU, is remembered: steps change it in place."""
+        if tensor.is_cuda:
+            return _value(tensor)
+        found = self._seen.get(id(tensor))
+        if found is None:
+            found = self._seen[id(tensor)] = (tensor, NAME_OF[tensor.dtype], tuple(tensor.shape), _bits(tensor))
+        _, dtype, shape, bits = found
+        return Value(dtype, shape, bits.tobytes())
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a checkpoint stores, as copies."""
@@ -196,7 +207,7 @@ class _Twin:
                 case "build":
                     pass
                 case "step" | "overflow":
-                    of_step = self._step(model, op)
+                    of_step = self._step(model, op, lasting)
                 case "save":
                     self.saved[op.checkpoint] = model.snapshot()
                 case "load" | "load_model_only" if not self.loads:
@@ -216,18 +227,25 @@ class _Twin:
                 case other:
                     raise ValueError(f"the twin has no operation {other!r}")
             if op.kind != "save":  # which changes nothing
-                lasting = {role_fqn: _value(tensor) for role_fqn, tensor in _state(model, op)} | _hyperparameters(model)
+                lasting = {role_fqn: model.value(tensor) for role_fqn, tensor in _state(model, op)}
+                for held in _hyperparameters(model):
+                    lasting.update(held)
             for (role, fqn), value in (lasting | of_step).items():
                 self.logical[Key(op.index, LIVE, role, fqn)] = value
         return self.logical
 
-    def _step(self, model: _Model, op: Operation) -> dict[tuple[str, str], Value]:
-        """One optimizer step or overflowing step; returns the records that only a step has."""
+    def _step(
+        self, model: _Model, op: Operation, before: Mapping[tuple[str, str], Value]
+    ) -> dict[tuple[str, str], Value]:
+        """One optimizer step or overflowing step; returns the records that only a step has. before: what lasted until
+        then, with the parameters that the forward computes with."""
         seen: dict[tuple[str, str], Value] = {}
         for param in model.build.parameters:
             takes_part = any(not is_idle(param.idle, op.iteration, n) for n in range(self.inputs.microbatches))
-            for use in param.uses if takes_part else ():
-                seen["compute_param", use] = _value(model.params[param.fqn].to(TORCH_DTYPE[param.stages.compute]))
+            if takes_part:
+                own, dtype = model.params[param.fqn], TORCH_DTYPE[param.stages.compute]
+                computed = before["param", param.names[0]] if own.dtype == dtype else _value(own.to(dtype))
+                seen.update({("compute_param", use): computed for use in param.uses})
         for buffer in model.build.buffers:
             if buffer.dtype == "int64":
                 model.buffers[buffer.fqn] += 1
@@ -295,7 +313,8 @@ class _Twin:
             model.scaler.update(overflow=overflow)
         if model.scheduler and not overflow:
             model.scheduler.step()
-        model.optimizer.zero_grad()
+        for stepped in model.stepped.values():  # as zero_grad does, without a profiler's record of it
+            stepped.grad = None
         if not overflow:
             model.publish()
 
@@ -386,24 +405,16 @@ def _scaler_state(
                 yield ("scaler", "hysteresis_tracker"), torch.tensor(scaler.hysteresis)
 
 
-def _hyperparameters(model: _Model) -> dict[tuple[str, str], Value]:
+def _hyperparameters(model: _Model) -> Iterator[Mapping[tuple[str, str], Value]]:
     """The numbers of each group and the names in it, or under `owner_groups` the numbers of each parameter."""
-    values: dict[tuple[str, str], Value] = {}
-    by_owner = model.inputs.owner_groups
     for index, (group, made) in enumerate(zip(model.optimizer.param_groups, model.build.groups, strict=True)):
-        owners = made.names if by_owner else (f"group{index}",)
-        if not by_owner:
-            text = "\n".join(made.names).encode()
-            values["hyperparameter", f"group{index}.params"] = Value("utf8", (len(text),), text)
-        numbers = {"lr": group["lr"], "weight_decay": group["weight_decay"]}
+        numbers = [("lr", float(group["lr"])), ("weight_decay", float(group["weight_decay"]))]
         if "betas" in group:
-            numbers |= {"beta1": group["betas"][0], "beta2": group["betas"][1], "eps": group["eps"]}
+            (beta1, beta2), eps = group["betas"], group["eps"]
+            numbers += [("beta1", beta1), ("beta2", beta2), ("eps", eps)]
         else:
-            numbers |= {"momentum": group["momentum"], "nesterov": group["nesterov"]}
-        for name, number in numbers.items():
-            for owner in owners:
-                values["hyperparameter", f"{owner}.{name}"] = _number(float(number))
-    return values
+            numbers += [("momentum", float(group["momentum"])), ("nesterov", float(group["nesterov"]))]
+        yield _numbers_of(None if model.inputs.owner_groups else index, made.names, tuple(numbers))
 
 
 def _copied(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -416,13 +427,30 @@ _SAME_BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8}
 
 
 def _value(tensor: torch.Tensor) -> Value:
-    dtype = tensor.dtype
-    bits = tensor.view(_SAME_BITS[dtype]) if dtype in _SAME_BITS else tensor
+    return Value(NAME_OF[tensor.dtype], tuple(tensor.shape), _bits(tensor).tobytes())
+
+
+def _bits(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The bits of a tensor as numpy sees them: its own memory, if it is the CPU's, and a copy of a GPU's."""
+    bits = tensor.view(_SAME_BITS[tensor.dtype]) if tensor.dtype in _SAME_BITS else tensor
     if bits.requires_grad or bits.is_cuda:
         bits = bits.detach().cpu()
-    return Value(NAME_OF[dtype], tuple(tensor.shape), bits.numpy().tobytes())
+    return bits.numpy()
 
 
 @lru_cache(maxsize=1024)
-def _number(value: float) -> Value:
-    return Value("fp64", (), np.float64(value).tobytes())
+def _numbers_of(
+    index: int | None, names: tuple[str, ...], numbers: tuple[tuple[str, float], ...]
+) -> Mapping[tuple[str, str], Value]:
+    """What is recorded of a group of parameters: its names and numbers under its index, or the numbers alone under each
+    of its parameters where there is no index. Steps change a group seldom, so that this is remembered; nobody may
+    change it."""
+    values: dict[tuple[str, str], Value] = {}
+    owners = names if index is None else (f"group{index}",)
+    if index is not None:
+        text = "\n".join(names).encode()
+        values["hyperparameter", f"group{index}.params"] = Value("utf8", (len(text),), text)
+    for name, number in numbers:
+        value = Value("fp64", (), np.float64(number).tobytes())
+        values.update({("hyperparameter", f"{owner}.{name}"): value for owner in owners})
+    return values

@@ -46,7 +46,7 @@ def expected_written(live: Logical, model: ModelSpec, *, flat: bool) -> Logical:
     for key, value in live.items():
         stored = key.role in STORED_ROLES and not (key.role == "buffer" and key.fqn in transient)
         if stored and key.where == LIVE:
-            written[key._replace(where=WRITTEN)] = value
+            written[Key(key.op, WRITTEN, key.role, key.fqn)] = value
     return _flattened(written) if flat else written
 
 

@@ -349,12 +349,7 @@ _BITS: dict[int, np.dtype[Any]] = {
 def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator[Shared]:
     """What every rank holds alike."""
     for index, group in enumerate(session.groups):
-        for owner in group.names if session.inputs.owner_groups else (f"group{index}",):
-            for key, number in hyperparameters(group.hyper).items():
-                yield "hyperparameter", f"{owner}.{key}", "fp64", (), np.float64(number).tobytes()
-        if not session.inputs.owner_groups:
-            text = "\n".join(group.names).encode()
-            yield "hyperparameter", f"group{index}.params", "utf8", (len(text),), text
+        yield from _of_group(None if session.inputs.owner_groups else index, tuple(group.names), group.hyper)
     for fqn, value in session.buffers.items():
         yield "buffer", fqn, NAME[value.dtype], value.shape, value.tobytes()
     numbers: list[tuple[str, str, Any]] = []
@@ -371,6 +366,20 @@ def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator
         numbers.append(("norm", "total_norm", DTYPE[session.inputs.clip.norm_dtype].type(trainer.total_norm)))
     for role, fqn, number in numbers:
         yield role, fqn, NAME[number.dtype], (), number.tobytes()
+
+
+@lru_cache(maxsize=1024)
+def _of_group(index: int | None, names: tuple[str, ...], hyper: Hyper) -> tuple[Shared, ...]:
+    """What ranks hold of a group: its numbers and names under its index, or its numbers under each of its parameters
+    where there is no index."""
+    found: list[Shared] = []
+    for owner in names if index is None else (f"group{index}",):
+        for key, number in hyperparameters(hyper).items():
+            found.append(("hyperparameter", f"{owner}.{key}", "fp64", (), np.float64(number).tobytes()))
+    if index is not None:
+        text = "\n".join(names).encode()
+        found.append(("hyperparameter", f"group{index}.params", "utf8", (len(text),), text))
+    return tuple(found)
 
 
 def hyperparameters(hyper: Hyper) -> dict[str, float]:

@@ -208,7 +208,7 @@ class _Host:
 
 
 class ForkServer:
-    """A warm server, started at the first use.
+    """A warm server, started by `start` or at the first use.
 
     Args:
         python: interpreter for server and ranks. path_prefix: directories that come first on its `sys.path`, such as an
@@ -261,6 +261,10 @@ class ForkServer:
         """Process id of the server now running, for measurements."""
         with self._lock:
             return self._host.pid if self._host else None
+
+    def start(self) -> None:
+        """Start the server now, and do not wait for it: it imports while its user does something else."""
+        self._running_host()
 
     def submit(self, job: Job) -> Future[JobOutcome]:
         """Run a job in fresh ranks. The future raises HarnessError when the server or the job's supervisor died."""

@@ -4,7 +4,7 @@ An entry of a system's `issues.toml` describes how a defect looks: which roles d
 axes. Another defect can look the same. Measured: one bit flipped on disk had the face of PyTorch issue 161368. So a
 failure that has the face of known defects runs once more with just those cured (`harness.cures`):
 
-* It passes: known, by cure.
+* It passes: known, by cure. It is not run a third time.
 * It fails, with the face of other known defects: those lie behind the first. It runs again with them cured too.
 * It fails in any other way: what it shows now may be a known defect that hides behind the first and has no face of its
   own (an entry with `behind`). So it runs once more with everything cured. If it passes, it is known.
@@ -33,35 +33,55 @@ MOST_ROUNDS = 5
 """How many times a failure is run with one more defect cured."""
 
 
-def attributed(result: Result, known: KnownIssues, examine: Callable[[Scenario], Result]) -> tuple[Result, ...]:
+def attributed(
+    first: Result,
+    known: KnownIssues,
+    examine: Callable[[Scenario], Result],
+    confirm: Callable[[Result], Result] = lambda result: result,
+) -> tuple[Result, ...]:
     """A result with the known issues that it is due to; after it, what fails behind them.
 
+    A known failure costs one run more, and not two: that it passes without the defect confirms what no repetition
+    could. All that stays a failure for other reasons is confirmed.
+
     Args:
-        examine: runs a scenario; called only for a failure that has the face of a known issue with a cure.
+        first: of one run, which nothing has confirmed.
+        examine: runs a scenario once; called only for a failure that has the face of a known issue with a cure.
+        confirm: runs the scenario of a result again and gives the result a verdict that this repeats, or
+            `nondeterministic`.
     """
-    found, last = _matched(known, result), result
+    found, last = _matched(known, first), first
     if not found:
-        return (result,)
+        return (confirm(first),)
     for _ in range(MOST_ROUNDS):
-        wanted = _curable(found, result, last)
+        wanted = _curable(found, first, last)
         if not wanted or wanted <= set(last.cured):
-            return (_named(result, found, BY_FACE),)
-        last = examine(_with_cures(result.scenario, wanted))
-        if last.verdict is Verdict.PASS:
-            every = {issue.cure for issue in found} <= set(last.cured)
-            return (_named(result, found, BY_CURE if every else BY_FACE),)
-        if last.verdict in (Verdict.UNKNOWN, Verdict.UNSUPPORTED):
-            return (_named(result, found, BY_FACE),)
+            return (_by_face(confirm(first), found),)
+        last = examine(_with_cures(first.scenario, wanted))
+        if last.verdict is Verdict.PASS and {issue.cure for issue in found} <= set(last.cured):
+            return (_named(first, found, BY_CURE),)
+        if last.verdict in (Verdict.PASS, Verdict.UNKNOWN, Verdict.UNSUPPORTED):
+            return (_by_face(confirm(first), found),)
         more = _matched(known, last)
         if not more:
-            # what comes and goes may pass by chance, with any cures
+            last = confirm(last)  # what comes and goes may pass by chance, with any cures
             once_more = last.verdict is not Verdict.NONDETERMINISTIC
-            if once_more and examine(_with_cures(result.scenario, ())).verdict is Verdict.PASS:
-                return (_named(result, found, BY_CURE),)
+            if once_more and examine(_with_cures(first.scenario, ())).verdict is Verdict.PASS:
+                return (_named(first, found, BY_CURE),)
             break
         found += [issue for issue in more if issue not in found]
-    behind = "+".join(issue.id for issue in found)
-    return (_named(result, found, IN_PART), replace(last, behind=behind))
+    else:
+        last = confirm(last)
+    first, behind = confirm(first), "+".join(issue.id for issue in found)
+    if first.verdict is Verdict.NONDETERMINISTIC:
+        return (first,)
+    return (_named(first, found, IN_PART), replace(last, behind=behind))
+
+
+def _by_face(confirmed: Result, found: Iterable[KnownIssue]) -> Result:
+    """A failure that only its face can tell. One that comes and goes is never known."""
+    comes_and_goes = confirmed.verdict is Verdict.NONDETERMINISTIC
+    return confirmed if comes_and_goes else _named(confirmed, found, BY_FACE)
 
 
 def _matched(known: KnownIssues, result: Result) -> list[KnownIssue]:

@@ -158,16 +158,38 @@ class Laboratory:
         self, scenario: Scenario, observed: Observed = lambda scenario, blob: None, *, confirm: bool = True
     ) -> Result:
         """One scenario, from observation to verdict, which is confirmed unless the caller does without."""
+        result = self._examined(scenario, observed)
+        return self.confirmed(result) if confirm else result
+
+    def confirmed(self, first: Result) -> Result:
+        """A result after a second look: a failure is observed again in fresh ranks, and has to come again."""
+        if not first.verdict.is_failure:
+            return first
+        patience = 2.0 if first.verdict is Verdict.HANG else 1.0  # a slow machine must not look like a hang
+        second = self._examined(first.scenario, patience=patience)
+        took_s = first.duration_s + second.duration_s
+        if second.verdict is Verdict.UNKNOWN:
+            return replace(second, duration_s=took_s)
+        if same_failure(first, second):
+            return replace(first, reproduced=Reproduced(1, 1), duration_s=took_s)
+        reason = f"in fresh ranks the failure did not come again: {second.signature or second.verdict.value}"
+        return replace(
+            first, verdict=Verdict.NONDETERMINISTIC, reproduced=Reproduced(0, 1), reason=reason, duration_s=took_s
+        )
+
+    def _examined(
+        self, scenario: Scenario, observed: Observed = lambda scenario, blob: None, patience: float = 1.0
+    ) -> Result:
         started = time.monotonic()
         try:
             info = system_named(scenario.system)
             if (elsewhere := self._of_torch(info, scenario)) is not None:
-                return elsewhere.examine_one(scenario, observed, confirm=confirm)
+                return elsewhere._examined(scenario, observed, patience)
             reason = info.refusal(replace(scenario, version=self._release(info, scenario.version)))
             if reason:
                 result = Result(scenario, info.name, self._named(info, scenario), Verdict.UNSUPPORTED, reason=reason)
             else:
-                result = (self._confirmed if confirm else self._attempt)(scenario, info, observed)
+                result = self._attempt(scenario, info, observed, patience)
         except StoreFull:
             raise
         except (HarnessError, UsageError) as error:
@@ -206,18 +228,7 @@ class Laboratory:
             version = self._ran(info, scenario)["version"]
         return Result(scenario, scenario.system, version, Verdict.UNKNOWN, reason=reason)
 
-    def _confirmed(self, scenario: Scenario, info: System, observed: Observed) -> Result:
-        first = self._attempt(scenario, info, observed)
-        if not first.verdict.is_failure:
-            return first
-        patience = 2.0 if first.verdict is Verdict.HANG else 1.0  # a slow machine must not look like a hang
-        second = self._attempt(scenario, info, lambda scenario, blob: None, patience)
-        if same_failure(first, second):
-            return replace(first, reproduced=Reproduced(1, 1))
-        reason = f"in fresh ranks the failure did not come again: {second.signature or second.verdict.value}"
-        return replace(first, verdict=Verdict.NONDETERMINISTIC, reproduced=Reproduced(0, 1), reason=reason)
-
-    def _attempt(self, scenario: Scenario, info: System, observed: Observed, patience: float = 1.0) -> Result:
+    def _attempt(self, scenario: Scenario, info: System, observed: Observed, patience: float) -> Result:
         """What one run of a scenario shows. A server of ours that dies under it says nothing about the system: it is
         started again, once, and the result says so."""
         require_world(scenario)

@@ -3,8 +3,8 @@
     request ── plan ──► store (planned) ──► laboratory ──► results ──► store ──► reports
                                             │ observe: world (fresh ranks, or lockstep) → records → store
                                             │ judge:   twin and reference → assemble → diff → diagnosis
-                                            │ confirm: a failure is observed again in fresh ranks
-                                            └ attribute: one that looks like a known defect runs with that cured
+                                            │ attribute: a failure that looks like a known defect runs with that cured
+                                            └ confirm: any other is observed again in fresh ranks
 
 1. `harness.cli` makes a `Request` of the command line: the plan, where results go, what counts as known.
 2. The plan is stored before anything runs, so that a scenario that vanishes is seen (`_begin`).
@@ -38,11 +38,11 @@ from harness.report.model import Report
 from harness.report.progress import Progress
 from harness.result import Result
 from harness.scenario import Scenario
-from harness.shrink import shrink, weight
+from harness.shrink import NewCauses
 from harness.space.plan import Plan
 from harness.store import Run, Store, now
 from harness.systems.registry import system_named
-from harness.verdict import ExitStatus, Verdict, exit_status
+from harness.verdict import ExitStatus, exit_status
 from harness.world.interpreter import interpreter
 
 DATABASE = "results.sqlite"
@@ -153,66 +153,24 @@ def _examined(
 ) -> Iterator[tuple[Result, ...]]:
     """Each scenario's result, and after it what fails behind a known issue; then the simplest scenario of each new
     cause, of a walk that asks for it."""
-    fresh = _Fresh(request.plan.shrink_s)
+    causes = NewCauses(request.plan.shrink_s)
     estimates = {scenario.id: request.plan.estimate_s(scenario) for scenario in todo}
     with Progress(estimates, sys.stderr) as progress:
 
-        def examined(scenario: Scenario) -> Result:
-            return laboratory.examine_one(scenario, lambda s, blob: store.observed(run_id, s.id, blob))
+        def once(scenario: Scenario) -> Result:
+            return laboratory.examine_one(scenario, lambda s, blob: store.observed(run_id, s.id, blob), confirm=False)
 
-        for results in laboratory.side_by_side(lambda s: attributed(examined(s), request.known, examined), todo):
+        def examined(scenario: Scenario) -> tuple[Result, ...]:
+            return attributed(once(scenario), request.known, once, laboratory.confirmed)
+
+        for results in laboratory.side_by_side(examined, todo):
             for result in results:
                 progress.finished(result)
-                fresh.add(result)
+                causes.add(result)
             yield results
-        shrunk = fresh.shrunk(laboratory)
+        shrunk = causes.shrunk(lambda s: laboratory.examine_one(s, confirm=False), laboratory.examine_one)
         if shrunk:
             yield shrunk
-
-
-MOST_SHRUNK = 5
-"""How many new causes one run shrinks: each takes minutes, and a run with more of them has one cause that shows in many
-ways, or broke as a whole."""
-
-
-class _Fresh:
-    """The new failures of a walk: the simplest of each signature.
-
-    Args:
-        limits_s: system → seconds to search for a simpler one; nothing is looked for without any.
-    """
-
-    def __init__(self, limits_s: Mapping[str, float]) -> None:
-        self._limits_s, self._done = limits_s, set[str]()
-        self._simplest: dict[str, Result] = {}
-
-    def add(self, result: Result) -> None:
-        """Take note of a result."""
-        self._done.add(result.id)
-        repeats = result.verdict.is_failure and result.verdict is not Verdict.NONDETERMINISTIC
-        planted = bool(result.scenario.faults)
-        wanted = self._limits_s.get(result.scenario.system, 0) > 0
-        if not (repeats and wanted) or planted or result.known_issue is not None:
-            return
-        other = self._simplest.get(result.signature)
-        if other is None or weight(result.scenario) < weight(other.scenario):
-            self._simplest[result.signature] = result
-
-    def shrunk(self, laboratory: Laboratory) -> tuple[Result, ...]:
-        """The simplest scenarios found, of those that were not run already."""
-        chosen = list(self._simplest.values())[:MOST_SHRUNK]
-        if len(self._simplest) > len(chosen):
-            print(f"{len(self._simplest)} new causes, of which {MOST_SHRUNK} are shrunk", file=sys.stderr)
-        found = []
-        for first in chosen:
-            limit_s = self._limits_s[first.scenario.system]
-            print(f"shrinking {first.id}, for up to {limit_s:.0f} s: {first.signature}", file=sys.stderr, flush=True)
-            last = shrink(
-                first, lambda s: laboratory.examine_one(s, confirm=False), laboratory.examine_one, limit_s
-            ).result
-            if last.id not in self._done:
-                found.append(replace(last, behind=first.behind, shrunk_from=first.id))
-        return tuple(found)
 
 
 def versions(request: Request) -> dict[str, str]:

@@ -25,8 +25,9 @@ simpler fails. A defect that needs three changes at once, each of which hides it
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -42,6 +43,7 @@ from harness.result import Result
 from harness.scenario import AXES, Mesh, Scenario
 from harness.space.constraints import impossible
 from harness.systems.registry import system_named
+from harness.verdict import Verdict
 
 FIXED = ("system", "version", "device", "faults")
 """Axes that say what is under test, and stay as they are."""
@@ -138,6 +140,51 @@ def shrink(
     if last.signature != first.signature:  # what came once did not come again
         last = first
     return Shrunk(last, search.tried, search.complete)
+
+
+MOST_SHRUNK = 5
+"""How many new causes one run shrinks: each takes minutes, and a run with more of them has one cause that shows in many
+ways, or broke as a whole."""
+
+
+class NewCauses:
+    """The new failures of a walk: the simplest of each signature.
+
+    Args:
+        limits_s: system → seconds to search for a simpler one; nothing is looked for without any.
+    """
+
+    def __init__(self, limits_s: Mapping[str, float]) -> None:
+        self._limits_s, self._done = limits_s, set[str]()
+        self._simplest: dict[str, Result] = {}
+
+    def add(self, result: Result) -> None:
+        """Take note of a result."""
+        self._done.add(result.id)
+        repeats = result.verdict.is_failure and result.verdict is not Verdict.NONDETERMINISTIC
+        planted = bool(result.scenario.faults)
+        wanted = self._limits_s.get(result.scenario.system, 0) > 0
+        if not (repeats and wanted) or planted or result.known_issue is not None:
+            return
+        other = self._simplest.get(result.signature)
+        if other is None or weight(result.scenario) < weight(other.scenario):
+            self._simplest[result.signature] = result
+
+    def shrunk(
+        self, attempt: Callable[[Scenario], Result], confirm: Callable[[Scenario], Result]
+    ) -> tuple[Result, ...]:
+        """The simplest scenarios found, of those that were not run already. attempt, confirm: as of `shrink`."""
+        chosen = list(self._simplest.values())[:MOST_SHRUNK]
+        if len(self._simplest) > len(chosen):
+            print(f"{len(self._simplest)} new causes, of which {MOST_SHRUNK} are shrunk", file=sys.stderr)
+        found = []
+        for first in chosen:
+            limit_s = self._limits_s[first.scenario.system]
+            print(f"shrinking {first.id}, for up to {limit_s:.0f} s: {first.signature}", file=sys.stderr, flush=True)
+            last = shrink(first, attempt, confirm, limit_s).result
+            if last.id not in self._done:
+                found.append(replace(last, behind=first.behind, shrunk_from=first.id))
+        return tuple(found)
 
 
 class _Search:

@@ -64,11 +64,11 @@ class Table:
             raise self.wrong(key, found, "a list of numbers", f"{key} = [0.5]")
         return tuple(map(float, found))
 
-    def positive(self, key: str) -> float:
-        """A number above 0."""
+    def positive(self, key: str, *, or_zero: bool = False) -> float:
+        """A number above 0; 0 too, where that is taken."""
         found = self.content.get(key)
-        if not _is_number(found) or float(found or 0) <= 0:
-            raise self.wrong(key, found, "a number above 0", f"{key} = 900")
+        if not _is_number(found) or float(found or 0) < 0 or not (found or or_zero):
+            raise self.wrong(key, found, "0 or a number above it" if or_zero else "a number above 0", f"{key} = 900")
         return float(found or 0)
 
     def flag(self, key: str, absent: bool) -> bool:

@@ -10,8 +10,8 @@ What a round trip must do with them is known all the same, and predicted here fr
 
 Where the bytes are a pickle with tensors, torch names each storage by its address, which no two processes share. Those
 names are replaced by their order of appearance first (torch/serialization.py, `_legacy_save`: `str(storage._cdata)`).
-Zeros after the end of a pickle, by which every layer's bytes get one size (the cure of TransformerEngine's 2713-d), are
-no part of it.
+Zeros after the end of a pickle are no part of it: a library may fill every layer's bytes up to one size, so that
+ranks can exchange them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
     [cost]
     session_s = [0.12, 0.18]         # one session (fresh ranks) on worlds of 1, 2 … ranks, with two scenarios at once
+    repeats = 0.1                    # further runs of a scenario, which confirm failures: so many for each, on average
     [cost.extra_s]
     dcp-async = 0.05                 # added for a checkpoint format, before its options
 
@@ -28,11 +29,13 @@ class CostModel:
     """Seconds with two scenarios at once on two cores.
 
     session_s: system → seconds of one session by world size, world 1 first. extra_s: system → checkpoint format →
-    seconds. A system without an entry counts `UNKNOWN_SESSION_S` a session.
+    seconds. repeats: system → further runs of a scenario. A system without an entry counts `UNKNOWN_SESSION_S` a
+    session, and each scenario once.
     """
 
     session_s: Mapping[str, tuple[float, ...]]
     extra_s: Mapping[str, Mapping[str, float]]
+    repeats: Mapping[str, float]
 
     def estimate_s(self, scenario: Scenario) -> float:
         key = scenario.system, scenario.mesh, scenario.load, scenario.program, scenario.checkpoint
@@ -44,7 +47,8 @@ class CostModel:
     def _estimate_s(self, system: str, mesh: Mesh, load: str, program: str, checkpoint: str) -> float:
         by_world = self.session_s.get(system, (UNKNOWN_SESSION_S,))
         extra = self.extra_s.get(system, {}).get(checkpoint.partition("+")[0], 0.0)
-        return sum(by_world[min(world, len(by_world)) - 1] for world in _worlds(mesh, load, program)) + extra
+        once = sum(by_world[min(world, len(by_world)) - 1] for world in _worlds(mesh, load, program)) + extra
+        return once * (1 + self.repeats.get(system, 0.0))
 
     @cached_property
     def _known(self) -> dict[tuple[str, Mesh, str, str, str], float]:
@@ -55,11 +59,12 @@ class CostModel:
 def cost_model() -> CostModel:
     """The costs that systems declare."""
     tables = {system.name: walk_tables(system).get("cost", Table({}, "cost")) for system in all_systems()}
-    tables = {name: table.only(("session_s", "extra_s")) for name, table in tables.items()}
+    tables = {name: table.only(("session_s", "extra_s", "repeats")) for name, table in tables.items()}
     extra = {name: table.table("extra_s").content for name, table in tables.items()}
     return CostModel(
         {name: table.numbers("session_s", (UNKNOWN_SESSION_S,)) for name, table in tables.items()},
         {name: {form: float(seconds) for form, seconds in own.items()} for name, own in extra.items()},
+        {name: table.positive("repeats", or_zero=True) for name, table in tables.items() if "repeats" in table},
     )
 
 

@@ -409,7 +409,7 @@ def _settled(walk: Walk, table: Table) -> Walk:
         else walk.strength,
         three_way=_axis_names(table, "three_way", walk.three_way),
         budget_s=table.positive("budget_s") if "budget_s" in table else walk.budget_s,
-        shrink_s=table.positive("shrink_s") if "shrink_s" in table else walk.shrink_s,
+        shrink_s=table.positive("shrink_s", or_zero=True) if "shrink_s" in table else walk.shrink_s,
         leave_out=(*walk.leave_out, *map(_left_out, table.tables("leave_out"))),
         plain=(*walk.plain, *map(_left_out, table.tables("plain"))),
     )

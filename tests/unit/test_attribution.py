@@ -167,3 +167,49 @@ def test_it_ends() -> None:
     found = attributed(failing("face of B"), KNOWN, endless)
     assert len(runs) == MOST_ROUNDS
     assert [result.known_by for result in found] == [IN_PART, ""]
+
+
+class Runs:
+    """What was run besides the first time: scenarios with cures, and confirmations."""
+
+    def __init__(self, examine: Callable[[Scenario], Result], *, comes_again: bool = True) -> None:
+        self.cured, self.confirmed = 0, 0
+        self._examine, self._comes_again = examine, comes_again
+
+    def examine(self, scenario: Scenario) -> Result:
+        self.cured += 1
+        return self._examine(scenario)
+
+    def confirm(self, result: Result) -> Result:
+        self.confirmed += 1
+        return result if self._comes_again else replace(result, verdict=Verdict.NONDETERMINISTIC)
+
+    def of(self, message: str) -> tuple[Result, ...]:
+        return attributed(failing(message), KNOWN, self.examine, self.confirm)
+
+
+def test_a_known_failure_costs_one_further_run() -> None:
+    runs = Runs(library("2777"))
+    assert runs.of("face of B")[0].known_by == BY_CURE
+    assert (runs.cured, runs.confirmed) == (1, 0)
+
+
+@pytest.mark.parametrize("message", ["something else", "without a cure"])
+def test_what_no_cure_explains_is_confirmed(message: str) -> None:
+    runs = Runs(never)
+    (result,) = runs.of(message)
+    assert (runs.cured, runs.confirmed) == (0, 1)
+    assert result.known_by == (BY_FACE if message == "without a cure" else "")
+
+
+def test_what_is_new_behind_a_known_failure_is_confirmed_as_that_is() -> None:
+    runs = Runs(library("2777", "another one"))
+    assert len(runs.of("face of B")) == 2
+    assert (runs.cured, runs.confirmed) == (2, 2), "with the one cured and with all; the new failure and the first one"
+
+
+@pytest.mark.parametrize("message", ["without a cure", "face of B"])
+def test_what_comes_and_goes_is_never_known_by_its_face(message: str) -> None:
+    runs = Runs(library("2777", "another one"), comes_again=False)
+    (result,) = runs.of(message)
+    assert (result.verdict, result.known_issue) == (Verdict.NONDETERMINISTIC, None)

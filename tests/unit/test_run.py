@@ -49,7 +49,7 @@ class KeptServer:
     """A server that outlives the laboratories that use it."""
 
     def __init__(self, server: ForkServer) -> None:
-        self.submit, self.call, self.close = server.submit, server.call, server.close
+        self.start, self.submit, self.call, self.close = server.start, server.submit, server.call, server.close
 
     def __enter__(self) -> KeptServer:
         return self

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from harness.laboratory import Laboratory
 from harness.result import Failure, Result
-from harness.run import MOST_SHRUNK, _Fresh
 from harness.scenario import Mesh, Scenario
+from harness.shrink import MOST_SHRUNK, NewCauses
 from harness.verdict import Verdict
 
 BIG = Scenario(mesh=Mesh(2, 2, 1), sharding="zero1", microbatches=2)
@@ -20,20 +19,16 @@ def failure(scenario: Scenario, why: str = "as it fails", **other: Any) -> Resul
     return Result(scenario, "reference", "1", Verdict.CRASH, error=Failure("E", why), **other)
 
 
-class Failing:
+def run(scenario: Scenario) -> Result:
     """In place of a laboratory: a scenario of more than one rank fails, and every other passes."""
-
-    def examine_one(self, scenario: Scenario, *, confirm: bool = True) -> Result:
-        if scenario.mesh.world > 1:
-            return failure(scenario)
-        return Result(scenario, "reference", "1", Verdict.PASS)
+    return failure(scenario) if scenario.mesh.world > 1 else Result(scenario, "reference", "1", Verdict.PASS)
 
 
 def added(*results: Result, limit_s: float = 30.0) -> tuple[Result, ...]:
-    fresh = _Fresh({"reference": limit_s} if limit_s else {})
+    causes = NewCauses({"reference": limit_s} if limit_s else {})
     for result in results:
-        fresh.add(result)
-    return fresh.shrunk(cast(Laboratory, Failing()))
+        causes.add(result)
+    return causes.shrunk(run, run)
 
 
 def test_the_simplest_of_a_cause_is_shrunk_and_added() -> None:

@@ -100,10 +100,13 @@ def export(
     shardproof export regressions/torch-fsdp2-164929 --cured
     """
     from harness.export.job import export as write
+    from harness.export.job import require_own
     from harness.laboratory import Laboratory
 
     modules = arguments.load_plugins(plugins)
     arguments.require_interpreter(python)
+    if folder is not None:
+        require_own(folder)
     arguments.use_clones(clones)
 
     def examined(scenario: Scenario) -> Result:

@@ -78,6 +78,25 @@ def written(result: Result, known: str | None, *, whole: bool = False) -> Writte
     return Written(draft.case or case, draft, told, render(draft, case, told.opening))
 
 
+MARK = ".shardproof-export"
+"""An empty file in every folder that an export wrote: it may be written again."""
+
+
+def require_own(folder: Path) -> None:
+    """Check that nothing in a folder would be written over but an earlier export.
+
+    Raises:
+        UsageError: it is a file, or holds something else.
+    """
+    try:
+        free = not folder.exists() or (folder / MARK).is_file() or not any(folder.iterdir())
+    except OSError:
+        free = False
+    if not free:
+        allowed = "a new folder, an empty one, or one that `shardproof export` wrote"
+        raise UsageError.of("--folder", str(folder), allowed, "--folder exports/for-upstream")
+
+
 def export(result: Result, known: str | None, folder: Path, python: str | None, *, cured: bool) -> Exported:
     """Write a script and the text of an issue into a folder, and run the script: as it is, with the cure where `cured`
     asks for that, and on the release that repaired the defect.
@@ -85,10 +104,14 @@ def export(result: Result, known: str | None, folder: Path, python: str | None, 
     A script has only what the failure seems to need. Where that does not show it, one of everything is written.
 
     Raises:
+        UsageError: the folder holds something that is not ours.
         NoExportError: no script can be written, or what was written does not show the failure.
     """
     ranks, system = interpreter(python), system_named(result.system)
     paths = library_paths(system, result, ranks)
+    require_own(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
     made, plain = _shown(result, known, folder, ranks, paths)
     with_cure = _cured(system, made, folder, ranks, paths) if cured and made.told.cure else None
     found = Exported(made, folder, plain, with_cure, _repaired(result, known, made, ranks))

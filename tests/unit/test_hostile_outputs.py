@@ -16,6 +16,7 @@ import pytest
 
 from harness.cli import entry
 from harness.errors import UsageError
+from harness.export.job import MARK, require_own
 from harness.folders import LOCK, at_work_in, folder_of, point_latest
 from harness.report.publish import publish, require_publishable
 from harness.run import DATABASE
@@ -242,3 +243,16 @@ def test_a_run_that_was_killed_before_its_reports_writes_them(
         (only,) = store.runs()
     assert only.ended_at
     assert json.loads(Path("run.json").read_text())["run"]["ended_at"] == only.ended_at
+
+
+def test_an_export_writes_over_nothing_but_an_export(shardproof: Callable[..., str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "repro.py").write_text("print('my own')")
+    for place in (mine, mine / "repro.py"):
+        said = shardproof("export", "regressions/torch-fsdp2-164929", "--folder", str(place))
+        assert "a new folder, an empty one, or one that `shardproof export` wrote" in said
+    assert (mine / "repro.py").read_text() == "print('my own')"
+    (mine / MARK).touch()
+    require_own(mine)
+    require_own(tmp_path / "new")

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from harness.emulation import functions, memory, symbols
+from harness.emulation import functions, machine, memory, symbols
 from harness.emulation import touched as record
+from harness.emulation.machine import Kind
 from harness.emulation.memory import Side
 from harness.ownership import hand_on
 
@@ -32,11 +33,12 @@ class _Process:
         self.depth = 0
         self.originals: list[tuple[Any, str, Any]] = []
 
-    def enter(self) -> None:
+    def enter(self, devices: int, kind: Kind) -> None:
         with self.lock:
             self.depth += 1
             if self.depth > 1:
                 return
+            machine.set_up(devices, kind)
             for owner, name, stand_in in _replacements():
                 self.originals.append((owner, name, owner.__dict__.get(name, _MISSING)))
                 setattr(owner, name, stand_in)
@@ -111,13 +113,16 @@ def _mode() -> Iterator[None]:
 
 
 @contextmanager
-def emulated() -> Iterator[None]:
+def emulated(devices: int = 1, kind: Kind = Kind()) -> Iterator[None]:  # noqa: B008  (frozen)
     """Emulate the device for this thread until the end of the block. May be nested.
+
+    devices, kind: how many the machine has, and what each says of itself, for the outermost block. A process uses one
+    of them, cuda:0 until it chooses another by `torch.cuda.set_device`.
 
     Threads that are started inside see the device too. Threads that ran before share `torch.cuda`'s answers, but what
     they make lies on no side. A child that is forked inside is inside; a spawned one is not.
     """
-    _process.enter()
+    _process.enter(devices, kind)
     try:
         with _mode():
             yield
@@ -141,7 +146,7 @@ def reset_touched() -> None:
 
 
 def _tag_location(storage: Any) -> str | None:
-    return "cuda:0" if _process.depth and memory.storage_side(storage) is Side.DEVICE else None
+    return f"cuda:{machine.current}" if _process.depth and memory.storage_side(storage) is Side.DEVICE else None
 
 
 def _restore_location(storage: Any, location: str) -> Any:

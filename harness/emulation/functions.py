@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from harness.emulation import memory
+from harness.emulation import machine, memory
 from harness.emulation.generator import on_device_generator
 from harness.emulation.memory import Side
 from harness.emulation.touched import touch
@@ -72,17 +72,12 @@ def device_side(device: Any) -> Side | None:
         kind, index = "cuda", device
     else:
         named = torch.device(device)
-        kind, index = named.type, named.index or 0
+        kind, index = named.type, named.index
     if kind == "cpu":
         return Side.HOST
     if kind != "cuda":
         return None
-    if index > 0:
-        raise refused(
-            RuntimeError(
-                f"CUDA error: invalid device ordinal\ncuda:{index} was asked for; the emulated machine has cuda:0 only"
-            )
-        )
+    machine.check(index)
     return Side.DEVICE
 
 
@@ -289,12 +284,12 @@ def _device(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> tor
     if real.type != "cpu" or memory.resolve(args[0]) is Side.HOST:
         return real
     touch("Tensor.device")
-    return torch.device("cuda", 0)
+    return torch.device("cuda", machine.current)
 
 
 def _get_device(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> int:
     touch("Tensor.get_device")
-    return 0 if memory.resolve(args[0]) is Side.DEVICE else -1
+    return machine.current if memory.resolve(args[0]) is Side.DEVICE else -1
 
 
 def _type_name(tensor: torch.Tensor) -> str:
@@ -371,12 +366,21 @@ def _numpy(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     return hand_on(func, *args, **named)
 
 
+def _make_device(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """torch.device of an ordinal alone asks C++ which accelerator there is, and a CPU build has none."""
+    ordinal = args[0] if args else named.get("device")
+    if isinstance(ordinal, int) and not isinstance(ordinal, bool):
+        return torch.device("cuda", ordinal)
+    return hand_on(func, *args, **named)
+
+
 def _type_as(func: Function, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     tensor, other = args[0], args[1] if len(args) > 1 else named["other"]
     return _moved(torch.Tensor.to, tensor, [other.dtype], {}, memory.resolve(other), "Tensor.type_as(cuda)")
 
 
 _SPECIAL: dict[Function, Handler] = {
+    torch.device: _make_device,
     torch.Tensor.to: _to,
     torch.Tensor.cuda: _cuda,
     torch.Tensor.cpu: _cpu,

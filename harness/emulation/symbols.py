@@ -1,7 +1,7 @@
 """The symbols of `torch.cuda` and around it that are replaced while the device is emulated.
 
-There is one device, cuda:0, always initialised. Streams and events do nothing: every operation has ended when it
-returns, so what depends on their order is not exercised. Memory figures are 0.
+There is one device, always initialised; `machine` knows its ordinal. Streams and events do nothing: every operation
+has ended when it returns, so what depends on their order is not exercised. Memory figures are 0.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 import torch
 import torch.distributed
 
-from harness.emulation import collectives
+from harness.emulation import collectives, machine
 from harness.emulation.functions import device_side
 from harness.emulation.generator import GENERATOR
 from harness.emulation.touched import touch
 from harness.ownership import hand_on
 
 _barrier = torch.distributed.barrier
+_enter_autocast: Any = torch.autocast.__enter__
 
 
 class Event:
@@ -49,7 +50,6 @@ class Stream:
     """A queue that is always empty."""
 
     cuda_stream = 0
-    device_index = 0
     priority = 0
 
     def __init__(self, device: Any = None, priority: int = 0, **others: Any) -> None:
@@ -58,7 +58,11 @@ class Stream:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cuda", 0)
+        return torch.device("cuda", machine.current)
+
+    @property
+    def device_index(self) -> int:
+        return machine.current
 
     def wait_event(self, event: Event) -> None:
         """Nothing to wait for."""
@@ -117,7 +121,12 @@ def _manual_seed(seed: int) -> None:
 
 
 def _set_device(device: Any) -> None:
-    device_side(device)
+    index = device if isinstance(device, int) else torch.device(device).index
+    machine.move_to(machine.current if index is None else index)
+
+
+def _current_device(*args: Any) -> int:
+    return machine.current
 
 
 def _lazy_call(callback: Callable[[], Any], **kwargs: Any) -> None:
@@ -135,9 +144,11 @@ def _barrier_without_devices(*args: Any, device_ids: Any = None, **kwargs: Any) 
 
 def _properties(device: Any = None) -> types.SimpleNamespace:
     device_side(device)
+    major, minor = machine.kind.capability
     return types.SimpleNamespace(
-        name="emulated", major=8, minor=0, multi_processor_count=1, total_memory=1 << 34, warp_size=32
-    )
+        name="emulated", major=major, minor=minor, multi_processor_count=1, total_memory=machine.kind.memory_bytes,
+        warp_size=32,
+    )  # fmt: skip
 
 
 def _recorded(symbol: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,10 +168,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "init": _constant(None),
     "_lazy_init": _constant(None),
     "_lazy_call": _lazy_call,
-    "_exchange_device": _constant(0),
-    "_maybe_exchange_device": _constant(0),
-    "current_device": _constant(0),
-    "device_count": _constant(1),
+    "_exchange_device": _current_device,
+    "_maybe_exchange_device": _current_device,
+    "current_device": _current_device,
+    "device_count": lambda: machine.devices,
     "set_device": _set_device,
     "synchronize": _constant(None),
     "empty_cache": _constant(None),
@@ -168,7 +179,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "current_stream": _constant(_DEFAULT_STREAM),
     "default_stream": _constant(_DEFAULT_STREAM),
     "set_stream": _constant(None),
-    "get_device_capability": _constant((8, 0)),
+    "get_device_capability": lambda *args, **kwargs: machine.kind.capability,
     "get_device_name": _constant("emulated"),
     "get_device_properties": _properties,
     "get_rng_state": _get_rng_state,
@@ -185,8 +196,12 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "max_memory_reserved": _constant(0),
     "reset_peak_memory_stats": _constant(None),
     "memory_stats": lambda *args, **kwargs: {},
-    "mem_get_info": _constant((1 << 34, 1 << 34)),
+    "mem_get_info": lambda *args, **kwargs: (machine.kind.memory_bytes,) * 2,
 }
+_IN_MEMORY = (
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats",
+    "memory_stats", "mem_get_info", "empty_cache",
+)  # fmt: skip
 _IN_RANDOM = (
     "get_rng_state",
     "set_rng_state",
@@ -199,6 +214,23 @@ _IN_RANDOM = (
 )
 
 
+CUDA = "13.0"
+"""The version of CUDA that torch says it was built for. No emulated answer depends on it."""
+
+
+def _autocast(self: Any) -> Any:
+    """Stands for entering `torch.autocast`. Which functions cast, and to what, C++ decides by the real device of their
+    inputs, so that the block would silently cast nothing.
+
+    Raises NotImplementedError for a block of the device that casts.
+    """
+    if self.device == "cuda" and self._enabled:
+        raise NotImplementedError(
+            "torch.autocast('cuda') is not emulated: C++ looks at the real device, the CPU, and would cast nothing"
+        )
+    return hand_on(_enter_autocast, self)
+
+
 def _no_accelerator(check_available: bool = False) -> None:
     return None
 
@@ -209,16 +241,18 @@ def replacements() -> list[tuple[Any, str, Any]]:
     recorded = {name: _recorded(f"torch.cuda.{name}", function) for name, function in _FUNCTIONS.items()}
     found: list[tuple[Any, str, Any]] = [(cuda, name, function) for name, function in recorded.items()]
     found += [(cuda.random, name, recorded[name]) for name in _IN_RANDOM]
+    found += [(cuda.memory, name, recorded[name]) for name in _IN_MEMORY]
     found += [(cuda, "Stream", Stream), (cuda, "Event", Event), (cuda, "stream", StreamContext)]
     found += [(cuda, "StreamContext", StreamContext), (cuda, "default_generators", (GENERATOR,))]
     for name, function in (("range_push", _constant(0)), ("range_pop", _constant(0)), ("mark", _constant(None))):
         found.append((cuda.nvtx, name, _recorded(f"torch.cuda.nvtx.{name}", function)))
     found.append((cuda.nvtx, "range", _recorded("torch.cuda.nvtx.range", _range)))
-    found.append((torch._C, "_cuda_getDevice", _recorded("torch._C._cuda_getDevice", _constant(0))))
+    found.append((torch._C, "_cuda_getDevice", _recorded("torch._C._cuda_getDevice", _current_device)))
     found.append((torch.Tensor, "record_stream", _recorded("Tensor.record_stream", _constant(None))))
     # A CUDA build of torch has an accelerator, a CPU build has none. The emulated device is no accelerator in either:
     # whoever asks torch.accelerator (torch.optim does, whether a graph is being captured) goes on to ask C++.
     found.append((torch.accelerator, "current_accelerator", _no_accelerator))
+    found += [(torch.version, "cuda", CUDA), (torch.autocast, "__enter__", _autocast)]
     barrier = _recorded("torch.distributed.barrier(device_ids)", _barrier_without_devices)
     found += [(torch.distributed, "barrier", barrier), (torch.distributed.distributed_c10d, "barrier", barrier)]
     found += [(torch.distributed, name, function) for name, function in collectives.REPLACEMENTS.items()]

@@ -19,21 +19,19 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch.utils._triton import has_triton_package
 
-from harness.emulation import kernels, te_choice, te_quantize
+from harness.emulation import kernels, names, te_choice, te_multi_tensor, te_quantize
+from harness.emulation.te_multi_tensor import NAME, Lists, launched
 from harness.emulation.touched import touch
 from harness.ownership import refused
-
-NAME = "transformer_engine_torch"
 
 _ENUMS: dict[str, tuple[str, ...]] = {
     "CommOverlapAlgo": ("BULK_OVERLAP_AG", "BULK_OVERLAP_RS", "SPLIT_PIPELINED_AG_P2P", "SPLIT_PIPELINED_RS",
@@ -70,11 +68,6 @@ _DTYPES = {"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6
 _NAMED = ("triton", "triton.language", "triton.language.core", "triton.language.standard", "triton.runtime",
           "triton.runtime.driver", "onnx", "onnx.defs", "onnxscript")  # fmt: skip
 
-_MOST_TENSORS = (110, 64, 48, 36, 30, 24)
-"""Tensors of one launch, by the number of lists: `common/multi_tensor/multi_tensor_apply.cuh`."""
-
-Lists = list[list[torch.Tensor]]
-
 
 class FP8TensorMeta:
     """Scale, inverse scale and amax history of a group of tensors, as the extension's class of that name holds them."""
@@ -98,7 +91,7 @@ def multi_tensor_adam(chunk: int, noop: torch.Tensor, lists: Lists, lr: float, b
     """One Adam step. lists: gradients, parameters, first and second moments, and masters where there are any."""
     touch(f"{NAME}.multi_tensor_adam")
     scalars = _scalars(lr, beta1, beta2, eps, int(step), mode, bias_correction, weight_decay)
-    for grad, param, *state in _launched(chunk, lists):
+    for grad, param, *state in launched(chunk, lists):
         # fp32 moments are not copied, so that the kernel steps them in place
         moments = state[0].float(), state[1].float()
         stepped = state[2] if len(state) == 3 else param
@@ -130,7 +123,7 @@ def multi_tensor_adam_param_remainder(
     """As `multi_tensor_adam`, of bf16 parameters whose masters' lower 16 bits are the last list (int16)."""
     touch(f"{NAME}.multi_tensor_adam_param_remainder")
     scalars = _scalars(lr, beta1, beta2, eps, int(step), mode, bias_correction, weight_decay)
-    for grad, param, first, second, remainder in _launched(chunk, lists):
+    for grad, param, first, second, remainder in launched(chunk, lists):
         moments = first.float(), second.float()
         master = kernels.adam(scalars, grad, kernels.join_remainder(param, remainder), *moments)
         high, low = kernels.split_remainder(master)
@@ -158,7 +151,7 @@ def multi_tensor_adam_fp8(
             if tensor.dtype is not torch.float32:
                 has = str(tensor.dtype).removeprefix("torch.")
                 raise refused(RuntimeError(f"{words} tensor {number} has dtype={has}, but expected dtype=Float32"))
-    for grad, param, first, second, master in _launched(chunk, lists[:5]):
+    for grad, param, first, second, master in launched(chunk, lists[:5]):
         master.copy_(kernels.adam(scalars, grad, master, first, second))
         te_quantize.store(master, param, meta[param.data_ptr()], fp8_dtype)
 
@@ -169,23 +162,6 @@ def _store(stored: list[torch.Tensor], moments: Iterable[torch.Tensor]) -> None:
             old.copy_(new)
 
 
-def _launched(chunk: int, lists: Lists) -> Iterator[list[torch.Tensor]]:
-    """The tensors that the launcher really hands to a kernel, flat, one entry a list.
-
-    The kernel goes by addresses, and by the number of elements of the first list's tensor: a longer tensor in another
-    list is read and written from its start. A launch happens at the last chunk of a tensor. After an empty tensor at
-    the end of the lists no chunk follows, so that whatever was collected until then is never launched
-    (TransformerEngine pull request 3212).
-    """
-    pending: list[list[torch.Tensor]] = []
-    for number, tensors in enumerate(zip(*lists, strict=True), 1):
-        count = tensors[0].numel()
-        pending.append([tensor.view(-1)[:count] for tensor in tensors])
-        if count and (number == len(lists[0]) or len(pending) == _MOST_TENSORS[len(lists) - 1]):
-            yield from (each for each in pending if each[0].numel())
-            pending = []
-
-
 def _scalars(lr: float, beta1: float, beta2: float, eps: float, step: int, mode: int, bias_correction: int,
              weight_decay: float) -> kernels.AdamScalars:  # fmt: skip
     return kernels.AdamScalars.of(
@@ -193,29 +169,9 @@ def _scalars(lr: float, beta1: float, beta2: float, eps: float, step: int, mode:
     )
 
 
-@torch.no_grad()
-def multi_tensor_scale(chunk: int, noop: torch.Tensor, lists: Lists, factor: float) -> None:
-    """lists: [sources, targets]. The flag is set to 1 where a source is not finite."""
-    touch(f"{NAME}.multi_tensor_scale")
-    for source, target in zip(*lists, strict=True):
-        if kernels.scale(source, target, factor):
-            noop.fill_(1)
-
-
-@torch.no_grad()
-def multi_tensor_l2norm(
-    chunk: int, noop: torch.Tensor, lists: Lists, per_tensor: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(norm of everything, shape (1,); norms by tensor, shape (n,), or empty)."""
-    touch(f"{NAME}.multi_tensor_l2norm")
-    (tensors,) = lists
-    norms = [kernels.l2norm([tensor]) for tensor in tensors] if per_tensor else []
-    return kernels.l2norm(tensors), torch.cat(norms) if norms else torch.empty(0)
-
-
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     multi_tensor_adam, multi_tensor_adam_capturable, multi_tensor_adam_fp8, multi_tensor_adam_param_remainder,
-    multi_tensor_l2norm, multi_tensor_scale, te_quantize.create_empty_quantized_tensor, te_quantize.dequantize,
+    *te_multi_tensor.FUNCTIONS, te_quantize.create_empty_quantized_tensor, te_quantize.dequantize,
     te_quantize.fp8_transpose, te_quantize.quantize,
 )  # fmt: skip
 
@@ -287,13 +243,12 @@ def library(device: str = "cpu") -> str:
         return kind
     _know_the_version()
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # a switch of upstream's own, under which it loads no shared objects
-    has_triton_package()  # torch remembers the answer, which has to be the true one
     folder = _folder()
     attention = (folder / "pytorch/cpp_extensions/fused_attn.py").read_text("utf-8")
     sys.modules[NAME] = extension(short_attention="max512" in attention)
     common = _common(folder / "common")
     common.load_framework_extension = lambda framework: None  # type: ignore[attr-defined]
-    with _names_only():
+    with names.importable(_NAMED):
         package = importlib.import_module("transformer_engine")
         package.common = common  # type: ignore[attr-defined]
         importlib.import_module("transformer_engine.pytorch")
@@ -327,35 +282,6 @@ def _common(folder: Path) -> types.ModuleType:
     sys.modules[module.__name__] = module
     spec.loader.exec_module(module)
     return module
-
-
-class _Name(types.ModuleType):
-    """A package that is not here, and everything in it: as a decorator it changes nothing, as a value it is none."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name, f"Emulated by shardproof: {__name__}.")
-        self.__path__: list[str] = []
-        self.__spec__ = ModuleSpec(name, None, is_package=True)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__version__":
-            raise AttributeError(name)
-        return "0" if name == "__version__" else _Name(f"{self.__name__}.{name}")
-
-    def __call__(self, *args: Any, **_: Any) -> Any:
-        return args[0] if len(args) == 1 and isinstance(args[0], types.FunctionType) else self
-
-
-@contextmanager
-def _names_only() -> Iterator[None]:
-    """Inside, those packages of `_NAMED` that are not installed can be imported, and mean nothing."""
-    added = {name: _Name(name) for name in _NAMED if importlib.util.find_spec(name.partition(".")[0]) is None}
-    sys.modules.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del sys.modules[name]
 
 
 _ANY = importlib.metadata.DistributionFinder.Context()

@@ -282,9 +282,9 @@ def uses() -> tuple[set[tuple[str, str]], set[str]]:
 
 FOR_OTHERS = {
     "harness.systems.accepts", "harness.systems.protocol", "harness.systems.torch_loop", "harness.systems.conformance",
-    "harness.ownership",
+    "harness.ownership", "harness.emulation.pytest_plugin",
 }  # fmt: skip
-"""Modules whose public names are there for plugins too."""
+"""Modules whose public names are there for plugins too, or are hooks that pytest calls."""
 
 FOR_READERS = {("harness.systems.automodel.dtype_contract", "RULES")}
 """Tables that a page of the documentation shows, which a test compares."""

@@ -57,6 +57,19 @@ class TestSides:
         with pytest.raises(RuntimeError, match="invalid device ordinal"):
             host().cuda(1)
 
+    def test_an_ordinal_alone_is_a_device(self) -> None:
+        assert torch.device(0) == torch.device("cuda", 0)
+
+    def test_autocast_of_the_device_is_refused_and_not_ignored(self) -> None:
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", dtype=torch.bfloat16):
+            pass
+        with pytest.raises(NotImplementedError, match="autocast"), torch.autocast("cuda"):
+            pass
+
+    def test_versions_and_memory_are_answered_everywhere(self) -> None:
+        assert torch.version.cuda
+        assert torch.cuda.memory.mem_get_info() == torch.cuda.mem_get_info()
+
     def test_attributes_of_a_device_tensor(self) -> None:
         tensor = device()
         assert tensor.is_cuda
@@ -474,3 +487,36 @@ class TestCanaries:
 
 def test_after_the_block_torch_is_as_it_was() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", LEAVING], check=True)
+
+
+class TestMachines:
+    """Outside of the block that every other test is in: the outermost one says which machine there is."""
+
+    SCRIPT = """
+import torch
+from harness.emulation import cuda
+from harness.emulation.machine import Kind
+
+with cuda.emulated(4, Kind((9, 0), 1 << 20)):
+    assert torch.cuda.device_count() == 4
+    assert torch.cuda.get_device_capability() == (9, 0)
+    assert torch.cuda.mem_get_info() == (1 << 20, 1 << 20)
+    torch.cuda.set_device(2)
+    here = torch.ones(1, device="cuda:2")
+    assert here.device == torch.device("cuda", 2)
+    assert torch.cuda.current_device() == here.get_device() == 2
+    for ordinal, error in ((3, NotImplementedError), (4, RuntimeError)):
+        try:
+            torch.ones(1, device=ordinal)
+        except error as refusal:
+            print(refusal)
+with cuda.emulated():
+    assert torch.cuda.device_count() == 1
+    assert torch.cuda.current_device() == 0
+"""
+
+    def test_a_rank_uses_one_of_several_devices(self) -> None:
+        done = subprocess.run([sys.executable, "-c", self.SCRIPT], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "this process uses cuda:2" in done.stdout
+        assert "the emulated machine has cuda:0 to cuda:3" in done.stdout

@@ -1,0 +1,71 @@
+"""NCCL's name for gloo: process groups that are asked for with the backend `nccl` are gloo's.
+
+What only NCCL has goes with the name: `device_id`, which binds a group to a GPU, and options of its communicators.
+A suite written for GPUs creates its groups so, and needs no change here.
+
+*Does not emulate* anything of NCCL beyond what `collectives` does; `get_backend` says `gloo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch.distributed import device_mesh, distributed_c10d
+
+from harness.emulation.touched import touch
+from harness.ownership import hand_on
+
+SYMBOL = "backend nccl (gloo)"
+
+
+def of_cpu(backend: Any) -> Any:
+    """The backend that a process group really gets; for example gloo for `nccl` and for `cpu:gloo,cuda:nccl`."""
+    if not isinstance(backend, str) or "nccl" not in backend.lower():
+        return backend
+    touch(SYMBOL)
+    return "gloo"
+
+
+def _mapped(function: Callable[..., Any], backend: int, timeout: int, limit: timedelta) -> Callable[..., Any]:
+    """`function` with its backend mapped and its timeout at most that. backend, timeout: positions of arguments."""
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        given = list(args)
+        if len(given) > backend:
+            given[backend] = of_cpu(given[backend])
+        elif "backend" in named:
+            named["backend"] = of_cpu(named["backend"])
+        if len(given) > timeout:
+            given[timeout] = min(given[timeout] or limit, limit)
+        else:
+            named["timeout"] = min(named.get("timeout") or limit, limit)
+        named.pop("device_id", None)
+        named.pop("pg_options", None)
+        return hand_on(function, *given, **named)
+
+    return call
+
+
+@contextmanager
+def gloo_for_nccl(limit_s: float) -> Iterator[None]:
+    """Until the end of the block, `init_process_group` and `new_group` give gloo to whoever asks for NCCL.
+
+    limit_s: how long a collective waits at most for another rank, whatever a group's creator asks for.
+    """
+    created = {"init_process_group": (0, 2), "new_group": (2, 1)}
+    limit = timedelta(seconds=limit_s)
+    mapped = {name: _mapped(getattr(distributed_c10d, name), *places, limit) for name, places in created.items()}
+    answers: dict[str, Callable[..., Any]] = {"is_nccl_available": lambda: True}
+    with ExitStack() as stack:
+        for owner in (dist, distributed_c10d, device_mesh):
+            for name, function in (mapped | answers).items():
+                if hasattr(owner, name):
+                    stack.enter_context(mock.patch.object(owner, name, function))
+        yield

@@ -1,6 +1,6 @@
 """A pytest plugin under which a suite that was written for GPUs runs, unmodified, on a CPU.
 
-    python -m pytest -p harness.emulation.pytest_plugin --emulate te tests/unit_tests/test_optimizer.py
+    python -m pytest -p harness.emulation.pytest_plugin --emulate te test_optimizer.py
 
 From before the suite's first conftest until the end of the session the process has an emulated CUDA device, the fused
 kernels that `--emulate` names, `triton` by name, gloo for NCCL, and checkpoint managers that are forked. After each

@@ -126,16 +126,19 @@ def cut(names: list[str], shapes: Mapping[str, Shape], parts: int) -> dict[str, 
 
 
 def core_buckets(
-    spec: ModelSpec, policy: DTypePolicy, shapes: Mapping[str, Shape], *, units: bool, size: int | None, experts: str
-) -> list[list[str]]:
+    spec: ModelSpec, policy: DTypePolicy, shapes: Mapping[str, Shape], *,
+    units: bool, size: int | None, experts: str, prefix: str,
+) -> list[list[str]]:  # fmt: skip
     """Names of the parameters of each bucket under Megatron-Core, in module order.
 
     units: every module is one; otherwise a bucket ends with the parameter by which it has `size` elements. experts:
-    what the library finds in the name of an expert's parameter; empty where it finds none.
+    what the library finds in the name of an expert's parameter; empty where it finds none. prefix: what the wrapper
+    around the model, where there is one, puts before its names. For example, `experts.w1` has `.experts.` in its name
+    as `module.experts.w1` only.
     """
     found: dict[tuple[str, str, bool, bool], list[list[str]]] = {}
     for named in spec.unique_params:
-        expert = bool(experts) and experts in f"module.{named.fqn}"
+        expert = bool(experts) and experts in f"{prefix}{named.fqn}"
         unit = named.module.path if units else ""
         key = (unit, storage_dtype(policy, named.spec), named.spec.trainable == "yes", expert)
         group = found.setdefault(key, [[]])

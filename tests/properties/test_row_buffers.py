@@ -110,7 +110,7 @@ def test_every_element_has_one_owner_under_megatron_core(
     model: str, parts: int, units: bool, size: int | None, experts: str
 ) -> None:
     spec, shapes = ZOO[model], local_shapes(model, 1, 0)
-    found = core_buckets(spec, DTypePolicy("mixed"), shapes, units=units, size=size, experts=experts)
+    found = core_buckets(spec, DTypePolicy("mixed"), shapes, units=units, size=size, experts=experts, prefix="module.")
     assert sorted(fqn for bucket in found for fqn in bucket) == sorted(shapes)
     for bucket in found:
         for fqn, cuts in cut(bucket, shapes, parts).items():
@@ -121,14 +121,17 @@ def test_every_element_has_one_owner_under_megatron_core(
 def test_a_bucket_of_megatron_core_ends_when_it_is_large_enough() -> None:
     """12 × 5 elements are enough for a bucket; 12, 16 × 7 are; 16, 7 × 16 are; 7 and 13 are what is left."""
     spec, shapes = ZOO["dense"], local_shapes("dense", 1, 0)
-    found = core_buckets(spec, DTypePolicy(), shapes, units=False, size=48, experts=".experts.")
+    found = core_buckets(spec, DTypePolicy(), shapes, units=False, size=48, experts=".experts.", prefix="")
     assert [len(bucket) for bucket in found] == [1, 2, 2, 2]
-    whole = core_buckets(spec, DTypePolicy(), shapes, units=False, size=None, experts=".experts.")
+    whole = core_buckets(spec, DTypePolicy(), shapes, units=False, size=None, experts=".experts.", prefix="")
     assert [len(bucket) for bucket in whole] == [7]
 
 
-@pytest.mark.parametrize(("experts", "count"), [(".experts.", 2), ("", 1)])
-def test_experts_have_a_bucket_of_their_own(experts: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("experts", "prefix", "count"), [(".experts.", "module.", 2), (".experts.", "", 1), ("", "module.", 1)]
+)
+def test_experts_have_a_bucket_of_their_own_where_their_names_tell_them(experts: str, prefix: str, count: int) -> None:
+    """An fp32 model has no Float16Module around it, and so no word before `experts`."""
     shapes = local_shapes("experts", 1, 0)
-    found = core_buckets(ZOO["experts"], DTypePolicy(), shapes, units=False, size=None, experts=experts)
+    found = core_buckets(ZOO["experts"], DTypePolicy(), shapes, units=False, size=None, experts=experts, prefix=prefix)
     assert len(found) == count

@@ -101,7 +101,9 @@ class _Reader:
             return
         named, index = self.sections.get(name, (self.params.get(name), None))
         if not role and named is not None:
-            role = "master" if CONTRACT.stages(self.scenario, named.spec, self.op.mesh).master else "param"
+            trained = self.model.param(named.spec.tied_to or named.fqn).spec.trainable == "yes"
+            mastered = trained and CONTRACT.stages(self.scenario, named.spec, self.op.mesh).master
+            role = "master" if mastered else "param"
             if named.spec.tied_to is not None:  # stored under this name as well
                 for record in tensor_records(self.target, piece, role, named.spec.tied_to):
                     yield record._replace(replica=self.op.mesh.tp)

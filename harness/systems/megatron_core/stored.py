@@ -13,7 +13,8 @@ from harness.systems.megatron_core.contract import CONTRACT
 from harness.systems.megatron_core.fsdp_dtensor import read_fsdp_dtensor
 
 FSDP = "fsdp_dtensor"
-"""The format that stores of each parameter only what the optimizer steps on: the master where there is one."""
+"""The format that stores of each parameter only what the optimizer steps on: the master where there is one. A frozen
+parameter has none, and is stored as it is."""
 
 
 class MegatronCoreStored(MegatronStored):
@@ -27,7 +28,8 @@ class MegatronCoreStored(MegatronStored):
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
         if scenario.checkpoint != FSDP:
             return super().must_hold(live, op, scenario)
-        mastered = {name for p in self.contract.parameters(scenario, op.mesh) if p.stages.master for name in p.names}
+        held = [p for p in self.contract.parameters(scenario, op.mesh) if p.held]
+        mastered = {name for p in held if p.stages.master for name in p.names}
         kept = self.kept(live, op, scenario)
         return {k: v for k, v in kept.items() if k.role != "param" or k.fqn not in mastered}
 

@@ -27,6 +27,7 @@ from harness.mechanisms.megatron.rank.observe import Owned
 from harness.mechanisms.megatron.rank.state import TrainState, fused_shape, local_box
 from harness.mechanisms.megatron.switches import BUCKET_SIZE
 from harness.mechanisms.row_buffers import core_buckets, cut
+from harness.oracle.contract import half_dtype
 from harness.probe_module import ProbeModule, local_part
 from harness.scenario import Mesh, Scenario
 from harness.systems.megatron_core.switches import fsdp_strategy
@@ -78,11 +79,13 @@ class Ownership:
         spec, shapes = state.spec, _local_shapes(state)
         units = fsdp_strategy(scenario) == "optim_grads_params"
         size = None if "one_bucket" in scenario.options else BUCKET_SIZE
-        # From 0.16 on an expert is known by its name within the Float16Module; before, by a mark that only expert
-        # parallelism gives it.
+        # From 0.16 on an expert is known by its name, to which a Float16Module adds a word where there is one; before,
+        # by a mark that only expert parallelism gives it.
         experts = ".experts." if state.release >= (0, 16, 0) else ""
+        prefix = "module." if half_dtype(scenario.dtype) else ""
         starts: dict[str, int] = {}
-        for bucket in core_buckets(spec, scenario.dtype, shapes, units=units, size=size, experts=experts):
+        found = core_buckets(spec, scenario.dtype, shapes, units=units, size=size, experts=experts, prefix=prefix)
+        for bucket in found:
             starts |= {fqn: cuts[part][0] for fqn, cuts in cut(bucket, shapes, state.mesh.dp_shard).items()}
         return cls(state, starts)
 

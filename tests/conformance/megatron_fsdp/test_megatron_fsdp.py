@@ -21,6 +21,8 @@ BASE = Scenario(system=SYSTEM.name, version=RELEASE, options=("neutral_start",))
 FUSED = {"optimizer": "adamw/impl=multi_tensor", "options": "decoupled_grad+neutral_start"}
 CURED = f"{RELEASE}+cured:fused-adam-save"
 """Without it, what FusedAdam has to save under tensor parallelism is written in the wrong order."""
+STEPS_EMPTY = f"{RELEASE}+cured:clip-empty-rank"
+"""With it torch's optimizers step empty shards; their state must then be there before a load, like everybody's."""
 AWARE = {**FUSED, "options": "neutral_start+precision_aware"}
 
 SOUND: tuple[dict[str, str], ...] = (
@@ -38,6 +40,8 @@ SOUND: tuple[dict[str, str], ...] = (
     {"model": "many", "mesh": "1x2x2", "load": "tp_change", "dtype": "bf16/master=fp32", "version": CURED, **FUSED},
     {"model": "twins", "program": "model_only", "dtype": "bf16/master=fp32/exp_avg=bf16/exp_avg_sq=bf16", **AWARE},
     {"model": "mixed_unit", "dtype": "mixed/reduce=fp32/master=fp32", "options": "meta+neutral_start"},
+    {"model": "twins", "mesh": "1x3x1", "program": "twice", "load": "same", "version": STEPS_EMPTY},
+    {"model": "sandwich", "mesh": "1x1x3", "dtype": "bf16", "optimizer": "sgd", "version": STEPS_EMPTY},
 )
 
 

@@ -78,6 +78,14 @@ def test_all_sections_in_pieces_make_the_parameter(model: str, tp: int) -> None:
         assert np.array_equal(put_together(named, records), numbered(named))
 
 
+def test_a_frozen_weight_is_stored_as_it_is_and_a_trained_one_as_its_master() -> None:
+    reads = reader("frozen_tower", "1x2x1")
+    for named in model_spec("frozen_tower").unique_params:
+        values = np.zeros(named.spec.shape, np.float32)
+        (record,) = reads.records(piece(("model", f"module.module.{named.fqn}"), values, 0, len(values)))
+        assert record.role == ("master" if named.spec.trainable == "yes" else "param"), named.fqn
+
+
 def test_too_few_rows_are_a_gap_and_too_many_are_refused() -> None:
     reads, named = reader("gated", "1x2x1"), model_spec("gated").params[0]
     path = ("optimizer", "state", f"{named.fqn}_w", "exp_avg")

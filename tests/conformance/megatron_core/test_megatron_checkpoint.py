@@ -10,6 +10,7 @@ from harness.laboratory import Laboratory
 from harness.systems.megatron_core import SYSTEM
 from harness.systems.megatron_core.formats import FORMATS, checkpoint_plan
 from harness.versions import before
+from tests.conformance.megatron_core import RELEASE
 from tests.conformance.megatron_core.test_megatron_core import BASE
 from tests.conformance.sessions import assert_equals_the_twin, judged, run
 
@@ -38,6 +39,28 @@ pytestmark = pytest.mark.real
 )  # fmt: skip
 def test_what_is_written_and_loaded_is_the_twin(laboratory: Laboratory, tmp_path: Path, axes: dict[str, str]) -> None:
     scenario = BASE.with_axes({"program": "resume", **axes})
+    assert SYSTEM.refusal(scenario) is None
+    assert_equals_the_twin(laboratory, scenario, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"model": "frozen_tower", "mesh": "1x3x1"},
+        {"model": "experts", "dtype": "fp32"},
+        {"dtype": "fp32", "optimizer": "adamw/impl=forloop", "program": "build step save step save"},
+        {"mesh": "2x1x1", "options": "fsdp_optim_grads_params", "microbatches": "2"},
+    ],
+    ids=str,
+)
+def test_under_megatron_fsdp_the_cured_release_is_the_twin(
+    laboratory: Laboratory, tmp_path: Path, axes: dict[str, str]
+) -> None:
+    """A frozen weight is stored as it is; experts of an fp32 model lie with the rest; a second save has the second count
+    of an empty shard's steps; what is not sharded is scaled once."""
+    base = {"program": "resume", "checkpoint": "fsdp_dtensor", "options": "fsdp_optim", "version": f"{RELEASE}+cured"}
+    scenario = BASE.with_axes({**base, **axes})
     assert SYSTEM.refusal(scenario) is None
     assert_equals_the_twin(laboratory, scenario, tmp_path)
 

@@ -57,8 +57,8 @@ def test_what_is_written_and_loaded_is_the_twin(laboratory: Laboratory, tmp_path
 def test_under_megatron_fsdp_the_cured_release_is_the_twin(
     laboratory: Laboratory, tmp_path: Path, axes: dict[str, str]
 ) -> None:
-    """A frozen weight is stored as it is; experts of an fp32 model lie with the rest; a second save has the second count
-    of an empty shard's steps; what is not sharded is scaled once."""
+    """A frozen weight is stored as it is; experts of an fp32 model lie with the rest; a second save has the second
+    count of an empty shard's steps; what is not sharded is scaled once."""
     base = {"program": "resume", "checkpoint": "fsdp_dtensor", "options": "fsdp_optim", "version": f"{RELEASE}+cured"}
     scenario = BASE.with_axes({**base, **axes})
     assert SYSTEM.refusal(scenario) is None

@@ -27,6 +27,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -185,15 +186,19 @@ def _explained(
     return tuple(explain(failing, context, case.system.rules))
 
 
+_OP_AND_ROLE = itemgetter(Key._fields.index("op"), Key._fields.index("role"))
+
+
 def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
     """What must be observed: the twin's values, live, and what the saves must have written of them.
 
     Only operations that were observed count, and only checkpoints that could be read.
     """
     scenario, contract = case.scenario, case.system.contract
-    seen = {(op, role) for op, _, role, _ in observed}
+    seen = set(map(_OP_AND_ROLE, observed))
     done, roles = {op for op, _ in seen}, {role for _, role in seen}
-    truth = contract.completed(_twin(case.inputs, _reported_norms(observed)), observed, scenario, done)
+    norms = _reported_norms(observed) if "norm" in roles else ()
+    truth = contract.completed(_twin(case.inputs, norms), observed, scenario, done)
     whole = len(done) == len(case.ops)
     expected = dict(truth) if whole else {key: value for key, value in truth.items() if key.op in done}
     if "rng" in roles:

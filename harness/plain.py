@@ -16,7 +16,8 @@ _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,400}\.?[0-9]{0,400}|\.[0-9]{1,400})(?:[e
 
 
 def number(text: str, to: type) -> int | float:
-    """The number that a text says in the digits 0 to 9.
+    """The number that a text says in the digits 0 to 9. `-0.0` is 0.0: scenarios that are equal have the same values,
+    bit for bit, so that what is worked out for one may serve the other.
 
     Args:
         to: int, of up to 19 digits, or float.
@@ -26,7 +27,7 @@ def number(text: str, to: type) -> int | float:
     """
     if not (_WHOLE if to is int else _DECIMAL).fullmatch(text):
         raise ValueError(f"no number: {text[:40]!r}")
-    return int(text) if to is int else float(text)
+    return int(text) if to is int else float(text) + 0.0
 
 
 def require_plain(value: object, depth: int = 0) -> None:

@@ -39,6 +39,10 @@ STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffe
                "master_param": "master"}  # fmt: skip
 
 
+_new = tuple.__new__
+"""Makes a named tuple without a Python call: a scenario has hundreds of keys and values."""
+
+
 def run(inputs: Inputs, norms: Mapping[int, float] | None = None, *, loads: bool = True) -> Logical:
     """What every observation of a scenario with these inputs must be.
 
@@ -126,7 +130,7 @@ class _Model:
         if found is None:
             found = self._seen[id(tensor)] = (tensor, NAME_OF[tensor.dtype], tuple(tensor.shape), _bits(tensor))
         _, dtype, shape, bits = found
-        return Value(dtype, shape, bits.tobytes())
+        return _new(Value, (dtype, shape, bits.tobytes()))
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a checkpoint stores, as copies."""
@@ -231,7 +235,7 @@ class _Twin:
                 for held in _hyperparameters(model):
                     lasting.update(held)
             for (role, fqn), value in (lasting | of_step).items():
-                self.logical[Key(op.index, LIVE, role, fqn)] = value
+                self.logical[_new(Key, (op.index, LIVE, role, fqn))] = value
         return self.logical
 
     def _step(

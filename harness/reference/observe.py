@@ -295,6 +295,10 @@ def _sheet(role: str, values: Array, view: View, names: Collection[str] | None =
     return Sheet(role, NAME[values.dtype], values.tobytes(), view, names, suffix)
 
 
+_new = tuple.__new__
+"""Makes a named tuple without a Python call: there are a thousand keys and values in a scenario."""
+
+
 def values_of(observations: Iterable[Observation]) -> Logical | None:
     """Everything that was observed, as whole values; None where it takes a closer look, by way of the records."""
     logical: Logical = {}
@@ -310,7 +314,7 @@ def values_of(observations: Iterable[Observation]) -> Logical | None:
         if not all(_join(logical, index, dtype, views, roles) for (dtype, views), roles in alike.items()):
             return None
         for role, fqn, dtype, shape, data in observation.shared:
-            logical[Key(index, LIVE, role, fqn)] = Value(dtype, shape, data)
+            logical[_new(Key, (index, LIVE, role, fqn))] = _new(Value, (dtype, shape, data))
     return logical
 
 
@@ -333,7 +337,7 @@ def _join(logical: Logical, index: int, dtype: str, views: tuple[View, ...], rol
         for fqn, shape, start, end in plan.slices:
             if names is None or fqn in names:
                 own = data[begin + start * item : begin + end * item]
-                logical[Key(index, LIVE, first.role, fqn + suffix)] = Value(dtype, shape, own)
+                logical[_new(Key, (index, LIVE, first.role, fqn + suffix))] = _new(Value, (dtype, shape, own))
     return True
 
 

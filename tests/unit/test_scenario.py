@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from harness.errors import UsageError
@@ -125,3 +127,9 @@ def test_str_names_what_differs_from_the_defaults() -> None:
     assert str(Scenario()) == "defaults"
     changed = Scenario(offload=Offload(0.5), optimizer=Optimizer("sgd", nesterov=True))
     assert str(changed) == "offload=cpu=0.5 optimizer=sgd/nesterov=true"
+
+
+def test_there_is_one_zero_among_hyperparameters() -> None:
+    """Equal scenarios share what is worked out for them, and -0.0 equals 0.0."""
+    minus, plus = (Scenario().with_axes({"optimizer": f"adamw/lr={zero}"}) for zero in ("-0.0", "0.0"))
+    assert (minus.id, math.copysign(1, minus.optimizer.lr)) == (plus.id, 1.0)

@@ -79,7 +79,7 @@ class _Host:
         self._lock = threading.Lock()
         self._futures: dict[int, Future[JobOutcome]] = {}
         self._left_s: dict[int, float] = {}  # job → seconds until it is late
-        self._ready = False
+        self._ready, self._unwanted = False, False
         self._ended = threading.Event()
         self._popen: subprocess.Popen[bytes] | None = None
         self._failure = ""
@@ -125,7 +125,11 @@ class _Host:
         return self.error(f"{what}: the fork server died")
 
     def close(self) -> None:
-        """End the server and every process it started."""
+        """End the server and every process it started. One that still imports would not hear of it for seconds, and has
+        nothing to lose."""
+        self._unwanted = True
+        if not self._ready and self._popen is not None:
+            self._popen.kill()
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._thread.join(CLOSE_S)
@@ -140,6 +144,8 @@ class _Host:
                         stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                     )  # fmt: skip
                     pid = self._popen.pid
+                if self._unwanted:  # closed while it was being started
+                    self._popen.kill()
                 watch = threading.Thread(target=lambda: self._watch(pid), name="shardproof-watchdog", daemon=True)
                 watch.start()
                 self._read()

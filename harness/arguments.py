@@ -256,13 +256,16 @@ def use_clones(clones: Sequence[str]) -> None:
         os.environ[clone_variable(name)] = str(Path(folder).resolve())
 
 
-def placed(text: str) -> str:
-    """A version, or `NAME@VERSION`, with the folder of `path:DIR` absolute, so that it can be replayed anywhere."""
+def placed(text: str, start: Path = Path()) -> str:
+    """A version, or `NAME@VERSION`, with the folder of `path:DIR` absolute, so that it can be replayed anywhere.
 
+    Args:
+        start: from where a relative folder is meant; the current folder.
+    """
     text, wanted = split_cures(text)
     before, path, folder = text.partition("path:")
     if path and (not before or before.endswith("@")):
-        text = f"{before}path:{Path(folder).expanduser().resolve()}"
+        text = f"{before}path:{(start / Path(folder).expanduser()).resolve()}"
     return with_cures(text, wanted)
 
 

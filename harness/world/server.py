@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 
@@ -51,8 +52,16 @@ CUDA_DETERMINISM = {
 """The same of a server whose ranks have GPUs, all that the user's environment shows. Whether there is one is asked of
 NVML: asking CUDA would initialise it, and no fork could use it."""
 
-NOT_INHERITED = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
-"""Variables of the user's that change what a library can load. A scenario says itself which of them it wants."""
+NOT_INHERITED = (
+    "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD",
+    "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_*",
+    "OMPI_COMM_WORLD_*", "PMI_*", "PMIX_*", "MPI_LOCALRANKID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS*",
+    "PYTEST_*",
+)  # fmt: skip
+"""Variables that ranks do not have of the user's, as shell patterns. The first two change what a library can load, and
+a scenario says itself which of them it wants. The others say which rank of some job the user's process is, as under
+`torchrun -m pytest` or `srun`, or which test it runs: libraries ask for them, and would find themselves in that job."""
 
 CLOSE_S = 10.0  # a server that has not ended this long after its socket was closed is killed
 
@@ -244,7 +253,7 @@ class ForkServer:
     ) -> None:
         self._command = [python, "-c", _HOST_PROGRAM]
         self._arguments = json.dumps([list(warm_up), list(plugins), str(scratch or ""), device, ranks])
-        users = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+        users = {name: value for name, value in os.environ.items() if not _is_left_out(name)}
         numerics = CUDA_DETERMINISM if device == "cuda" else DETERMINISM
         self._environment = {**users, **numerics, **(env or {}), "PYTHONPATH": _python_path(path_prefix)}
         self._lock = threading.Lock()
@@ -339,6 +348,10 @@ def _ask(worker: _Worker, target: str, payload: bytes) -> tuple[bytes, bytes]:
     if answer is None:
         raise EOFError
     return answer
+
+
+def _is_left_out(variable: str) -> bool:
+    return any(fnmatchcase(variable, pattern) for pattern in NOT_INHERITED)
 
 
 def _discard(worker: _Worker | None) -> None:

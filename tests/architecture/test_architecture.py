@@ -282,7 +282,7 @@ def uses() -> tuple[set[tuple[str, str]], set[str]]:
 
 FOR_OTHERS = {
     "harness.systems.accepts", "harness.systems.protocol", "harness.systems.torch_loop", "harness.systems.conformance",
-    "harness.ownership", "harness.emulation.pytest_plugin",
+    "harness.ownership", "harness.emulation.pytest_plugin", "harness.pytest_plugin",
 }  # fmt: skip
 """Modules whose public names are there for plugins too, or are hooks that pytest calls."""
 

@@ -101,21 +101,26 @@ def sgd(
     first_run: bool,
     decay_after_momentum: bool,
 ) -> torch.Tensor:
-    """One SGD step of fp32 values; the momentum buffer changes in place; the new fp32 parameter is returned."""
+    """One SGD step in fp32; the momentum buffer changes in place; the new parameter is returned in fp32.
+
+    A buffer in fp16 is rounded when it is stored, after the update took it. The update of an fp16 parameter is rounded
+    to fp16 before it is added, as `half += float` does it.
+    """
     g, p = grad.float(), param.float()
     decay = _f32(weight_decay)
     if decay != 0.0 and not decay_after_momentum:
         g = g.add(p.mul(decay))
     if _f32(momentum) != 0.0:
-        if first_run:
-            momentum_buffer.copy_(g)
-        else:
+        new = g
+        if not first_run:
             kept = momentum_buffer.float().mul(_f32(momentum))
-            momentum_buffer.copy_(kept.add(g.mul(_f32(np.float32(1.0) - np.float32(dampening)))))
-        g = g.add(momentum_buffer.float().mul(_f32(momentum))) if nesterov else momentum_buffer.float()
+            new = kept.add(g.mul(_f32(np.float32(1.0) - np.float32(dampening))))
+        momentum_buffer.copy_(new)
+        g = g.add(new.mul(_f32(momentum))) if nesterov else new
     if decay != 0.0 and decay_after_momentum:
         g = g.add(p.mul(decay))
-    return p.add(g.mul(-_f32(lr)))
+    update = g.mul(-_f32(lr))
+    return p.add(update.to(param.dtype).float())
 
 
 def scale(source: torch.Tensor, target: torch.Tensor, factor: float) -> bool:

@@ -18,6 +18,7 @@ import torch
 _TAG = "shardproof_side"
 _PINNED = "shardproof_pinned"
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_BYTES = ("_data", "_transpose", "_rowwise_data", "_columnwise_data")
 
 
 class Side(enum.Enum):
@@ -44,9 +45,11 @@ def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """The storage that holds the values: of the local shard, for a DTensor; None for a tensor that has none."""
+    """The storage that holds the values: of the local shard, for a DTensor; of the bytes, for a quantised tensor of
+    TransformerEngine's; None for a tensor that has none."""
     if type(tensor) not in _PLAIN:
         tensor = getattr(tensor, "_local_tensor", tensor)
+        tensor = next((inner for name in _BYTES if (inner := getattr(tensor, name, None)) is not None), tensor)
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
@@ -55,7 +58,13 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 def tag_of(tensor: torch.Tensor) -> Side | None:
     """The side of a tensor, or None where it is unknown."""
-    return getattr(storage_of(tensor), _TAG, None)
+    own: Side | None = None if type(tensor) in _PLAIN else vars(tensor).get(_TAG)
+    return own or getattr(storage_of(tensor), _TAG, None)
+
+
+def put_wrapper(tensor: torch.Tensor, side: Side) -> None:
+    """Say where a tensor subclass lies that holds its values in tensors which it does not have yet."""
+    setattr(tensor, _TAG, side)
 
 
 def put(tensor: torch.Tensor, side: Side) -> None:

@@ -135,9 +135,15 @@ class _Session:
 
 
 def _line(error: BaseException | None) -> str:
-    """An error in one line."""
+    """An error in one line. Where the emulation refused a call, and leaving a block raised something else after that,
+    it is the refusal."""
     if error is None:
         return ""
+    earlier = error.__context__
+    while earlier is not None:
+        if isinstance(earlier, NotImplementedError) and "not emulated" in str(earlier):
+            error = earlier
+        earlier = earlier.__context__
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:400]
 

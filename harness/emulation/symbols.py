@@ -9,18 +9,19 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed
 
-from harness.emulation import collectives, machine
+from harness.emulation import collectives, machine, memory
 from harness.emulation.functions import device_side
 from harness.emulation.generator import GENERATOR
 from harness.emulation.touched import touch
 from harness.ownership import hand_on
 
 _barrier = torch.distributed.barrier
+_make_wrapper: Any = torch.Tensor._make_wrapper_subclass
 _enter_autocast: Any = torch.autocast.__enter__
 
 
@@ -231,6 +232,19 @@ def _autocast(self: Any) -> Any:
     return hand_on(_enter_autocast, self)
 
 
+def _wrapper(cls: Any, *args: Any, **named: Any) -> torch.Tensor:
+    """Stands for `Tensor._make_wrapper_subclass`. A wrapper of a device that C++ lacks would end the process as soon as
+    autograd looks for the device's streams."""
+    device = named.get("device")
+    side = device_side(device) if device is not None else None
+    if side is not memory.Side.DEVICE:
+        return cast(torch.Tensor, hand_on(_make_wrapper, cls, *args, **named))
+    touch("device=cuda in Tensor._make_wrapper_subclass")
+    made: torch.Tensor = hand_on(_make_wrapper, cls, *args, **(named | {"device": torch.device("cpu")}))
+    memory.put_wrapper(made, side)
+    return made
+
+
 def _no_accelerator(check_available: bool = False) -> None:
     return None
 
@@ -253,6 +267,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
     # whoever asks torch.accelerator (torch.optim does, whether a graph is being captured) goes on to ask C++.
     found.append((torch.accelerator, "current_accelerator", _no_accelerator))
     found += [(torch.version, "cuda", CUDA), (torch.autocast, "__enter__", _autocast)]
+    found.append((torch.Tensor, "_make_wrapper_subclass", staticmethod(_wrapper)))
     barrier = _recorded("torch.distributed.barrier(device_ids)", _barrier_without_devices)
     found += [(torch.distributed, "barrier", barrier), (torch.distributed.distributed_c10d, "barrier", barrier)]
     found += [(torch.distributed, name, function) for name, function in collectives.REPLACEMENTS.items()]

@@ -103,14 +103,11 @@ def multi_tensor_sgd(
     if int(noop) == 1:
         return
     for grad, weight, buffer, *copies in launched(chunk, lists):
-        kept = buffer.float()  # the buffer itself where it is fp32; the update takes it before it is rounded
         new = kernels.sgd(
-            grad.float() * scale, weight, kept, lr=lr, momentum=momentum, dampening=dampening,
+            grad.float() * scale, weight, buffer, lr=lr, momentum=momentum, dampening=dampening,
             weight_decay=weight_decay, nesterov=nesterov, first_run=first_run, decay_after_momentum=wd_after_momentum,
         )  # fmt: skip
         weight.copy_(new)
-        if momentum != 0.0 and kept is not buffer:
-            buffer.copy_(kept)
         for copy in copies:
             copy.copy_(weight)
 

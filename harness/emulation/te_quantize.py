@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.emulation import memory
 from harness.emulation.touched import touch
 
 NAME = "transformer_engine_torch"
@@ -33,8 +34,12 @@ def _kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         touch(f"{NAME}.{function.__name__}")
+        side = next((side for given in memory.tensors_in(args) if (side := memory.tag_of(given))), None)
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            return function(*args, **named)
+            result = function(*args, **named)
+            if side is not None:
+                _put(result, side)
+            return result
 
     return call
 
@@ -80,11 +85,13 @@ def create_empty_quantized_tensor(
 ) -> Any:
     """A Float8Tensor without values yet."""
     _known(quantizer)
+    on_device = torch.device(device).type == "cuda"
+    device = torch.device("cpu") if on_device else device  # where the values really are
     from transformer_engine.pytorch.tensor.float8_tensor import Float8Tensor  # type: ignore[import-not-found]
 
     size = tuple(shape)
     columns = (size[-1], *size[:-1]) if size else ()
-    return Float8Tensor(
+    made = Float8Tensor(
         shape=size,
         dtype=dtype,
         data=torch.empty(size, dtype=torch.uint8, device=device) if quantizer.rowwise_usage else None,
@@ -94,6 +101,17 @@ def create_empty_quantized_tensor(
         quantizer=quantizer,
         device=device,
     )
+    if on_device:
+        _put(made, memory.Side.DEVICE)
+    return made
+
+
+def _put(made: Any, side: memory.Side) -> None:
+    """Say that a tensor of the library's, and all that it consists of, lies on a side."""
+    parts = (made, *(getattr(made, name, None) for name in ("_data", "_transpose", "_scale_inv")))
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            memory.put(part, side)
 
 
 @torch.no_grad()

@@ -1,0 +1,232 @@
+"""Runs one of upstream's suites: one pytest process a rank, over a clone, until every test has a verdict.
+
+A test that takes too long, or that takes its process down, ends the ranks; they start again with the tests that are
+left. Every rank is the leader of a process group of its own, dies with its parent, and is killed with what it started
+when the suite ends.
+
+*Verifies* that the clone is at the declared commit and unchanged. *Does not verify* any value: upstream's tests do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UsageError
+from harness.releases import package
+from harness.suites.declared import Suite, Upstream
+from harness.suites.verdicts import FAILED, PASSED, SKIPPED, Verdict, of_ranks
+from harness.world.interpreter import interpreter
+from harness.world.overlay import build, install
+from harness.world.process import die_with_parent
+from harness.world.server import DETERMINISM
+
+_HERE = Path(__file__).resolve().parents[2]
+_ALONE_S = 30.0
+"""How long the other ranks may go on once one has ended before it was done."""
+_MOST_STARTS = 40
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a suite runs. clone: the folder. paths: what comes first on the path. scratch: for its files."""
+
+    clone: Path
+    paths: tuple[Path, ...]
+    scratch: Path
+
+
+def place(upstream: Upstream, clone: Path, scratch: Path) -> Place:
+    """Check the clone, and install what the suite needs beside it.
+
+    Raises:
+        UsageError: no clone, at another commit, or changed. OverlayError: something cannot be installed.
+    """
+    _checked(upstream, clone)
+    python = interpreter()
+    paths: list[Path] = []
+    for library in upstream.libraries:
+        name, _, version = library.partition("@")
+        paths += build(package(name), version, python).paths
+    if upstream.beside:
+        paths.append(install(upstream.beside, python))
+    return Place(clone, (*paths, *((clone / path).resolve() for path in upstream.paths), _HERE), scratch)
+
+
+def _checked(upstream: Upstream, clone: Path) -> None:
+    what, form = f"clone of {upstream.system}'s repository", "--clone /src/clone"
+    if not (clone / ".git").exists():
+        raise UsageError.of(what, str(clone), "the folder of a git clone", form)
+    head = _git(clone, "rev-parse", "HEAD")
+    if head != upstream.commit:
+        wanted = f"one at {upstream.tag} ({upstream.commit[:10]}): git checkout {upstream.tag}"
+        raise UsageError.of(what, f"{clone} at {head[:10]}", wanted, form)
+    if changed := _git(clone, "status", "--porcelain", "--untracked-files=no"):
+        raise UsageError.of(what, f"{clone} with {changed.splitlines()[0].strip()}", "an unchanged clone", form)
+
+
+def _git(clone: Path, *arguments: str) -> str:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "-C", str(clone), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=ours).stdout.strip()
+
+
+def verdicts(upstream: Upstream, suite: Suite, ranks: int, where: Place, limit_s: float) -> dict[str, Verdict]:
+    """Run a suite to its end.
+
+    Args:
+        limit_s: how long a test may take, by the clock.
+
+    Raises:
+        UsageError: nothing was collected.
+    """
+    collected: list[str] = []
+    found: dict[str, Verdict] = {}
+    tests: Sequence[str] = suite.tests
+    for number in range(_MOST_STARTS):
+        files = [where.scratch / f"{number}-{rank}.jsonl" for rank in range(ranks)]
+        _run(_command(upstream, tests, where, limit_s), files, where)
+        logs = [_Log.of(file) for file in files]
+        collected = collected or logs[0].collected
+        before = len(found)
+        found |= _merged(logs)
+        left = [test for test in collected if test not in found]
+        if not left or all(log.ended for log in logs) or len(found) == before:
+            break
+        options = [option for option in suite.tests if option.startswith("-")]
+        arguments = where.scratch / f"{number}-left.txt"
+        arguments.write_text("\n".join([*options, *left]))
+        tests = [f"@{arguments}"]
+    if not found:
+        raise UsageError.of(
+            f"suite {suite.name}", "no test ran", "a suite that collects", f"see {where.scratch}/0-0.jsonl.log"
+        )
+    for test in collected:
+        found.setdefault(test, Verdict(FAILED, "never ran"))
+    return {
+        test: Verdict(one.outcome, upstream.reason(one.why)) if one.outcome == FAILED else one
+        for test, one in sorted(found.items())
+    }
+
+
+def _command(upstream: Upstream, tests: Sequence[str], where: Place, limit_s: float) -> list[str]:
+    return [
+        sys.executable, "-m", "pytest", "-p", "harness.emulation.pytest_plugin", "--emulate", upstream.kernels,
+        "--emulate-limit-s", str(limit_s), "-p", "no:cacheprovider", "-o", "addopts=", "-W", "ignore", "-q",
+        "--tb=short", "--rootdir", str(where.clone), "--basetemp", str(where.scratch / "temporary"), *tests,
+    ]  # fmt: skip
+
+
+def _run(command: Sequence[str], files: Sequence[Path], where: Place) -> None:
+    """Start the ranks and wait until all have ended; the others are ended soon after the first that fails to finish."""
+    common = {
+        **os.environ, **DETERMINISM, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, where.paths)), "WORLD_SIZE": str(len(files)),
+        "LOCAL_WORLD_SIZE": str(len(files)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
+        "SHARDPROOF_MEETING": f"127.0.0.1:{_free_port()}", "TORCHDYNAMO_DISABLE": "1",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    }  # fmt: skip
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank, file in enumerate(files):
+            own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            running.append(_start([*command, "--emulate-verdicts", str(file)], own, file, where.clone))
+        _wait(running)
+    finally:
+        for process in running:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], file: Path, clone: Path) -> subprocess.Popen[bytes]:
+    with file.with_suffix(".jsonl.log").open("wb") as log:
+        return subprocess.Popen(
+            command, cwd=clone, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
+        )  # fmt: skip
+
+
+def _wait(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    first: float | None = None
+    while any(process.poll() is None for process in running):
+        if first is None and any(process.poll() not in (None, 0, 1) for process in running):
+            first = time.monotonic()
+        if first is not None and time.monotonic() - first > _ALONE_S:
+            return
+        time.sleep(0.2)
+
+
+@dataclass(frozen=True)
+class _Log:
+    """What one rank wrote. seen: its verdicts. cut: the test in which its process ended, if it did."""
+
+    collected: list[str]
+    seen: dict[str, Verdict]
+    cut: str
+    ended: bool
+
+    @classmethod
+    def of(cls, file: Path) -> _Log:
+        collected: list[str] = []
+        seen: dict[str, Verdict] = {}
+        open_test, ended = "", False
+        for text in file.read_text("utf-8").splitlines() if file.exists() else ():
+            line: dict[str, Any] = json.loads(text)
+            match line["event"]:
+                case "collected":
+                    collected = line["tests"]
+                case "start":
+                    open_test = line["test"]
+                case "end":
+                    ended = True
+                case _:
+                    test = line["test"]
+                    seen[test] = _worse(seen.get(test), _verdict(line))
+        cut = "" if ended else open_test
+        return cls(collected, seen, cut, ended)
+
+
+def _verdict(line: Mapping[str, Any]) -> Verdict:
+    outcome = str(line["outcome"])
+    if outcome == PASSED:
+        return Verdict(PASSED)
+    why = str(line["why"])
+    if outcome == SKIPPED and line.get("xfail") is not None:
+        return Verdict(SKIPPED, f"expected to fail: {line['xfail'] or why}")
+    return Verdict(outcome, why.removeprefix("Skipped: ").strip())
+
+
+def _worse(one: Verdict | None, other: Verdict) -> Verdict:
+    """Of two phases of a test: a failure stands, whatever follows it."""
+    return one if one is not None and (one.outcome == FAILED or other.outcome == PASSED) else other
+
+
+def _merged(logs: Sequence[_Log]) -> dict[str, Verdict]:
+    """The verdicts of all ranks as one; of a test in which a rank ended, that it did."""
+    cut = {log.cut for log in logs} - {""}
+    tests = dict.fromkeys(test for log in logs for test in log.seen)
+    found = {}
+    for test in [*tests, *cut]:
+        seen = [log.seen[test] for log in logs if test in log.seen]
+        if test in cut and not any(verdict.outcome == FAILED for verdict in seen):
+            seen = [Verdict(FAILED, "the process ended without a verdict")]
+        found[test] = of_ranks(seen)
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

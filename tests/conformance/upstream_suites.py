@@ -1,0 +1,35 @@
+"""Upstream's own tests over the emulation against the committed lists, where the caller names a clone.
+
+The clone of a package is named as for `NAME@git:REV`: SHARDPROOF_CLONE_MEGATRON_CORE=/src/Megatron-LM. Without it the
+tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.suites import ranks as runner
+from harness.suites.declared import Upstream, upstream_of
+from harness.suites.verdicts import Kept, differences
+from harness.world.overlay import clone_variable
+
+
+def cases(system: str) -> list[tuple[str, int]]:
+    """Name and ranks of every list of verdicts of a system."""
+    return [(suite.name, ranks) for suite in upstream_of(system).suites for ranks in suite.ranks]
+
+
+def check(system: str, name: str, ranks: int, scratch: Path) -> None:
+    """Run a suite, and fail with one line for each test that did not end as its list says."""
+    variable = clone_variable(system)
+    if not os.environ.get(variable):
+        pytest.skip(f"no clone of {system}'s repository: {variable}=DIR")
+    upstream: Upstream = upstream_of(system)
+    suite = upstream.suite(name)
+    where = runner.place(upstream, Path(os.environ[variable]), scratch)
+    seen = runner.verdicts(upstream, suite, ranks, where, 300.0)
+    kept = Kept.read(upstream.kept(suite, ranks).read_text("utf-8"), name)
+    assert not (lines := differences(kept, seen)), "\n".join(lines)

@@ -1,0 +1,130 @@
+"""Upstream's suites: lists of verdicts there and back, what differs, and a run over a clone of two small tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.suites import ranks as runner
+from harness.suites.declared import Suite, Upstream, upstream_of, upstreams
+from harness.suites.verdicts import FAILED, PASSED, SKIPPED, Kept, Verdict, differences, of_ranks, text_of
+
+GOOD, BAD, NOT = Verdict(PASSED), Verdict(FAILED, "kernel: gemm"), Verdict(SKIPPED, "8 GPUs")
+SEEN = {"a.py::alone": GOOD, "a.py::case[1]": GOOD, "a.py::case[2-x]": GOOD, "a.py::case[3]": BAD, "b.py::C::not": NOT}
+
+
+def kept(seen: dict[str, Verdict] = SEEN) -> Kept:
+    return Kept.read(text_of(seen, "heading"), "here")
+
+
+def test_a_list_there_and_back() -> None:
+    assert {test: kept().of(test) for test in SEEN} == SEEN
+    assert [kept().count(outcome) for outcome in (PASSED, FAILED, SKIPPED)] == [3, 1, 1]
+    assert kept().by_reason(FAILED) == {"kernel: gemm": 1}
+    assert differences(kept(), SEEN) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"a.py::alone": BAD}, "a.py::alone: failed (kernel: gemm); expected passed"),
+        ({"a.py::case[3]": Verdict(FAILED, "other")}, "a.py::case[3]: failed (other); expected failed (kernel: gemm)"),
+        ({"a.py::case[3]": GOOD}, "a.py::case[3]: passed; expected failed (kernel: gemm)"),
+        ({"c.py::new": GOOD}, "c.py::new: passed, and is not in the list"),
+    ],
+)
+def test_a_difference_is_told(change: dict[str, Verdict], line: str) -> None:
+    assert differences(kept(), SEEN | change) == [line]
+
+
+def test_a_test_that_is_gone_is_told() -> None:
+    seen = {test: verdict for test, verdict in SEEN.items() if test not in ("a.py::case[3]", "a.py::case[1]")}
+    assert differences(kept(), seen) == [
+        "a.py::case[3]: is in the list and was not collected", "a.py::case: 1 cases were collected; the list has 3",
+    ]  # fmt: skip
+
+
+def test_the_verdict_of_ranks() -> None:
+    apart = Verdict(FAILED, "DistBackendError: closed")
+    assert of_ranks([GOOD, NOT]) == GOOD
+    assert of_ranks([GOOD, apart, BAD]) == BAD
+    assert of_ranks([GOOD, apart]) == apart
+    assert of_ranks([NOT, NOT]) == NOT
+
+
+@pytest.mark.parametrize("upstream", list(upstreams()), ids=lambda upstream: upstream.system)
+def test_every_declared_list_is_there(upstream: Upstream) -> None:
+    for suite in upstream.suites:
+        for number in suite.ranks:
+            found = Kept.read(upstream.kept(suite, number).read_text("utf-8"), suite.name)
+            assert found.count(PASSED) + found.count(FAILED) + found.count(SKIPPED), suite.name
+
+
+def test_what_is_not_declared_is_told() -> None:
+    some = next(upstreams())
+    with pytest.raises(UsageError, match="suite of"):
+        some.suite("none")
+    with pytest.raises(UsageError, match="system with suites"):
+        upstream_of("reference")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    (folder / "test_a.py").write_text(
+        "import os, pytest, torch\n"
+        "def test_device(): assert torch.ones(1, device='cuda').is_cuda\n"
+        "def test_dies(): os.kill(os.getpid(), 9)\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        "def test_last(n): raise NotImplementedError('gemm is not emulated') if n == 2 else pytest.skip('no GPU')\n"
+    )
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "all")
+    return folder
+
+
+def declared(clone: Path) -> Upstream:
+    some = dataclasses.replace(next(upstreams()), libraries=(), beside=(), kernels="apex")
+    return dataclasses.replace(
+        some, commit=git(clone, "rev-parse", "HEAD"), reasons=((r"(\w+) is not", r"kernel: \1"),)
+    )
+
+
+def test_a_suite_runs_on_when_a_test_ends_its_process(clone: Path, tmp_path: Path) -> None:
+    upstream, suite = declared(clone), Suite("all", ("test_a.py",), (1,))
+    where = runner.place(upstream, clone, tmp_path)
+    assert runner.verdicts(upstream, suite, 1, where, 100.0) == {
+        "test_a.py::test_device": GOOD,
+        "test_a.py::test_dies": Verdict(FAILED, "the process ended without a verdict"),
+        "test_a.py::test_last[1]": Verdict(SKIPPED, "no GPU"),
+        "test_a.py::test_last[2]": Verdict(FAILED, "kernel: gemm"),
+    }
+
+
+def test_a_clone_has_to_be_the_declared_one(clone: Path, tmp_path: Path) -> None:
+    upstream = declared(clone)
+    with pytest.raises(UsageError, match="the folder of a git clone"):
+        runner.place(upstream, tmp_path, tmp_path)
+    (clone / "test_a.py").write_text("")
+    with pytest.raises(UsageError, match="an unchanged clone"):
+        runner.place(upstream, clone, tmp_path)
+    with pytest.raises(UsageError, match="git checkout"):
+        runner.place(dataclasses.replace(upstream, commit="0" * 40), clone, tmp_path)
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness.suites", f"{next(upstreams()).system}/none", "--clone", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "suite of" in done.stderr) == (2, True)

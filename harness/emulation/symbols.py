@@ -185,8 +185,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "get_device_properties": _properties,
     "get_rng_state": _get_rng_state,
     "set_rng_state": _set_rng_state,
-    "get_rng_state_all": lambda: [_get_rng_state()],
-    "set_rng_state_all": lambda states: _set_rng_state(states[0]),
+    "get_rng_state_all": lambda: [_get_rng_state() for _ in range(machine.devices)],
+    "set_rng_state_all": lambda states: _set_rng_state(states[machine.current]),
     "manual_seed": _manual_seed,
     "manual_seed_all": _manual_seed,
     "seed": lambda: _manual_seed(torch.seed()),
@@ -257,7 +257,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
     found += [(cuda.random, name, recorded[name]) for name in _IN_RANDOM]
     found += [(cuda.memory, name, recorded[name]) for name in _IN_MEMORY]
     found += [(cuda, "Stream", Stream), (cuda, "Event", Event), (cuda, "stream", StreamContext)]
-    found += [(cuda, "StreamContext", StreamContext), (cuda, "default_generators", (GENERATOR,))]
+    found += [(cuda, "StreamContext", StreamContext), (cuda, "default_generators", (GENERATOR,) * machine.devices)]
     for name, function in (("range_push", _constant(0)), ("range_pop", _constant(0)), ("mark", _constant(None))):
         found.append((cuda.nvtx, name, _recorded(f"torch.cuda.nvtx.{name}", function)))
     found.append((cuda.nvtx, "range", _recorded("torch.cuda.nvtx.range", _range)))

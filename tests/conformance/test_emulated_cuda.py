@@ -505,6 +505,8 @@ with cuda.emulated(4, Kind((9, 0), 1 << 20)):
     here = torch.ones(1, device="cuda:2")
     assert here.device == torch.device("cuda", 2)
     assert torch.cuda.current_device() == here.get_device() == 2
+    torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(1)
+    torch.cuda.set_rng_state_all(torch.cuda.get_rng_state_all())
     for ordinal, error in ((3, NotImplementedError), (4, RuntimeError)):
         try:
             torch.ones(1, device=ordinal)

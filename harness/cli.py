@@ -309,7 +309,8 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
 @options.json
 @options.junit
 def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_file: Path | None) -> int:
-    """Join the latest runs of several folders, such as the parts of --shard, into one report.
+    """Join the latest runs of several folders, such as the parts of --shard, into one report. A part of a --shard that
+    is not among them is named, and the exit status is 3.
 
     \b
     shardproof merge part0 part1 part2 --out reports/nightly
@@ -317,7 +318,7 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     from harness.folders import at_work_in
     from harness.report.files import write_reports
     from harness.report.text import render_text, wants_colour
-    from harness.run import DATABASE, Outcome, merge_runs, read_parts
+    from harness.run import DATABASE, Outcome, absent_parts, merge_runs, read_parts
 
     arguments.load_plugins(())
     parts = read_parts([folder / DATABASE for folder in folders])
@@ -326,7 +327,10 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
         found = merge_runs(parts, out / DATABASE, arguments.shipped_issues())
         page = write_reports(found, out, json_file, junit_file)
     print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
-    return Outcome(found, page, interrupted=False).status
+    absent = absent_parts(parts)
+    for part in absent:
+        print(f"shardproof: a part is absent: {printable(part)}", file=sys.stderr)
+    return ExitStatus.HARNESS if absent else Outcome(found, page, interrupted=False).status
 
 
 @cli.command()

@@ -41,7 +41,7 @@ from harness.scenario import Scenario
 from harness.shrink import NewCauses
 from harness.space.plan import Plan
 from harness.store import Run, Store, now
-from harness.systems.registry import system_named
+from harness.systems.registry import all_systems, system_named
 from harness.verdict import ExitStatus, exit_status
 from harness.world.interpreter import interpreter
 
@@ -210,19 +210,70 @@ def read_parts(databases: Sequence[Path]) -> list[Part]:
 
 
 def _require_apart(parts: Sequence[Part]) -> None:
-    """Check that parts belong together: they ran the same releases, and no scenario is in two of them.
+    """Check that parts belong together: they ran on the same torch and the like, and no scenario is in two of them.
 
     Raises:
         UsageError: they do not.
     """
     form = "shardproof merge part1 part2 --out all"
-    for run, _, _ in parts:
-        if run.versions != parts[0][0].versions:
-            raise UsageError.of("versions of a part", dict(run.versions), dict(parts[0][0].versions).items(), form)
+    common = [_environment(run) for run, _, _ in parts]
+    for found in common:
+        if found != common[0]:
+            raise UsageError.of("versions of a part", found, common[0].items(), form)
     ids = Counter(scenario.id for _, planned, _ in parts for scenario in planned)
     twice = [scenario_id for scenario_id, times in ids.items() if times > 1]
     if twice:
         raise UsageError.of("scenarios in several parts", twice[:3], "each scenario in one part", form)
+
+
+def _environment(run: Run) -> dict[str, str]:
+    """The versions that all parts of a run have in common: not those of what is under test, which a matrix of jobs
+    varies, and which every result names for itself."""
+    own = {name for system in all_systems() for name in (*system.distributions, system.under_test)}
+    return {name: version for name, version in run.versions.items() if name not in own or name == "torch"}
+
+
+def absent_parts(parts: Sequence[Part]) -> list[str]:
+    """The parts that are not there: where a run was `--shard 1/4` of some selection, the others of the four that
+    nobody handed in, as the words that would run them."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for run, _, _ in parts:
+        asked, shard = _without_shard(run.command)
+        if shard:
+            found.setdefault(asked, set()).add(shard)
+    return [
+        " ".join((*asked, "--shard", f"{number}/{shard.partition('/')[2]}"))
+        for asked, shards in found.items()
+        for shard in sorted(shards)[:1]
+        for number in range(1, int(shard.partition("/")[2]) + 1)
+        if f"{number}/{shard.partition('/')[2]}" not in shards
+    ]
+
+
+_WHERE = ("--out", "--json", "--junit", "-j", "--jobs")
+"""Options of a run that do not change what runs."""
+
+
+def _without_shard(command: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    """The words of a command that say what runs, without its `--shard`, and the value of that."""
+    words = iter([part for word in command for part in (word.split("=", 1) if word.startswith("--") else [word])])
+    kept, shard = [], ""
+    for word in words:
+        if word == "--shard":
+            shard = next(words, "")
+        elif word in _WHERE:
+            next(words, "")
+        else:
+            kept.append(word)
+    return tuple(kept), shard
+
+
+def _releases(parts: Sequence[Part], run: Run) -> dict[str, str]:
+    """The versions of a run, and with them what other parts ran of the same."""
+    return {
+        name: ", ".join(dict.fromkeys(other.versions[name] for other, _, _ in parts if name in other.versions))
+        for name in run.versions
+    }
 
 
 def merge_runs(parts: Sequence[Part], target: Path, known: KnownIssues) -> Report:
@@ -230,7 +281,8 @@ def merge_runs(parts: Sequence[Part], target: Path, known: KnownIssues) -> Repor
     first = parts[0][0]
     with Store(target) as store:
         exclusions = {reason: n for run, _, _ in parts for reason, n in run.exclusions.items()}
-        run_id = store.begin_run(first.command, first.seed, first.versions, exclusions)
+        versions = {name: version for run, _, _ in parts for name, version in _releases(parts, run).items()}
+        run_id = store.begin_run(first.command, first.seed, versions, exclusions)
         store.plan(run_id, [scenario for _, planned, _ in parts for scenario in planned])
         store.finished_many(run_id, [result for _, _, results in parts for result in results])
         store.end_run(run_id)

@@ -390,6 +390,44 @@ def test_merge_with_an_unfinished_part_says_that_the_harness_failed(shardproof: 
     assert shardproof("merge", "part", "--out", "all") == ExitStatus.HARNESS
 
 
+def part_of(folder: str, command: str, versions: dict[str, str], result: Result) -> Path:
+    """A folder with a finished run of one scenario, as that command would have left it."""
+    Path(folder).mkdir()
+    with Store(Path(folder) / DATABASE) as store:
+        run = store.begin_run(command.split(), 0, versions)
+        store.plan(run, [result.scenario])
+        store.finished(run, result)
+        store.end_run(run)
+    return Path(folder)
+
+
+def test_merge_names_the_parts_of_a_shard_that_are_absent(shardproof: Cli) -> None:
+    parts = [
+        part_of("a1", "run nightly --shard 1/3 --out a1", {"torch": "2"}, passing(1)),
+        part_of("a3", "run nightly --out a3 --shard=3/3", {"torch": "2"}, passing(2)),
+        part_of("b", "run smoke --out b", {"torch": "2"}, passing(3)),
+    ]
+    assert shardproof("merge", *parts, "--out", "all") == ExitStatus.HARNESS
+    assert shardproof.err == "shardproof: a part is absent: run nightly --shard 2/3\n"
+    parts.append(part_of("a2", "run nightly --shard 2/3 --out a2", {"torch": "2"}, passing(4)))
+    assert shardproof("merge", *parts, "--out", "all") == ExitStatus.OK
+
+
+def test_merge_joins_releases_of_what_is_under_test_and_nothing_else(shardproof: Cli) -> None:
+    parts = [
+        part_of("a", "run smoke", {"torch": "2", "megatron-core": "0.15.3"}, passing(1)),
+        part_of("b", "run smoke", {"torch": "2", "megatron-core": "0.16.1", "deepspeed": "0.19.8"}, passing(2)),
+    ]
+    assert shardproof("merge", *parts, "--out", "all") == ExitStatus.OK
+    with Store(Path("all") / DATABASE) as store:
+        found = store.run(store.latest_run() or "").versions
+    assert found == {"torch": "2", "megatron-core": "0.15.3, 0.16.1", "deepspeed": "0.19.8"}
+    other = part_of("c", "run smoke", {"torch": "3"}, passing(3))
+    assert "versions of a part" in shardproof.refuses_in_three_parts(
+        "merge", *map(str, parts), str(other), "--out", "x"
+    )
+
+
 # --- checkpoints --------------------------------------------------------------------------------------
 
 

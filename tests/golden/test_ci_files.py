@@ -1,0 +1,92 @@
+"""The files that CI runs and that others copy: their commands parse, and the nightly's matrix is whole.
+
+*Verifies*: every `shardproof` command of a workflow against the command line; that each system is in the nightly, with
+all its parts; the schemas of GitHub and GitLab, where check-jsonschema is installed.
+*Does not verify*: that a runner does what we think.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from harness.cli import cli
+from harness.space.files import load_space, split_system
+from harness.space.plan import parse_shard
+from tests.conformance.built_in import BUILT_IN
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = [*sorted((ROOT / ".github/workflows").glob("*.yml")), ROOT / "docs/ci/pull-request.yml"]
+FILES = [*WORKFLOWS, ROOT / "docs/ci/gitlab-ci.yml", ROOT / "docs/ci/slurm.sh"]
+VALUES = {"SYSTEM": "reference", "SHARD": "1/2", "SAMPLE": "60", "id": "1a2b", "SLURM_CPUS_PER_TASK": "4"}
+"""What stands in for variables; 1 for any other."""
+
+_COMMAND = re.compile(r"(?:^|[\s/'])shardproof ((?:run|merge|export) [^|<>'\n]*)")
+_VARIABLE = re.compile(r"\$\{(\w+):-[^}]*\}|\$(\w+)")
+
+
+def commands(path: Path) -> list[str]:
+    """The command lines of a file, on one line each, with values for variables."""
+    text = re.sub(r"\\\n\s*|\n\s+(?=--)", " ", path.read_text("utf-8"))
+    text = re.sub(r"\$\{\w+:\+([^}]*)\}", r"\1", text)
+    return [_VARIABLE.sub(lambda m: VALUES.get(m[1] or m[2], "1"), found) for found in _COMMAND.findall(text)]
+
+
+CASES = [(path.name, command) for path in FILES for command in commands(path)]
+
+
+@pytest.mark.parametrize(("file", "command"), CASES)
+def test_a_command_of_ci_parses(file: str, command: str) -> None:
+    name, *words = shlex.split(command.replace(" 2", ""))
+    found = cli.get_command(click.Context(cli), name)
+    assert found, file
+    given = found.make_context(name, words).params
+    for space in given.get("names") or ():
+        load_space(space)
+    for system in given.get("systems") or ():
+        split_system(system)
+    if given.get("shard"):
+        parse_shard(given["shard"])
+
+
+def test_there_is_something_to_check() -> None:
+    assert {file for file, _ in CASES} >= {"nightly.yml", "pull-request.yml", "gitlab-ci.yml", "slurm.sh"}
+
+
+def test_the_nightly_has_every_system_with_all_its_parts() -> None:
+    text = (ROOT / ".github/workflows/nightly.yml").read_text("utf-8")
+    rows = re.findall(r"- \{system: (\S+), shard: (\d+)/(\d+),", text)
+    parts: dict[str, set[int]] = {}
+    for system, part, _ in rows:
+        parts.setdefault(system, set()).add(int(part))
+    assert {split_system(system)[0] for system in parts} == {system.name for system in BUILT_IN}
+    assert [row for row in rows if parts[row[0]] != set(range(1, int(row[2]) + 1))] == []
+    names = re.findall(r"artifact: ([\w.-]+)\}", text)
+    assert len(set(names)) == len(names) == len(rows)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_no_secret_is_asked_for_and_no_value_of_an_event_reaches_a_shell(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert "secrets." not in text
+    assert "pull_request_target" not in text
+    assert "github.event" not in text
+
+
+@pytest.mark.parametrize(
+    ("schema", "paths"),
+    [("github-workflows", WORKFLOWS), ("gitlab-ci", [ROOT / "docs/ci/gitlab-ci.yml"])],
+    ids=["github", "gitlab"],
+)
+def test_a_file_is_what_its_schema_says(schema: str, paths: list[Path]) -> None:
+    pytest.importorskip("check_jsonschema")
+    more = ["--data-transform", "gitlab-ci"] if schema == "gitlab-ci" else []
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *more, *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -21,6 +21,7 @@ disk keep everything that was committed. docs/architecture.md follows one scenar
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -263,7 +264,7 @@ def _without_shard(command: Sequence[str]) -> tuple[tuple[str, ...], str]:
             shard = next(words, "")
         elif word in _WHERE:
             next(words, "")
-        else:
+        elif not re.fullmatch("-j[0-9]+", word):
             kept.append(word)
     return tuple(kept), shard
 

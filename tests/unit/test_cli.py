@@ -403,7 +403,7 @@ def part_of(folder: str, command: str, versions: dict[str, str], result: Result)
 
 def test_merge_names_the_parts_of_a_shard_that_are_absent(shardproof: Cli) -> None:
     parts = [
-        part_of("a1", "run nightly --shard 1/3 --out a1", {"torch": "2"}, passing(1)),
+        part_of("a1", "run nightly --shard 1/3 -j2 --out a1", {"torch": "2"}, passing(1)),
         part_of("a3", "run nightly --out a3 --shard=3/3", {"torch": "2"}, passing(2)),
         part_of("b", "run smoke --out b", {"torch": "2"}, passing(3)),
     ]

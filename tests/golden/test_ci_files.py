@@ -2,7 +2,8 @@
 
 *Verifies*: every `shardproof` command of a workflow against the command line; that each system is in the nightly, with
 all its parts; the schemas of GitHub and GitLab, where check-jsonschema is installed.
-*Does not verify*: that a runner does what we think.
+That nothing which the package itself can print is what launchers of clusters take for a flaky node, and run again.
+*Does not verify*: that a runner does what we think; what a library prints, which reports quote.
 """
 
 from __future__ import annotations
@@ -90,3 +91,13 @@ def test_a_file_is_what_its_schema_says(schema: str, paths: list[Path]) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *more, *paths]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+RETRIED = ("found NaN in", "Segmentation fault")
+"""Words in a log for which a launcher of Megatron-LM's CI runs a job again, as if the machine were to blame."""
+
+
+def test_nothing_of_ours_reads_as_a_failure_of_the_machine() -> None:
+    sources = [path for kind in ("py", "j2", "toml") for path in (ROOT / "harness").rglob(f"*.{kind}")]
+    texts = {path: path.read_text("utf-8").lower() for path in sources}
+    assert [path for path, text in texts.items() if any(words.lower() in text for words in RETRIED)] == []

@@ -112,7 +112,7 @@ class Laboratory:
     def __enter__(self) -> Self:
         for server in self._servers.values():
             server.__enter__()
-        self._servers["cpu"].start()  # whose workers judge everything
+        self._servers["cpu"].start()  # whose workers judge all that runs on a CPU
         return self
 
     def __exit__(

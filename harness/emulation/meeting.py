@@ -55,7 +55,7 @@ class Meeting:
         self.met += 1
         self.store.set(f"{self.met}/{self.rank}", " ".join([test, *outcomes]))
         if self.rank == 0:
-            self.store.set(f"{self.met}/port", str(_free_port()))
+            self.store.set(f"{self.met}/port", str(free_port()))
         seen = {self.store.get(f"{self.met}/{rank}") for rank in range(self.ranks)}
         port = self.store.get(f"{self.met}/port").decode()
         if len(seen) > 1 or any(word in outcome for word in _BROKEN for outcome in outcomes):
@@ -65,7 +65,8 @@ class Meeting:
             os.environ["MASTER_PORT"] = port
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of this machine that nobody uses now."""
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         return int(place.getsockname()[1])

@@ -50,7 +50,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Begin before any file of the suite is imported."""
     options = early_config.known_args_namespace
     session = _Session(options)
-    early_config.pluginmanager.register(session, "shardproof-session")
+    early_config.pluginmanager.register(session, "shardproof-emulation")
 
 
 class _Session:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.emulation.meeting import free_port
 from harness.errors import UsageError
 from harness.releases import package
 from harness.suites.declared import Suite, Upstream
@@ -133,8 +133,8 @@ def _run(command: Sequence[str], files: Sequence[Path], where: Place) -> None:
     common = {
         **os.environ, **DETERMINISM, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": os.pathsep.join(map(str, where.paths)), "WORLD_SIZE": str(len(files)),
-        "LOCAL_WORLD_SIZE": str(len(files)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
-        "SHARDPROOF_MEETING": f"127.0.0.1:{_free_port()}", "TORCHDYNAMO_DISABLE": "1",
+        "LOCAL_WORLD_SIZE": str(len(files)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "SHARDPROOF_MEETING": f"127.0.0.1:{free_port()}", "TORCHDYNAMO_DISABLE": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }  # fmt: skip
     running: list[subprocess.Popen[bytes]] = []
@@ -224,9 +224,3 @@ def _merged(logs: Sequence[_Log]) -> dict[str, Verdict]:
             seen = [Verdict(FAILED, "the process ended without a verdict")]
         found[test] = of_ranks(seen)
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

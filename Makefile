@@ -58,7 +58,7 @@ ifneq ($(VENV),)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test,browser]'
 	touch $@
 endif
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser_parts import absent
 from hypothesis import settings
 
 os.environ["ATEN_CPU_CAPABILITY"] = "default"
@@ -53,3 +54,10 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     document: dict[str, Any] = json.loads((folder / "run.json").read_text("utf-8"))
     return document
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say, where tests in a browser were skipped, what is not there: a silent skip would look like a pass."""
+    skipped = [report for report in terminalreporter.getreports("skipped") if "browser" in report.keywords]
+    if skipped and (reason := absent()):
+        terminalreporter.write_line(f"{len(skipped)} tests in a browser did not run: {reason}")

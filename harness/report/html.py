@@ -112,13 +112,12 @@ def _banner(report: Report) -> tuple[str, str]:
 
 
 def _render(template: str, **values: Any) -> str:
-    return _environment().get_template(template).render(**values)
+    return _environment().get_template(template).render(**_dress(template), **values)
 
 
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("harness.report"),
@@ -128,12 +127,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["address_of"] = address_of
-    style, script = _asset("page.css"), _asset("page.js")
     environment.globals.update(
-        style=Markup(style),
-        script=Markup(script),
-        style_hash=_hash(style),
-        script_hash=_hash(script),
         symbols={verdict.value: symbol for verdict, symbol in SYMBOLS.items()},
         headline=headline,
         evidence_columns=_evidence_columns,
@@ -154,8 +148,22 @@ def _environment() -> Environment:
     return environment
 
 
+@cache
+def _dress(template: str) -> dict[str, str]:
+    """Style and script of a page, and their digests for its policy: `page.css` and `page.js`, which all pages share,
+    and after them those of the template's own name, such as `index.css`."""
+    from markupsafe import Markup
+
+    own = template.removesuffix(".html")
+    style, script = (f"{_asset(f'page.{kind}')}{_asset(f'{own}.{kind}')}" for kind in ("css", "js"))
+    texts = {"style": Markup(style), "script": Markup(script)}
+    return {**texts, "style_hash": _hash(style), "script_hash": _hash(script)}
+
+
 def _asset(name: str) -> str:
-    return (resources.files("harness.report") / "templates" / name).read_text(encoding="utf-8")
+    """A file beside the templates; empty where there is none."""
+    file = resources.files("harness.report") / "templates" / name
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 def _hash(text: str) -> str:

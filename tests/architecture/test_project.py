@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,18 @@ SHIPPED = {system.name for system in BUILT_IN}
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 
 
+OPTIONAL: dict[str, tuple[str, ...]] = {"playwright": ("greenlet",), "axe-playwright-python": (), "greenlet": ()}
+"""Packages without which tests run, less those in a browser, and what is pinned for them."""
+
+
+def is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def needed(requirements: list[str]) -> set[str]:
     """The distributions that these requirements come to, with all that those require in turn, as installed here."""
     left, found = [Requirement(text) for text in requirements], set()
@@ -37,6 +49,9 @@ def needed(requirements: list[str]) -> set[str]:
         name = canonicalize_name(wanted.name)
         if name not in found:
             found.add(name)
+            if name in OPTIONAL and not is_installed(name):
+                left += map(Requirement, OPTIONAL[name])
+                continue
             extras = ("", *wanted.extras)
             left += [
                 each
@@ -50,7 +65,8 @@ def test_nothing_is_pinned_that_nothing_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pinned = {canonicalize_name(line.partition("==")[0]) for line in lines}
-    wanted = needed([*project["dependencies"], *project["optional-dependencies"]["test"]])
+    extras = project["optional-dependencies"]
+    wanted = needed([*project["dependencies"], *extras["test"], *extras["browser"]])
     assert pinned - wanted == set()
     unpinned = {name for name in wanted - pinned if not name.startswith(("nvidia-", "cuda-"))}
     assert unpinned <= {"setuptools", "triton"}, "torch's own limits on these, and on NVIDIA's libraries, are the pins"

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING
 
 from harness.cures import cure_of
 from harness.errors import UsageError
-from harness.novelty import NOVELTY_KEYS, novelty_of
+from harness.novelty import NOVELTY_KEYS, Novelty, novelty_of
 from harness.program import KINDS
 from harness.scenario import AXES, Scenario, load_toml, parse_axis
 from harness.systems.protocol import System
@@ -97,7 +97,7 @@ class KnownIssue:
     """One entry of the file; the module's text has the fields.
 
     upstream: where it is public, or its cause is; empty if nothing was found. confirmed_on_gpu: empty until a GPU has
-    shown the defect.
+    shown the defect. harm: what a user has in the end, one sentence.
     """
 
     id: str
@@ -109,6 +109,7 @@ class KnownIssue:
     scenario: str
     match: Pattern
     confirmed_on_gpu: str = ""
+    harm: str = ""
 
     @property
     def cure(self) -> str:
@@ -166,8 +167,8 @@ def known_issues_of(system: System) -> tuple[KnownIssue, ...]:
     document = document_of(system)
     entries = document.tables("issue")
     whole = [entry.only(ISSUE_KEYS, needed=_TEXTS) for entry in entries]
-    public = {entry.text("id"): novelty_of(entry).upstream for entry in whole}
-    issues = tuple(_issue(entry, system, public) for entry in entries if "behind" not in entry)
+    told = {entry.text("id"): novelty_of(entry) for entry in whole}
+    issues = tuple(_issue(entry, system, told) for entry in entries if "behind" not in entry)
     seen: set[str] = set()
     for issue in issues:
         if issue.id in seen:
@@ -188,8 +189,8 @@ def document_of(system: System) -> Table:
     return Table(content, origin).only(("schema", "about", "part", "issue"))
 
 
-def _issue(entry: Table, system: System, public: Mapping[str, str]) -> KnownIssue:
-    """The entry. public: where each entry of the file says that it is public."""
+def _issue(entry: Table, system: System, told: Mapping[str, Novelty]) -> KnownIssue:
+    """The entry. told: what each entry of the file says of its effect, and of where it is public."""
     entry.only(ISSUE_KEYS, needed=("match",))
     texts = {key: entry.text(key) for key in (*_TEXTS, "confirmed_on_gpu")}
     for key in _TEXTS:
@@ -197,7 +198,9 @@ def _issue(entry: Table, system: System, public: Mapping[str, str]) -> KnownIssu
             raise entry.wrong(key, texts[key], "a text", f'{key} = "…"')
     if not system.folder.joinpath(texts["scenario"]).is_file():
         raise entry.wrong("scenario", texts["scenario"], "a file beside it", '"regressions/1842.toml"')
-    texts["upstream"] = public[texts["id"]] or public.get(entry.text("cause"), "")
+    own, cause = told[texts["id"]], told.get(entry.text("cause"))
+    texts["upstream"] = own.upstream or (cause.upstream if cause else "")
+    texts["harm"] = own.harm
     return KnownIssue(system=system.name, match=_pattern(entry.table("match"), system), **texts)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from harness.codec import fields_from_plain, from_plain, to_plain
@@ -141,7 +142,7 @@ class Result:
         torch = self.chosen.get("torch", "")
         return f"shardproof replay {self.id}" + (f" --torch {torch}" if torch else "")
 
-    @property
+    @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
         """What failed, in the words that known issues match.
 
@@ -149,11 +150,11 @@ class Result:
         error is evidence of its own, at the operation that raised.
         """
         first = min((d.key.op for d in self.differences), default=None)
-        kind = self._kind(first)
+        kind = self.kind_of(first)
         found = [Evidence(kind, text) for text in sorted({describe(d) for d in self.differences if d.key.op == first})]
         if self.error is not None:
             text = f"{self.error.type.rpartition('.')[2]}: {_first_line(self.error.message)}{_raised_at(self.error)}"
-            found.append(Evidence(self._kind(self.error.op), text))
+            found.append(Evidence(self.kind_of(self.error.op), text))
         return tuple(found)
 
     @property
@@ -163,7 +164,7 @@ class Result:
         first = min((d.key.op for d in self.differences), default=None)
         return tuple(sorted({describe(d) for d in self.differences if d.key.op != first}))
 
-    def _kind(self, op: int | None) -> str:
+    def kind_of(self, op: int | None) -> str:
         """The kind of an operation of the program; empty for none."""
         if op is None or op < 0:
             return ""
@@ -172,7 +173,7 @@ class Result:
         except (UsageError, IndexError):  # a scenario that another release of shardproof stored
             return ""
 
-    @property
+    @cached_property
     def signature(self) -> str:
         """Equal for failures that look alike, whatever their mesh, dtype or model; empty without a failure."""
         if not self.verdict.is_failure and self.verdict is not Verdict.UNKNOWN:

@@ -60,3 +60,13 @@ def address_of(bug: str) -> str:
     parts = _ID.fullmatch(bug)
     repository = REPOSITORIES.get(parts[1]) if parts else None
     return f"https://github.com/{repository}/issues/{parts[2]}" if parts and repository else ""
+
+
+def short(address: str) -> str:
+    """How a page names a public place: `torchtitan #4382` of an issue or pull request on GitHub, `owner/name abcdef0`
+    of a commit, and of anything else the host."""
+    if found := re.match(r"https://github\.com/[^/]+/([^/]+)/(?:issues|pull|discussions)/(\d+)", address):
+        return f"{found[1]} #{found[2]}"
+    if found := re.match(r"https://github\.com/([^/]+/[^/]+)/commit/([0-9a-f]{7})", address):
+        return f"{found[1]} {found[2]}"
+    return re.sub(r"^https?://([^/]+).*", r"\1", address)

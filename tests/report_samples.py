@@ -112,3 +112,38 @@ def report(*results: Result) -> Report:
     shown = results or every_kind()
     before = {mismatch().id: Past("20260101-030405-abcd", "2.13.0", Verdict.MISMATCH, mismatch().signature)}
     return Report(RUN, shown, (scenario(seed="99"),), before, ISSUES)
+
+
+def many(passes: int = 9_500, failures: int = 500) -> Report:
+    """A run as large as a nightly of everything: results of a few axes, and failures of 21 causes, most of them known.
+    The same in every call."""
+    axes = [
+        {"dtype": dtype, "mesh": mesh, "offload": offload, "optimizer": optimizer, "program": program}
+        for dtype in ("fp32", "bf16", "mixed", "fp32/param=bf16/reduce=fp32")
+        for mesh in ("1x2x1", "2x2x1", "1x4x1", "1x8x1", "2x2x2", "1x1x4")
+        for offload in ("none", "cpu")
+        for optimizer in ("adamw", "sgd", "adamw/impl=fused")
+        for program in ("resume", "rollback", "twice", "model_only")
+    ]
+    results = [
+        replace(
+            passing(n // len(axes), SYSTEMS[n % 3], **axes[n % len(axes)]),
+            verdict=Verdict.UNSUPPORTED if n % 20 == 0 else Verdict.PASS,
+            duration_s=0.2 + n % 97 / 50,
+        )
+        for n in range(passes)
+    ]
+    for n in range(failures):
+        cause = n % 21
+        kept = scenario(system=SYSTEMS[cause % 3], seed=str(1000 + n), **axes[(7 * n) % len(axes)])
+        sample = crash() if cause % 2 else mismatch()
+        error = replace(sample.error, message=f"cause {chr(97 + cause)}") if sample.error else None
+        shown = () if error else sample.differences[: 1 + cause % 3]
+        told = () if error else (replace(sample.explanations[0], mechanism=f"mechanism_{cause}"),)
+        known = None if cause < 3 else "torch-fsdp2-1"
+        results.append(replace(sample, scenario=kept, system=kept.system, error=error, differences=shown,
+                               explanations=told, known_issue=known))  # fmt: skip
+    return Report(RUN, tuple(results), (), {}, ISSUES)
+
+
+SYSTEMS = ("torch-fsdp2", "reference", "megatron-core")

@@ -15,7 +15,7 @@ from harness.program import Op, expand
 from harness.report.model import Report
 from harness.result import Result
 from harness.scenario import Mesh, Scenario
-from harness.verdict import SEVERITY, Verdict
+from harness.verdict import Verdict
 
 ARMS = ("main", "uninterrupted", "cold", "resumed")
 
@@ -96,59 +96,6 @@ def _sessions(ops: Iterable[Op]) -> tuple[SessionSpan, ...]:
         )
         for (session, mesh), members in grouped.items()
     )
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of the matrix: the worst verdict there, and how many scenarios have which.
-
-    failing: failures among them. link: id of a failing result, to jump to; empty if none.
-    """
-
-    worst: Verdict
-    total: int
-    failing: int
-    counts: str
-    link: str
-
-
-@dataclass(frozen=True)
-class Heatmap:
-    """Verdicts of one system by dtype policy (rows) and mesh (columns); None where nothing ran."""
-
-    system: str
-    version: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
-
-
-def heatmaps(report: Report) -> list[Heatmap]:
-    """One map a system and release."""
-    grouped: dict[tuple[str, str], list[Result]] = {}
-    for result in report.results:
-        grouped.setdefault((result.system, result.version), []).append(result)
-    return [_heatmap(system, version, members) for (system, version), members in grouped.items()]
-
-
-def _heatmap(system: str, version: str, results: list[Result]) -> Heatmap:
-    cells: dict[tuple[str, Mesh], list[Result]] = {}
-    for result in results:
-        cells.setdefault((str(result.scenario.dtype), result.scenario.mesh), []).append(result)
-    dtypes = sorted({dtype for dtype, _ in cells})
-    meshes = sorted({mesh for _, mesh in cells}, key=lambda mesh: (mesh.world, mesh))
-    rows = tuple((dtype, tuple(_cell(cells.get((dtype, mesh), [])) for mesh in meshes)) for dtype in dtypes)
-    return Heatmap(system, version, tuple(map(str, meshes)), rows)
-
-
-def _cell(results: list[Result]) -> Cell | None:
-    if not results:
-        return None
-    found = Counter(r.verdict for r in results)
-    failing = [r for r in results if r.verdict.is_failure or r.verdict is Verdict.UNKNOWN]
-    executed = [v for v in SEVERITY if found[v] and v is not Verdict.UNSUPPORTED]
-    worst = executed[-1] if executed else Verdict.UNSUPPORTED
-    counts = ", ".join(f"{found[v]} {v.value}" for v in SEVERITY if found[v])
-    return Cell(worst, len(results), len(failing), counts, failing[0].id if failing else "")
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,14 @@
 
 Each page is one file that loads nothing: style and script are inline and the content security policy admits
 exactly those two, so that hostile text (a tensor's name, an error message) could not run even if escaping
-failed. Jinja escapes everything by default. A page stays readable without script, and below 5 MB at
-thousands of results: passing ones are a line each, causes are shown by their simplest member.
+failed. Jinja escapes everything by default. Causes can be read without script; all results are columns of codes
+(`columns.py`) for the script of the main page, so that ten thousand stay below 1 MB.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import shlex
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -20,6 +19,7 @@ from harness.diagnosis import Explanation
 from harness.errors import UsageError
 from harness.program import expand
 from harness.report import figures
+from harness.report.index_page import index_page, paged_of
 from harness.report.model import Report, headline
 from harness.report.publish import publish
 from harness.result import Result
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 INDEX = "index.html"
-
-PAGES_A_CAUSE = 50
-"""How many members of a cause get a page of their own, the simplest first."""
-
-DETAILED_CAUSES = 10
-"""How many causes are unfolded on the index."""
 
 DIFFERENCES_SHOWN = 60
 STRIPS_SHOWN = 12
@@ -61,26 +55,14 @@ def write_html(report: Report, directory: Path) -> Path:
         StoreFull: the disk is full.
     """
     for cluster in report.clusters():
-        for result in cluster.members[:PAGES_A_CAUSE]:
+        for result in paged_of(cluster):
             publish(directory / "failures" / f"{result.id}.html", render_failure(report, result))
     return publish(directory / INDEX, render_index(report))
 
 
 def render_index(report: Report) -> str:
     """The overview page."""
-    clusters = report.clusters()
-    text, look = _banner(report)
-    return _render(
-        "index.html",
-        report=report,
-        clusters=clusters,
-        cause_of={member.id: n for n, cluster in enumerate(clusters, 1) for member in cluster.members},
-        banner=text,
-        banner_class=look,
-        heatmaps=figures.heatmaps(report),
-        timings=figures.timings(report),
-        command_line=shlex.join(report.run.command),
-    )
+    return _render("index.html", report=report, page=index_page(report), timings=figures.timings(report))
 
 
 def render_failure(report: Report, result: Result) -> str:
@@ -89,26 +71,6 @@ def render_failure(report: Report, result: Result) -> str:
 
     filing = filing_of(result, result.known_issue or report.issues.match(result))
     return _render("failure.html", report=report, result=result, index=INDEX, filing=filing)
-
-
-def _banner(report: Report) -> tuple[str, str]:
-    """The run in one sentence, and the verdict whose colour it has."""
-    counts, total = report.counts, len(report.results)
-    unexpected = [r for r in report.failures if r.known_issue is None and r.verdict.is_failure]
-    causes = [c for c in report.clusters() if c.known_issue is None and c.simplest.verdict.is_failure]
-    if counts[Verdict.UNKNOWN]:
-        return f"Not all could be judged, since the harness failed: {report.in_words}", "unknown"
-    if unexpected:
-        causes_text = f"{len(causes)} cause{'s' * (len(causes) > 1)}"
-        return f"New failures, with {causes_text}: {report.in_words}", causes[0].simplest.verdict.value
-    if report.missing:
-        return f"{len(report.missing)} planned scenarios have no verdict", "unknown"
-    executed = total - counts[Verdict.UNSUPPORTED]
-    if not executed:
-        return "Nothing was run", "unknown"
-    if report.known:
-        return f"No new failures: {report.in_words}", "known"
-    return f"All {executed} scenarios that ran pass", "pass"
 
 
 def _render(template: str, **values: Any) -> str:
@@ -142,8 +104,6 @@ def _environment() -> Environment:
         limit=DIFFERENCES_SHOWN,
         strips=STRIPS_SHOWN,
         strip_width=STRIP_WIDTH,
-        pages=PAGES_A_CAUSE,
-        detailed=DETAILED_CAUSES,
     )
     return environment
 

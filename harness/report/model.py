@@ -6,17 +6,21 @@ its simplest member.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 
 from harness.known_issues import KnownIssues
+from harness.report.blame import place_of
 from harness.result import BY_FACE, Result, describe
 from harness.scenario import Scenario
 from harness.store import Past, Run, Store
-from harness.verdict import SEVERITY, Standing, Verdict
+from harness.verdict import SEVERITY, ExitStatus, Standing, Verdict, exit_status
 
 URGENCY = (Verdict.UNKNOWN, Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC)
 """The order in which a reader looks at causes: first what puts all verdicts in doubt, then what is silent, then what
@@ -45,9 +49,11 @@ class Change(Enum):
 class Cluster:
     """Failures of one cause, the simplest first.
 
-    mechanism: the best explanation's, empty if there is none. signature: of the simplest member.
+    id: eight hex digits that name the cause in every run. mechanism: the best explanation's, empty if there is none.
+    signature: of the simplest member.
     """
 
+    id: str
     mechanism: str
     signature: str
     known_issue: str | None
@@ -127,6 +133,22 @@ class Report:
         return self.standings[Standing.KNOWN]
 
     @property
+    def status(self) -> ExitStatus:
+        """The exit status that the results come to."""
+        return ExitStatus.HARNESS if self.missing else exit_status(self.counts, self.known)
+
+    @property
+    def in_spite(self) -> str:
+        """Why a run that has failures in its table ends with status 0; empty for any other."""
+        if self.status is not ExitStatus.OK or not self.known:
+            return ""
+        one = self.known == 1
+        return (
+            f"Exit status 0 in spite of {self.known} failure{'' if one else 's'}:"
+            f" {'it is a defect' if one else 'each is a defect'} that is known, and nothing new failed."
+        )
+
+    @property
     def by_face(self) -> int:
         """How many of these are known by their face only: no run with the defect cured says that it is all."""
         return sum(1 for r in self.failures if r.known_by == BY_FACE)
@@ -137,7 +159,7 @@ class Report:
         found = {(f"{r.system} {r.version}", cures_line(r)) for r in self.results if r.cured or r.not_cured}
         return tuple(sorted(found))
 
-    @property
+    @cached_property
     def failures(self) -> tuple[Result, ...]:
         """Correctness failures and `unknown`: everything a reader has to look at."""
         return tuple(r for r in self.results if r.verdict.is_failure or r.verdict is Verdict.UNKNOWN)
@@ -205,10 +227,15 @@ class Report:
 
     def clusters(self) -> list[Cluster]:
         """Failures by cause: new before known, then by verdict as in `URGENCY`, large before small."""
+        return list(self._clusters)
+
+    @cached_property
+    def _clusters(self) -> list[Cluster]:
         grouped: dict[tuple[str | None, ...], list[Result]] = {}
         for result in self.failures:
             grouped.setdefault(_cause(result), []).append(result)
-        clusters = [_cluster(members) for members in grouped.values()]
+        named = _cause_ids(grouped)
+        clusters = [_cluster(named[cause], members) for cause, members in grouped.items()]
         return sorted(clusters, key=_importance)
 
     def unsupported(self) -> list[tuple[str, str, int]]:
@@ -238,7 +265,11 @@ def headline(result: Result) -> str:
         return result.explanations[0].text
     if result.error is not None:
         rank = "" if result.error.rank is None else f" on rank {result.error.rank}"
-        return f"{result.error.type}{rank}: {first_line(result.error.message)}"
+        message = first_line(result.error.message)
+        if not message:  # a bare assertion: what it asserts, and where
+            place = place_of(result.error)
+            message = ", at ".join(filter(None, [place.code, place.full])) if place else "no message"
+        return f"{result.error.type}{rank}: {message}"
     if result.differences:
         return ", ".join(item.text for item in result.evidence) + f" ({len(result.differences)} differences)"
     return result.reason or "no further detail"
@@ -269,11 +300,27 @@ def _cause(result: Result) -> tuple[str | None, ...]:
     return result.system, result.version, result.verdict.value, op, why, result.standing
 
 
-def _cluster(members: list[Result]) -> Cluster:
+def _cause_ids(causes: Iterable[tuple[str | None, ...]]) -> dict[tuple[str | None, ...], str]:
+    """Names of causes: the digest of system, verdict, operation and mechanism or signature, so that a link to a cause
+    holds for another night and another release. Where a run has several of one name, such as one known and one new,
+    the others are named by all that tells them apart."""
+    found: dict[tuple[str | None, ...], str] = {}
+    for cause in sorted(causes, key=repr):
+        system, _, verdict, op, why, _ = cause
+        short = _digest(system, verdict, op, why)
+        found[cause] = _digest(*cause) if short in found.values() else short
+    return found
+
+
+def _digest(*parts: str | None) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
+
+
+def _cluster(name: str, members: list[Result]) -> Cluster:
     ordered = sorted(members, key=_simplicity)
     simplest = ordered[0]
     mechanism = simplest.explanations[0].mechanism if simplest.explanations else ""
-    return Cluster(mechanism, simplest.signature, simplest.known_issue, tuple(ordered))
+    return Cluster(name, mechanism, simplest.signature, simplest.known_issue, tuple(ordered))
 
 
 def _simplicity(result: Result) -> tuple[int, int, str]:

@@ -219,6 +219,8 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     lines = [", ".join(shown) or "no results"]
     if report.by_face:
         lines[0] += f" ({report.by_face} of the known by face only)"
+    if report.in_spite:
+        lines.append(report.in_spite)
     for ids, n in report.resembling.items():
         lines.append(f"{n} of the new with the face of known issue {ids}")
     changes = report.changes()

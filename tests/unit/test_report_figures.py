@@ -11,9 +11,8 @@ import report_samples as samples
 from harness.diff import RUNS, Difference, diff
 from harness.observe.logical import Key, Value
 from harness.program import PROGRAMS, expand
-from harness.report.figures import heatmaps, strip, timeline, timings, ulp_bars
-from harness.result import FailedOp, Result
-from harness.verdict import Verdict
+from harness.report.figures import strip, timeline, timings, ulp_bars
+from harness.result import FailedOp
 
 UP = Key(8, "live", "param", "up.weight")  # shape (16, 7) in the model `dense`
 
@@ -77,26 +76,6 @@ def test_states_of_operations() -> None:
     assert figure is not None
     assert [box.state for box in figure.boxes] == ["ok"] * 7 + ["failed", "differs", "after"]
     assert "failed at 7 build" in figure.caption
-
-
-def test_a_cell_has_the_worst_verdict_of_what_ran() -> None:
-    results = [samples.passing(1), samples.unsupported(), samples.passing(2, dtype="bf16")]
-    results += [replace(samples.crash(), scenario=samples.passing(3).scenario)]
-    (figure,) = heatmaps(samples.report(*results))
-    assert [row for row, _ in figure.rows] == ["bf16", "fp32"]
-    cells = {row: cells[0] for row, cells in figure.rows}
-    assert cells["bf16"] is not None
-    assert cells["bf16"].worst is Verdict.PASS
-    assert cells["fp32"] is not None
-    assert (cells["fp32"].worst, cells["fp32"].failing, cells["fp32"].total) == (Verdict.CRASH, 1, 3)
-    assert cells["fp32"].link == results[-1].id
-
-
-def test_columns_are_ordered_by_world_and_holes_stay_empty() -> None:
-    results: list[Result] = [samples.passing(1, mesh="1x8x1"), samples.passing(1, mesh="2x2x1", dtype="bf16")]
-    (figure,) = heatmaps(samples.report(*results))
-    assert figure.columns == ("2x2x1", "1x8x1")
-    assert figure.rows[0][1][1] is None
 
 
 def test_timing_counts_everything_that_ran_once() -> None:

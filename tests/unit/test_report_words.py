@@ -54,10 +54,20 @@ def test_beside_no_new_failures_nothing_is_new_or_red() -> None:
     report = replace(samples.report(samples.passing(), samples.hang()), missing=())
     assert not exit_status(report.counts, report.known)
     page = render_index(report)
-    assert "No new failures: 1 pass, 1 known" in page
-    failures = page[page.index('id="failures"') : page.index('id="matrix"')]
-    assert not re.search(r"\b\d+ new\b", failures)
-    assert '<span class="badge mismatch">1 first seen' not in failures
+    assert "Nothing new: 1 of 2 scenarios fail, with known defects" in page
+    new = page[page.index('<section id="new">') : page.index('<section id="known">')]
+    assert "None." in new
+    known = page[page.index('<section id="known">') : page.index('<section id="explore">')]
+    assert not re.search(r"\b\d+ new\b", known)
+
+
+def test_a_run_that_ends_with_0_in_spite_of_failures_says_why_on_the_terminal() -> None:
+    report = replace(samples.report(samples.passing(), samples.hang()), missing=())
+    assert (
+        "\nExit status 0 in spite of 1 failure: it is a defect that is known, and nothing new failed.\n"
+        in render_text(report)
+    )
+    assert "in spite" not in render_text(replace(report, results=(*report.results, samples.crash())))
 
 
 @pytest.mark.parametrize("standing", Standing)

@@ -1,0 +1,217 @@
+"""The main page of a report, as its template draws it: what is new, what it does to training, where, and the command;
+then what is known, a line each; then everything, to explore.
+
+*Verifies* nothing. *Does not verify*: that a headline is right about a defect; it says what the explanation says.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.report.columns import STANDINGS, columns_of
+from harness.report.model import Change, Cluster, Report
+from harness.report.wording import Wording, wording_of
+from harness.result import Result
+from harness.upstream import address_of, short
+from harness.verdict import Standing, Verdict
+
+PAGES_A_CAUSE = 50
+"""How many members of a cause get a page of their own, the simplest first."""
+
+TOLD = ("system", "version")
+"""Axes that a cause names anyway."""
+
+SHARED = 4
+"""How many axis values a cause's members are said to have in common."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A public place. told: what it is, in full."""
+
+    text: str
+    address: str
+    told: str
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause of failures, in words.
+
+    * shared: axis values that all members have and not all results, the rarest first.
+    * seen: how many members were seen before, and how many not; empty without an earlier run.
+    * upstream: where the known defects are public. compare: public bugs with the same mechanism.
+    * paged: members with a page of their own. more: how many have none.
+    * emulated_only: it was seen under emulation, and not yet on a GPU.
+    """
+
+    cluster: Cluster
+    wording: Wording
+    shared: tuple[str, ...]
+    seen: str
+    upstream: tuple[Link, ...]
+    compare: tuple[Link, ...]
+    paged: tuple[Result, ...]
+    more: int
+    emulated_only: bool
+
+    @property
+    def simplest(self) -> Result:
+        return self.cluster.simplest
+
+
+@dataclass(frozen=True)
+class Share:
+    """One standing and how many results have it; x, width: its part of a bar of 1000."""
+
+    standing: Standing
+    count: int
+    x: float
+    width: float
+
+
+@dataclass(frozen=True)
+class IndexPage:
+    """The page.
+
+    * sentence: the run in one sentence. look: the standing whose colour it has. because: why it ends as it does.
+    * unjudged, new, known: causes. columns: the results as JSON.
+    """
+
+    sentence: str
+    look: str
+    because: str
+    shares: tuple[Share, ...]
+    unjudged: tuple[Cause, ...]
+    new: tuple[Cause, ...]
+    known: tuple[Cause, ...]
+    columns: str
+    command: str
+
+
+def index_page(report: Report) -> IndexPage:
+    """What the main page of a run says."""
+    clusters = report.clusters()
+    common = _Common(report.results)
+    causes = [_cause(cluster, report, common) for cluster in clusters]
+    unjudged = [c for c in causes if c.simplest.verdict is Verdict.UNKNOWN]
+    failing = [c for c in causes if c.simplest.verdict is not Verdict.UNKNOWN]
+    new = [c for c in failing if c.cluster.known_issue is None]
+    sentence, look = _sentence(report, len(new))
+    columns = columns_of(
+        report,
+        {member.id: cluster.id for cluster in clusters for member in cluster.members},
+        {cause.cluster.id: cause.wording.headline for cause in causes},
+        {member.id for cause in causes for member in cause.paged},
+    )
+    return IndexPage(
+        sentence, look, _because(report), _shares(report), tuple(unjudged), tuple(new),
+        tuple(c for c in failing if c.cluster.known_issue is not None), columns, shlex.join(report.run.command),
+    )  # fmt: skip
+
+
+def paged_of(cluster: Cluster) -> tuple[Result, ...]:
+    """The members of a cause that get a page of their own."""
+    return cluster.members[:PAGES_A_CAUSE]
+
+
+def _cause(cluster: Cluster, report: Report, common: _Common) -> Cause:
+    simplest = cluster.simplest
+    issues = report.issues.of(cluster.known_issue or "")
+    bugs = dict.fromkeys(bug for e in simplest.explanations[:1] for bug in e.bug_ids)
+    changes = [(n, change) for change, n in report.changes_of(cluster).items() if n]
+    paged = paged_of(cluster)
+    return Cause(
+        cluster,
+        wording_of(simplest, issues),
+        common.of(cluster.members),
+        ", ".join(_seen(n, change, len(cluster.members)) for n, change in changes),
+        tuple(dict.fromkeys(_link(issue.upstream) for issue in issues if issue.upstream)),
+        tuple(_link(address_of(bug), bug) for bug in bugs),
+        paged,
+        len(cluster.members) - len(paged),
+        report.emulated_only(simplest),
+    )
+
+
+def _seen(count: int, change: Change, members: int) -> str:
+    return change.shown if count == members else f"{count} {change.shown}"
+
+
+def _link(address: str, bug: str = "") -> Link:
+    """A public place; `bug`, its id in our corpus, where it has one."""
+    text = short(address) if address else bug
+    return Link(text, address, f"{bug}: {address}" if bug and address else address)
+
+
+class _Common:
+    """What the members of a cause have in common that not every result has."""
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        self._total = len(results)
+        self._counts = Counter(item for result in results for item in result.scenario.axis_values().items())
+
+    def of(self, members: Sequence[Result]) -> tuple[str, ...]:
+        """`axis=value`, the rarest first; nothing of a single member, whose scenario is told in full."""
+        if len(members) < 2:
+            return ()
+        first, *others = (member.scenario.axis_values().items() for member in members)
+        shared = set(first).intersection(*others)
+        telling = [item for item in shared if self._counts[item] < self._total and item[0] not in TOLD]
+        return tuple(f"{k}={v}" for k, v in sorted(telling, key=lambda item: (self._counts[item], item))[:SHARED])
+
+
+def _shares(report: Report) -> tuple[Share, ...]:
+    total, x, shares = len(report.results) or 1, 0.0, []
+    for standing in STANDINGS:
+        count = report.standings[standing]
+        width = 1000 * count / total
+        shares.append(Share(standing, count, x, width))
+        x += width
+    return tuple(shares)
+
+
+def _sentence(report: Report, causes: int) -> tuple[str, str]:
+    """The run in one sentence, and the standing whose colour it has."""
+    standings = report.standings
+    ran = len(report.results) - standings[Standing.UNSUPPORTED]
+    new, known = standings[Standing.NEW], standings[Standing.KNOWN]
+    if standings[Standing.UNKNOWN]:
+        return "Not all could be judged, since the harness failed", "unknown"
+    if new:
+        return f"{_count(new, 'new failure')} with {_count(causes, 'cause')}", "new"
+    if report.missing:
+        return f"{_count(len(report.missing), 'planned scenario')} without a verdict", "unknown"
+    if not ran:
+        return "Nothing was run", "unknown"
+    if known:
+        return f"Nothing new: {known} of {ran} scenarios fail, with known defects", "known"
+    return f"All {ran} scenarios that ran pass" if ran > 1 else "The one scenario that ran passes", "pass"
+
+
+def _because(report: Report) -> str:
+    """Why the run ends as it does, and what a reader does next."""
+    standings, status = report.standings, report.status
+    told = [report.in_spite]
+    if standings[Standing.UNKNOWN]:
+        told.append("What shardproof could not judge is no pass: read those first.")
+    elif standings[Standing.NEW]:
+        more = f" {_count(standings[Standing.KNOWN], 'more')} failed as is known." if standings[Standing.KNOWN] else ""
+        told.append(f"Exit status {int(status)}.{more}")
+    if report.missing:
+        told.append(f"{_count(len(report.missing), 'planned scenario')} did not finish: run the same command again.")
+    if report.by_face:
+        one = report.by_face == 1
+        told.append(
+            f"{report.by_face} of the known {'is' if one else 'are'} known by {'its' if one else 'their'} face only:"
+            " no cure shows that nothing else is behind."
+        )
+    return " ".join(filter(None, told))
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "" if number == 1 or noun == "more" else "s"
+    return f"{number} {noun}{plural}"

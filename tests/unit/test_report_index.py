@@ -1,0 +1,88 @@
+"""What the main page says of causes: words, effects, places, links, and ids that hold for another night."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import report_samples as samples
+
+from harness.diagnosis import rules
+from harness.known_issues import known_issues_of
+from harness.report.effects import MECHANISMS, effect_of
+from harness.report.index_page import index_page
+from harness.report.model import headline
+from harness.report.wording import first_sentence, wording_of
+from harness.result import Failure
+from harness.systems.registry import system_named
+from harness.upstream import short
+from harness.verdict import Verdict
+
+
+def test_every_built_in_mechanism_says_what_it_does_to_training() -> None:
+    assert {rule.mechanism for rule in rules()} >= set(MECHANISMS)
+    built_in = {rule.mechanism for rule in rules() if rule.find.__module__.startswith("harness.")}
+    assert built_in <= set(MECHANISMS)
+    for sentence in MECHANISMS.values():
+        assert sentence.endswith(".")
+        assert sentence[0].isupper()
+
+
+def test_a_cause_has_the_same_id_on_another_night_and_another_release() -> None:
+    causes = samples.report().clusters()
+    assert len({cause.id for cause in causes}) == len(causes)
+    other = samples.report(replace(samples.crash(seed="5"), version="2.14.0"), samples.passing())
+    (again,) = other.clusters()
+    assert again.id in {cause.id for cause in causes}
+
+
+def test_a_known_and_a_new_cause_of_one_signature_have_two_ids() -> None:
+    both = samples.report(samples.crash(), replace(samples.crash(seed="2"), known_issue="torch-fsdp2-1"))
+    assert len({cause.id for cause in both.clusters()}) == 2
+
+
+def test_the_words_of_a_known_defect_are_those_of_its_entry() -> None:
+    (issue,) = [i for i in known_issues_of(system_named("torch-fsdp2")) if i.id == "torch-fsdp2-164929"]
+    told = wording_of(samples.mismatch(), [issue])
+    assert (
+        told.headline == "get_optimizer_state_dict creates missing optimizer state with a real step on zero gradients"
+    )
+    assert told.effect.startswith("The first real update uses the bias correction of the second one")
+    assert told.place == "torch/distributed/checkpoint/state_dict.py:629 (2.13.0), _init_optim_state"
+    assert wording_of(samples.mismatch(), [issue, issue]).headline.endswith(" (and 1 more known defect)")
+    alike = replace(issue, what="The same with SGD.")
+    assert wording_of(samples.mismatch(), [alike]).headline == first_sentence(issue.harm)
+
+
+def test_a_new_failure_says_where_to_look() -> None:
+    assert wording_of(samples.mismatch()).place == "after operation 8 (load), on ranks 0 and 1"
+    assert effect_of(samples.crash()) == "No checkpoint is written, and the run ends there."
+    assert effect_of(samples.hang()).startswith("All ranks wait for each other")
+    assert effect_of(replace(samples.crash(), verdict=Verdict.NONDETERMINISTIC)).startswith("What training gives")
+    assert effect_of(samples.unknown()) == ""
+
+
+def test_a_bare_assertion_tells_what_it_asserts_and_where() -> None:
+    trace = (
+        'Traceback (most recent call last):\n  File "/x/site-packages/lib/optimizer.py", line 642, in state_dict\n'
+        "    assert len(steps) == 1\nAssertionError\n"
+    )
+    bare = replace(samples.crash(), error=Failure("builtins.AssertionError", "", 1, trace, 3))
+    assert headline(bare) == (
+        "builtins.AssertionError on rank 1: assert len(steps) == 1, at lib/optimizer.py:642, in state_dict"
+    )
+    assert wording_of(bare).place == "lib/optimizer.py:642, in state_dict, on rank 1"
+
+
+def test_what_all_members_of_a_cause_share_is_told_where_not_every_result_has_it() -> None:
+    report = samples.report(samples.mismatch(), samples.mismatch(seed="3"), samples.passing(4), samples.passing(5))
+    (cause,) = index_page(report).new
+    assert cause.shared == ("dtype=bf16", "mesh=1x2x1", "offload=cpu")
+    (alone,) = index_page(samples.report(samples.crash(), samples.passing())).new
+    assert alone.shared == ()
+
+
+def test_public_places_have_short_names() -> None:
+    assert short("https://github.com/pytorch/torchtitan/issues/4382") == "torchtitan #4382"
+    assert short("https://github.com/NVIDIA/Megatron-LM/pull/5835") == "Megatron-LM #5835"
+    assert short("https://github.com/o/r/commit/1505db4cc4e9") == "o/r 1505db4"
+    assert short("https://example.org/a/b") == "example.org"

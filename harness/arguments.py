@@ -419,6 +419,11 @@ def result_of(name: str, out: Path | None, run: Callable[[Scenario], Result]) ->
 
 def stored(scenario_id: str, out: Path | None) -> Result:
     """The newest result of a scenario, from one folder's database or from any under `reports/`."""
+    return kept(scenario_id, out)[1]
+
+
+def kept(scenario_id: str, out: Path | None) -> tuple[Path, Result]:
+    """The folder of a run that holds a scenario's newest result, and that result."""
     from harness.run import DATABASE
     from harness.store import Store
 
@@ -430,7 +435,7 @@ def stored(scenario_id: str, out: Path | None) -> Result:
     for database in databases:
         try:
             with Store(database) as store:
-                return store.result(scenario_id)
+                return database.parent, store.result(scenario_id)
         except UsageError as error:
             errors.append(error)
     if errors:

@@ -252,18 +252,25 @@ def replay(
 @click.argument("scenario_id", metavar="ID")
 @options.database
 @click.option("--toml", is_flag=True, help="Print the scenario as TOML instead.")
-def explain(scenario_id: str, out: Path | None, toml: bool) -> int:
+@click.option("--page", is_flag=True, help="Write its page beside the run's report instead, and print where it is.")
+def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
     """Print what an earlier run found out about a scenario.
 
     \b
     shardproof explain 1a2b3c4d5e6f
     shardproof explain 1a2b3c4d5e6f --toml > bug.toml
+    shardproof explain 1a2b3c4d5e6f --page
     """
     from harness.report.text import render_result, wants_colour
     from harness.verdict import Verdict
 
     arguments.load_plugins(())
-    result = arguments.stored(scenario_id, out)
+    folder, result = arguments.kept(scenario_id, out)
+    if page:
+        from harness.report.files import write_page
+
+        print(write_page(folder, result, arguments.shipped_issues()))
+        return ExitStatus.OK
     only = arguments.shipped_issues().emulated_only(result)
     colour = wants_colour(sys.stdout, os.environ)
     document = result.scenario.to_toml(every_axis=result.verdict is Verdict.UNSUPPORTED)

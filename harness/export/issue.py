@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from harness import cures
 from harness.export.body import subject
 from harness.export.case import Case
 from harness.export.script import SCRIPT, Draft, body_lines
-from harness.report.findings import section_of
+from harness.report.findings import Finding, section_of
 from harness.report.model import headline
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
@@ -66,7 +67,7 @@ def told_of(case: Case, known: str | None) -> Told:
 
 def told_about(system: System, known: str | None) -> Told | None:
     """What a system's entries say of known issues, joined by `+`; None where there is none."""
-    findings = {finding.id: finding for finding in section_of(system).findings}
+    findings = _findings_of(system.name) if known else {}
     found = [findings[name] for name in (known or "").split("+") if name in findings]
     if not found:
         return None
@@ -86,6 +87,12 @@ def told_about(system: System, known: str | None) -> Told | None:
         _diff(patch),
         release_of(first.fixed or cause.fixed),
     )
+
+
+@lru_cache(maxsize=64)
+def _findings_of(system: str) -> Mapping[str, Finding]:
+    """A system's entries by their ids; read once, since a report asks for each of its failures."""
+    return {finding.id: finding for finding in section_of(system_named(system)).findings}
 
 
 def release_of(fixed: str) -> str:

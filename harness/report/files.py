@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.report.html import INDEX, write_html
+from harness.known_issues import KnownIssues
+from harness.report.html import INDEX, write_failure, write_html
 from harness.report.json_report import render_json
 from harness.report.junit import render_junit
 from harness.report.model import Report
 from harness.report.publish import publish
 from harness.report.summary import render_summary
+from harness.result import Result
+from harness.store import Store
 
 SUMMARY = "summary.md"
 
@@ -30,3 +33,17 @@ def write_reports(report: Report, out: Path, json: Path | None = None, junit: Pa
         publish(junit, render_junit(report))
     publish(out / SUMMARY, render_summary(report))
     return write_html(report, out)
+
+
+def write_page(folder: Path, result: Result, issues: KnownIssues) -> Path:
+    """Write the page of one result of a folder's database, where a report has no room for all; its path.
+
+    Raises:
+        UsageError: the place cannot be written, or the database is not a sound one of ours.
+        StoreFull: the disk is full.
+    """
+    from harness.run import DATABASE
+
+    with Store(folder / DATABASE) as store:
+        report = Report.of(store, store.runs()[-1].id, issues)
+    return write_failure(report, result, folder)

@@ -55,9 +55,19 @@ def write_html(report: Report, directory: Path) -> Path:
         StoreFull: the disk is full.
     """
     for cluster in report.clusters():
-        for result in paged_of(cluster):
-            publish(directory / "failures" / f"{result.id}.html", render_failure(report, result))
+        for result in paged_of(cluster, report):
+            write_failure(report, result, directory)
     return publish(directory / INDEX, render_index(report))
+
+
+def write_failure(report: Report, result: Result, directory: Path) -> Path:
+    """Write the page of one failure below `directory`; its path.
+
+    Raises:
+        UsageError: the directory cannot be written.
+        StoreFull: the disk is full.
+    """
+    return publish(directory / "failures" / f"{result.id}.html", render_failure(report, result))
 
 
 def render_index(report: Report) -> str:

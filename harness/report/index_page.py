@@ -18,8 +18,11 @@ from harness.result import Result
 from harness.upstream import address_of, short
 from harness.verdict import Standing, Verdict
 
+PAGES = 500
+"""Up to so many failures each has a page of its own."""
+
 PAGES_A_CAUSE = 50
-"""How many members of a cause get a page of their own, the simplest first."""
+"""How many members of a cause have one where there are more failures, the simplest first."""
 
 TOLD = ("system", "version")
 """Axes that a cause names anyway."""
@@ -113,9 +116,9 @@ def index_page(report: Report) -> IndexPage:
     )  # fmt: skip
 
 
-def paged_of(cluster: Cluster) -> tuple[Result, ...]:
-    """The members of a cause that get a page of their own."""
-    return cluster.members[:PAGES_A_CAUSE]
+def paged_of(cluster: Cluster, report: Report) -> tuple[Result, ...]:
+    """The members of a cause that get a page of their own: all, unless the run has too many failures."""
+    return cluster.members if len(report.failures) <= PAGES else cluster.members[:PAGES_A_CAUSE]
 
 
 def _cause(cluster: Cluster, report: Report, common: _Common) -> Cause:
@@ -123,7 +126,7 @@ def _cause(cluster: Cluster, report: Report, common: _Common) -> Cause:
     issues = report.issues.of(cluster.known_issue or "")
     bugs = dict.fromkeys(bug for e in simplest.explanations[:1] for bug in e.bug_ids)
     changes = [(n, change) for change, n in report.changes_of(cluster).items() if n]
-    paged = paged_of(cluster)
+    paged = paged_of(cluster, report)
     return Cause(
         cluster,
         wording_of(simplest, issues),

@@ -103,13 +103,13 @@ class Report:
         results, missing = tuple(store.results(run_id)), tuple(store.unfinished(run_id))
         return cls(run, results, missing, store.before(run_id), issues or KnownIssues())
 
-    @property
+    @cached_property
     def counts(self) -> dict[Verdict, int]:
         """Number of results by verdict, worst last; every verdict has an entry."""
         found = Counter(result.verdict for result in self.results)
         return {verdict: found[verdict] for verdict in SEVERITY}
 
-    @property
+    @cached_property
     def standings(self) -> dict[Standing, int]:
         """Number of results by what they mean to a reader; every standing has an entry."""
         found = Counter(result.counts_as for result in self.results)

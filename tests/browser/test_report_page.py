@@ -11,6 +11,7 @@ import pytest
 import report_samples as samples
 from browser_parts import complaints, sideways
 
+from harness.report import index_page
 from harness.report.html import render_index, write_html
 from harness.report.publish import publish
 
@@ -180,7 +181,8 @@ def test_a_link_to_a_cause_holds_and_unfolds_what_is_known(visit: Visit, index: 
     assert shown(page) == "1 of 10 results"
 
 
-def test_a_failure_without_a_page_is_no_link(visit: Visit, tmp_path: Path) -> None:
+def test_a_failure_without_a_page_is_no_link(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_page, "PAGES", 50)
     many = samples.report(*(samples.mismatch(seed=str(n)) for n in range(60)))
     page = visit(write_html(many, tmp_path))
     page.evaluate("document.getElementById('rows').scrollTop = 1e6")

@@ -359,6 +359,15 @@ def test_explain_finds_the_newest_folder_and_survives_a_damaged_one(shardproof: 
     assert Scenario.from_toml(shardproof.out) == result.scenario
 
 
+@pytest.mark.parametrize("result", [passing(1), report_samples.crash(), report_samples.mismatch()])
+def test_explain_writes_the_page_of_any_result(shardproof: Cli, result: Result) -> None:
+    folder = stored(Path("reports/mine"), passing(2), result)
+    assert shardproof("explain", result.id, "--page") == ExitStatus.OK
+    page = folder / "failures" / f"{result.id}.html"
+    assert shardproof.out == f"{page}\n"
+    assert result.id in page.read_text("utf-8")
+
+
 def test_replay_of_a_scenario_whose_system_is_gone_is_refused(shardproof: Cli) -> None:
     gone = Result(Scenario(system="my-system"), "my-system", "1.0", Verdict.PASS)
     stored(Path("reports/mine"), gone)

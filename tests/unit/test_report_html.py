@@ -15,6 +15,7 @@ import pytest
 import report_samples as samples
 
 from harness.known_issues import KnownIssues, known_issues_of
+from harness.report import index_page
 from harness.report.html import render_failure, render_index, write_html
 from harness.report.index_page import PAGES_A_CAUSE
 from harness.result import Result
@@ -173,7 +174,10 @@ def test_ten_thousand_results_with_five_hundred_failures_stay_below_a_megabyte()
     assert page.count("<tr") < 100, "results are columns, not rows"
 
 
-def test_a_cause_has_so_many_pages_and_says_how_to_get_the_others(tmp_path: Path) -> None:
+def test_a_cause_has_so_many_pages_and_says_how_to_get_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_page, "PAGES", PAGES_A_CAUSE)
     index = write_html(samples.report(*(samples.mismatch(seed=str(n)) for n in range(PAGES_A_CAUSE + 7))), tmp_path)
     assert len(list((tmp_path / "failures").iterdir())) == PAGES_A_CAUSE
     assert "7 more have no page: <code>shardproof explain ID --page</code>" in index.read_text()

@@ -10,6 +10,7 @@ An attempt ends in one of these ways, the most severe of which is its verdict:
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,7 @@ def result_of(scenario: Scenario, info: System, trial: Trial) -> Result:
         chosen=info.chosen(scenario.device),
         device="; ".join(trial.judgement.get("device", ())) or scenario.device,
         phases_s=trial.phases_s,
+        elements=base64.b64decode(trial.judgement.get("elements", "")),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ everything observed, live and written.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import struct
@@ -33,6 +34,7 @@ from typing import Any
 
 from harness.diagnosis import Context, Explanation, explain
 from harness.diff import LAZY_STATE, Difference, as_numbers, diff
+from harness.elements import pack_elements
 from harness.observe.ambient import expected_generators
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem
@@ -60,12 +62,14 @@ class Judgement:
     * explanations: mechanisms, most specific first.
     * distrust: why no verdict can be given (twin and reference disagree, or a load could do nothing unseen); empty when
       the oracle is sound.
+    * elements: those of what differs, packed for a reader (`harness.elements`).
     """
 
     differences: tuple[Difference, ...]
     normalisations: tuple[Difference, ...]
     explanations: tuple[Explanation, ...]
     distrust: str
+    elements: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,8 @@ def judge(case: Case, records: Sequence[Record], problems: Sequence[Problem] = (
     else:
         distrust = distrust or _oracles_disagree(case)
     explanations = _explained(case, expected, observed, failing) if failing else ()
-    return Judgement(failing, tuple(d for d in differences if not d.fails), explanations, distrust)
+    elements = pack_elements(failing, expected, observed, records) if failing else b""
+    return Judgement(failing, tuple(d for d in differences if not d.fails), explanations, distrust, elements)
 
 
 def _explained(
@@ -402,6 +407,7 @@ def _reply(judgement: Judgement, notes: Mapping[str, Sequence[str]] | None = Non
         "normalisations": differences_to_json(judgement.normalisations),
         "explanations": explanations_to_json(judgement.explanations),
         "distrust": judgement.distrust,
+        "elements": base64.b64encode(judgement.elements).decode(),
         **(notes or {}),
     }
     return json.dumps(reply).encode()

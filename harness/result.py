@@ -89,6 +89,8 @@ class Result:
       the one that is installed here.
     * device: where it ran: `cpu`, or the GPUs and how ranks shared them.
     * phases_s: seconds by phase (fork, run, compare …).
+    * elements: of what differs, for a reader to look at, packed by `harness.elements`. No part of the JSON form, and
+      no part of what makes two results equal.
     """
 
     scenario: Scenario
@@ -116,6 +118,7 @@ class Result:
     chosen: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
     phases_s: Mapping[str, float] = field(default_factory=dict)
+    elements: bytes = field(default=b"", compare=False, repr=False)
 
     @property
     def id(self) -> str:

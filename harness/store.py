@@ -17,7 +17,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -51,6 +51,14 @@ CREATE TABLE results (
   PRIMARY KEY (run_id, scenario_id));
 CREATE INDEX results_of_scenario ON results (scenario_id, run_id);
 """
+
+_LATER_TABLES = """
+CREATE TABLE IF NOT EXISTS elements (
+  run_id TEXT NOT NULL REFERENCES runs(id), scenario_id TEXT NOT NULL, content BLOB NOT NULL,
+  PRIMARY KEY (run_id, scenario_id));
+"""
+"""What was added since the schema got its number, and what a release that does not know it can do without: it is made
+in files that lack it."""
 
 _NO_SPACE = frozenset(
     {
@@ -162,13 +170,17 @@ class Store:
 
     def finished_many(self, run_id: str, results: Iterable[Result]) -> None:
         """`finished` for several results in one commit."""
+        kept = list(results)
         rows = [
             (run_id, r.id, r.system, r.version, r.verdict.value, r.signature, r.known_issue, r.duration_s,
              _json(r.to_json()))
-            for r in results
+            for r in kept
         ]  # fmt: skip
         with self._writing() as cursor:
             cursor.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            cursor.executemany("DELETE FROM elements WHERE run_id = ? AND scenario_id = ?", [row[:2] for row in rows])
+            elements = [(run_id, r.id, r.elements) for r in kept if r.elements]
+            cursor.executemany("INSERT OR REPLACE INTO elements VALUES (?, ?, ?)", elements)
 
     def prune(self, run_id: str) -> int:
         """Drop the observations of passing scenarios, keeping their digests; the number dropped."""
@@ -228,11 +240,12 @@ class Store:
     def results(self, run_id: str) -> list[Result]:
         """The verdicts of a run, in the order they were planned."""
         rows = self._read(
-            "SELECT r.content FROM results r LEFT JOIN planned p ON p.run_id = r.run_id AND"
-            " p.scenario_id = r.scenario_id WHERE r.run_id = ? ORDER BY p.position, r.rowid",
+            "SELECT r.content, e.content FROM results r LEFT JOIN planned p ON p.run_id = r.run_id AND"
+            " p.scenario_id = r.scenario_id LEFT JOIN elements e ON e.run_id = r.run_id AND"
+            " e.scenario_id = r.scenario_id WHERE r.run_id = ? ORDER BY p.position, r.rowid",
             run_id,
         )
-        return [self._decoded(row[0]) for row in rows]
+        return [self._decoded(*row) for row in rows]
 
     def result(self, scenario_id: str) -> Result:
         """The newest verdict of the scenario whose id starts with `scenario_id`.
@@ -241,7 +254,8 @@ class Store:
             UsageError: no scenario of the database, or more than one, has that id.
         """
         rows = self._read(
-            "SELECT r.scenario_id, r.content FROM results r JOIN runs ON runs.id = r.run_id"
+            "SELECT r.scenario_id, r.content, e.content FROM results r JOIN runs ON runs.id = r.run_id"
+            " LEFT JOIN elements e ON e.run_id = r.run_id AND e.scenario_id = r.scenario_id"
             " WHERE substr(r.scenario_id, 1, ?) = ? ORDER BY runs.sequence DESC",
             len(scenario_id), scenario_id,
         )  # fmt: skip
@@ -249,7 +263,7 @@ class Store:
         if len(matching) != 1:
             allowed = matching or "the id of a result, as `shardproof report` lists them"
             raise UsageError.of(f"scenario in {self.path}", scenario_id, allowed, "shardproof replay 1a2b3c4d5e6f")
-        return self._decoded(rows[0][1])
+        return self._decoded(*rows[0][1:])
 
     def observation(self, run_id: str, scenario_id: str) -> bytes | None:
         """A scenario's packed observation; None if it has none or it was pruned.
@@ -310,9 +324,9 @@ class Store:
             except sqlite3.DatabaseError as error:
                 raise _damaged(self.path, error) from error
 
-    def _decoded(self, content: str) -> Result:
+    def _decoded(self, content: str, elements: bytes | None) -> Result:
         with _sound(self.path):
-            return Result.from_json(json.loads(content))
+            return replace(Result.from_json(json.loads(content)), elements=bytes(elements or b""))
 
     def _scenarios(self, rows: Iterable[tuple[Any, ...]]) -> list[Scenario]:
         with _sound(self.path):
@@ -401,6 +415,7 @@ def _prepare(connection: sqlite3.Connection) -> str:
             f"BEGIN IMMEDIATE; {_TABLES} PRAGMA application_id = {APPLICATION_ID};"
             f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
         )
+    connection.executescript(_LATER_TABLES)
     return ""
 
 

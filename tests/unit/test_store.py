@@ -242,3 +242,23 @@ def test_two_thousand_small_results_a_second(path: Path) -> None:
         for result in results:
             store.finished(run, result)
         assert time.process_time() - began < 0.5
+
+
+def test_elements_stay_with_their_result(path: Path) -> None:
+    with Store(path) as store:
+        run = store.begin_run([], 0, {})
+        store.finished_many(run, [replace(samples.mismatch(), elements=b"bits"), samples.crash()])
+        assert [result.elements for result in store.results(run)] == [b"bits", b""]
+        assert store.result(samples.mismatch().id).elements == b"bits"
+        store.finished(run, samples.mismatch())
+        assert store.result(samples.mismatch().id).elements == b""
+
+
+def test_a_file_from_before_elements_were_kept_is_read(path: Path) -> None:
+    with Store(path) as store:
+        run = store.begin_run([], 0, {})
+        store.finished(run, samples.mismatch())
+    with sqlite3.connect(path) as connection:
+        connection.execute("DROP TABLE elements")
+    with Store(path) as store:
+        assert store.results(run) == [samples.mismatch()]

@@ -150,7 +150,8 @@ def unpack_elements(blob: bytes) -> Elements:
 
 
 def _in_turn(differences: Iterable[Difference]) -> list[tuple[Key, str]]:
-    """Keys, and the first kind of difference of each, by operation; of one operation the first tensor of every role, then the second of every role, and so on."""
+    """Keys, and the first kind of difference of each, by operation; of one operation the first tensor of every role,
+    then the second of every role, and so on."""
     seen: dict[tuple[int, str, str], int] = {}
     turns: dict[Key, int] = {}
     kinds: dict[Key, str] = {}

@@ -13,7 +13,6 @@ they check.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -94,23 +93,6 @@ def multi_index(shape: tuple[int, ...], flat: int) -> tuple[int, ...]:
         flat, position = divmod(flat, n)
         index.append(position)
     return tuple(reversed(index))
-
-
-def flat_intervals(shape: tuple[int, ...], box: Box) -> Iterator[Interval]:
-    """The maximal flat intervals that a box covers, in row-major order. An empty box yields none."""
-    if not box.volume:
-        return
-    walked = _walked_dims(shape, box.size)
-    length = prod(box.size[walked:])
-    tail = box.start[walked:]
-    for lead in product(*(range(box.start[dim], box.start[dim] + box.size[dim]) for dim in range(walked))):
-        yield flat_index(shape, (*lead, *tail)), length
-
-
-def _walked_dims(shape: tuple[int, ...], size: tuple[int, ...]) -> int:
-    """How many leading dims the intervals of a box are walked over: all dims before the last one that the box does
-    not fill."""
-    return max((dim for dim, n in enumerate(shape) if size[dim] != n), default=0)
 
 
 def interval_boxes(shape: tuple[int, ...], start: int, length: int) -> Iterator[Box]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from harness.diagnosis import Explanation
-from harness.diff import Difference
+from harness.diff import Difference, diff, numpy_dtype
+from harness.elements import pack_elements
 from harness.known_issues import KnownIssue, KnownIssues, Pattern
-from harness.observe.logical import Key
+from harness.observe.assemble import assemble
+from harness.observe.logical import Key, Logical, Value
+from harness.observe.record import Record, whole
 from harness.report.model import Report
 from harness.result import FailedOp, Failure, Reproduced, Result
 from harness.scenario import Scenario
@@ -148,3 +153,36 @@ def many(passes: int = 9_500, failures: int = 500) -> Report:
 
 
 SYSTEMS = ("torch-fsdp2", "reference", "of-a-plugin")
+
+
+def pictured(name: str = "up.weight") -> Result:
+    """A mismatch with the elements of tensors of every dtype, among them what is easily lost: a NaN's payload, the sign
+    of a zero, infinities, a value of one side alone, holes and copies that differ."""
+    sides = {
+        ("bits", "param", name, "fp32", (4, 6)): (range(24), {1: -1.0, 7: 7.000001, 23: float("inf")}),
+        ("bits", "exp_avg", name, "bf16", (40,)): (range(40), {3: 9.0, 39: -0.0}),
+        ("bits", "exp_avg_sq", name, "fp16", (2, 3, 4)): (range(24), {5: float("nan")}),
+        ("bits", "quant", name, "fp8e4m3", (3, 3)): (range(9), {0: -0.0, 8: 448.0}),
+        ("bits", "counts", name, "int64", (5,)): (range(5), {2: -(1 << 62)}),
+        ("bits", "host", name, "bool", (2, 2)): ((0, 1, 1, 0), {0: 1}),
+    }
+    expected: Logical = {}
+    records: list[Record] = []
+    for (_, role, fqn, dtype, shape), (numbers, changed) in sides.items():
+        right = np.array(list(numbers)).astype(numpy_dtype(dtype)).reshape(shape)
+        wrong = right.copy()
+        for at, value in changed.items():
+            wrong.reshape(-1)[at] = value
+        expected[Key(8, "live", role, fqn)] = Value(dtype, shape, right.tobytes())
+        rows = shape[0] // 2
+        for rank, (start, size) in enumerate(((0, rows), (rows, shape[0] - rows))):
+            data = wrong[start : start + size].tobytes()
+            box = (start, *(0 for _ in shape[1:])), (size, *shape[1:])
+            records.append(Record(8, rank, "live", role, fqn, dtype, shape, *box, data))
+    expected[Key(9, "live", "step", name)] = Value("fp32", (), np.float32(2).tobytes())
+    records.append(whole(9, 0, "master", name, "fp32", (2,), np.array([np.nan, -0.0], np.float32).tobytes()))
+    observed, problems = assemble(records)
+    found = tuple(diff(expected, observed, problems, (), records))
+    return replace(
+        mismatch(), differences=found, explanations=(), elements=pack_elements(found, expected, observed, records)
+    )

@@ -17,12 +17,21 @@ from harness.export.case import Case
 from harness.export.script import SCRIPT, Draft, body_lines
 from harness.report.findings import Finding, section_of
 from harness.report.model import headline
+from harness.report.text import difference_lines
+from harness.report.titles import title
+from harness.result import Result
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
 from harness.tables import text_of
 
 BRIEF = 90
 """Characters of a sentence that is too short to open a script alone."""
+
+SEEN = 6
+"""How many differences the text of an issue shows."""
+
+MESSAGE = 4000
+"""Characters of an error that it quotes."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +161,41 @@ def render_issue(made: Written, observed: str, versions: Mapping[str, str], pyth
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _cure(told: Told) -> list[str]:
+def render_draft(result: Result, told: Told | None, calls: str) -> str:
+    """The text before a script was run: what is known, the calls, and what our own run saw.
+
+    Args:
+        told: what is known of the defect; None where nothing is. calls: the library's; empty where there is no script.
+    """
+    known = told or Told(title(result))
+    seen = [line for d in result.differences[:SEEN] for line in difference_lines(d)]
+    if result.error is not None:
+        seen = [f"{result.error.type}: {result.error.message[:MESSAGE]}".strip(), result.error.traceback[-MESSAGE:]]
+    hidden = len(result.differences) - SEEN
+    sections = [
+        f"# {known.title}",
+        known.what if known.what != known.title else "",
+        known.harm,
+        f"## The calls\n\n{_code(calls)}" if calls else "",
+        "## What comes out",
+        _code("\n".join(seen), "text") if seen else result.signature,
+        f"and {hidden} more differences" if hidden > 0 and result.error is None else "",
+        "## Versions",
+        f"* {result.system} {result.version}" + "".join(f"\n* {name}: {how}" for name, how in result.chosen.items()),
+        f"Not the real thing: {', '.join(result.emulated)}." if result.emulated else "",
+        *_cure(known, "With this change it does not happen:"),
+        f"Already public: {known.upstream}" if known.upstream else "",
+        f"`shardproof export {result.id}` writes this with a script that shows it." if calls else "",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _cure(told: Told, with_it: str = "With this change the script ends with status 0:") -> list[str]:
     if not told.line:
         return []
     text = ["## Where it seems to lie", told.line + "."]
     if told.patch:
-        text += ["With this change the script ends with status 0:", _code(told.patch, "diff")]
+        text += [with_it, _code(told.patch, "diff")]
     return text
 
 

@@ -1,4 +1,5 @@
-"""What a failure page says to the library's maintainers: the calls that lead there, and what is known of the defect.
+"""What a failure's page and `explain` say to those who know the library: the program as its own calls, operation by
+operation, what is known of the defect, and the text of an issue.
 
 The calls are those of the script that `shardproof export` writes. Where no script can be written the page says why.
 """
@@ -9,33 +10,49 @@ from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.export.case import case_of
-from harness.export.issue import Told, told_about
-from harness.export.script import Draft, body_lines
-from harness.program import expand
+from harness.export.issue import Told, render_draft, told_about
+from harness.export.script import Draft, lines_of
+from harness.program import Op, expand
 from harness.result import Result
 from harness.systems.registry import system_named
 
 
 @dataclass(frozen=True)
+class Step:
+    """One operation of the program, as we write it and as the library's user does. calls: empty where a script does
+    without it, or where there is none."""
+
+    op: Op
+    calls: str
+
+
+@dataclass(frozen=True)
 class Filing:
     """* told: what is known of the defect; None where nothing is.
-    * calls: the library's calls, in order. reason: why there are none; empty where there are.
-    * program: the operations up to the one that failed.
+    * steps: the operations up to the one that failed. reason: why they have no calls; empty where they have.
+    * issue: the text of an issue, in Markdown; empty where there is no failure to report.
     """
 
     told: Told | None
-    calls: str
+    steps: tuple[Step, ...]
     reason: str
-    program: tuple[str, ...]
+    issue: str
+
+    @property
+    def calls(self) -> str:
+        """The calls of all operations, one after the other."""
+        return "\n".join(step.calls for step in self.steps if step.calls)
 
 
 def filing_of(result: Result, known: str | None) -> Filing:
-    """What the page of a failure says to the library's maintainers.
+    """What there is to say of a failure.
 
     Args:
         known: ids of the known issues that it matches, joined by `+`; None for none.
     """
-    calls, reason = "", ""
+    told = _told(result, known)
+    calls: dict[int, str] = {}
+    reason = ""
     try:
         system = system_named(result.system)
         if system.export is None:
@@ -43,11 +60,16 @@ def filing_of(result: Result, known: str | None) -> Filing:
         else:
             case = case_of(result)
             draft: Draft = system.export(case)
-            calls = "\n".join(body_lines(case, draft))
-        told = told_about(system, known)
+            calls = {op.index: "\n".join(lines_of(op, draft)) for op in case.ops}
     except UsageError as limit:
-        reason, told = str(limit), _told(result, known)
-    return Filing(told, calls, reason, _program(result))
+        reason = str(limit)
+    except KeyError as absent:  # something a library made up: it has a name that no parameter of the model has
+        reason = f"the model has no parameter {absent}"
+    steps = tuple(Step(op, calls.get(op.index, "")) for op in _program(result))
+    filing = Filing(told, steps, reason, "")
+    if not result.verdict.is_failure:
+        return filing
+    return Filing(told, steps, reason, render_draft(result, told, filing.calls))
 
 
 def _told(result: Result, known: str | None) -> Told | None:
@@ -57,10 +79,10 @@ def _told(result: Result, known: str | None) -> Told | None:
         return None
 
 
-def _program(result: Result) -> tuple[str, ...]:
+def _program(result: Result) -> tuple[Op, ...]:
+    """The operations up to the one that failed; all of them where none did."""
     try:
         ops = expand(result.scenario)
     except UsageError:
         return ()
-    last = result.failed_op.index if result.failed_op else len(ops) - 1
-    return tuple(op.kind.replace("_", " ") for op in ops[: last + 1])
+    return ops[: result.failed_op.index + 1] if result.failed_op else ops

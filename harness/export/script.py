@@ -17,6 +17,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from harness.export.body import Main, functions, mains, subject
 from harness.export.case import Case
+from harness.program import Op
 
 WIDTH = 120
 SCRIPT = "repro.py"
@@ -223,8 +224,10 @@ def _from(module: str, names: list[str]) -> str:
 
 def body_lines(case: Case, draft: Draft) -> list[str]:
     """The library's calls that lead to a failure, without what compares."""
-    found: list[str] = []
-    for op in case.ops:
-        number = op.init_seed if op.kind == "build" else op.iteration
-        found += draft.calls[op.kind].replace("$number", str(number)).splitlines()
-    return found
+    return [line for op in case.ops for line in lines_of(op, draft)]
+
+
+def lines_of(op: Op, draft: Draft) -> list[str]:
+    """The library's calls that do one operation."""
+    number = op.init_seed if op.kind == "build" else op.iteration
+    return draft.calls[op.kind].replace("$number", str(number)).splitlines()

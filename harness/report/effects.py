@@ -1,12 +1,13 @@
 """What a failure does to training, in one sentence: for whoever asks why it matters that some bits differ.
 
 Of a known defect `issues.toml` says it (`harm`). Of a new one its mechanism does, since all failures of one mechanism
-have the same consequence; of what raises or hangs, the operation that did not end. The rule of a plugin has no sentence
-here, and its failures are shown without one.
+have the same consequence; of what raises or hangs, the operation that did not end. What no rule
+explains, or the rule of a plugin, is told by the operation after which the state is another one.
 """
 
 from __future__ import annotations
 
+from harness.observe.record import LIVE
 from harness.result import Result
 from harness.verdict import Verdict
 
@@ -71,6 +72,20 @@ RAISES = {
 }
 """Kind of operation → what an exception in it does to training."""
 
+CHANGES = {
+    "build": "Training starts from something else than was asked for.",
+    "step": "From this step on the model is not the one that the same optimizer makes on a single process.",
+    "overflow": "A step that had to be skipped leaves its trace in the state that training goes on with.",
+    "save": "What is resumed from this checkpoint is not what was training when it was written.",
+    "load": "The resumed run goes on from another state than the one that was saved.",
+    "load_model_only": "Training starts from other weights than the checkpoint has.",
+    "reload_params": "The next step starts from other weights than the model holds.",
+    "unfreeze": "Parameters that are trained from now on start from another state.",
+}
+"""Kind of operation → what a wrong state after it does to training."""
+
+CHANGED_BY_SAVING = "Saving, which must only read, changes the state that training goes on with."
+
 RAISES_ELSEWHERE = "The run ends there."
 HANGS = "All ranks wait for each other until somebody, or a timeout, ends the job."
 WANDERS = "What training gives depends on timing, and no run can be compared with another."
@@ -83,9 +98,18 @@ def effect_of(result: Result) -> str:
             return WANDERS
         case Verdict.MISMATCH | Verdict.CRASH | Verdict.HANG:
             silent = MECHANISMS.get(result.explanations[0].mechanism, "") if result.explanations else ""
-            return " ".join(filter(None, [silent, _loud(result)]))
+            return " ".join(filter(None, [silent or _changed(result), _loud(result)]))
         case _:
             return ""
+
+
+def _changed(result: Result) -> str:
+    first = min((d.key.op for d in result.differences), default=None)
+    if first is None:
+        return ""
+    kind = result.kind_of(first)
+    live = any(d.key.where == LIVE for d in result.differences if d.key.op == first)
+    return CHANGED_BY_SAVING if kind == "save" and live else CHANGES.get(kind, "")
 
 
 def _loud(result: Result) -> str:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 
 from harness.diff import Difference
 from harness.errors import UsageError
-from harness.layout import Box, flat_intervals, shard_box
-from harness.models import model_spec
 from harness.program import Op, expand
 from harness.report.model import Report
 from harness.result import Result
-from harness.scenario import Mesh, Scenario
+from harness.scenario import Mesh
 from harness.verdict import Verdict
 
 ARMS = ("main", "uninterrupted", "cold", "resumed")
@@ -141,67 +138,3 @@ def ulp_bars(difference: Difference) -> tuple[Bar, ...]:
     """The ULP histogram of a difference."""
     tallest = max((n for _, n in difference.ulp_histogram), default=1)
     return tuple(Bar(label, n, n / tallest) for label, n in difference.ulp_histogram)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Consecutive elements of a flattened tensor. x, width: as a share of the whole."""
-
-    label: str
-    x: float
-    width: float
-
-
-@dataclass(frozen=True)
-class Strip:
-    """A flattened tensor: which shard owns which elements, and where the deviating ones are.
-
-    owners: by shard, with its index. deviating: runs of deviating elements.
-    """
-
-    elements: int
-    owners: tuple[tuple[int, Segment], ...]
-    deviating: tuple[Segment, ...]
-
-
-def strip(result: Result, difference: Difference) -> Strip | None:
-    """Where a tensor deviates, against who owns it. None unless it is sharded along dim 0 and the indices that
-    deviate are known."""
-    shape, tp_dim = _logical_shape(result.scenario, difference)
-    if shape is None or not difference.runs or len(difference.first_index) != len(shape):
-        return None
-    if result.scenario.sharding != "fully_shard" or not prod(shape):
-        return None
-    mesh = next((op.mesh for op in expand(result.scenario) if op.index == difference.key.op), result.scenario.mesh)
-    elements = prod(shape)
-    owners = [
-        (shard, Segment(f"rank {rank}: elements {start} to {start + length - 1}", start / elements, length / elements))
-        for shard, (rank, box) in enumerate(_shards(shape, mesh, tp_dim))
-        for start, length in flat_intervals(shape, box)
-    ]
-    runs = tuple(
-        Segment(f"{start} to {start + length - 1}", start / elements, length / elements)
-        for start, length in difference.runs
-    )
-    return Strip(elements, tuple(sorted(owners, key=lambda owner: owner[1].x)), runs)
-
-
-def _shards(shape: tuple[int, ...], mesh: Mesh, tp_dim: int | None) -> list[tuple[int, Box]]:
-    """The first rank that holds each distinct box, by rank."""
-    boxes: dict[Box, int] = {}
-    sizes = (mesh.dp_replicate, mesh.dp_shard, mesh.tp)
-    for rank in range(mesh.world):
-        boxes.setdefault(shard_box(shape, sizes, mesh.coordinate(rank), tp_dim), rank)
-    return [(rank, box) for box, rank in boxes.items() if box.volume]
-
-
-def _logical_shape(scenario: Scenario, difference: Difference) -> tuple[tuple[int, ...] | None, int | None]:
-    """Shape and tensor-parallel dim of the parameter that a difference is about; None if it is about no parameter."""
-    if difference.key.role not in ("param", "compute_param", "grad", "master", "exp_avg", "exp_avg_sq", "momentum"):
-        return None, None
-    try:
-        named = {p.fqn: p.spec for p in model_spec(scenario.model).params}
-    except UsageError:
-        return None, None
-    spec = named.get(difference.key.fqn)
-    return (spec.shape, spec.tp_dim) if spec else (None, None)

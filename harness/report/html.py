@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 INDEX = "index.html"
 
-DIFFERENCES_SHOWN = 60
-STRIPS_SHOWN = 12
-STRIP_WIDTH = 200
 EVIDENCE_SHOWN = 6
 
 SYMBOLS = {
@@ -77,10 +74,10 @@ def render_index(report: Report) -> str:
 
 def render_failure(report: Report, result: Result) -> str:
     """The page of one failure."""
-    from harness.export.page import filing_of
+    from harness.report import failure_page as page
 
-    filing = filing_of(result, result.known_issue or report.issues.match(result))
-    return _render("failure.html", report=report, result=result, index=INDEX, filing=filing)
+    told = page.failure_page(result, report.issues)
+    return _render("failure.html", report=report, result=result, index=INDEX, page=told, **page.FOR_TEMPLATES)
 
 
 def _render(template: str, **values: Any) -> str:
@@ -106,14 +103,10 @@ def _environment() -> Environment:
         cell=_cell,
         evidence_rows=EVIDENCE_SHOWN,
         timeline_of=figures.timeline,
-        strip=figures.strip,
         ulp_bars=figures.ulp_bars,
         op_kind=_op_kind,
         changed=lambda result: result.scenario.axis_values(only_changed=True),
         axes_of=_axes,
-        limit=DIFFERENCES_SHOWN,
-        strips=STRIPS_SHOWN,
-        strip_width=STRIP_WIDTH,
     )
     return environment
 

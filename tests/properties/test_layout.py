@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -15,7 +15,6 @@ from harness.layout import (
     Box,
     chunk,
     flat_index,
-    flat_intervals,
     inside,
     interval_boxes,
     multi_index,
@@ -118,14 +117,6 @@ def test_shards_agree_with_dtensor_offsets(sizes: tuple[int, int, int]) -> None:
         for coordinate in product(*map(range, sizes)):
             size, start = _compute_local_shape_and_global_offset(shape, sizes, list(coordinate), placements)
             assert shard_box(shape, sizes, coordinate, tp_dim) == (start, size)
-
-
-@given(shapes_and_boxes())
-def test_flat_intervals_cover_exactly_the_box(case: tuple[tuple[int, ...], Box]) -> None:
-    shape, box = case
-    intervals = list(flat_intervals(shape, box))
-    assert [i for at, n in intervals for i in range(at, at + n)] == flat_cells(shape, box).tolist()
-    assert all(at + n < following for (at, n), (following, _) in pairwise(intervals)), "maximal"
 
 
 @given(SHAPES, st.data())

@@ -11,7 +11,7 @@ import report_samples as samples
 from harness.diff import RUNS, Difference, diff
 from harness.observe.logical import Key, Value
 from harness.program import PROGRAMS, expand
-from harness.report.figures import strip, timeline, timings, ulp_bars
+from harness.report.figures import timeline, timings, ulp_bars
 from harness.result import FailedOp
 
 UP = Key(8, "live", "param", "up.weight")  # shape (16, 7) in the model `dense`
@@ -32,31 +32,6 @@ def test_runs_are_the_deviating_elements() -> None:
     assert differing_at(3, 4, 5, 9, 110, 111).runs == ((3, 3), (9, 1), (110, 2))
     assert differing_at(*range(112)).runs == ((0, 112),)
     assert len(differing_at(*range(0, 1000, 2), elements=1000).runs) == RUNS
-
-
-@pytest.mark.parametrize("mesh", ["1x1x1", "1x3x1", "2x2x1", "1x2x2", "2x2x2", "1x8x1"])
-def test_owners_share_every_element_of_the_strip(mesh: str) -> None:
-    result = replace(samples.mismatch(), scenario=samples.scenario(mesh=mesh))
-    figure = strip(result, differing_at(0, 111))
-    assert figure is not None
-    assert sum(segment.width for _, segment in figure.owners) == pytest.approx(1)
-    assert [segment.label for segment in figure.deviating] == ["0 to 0", "111 to 111"]
-
-
-def test_a_deviation_of_one_shard_lies_under_its_owner() -> None:
-    figure = strip(samples.mismatch(), differing_at(*range(56, 112)))
-    assert figure is not None
-    (owner,) = [s for _, s in figure.owners if s.label.startswith("rank 1:")]
-    assert (owner.x, owner.width) == (figure.deviating[0].x, figure.deviating[0].width)
-
-
-def test_no_strip_without_a_known_layout() -> None:
-    found, result = differing_at(0), samples.mismatch()
-    assert strip(replace(result, scenario=samples.scenario(sharding="zero1")), found) is None
-    assert strip(replace(result, scenario=samples.scenario(model="of a plugin")), found) is None
-    for key in (UP._replace(fqn="unknown"), UP._replace(role="step")):
-        assert strip(result, replace(found, key=key)) is None
-    assert strip(result, result.differences[0]) is None
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

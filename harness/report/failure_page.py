@@ -26,6 +26,9 @@ from harness.report.groups import Operation, Tensor, first_picture, grouped
 from harness.report.titles import title
 from harness.result import Result
 
+SHORT_DIGITS = 5
+"""Digits of a distance above which it is told as a power of two."""
+
 TENSORS_SHOWN = 16
 """How many tensors of a role a page lists; `shardproof explain` has all of them."""
 
@@ -188,6 +191,12 @@ def runs_of(difference: Difference, most: int = 6) -> str:
     return ", ".join(told) + (" and more" if len(difference.runs) > most else "")
 
 
+def distance_of(label: str) -> str:
+    """A bucket of a histogram for a reader: `2-3` as it is, `536870912-1073741823` as `from 2^29`."""
+    low, _, high = label.partition("-")
+    return f"from 2^{int(low).bit_length() - 1}" if high and len(low) > SHORT_DIGITS else label
+
+
 def owners_of(tensor: Tensor, most: int = 8) -> str:
     """Who holds what of a tensor: `rank 0: [0:4, 0:6]; rank 1: [4:8, 0:6]`."""
     holders = tensor.picture.owners if tensor.picture else ()
@@ -209,6 +218,6 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 FOR_TEMPLATES: Mapping[str, Any] = {
     "element_of": element_of, "span_of": span_of, "runs_of": runs_of, "owners_of": owners_of,
-    "tensors_shown": TENSORS_SHOWN, "kept_kib": FAILURE_BYTES >> 10,
+    "distance_of": distance_of, "tensors_shown": TENSORS_SHOWN, "kept_kib": FAILURE_BYTES >> 10,
 }  # fmt: skip
 """What the template of a page asks for by name."""

@@ -370,7 +370,8 @@ function histogram(picture) {
   }
   const most = Math.max(...counts.values());
   const rows = [...counts].sort(([a], [b]) => (a === "other") - (b === "other") || a - b).map(([bits, n]) => {
-    const label = bits === "other" || bits < 2 ? String(bits) : `${2n ** BigInt(bits - 1)}-${2n ** BigInt(bits) - 1n}`;
+    const low = bits === "other" || bits < 2 ? String(bits) : String(2n ** BigInt(bits - 1));
+    const label = low.length > 5 && bits > 1 ? `from 2^${bits - 1}` : bits > 1 ? `${low}-${2n ** BigInt(bits) - 1n}` : low;
     const bar = element("div", { class: "bar", "aria-hidden": "true" });
     bar.style.width = `${Math.max(2, (120 * n) / most)}px`;
     return element("tr", {}, element("th", { scope: "row" }, label), element("td", {}, bar), element("td", { class: "num" }, n));

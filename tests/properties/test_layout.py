@@ -25,13 +25,6 @@ SHAPES = st.lists(st.integers(1, 6), max_size=4).map(tuple)
 MESHES = st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 4))
 
 
-@st.composite
-def shapes_and_boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], Box]:
-    shape = draw(SHAPES)
-    start = tuple(draw(st.integers(0, n)) for n in shape)
-    return shape, Box(start, tuple(draw(st.integers(0, n - at)) for n, at in zip(shape, start, strict=True)))
-
-
 def cells(box: Box) -> set[tuple[int, ...]]:
     return set(product(*(range(at, at + n) for at, n in zip(box.start, box.size, strict=True))))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness import __version__, arguments, options
-from harness.cli_investigate import bisect, conformance, cures_, export, shrink, sweep
+from harness.cli_investigate import bisect, conformance, cures_, diff, export, shrink, sweep
 from harness.errors import MOST_GIVEN, HarnessError, UsageError, printable
 from harness.verdict import ExitStatus
 
@@ -396,5 +396,5 @@ def inspect(checkpoint: Path) -> int:
     return ExitStatus.OK
 
 
-for command in (shrink, export, sweep, bisect, cures_, conformance):
+for command in (shrink, export, sweep, bisect, cures_, conformance, diff):
     cli.add_command(command)

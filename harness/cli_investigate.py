@@ -1,4 +1,4 @@
-"""The commands that look into one failure, one library or one system, from shrink and export to conformance."""
+"""The commands that look into one failure, library or system, or two checkpoints: from shrink and export to diff."""
 
 from __future__ import annotations
 
@@ -302,3 +302,53 @@ def conformance(
                 print(f"  {check.line}", flush=True)
                 wrong += bool(check.wrong)
     return ExitStatus.FAILURE if wrong else ExitStatus.OK
+
+
+@click.command()
+@click.argument("a", type=click.Path(path_type=Path), metavar="A")
+@click.argument("b", type=click.Path(path_type=Path), metavar="B")
+@click.option(
+    "--rename", "renames", multiple=True, metavar="REGEX=REPL", help="Change names on both sides, first; repeatable."
+)
+@click.option("--only", multiple=True, metavar="REGEX", help="Compare these names only; repeatable.")
+@click.option("--all", "everything", is_flag=True, help="Print every difference, however many.")
+@click.option("--no-checksums", is_flag=True, help="Do not verify the checksums in files of torch.")
+@options.json
+@options.plugin
+def diff(
+    a: Path, b: Path, renames: tuple[str, ...], only: tuple[str, ...], everything: bool, no_checksums: bool,
+    json_file: Path | None, plugins: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Compare two checkpoints bit for bit, whatever wrote them and however they are sharded.
+
+    A and B are folders of torch's distributed checkpoint, Megatron-Core or DeepSpeed, safetensors, or files of
+    torch.save; they need not be of one kind. Nothing in them is executed, and memory stays small at any size. Exit
+    status: 0 equal, 1 different, 2 bad input.
+
+    \b
+    shardproof diff checkpoints/step-100 checkpoints/step-200
+    shardproof diff checkpoints/step-100 model.safetensors --rename '^model[.]=' --only weight
+    shardproof diff before.pt after.pt --all --json differences.json
+    """
+    from harness.compare.document import document_of
+    from harness.compare.progress import progress_on
+    from harness.compare.renames import parse_pattern, parse_rename
+    from harness.compare.run import Request, compare
+    from harness.compare.text import render
+    from harness.systems.registry import all_systems
+
+    arguments.load_plugins(plugins)
+    arguments.require_output_files(None, json=json_file)
+    request = Request(
+        a,
+        b,
+        [layout for system in all_systems() for layout in system.layouts],
+        [parse_rename(text) for text in renames],
+        [parse_pattern("--only", text) for text in only],
+        checksums=not no_checksums,
+    )
+    with progress_on(sys.stderr) as progress:
+        found = compare(request, progress)
+    print(render(found, everything=everything), end="")
+    arguments.write_json(json_file, document_of(found))
+    return ExitStatus.OK if found.equal else ExitStatus.FAILURE

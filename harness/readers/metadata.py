@@ -19,7 +19,7 @@ from math import prod
 
 from harness.readers.errors import CheckpointError, bad
 from harness.readers.symbolic import Mapping, Name, Node, parse
-from harness.readers.values import TORCH_DTYPE, integers
+from harness.readers.values import JUDGED, Bounds, integers
 from harness.readers.vocabulary import known
 
 FORM = "torch.distributed.checkpoint.save({'model': model.state_dict()}, checkpoint_id=path)"
@@ -62,21 +62,22 @@ class _Tensor:
     chunks: dict[tuple[int, ...], tuple[int, ...]]  # offset → size
 
 
-def read_metadata(data: bytes, origin: str) -> list[Item]:
+def read_metadata(data: bytes, origin: str, bounds: Bounds = JUDGED) -> list[Item]:
     """Every item of a checkpoint, sorted by key and offset.
 
     Args:
-        data: the file's content. origin: which file it is, for messages.
+        data: the file's content. origin: which file it is, for messages. bounds: how large it may be, and its dtypes.
 
     Raises:
         CheckpointError: truncated, foreign, hostile or inconsistent.
     """
-    return _Reader(origin).items(parse(data, origin))
+    return _Reader(origin, bounds).items(parse(data, origin, bounds.pickle_bytes))
 
 
 class _Reader:
-    def __init__(self, origin: str) -> None:
+    def __init__(self, origin: str, bounds: Bounds) -> None:
         self.origin = origin
+        self.known_dtypes = bounds.dtypes
         self.wholes: dict[str, tuple[int, ...]] = {}
 
     def items(self, root: object) -> list[Item]:
@@ -173,10 +174,11 @@ class _Reader:
     def dtype(self, key: str, node: object) -> str:
         if isinstance(node, Node) and node.function == PROPERTIES and isinstance(node.state, tuple):
             match node.state:
-                case (Name(module="torch", name=name), *_) if name in TORCH_DTYPE:
-                    return TORCH_DTYPE[name]
+                case (Name(module="torch", name=name), *_) if name in self.known_dtypes:
+                    return self.known_dtypes[name]
                 case (Name() as other, *_):
-                    raise self.bad(f"dtype of tensor {key!r}", str(other), ", ".join(f"torch.{n}" for n in TORCH_DTYPE))
+                    allowed = ", ".join(f"torch.{n}" for n in self.known_dtypes)
+                    raise self.bad(f"dtype of tensor {key!r}", str(other), allowed)
         raise self.bad(f"properties of tensor {key!r}", "damaged", "TensorProperties")
 
     def paths(self, node: object) -> dict[str, Path]:

@@ -79,7 +79,7 @@ def pieces(path: Path) -> Iterator[Piece]:
         yield from _distributed(path)
     elif path.exists():
         path = path / FULL_FILE if path.is_dir() else path
-        with _open(path, 0) as file:
+        with open_regular(path, 0) as file:
             size = os.fstat(file.fileno()).st_size
             _check_total(size, path)
             archive = Archive(file.read(size), str(path), Budget())
@@ -96,14 +96,14 @@ def _distributed(directory: Path) -> Iterator[Piece]:
     meta = directory / ".metadata"
     if not meta.exists():
         raise bad(f"{directory}: file .metadata", "none", "a complete distributed checkpoint", metadata.FORM)
-    with _open(meta) as file:
+    with open_regular(meta) as file:
         items = read_metadata(file.read(MAX_BYTES + 1), str(meta))
-    sizes = _check_layout(directory, items)
+    sizes = check_layout(directory, items)
     _check_total(sum(sizes.values()), directory)
     budget = Budget()
     for item in items:
         origin = f"{directory / item.file} at {item.offset}: key {item.key!r}"
-        with _open(directory / item.file) as file:
+        with open_regular(directory / item.file) as file:
             file.seek(item.offset)
             archive = Archive(file.read(item.length), origin, budget)
         rank = int(item.file.split("_")[2])
@@ -149,8 +149,12 @@ def _expect_tensor(value: Value, item: Item, origin: str) -> tuple[Tensor, str, 
     return value, value.dtype, None
 
 
-def _check_layout(directory: Path, items: Iterable[Item]) -> dict[str, int]:
-    """The size in bytes of each data file, after checking that items are inside them and apart."""
+def check_layout(directory: Path, items: Iterable[Item]) -> dict[str, int]:
+    """The size in bytes of each data file, after checking that items are inside them and apart.
+
+    Raises:
+        CheckpointError: they are not, or a file is not a regular one in the folder.
+    """
     sizes: dict[str, int] = {}
     end: dict[str, int] = {}
     for item in sorted(items, key=lambda item: (item.file, item.offset)):
@@ -158,7 +162,7 @@ def _check_layout(directory: Path, items: Iterable[Item]) -> dict[str, int]:
         if not re.fullmatch(r"__\d{1,6}_\d{1,6}\.distcp", item.file):
             raise bad(f"{where}: file", item.file, "__{rank}_{n}.distcp beside .metadata", "__0_0.distcp")
         if item.file not in sizes:
-            with _open(directory / item.file) as file:
+            with open_regular(directory / item.file) as file:
                 sizes[item.file] = os.fstat(file.fileno()).st_size
         if item.offset < end.get(item.file, 0) or item.length < 1 or item.offset + item.length > sizes[item.file]:
             given = f"{item.length} bytes at {item.offset}"
@@ -175,8 +179,12 @@ def _check_total(total: int, path: Path) -> None:
         raise bad(f"{path}: size in bytes", total, f"at most {MAX_CHECKPOINT_BYTES}", "a checkpoint of a small model")
 
 
-def _open(path: Path, flags: int = os.O_NOFOLLOW) -> BinaryIO:
-    """A regular file for reading; by default not through a link, and never waiting for a pipe's other end."""
+def open_regular(path: Path, flags: int = os.O_NOFOLLOW) -> BinaryIO:
+    """A regular file for reading; by default not through a link, and never waiting for a pipe's other end.
+
+    Raises:
+        CheckpointError: it cannot be opened, or is something else.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
     except (OSError, ValueError) as error:
@@ -189,19 +197,26 @@ def _open(path: Path, flags: int = os.O_NOFOLLOW) -> BinaryIO:
 
 
 def _flatten(path: KeyPath, value: Value, rank: int, archive: Archive) -> Iterator[Piece]:
-    """The leaves of a nested value; a list without dicts, lists and tensors is a leaf, as in DCP."""
+    for at, leaf in leaves(path, value):
+        match leaf:
+            case Tensor(dtype=dtype, shape=shape):
+                yield TensorPiece(at, rank, dtype, shape, (0,) * len(shape), shape, archive.data(leaf))
+            case Quantised(data=stored, scale_inv=inverse):
+                zeros, data = (0,) * len(stored.shape), archive.data(stored)
+                yield TensorPiece(at, rank, "fp8e4m3", stored.shape, zeros, stored.shape, data, archive.data(inverse))
+            case _:
+                yield ObjectPiece(at, rank, leaf)
+
+
+def leaves(path: KeyPath, value: Value) -> Iterator[tuple[KeyPath, Value]]:
+    """The leaves of a nested value, each with its path; a list without dicts, lists and tensors is a leaf, as in DCP.
+    An empty dict has none."""
     match value:
-        case Tensor():
-            zeros = (0,) * len(value.shape)
-            yield TensorPiece(path, rank, value.dtype, value.shape, zeros, value.shape, archive.data(value))
-        case Quantised(data=stored, scale_inv=inverse):
-            zeros, data = (0,) * len(stored.shape), archive.data(stored)
-            yield TensorPiece(path, rank, "fp8e4m3", stored.shape, zeros, stored.shape, data, archive.data(inverse))
         case dict():
             for key, entry in value.items():
-                yield from _flatten((*path, key if isinstance(key, int | str) else str(key)), entry, rank, archive)
+                yield from leaves((*path, key if isinstance(key, int | str) else str(key)), entry)
         case list() if any(isinstance(entry, dict | list | Tensor | Quantised) for entry in value):
             for index, entry in enumerate(value):
-                yield from _flatten((*path, index), entry, rank, archive)
+                yield from leaves((*path, index), entry)
         case _:
-            yield ObjectPiece(path, rank, value)
+            yield path, value

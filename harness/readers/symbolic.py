@@ -4,8 +4,8 @@
 A class or function becomes a `Name`, a call of it a `Node` with its arguments, a dict a `Mapping` of pairs;
 the caller then accepts the names that it knows. So nothing out of the file can run, by construction.
 
-*Verifies*: the stream is complete, well formed and not larger than `MAX_BYTES`; memory grows with its length
-only. *Does not verify*: that any name exists or that a node makes sense; that is up to the caller, who must also
+*Verifies*: the stream is complete, well formed and not larger than what is taken (`MAX_BYTES`); memory grows with its
+length only. *Does not verify*: that any name exists or that a node makes sense; that is up to the caller, who must also
 bound its own walk, since a small pickle can describe a structure that is endless or exponentially large.
 """
 
@@ -54,22 +54,34 @@ class Node:
 PERSISTENT = Name("pickle", "persistent id")
 
 
-def parse(data: bytes, origin: str) -> object:
+def parse(data: bytes, origin: str, limit: int = MAX_BYTES) -> object:
     """The one value a pickle describes: scalars, str, bytes, tuples, lists, `Mapping`, `Name` and `Node`.
 
     Args:
-        data: the whole pickle. origin: which file and part it is, for messages.
+        data: the whole pickle. origin: which file and part it is, for messages. limit: how many bytes it may have.
 
     Raises:
         CheckpointError: not a pickle, truncated, too large, or an opcode that torch does not write.
     """
-    if len(data) > MAX_BYTES:
-        raise bad(f"{origin}: size of the pickle", len(data), f"at most {MAX_BYTES} bytes", _FORM)
+    if len(data) > limit:
+        raise bad(f"{origin}: size of the pickle", len(data), f"at most {limit} bytes", _FORM)
+    value, end = parse_first(data, origin)
+    if end != len(data):
+        raise bad(f"{origin}: pickle", f"{len(data) - end} bytes after its end", "a well-formed one", _FORM)
+    return value
+
+
+def parse_first(data: bytes, origin: str) -> tuple[object, int]:
+    """The value of a pickle that other bytes may follow, and where it ends.
+
+    Raises:
+        CheckpointError: as `parse`.
+    """
     if data[:1] != b"\x80":
         raise bad(f"{origin}: first bytes", data[:16].hex(" "), "80 and a protocol from 2 to 4", _FORM)
     machine = _Machine(data, origin)
     try:
-        return machine.run()
+        return machine.run(), machine.position
     except (IndexError, struct.error):
         raise bad(
             f"{origin}: pickle of {len(data)} bytes", "a truncated or damaged one", "a whole one", _FORM
@@ -104,8 +116,6 @@ class _Machine:
     def finish(self) -> object:
         if len(self.stack) != 1 or self.marks:
             raise ValueError(f"{len(self.stack)} values where it stops")
-        if self.position != len(self.data):
-            raise ValueError(f"{len(self.data) - self.position} bytes after its end")
         return self.stack[0]
 
     # Reading

@@ -8,11 +8,12 @@ dict's key that is a tuple of dtypes becomes text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping as Table
 from dataclasses import dataclass
 from math import prod
 
 from harness.readers.errors import CheckpointError, bad
-from harness.readers.symbolic import PERSISTENT, Mapping, Name, Node
+from harness.readers.symbolic import MAX_BYTES, PERSISTENT, Mapping, Name, Node
 from harness.readers.vocabulary import known
 
 STORAGE_DTYPE = {
@@ -29,6 +30,24 @@ TORCH_DTYPE = {
 MAX_DEPTH = 64
 MAX_VALUES = 1_000_000
 MAX_DIMS = 32
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a reader takes.
+
+    pickle_bytes, values: at most so many bytes in a pickle, and so many values. storages: torch's class of a storage →
+    the dtype of its elements. dtypes: torch's name of a dtype → ours.
+    """
+
+    pickle_bytes: int
+    values: int
+    storages: Table[str, str]
+    dtypes: Table[str, str]
+
+
+JUDGED = Bounds(MAX_BYTES, MAX_VALUES, STORAGE_DTYPE, TORCH_DTYPE)
+"""What is taken of the checkpoint that a scenario wrote, which is small."""
 
 TENSOR = Name("torch._utils", "_rebuild_tensor_v2")
 PARAMETER = Name("torch._utils", "_rebuild_parameter")
@@ -90,19 +109,28 @@ def decode(node: object, origin: str) -> Value:
     Raises:
         CheckpointError: it names anything but plain data and tensors, or is too deep or too large.
     """
-    return _Decoder(origin).value(node, MAX_DEPTH)
+    return Decoder(origin, JUDGED).decoded(node)
 
 
-class _Decoder:
-    def __init__(self, origin: str) -> None:
+class Decoder:
+    """Makes plain values out of a parsed pickle. What it does not know it refuses (`foreign`, which a reader for
+    another purpose may replace)."""
+
+    def __init__(self, origin: str, bounds: Bounds) -> None:
         self.origin = origin
+        self.bounds = bounds
         self.visited = 0
         self.known = known()
 
+    def decoded(self, node: object) -> Value:
+        """The plain value of the outermost node."""
+        return self.value(node, MAX_DEPTH)
+
     def value(self, node: object, depth: int) -> Value:
+        """The plain value of a node, which may have `depth` further levels."""
         self.visited += 1
-        if depth == 0 or self.visited > MAX_VALUES:
-            allowed = f"at most {MAX_DEPTH} levels and {MAX_VALUES} values"
+        if depth <= 0 or self.visited > self.bounds.values:
+            allowed = f"at most {MAX_DEPTH} levels and {self.bounds.values} values"
             raise bad(f"{self.origin}: saved structure", "a deeper or larger one", allowed, FORM)
         match node:
             case None | bool() | int() | float() | str() | bytes():
@@ -121,22 +149,38 @@ class _Decoder:
                 return self.mapping([("class", str(function)), ("args", list(args)), *own], depth)
             case Node(function=function, args=args, state=None, pairs=[], items=[]):
                 return self.instance(function, args, depth)
-            case Name(module="torch", name=name) if name in TORCH_DTYPE:
+            case Name(module="torch", name=name) if name in self.bounds.dtypes:
                 return f"torch.{name}"
             case Name() if node in self.known.words:
                 return str(node)
+        return self.foreign(node, depth)
+
+    def foreign(self, node: object, depth: int) -> Value:
+        """What stands for a node that is no plain data and no tensor.
+
+        Raises:
+            CheckpointError: here, always.
+        """
         raise self.refused(node)
 
     def mapping(self, pairs: list[tuple[object, object]], depth: int) -> dict[Scalar, Value]:
         result: dict[Scalar, Value] = {}
         for named, value in pairs:
-            key = self.dtypes(named)
-            if not isinstance(key, str | bytes | int | float | None):
-                raise bad(f"{self.origin}: type of a key", type(key).__name__, "text or a number", FORM)
+            key = self.key(self.dtypes(named))
             if key in result:
                 raise bad(f"{self.origin}: key", repr(key), "every key once", FORM)
             result[key] = self.value(value, depth - 1)
         return result
+
+    def key(self, key: object) -> Scalar:
+        """A dict's key.
+
+        Raises:
+            CheckpointError: it is neither text nor a number.
+        """
+        if not isinstance(key, str | bytes | int | float | None):
+            raise bad(f"{self.origin}: type of a key", type(key).__name__, "text or a number", FORM)
+        return key
 
     def dtypes(self, key: object) -> object:
         """A dict's key that is made of torch dtypes, which have no plain value, as Python prints it; any other key as
@@ -165,7 +209,7 @@ class _Decoder:
             if isinstance(made, Tensor | Quantised):
                 return made
             raise bad(f"{self.origin}: tensor of {function}", "another one", "as its library writes it", FORM)
-        raise self.refused(function)
+        return self.foreign(Node(function, args), depth)
 
     def tensor(self, args: tuple[object, ...]) -> Tensor:
         match args:
@@ -179,10 +223,10 @@ class _Decoder:
 
     def storage(self, persistent: list[object]) -> Storage:
         match persistent:
-            case ["storage", Name() as kind, str(key), str(), int(numel)] if numel >= 0:
-                dtype = STORAGE_DTYPE.get(kind.name) if kind.module == "torch" else None
+            case ["storage", Name() as kind, str(key), str(), int(numel), *_] if numel >= 0:
+                dtype = self.bounds.storages.get(kind.name) if kind.module == "torch" else None
                 if dtype is None:
-                    raise bad(f"{self.origin}: storage type", str(kind), STORAGE_DTYPE, "torch.FloatStorage")
+                    raise bad(f"{self.origin}: storage type", str(kind), self.bounds.storages, "torch.FloatStorage")
                 return Storage(dtype, key, numel)
         raise bad(f"{self.origin}: storage", "damaged", "('storage', type, key, device, numel)", FORM)
 

@@ -35,6 +35,7 @@ from harness.scenario import Mesh, Scenario
 from harness.systems.accepts import Accepts
 
 if TYPE_CHECKING:
+    from harness.compare.formats import Layout
     from harness.readers.vocabulary import Vocabulary
 
 
@@ -139,6 +140,7 @@ class System:
     * chosen_entry: `f(device)`: what ranks get where there is a choice between the real and the emulated, and why.
     * models_entry, rules_entry: models and rules of diagnosis that only this system has.
     * predicates_entry: what its files may ask of a scenario, by name.
+    * layouts_entry: kinds of checkpoint folders that only its library writes, for `shardproof diff`.
     * export_entry: `f(case)`: a failure as a script of the library's own calls (`harness.export.script.Draft`).
     """
 
@@ -165,6 +167,7 @@ class System:
     models_entry: str = ""
     rules_entry: str = ""
     predicates_entry: str = ""
+    layouts_entry: str = ""
     export_entry: str = ""
 
     @property
@@ -205,6 +208,12 @@ class System:
             self._part(self.predicates_entry) if self.predicates_entry else {}
         )
         return found
+
+    @cached_property
+    def layouts(self) -> Sequence[Layout]:
+        """The kinds of checkpoint folders that only its library writes."""
+        layouts: Sequence[Layout] = self._part(self.layouts_entry) if self.layouts_entry else ()
+        return layouts
 
     @cached_property
     def export(self) -> Callable[[Any], Any] | None:

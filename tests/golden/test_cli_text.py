@@ -32,6 +32,7 @@ COMMANDS = (
     "shrink",
     "export",
     "conformance",
+    "diff",
 )
 DEFECT = "regressions/torch-fsdp2-164929"
 
@@ -71,6 +72,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "nothing to merge": ("merge", "part1", "part2", "--out", "all"),
     "no such system to check": ("conformance", "torch-fsdp3"),
     "no such checkpoint": ("inspect", "checkpoints/step-100"),
+    "no such checkpoint to compare": ("diff", "checkpoints/step-100", "checkpoints/step-200"),
+    "a rename that is none": ("diff", "a.pt", "b.pt", "--rename", "module"),
 }
 
 

@@ -5,17 +5,15 @@ For example, twelve shards that were joined in the order of their names as text 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from harness.diagnosis.arrangement import exchanged_dims, moved_along, order_name, slice_order
 from harness.diagnosis.explanation import Context, Finding, Rule, tensor
 from harness.diff import Difference
 from harness.observe.assemble import Bits, as_bits
 from harness.observe.logical import Value
-from harness.scenario import Mesh
 
 WINDOW, WINDOWS = 6, 8
 """How many elements in a row are no chance, and at how many places of a tensor they are looked for."""
@@ -32,10 +30,10 @@ def permuted(difference: Difference, context: Context) -> Finding | None:
     shape = pair.expected.shape
     wanted, got = as_bits(pair.expected).reshape(shape), as_bits(pair.observed).reshape(shape)
     for dim in range(len(shape)):
-        order = _permutation(np.moveaxis(wanted, dim, 0), np.moveaxis(got, dim, 0))
+        order = slice_order(np.moveaxis(wanted, dim, 0), np.moveaxis(got, dim, 0))
         if order is None:
             continue
-        pattern = _pattern(order, context, key.op)
+        pattern = order_name(order, _counts(context, key.op))
         clause = f"{tensor(key)} has its slices along dim {dim} in the order {_shorten(order)} after "
         clause += context.op_name(key.op) + (f": {pattern}" if pattern else "")
         evidence = {"name": key.fqn, "dim": dim, "order": list(order), "pattern": pattern}
@@ -43,45 +41,11 @@ def permuted(difference: Difference, context: Context) -> Finding | None:
     return None
 
 
-def _permutation(wanted: Bits, got: Bits) -> tuple[int, ...] | None:
-    """Which expected slice each observed slice is, if that is a permutation of distinct slices."""
-    places = {part.tobytes(): index for index, part in enumerate(wanted)}
-    if len(places) != len(wanted):
-        return None
-    order = [places.get(part.tobytes(), -1) for part in got]
-    return tuple(order) if sorted(order) == list(range(len(wanted))) else None
-
-
-def _pattern(order: Sequence[int], context: Context, index: int) -> str:
-    """A name for a permutation of slices, if it is one of the usual mistakes."""
+def _counts(context: Context, index: int) -> set[int]:
+    """Numbers of chunks that the meshes of a scenario, and 2, give a dim."""
     op = context.op(index)
     meshes = {context.scenario.mesh, *([op.mesh] if op else [])}
-    for name, chunks in _patterns(len(order), meshes):
-        if [i for start, end in chunks for i in range(start, end)] == list(order):
-            return name
-    return ""
-
-
-def _patterns(size: int, meshes: set[Mesh]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Usual wrong orders of the chunks of a dim, as `(start, end)` in the order observed."""
-    for parts in range(2, size + 1):
-        bounds = _bounds(size, parts)
-        if parts > 10:
-            yield f"the {parts} chunks sorted as text", [bounds[i] for i in sorted(range(len(bounds)), key=str)]
-        yield f"the {parts} chunks in reverse", bounds[::-1]
-    counts = {n for mesh in meshes for n in (mesh.dp_shard, mesh.tp, mesh.dp)} | {2}
-    for outer in sorted(counts):
-        for inner in sorted(counts):
-            bounds = _bounds(size, outer * inner)
-            if len(bounds) == outer * inner and outer > 1 and inner > 1:
-                exchanged = [bounds[i * inner + j] for j in range(inner) for i in range(outer)]
-                yield f"{outer} × {inner} chunks with the two levels of sharding exchanged", exchanged
-
-
-def _bounds(size: int, parts: int) -> list[tuple[int, int]]:
-    step = -(-size // parts)
-    edges = [min(step * i, size) for i in range(parts + 1)]
-    return [(start, end) for start, end in pairwise(edges) if end > start]
+    return {n for mesh in meshes for n in (mesh.dp_shard, mesh.tp, mesh.dp)} | {2}
 
 
 def _shorten(order: Sequence[int]) -> str:
@@ -114,11 +78,11 @@ def transposed(difference: Difference, context: Context) -> Finding | None:
     if pair is None or len(pair.expected.shape) < 2:
         return None
     wanted = as_bits(pair.expected).reshape(pair.expected.shape)
-    for first, second in pairwise(range(wanted.ndim)):
-        if np.swapaxes(wanted, first, second).tobytes() == pair.observed.data:
-            clause = f"{tensor(key)} has dims {first} and {second} exchanged after {context.op_name(key.op)}"
-            return Finding(pair.strength, clause, {"name": key.fqn, "dims": [first, second]})
-    return None
+    dims = exchanged_dims(wanted, as_bits(pair.observed).reshape(wanted.shape))
+    if dims is None:
+        return None
+    clause = f"{tensor(key)} has dims {dims[0]} and {dims[1]} exchanged after {context.op_name(key.op)}"
+    return Finding(pair.strength, clause, {"name": key.fqn, "dims": list(dims)})
 
 
 def shifted(difference: Difference, context: Context) -> Finding | None:
@@ -128,22 +92,12 @@ def shifted(difference: Difference, context: Context) -> Finding | None:
         return None
     wanted, got = as_bits(pair.expected), as_bits(pair.observed)
     first = int(pair.at[0])
-    for by in (offset for n in range(1, min(17, len(got) - first)) for offset in (n, -n)):
-        source, target = _overlap(wanted, got, first, by)
-        if len(target) >= 3 and len(np.unique(target)) >= 3 and (source == target).all():
-            how = f"{abs(by)} elements too {'early' if by > 0 else 'late'}"
-            clause = f"{tensor(key)} is {how} from element {first} on after {context.op_name(key.op)}"
-            return Finding("certain", clause, {"name": key.fqn, "from": first, "elements": by})
-    return None
-
-
-def _overlap(
-    wanted: npt.NDArray[np.generic], got: npt.NDArray[np.generic], first: int, by: int
-) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
-    """Expected and observed elements that face each other if everything from `first` on moved forward by `by`."""
-    if by > 0:
-        return wanted[first + by :], got[first : len(got) - by]
-    return wanted[first : len(wanted) + by], got[first - by :]
+    by = moved_along(wanted, got, first)
+    if by is None:
+        return None
+    how = f"{abs(by)} elements too {'early' if by > 0 else 'late'}"
+    clause = f"{tensor(key)} is {how} from element {first} on after {context.op_name(key.op)}"
+    return Finding("certain", clause, {"name": key.fqn, "from": first, "elements": by})
 
 
 def from_neighbours(difference: Difference, context: Context) -> Finding | None:

@@ -13,5 +13,6 @@ SYSTEM = System(
     warm_up="rank:warm_up",
     not_exercised_entry="accepts:not_exercised",
     models_entry="models:MODELS",
+    layouts_entry="folder:LAYOUTS",
     export_entry="export:draft",
 )

@@ -25,5 +25,6 @@ SYSTEM = System(
     variant_entry="accepts:variant",
     not_exercised_entry="accepts:not_exercised",
     models_entry="models:MODELS",
+    layouts_entry="stored:LAYOUTS",
     export_entry="export:draft",
 )

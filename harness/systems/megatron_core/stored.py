@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.mechanisms.megatron.folder import MegatronFolder
 from harness.mechanisms.megatron.stored import MegatronStored
 from harness.observe.logical import Logical
 from harness.observe.record import Record
@@ -35,3 +36,4 @@ class MegatronCoreStored(MegatronStored):
 
 
 STORED = MegatronCoreStored(CONTRACT)
+LAYOUTS = (MegatronFolder(),)

@@ -1,0 +1,353 @@
+"""`shardproof diff` on sound checkpoints that torch wrote: what is equal, what differs, and the sentence about it.
+
+*Verifies*: every kind of difference and every explanation on the smallest state that has it; formats against each
+other.
+*Does not verify*: checkpoints that libraries write (tests/conformance/test_compared_checkpoints.py does).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import struct
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import checkpoint_samples as samples
+import pytest
+import torch
+
+from harness.cli import entry
+from harness.compare.found import Comparison, Found
+from harness.compare.progress import SilentProgress
+from harness.compare.renames import parse_rename
+from harness.compare.run import Request, compare
+from harness.compare.text import FIRST, render
+
+State = dict[str, Any]
+
+
+def compared(a: Path, b: Path, renames: Sequence[str] = (), only: Sequence[str] = ()) -> Comparison:
+    request = Request(a, b, (), [parse_rename(text) for text in renames], [re.compile(text) for text in only])
+    return compare(request, SilentProgress())
+
+
+def of_states(folder: Path, a: State, b: State) -> Comparison:
+    return compared(samples.save_full(a, folder / "a.pt"), samples.save_full(b, folder / "b.pt"))
+
+
+def only_found(folder: Path, a: torch.Tensor, b: torch.Tensor) -> Found:
+    (found,) = of_states(folder, {"w": a}, {"w": b}).found
+    return found
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def write_safetensors(path: Path, state: dict[str, torch.Tensor], starts: dict[str, list[int]] | None = None) -> Path:
+    names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3", torch.uint16: "U16"}
+    header: State = {}
+    body = b""
+    for name, tensor in state.items():
+        data = samples.raw(tensor)
+        header[name] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [len(body), len(body) + len(data)],
+        }
+        body += data
+    if starts is not None:
+        places = {name: {"saved_offsets": start} for name, start in starts.items()}
+        header["__metadata__"] = {"DCP_SHARDING_INFO": json.dumps(places)}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    return path
+
+
+# Equal
+
+
+def test_one_state_in_every_format_is_equal(tmp_path: Path) -> None:
+    old = tmp_path / "old.pt"
+    torch.save(samples.STATE, old, _use_new_zipfile_serialization=False)
+    paths = [
+        samples.save_dcp(samples.STATE, tmp_path / "dcp"),
+        samples.save_full(samples.STATE, tmp_path / "f.pt"),
+        old,
+    ]
+    for a in paths:
+        for b in paths:
+            found = compared(a, b)
+            assert found.found == ()
+            assert found.elements == 6 + 1 + 1 + 6
+
+
+def test_safetensors_compare_with_what_torch_wrote(tmp_path: Path) -> None:
+    state = {"a": numbers(3, 4), "b": numbers(2, dtype=torch.bfloat16), "c": torch.zeros(0, 3)}
+    a = write_safetensors(tmp_path / "a.safetensors", state)
+    assert compared(a, samples.save_full(state, tmp_path / "b.pt")).equal
+    assert compared(a, samples.save_dcp({"model": state}, tmp_path / "c"), ["^model[.]="]).equal
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "uint16", "int8", "complex64", "complex128", "bool"])
+def test_every_dtype_is_read(tmp_path: Path, dtype: str) -> None:
+    tensor = torch.arange(1, 7).reshape(2, 3).to(getattr(torch, dtype))
+    other = tensor.clone()
+    other[1, 2] = 0
+    assert of_states(tmp_path, {"w": tensor}, {"w": tensor}).equal
+    found = only_found(tmp_path, tensor, other)
+    assert (found.kind, found.mismatched, found.first_index) == ("bits", 1, (1, 2))
+
+
+def test_shards_of_two_cuts_are_put_together(tmp_path: Path) -> None:
+    whole = numbers(4, 6)
+    rows = [((0, 0), (1, 6)), ((1, 0), (3, 6))]
+    blocks = [((i, j), (2, 2)) for i in (0, 2) for j in (0, 2, 4)]
+    a = samples.write_chunks(tmp_path / "a", "model.w", whole, rows)
+    b = samples.write_chunks(tmp_path / "b", "model.w", whole, blocks)
+    assert compared(a, b).equal
+    changed = whole.clone()
+    changed[3, 5] += 1
+    (found,) = compared(a, samples.write_chunks(tmp_path / "c", "model.w", changed, blocks)).found
+    assert (found.first_index, found.mismatched, found.pieces_a, found.pieces_b) == ((3, 5), 1, 2, 6)
+
+
+@pytest.mark.parametrize("view", ["transposed", "strided", "expanded", "shared"])
+def test_a_view_of_a_storage_is_what_it_shows(tmp_path: Path, view: str) -> None:
+    base = numbers(6, 8)
+    tensor = {"transposed": base.t(), "strided": base[1::2, ::3], "expanded": base[0].expand(5, 8), "shared": base[2:]}
+    assert of_states(tmp_path, {"x": base, "w": tensor[view]}, {"x": base, "w": tensor[view].clone()}).equal
+
+
+def test_sharded_safetensors_with_an_index_and_with_offsets(tmp_path: Path) -> None:
+    state = {"a": numbers(4, 3), "b": numbers(5)}
+    one = write_safetensors(tmp_path / "one.safetensors", state)
+    indexed, shards = tmp_path / "indexed", tmp_path / "shards"
+    indexed.mkdir()
+    shards.mkdir()
+    for name, tensor in state.items():
+        write_safetensors(indexed / f"m-{name}.safetensors", {name: tensor})
+    names = {"weight_map": {name: f"m-{name}.safetensors" for name in state}}
+    (indexed / "model.safetensors.index.json").write_text(json.dumps(names))
+    top, rest = {"a": state["a"][:1], "b": state["b"]}, {"a": state["a"][1:]}
+    write_safetensors(shards / "shard-00001-model-00001-of-00001.safetensors", top, {"a": [0, 0], "b": [0]})
+    write_safetensors(shards / "shard-00002-model-00001-of-00001.safetensors", rest, {"a": [1, 0]})
+    assert compared(one, indexed).equal
+    assert compared(one, shards).equal
+
+
+def test_a_folder_of_several_checkpoints_is_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_safetensors((tmp_path / name / "model").mkdir(parents=True) or tmp_path / name / "model/m.safetensors",
+                          {"w": numbers(3)})  # fmt: skip
+        samples.save_dcp({"state": {"w": {"exp_avg": numbers(3, seed=len(name))}}}, tmp_path / name / "optim")
+        (tmp_path / name / "config.json").write_text("{}")
+    found = compared(tmp_path / "a", tmp_path / "b")
+    assert found.equal
+    assert dict(found.compared) == {"param": 1, "exp_avg": 1}
+
+
+# Different
+
+
+def test_zeros_of_two_signs_and_payloads_of_nan_differ(tmp_path: Path) -> None:
+    zero = only_found(tmp_path, torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
+    assert (zero.mismatched, zero.max_ulp, zero.mechanism) == (1, 0, "sign")
+    quiet, other = (torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (0x7FC00000, 0x7FC00001))
+    nan = only_found(tmp_path, quiet, other)
+    assert (nan.nan, nan.max_ulp, nan.mechanism) == (1, None, "nan_payload")
+    assert nan.first_b == "nan (0x7fc00001)"
+
+
+def test_a_flipped_bit_is_named_and_located(tmp_path: Path) -> None:
+    tensor = numbers(5, 7)
+    other = tensor.clone()
+    other.view(torch.int32)[4, 2] ^= 1 << 20
+    found = only_found(tmp_path, tensor, other)
+    assert (found.first_index, found.last_index, found.mismatched) == ((4, 2), (4, 2), 1)
+    assert found.explanation == "Every element that differs has bit 20 flipped."
+    assert found.max_ulp == 1 << 20
+
+
+BASE = numbers(8, 6)
+
+
+def moved(tensor: torch.Tensor, by: int, start: int) -> torch.Tensor:
+    flat = tensor.clone().reshape(-1)
+    flat[start:] = tensor.reshape(-1)[start - by : len(flat) - by]
+    return flat.reshape(tensor.shape)
+
+
+ANOTHER_ORDER = "B has A's slices along dim {} in another order: {}."
+EXPLAINED: dict[str, tuple[torch.Tensor, torch.Tensor, str, str]] = {
+    "rounded": (BASE, BASE.bfloat16().float(), "narrowed", "Every element of B is that of A rounded to bf16."),
+    "was rounded": (BASE.half().float(), BASE, "narrowed", "Every element of A is that of B rounded to fp16."),
+    "quarter": (BASE, BASE / 4, "scaled", "Every element of B is that of A times 1/4 (0.25)."),
+    "third": (BASE, BASE / 3, "scaled", "Every element of B is that of A times 1/3 (0.333333)."),
+    "scaled up": (BASE, BASE * 65536, "scaled", "Every element of B is that of A times 65536."),
+    "tiny": (BASE, BASE * 2**-30, "scaled", "Every element of B is that of A times 1/1073741824 (9.31323e-10)."),
+    "sign": (BASE, -BASE, "sign", "Every element has the other sign."),
+    "zeros": (BASE, torch.zeros(8, 6), "zeroed", "Every element is zero in B and not in A."),
+    "nan": (BASE, BASE * float("nan"), "nan", "Every element is NaN in B and a number in A."),
+    "rows": (BASE, BASE.roll(4, 0), "permuted", ANOTHER_ORDER.format(0, "4 to 7, then 0 to 3")),
+    "columns": (BASE, BASE.roll(2, 1), "permuted", ANOTHER_ORDER.format(1, "4 to 5, then 0 to 3")),
+    "reverse": (BASE, BASE.flip(0), "permuted", ANOTHER_ORDER.format(0, "the 8 chunks in reverse")),
+    "along": (BASE, moved(BASE, 3, 10), "shifted", "From element 10 on, B has A's elements 3 places later."),
+    "dims": (BASE, BASE.t().reshape(8, 6), "transposed", "B has A's elements with dims 0 and 1 exchanged."),
+    "half": (BASE, BASE.half(), "cast", "B is A rounded to fp16."),
+    "widened": (BASE.half(), BASE.half().float(), "cast", "The numbers are equal: fp32 holds each of A's exactly."),
+    "transposed": (BASE, BASE.t().contiguous(), "transposed", "B is A transposed."),
+    "flat": (BASE, BASE.reshape(-1), "reshaped", "Both have the same elements in the same order, under another shape."),
+    "padded": (
+        BASE,
+        torch.cat([BASE, torch.zeros(2, 6)]),
+        "padded",
+        "B begins with all of A and has 2 more along dim 0, and they are zero.",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EXPLAINED)
+def test_a_mechanism_is_told_in_a_sentence(tmp_path: Path, what: str) -> None:
+    a, b, mechanism, sentence = EXPLAINED[what]
+    found = only_found(tmp_path, a, b)
+    assert (found.mechanism, found.explanation) == (mechanism, sentence)
+
+
+def test_what_nothing_explains_stays_unexplained(tmp_path: Path) -> None:
+    found = only_found(tmp_path, numbers(8, 6), numbers(8, 6, seed=2))
+    assert (found.mechanism, found.explanation, found.mismatched) == ("", "", 48)
+    assert sum(count for _, count in found.ulp_histogram) == 48
+
+
+def test_swapped_copied_and_renamed_tensors_are_named(tmp_path: Path) -> None:
+    a = {name: numbers(4, 4, seed=seed) for seed, name in enumerate(["x", "y", "z", "old"])}
+    b = {"x": a["y"], "y": a["x"], "z": a["x"], "new": a["old"]}
+    found = {one.name: (one.mechanism, one.explanation) for one in of_states(tmp_path, a, b).found}
+    assert found == {
+        "x": ("swapped", "A's x and y are exchanged in B."),
+        "y": ("swapped", "A's y and x are exchanged in B."),
+        "z": ("other_tensor", "B has here what A has under x."),
+        "new": ("renamed", "A has it as old."),
+        "old": ("renamed", "B has it as new."),
+    }
+
+
+def test_tensors_of_zeros_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    a = {"x": torch.zeros(4), "y": numbers(4)}
+    assert [one.mechanism for one in of_states(tmp_path, a, {"x": numbers(4, seed=5), "y": torch.zeros(4)}).found] == [
+        "zeroed", "zeroed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(1, 1.0), (1, True), (0.0, -0.0), ("a", b"a"), ([1], [1, 2]), (None, 0), ({"k": 1}, {"k": 2})]
+)
+def test_plain_values_are_equal_only_if_they_are_the_same(tmp_path: Path, a: object, b: object) -> None:
+    w = {"w": torch.ones(1)}
+    assert of_states(tmp_path, {**w, "v": a}, {**w, "v": a}).equal
+    assert [one.kind for one in of_states(tmp_path, {**w, "v": a}, {**w, "v": b}).found] == ["value"]
+
+
+def test_a_tensor_against_a_number_is_a_difference_of_kind(tmp_path: Path) -> None:
+    found = of_states(tmp_path, {"w": torch.ones(1), "s": torch.tensor(3.0)}, {"w": torch.ones(1), "s": 3.0}).found
+    assert [(one.kind, one.a, one.b) for one in found] == [("kind", "fp32 scalar", "3.0 (float)")]
+
+
+def test_gaps_and_overlaps_are_differences_even_if_both_have_them(tmp_path: Path) -> None:
+    whole = torch.arange(6.0).reshape(3, 2)
+    sound = samples.write_chunks(tmp_path / "s", "w", whole, [((0, 0), (3, 2))])
+    gap = samples.write_chunks(tmp_path / "g", "w", whole, [((0, 0), (2, 2))])
+    overlap = samples.write_chunks(tmp_path / "o", "w", whole, [((0, 0), (2, 2)), ((1, 0), (2, 2))])
+    for a, b, kind, detail in (
+        (sound, gap, "gap", "in B, 2 of 6 elements are in no piece"),
+        (overlap, sound, "overlap", "in A, the pieces [0:2, 0:2] and [1:3, 0:2] share elements"),
+        (gap, gap, "gap", "in A, 2 of 6 elements are in no piece; in B, 2 of 6 elements are in no piece"),
+    ):
+        (found,) = compared(a, b).found
+        assert (found.kind, found.detail) == (kind, detail)
+
+
+def test_differences_are_counted_by_role(tmp_path: Path) -> None:
+    other = copy.deepcopy(samples.STATE)
+    other["optim"]["state"]["a.weight"]["exp_avg"][0, 0] = 9
+    other["optim"]["param_groups"][0]["lr"] = 0.25
+    found = of_states(tmp_path, samples.STATE, other)
+    assert found.counts()["exp_avg"] == {"compared": 1, "equal": 0, "bits": 1}
+    assert found.counts()["hyperparameter"]["value"] == 1
+    assert found.counts()["param"] == {"compared": 2, "equal": 2}
+
+
+def test_objects_of_any_class_are_compared_as_text_and_named(tmp_path: Path) -> None:
+    state = {"w": torch.ones(1), "args": Namespace(lr=0.1, names={"b", "a"})}
+    found = of_states(tmp_path, state, {**state, "args": Namespace(lr=0.2, names={"a", "b"})})
+    assert [one.name for one in found.found] == ["args.state.lr"]
+    assert found.a.foreign == ("argparse.Namespace",)
+
+
+# The command
+
+
+def files(folder: Path) -> tuple[str, str, str]:
+    samples.save_full({"model": {"w": BASE}}, folder / "a.pt")
+    samples.save_full({"model": {"w": BASE + 1}}, folder / "b.pt")
+    samples.save_full({"module": {"w": BASE}, "other": {"v": BASE}}, folder / "c.pt")
+    return str(folder / "a.pt"), str(folder / "b.pt"), str(folder / "c.pt")
+
+
+def test_exit_status_and_output_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b, c = files(tmp_path)
+    assert entry(["diff", a, a]) == 0
+    assert "equal: 1 name, 48 elements, bit for bit" in capsys.readouterr().out
+    assert entry(["diff", a, b, "--json", str(tmp_path / "o.json")]) == 1
+    assert "different: 1 of 1 name that both have differ" in capsys.readouterr().out
+    document = json.loads((tmp_path / "o.json").read_text())
+    assert (document["equal"], [one["name"] for one in document["differences"]]) == (False, ["model.w"])
+    assert entry(["diff", a, str(tmp_path / "nothing")]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "an existing directory or file" in output.err
+    assert entry(["diff", a, c, "--rename", "^module=model", "--only", "^model[.]"]) == 0
+    assert entry(["diff", a, c]) == 1
+    assert "--rename '^model[.]='" not in capsys.readouterr().out.split("hint")[0]
+
+
+def test_names_without_a_common_one_give_a_hint(tmp_path: Path) -> None:
+    a = samples.save_full({"model": {"x": BASE, "y": BASE}}, tmp_path / "a.pt")
+    b = samples.save_full({"x": BASE, "y": BASE}, tmp_path / "b.pt")
+    found = compared(a, b)
+    assert len(found.found) == 4
+    assert found.hint.endswith("2 of A's are on the other one without 'model': --rename '^model[.]='")
+    assert compared(a, b, ["^model[.]="]).equal
+
+
+@pytest.mark.parametrize(
+    "words", [["--rename", "x"], ["--rename", "(=y"], ["--rename", r"x=\1"], ["--only", "["], ["--only", "nothing"]]
+)
+def test_bad_options_are_refused(tmp_path: Path, words: list[str]) -> None:
+    a, _, _ = files(tmp_path)
+    assert entry(["diff", a, a, *words]) == 2
+
+
+def test_names_that_are_made_equal_are_refused(tmp_path: Path) -> None:
+    samples.save_full({"x": BASE, "y": BASE}, tmp_path / "a.pt")
+    assert entry(["diff", str(tmp_path / "a.pt"), str(tmp_path / "a.pt"), "--rename", "[xy]=z"]) == 2
+
+
+def test_the_text_is_bounded_and_whole_with_all(tmp_path: Path) -> None:
+    a = {f"t{i:03}": torch.ones(1) for i in range(100)}
+    found = of_states(tmp_path, a, {name: tensor + 1 for name, tensor in a.items()})
+    assert render(found).count("other bits\n") == FIRST + 1
+    assert f"… and {100 - FIRST} more: --all shows them" in render(found)
+    assert render(found, everything=True).count("(tensor): other bits") == 100
+
+
+def test_names_cannot_forge_lines_or_move_the_cursor(tmp_path: Path) -> None:
+    found = of_states(tmp_path, {"w": BASE, "x\nequal: all\x1b[2J": BASE}, {"w": BASE})
+    text = render(found)
+    assert "\x1b" not in text
+    assert "\nequal" not in text

@@ -94,31 +94,36 @@ class Patterns:
         Args:
             total: elements of the tensor.
         """
-        if not self.count:
+        told = self._told(total) if self.count else None
+        if told is None:
             return "", ""
-        which = "Every element" if self.count == total else "Every element that differs"
+        mechanism, text = told
+        where = "" if self.count == total else "Where they differ, "
+        return mechanism, f"{where}{text}." if where else f"{text[0].upper()}{text[1:]}."
+
+    def _told(self, total: int) -> tuple[str, str] | None:
+        """The first hypothesis that is still alive, the most telling first, and how it is said."""
         alive = {name for name, yes in self.alive.items() if yes}
-        for side, other in (("a", "b"), ("b", "a")):
-            if f"{side} zero" in alive:
-                return "zeroed", f"{which} is zero in {side.upper()} and not in {other.upper()}."
-            if f"{side} nan" in alive:
-                return "nan", f"{which} is NaN in {side.upper()} and a number in {other.upper()}."
+        for side, other in (("A", "B"), ("B", "A")):
+            if f"{side.lower()} zero" in alive:
+                return "zeroed", f"{side} is zero and {other} is not"
+            if f"{side.lower()} nan" in alive:
+                return "nan", f"{side} is NaN and {other} is a number"
         if "payload" in alive:
-            return "nan_payload", f"{which} is NaN on both sides, with other payloads."
+            return "nan_payload", "both are NaN, with other payloads"
         if "sign" in alive:
-            return "sign", f"{which} has the other sign."
-        bits = self.mask.bit_count()
-        if "mask" in alive and (self.count >= ENOUGH or bits == 1):
-            return "bit_flip", f"{which} has {_places(self.mask)} flipped."
+            return "sign", "the signs are opposite"
+        if "mask" in alive and (self.count >= ENOUGH or self.mask.bit_count() == 1):
+            return "bit_flip", f"{_places(self.mask)} flipped"
         if len(self.distinct) < min(ENOUGH, total):
-            return "", ""
+            return None
         for name in NARROWER.get(self.dtype, ()) if self.float else ():
-            for side, other in (("b", "A"), ("a", "B")):
-                if f"{side} through {name}" in alive:
-                    return "narrowed", f"{which} of {side.upper()} is that of {other} rounded to {name}."
+            for side, other in (("B", "A"), ("A", "B")):
+                if f"{side.lower()} through {name}" in alive:
+                    return "narrowed", f"{side} is {other} rounded to {name}"
         if "factor" in alive and self.factor is not None:
-            return "scaled", f"{which} of B is that of A times {_told(self.factor)}."
-        return "", ""
+            return "scaled", f"B is A times {_told(self.factor)}"
+        return None
 
 
 def _factor(x: Raw, y: Raw) -> Fraction | None:
@@ -152,5 +157,5 @@ def _told(factor: Fraction) -> str:
 def _places(mask: int) -> str:
     places = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
     if len(places) == 1:
-        return f"bit {places[0]}"
-    return f"bits {', '.join(map(str, places[:8]))}{', …' if len(places) > 8 else ''}"
+        return f"bit {places[0]} is"
+    return f"bits {', '.join(map(str, places[:8]))}{', …' if len(places) > 8 else ''} are"

@@ -5,8 +5,8 @@ is found by a sample of each (`SAMPLE` elements at `SAMPLES` places), and believ
 Orders of slices are looked for in tensors of up to `WHOLE_BYTES`, and only where both sides have the same elements in
 sum.
 
-*Verifies*: an explanation holds for every element of the tensors that it names. *Does not verify*: that it is the only
-one.
+*Verifies*: an explanation holds for every element of the tensors that it names, but for those that it says it does not
+hold for. *Does not verify*: that it is the only one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ MOST_SAMPLED = 20_000
 """With more tensors than this that could hold another one's bits, none is looked for."""
 
 _NAMED_ORDERS = 256
+_MOSTLY = 4
+"""A tensor that has moved along keeps at least so many times the elements that it has moved by."""
 _BLOCKS = 6
 
 Raw = npt.NDArray[Any]
@@ -52,14 +54,24 @@ def rearranged(a: Tensor, b: Tensor, first: int, *, same_multiset: bool) -> Expl
     if a.nbytes > WHOLE_BYTES or raw_of(a.dtype).kind != "u":
         return NOTHING
     mine, its = _whole(a), _whole(b)
+    if same_multiset:
+        found = _in_another_order(mine.reshape(a.shape), its.reshape(a.shape))
+        if found[0]:
+            return found
     by = moved_along(mine, its, first)
-    if by is not None:
-        way = "earlier" if by > 0 else "later"
-        return "shifted", f"From element {first} on, B has A's elements {abs(by)} place{_s(by)} {way}."
-    if not same_multiset:
+    if by is None or abs(by) * _MOSTLY > a.numel - first:
         return NOTHING
-    mine, its = mine.reshape(a.shape), its.reshape(a.shape)
-    for dim, slices in enumerate(a.shape):
+    if by > 0:
+        text = f"From element {first} on, B has A's elements {by} place{_s(by)} earlier, but for its last {by}."
+    else:
+        text = (
+            f"From element {first - by} on, B has A's elements {-by} place{_s(by)} later; the {-by} before are others."
+        )
+    return "shifted", text
+
+
+def _in_another_order(mine: Raw, its: Raw) -> Explained:
+    for dim, slices in enumerate(mine.shape):
         if 1 < slices <= MOST_SLICES:
             order = slice_order(np.moveaxis(mine, dim, 0), np.moveaxis(its, dim, 0))
             if order is not None:

@@ -169,7 +169,7 @@ def test_a_flipped_bit_is_named_and_located(tmp_path: Path) -> None:
     other.view(torch.int32)[4, 2] ^= 1 << 20
     found = only_found(tmp_path, tensor, other)
     assert (found.first_index, found.last_index, found.mismatched) == ((4, 2), (4, 2), 1)
-    assert found.explanation == "Every element that differs has bit 20 flipped."
+    assert found.explanation == "Where they differ, bit 20 is flipped."
     assert found.max_ulp == 1 << 20
 
 
@@ -184,19 +184,24 @@ def moved(tensor: torch.Tensor, by: int, start: int) -> torch.Tensor:
 
 ANOTHER_ORDER = "B has A's slices along dim {} in another order: {}."
 EXPLAINED: dict[str, tuple[torch.Tensor, torch.Tensor, str, str]] = {
-    "rounded": (BASE, BASE.bfloat16().float(), "narrowed", "Every element of B is that of A rounded to bf16."),
-    "was rounded": (BASE.half().float(), BASE, "narrowed", "Every element of A is that of B rounded to fp16."),
-    "quarter": (BASE, BASE / 4, "scaled", "Every element of B is that of A times 1/4 (0.25)."),
-    "third": (BASE, BASE / 3, "scaled", "Every element of B is that of A times 1/3 (0.333333)."),
-    "scaled up": (BASE, BASE * 65536, "scaled", "Every element of B is that of A times 65536."),
-    "tiny": (BASE, BASE * 2**-30, "scaled", "Every element of B is that of A times 1/1073741824 (9.31323e-10)."),
-    "sign": (BASE, -BASE, "sign", "Every element has the other sign."),
-    "zeros": (BASE, torch.zeros(8, 6), "zeroed", "Every element is zero in B and not in A."),
-    "nan": (BASE, BASE * float("nan"), "nan", "Every element is NaN in B and a number in A."),
+    "rounded": (BASE, BASE.bfloat16().float(), "narrowed", "B is A rounded to bf16."),
+    "was rounded": (BASE.half().float(), BASE, "narrowed", "A is B rounded to fp16."),
+    "quarter": (BASE, BASE / 4, "scaled", "B is A times 1/4 (0.25)."),
+    "third": (BASE, BASE / 3, "scaled", "B is A times 1/3 (0.333333)."),
+    "scaled up": (BASE, BASE * 65536, "scaled", "B is A times 65536."),
+    "tiny": (BASE, BASE * 2**-30, "scaled", "B is A times 1/1073741824 (9.31323e-10)."),
+    "sign": (BASE, -BASE, "sign", "The signs are opposite."),
+    "zeros": (BASE, torch.zeros(8, 6), "zeroed", "B is zero and A is not."),
+    "nan": (BASE, BASE * float("nan"), "nan", "B is NaN and A is a number."),
     "rows": (BASE, BASE.roll(4, 0), "permuted", ANOTHER_ORDER.format(0, "4 to 7, then 0 to 3")),
     "columns": (BASE, BASE.roll(2, 1), "permuted", ANOTHER_ORDER.format(1, "4 to 5, then 0 to 3")),
     "reverse": (BASE, BASE.flip(0), "permuted", ANOTHER_ORDER.format(0, "the 8 chunks in reverse")),
-    "along": (BASE, moved(BASE, 3, 10), "shifted", "From element 10 on, B has A's elements 3 places later."),
+    "along": (
+        BASE,
+        moved(BASE, 3, 10),
+        "shifted",
+        "From element 13 on, B has A's elements 3 places later; the 3 before are others.",
+    ),
     "dims": (BASE, BASE.t().reshape(8, 6), "transposed", "B has A's elements with dims 0 and 1 exchanged."),
     "half": (BASE, BASE.half(), "cast", "B is A rounded to fp16."),
     "widened": (BASE.half(), BASE.half().float(), "cast", "The numbers are equal: fp32 holds each of A's exactly."),

@@ -17,7 +17,7 @@ STAMP  := $(if $(VENV),$(VENV)/.installed)
 JOBS   ?= $(shell nproc)
 PIP    := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test coverage lint bench canaries nightly gpu clean
+.PHONY: run test coverage lint sample bench canaries nightly gpu clean
 
 run: $(STAMP)  ## the smoke scenarios on the reference and on FSDP2 + DCP, then the report
 	$(PY) -m harness run smoke --out reports/smoke
@@ -50,6 +50,10 @@ gpu: $(STAMP)  ## on a machine with a GPU: its tests, the GPU set on CPU and GPU
 	-$(PY) -m harness run $(GPU_SET) --device cpu --out reports/gpu-cpu --json reports/gpu-cpu/run.json
 	-$(PY) -m harness run $(GPU_SET) --device cuda --deadline-s 180 --out reports/gpu-cuda --json reports/gpu-cuda/run.json
 	$(PY) -m harness.report.gpu_record reports/gpu-cpu/run.json reports/gpu-cuda/run.json >> docs/gpu.md
+
+sample: $(STAMP)  ## the report that is kept in git, written anew
+	$(PY) -m harness run smoke --system torch-fsdp2 --out reports/smoke-of-the-sample
+	$(PY) -m tests.sample reports/smoke-of-the-sample
 
 bench: $(STAMP)  ## speed, side by side in one run
 	$(PY) -m benchmarks

@@ -261,7 +261,8 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
     shardproof explain 1a2b3c4d5e6f --toml > bug.toml
     shardproof explain 1a2b3c4d5e6f --page
     """
-    from harness.report.text import render_result, wants_colour
+    from harness.report.explained import render_explained
+    from harness.report.text import wants_colour
     from harness.verdict import Verdict
 
     arguments.load_plugins(())
@@ -271,10 +272,9 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
 
         print(write_page(folder, result, arguments.shipped_issues()))
         return ExitStatus.OK
-    only = arguments.shipped_issues().emulated_only(result)
-    colour = wants_colour(sys.stdout, os.environ)
     document = result.scenario.to_toml(every_axis=result.verdict is Verdict.UNSUPPORTED)
-    print(document if toml else render_result(result, colour, emulated_only=only))
+    colour = wants_colour(sys.stdout, os.environ)
+    print(document if toml else render_explained(result, arguments.shipped_issues(), colour))
     return ExitStatus.OK
 
 

@@ -40,7 +40,10 @@ class Tensor:
         worst = next((d for d in self.differences if d.kind in ("bits", "norm")), self.first)
         if worst.kind in STRUCTURE:
             return worst.detail or self._alone(worst)
-        parts = [f"{worst.mismatched} of {worst.total} element{'s' * (worst.total != 1)}"]
+        if worst.total == 1 and worst.expected_first and worst.observed_first:
+            expected, observed = (text.partition(" (0x")[0] for text in (worst.expected_first, worst.observed_first))
+            return f"{observed} instead of {expected}"
+        parts = [f"{worst.mismatched} of {worst.total} elements"]
         if worst.max_ulp is not None:
             parts.append(f"up to {worst.max_ulp} ULP")
         if worst.nan_mismatches:
@@ -77,7 +80,7 @@ class Role:
 
     @property
     def kinds(self) -> str:
-        """How many differ in which way: `7 bits`, `3 missing, 1 dtype`."""
+        """How many differ in which way: `bits × 7`, `missing × 3, dtype × 1`."""
         return counted(d for tensor in self.tensors for d in tensor.differences)
 
 
@@ -121,7 +124,7 @@ def grouped(result: Result, elements: Elements) -> tuple[Operation, ...]:
 
 def counted(differences: Iterable[Difference]) -> str:
     """Differences by kind, the most frequent first."""
-    return ", ".join(f"{n} {kind}" for kind, n in Counter(d.kind for d in differences).most_common())
+    return ", ".join(f"{kind} × {n}" for kind, n in Counter(d.kind for d in differences).most_common())
 
 
 def first_picture(operations: Sequence[Operation]) -> Tensor | None:

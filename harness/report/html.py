@@ -33,6 +33,9 @@ INDEX = "index.html"
 
 EVIDENCE_SHOWN = 6
 
+BESIDE = {"failure": ("elements",)}
+"""Page → further files of style and script that it is made of, before those of its own name."""
+
 SYMBOLS = {
     Verdict.PASS: "✓",
     Verdict.UNSUPPORTED: "–",
@@ -114,11 +117,12 @@ def _environment() -> Environment:
 @cache
 def _dress(template: str) -> dict[str, str]:
     """Style and script of a page, and their digests for its policy: `page.css` and `page.js`, which all pages share,
-    and after them those of the template's own name, such as `index.css`."""
+    after them those in `BESIDE`, and those of the template's own name, such as `index.css`."""
     from markupsafe import Markup
 
     own = template.removesuffix(".html")
-    style, script = (f"{_asset(f'page.{kind}')}{_asset(f'{own}.{kind}')}" for kind in ("css", "js"))
+    parts = ("page", *BESIDE.get(own, ()), own)
+    style, script = ("".join(_asset(f"{part}.{kind}") for part in parts) for kind in ("css", "js"))
     texts = {"style": Markup(style), "script": Markup(script)}
     return {**texts, "style_hash": _hash(style), "script_hash": _hash(script)}
 

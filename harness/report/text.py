@@ -63,20 +63,33 @@ def render_text(report: Report, page: Path | None = None, colour: bool = False) 
         _left_out(report, paint),
         _closing(report, page, paint),
     ]
-    return _inert("\n\n".join(block for block in blocks if block), colour) + "\n"
+    return inert("\n\n".join(block for block in blocks if block), colour) + "\n"
 
 
 def render_result(result: Result, colour: bool = False, *, emulated_only: bool = False) -> str:
-    """One result in full: scenario, verdict, explanations, every difference; what `explain` and `replay` print.
+    """One result: scenario, verdict, explanations, every difference; what `replay`, `shrink` and pytest print. With all
+    that is known of it: `harness.report.explained`.
 
     Args:
         emulated_only: the finding was seen under emulation and not yet on a GPU.
     """
+    lines = [verdict_line(result, colour), *circumstances(result, emulated_only=emulated_only)]
+    lines += [f"  {line}" for line in explanation_lines(result)]
+    lines += _indented((line for d in result.differences for line in difference_lines(d)), 2)
+    if result.error and result.error.traceback:
+        lines += ["", *_indented(result.error.traceback.rstrip().split("\n"), 2)]
+    return inert("\n".join(lines), colour) + "\n"
+
+
+def verdict_line(result: Result, colour: bool) -> str:
+    """Verdict, library and id of a result."""
     paint: Paint = _ansi if colour else _plain
-    lines = [
-        f"{paint(result.verdict.value, _COLOURS[result.verdict])}  {result.system} {result.version}  {result.id}",
-        f"  scenario: {result.scenario}",
-    ]
+    return f"{paint(result.verdict.value, _COLOURS[result.verdict])}  {result.system} {result.version}  {result.id}"
+
+
+def circumstances(result: Result, *, emulated_only: bool) -> list[str]:
+    """What ran and how, in indented lines: scenario, device, what was emulated, cured or never supported."""
+    lines = [f"  scenario: {result.scenario}"]
     if result.failed_op:
         lines.append(f"  failed at operation {result.failed_op.index} ({result.failed_op.name})")
     if result.shrunk_from:
@@ -98,15 +111,17 @@ def render_result(result: Result, colour: bool = False, *, emulated_only: bool =
         lines.append(f"  {cures_line(result)}")
     if result.standing:
         lines.append(f"  {result.standing}")
-    for explanation in result.explanations:
-        bugs = compared(explanation.bug_ids)
-        lines.append(f"  {explanation.mechanism} ({explanation.confidence}{bugs}): {explanation.text}")
+    return lines
+
+
+def explanation_lines(result: Result) -> list[str]:
+    """The mechanisms that explain a result, a line each; without any, what was seen."""
     if not result.explanations:
-        lines.append(f"  {headline(result)}")
-    lines += _indented((line for d in result.differences for line in difference_lines(d)), 2)
-    if result.error and result.error.traceback:
-        lines += ["", *_indented(result.error.traceback.rstrip().split("\n"), 2)]
-    return _inert("\n".join(lines), colour) + "\n"
+        return [headline(result)]
+    return [
+        f"{explanation.mechanism} ({explanation.confidence}{compared(explanation.bug_ids)}): {explanation.text}"
+        for explanation in result.explanations
+    ]
 
 
 def difference_lines(difference: Difference) -> list[str]:
@@ -240,7 +255,7 @@ def _numbers(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def _inert(text: str, colour: bool) -> str:
+def inert(text: str, colour: bool) -> str:
     """Without control characters, so that text from a library cannot drive the terminal; colours stay if wanted."""
     return re.sub(_CONTROL_BUT_COLOUR if colour else _CONTROL, "", text)
 

@@ -323,7 +323,9 @@ def _details(told: Sequence[Difference], evidence: Sequence[Mapping[str, object]
         return [str(first["through"])]
     if isinstance(expected, str) and isinstance(observed, str):
         return [f"{observed} instead of {expected}"]
-    return [seen] if (seen := _seen(told[0], alone=len(told) == 1)) else []
+    one_role = len({d.key.role for d in told}) == 1 or told[0].kind in ("dtype", "shape")
+    seen = _seen(told[0], alone=len(told) == 1) if one_role else ""
+    return [seen] if seen else []
 
 
 def _created(result: Result) -> str:

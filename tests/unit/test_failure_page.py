@@ -36,7 +36,7 @@ def test_differences_are_grouped_by_operation_role_and_tensor() -> None:
     nothing, load, step = grouped(result, Elements())
     assert (nothing.name, nothing.first) == ("no operation", True)
     assert [(role.name, role.kinds) for role in load.roles] == [
-        ("grad", "1 bits"), ("exp_avg", "2 gap, 1 overlap"), ("written step", "1 missing")
+        ("grad", "bits × 1"), ("exp_avg", "gap × 2, overlap × 1"), ("written step", "missing × 1")
     ]  # fmt: skip
     assert [(t.name, len(t.differences)) for t in load.roles[1].tensors] == [("a", 2), ("b", 1)]
     assert (load.name, load.size, load.first) == ("operation 8 (load)", 4, False)

@@ -2,171 +2,9 @@
 //
 // The element #elements holds one zlib stream in base64: a line of JSON and raw bytes behind it (harness/elements.py).
 // The details of a tensor name their picture in it by number, and draw it when they are opened for the first time.
-"use strict";
-
-const KINDS = {
-  fp64: { bytes: 8, exponent: 11, mantissa: 52 }, fp32: { bytes: 4, exponent: 8, mantissa: 23 },
-  fp16: { bytes: 2, exponent: 5, mantissa: 10 }, bf16: { bytes: 2, exponent: 8, mantissa: 7 },
-  fp8e4m3: { bytes: 1, exponent: 4, mantissa: 3, finite: true },
-  int64: { bytes: 8, signed: true }, int32: { bytes: 4, signed: true }, int16: { bytes: 2, signed: true },
-  uint8: { bytes: 1 }, bool: { bytes: 1 },
-};
 const VIEWS = ["difference", "expected", "observed", "slider"];
 const GAP = 14;
 const OWNERS = 8;
-
-// --- elements: bit patterns, numbers, distances ---------------------------------------------------------
-
-class Side {
-  constructor(described, body) {
-    this.dtype = described.dtype;
-    this.shape = described.shape;
-    this.kind = KINDS[described.dtype];
-    this.view = new DataView(body.buffer, body.byteOffset + described.at, described.length);
-    this.length = described.length / this.kind.bytes;
-    this.holes = described.holes;
-  }
-
-  has(at) {
-    return at >= 0 && at < this.length && !this.holes.some(([start, n]) => at >= start && at < start + n);
-  }
-
-  pattern(at) {
-    switch (this.kind.bytes) {
-      case 8: return this.view.getBigUint64(8 * at, true);
-      case 4: return BigInt(this.view.getUint32(4 * at, true));
-      case 2: return BigInt(this.view.getUint16(2 * at, true));
-      default: return BigInt(this.view.getUint8(at));
-    }
-  }
-
-  number(at) {
-    const { bytes, exponent, mantissa, signed, finite } = this.kind;
-    if (!exponent) return signed ? BigInt.asIntN(8 * bytes, this.pattern(at)) : this.pattern(at);
-    if (this.dtype === "fp64") return this.view.getFloat64(8 * at, true);
-    if (this.dtype === "fp32") return this.view.getFloat32(4 * at, true);
-    const { sign, high, low } = this.parts(at);
-    const full = 2 ** exponent - 1, bias = 2 ** (exponent - 1) - 1, ones = 2 ** mantissa - 1;
-    if (high === full && (finite ? low === ones : low)) return NaN;
-    if (high === full && !finite) return sign ? -Infinity : Infinity;
-    const size = high ? (1 + low / 2 ** mantissa) * 2 ** (high - bias) : (low / 2 ** mantissa) * 2 ** (1 - bias);
-    return sign ? -size : size;
-  }
-
-  parts(at) {
-    const { bytes, exponent, mantissa } = this.kind, pattern = this.pattern(at);
-    const low = pattern & ((1n << BigInt(mantissa)) - 1n);
-    const high = (pattern >> BigInt(mantissa)) & ((1n << BigInt(exponent)) - 1n);
-    return { sign: Number(pattern >> BigInt(8 * bytes - 1)), high: Number(high), low: Number(low) };
-  }
-
-  isNaN(at) {
-    return Boolean(this.kind.exponent) && Number.isNaN(this.number(at));
-  }
-
-  text(at) {
-    const number = this.number(at);
-    if (this.dtype === "bool") return number ? "true" : "false";
-    if (Object.is(number, -0)) return "-0";
-    return this.kind.exponent && this.kind.bytes < 8 ? String(Number(number.toPrecision(9))) : String(number);
-  }
-
-  hexadecimal(at) {
-    return "0x" + this.pattern(at).toString(16).padStart(2 * this.kind.bytes, "0");
-  }
-
-  // What a number does not say: a NaN's payload, the sign of a zero, a subnormal.
-  meaning(at) {
-    const { exponent, mantissa, finite } = this.kind;
-    if (!exponent) return "";
-    const { sign, high, low } = this.parts(at), number = this.number(at);
-    if (Number.isNaN(number)) {
-      if (finite) return "NaN";
-      const payload = this.pattern(at) & ((1n << BigInt(mantissa - 1)) - 1n);
-      const quiet = (this.pattern(at) >> BigInt(mantissa - 1)) & 1n;
-      return `${quiet ? "quiet" : "signalling"} NaN, payload 0x${payload.toString(16)}`;
-    }
-    if (!Number.isFinite(number)) return sign ? "minus infinity" : "infinity";
-    if (!high) return low ? "subnormal" : sign ? "negative zero" : "zero";
-    return "";
-  }
-
-  digits(at) {
-    const text = this.pattern(at).toString(2).padStart(8 * this.kind.bytes, "0");
-    if (!this.kind.exponent) return [["bits", text]];
-    const end = 1 + this.kind.exponent;
-    return [["sign", text[0]], ["exponent", text.slice(1, end)], ["mantissa", text.slice(end)]];
-  }
-}
-
-class Picture {
-  constructor(described, body) {
-    Object.assign(this, described);
-    const sides = ["expected", "observed"];
-    for (const side of sides) this[side] = described[side] ? new Side(described[side], body) : null;
-    this.lead = this.observed || this.expected;
-    this.shape = this.lead.shape;
-    this.length = Math.max(...sides.map((side) => this[side]?.length ?? 0));
-    const [a, b] = [this.expected, this.observed];
-    this.comparable = Boolean(a && b && a.dtype === b.dtype && String(a.shape) === String(b.shape));
-    this.wrong = [];
-    for (let at = 0; at < this.length; at++) if (this.differs(at)) this.wrong.push(at);
-    this.bands = bands(this);
-  }
-
-  differs(at) {
-    const [a, b] = [this.expected, this.observed];
-    if (!a?.has(at) || !b?.has(at)) return true;
-    return a.dtype === b.dtype ? a.pattern(at) !== b.pattern(at) : a.number(at) != b.number(at);
-  }
-
-  // Representable numbers between both sides, as a BigInt; null where that has no meaning.
-  distance(at) {
-    const [a, b] = [this.expected, this.observed];
-    if (!this.comparable || !a.has(at) || !b.has(at) || a.isNaN(at) || b.isNaN(at) || a.dtype === "bool") return null;
-    if (!a.kind.exponent) return abs(BigInt(a.number(at)) - BigInt(b.number(at)));
-    const top = 1n << BigInt(8 * a.kind.bytes - 1);
-    const ordered = (pattern) => (pattern & top ? -(pattern ^ top) : pattern);
-    return abs(ordered(a.pattern(at)) - ordered(b.pattern(at)));
-  }
-
-  index(at) {
-    let flat = this.first + at;
-    const found = [];
-    for (const n of [...this.shape].reverse()) {
-      found.unshift(flat % n);
-      flat = Math.floor(flat / n);
-    }
-    return `[${found.join(", ")}]`;
-  }
-}
-
-const abs = (n) => (n < 0n ? -n : n);
-
-// Who holds each element, as the number of a band; bands are the different sets of ranks.
-function bands(picture) {
-  const holders = Array.from({ length: picture.length }, () => new Set());
-  const strides = picture.shape.map((_, dim) => picture.shape.slice(dim + 1).reduce((a, b) => a * b, 1));
-  for (const { ranks, start, size, flat } of picture.owners) {
-    for (let at = 0; at < picture.length; at++) {
-      const whole = picture.first + at;
-      const inside = flat
-        ? whole >= start[0] && whole < start[0] + size[0]
-        : picture.shape.every((n, dim) => {
-          const place = Math.floor(whole / strides[dim]) % n;
-          return place >= start[dim] && place < start[dim] + size[dim];
-        });
-      if (inside) ranks.forEach((rank) => holders[at].add(rank));
-    }
-  }
-  const names = [];
-  const of = holders.map((ranks) => {
-    const name = [...ranks].sort((a, b) => a - b).join(", ");
-    if (name && !names.includes(name)) names.push(name);
-    return names.indexOf(name);
-  });
-  return { names, of };
-}
 
 // --- where an element lies on the canvas ----------------------------------------------------------------
 
@@ -271,8 +109,9 @@ class Painter {
       return this.letter(picture.observed?.has(at) ? "+" : "–", x, y, c.card);
     }
     if (distance === null) {
-      this.fill(x, y, c.nan);
-      return this.letter(picture.comparable ? "N" : "≠", x, y, c.card);
+      const nan = picture.expected.isNaN(at) || picture.observed.isNaN(at);
+      this.fill(x, y, nan ? c.nan : c.wrong);
+      return this.letter(nan ? "N" : "≠", x, y, c.card);
     }
     if (distance === 0n) {
       this.fill(x, y, mixed(c.card, c.wrong, 0.15));
@@ -395,8 +234,9 @@ function told(picture, at) {
   return `${parts.join("; ")}.`;
 }
 
-function legend(picture) {
-  const list = element("ul", { class: "legend", "aria-label": "Colours" });
+// What the colours of a view mean, the ranks first.
+function legend(list, picture, view) {
+  list.replaceChildren();
   const add = (name, text) => {
     const chip = element("span", { class: "chip", "aria-hidden": "true" });
     chip.style.background = `var(--${name})`;
@@ -407,11 +247,17 @@ function legend(picture) {
   } else if (picture.bands.names.length) {
     list.append(element("li", {}, `held whole by rank${picture.bands.names[0].includes(",") ? "s" : ""} ${picture.bands.names[0]}`));
   }
-  add("el-plus", "positive");
-  add("el-minus", "negative");
-  add("el-wrong", "differs, darker is farther");
-  add("el-nan", "NaN");
-  return list;
+  const every = Array.from({ length: picture.length }, (_, at) => at), sides = [picture.expected, picture.observed];
+  if (view === "difference") {
+    if (picture.comparable) add("el-wrong", "differs, darker is farther");
+    if (every.some((at) => sides[1]?.has(at) && !sides[0]?.has(at))) add("el-extra", "only observed");
+    if (every.some((at) => sides[0]?.has(at) && !sides[1]?.has(at))) add("el-missing", "only expected");
+  } else {
+    add("el-plus", "positive");
+    add("el-minus", "negative");
+    if (view !== "expected" && sides[0]) add("el-wrong", "outlined: not as expected");
+  }
+  if (every.some((at) => sides.some((side) => side?.has(at) && side.isNaN(at)))) add("el-nan", "NaN");
 }
 
 let pictures = 0;
@@ -426,7 +272,7 @@ function show(details, picture) {
   for (const one of views) {
     const radio = element("input", { type: "radio", name: key, id: `${key}-${one}`, value: one });
     radio.checked = one === view;
-    radio.addEventListener("change", () => { view = one; slider.hidden = view !== "slider"; paint(); });
+    radio.addEventListener("change", () => { view = one; slider.hidden = view !== "slider"; legend(colours, picture, view); paint(); });
     choice.append(radio, element("label", { for: radio.id }, one));
   }
   const slider = element("input", { type: "range", min: "0", max: "100", value: "50", class: "split", "aria-label": "Expected left of here, observed right of it" });
@@ -441,7 +287,8 @@ function show(details, picture) {
   const total = picture.shape.reduce((a, b) => a * b, 1);
   const cut = picture.length < total ? `; shown are ${picture.length} of ${total} elements, from ${picture.index(0)} on` : "";
   place.append(element("p", { class: "soft small" }, `${shape}${cut}`));
-  if (picture.length > 1) place.append(choice, slider, grid, legend(picture));
+  const colours = element("ul", { class: "legend", "aria-label": "Colours" });
+  if (picture.length > 1) place.append(choice, slider, grid, colours);
   const painter = new Painter(picture, canvas);
   const paint = () => painter.draw(view, split, chosen, Math.max(60, Math.min(720, place.clientWidth - 4)));
   const choose = (at) => {
@@ -463,9 +310,10 @@ function show(details, picture) {
     choose(to);
   });
   place.hidden = false;
+  legend(colours, picture, view);
   choose(chosen);
   const distances = details.querySelector(".ulps-place");
-  if (!distances.firstElementChild && picture.comparable && picture.wrong.length) distances.append(histogram(picture));
+  if (!distances.firstElementChild && picture.comparable && picture.lead.dtype !== "bool") distances.append(histogram(picture));
   new ResizeObserver(paint).observe(place);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
 }

@@ -314,10 +314,11 @@ def conformance(
 @click.option("--all", "everything", is_flag=True, help="Print every difference, however many.")
 @click.option("--no-checksums", is_flag=True, help="Do not verify the checksums in files of torch.")
 @options.json
+@click.option("--html", "html_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page.")
 @options.plugin
 def diff(
     a: Path, b: Path, renames: tuple[str, ...], only: tuple[str, ...], everything: bool, no_checksums: bool,
-    json_file: Path | None, plugins: tuple[str, ...],
+    json_file: Path | None, html_file: Path | None, plugins: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Compare two checkpoints bit for bit, whatever wrote them and however they are sharded.
 
@@ -328,9 +329,10 @@ def diff(
     \b
     shardproof diff checkpoints/step-100 checkpoints/step-200
     shardproof diff checkpoints/step-100 model.safetensors --rename '^model[.]=' --only weight
-    shardproof diff before.pt after.pt --all --json differences.json
+    shardproof diff before.pt after.pt --all --json differences.json --html differences.html
     """
     from harness.compare.document import document_of
+    from harness.compare.page import write_page
     from harness.compare.progress import progress_on
     from harness.compare.renames import parse_pattern, parse_rename
     from harness.compare.run import Request, compare
@@ -338,7 +340,7 @@ def diff(
     from harness.systems.registry import all_systems
 
     arguments.load_plugins(plugins)
-    arguments.require_output_files(None, json=json_file)
+    arguments.require_output_files(None, json=json_file, html=html_file)
     request = Request(
         a,
         b,
@@ -351,4 +353,6 @@ def diff(
         found = compare(request, progress)
     print(render(found, everything=everything), end="")
     arguments.write_json(json_file, document_of(found))
+    if html_file is not None:
+        write_page(found, html_file)
     return ExitStatus.OK if found.equal else ExitStatus.FAILURE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from harness.compare.found import STRUCTURE, Comparison, Found, Side
 from harness.errors import printable
@@ -86,7 +86,7 @@ def _verdict(comparison: Comparison) -> Iterator[str]:
 
 def _counts(comparison: Comparison) -> Iterator[str]:
     counts = comparison.counts()
-    kinds = [kind for kind in (*STRUCTURE, "bits", "value") if any(row.get(kind) for row in counts.values())]
+    kinds = kinds_of(counts)
     cells = [["role", "on both sides", "equal", *(WORDS[kind] for kind in kinds)]]
     for role, row in counts.items():
         cells.append([role, str(row["compared"]), str(row["equal"]), *(str(row.get(kind, 0)) for kind in kinds)])
@@ -94,6 +94,11 @@ def _counts(comparison: Comparison) -> Iterator[str]:
     for line in cells:
         padded = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
         yield "  ".join((line[0].ljust(widths[0]), *padded))
+
+
+def kinds_of(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The kinds of difference that a table of counts has, in their order."""
+    return [kind for kind in (*STRUCTURE, "bits", "value") if any(row.get(kind) for row in counts.values())]
 
 
 def _listed(found: Iterable[Found], most: int | None) -> Iterator[str]:

@@ -72,7 +72,7 @@ def write_failure(report: Report, result: Result, directory: Path) -> Path:
 
 def render_index(report: Report) -> str:
     """The overview page."""
-    return _render("index.html", report=report, page=index_page(report), timings=figures.timings(report))
+    return render("index.html", report=report, page=index_page(report), timings=figures.timings(report))
 
 
 def render_failure(report: Report, result: Result) -> str:
@@ -80,10 +80,11 @@ def render_failure(report: Report, result: Result) -> str:
     from harness.report import failure_page as page
 
     told = page.failure_page(result, report.issues)
-    return _render("failure.html", report=report, result=result, index=INDEX, page=told, **page.FOR_TEMPLATES)
+    return render("failure.html", report=report, result=result, index=INDEX, page=told, **page.FOR_TEMPLATES)
 
 
-def _render(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
+    """A page from a template of this folder, with its style and script."""
     return _environment().get_template(template).render(**_dress(template), **values)
 
 

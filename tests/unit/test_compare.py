@@ -22,6 +22,7 @@ import torch
 
 from harness.cli import entry
 from harness.compare.found import Comparison, Found
+from harness.compare.page import MOST, page_of
 from harness.compare.progress import SilentProgress
 from harness.compare.renames import parse_rename
 from harness.compare.run import Request, compare
@@ -292,6 +293,28 @@ def test_objects_of_any_class_are_compared_as_text_and_named(tmp_path: Path) -> 
     found = of_states(tmp_path, state, {**state, "args": Namespace(lr=0.2, names={"a", "b"})})
     assert [one.name for one in found.found] == ["args.state.lr"]
     assert found.a.foreign == ("argparse.Namespace",)
+
+
+# The page
+
+
+def test_a_page_shows_each_difference_with_both_sides(tmp_path: Path) -> None:
+    a, b, _ = files(tmp_path)
+    page = tmp_path / "o.html"
+    assert entry(["diff", a, b, "--html", str(page)]) == 1
+    text = page.read_text("utf-8")
+    for needed in ("1 of 1 name that both have differ", "model.w", "other bits", "fp32 8×6", "Written by shardproof"):
+        assert needed in text, needed
+    assert entry(["diff", a, b, "--html", str(page)]) == 1  # over its own page
+    (tmp_path / "mine.html").write_text("<p>mine</p>")
+    assert entry(["diff", a, b, "--html", str(tmp_path / "mine.html")]) == 2
+
+
+def test_a_page_of_many_differences_is_bounded(tmp_path: Path) -> None:
+    a = {f"t{i:04}": torch.ones(1) for i in range(MOST + 5)}
+    text = page_of(of_states(tmp_path, a, {name: tensor + 1 for name, tensor in a.items()}))
+    assert text.count("<details") == MOST
+    assert "… and 5 more" in text
 
 
 # The command

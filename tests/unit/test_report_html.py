@@ -11,9 +11,11 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import compare_samples
 import pytest
 import report_samples as samples
 
+from harness.compare.page import page_of
 from harness.known_issues import KnownIssues, known_issues_of
 from harness.report import index_page
 from harness.report.html import render_failure, render_index, write_html
@@ -55,6 +57,7 @@ PAGES = {
     "crash": lambda: render_failure(samples.report(), samples.crash()),
     "hang": lambda: render_failure(samples.report(), samples.hang()),
     "unknown": lambda: render_failure(samples.report(), samples.unknown()),
+    "diff": lambda: page_of(compare_samples.comparison()),
 }
 
 

@@ -85,7 +85,7 @@ def _add_known(contents: Contents, folder: Path, path: KeyPath) -> str:
     if os.path.lexists(folder / distributed.METADATA):
         distributed.add_distributed(contents, folder, path)
         return distributed.FORM
-    names = sorted(entry.name for entry in os.scandir(folder))
+    names = sorted(os.listdir(folder))
     indices = [name for name in names if name.endswith(safetensors.INDEX_SUFFIX)]
     if len(indices) == 1:
         safetensors.add_indexed(contents, folder / indices[0], path)
@@ -122,23 +122,24 @@ def _add_several(contents: Contents, folder: Path) -> str:
 
 def _checkpoints(root: Path, folder: Path, depth: int, seen: list[int]) -> Iterator[Path]:
     """Files of torch.save and folders that are a checkpoint each, below `root`."""
-    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    seen[0] += len(entries)
+    names = sorted(os.listdir(folder))
+    seen[0] += len(names)
     if seen[0] > MOST:
         raise bad(f"{root}: files in it", f"more than {MOST}", "a checkpoint's own folder", FORM)
-    if folder != root and _is_known(entries):
+    if folder != root and _is_known(names):
         yield folder
         return
-    for entry in entries:
-        if entry.name.endswith(SAVED) and not entry.is_dir(follow_symlinks=False):
-            yield folder / entry.name
-        elif entry.is_dir(follow_symlinks=False) and depth < DEEPEST:
-            yield from _checkpoints(root, folder / entry.name, depth + 1, seen)
+    for path in (folder / name for name in names):
+        is_folder = path.is_dir() and not path.is_symlink()
+        if path.name.endswith(SAVED) and not is_folder:
+            yield path
+        elif is_folder and depth < DEEPEST:
+            yield from _checkpoints(root, path, depth + 1, seen)
 
 
-def _is_known(entries: Iterable[os.DirEntry[str]]) -> bool:
+def _is_known(names: Iterable[str]) -> bool:
     ends = (safetensors.SUFFIX, safetensors.INDEX_SUFFIX, _BIN_INDEX)
-    return any(entry.name == distributed.METADATA or entry.name.endswith(ends) for entry in entries)
+    return any(name == distributed.METADATA or name.endswith(ends) for name in names)
 
 
 def _add_file(contents: Contents, file: Path, path: KeyPath) -> str:

@@ -60,9 +60,10 @@ class View:
         if contiguous(self.shape) != self.stride and prod(self.shape) > 1:
             where = f"{self.extent.path}: tensor in {self.extent.name}"
             raise bad(where, f"stride {self.stride}", "a flat tensor without gaps", FORM)
-        if start + prod(shape) > prod(self.shape):
+        if start < 0 or start + prod(shape) > prod(self.shape):
             where = f"{self.extent.path}: elements of {self.extent.name}"
-            raise bad(where, prod(self.shape), f"{start + prod(shape)} or more", FORM)
+            given = f"{prod(shape)} from {start} on"
+            raise bad(where, given, f"inside its {prod(self.shape)}", FORM)
         return View(self.extent, self.dtype, self.offset + start, shape, contiguous(shape))
 
     def read(self, start: Ints, into: npt.NDArray[Any]) -> None:

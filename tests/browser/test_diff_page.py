@@ -1,4 +1,4 @@
-"""The page of `shardproof diff` in a real browser: it opens, folds and fits a phone; axe-core has nothing against it."""
+"""The page of `shardproof diff` in a real browser: it opens, folds and fits a phone, and keeps nobody out."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ other.
 from __future__ import annotations
 
 import copy
+import io
 import json
 import re
 import struct
@@ -23,7 +24,7 @@ import torch
 from harness.cli import entry
 from harness.compare.found import Comparison, Found
 from harness.compare.page import MOST, page_of
-from harness.compare.progress import SilentProgress
+from harness.compare.progress import SilentProgress, progress_on
 from harness.compare.renames import parse_rename
 from harness.compare.run import Request, compare
 from harness.compare.text import FIRST, render
@@ -379,3 +380,29 @@ def test_names_cannot_forge_lines_or_move_the_cursor(tmp_path: Path) -> None:
     text = render(found)
     assert "\x1b" not in text
     assert "\nequal" not in text
+
+
+def test_progress_is_a_bar_on_a_terminal_and_nothing_elsewhere(tmp_path: Path) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    a, b, _ = files(tmp_path)
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        with progress_on(stream) as progress:
+            compare(Request(Path(a), Path(b), ()), progress)
+        assert ("comparing" in stream.getvalue()) is shown
+
+
+def test_an_interruption_ends_it_without_a_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(self: SilentProgress, what: str, total_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SilentProgress, "phase", interrupted)
+    a, b, _ = files(tmp_path)
+    assert entry(["diff", a, b, "--json", str(tmp_path / "o.json")]) == 130
+    output = capsys.readouterr()
+    assert (output.out, "Traceback" in output.err) == ("", False)
+    assert not (tmp_path / "o.json").exists()

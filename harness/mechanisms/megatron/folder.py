@@ -99,4 +99,4 @@ def _facts(folder: Path) -> dict[str, object]:
 
 def _has_zarr(folder: Path) -> bool:
     """Whether a folder has an array of zarr in it."""
-    return any(entry.is_dir() and os.path.lexists(Path(entry, ".zarray")) for entry in os.scandir(folder))
+    return any(os.path.lexists(folder / name / ".zarray") for name in os.listdir(folder))

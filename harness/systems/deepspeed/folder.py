@@ -49,10 +49,9 @@ class DeepSpeedFolder:
 
     def recognises(self, folder: Path) -> bool:
         """Whether names tell that DeepSpeed wrote it."""
-        return _is_tag(folder) or any(
-            (folder / name).is_file() and any(_is_tag(Path(entry)) for entry in os.scandir(folder) if entry.is_dir())
-            for name in LATEST
-        )
+        if not any((folder / name).is_file() for name in LATEST):
+            return _is_tag(folder)
+        return any(_is_tag(folder / name) for name in os.listdir(folder))
 
     def add(self, contents: Contents, folder: Path) -> str:
         """Take everything in it up.
@@ -72,7 +71,7 @@ class DeepSpeedFolder:
 
 
 def _is_tag(folder: Path) -> bool:
-    return any(_MODEL.fullmatch(name) for name in os.listdir(folder))
+    return folder.is_dir() and any(_MODEL.fullmatch(name) for name in os.listdir(folder))
 
 
 def _latest(contents: Contents, folder: Path) -> Path:
@@ -86,20 +85,20 @@ def _latest(contents: Contents, folder: Path) -> Path:
 
 def _add_universal(contents: Contents, folder: Path) -> None:
     """`NAME/{fp32,exp_avg,…}.pt`, each a tensor, or a dict with it under `param`."""
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        file = Path(entry)
-        if entry.is_dir(follow_symlinks=False):
+    for held in sorted(os.listdir(folder)):
+        file = folder / held
+        if file.is_dir() and not file.is_symlink():
             for name in sorted(os.listdir(file)):
                 archive = open_archive(contents, file / name)
                 value = archive.value()
                 tensor = value.get("param") if isinstance(value, dict) else value
-                path = ("optimizer", entry.name, name.removesuffix(".pt"))
+                path = ("optimizer", held, name.removesuffix(".pt"))
                 if isinstance(tensor, Stored):
                     contents.add(whole(path, archive.view(tensor)))
                     contents.extents += archive.extents()
                 else:
                     add_leaves(contents, path, archive, value)
-        elif entry.name.endswith(".pt"):
+        elif held.endswith(".pt"):
             add_archive(contents, file, ("optimizer_state",))
 
 
@@ -159,7 +158,7 @@ class _Tag:
         known = {name for group in self.shapes for name in group}
         frozen = {name: tuple(shape) for name, shape in (state.get("frozen_param_shapes") or {}).items()}
         module = dict(state.get("module") or {})
-        if len(self.models) > 1:
+        if self.models[0].name.startswith("zero_pp_rank_"):  # stage 3, also of one rank
             module = {k: v for k, v in module.items() if not (k in known or k in frozen) or _elements(v)}
             for name, shape in frozen.items():
                 fragments = [value["frozen_param_fragments"][name] for value in values]
@@ -182,7 +181,8 @@ class _Tag:
             add_leaves(self.contents, self.prefix, archives[0], values[0])
             return
         masters = [_tensors(state[flat]) for state in states]
-        inner = [next(state[name] for name in _INNER if name in state) for state in states]
+        key = next((name for name in _INNER if name in states[0]), _INNER[0])
+        inner = [state[key] for state in states]
         slices = list(self.mapped(states) if "param_slice_mappings" in states[0] else self.shared(masters))
         self.add_state("fp32", archives, masters, slices)
         for name in _flat_states(inner[0], masters[0]):

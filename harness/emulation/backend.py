@@ -8,6 +8,7 @@ A suite written for GPUs creates its groups so, and needs no change here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -58,7 +59,12 @@ def gloo_for_nccl(limit_s: float) -> Iterator[None]:
     """Until the end of the block, `init_process_group` and `new_group` give gloo to whoever asks for NCCL.
 
     limit_s: how long a collective waits at most for another rank, whatever a group's creator asks for.
+
+    As NCCL's, a group connects its ranks when they first communicate. gloo does so only where TORCH_GLOO_LAZY_INIT
+    says it; by default it connects every pair of ranks at once, which for the forty groups that `parallel_state` makes
+    on eight ranks takes longer than most tests.
     """
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     created = {"init_process_group": (0, 2), "new_group": (2, 1)}
     limit = timedelta(seconds=limit_s)
     mapped = {name: _mapped(getattr(distributed_c10d, name), *places, limit) for name, places in created.items()}

@@ -54,22 +54,42 @@ def _mapped(function: Callable[..., Any], backend: int, timeout: int, limit: tim
     return call
 
 
+def _on_one_device() -> type:
+    """gloo's groups, all of which use one network device.
+
+    torch gives each group a device of its own, a thread that wakes up a hundred times a second for as long as the group
+    lives. Eight ranks of `parallel_state` with forty groups each keep two cores busy with that alone. The device is
+    made with the first group, since its thread would not outlive a fork. Its groups connect when they are made, and not
+    when they first communicate (TORCH_GLOO_LAZY_INIT): those that do so number their connections by rank alone, so that
+    two groups of one device would take each other's, and wait forever.
+    """
+    gloo: Any = distributed_c10d.ProcessGroupGloo
+    devices: dict[int, Any] = {}
+
+    class Sharing(gloo):  # type: ignore[misc]
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            options = gloo._Options()
+            device = devices.get(os.getpid()) or devices.setdefault(
+                os.getpid(), gloo.create_default_device(lazy_init=False)
+            )
+            options._devices, options._timeout = [device], timeout
+            super().__init__(store, rank, size, options)
+
+    return Sharing
+
+
 @contextmanager
 def gloo_for_nccl(limit_s: float) -> Iterator[None]:
     """Until the end of the block, `init_process_group` and `new_group` give gloo to whoever asks for NCCL.
 
     limit_s: how long a collective waits at most for another rank, whatever a group's creator asks for.
-
-    As NCCL's, a group connects its ranks when they first communicate. gloo does so only where TORCH_GLOO_LAZY_INIT
-    says it; by default it connects every pair of ranks at once, which for the forty groups that `parallel_state` makes
-    on eight ranks takes longer than most tests.
     """
-    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     created = {"init_process_group": (0, 2), "new_group": (2, 1)}
     limit = timedelta(seconds=limit_s)
     mapped = {name: _mapped(getattr(distributed_c10d, name), *places, limit) for name, places in created.items()}
     answers: dict[str, Callable[..., Any]] = {"is_nccl_available": lambda: True}
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(distributed_c10d, "ProcessGroupGloo", _on_one_device()))
         for owner in (dist, distributed_c10d, device_mesh):
             for name, function in (mapped | answers).items():
                 if hasattr(owner, name):

@@ -1,10 +1,14 @@
-"""What NCCL does in collectives and gloo does not: reductions that multiply first, and blocks of several dtypes.
+"""What NCCL does in collectives and gloo does not: reductions that multiply first, blocks of several dtypes, and
+gathers of tensors of several sizes.
 
 `PREMUL_SUM` multiplies each rank's input by a factor, in the input's dtype, and then sums; `AVG` does so with one over
 the size of the group. In a coalescing block torch hands NCCL all gathers or all reduce-scatters at once, with the
 reduction that the first of them asked for. gloo would take the first one's dtype as well, and mix up bytes, so here
 each runs by itself. For example, Megatron-FSDP puts a bf16 and an fp32 gradient into one block; the fp32 one is then
 reduced as the bf16 one asked for, which is a defect of it that only shows because this does the same.
+
+`all_gather` into a list takes a tensor of another size from each rank, where the list says so; torch hands NCCL one
+broadcast a rank then, and so does this. Megatron-Core's layer-wise optimizer gathers whole parameters so.
 
 *Does not emulate* other reductions of NCCL, its order of summation, nor that a block's collectives start at its end.
 """
@@ -21,10 +25,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from harness.emulation.touched import touch
+from harness.ownership import refused
 
 _all_reduce = dist.all_reduce
 _reduce_scatter = dist.reduce_scatter_tensor
 _all_gather = dist.all_gather_into_tensor
+_all_gather_list = dist.all_gather
 
 
 @dataclass(frozen=True)
@@ -112,8 +118,40 @@ def _all_gather_alone(
         return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op and not in_block)
 
 
+class _Ended:
+    """A collective that has ended when it returns."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+
+def _all_gather_uneven(
+    tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: Any = None, async_op: bool = False
+) -> Any:
+    if len({part.shape for part in tensor_list}) <= 1 or distributed_c10d._rank_not_in_group(group):
+        return _all_gather_list(tensor_list, tensor, group=group, async_op=async_op)
+    touch("torch.distributed.all_gather (uneven)")
+    distributed_c10d._ensure_all_tensors_same_dtype(tensor_list, tensor)
+    group = group or distributed_c10d._get_default_group()
+    own = tensor_list[group.rank()]
+    if own.numel() != tensor.numel():
+        raise refused(ValueError("Tensor input and output of _broadcast_oop must have the same number of elements"))
+    own.copy_(tensor.reshape(own.shape))
+    for rank, part in enumerate(tensor_list):
+        if part.numel():
+            dist.broadcast(part, group=group, group_src=rank)
+    return _Ended() if async_op else None
+
+
 REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "_make_nccl_premul_sum": _make_nccl_premul_sum,
+    "all_gather": _all_gather_uneven,
     "all_gather_into_tensor": _all_gather_alone,
     "all_reduce": _all_reduce_scaled,
     "reduce_scatter_tensor": _reduce_scatter_scaled,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-KEPT, MANY = 8, 64
+KEPT, MANY = 8, 200
 """So many groups stay without a look at who needs them; from so many on, garbage in which some are held is collected,
 which takes a third of a second."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from typing import Any, NoReturn
@@ -57,6 +57,25 @@ class Name(types.ModuleType):
         if not decorates:
             return self
         return args[0] if isinstance(args[0], Kernel) else Kernel(args[0], self.__name__)
+
+
+def refusing(name: str, **parts: tuple[str, ...]) -> None:
+    """Make a package importable until the process ends, with those functions in each of its parts, which refuse to be
+    called. For example `refusing("grouped_gemm", ops=("gmm",))`. One that is installed stays."""
+    if _installed(name):
+        return
+    package = types.ModuleType(name, f"Emulated by shardproof: {__name__}.")
+    package.__spec__ = ModuleSpec(name, None)
+    for part, functions in parts.items():
+        setattr(package, part, types.SimpleNamespace(**{one: _refused(f"{name}.{part}.{one}") for one in functions}))
+    sys.modules[name] = package
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"{name} is not emulated: it needs a GPU")
+
+    return refuse
 
 
 @contextmanager

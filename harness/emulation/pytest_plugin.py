@@ -3,9 +3,9 @@
     python -m pytest -p harness.emulation.pytest_plugin --emulate te test_optimizer.py
 
 From before the suite's first conftest until the end of the session the process has an emulated CUDA device, the fused
-kernels that `--emulate` names, `triton` by name, gloo for NCCL, and checkpoint managers that are forked. After each
-test the process groups are destroyed that it made and forgot. Under several ranks, each a pytest process of its own
-with the environment of torchrun, `--emulate-devices` tells how many devices the machine has.
+kernels that `--emulate` names, `triton` by name, gloo for NCCL, and checkpoint managers and workers that are forked.
+After each test the process groups are destroyed that it made and forgot. Under several ranks, each a pytest process of
+its own with the environment of torchrun, `--emulate-devices` tells how many devices the machine has.
 
 `--emulate-verdicts FILE` writes one line of JSON a test, for whoever compares verdicts.
 docs/emulation.md says what an emulated device can show and what it cannot.
@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 import pytest
 
-KERNELS = ("apex", "te", "te-optimizers", "none")
+KERNELS = ("apex", "te", "te-apex", "te-optimizers", "none")
 _MEMORY_BYTES = 1 << 29
 """Of a device. Suites fill some share of it to see how a library runs out, and this memory is the computer's."""
 
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--emulate", choices=KERNELS, default="apex",
         help="fused kernels that can be imported: of apex; of TransformerEngine, whose own Python has to be installed "
-        "(te); of its optimizers alone (te-optimizers); or none",
+        "(te); of it and apex, with grouped_gemm by name (te-apex); of its optimizers alone (te-optimizers); or none",
     )  # fmt: skip
     group.addoption("--emulate-devices", type=int, default=0, help="devices of the machine; as many as local ranks")
     group.addoption(
@@ -42,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--emulate-verdicts", type=Path, help="write one line of JSON for each test there")
     group.addoption("--emulate-group-limit-s", type=float, default=120.0, help="how long a collective waits for a rank")
+    group.addoption(
+        "--emulate-hang-up-s", type=float, default=15.0, help="how long after a failure a rank shuts its connections"
+    )
     group.addoption("--emulate-limit-s", type=float, default=0.0, help="kill the process where one test takes longer")
 
 
@@ -70,7 +73,7 @@ class _Session:
         major, _, minor = options.emulate_capability.partition(".")
         capability = int(major), int(minor or 0)
         self.stack.enter_context(emulation(options.emulate, devices, capability, options.emulate_group_limit_s))
-        self.meeting = Meeting.of_environment()
+        self.meeting = Meeting.of_environment(options.emulate_hang_up_s)
         self.outcomes: list[str] = []
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -97,7 +100,9 @@ class _Session:
         if report.when == "call" or report.outcome != "passed":
             error = call.excinfo.value if call.excinfo else None
             expected = getattr(report, "wasxfail", None)
-            self.outcomes.append(f"{report.outcome} {type(error).__name__ if error else ''}".strip())
+            self.outcomes.append(f"{report.outcome} {_line(error)}".strip())
+            if report.failed:
+                self.meeting.failed()
             self._write(
                 test=item.nodeid, event=report.when, outcome=report.outcome,
                 xfail=expected, why=_line(error), where=_where(report),
@@ -170,11 +175,13 @@ def emulation(kernels: str, devices: int, capability: tuple[int, int], group_lim
 
     with ExitStack() as stack:
         stack.enter_context(cuda.emulated(devices, machine.Kind(capability, _MEMORY_BYTES)))
-        stack.enter_context(spawn.forked())
+        stack.enter_context(spawn.forked(workers=True))
         stack.enter_context(names.importable(names.TRITON))
         stack.enter_context(backend.gloo_for_nccl(group_limit_s))
-        if kernels == "te":
+        if kernels in ("te", "te-apex"):
             te_extension.library()
-        elif kernels != "none":
+        if kernels == "te-apex":
+            names.refusing("grouped_gemm", ops=("gmm", "permute", "unpermute"))
+        if kernels not in ("te", "none"):
             apex.install(te_optimizers=kernels == "te-optimizers")
         return stack.pop_all()

@@ -1,8 +1,12 @@
-"""Managers that a library spawns, forked from the rank instead.
+"""Managers and workers that a library spawns, forked from the rank instead.
 
 dist_checkpointing starts a `multiprocessing` manager on every rank before it first writes. Spawned, each is a fresh
 interpreter that imports torch again to unpickle what it is sent: two seconds of a core a rank and save, by far the
 largest part of a tiny scenario. A fork of the rank has torch already, and stays in its process group.
+
+A worker that is spawned is an ordinary torch process without an emulated device, and dies as soon as it calls
+`torch.cuda.set_device`, as the persistent writer of asynchronous checkpoints does; whoever waits for it waits forever.
+Under the plugin workers are forked, too, which leaves them on the emulated device.
 
 *Does not exercise*: pickling of what a spawned process is started with, and its start in an empty interpreter.
 """
@@ -23,8 +27,11 @@ REAL_SPAWN = "SHARDPROOF_REAL_SPAWN"
 
 
 @contextmanager
-def forked() -> Iterator[None]:
-    """Within it, `multiprocessing`'s spawn context forks its managers; other processes it still spawns."""
+def forked(*, workers: bool = False) -> Iterator[None]:
+    """Within it, `multiprocessing`'s spawn context forks its managers.
+
+    workers: and all its other processes, which it otherwise still spawns.
+    """
     if os.environ.get(REAL_SPAWN):
         yield
         return
@@ -32,9 +39,10 @@ def forked() -> Iterator[None]:
     spawned, manager = spawn._Popen, vars(BaseManager)["_run_server"].__func__
 
     def start(process: Any) -> object:
-        if getattr(process._target, "__func__", None) is not manager:
+        is_manager = getattr(process._target, "__func__", None) is manager
+        if not is_manager and not workers:
             return spawned(process)
-        touched.touch("multiprocessing spawn (of a manager)")
+        touched.touch(f"multiprocessing spawn (of a {'manager' if is_manager else 'worker'})")
         return popen_fork.Popen(process)
 
     spawn._Popen = staticmethod(start)

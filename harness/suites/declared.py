@@ -7,14 +7,18 @@
     beside = ["requests==2.34.2"]              # what the tests import besides, installed without dependencies
     paths = ["."]                              # folders of the clone that are on the path
     kernels = "te"                             # as the plugin's `--emulate`
+    environment = ["NAME=VALUE"]               # variables that upstream's container sets
+    aim = 600                                  # so many distinct tests should pass
 
     [[suite]]
     name = "optimizer"
     tests = ["tests/unit_tests"]               # files, folders, and options of pytest
     ranks = [1, 2]                             # at which a list of verdicts is kept
+    kernels = "te-apex"                        # of this suite; may be left out
 
     [[reason]]                                 # why tests fail
     match = '(mamba_ssm) is not installed'     # a regular expression that is looked for in the error
+    test = 'test_model'                        # only of tests whose name matches this; may be left out
     says = 'kernel: \\1'                       # what is kept instead of the error
 
 A reason is what the list of verdicts says of a failure. An error that matches none is its own reason.
@@ -34,16 +38,34 @@ from harness.systems.registry import all_systems, system_named
 from harness.tables import Table, text_of
 
 FILE = "upstream.toml"
-_KEYS = ("schema", "tag", "commit", "libraries", "beside", "paths", "kernels", "suite", "reason")
+_KEYS = (
+    "schema", "tag", "commit", "libraries", "beside", "paths", "kernels", "environment", "aim", "suite", "reason",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Suite:
-    """tests: files or folders of the clone, and options of pytest. ranks: the worlds that have a list of verdicts."""
+    """tests: files or folders of the clone, and options of pytest. ranks: the worlds that have a list of verdicts.
+    kernels: as the plugin's `--emulate`."""
 
     name: str
     tests: tuple[str, ...]
     ranks: tuple[int, ...]
+    kernels: str
+
+
+@dataclass(frozen=True)
+class Reason:
+    """match: looked for in an error. says: what stands for it. test: looked for in the test's name."""
+
+    match: str
+    says: str
+    test: str = ""
+
+    def of(self, test: str, error: str) -> str:
+        """What the list says of that failure; empty where this is not its reason."""
+        found = re.search(self.match, error)
+        return found.expand(self.says) if found and re.search(self.test, test) else ""
 
 
 @dataclass(frozen=True)
@@ -56,9 +78,10 @@ class Upstream:
     libraries: tuple[str, ...]
     beside: tuple[str, ...]
     paths: tuple[str, ...]
-    kernels: str
+    environment: tuple[str, ...]
+    aim: int
     suites: tuple[Suite, ...]
-    reasons: tuple[tuple[str, str], ...]
+    reasons: tuple[Reason, ...]
     folder: Traversable
 
     def suite(self, name: str) -> Suite:
@@ -73,12 +96,9 @@ class Upstream:
         known = [suite.name for suite in self.suites]
         raise UsageError.of(f"suite of {self.system}", name, known, f"{self.system}/{known[0]}")
 
-    def reason(self, error: str) -> str:
-        """Why a test failed: what the first declared reason says that matches its error, or else the error itself."""
-        for match, says in self.reasons:
-            if found := re.search(match, error):
-                return found.expand(says)
-        return error or "no error was kept"
+    def reason(self, test: str, error: str) -> str:
+        """Why a test failed, by the first declared reason; empty where there is none."""
+        return next((says for reason in self.reasons if (says := reason.of(test, error))), "")
 
     def kept(self, suite: Suite, ranks: int) -> Traversable:
         """The committed list of verdicts, which may not be there."""
@@ -106,19 +126,21 @@ def upstream_of(name: str) -> Upstream:
             "system with suites of upstream's", name, having, f"{having[0] if having else 'name'}/SUITE"
         )
     known = Table(load_toml(text_of(file, origin), origin), origin)
-    known.only(_KEYS, needed=("tag", "commit", "suite"))
+    known.only(_KEYS, needed=("tag", "commit", "aim", "suite"))
     return Upstream(
         name, known.text("tag"), known.text("commit"), known.texts("libraries"), known.texts("beside"),
-        known.texts("paths", (".",)), known.text("kernels", "apex"), tuple(map(_suite, known.tables("suite"))),
+        known.texts("paths", (".",)), known.texts("environment"), int(known.positive("aim")),
+        tuple(_suite(one, known.text("kernels", "apex")) for one in known.tables("suite")),
         tuple(map(_reason, known.tables("reason"))), system.folder,
     )  # fmt: skip
 
 
-def _suite(known: Table) -> Suite:
-    known.only(("name", "tests", "ranks"), needed=("name", "tests", "ranks"))
-    return Suite(known.text("name"), known.texts("tests"), tuple(int(ranks) for ranks in known.numbers("ranks")))
+def _suite(known: Table, kernels: str) -> Suite:
+    known.only(("name", "tests", "ranks", "kernels"), needed=("name", "tests", "ranks"))
+    ranks = tuple(int(ranks) for ranks in known.numbers("ranks"))
+    return Suite(known.text("name"), known.texts("tests"), ranks, known.text("kernels", kernels))
 
 
-def _reason(known: Table) -> tuple[str, str]:
-    known.only(("match", "says"), needed=("match", "says"))
-    return known.text("match"), known.text("says")
+def _reason(known: Table) -> Reason:
+    known.only(("match", "says", "test"), needed=("match", "says"))
+    return Reason(known.text("match"), known.text("says"), known.text("test"))

@@ -40,11 +40,13 @@ _MOST_STARTS = 40
 
 @dataclass(frozen=True)
 class Place:
-    """Where a suite runs. clone: the folder. paths: what comes first on the path. scratch: for its files."""
+    """Where a suite runs. clone: the folder. paths: what comes first on the path. scratch: for its files. environment:
+    the variables that it is to find."""
 
     clone: Path
     paths: tuple[Path, ...]
     scratch: Path
+    environment: Mapping[str, str]
 
 
 def place(upstream: Upstream, clone: Path, scratch: Path) -> Place:
@@ -61,7 +63,9 @@ def place(upstream: Upstream, clone: Path, scratch: Path) -> Place:
         paths += build(package(name), version, python).paths
     if upstream.beside:
         paths.append(install(upstream.beside, python))
-    return Place(clone, (*paths, *((clone / path).resolve() for path in upstream.paths), _HERE), scratch)
+    paths += [(clone / path).resolve() for path in upstream.paths]
+    environment = dict(text.split("=", 1) for text in upstream.environment)
+    return Place(clone, (*paths, _HERE), scratch, environment)
 
 
 def _checked(upstream: Upstream, clone: Path) -> None:
@@ -96,11 +100,11 @@ def verdicts(upstream: Upstream, suite: Suite, ranks: int, where: Place, limit_s
     tests: Sequence[str] = suite.tests
     for number in range(_MOST_STARTS):
         files = [where.scratch / f"{number}-{rank}.jsonl" for rank in range(ranks)]
-        _run(_command(upstream, tests, where, limit_s), files, where)
+        _run(_command(suite.kernels, tests, where, limit_s), files, where)
         logs = [_Log.of(file) for file in files]
         collected = collected or logs[0].collected
         before = len(found)
-        found |= _merged(logs)
+        found |= _merged(logs, upstream)
         left = [test for test in collected if test not in found]
         if not left or all(log.ended for log in logs) or len(found) == before:
             break
@@ -114,34 +118,35 @@ def verdicts(upstream: Upstream, suite: Suite, ranks: int, where: Place, limit_s
         )
     for test in collected:
         found.setdefault(test, Verdict(FAILED, "never ran"))
-    return {
-        test: Verdict(one.outcome, upstream.reason(one.why)) if one.outcome == FAILED else one
-        for test, one in sorted(found.items())
-    }
+    return dict(sorted(found.items()))
 
 
-def _command(upstream: Upstream, tests: Sequence[str], where: Place, limit_s: float) -> list[str]:
+def _command(kernels: str, tests: Sequence[str], where: Place, limit_s: float) -> list[str]:
     return [
-        sys.executable, "-m", "pytest", "-p", "harness.emulation.pytest_plugin", "--emulate", upstream.kernels,
+        sys.executable, "-m", "pytest", "-p", "harness.emulation.pytest_plugin", "--emulate", kernels,
         "--emulate-limit-s", str(limit_s), "-p", "no:cacheprovider", "-o", "addopts=", "-W", "ignore", "-q",
-        "--tb=short", "--rootdir", str(where.clone), "--basetemp", str(where.scratch / "temporary"), *tests,
+        "--tb=short", "--rootdir", str(where.clone), *tests,
     ]  # fmt: skip
 
 
 def _run(command: Sequence[str], files: Sequence[Path], where: Place) -> None:
     """Start the ranks and wait until all have ended; the others are ended soon after the first that fails to finish."""
     common = {
-        **os.environ, **DETERMINISM, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1",
+        **os.environ, **DETERMINISM, **where.environment, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": os.pathsep.join(map(str, where.paths)), "WORLD_SIZE": str(len(files)),
         "LOCAL_WORLD_SIZE": str(len(files)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
         "SHARDPROOF_MEETING": f"127.0.0.1:{free_port()}", "TORCHDYNAMO_DISABLE": "1",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     }  # fmt: skip
     running: list[subprocess.Popen[bytes]] = []
+    shared = where.scratch / "temporary"
+    shared.mkdir(exist_ok=True)
     try:
         for rank, file in enumerate(files):
             own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            running.append(_start([*command, "--emulate-verdicts", str(file)], own, file, where.clone))
+            # A folder for each rank, which pytest empties; in the one above it they share what the suite shares.
+            options = ["--basetemp", str(shared / str(rank)), "--emulate-verdicts", str(file)]
+            running.append(_start([*command, *options], own, file, where.clone))
         _wait(running)
     finally:
         for process in running:
@@ -213,7 +218,7 @@ def _worse(one: Verdict | None, other: Verdict) -> Verdict:
     return one if one is not None and (one.outcome == FAILED or other.outcome == PASSED) else other
 
 
-def _merged(logs: Sequence[_Log]) -> dict[str, Verdict]:
+def _merged(logs: Sequence[_Log], upstream: Upstream) -> dict[str, Verdict]:
     """The verdicts of all ranks as one; of a test in which a rank ended, that it did."""
     cut = {log.cut for log in logs} - {""}
     tests = dict.fromkeys(test for log in logs for test in log.seen)
@@ -222,5 +227,5 @@ def _merged(logs: Sequence[_Log]) -> dict[str, Verdict]:
         seen = [log.seen[test] for log in logs if test in log.seen]
         if test in cut and not any(verdict.outcome == FAILED for verdict in seen):
             seen = [Verdict(FAILED, "the process ended without a verdict")]
-        found[test] = of_ranks(seen)
+        found[test] = of_ranks(seen, partial(upstream.reason, test))
     return found

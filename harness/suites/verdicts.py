@@ -16,7 +16,7 @@ lists the others. Behind a failure stands its reason.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ import tomli_w
 from harness.scenario import load_toml
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-_APART = ("DistBackendError", "DistStoreError", "DistNetworkError", "ended without a verdict")
+_APART = ("DistBackendError", "DistStoreError", "DistNetworkError", "gloo/", "ended without a verdict")
 
 
 @dataclass(frozen=True, order=True)
@@ -36,14 +36,20 @@ class Verdict:
     why: str = ""
 
 
-def of_ranks(seen: Iterable[Verdict]) -> Verdict:
+def of_ranks(seen: Iterable[Verdict], reason: Callable[[str], str] = lambda why: "") -> Verdict:
     """The verdict of a test that ran on several ranks: failed if it failed on one; passed if it passed on one, since a
-    test may skip ranks that it does not need. An error of communication is another rank's doing, where there is one."""
+    test may skip ranks that it does not need. An error of communication is another rank's doing, where there is one.
+    Where ranks failed differently, the first that did so for a declared reason counts: which of the others met what
+    they leave behind, such as a folder that is removed already, is a matter of time.
+
+    reason: what is said of an error instead, empty for nothing.
+    """
     verdicts = list(seen)
     failed = [verdict for verdict in verdicts if verdict.outcome == FAILED]
-    if failed:
-        return next((one for one in failed if not any(word in one.why for word in _APART)), failed[0])
-    return next((one for one in verdicts if one.outcome == PASSED), verdicts[0])
+    if not failed:
+        return next((one for one in verdicts if one.outcome == PASSED), verdicts[0])
+    own = [one.why for one in failed if not any(word in one.why for word in _APART)] or [failed[0].why]
+    return Verdict(FAILED, next((says for why in own if (says := reason(why))), own[0] or "no error was kept"))
 
 
 def text_of(verdicts: Mapping[str, Verdict], heading: str) -> str:
@@ -102,6 +108,14 @@ class Kept:
         others = self.rest.get(_function(test))
         return self.cases.get(test) or (others[1] if others else None)
 
+    def passing(self, function: str) -> tuple[set[str], int | None]:
+        """Which cases of a function pass: these; or, with the number of all cases, all but these."""
+        own = {test: verdict.outcome == PASSED for test, verdict in self.cases.items() if _function(test) == function}
+        number, verdict = self.rest.get(function, (0, Verdict(FAILED)))
+        if verdict.outcome == PASSED:
+            return {test for test, passes in own.items() if not passes}, number + len(own)
+        return {test for test, passes in own.items() if passes}, None
+
     def count(self, outcome: str) -> int:
         """How many tests have that outcome."""
         listed = sum(verdict.outcome == outcome for verdict in self.cases.values())
@@ -114,6 +128,25 @@ class Kept:
             if verdict.outcome == outcome:
                 found[verdict.why] += number
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def distinct_passing(lists: Sequence[Kept]) -> int:
+    """How many tests pass in at least one of several lists of one suite, each counted once.
+
+    Of some functions a list names only the cases that do not pass, and the number of the others; they are all the cases
+    that the function has.
+    """
+    functions = {_function(test) for kept in lists for test in (*kept.cases, *kept.rest)}
+    return sum(_distinct_cases([kept.passing(function) for kept in lists]) for function in functions)
+
+
+def _distinct_cases(passing: Sequence[tuple[set[str], int | None]]) -> int:
+    """Of one function, as `Kept.passing` tells it for each list."""
+    named = {case for cases, total in passing if total is None for case in cases}
+    but = [(cases, total) for cases, total in passing if total is not None]
+    if not but:
+        return len(named)
+    return max(total for _, total in but) - len(set.intersection(*(cases for cases, _ in but)) - named)
 
 
 def differences(kept: Kept, seen: Mapping[str, Verdict]) -> list[str]:

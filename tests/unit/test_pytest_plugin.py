@@ -77,12 +77,50 @@ def test_nccl(groups):
     dist.all_reduce(whole, group=mesh.get_group())
 
 
+def test_gathers_of_several_sizes(groups):
+    own = torch.full((RANK, 2), 1.0 * RANK, device="cuda")
+    gathered = [torch.zeros(rank, 2, device="cuda") for rank in range(RANKS)]
+    dist.all_gather(gathered, own)
+    assert [part.tolist() for part in gathered] == [[[1.0 * rank] * 2] * rank for rank in range(RANKS)]
+    if RANKS > 1:
+        with pytest.raises(ValueError, match="number of elements"):
+            dist.all_gather([torch.zeros(rank, 2) for rank in range(RANKS)], torch.zeros(7))
+
+
+def test_workers_are_on_the_device():
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.SimpleQueue()
+    worker = context.Process(target=on_device, args=(queue,))
+    worker.start()
+    worker.join()
+    assert queue.get() == RANK
+
+
+def on_device(queue):
+    torch.cuda.set_device(RANK)
+    queue.put(torch.ones(1, device="cuda").get_device())
+
+
 @pytest.mark.parametrize("number", range(6))
 def test_groups_are_forgotten(groups, number):
     for _ in range(6):
         dist.new_group(list(range(RANKS)))
     THREADS.append(len(os.listdir("/proc/self/task")))
     assert max(THREADS[3:], default=0) <= max(THREADS[:3])
+
+
+def test_groups_share_a_device(groups):
+    def loops():
+        names = [open(f"/proc/self/task/{one}/comm").read().strip() for one in os.listdir("/proc/self/task")]
+        return names.count("gloo_tcp_loop")
+
+    before = loops()
+    made = [dist.new_group(list(range(RANKS))) for _ in range(3)]
+    assert loops() == before == 1
+    for number, group in enumerate(made):
+        whole = torch.full((2,), number + 1.0, device="cuda")
+        dist.all_reduce(whole, group=group)
+        assert whole.tolist() == [RANKS * (number + 1.0)] * 2
 
 
 @pytest.mark.skipif(RANKS == 1, reason="one rank")
@@ -115,7 +153,8 @@ def run(folder: Path, ranks: int, options: Sequence[str] = ()) -> list[dict[str,
     }  # fmt: skip
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "harness.emulation.pytest_plugin", "-p", "no:cacheprovider",
-        "-c", os.devnull, "--rootdir", ".", "--emulate-group-limit-s", "5",
+        "-c", os.devnull, "--rootdir", ".", "--emulate-group-limit-s", "200",
+        "--emulate-hang-up-s", "2",
     ]  # fmt: skip
     running = []
     for rank in range(ranks):
@@ -123,7 +162,7 @@ def run(folder: Path, ranks: int, options: Sequence[str] = ()) -> list[dict[str,
         more = ["--emulate-verdicts", f"verdicts-{rank}", *options]
         running.append(subprocess.Popen([*command, *more], cwd=folder, env=own, stdout=subprocess.DEVNULL))
     for process in running:
-        process.wait(timeout=300)
+        process.wait(timeout=180)
     return [outcomes(folder / f"verdicts-{rank}") for rank in range(ranks)]
 
 
@@ -142,5 +181,6 @@ def test_a_suite_for_gpus_runs(tmp_path: Path, ranks: int) -> None:
         assert refused.startswith("failed NotImplementedError: torch.autocast('cuda') is not emulated")
         apart = seen.pop("test_one_rank_fails")
         assert apart.partition(" ")[0] == ("skipped" if ranks == 1 else "failed")
+        assert "Timed out" not in apart
         assert set(seen.values()) == {"passed"}, seen
-        assert len(seen) == 10
+        assert len(seen) == 13

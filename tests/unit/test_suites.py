@@ -5,14 +5,25 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from harness.errors import UsageError
 from harness.suites import ranks as runner
-from harness.suites.declared import Suite, Upstream, upstream_of, upstreams
-from harness.suites.verdicts import FAILED, PASSED, SKIPPED, Kept, Verdict, differences, of_ranks, text_of
+from harness.suites.declared import Reason, Suite, Upstream, upstream_of, upstreams
+from harness.suites.verdicts import (
+    FAILED,
+    PASSED,
+    SKIPPED,
+    Kept,
+    Verdict,
+    differences,
+    distinct_passing,
+    of_ranks,
+    text_of,
+)
 
 GOOD, BAD, NOT = Verdict(PASSED), Verdict(FAILED, "kernel: gemm"), Verdict(SKIPPED, "8 GPUs")
 SEEN = {"a.py::alone": GOOD, "a.py::case[1]": GOOD, "a.py::case[2-x]": GOOD, "a.py::case[3]": BAD, "b.py::C::not": NOT}
@@ -49,12 +60,24 @@ def test_a_test_that_is_gone_is_told() -> None:
     ]  # fmt: skip
 
 
+def test_a_test_that_passes_at_two_numbers_of_ranks_counts_once() -> None:
+    three = {f"a.py::case[{number}]": GOOD for number in range(3)}
+    most, few = three | {"a.py::case[2]": BAD}, {**dict.fromkeys(three, BAD), "a.py::case[2]": GOOD}
+    assert [distinct_passing([kept(seen)]) for seen in (three, most, few)] == [3, 2, 1]
+    assert distinct_passing([kept(most), kept(most)]) == 2
+    assert distinct_passing([kept(most), kept(few)]) == distinct_passing([kept(few), kept(three)]) == 3
+
+
 def test_the_verdict_of_ranks() -> None:
     apart = Verdict(FAILED, "DistBackendError: closed")
     assert of_ranks([GOOD, NOT]) == GOOD
     assert of_ranks([GOOD, apart, BAD]) == BAD
     assert of_ranks([GOOD, apart]) == apart
     assert of_ranks([NOT, NOT]) == NOT
+    gone, ranks = Verdict(FAILED, "FileNotFoundError: gone"), Reason("not divisible", "ranks", test="^a.py")
+    seen = [gone, Verdict(FAILED, "RuntimeError: not divisible by 4")]
+    assert of_ranks(seen, partial(ranks.of, "a.py::case")) == Verdict(FAILED, "ranks")
+    assert of_ranks(seen, partial(ranks.of, "b.py::case")) == gone
 
 
 @pytest.mark.parametrize("upstream", list(upstreams()), ids=lambda upstream: upstream.system)
@@ -96,14 +119,14 @@ def clone(tmp_path: Path) -> Path:
 
 
 def declared(clone: Path) -> Upstream:
-    some = dataclasses.replace(next(upstreams()), libraries=(), beside=(), kernels="apex")
+    some = dataclasses.replace(next(upstreams()), libraries=(), beside=())
     return dataclasses.replace(
-        some, commit=git(clone, "rev-parse", "HEAD"), reasons=((r"(\w+) is not", r"kernel: \1"),)
+        some, commit=git(clone, "rev-parse", "HEAD"), reasons=(Reason(r"(\w+) is not", r"kernel: \1"),)
     )
 
 
 def test_a_suite_runs_on_when_a_test_ends_its_process(clone: Path, tmp_path: Path) -> None:
-    upstream, suite = declared(clone), Suite("all", ("test_a.py",), (1,))
+    upstream, suite = declared(clone), Suite("all", ("test_a.py",), (1,), "apex")
     where = runner.place(upstream, clone, tmp_path)
     assert runner.verdicts(upstream, suite, 1, where, 100.0) == {
         "test_a.py::test_device": GOOD,

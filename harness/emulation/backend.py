@@ -60,8 +60,8 @@ def _on_one_device() -> type:
     torch gives each group a device of its own, a thread that wakes up a hundred times a second for as long as the group
     lives. Eight ranks of `parallel_state` with forty groups each keep two cores busy with that alone. The device is
     made with the first group, since its thread would not outlive a fork. Its groups connect when they are made, and not
-    when they first communicate (TORCH_GLOO_LAZY_INIT): those that do so number their connections by rank alone, so that
-    two groups of one device would take each other's, and wait forever.
+    when they first communicate (TORCH_GLOO_LAZY_INIT): several groups of one device that do so wait for each other
+    forever, as torch 2.13 was seen to do.
     """
     gloo: Any = distributed_c10d.ProcessGroupGloo
     devices: dict[int, Any] = {}

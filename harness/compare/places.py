@@ -2,8 +2,8 @@
 
 These need more than one look at a tensor, so they are tried only on what differs. Which tensor holds another one's bits
 is found by a sample of each (`SAMPLE` elements at `SAMPLES` places), and believed only after all of both was read.
-Orders of slices are looked for in tensors of up to `WHOLE_BYTES`, and only where both sides have the same elements in
-sum.
+Orders of slices are looked for only where both sides have the same elements in sum: along every dim in tensors of up to
+`WHOLE_BYTES`, along dim 0 in larger ones, whose rows are told by digests of 128 bits.
 
 *Verifies*: an explanation holds for every element of the tensors that it names, but for those that it says it does not
 hold for. *Does not verify*: that it is the only one.
@@ -11,7 +11,8 @@ hold for. *Does not verify*: that it is the only one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from harness.compare.contents import Reading, Tensor
 from harness.compare.dtypes import is_float, itemsize, numbers, numpy_of, raw_of
 from harness.diagnosis.arrangement import exchanged_dims, moved_along, order_name, slice_order
 
-WHOLE_BYTES = 64 << 20
+WHOLE_BYTES = 32 << 20
 """The largest tensor that is taken into memory as a whole, to look for an order."""
 
 MOST_SLICES = 1 << 16
@@ -43,6 +44,7 @@ Explained = tuple[str, str]
 """A mechanism's name, and a sentence; both empty where nothing was found."""
 
 NOTHING: Explained = ("", "")
+ANOTHER_ORDER = "B has A's slices along dim {} in another order: {}."
 
 
 def rearranged(a: Tensor, b: Tensor, first: int, *, same_multiset: bool) -> Explained:
@@ -51,8 +53,11 @@ def rearranged(a: Tensor, b: Tensor, first: int, *, same_multiset: bool) -> Expl
     Args:
         first: the first flat element that differs. same_multiset: whether the same elements may be there.
     """
-    if a.nbytes > WHOLE_BYTES or raw_of(a.dtype).kind != "u":
+    if raw_of(a.dtype).kind != "u":
         return NOTHING
+    if a.nbytes > WHOLE_BYTES:
+        order = row_order(a, b) if same_multiset else None
+        return ("permuted", ANOTHER_ORDER.format(0, _order(order))) if order else NOTHING
     mine, its = _whole(a), _whole(b)
     if same_multiset:
         found = _in_another_order(mine.reshape(a.shape), its.reshape(a.shape))
@@ -75,7 +80,7 @@ def _in_another_order(mine: Raw, its: Raw) -> Explained:
         if 1 < slices <= MOST_SLICES:
             order = slice_order(np.moveaxis(mine, dim, 0), np.moveaxis(its, dim, 0))
             if order is not None:
-                return "permuted", f"B has A's slices along dim {dim} in another order: {_order(order)}."
+                return "permuted", ANOTHER_ORDER.format(dim, _order(order))
     dims = exchanged_dims(mine, its)
     if dims is not None:
         return "transposed", f"B has A's elements with dims {dims[0]} and {dims[1]} exchanged."
@@ -91,6 +96,28 @@ def _order(order: Sequence[int]) -> str:
         return ", then ".join(f"{low} to {high}" if high > low else str(low) for low, high in blocks)
     name = order_name(order, {2, 4, 8}) if len(order) <= _NAMED_ORDERS else ""
     return name or f"{', '.join(map(str, order[:8]))}, …"
+
+
+def row_order(a: Tensor, b: Tensor) -> tuple[int, ...] | None:
+    """Which row (along dim 0) of A each row of B is, if that is a permutation of distinct rows; tensors of any size."""
+    if not a.shape or not 1 < a.shape[0] <= MOST_SLICES or a.nbytes // a.shape[0] > PIECE_BYTES:
+        return None
+    places = {digest: row for row, digest in enumerate(_row_digests(a))}
+    if len(places) != a.shape[0]:
+        return None
+    order = tuple(places.get(digest, -1) for digest in _row_digests(b))
+    return order if sorted(order) == list(range(len(order))) else None
+
+
+def _row_digests(tensor: Tensor) -> Iterator[bytes]:
+    rows, length = tensor.shape[0], tensor.numel // tensor.shape[0]
+    step = max(1, PIECE_BYTES // (length * itemsize(tensor.dtype)))
+    reading, raw = Reading(tensor), np.empty((step, length), raw_of(tensor.dtype))
+    for first in range(0, rows, step):
+        some = raw[: min(step, rows - first)]
+        reading.read(first * length, some.reshape(-1))
+        for row in some:
+            yield blake2b(row.data, digest_size=16).digest()
 
 
 def other_shape(a: Tensor, b: Tensor) -> Explained:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,8 +39,9 @@ class Trial:
     phases_s: dict[str, float] = field(default_factory=dict)
 
 
-def result_of(scenario: Scenario, info: System, trial: Trial) -> Result:
-    """The verdict of one attempt: the most severe of what its ranks and its judge say."""
+def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, Any]) -> Result:
+    """The verdict of one attempt: the most severe of what its ranks and its judge say. ran: fields of the result that
+    say what really ran."""
     differences = differences_from_json(trial.judgement["differences"])
     distrust = trial.judgement["distrust"]
     verdict, failure = _ranks_verdict(trial.outcomes)
@@ -49,7 +50,8 @@ def result_of(scenario: Scenario, info: System, trial: Trial) -> Result:
     elif differences:
         verdict = merge([verdict, Verdict.MISMATCH])
     return Result(
-        scenario, info.name, scenario.version, verdict,
+        scenario, info.name,
+        verdict=verdict,
         failed_op=_failed_op(scenario, differences, failure),
         differences=differences,
         explanations=explanations_from_json(trial.judgement["explanations"]),
@@ -58,10 +60,10 @@ def result_of(scenario: Scenario, info: System, trial: Trial) -> Result:
         normalisations=differences_from_json(trial.judgement["normalisations"]),
         emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
         not_exercised=(*info.not_exercised(scenario), *_not_compared(scenario)),
-        chosen=info.chosen(scenario.device),
         device="; ".join(trial.judgement.get("device", ())) or scenario.device,
         phases_s=trial.phases_s,
         elements=base64.b64decode(trial.judgement.get("elements", "")),
+        **{"chosen": info.chosen(scenario.device), **ran},
     )  # fmt: skip
 
 

@@ -25,11 +25,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -139,18 +140,23 @@ class Laboratory:
     def side_by_side(self, work: Callable[[Scenario], T], scenarios: Iterable[Scenario]) -> Iterator[T]:
         """What `work` makes of each scenario, as many at once as the laboratory has jobs, in the order in which they
         are reached. What it raises ends all of it."""
-        queue = iter(scenarios)
+        todo = iter(scenarios)
         pool = ThreadPoolExecutor(self.jobs, thread_name_prefix="scenario")
-        running: set[Future[T]] = set()
+        ended: SimpleQueue[Future[T]] = SimpleQueue()
+
+        def submit() -> int:
+            scenario = next(todo, None)
+            if scenario is None:
+                return 0
+            pool.submit(work, scenario).add_done_callback(ended.put)
+            return 1
+
         try:
-            while True:
-                while len(running) < 2 * self.jobs and (scenario := next(queue, None)) is not None:
-                    running.add(pool.submit(work, scenario))
-                if not running:
-                    return
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield future.result()
+            running = sum(submit() for _ in range(2 * self.jobs))  # so that no thread waits for the caller
+            while running:
+                result = ended.get().result()
+                running += submit() - 1
+                yield result
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -185,7 +191,8 @@ class Laboratory:
             info = system_named(scenario.system)
             if (elsewhere := self._of_torch(info, scenario)) is not None:
                 return elsewhere._examined(scenario, observed, patience)
-            reason = info.refusal(replace(scenario, version=self._release(info, scenario.version)))
+            release = self._release(info, scenario.version)
+            reason = info.refusal(scenario if release == scenario.version else replace(scenario, version=release))
             if reason:
                 result = Result(scenario, info.name, self._named(info, scenario), Verdict.UNSUPPORTED, reason=reason)
             else:
@@ -248,13 +255,13 @@ class Laboratory:
             trial = self._lockstep(scenario)
             if trial.blob:
                 observed(scenario, trial.blob)
-            return replace(result_of(scenario, info, trial), **self._ran(info, scenario))
+            return result_of(scenario, info, trial, self._ran(info, scenario))
         directory = Path(tempfile.mkdtemp(prefix=f"{scenario.id}-", dir=self._scratch))
         try:
             trial = self._forked(scenario, directory, self.deadline_s * patience, quiet=False)
             observed(scenario, trial.blob)
             trial.judgement = self._judged(scenario, directory, trial)
-            result = replace(result_of(scenario, info, trial), **self._ran(info, scenario))
+            result = result_of(scenario, info, trial, self._ran(info, scenario))
             if self.keep and result.verdict.is_failure:
                 _keep_logs(directory, self.keep / scenario.id)
             return result

@@ -329,7 +329,13 @@ class Scenario:
         Raises:
             UsageError: an unknown axis, or a value its axis does not allow.
         """
-        return replace(self, **{axis: parse_axis(axis, text) for axis, text in values.items()})
+        axes = {axis: vars(self)[axis] for axis in AXES}
+        texts = dict(self._texts)
+        for axis, text in values.items():
+            axes[axis], texts[axis] = _checked(axis, text)
+        scenario = Scenario.of_checked(axes)
+        vars(scenario)["_texts"] = texts
+        return scenario
 
     def __str__(self) -> str:
         return " ".join(f"{axis}={value}" for axis, value in self.axis_values(only_changed=True).items()) or "defaults"
@@ -408,6 +414,17 @@ def parse_axis(axis: str, text: str) -> Any:
         "faults": lambda t: tuple(part for part in t.split(",") if part),
     }
     return parsers.get(axis, str)(text)
+
+
+@lru_cache(maxsize=4096)
+def _checked(axis: str, text: str) -> tuple[Any, str]:
+    """The typed value of one axis from its text form, which a scenario may have, and its canonical text.
+
+    Raises:
+        UsageError: as `parse_axis`, or a scenario refuses the value.
+    """
+    scenario = replace(_DEFAULT, **{axis: parse_axis(axis, text)})
+    return getattr(scenario, axis), scenario.axis_text(axis)
 
 
 def load_mesh(scenario: Scenario) -> Mesh | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness import __version__, arguments, options
+from harness import __version__, arguments, completion, options
 from harness.cli_investigate import bisect, conformance, cures_, diff, export, shrink, sweep
 from harness.errors import MOST_GIVEN, HarnessError, UsageError, printable
 from harness.verdict import ExitStatus
@@ -108,11 +108,12 @@ def cli() -> None:
 )
 @options.json
 @options.junit
+@click.option("-q", "--quiet", is_flag=True, help="No progress, and a report only if the run does not exit with 0.")
 def run(
     names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None,
     sample: int | None, seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
     jobs: int | None, deadline_s: float, device: str | None, python: str | None, clones: tuple[str, ...], executor: str,
-    out: Path | None, json_file: Path | None, junit_file: Path | None,
+    out: Path | None, json_file: Path | None, junit_file: Path | None, quiet: bool,
 ) -> int:  # fmt: skip
     """Run scenarios: a NAME of `scenarios/` (default: smoke) or scenario files.
 
@@ -162,9 +163,11 @@ def run(
         issues=issues,
         json=json_file,
         junit=junit_file,
+        quiet=quiet,
     )
     outcome = execute(request)
-    print(render_text(outcome.report, outcome.page, wants_colour(sys.stdout, os.environ)), end="")
+    if not quiet or outcome.status or outcome.interrupted:
+        print(render_text(outcome.report, outcome.page, wants_colour(sys.stdout, os.environ)), end="")
     if outcome.interrupted:
         print("interrupted: the same command resumes the run", file=sys.stderr)
         return 130
@@ -393,6 +396,19 @@ def inspect(checkpoint: Path) -> int:
     rows = describe(checkpoint)
     print(render_description(rows), end="")
     check_complete(checkpoint, rows)
+    return ExitStatus.OK
+
+
+@cli.command(name="completion")
+@click.argument("shell", type=click.Choice(list(completion.SHELLS)))
+def completion_(shell: str) -> int:
+    """Print the script that completes commands, scenarios, systems and axes in a shell.
+
+    \b
+    shardproof completion bash > ~/.shardproof-complete.sh
+    shardproof completion fish
+    """
+    print(completion.script(shell, cli))
     return ExitStatus.OK
 
 

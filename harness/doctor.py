@@ -202,7 +202,7 @@ def _refused(info: System, versions: Sequence[str]) -> dict[str, list[str]]:
 def _possible(setting: dict[str, str]) -> bool:
     """Whether an axis value can stand beside the defaults of the others."""
     try:
-        Scenario().with_axes(setting)
+        Scenario.from_axes(setting)
     except UsageError:
         return False
     return True

@@ -115,7 +115,7 @@ class Found:
 
 def gather(request: Mapping[str, Any]) -> Found:
     """Read everything that a request to `serve` names: the ranks' observations and the checkpoints that they wrote."""
-    case = Case.of(Scenario().with_axes(request["scenario"]))
+    case = Case.of(Scenario.from_axes(request["scenario"]))
     complete = request["complete"]
     records = _finished(_read_observations(request["observations"], complete=complete), case.ops, complete=complete)
     records, notes = _without_notes(records)
@@ -137,7 +137,7 @@ def judge_found(found: Found) -> Judgement:
 def serve_reference(payload: bytes) -> bytes:
     """Worker entry: run the reference in lockstep and judge it. Replies with the judgement and, unless nothing differs,
     the packed records: those of a pass would be dropped, and come again whenever the scenario does."""
-    case = Case.of(Scenario().with_axes(json.loads(payload)["scenario"]))
+    case = Case.of(Scenario.from_axes(json.loads(payload)["scenario"]))
     records: list[Record] = []
     found = None if case.scenario.faults else _passed(case)
     if found is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from harness import completion
 from harness.errors import UsageError
 from harness.plain import number
 
@@ -113,29 +114,38 @@ max_world = click.option(
 clone = click.option(
     "--clone", "clones", multiple=True, metavar="NAME=DIR", help="Clone of a library, for NAME@git:REV; repeatable."
 )
-system = click.option("--system", metavar="NAME", help="The library; default: the scenario's.")
+system = click.option(
+    "--system", metavar="NAME", shell_complete=completion.systems, help="The library; default: the scenario's."
+)
 
 
 def selection(command: click.decorators.FC) -> click.decorators.FC:
     """The options that choose scenarios, shared by `run` and `plan`."""
     chosen = (
-        click.argument("names", nargs=-1, metavar="[NAME | FILE.toml]..."),
+        click.argument("names", nargs=-1, metavar="[NAME | FILE.toml]...", shell_complete=completion.names),
         click.option(
             "--system",
             "systems",
             multiple=True,
             metavar="NAME[@VERSION]",
+            shell_complete=completion.systems,
             help="Only this; VERSION a release, path:DIR or git:REV; repeatable.",
         ),
-        click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]...", help="Override an axis; repeatable."),
+        click.option(
+            "--set", "sets", multiple=True, metavar="AXIS=V[,V]...", shell_complete=completion.settings,
+            help="Override an axis; repeatable.",
+        ),
         click.option("--strength", metavar="all|2|3|...", help="How many axes interact in the covering array."),
         click.option("--sample", type=SAMPLE, metavar="N", help="N scenarios, drawn by --seed."),
         click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of arrays and samples."),
-        click.option("--fault", "faults", multiple=True, metavar="ID", help="Plant a fault; repeatable."),
+        click.option(
+            "--fault", "faults", multiple=True, metavar="ID", shell_complete=completion.faults,
+            help="Plant a fault; repeatable.",
+        ),
         click.option("--shard", metavar="I/N", help="The I-th of N parts, by scenario id."),
         max_world,
         plugin,
-    )
+    )  # fmt: skip
     for option in reversed(chosen):
         command = option(command)
     return command

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from harness.errors import UsageError
-from harness.scenario import Mesh, Scenario, load_mesh
+from harness.scenario import Mesh, Scenario, mesh_literal
 
 KINDS = (
     "build",  # construct model and optimizer; parameters from the next initialisation seed
@@ -113,6 +113,40 @@ def provide(name: str, program: str) -> None:
 def named_programs() -> dict[str, str]:
     """Every program that has a name: `PROGRAMS`, and those of plugins."""
     return {**_provided, **PROGRAMS}
+
+
+def load_mesh(scenario: Scenario) -> Mesh | None:
+    """The mesh that a scenario's load phase runs on; None where the relation has no answer for its mesh.
+
+    same: the saving mesh. grow: twice dp_shard. shrink: dp_shard halved (rounded down). indivisible: a
+    dp_shard that neither divides nor is divided by the saving one (2→3, 4→3, 3→2 …). tp_change: tp 1↔2.
+    No relation leaves world 8.
+    """
+    return _load_mesh(scenario.mesh, scenario.load)
+
+
+@lru_cache(maxsize=1024)
+def _load_mesh(mesh: Mesh, load: str) -> Mesh | None:
+    shard = mesh.dp_shard
+    match load:
+        case "same":
+            return mesh
+        case "grow":
+            grown = replace(mesh, dp_shard=shard * 2)
+        case "shrink":
+            if shard < 2:
+                return None
+            grown = replace(mesh, dp_shard=shard // 2)
+        case "indivisible":
+            other = next((n for n in (3, 2, 4, 5) if n % shard and shard % n), None)
+            if other is None:
+                return None
+            grown = replace(mesh, dp_shard=other)
+        case "tp_change":
+            grown = replace(mesh, tp=2 if mesh.tp == 1 else 1)
+        case literal:
+            return mesh_literal(literal)
+    return grown if grown.world <= 8 else None
 
 
 def meshes(scenario: Scenario) -> tuple[Mesh, ...]:

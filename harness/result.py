@@ -230,7 +230,7 @@ class Result:
         """
         plain = fields_from_plain(cls, data, _PLAIN_FIELDS)
         return cls(
-            scenario=Scenario().with_axes(from_plain(Mapping[str, str], data["scenario"])),
+            scenario=Scenario.from_axes(from_plain(Mapping[str, str], data["scenario"])),
             verdict=Verdict(data["verdict"]),
             failed_op=from_plain(FailedOp | None, data["failed_op"]),
             differences=differences_from_json(data["differences"]),

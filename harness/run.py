@@ -60,6 +60,7 @@ class Request:
     * known: issues that count as known; empty when scenario files were named, which report their plain verdicts.
     * issues: all entries, for what reports say of a finding.
     * json, junit: further files to write.
+    * quiet: no progress is shown.
     """
 
     plan: Plan
@@ -75,6 +76,7 @@ class Request:
     issues: KnownIssues = field(default_factory=KnownIssues)
     json: Path | None = None
     junit: Path | None = None
+    quiet: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def _examined(
     cause, of a walk that asks for it."""
     causes = NewCauses(request.plan.shrink_s)
     estimates = {scenario.id: request.plan.estimate_s(scenario) for scenario in todo}
-    with Progress(estimates, sys.stderr) as progress:
+    with Progress(estimates, None if request.quiet else sys.stderr) as progress:
 
         def once(scenario: Scenario) -> Result:
             return laboratory.examine_one(scenario, lambda s, blob: store.observed(run_id, s.id, blob), confirm=False)

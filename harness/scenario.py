@@ -282,7 +282,7 @@ class Scenario:
         if tuple(sorted(set(self.options))) != self.options:
             raise UsageError.of("options", self.options, "each option once, in order", "overlap+precision_aware")
         if self.load not in LOAD_RELATIONS:
-            _load_mesh_literal(self.load)
+            mesh_literal(self.load)
 
     @classmethod
     def of_checked(cls, values: Mapping[str, Any]) -> Scenario:
@@ -322,6 +322,15 @@ class Scenario:
         runs twice where there are 38 meshes of two sizes of tp.
         """
         return of(getattr(self, axis))
+
+    @classmethod
+    def from_axes(cls, values: Mapping[str, str]) -> Scenario:
+        """The scenario with these axes, from their text form, and defaults for the rest.
+
+        Raises:
+            UsageError: as `with_axes`.
+        """
+        return _DEFAULT.with_axes(values)
 
     def with_axes(self, values: Mapping[str, str]) -> Scenario:
         """A copy with axes set from their text form.
@@ -363,7 +372,7 @@ class Scenario:
         table = document.get("scenario")
         if not isinstance(table, dict):
             raise UsageError.of(origin, sorted(document), "a table [scenario]", '[scenario]\nmodel = "dense"')
-        return cls().with_axes({axis: str(value) for axis, value in table.items()})
+        return cls.from_axes({axis: str(value) for axis, value in table.items()})
 
 
 AXES: tuple[str, ...] = tuple(f.name for f in fields(Scenario))
@@ -427,41 +436,12 @@ def _checked(axis: str, text: str) -> tuple[Any, str]:
     return getattr(scenario, axis), scenario.axis_text(axis)
 
 
-def load_mesh(scenario: Scenario) -> Mesh | None:
-    """The mesh that a scenario's load phase runs on; None where the relation has no answer for its mesh.
+def mesh_literal(text: str) -> Mesh:
+    """The mesh that a value of the axis `load` names.
 
-    same: the saving mesh. grow: twice dp_shard. shrink: dp_shard halved (rounded down). indivisible: a
-    dp_shard that neither divides nor is divided by the saving one (2→3, 4→3, 3→2 …). tp_change: tp 1↔2.
-    No relation leaves world 8.
+    Raises:
+        UsageError: it is neither a mesh nor a relation.
     """
-    return _load_mesh(scenario.mesh, scenario.load)
-
-
-@lru_cache(maxsize=1024)
-def _load_mesh(mesh: Mesh, load: str) -> Mesh | None:
-    shard = mesh.dp_shard
-    match load:
-        case "same":
-            return mesh
-        case "grow":
-            grown = replace(mesh, dp_shard=shard * 2)
-        case "shrink":
-            if shard < 2:
-                return None
-            grown = replace(mesh, dp_shard=shard // 2)
-        case "indivisible":
-            other = next((n for n in (3, 2, 4, 5) if n % shard and shard % n), None)
-            if other is None:
-                return None
-            grown = replace(mesh, dp_shard=other)
-        case "tp_change":
-            grown = replace(mesh, tp=2 if mesh.tp == 1 else 1)
-        case literal:
-            return _load_mesh_literal(literal)
-    return grown if grown.world <= 8 else None
-
-
-def _load_mesh_literal(text: str) -> Mesh:
     try:
         return Mesh.parse(text)
     except UsageError:

@@ -330,7 +330,7 @@ class Store:
 
     def _scenarios(self, rows: Iterable[tuple[Any, ...]]) -> list[Scenario]:
         with _sound(self.path):
-            return [Scenario().with_axes(json.loads(row[0])) for row in rows]
+            return [Scenario.from_axes(json.loads(row[0])) for row in rows]
 
 
 @contextmanager

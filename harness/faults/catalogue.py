@@ -210,4 +210,4 @@ CATALOGUE: dict[str, Fault] = {fault.id: fault for fault in _faults()}
 
 def scenarios_of(fault: Fault) -> tuple[Scenario, ...]:
     """The scenarios that expose a fault, with the fault in them."""
-    return tuple(Scenario().with_axes({**axes, "faults": fault.id}) for axes in fault.scenario_axes)
+    return tuple(Scenario.from_axes({**axes, "faults": fault.id}) for axes in fault.scenario_axes)

@@ -37,7 +37,7 @@ def plain_scenario(system: System) -> Scenario:
     Raises:
         UsageError: the file is malformed.
     """
-    return Scenario().with_axes({**_common(system, _document(system)), "system": system.name})
+    return Scenario.from_axes({**_common(system, _document(system)), "system": system.name})
 
 
 def strikes() -> list[Scenario]:
@@ -59,7 +59,7 @@ def _strikes_of(system: System) -> list[Scenario]:
         for fault in table.texts("faults"):
             if fault not in BOUNDARY:
                 raise table.wrong("faults", fault, BOUNDARY, 'faults = ["boundary.kill-rank"]')
-            found.append(Scenario().with_axes({**own, "faults": fault}))
+            found.append(Scenario.from_axes({**own, "faults": fault}))
     return found
 
 

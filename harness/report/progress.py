@@ -106,17 +106,19 @@ class Display(Protocol):
 
 
 class Progress:
-    """A context around the execution of a plan; `finished` may be called from any thread."""
+    """A context around the execution of a plan; `finished` may be called from any thread. stream: where it is shown;
+    nowhere without."""
 
     def __init__(
-        self, estimates_s: Mapping[str, float], stream: TextIO, interval_s: float = 10.0,
+        self, estimates_s: Mapping[str, float], stream: TextIO | None, interval_s: float = 10.0,
         clock: Clock = time.monotonic, word: Word = standing_of,
     ) -> None:  # fmt: skip
         self.tally = Tally(estimates_s, clock, word)
         self._lock = threading.Lock()
-        self._display: Display = (
-            _TerminalDisplay(stream, self.tally) if stream.isatty() else _LogDisplay(stream, interval_s, clock)
-        )
+        self._display: Display | None = None
+        if stream is not None:
+            terminal = stream.isatty()
+            self._display = _TerminalDisplay(stream, self.tally) if terminal else _LogDisplay(stream, interval_s, clock)
 
     def __enter__(self) -> Self:
         return self
@@ -125,13 +127,15 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
-            self._display.close(self.tally)
+            if self._display:
+                self._display.close(self.tally)
 
     def finished(self, result: Result) -> None:
         """Count a result and show it."""
         with self._lock:
             self.tally.add(result)
-            self._display.update(self.tally)
+            if self._display:
+                self._display.update(self.tally)
 
 
 class _LogDisplay:

@@ -18,8 +18,8 @@ from harness.models import model_spec
 from harness.noting import explore
 from harness.oracle.contract import KINDS, steps_on_gpu, twin_device
 from harness.oracle.kernels_table import POSITION_DEPENDENT
-from harness.program import does, moves
-from harness.scenario import Mesh, Scenario, load_mesh
+from harness.program import does, load_mesh, moves
+from harness.scenario import Mesh, Scenario
 from harness.systems.accepts import Constraint
 from harness.systems.registry import contract_of, system_named
 

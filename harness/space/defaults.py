@@ -51,7 +51,7 @@ def completed(stated: Axes) -> Scenario:
 def nearest(stated: Axes) -> Scenario:
     """The scenario that runs and differs from what is stated in as few axes as possible, of the same system. An axis
     that is given up has the value of the system's plain scenario, or is as if it had been left out."""
-    plain = plain_scenario(system_named(Scenario().with_axes(stated).system))
+    plain = plain_scenario(system_named(Scenario.from_axes(stated).system))
     own = _own_defaults(plain)
     axes = [axis for axis in stated if axis not in KEPT]
     for dropped in _subsets(axes, MOST_DROPPED):
@@ -73,7 +73,7 @@ def _filled(stated: Axes) -> Scenario | None:
     """The scenario that states these axes and has the fewest of its system's own defaults; None where it is refused
     with any of them. A default under which something stated no longer matters does not count: with a program that never
     goes to the load mesh, any `load` could be had."""
-    scenario = Scenario().with_axes(stated)
+    scenario = Scenario.from_axes(stated)
     own = _own_defaults(plain_scenario(system_named(scenario.system)))
     chosen = _subsets([axis for axis in own if axis not in stated])
     idle = _idle(scenario)

@@ -265,7 +265,7 @@ def canonical(axis: str, text: str) -> str:
         model_spec(text)
     elif axis == "program":
         require_telling(text)
-    return Scenario().with_axes({axis: text}).axis_text(axis)
+    return Scenario.from_axes({axis: text}).axis_text(axis)
 
 
 def meshes(world: int) -> list[Mesh]:

@@ -369,5 +369,5 @@ def _found(request: Mapping[str, Any]) -> Any:
 
     if not request.get("lockstep"):
         return gather(request)
-    case = Case.of(Scenario().with_axes(request["scenario"]))
+    case = Case.of(Scenario.from_axes(request["scenario"]))
     return Found(case, list(every_rank(reference.run(case.inputs, case.placement))), [], {})

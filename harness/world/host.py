@@ -67,7 +67,7 @@ def main(
     control = socket.socket(fileno=control_fd)
     try:
         curing.install(os.environ.pop(curing.VARIABLE, ""))
-        warm([*(RANKS_IMPORT if ranks else TWIN_IMPORT), *plugins], warm_up if ranks else (), device)
+        warm([*(RANKS_IMPORT if ranks else ()), *plugins], warm_up if ranks else (), device)
         if ranks:
             rehearsal.prove(device, Path(scratch or tempfile.gettempdir()))
     except rehearsal.UnfitError as error:
@@ -97,10 +97,6 @@ RANKS_IMPORT = (
     "harness.observe.ambient", "harness.world.rank",
 )  # fmt: skip
 """What every rank would otherwise import for itself."""
-
-TWIN_IMPORT = ("torch._dynamo",)
-"""What every worker would otherwise import for itself, where no ranks are rehearsed: torch.optim does in the first step
-of a process, for a second."""
 
 
 def warm(modules: Sequence[str], warm_up: Sequence[str], device: str) -> None:

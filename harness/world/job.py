@@ -71,7 +71,7 @@ class Job:
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any]) -> Job:
-        scenario = Scenario().with_axes(message["scenario"])
+        scenario = Scenario.from_axes(message["scenario"])
         where = Path(message["directory"])
         return cls(scenario, message["session"], where, message["deadline_s"], message["quiet"])
 

@@ -33,6 +33,7 @@ COMMANDS = (
     "export",
     "conformance",
     "diff",
+    "completion",
 )
 DEFECT = "regressions/torch-fsdp2-164929"
 

@@ -17,9 +17,9 @@ from harness.observe.logical import Logical
 from harness.observe.record import LIVE
 from harness.oracle import twin
 from harness.oracle.inputs import Inputs, Placement
-from harness.program import PROGRAMS, operations
+from harness.program import PROGRAMS, load_mesh, operations
 from harness.reference import system as reference
-from harness.scenario import Scenario, load_mesh
+from harness.scenario import Scenario
 from harness.space.constraints import impossible
 from harness.systems.registry import contract_of
 

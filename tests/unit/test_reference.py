@@ -17,12 +17,12 @@ from harness.models import ZOO
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical
 from harness.observe.record import ITEMSIZE, LIVE, WRITTEN, every_rank, pack, unpack
-from harness.program import PROGRAMS, expand, operations
+from harness.program import PROGRAMS, expand, load_mesh, operations
 from harness.reference import system as reference
 from harness.reference.observe import Observation, Observer, Sheet, values_of
 from harness.reference.placement import Catalogue
 from harness.reference.state import Session
-from harness.scenario import Scenario, load_mesh
+from harness.scenario import Scenario
 from harness.space.constraints import CONSTRAINTS
 from harness.systems.reference.accepts import ACCEPTS
 from harness.systems.registry import contract_of, system_named

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from harness.errors import UsageError
-from harness.scenario import AXES, DTypePolicy, Mesh, Offload, Optimizer, Scenario, load_mesh, parse_axis
+from harness.program import load_mesh
+from harness.scenario import AXES, DTypePolicy, Mesh, Offload, Optimizer, Scenario, parse_axis
 
 GOLDEN_IDS = {
     "{}": "7674a781fc38",

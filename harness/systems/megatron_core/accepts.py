@@ -8,8 +8,8 @@ from harness.mechanisms.megatron import limits as megatron
 from harness.mechanisms.megatron.limits import group_decays, has
 from harness.mechanisms.megatron.switches import not_exercised, variant
 from harness.models import NamedParam, model_spec, storage_dtype
-from harness.program import does, meshes, moves
-from harness.scenario import Scenario, load_mesh
+from harness.program import does, load_mesh, meshes, moves
+from harness.scenario import Scenario
 from harness.systems.accepts import Accepts, Faults, Formats, LibraryError, Limit, Only, Words
 from harness.systems.megatron_core.contract import CONTRACT
 from harness.systems.megatron_core.formats import FORMATS, LEGACY, Format

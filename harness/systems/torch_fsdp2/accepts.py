@@ -6,7 +6,8 @@ from __future__ import annotations
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.mechanisms.fsdp2.formats import FORMATS
 from harness.models import model_spec
-from harness.scenario import DTypePolicy, Mesh, Offload, Optimizer, Scenario, load_mesh
+from harness.program import load_mesh
+from harness.scenario import DTypePolicy, Mesh, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
     NUMBERS,

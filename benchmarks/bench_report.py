@@ -116,6 +116,7 @@ def _in_browser(name: str, path: Path, steps: dict[str, tuple[str, tuple[str, ..
         waited, worked = zip(*(_opened(browser, path) for _ in range(RUNS)), strict=True)
         told = [f"open {statistics.median(waited):.0f} ms ({statistics.median(worked):.0f} of CPU)"]
         page = browser.new_page()
+        page.set_default_timeout(0)
         page.goto(path.as_uri())
         for what, (script, texts) in steps.items():
             page.evaluate(TIMED.replace("ACT", script), texts[-1])  # once, so that everything is compiled
@@ -131,7 +132,7 @@ def _opened(browser: Any, path: Path) -> tuple[float, float]:
     page = browser.new_page()
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    page.goto(path.as_uri())
+    page.goto(path.as_uri(), timeout=0)
     ended = float(page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
     metrics = {item["name"]: item["value"] for item in session.send("Performance.getMetrics")["metrics"]}
     page.close()

@@ -47,6 +47,8 @@ def columns_of(report: Report, causes: Mapping[str, str], headlines: Mapping[str
         _column("release", [r.version for r in results]),
         _column("cause", [causes.get(r.id, "") for r in results], ["", *headlines]),
     ]
+    if report.known:
+        columns.append(_column("issue", [r.known_issue or "" for r in results]))
     if report.before:
         columns.append(_column("seen", [report.change(r).shown for r in results]))
     axes, same = _axes(results)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from harness.report.columns import STANDINGS, columns_of
 from harness.report.model import Change, Cluster, Report
+from harness.report.repaired import Repaired, repaired
 from harness.report.wording import Wording, wording_of
 from harness.result import Result
 from harness.upstream import address_of, short
@@ -67,6 +68,25 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Known:
+    """Causes that are known under the same entries, of one system at one release: one line of the page. ids: of the
+    entries, joined by `+`."""
+
+    ids: str
+    causes: tuple[Cause, ...]
+
+    @property
+    def count(self) -> int:
+        """How many scenarios show them."""
+        return sum(len(cause.cluster.members) for cause in self.causes)
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """How they show themselves."""
+        return tuple(dict.fromkeys(cause.simplest.verdict for cause in self.causes))
+
+
+@dataclass(frozen=True)
 class Share:
     """One standing and how many results have it; x, width: its part of a bar of 1000."""
 
@@ -81,7 +101,8 @@ class IndexPage:
     """The page.
 
     * sentence: the run in one sentence. look: the standing whose colour it has. because: why it ends as it does.
-    * unjudged, new, known: causes. columns: the results as JSON.
+    * unjudged, new: causes. known: a line for each set of known defects. repaired: entries that no longer fail.
+    * several: there are results of more than one system. columns: the results as JSON.
     """
 
     sentence: str
@@ -90,7 +111,9 @@ class IndexPage:
     shares: tuple[Share, ...]
     unjudged: tuple[Cause, ...]
     new: tuple[Cause, ...]
-    known: tuple[Cause, ...]
+    known: tuple[Known, ...]
+    repaired: tuple[Repaired, ...]
+    several: bool
     columns: str
     command: str
 
@@ -104,6 +127,7 @@ def index_page(report: Report) -> IndexPage:
     failing = [c for c in causes if c.simplest.verdict is not Verdict.UNKNOWN]
     new = [c for c in failing if c.cluster.known_issue is None]
     sentence, look = _sentence(report, len(new))
+    several = len({result.system for result in report.results}) > 1
     columns = columns_of(
         report,
         {member.id: cluster.id for cluster in clusters for member in cluster.members},
@@ -111,9 +135,20 @@ def index_page(report: Report) -> IndexPage:
         {member.id for cause in causes for member in cause.paged},
     )
     return IndexPage(
-        sentence, look, _because(report), _shares(report), tuple(unjudged), tuple(new),
-        tuple(c for c in failing if c.cluster.known_issue is not None), columns, shlex.join(report.run.command),
+        sentence, look, _because(report), _shares(report), tuple(unjudged), tuple(new), _lines(failing),
+        repaired(report), several, columns, shlex.join(report.run.command),
     )  # fmt: skip
+
+
+def _lines(causes: Sequence[Cause]) -> tuple[Known, ...]:
+    """The known ones of some causes, a line for each set of entries; what most scenarios show comes first."""
+    found: dict[tuple[str, str, str], list[Cause]] = {}
+    for cause in causes:
+        if cause.cluster.known_issue is not None:
+            key = (cause.simplest.system, cause.simplest.version, cause.cluster.known_issue)
+            found.setdefault(key, []).append(cause)
+    lines = [Known(ids, tuple(members)) for (_, _, ids), members in found.items()]
+    return tuple(sorted(lines, key=lambda known: -known.count))
 
 
 def paged_of(cluster: Cluster, report: Report) -> tuple[Result, ...]:

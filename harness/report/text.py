@@ -11,6 +11,7 @@ from typing import TextIO
 from harness.diff import Difference
 from harness.errors import printable
 from harness.report.model import Change, Cluster, Report, cures_line, headline
+from harness.report.repaired import repaired
 from harness.result import Result
 from harness.upstream import compared
 from harness.verdict import SEVERITY, Standing, Verdict
@@ -238,6 +239,10 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
         lines.append(report.in_spite)
     for ids, n in report.resembling.items():
         lines.append(f"{n} of the new with the face of known issue {ids}")
+    for one in repaired(report):
+        lines.append(
+            f"no longer fails: known issue {one.issue.id}, on {one.issue.system} {one.version} ({one.result_id})"
+        )
     changes = report.changes()
     if report.before and any(changes.values()):
         told = (Change.NEW, Change.RECURRING, Change.FIXED)

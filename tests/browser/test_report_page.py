@@ -177,8 +177,10 @@ def test_a_link_to_a_cause_holds_and_unfolds_what_is_known(visit: Visit, index: 
     (cause,) = [cluster.id for cluster in samples.report().clusters() if cluster.known_issue]
     page = visit(index, f"cause-{cause}")
     assert page.is_visible("text=Loading after unfreezing hangs. state_dict.py")
-    page = visit(index, f"cause={cause}")
+    page.click(".known-causes .num a")
+    assert page.url.endswith("#issue=torch-fsdp2-1")
     assert shown(page) == "1 of 10 results"
+    assert shown(visit(index, f"cause={cause}")) == "1 of 10 results"
 
 
 def test_a_failure_without_a_page_is_no_link(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

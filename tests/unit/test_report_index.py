@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 
 import report_samples as samples
 
 from harness.diagnosis import rules
-from harness.known_issues import known_issues_of
+from harness.known_issues import KnownIssues, known_issues_of
 from harness.report.effects import MECHANISMS, effect_of
+from harness.report.html import render_index
 from harness.report.index_page import index_page
 from harness.report.model import headline
+from harness.report.repaired import repaired
+from harness.report.text import render_text
 from harness.report.wording import first_sentence, wording_of
-from harness.result import Failure
+from harness.result import Failure, Result
+from harness.space.defaults import completed
 from harness.systems.registry import system_named
 from harness.upstream import short
 from harness.verdict import Verdict
@@ -79,6 +84,25 @@ def test_what_all_members_of_a_cause_share_is_told_where_not_every_result_has_it
     assert cause.shared == ("dtype=bf16", "mesh=1x2x1", "offload=cpu")
     (alone,) = index_page(samples.report(samples.crash(), samples.passing())).new
     assert alone.shared == ()
+
+
+def test_an_entry_whose_regression_passes_no_longer_fails() -> None:
+    system = system_named("torch-fsdp2")
+    issues = KnownIssues(known_issues_of(system))
+    text = system.folder.joinpath("regressions/164929.toml").read_text("utf-8")
+    scenario = completed({**tomllib.loads(text)["scenario"], "version": "2.99.0"})
+    passes = Result(scenario, "torch-fsdp2", "2.99.0", Verdict.PASS)
+    report = replace(samples.report(passes, samples.passing(3)), issues=issues)
+    (found,) = repaired(report)
+    assert (found.issue.id, found.version, found.result_id) == ("torch-fsdp2-164929", "2.99.0", passes.id)
+    assert "torch-fsdp2-164929</b> passes on torch-fsdp2 2.99.0" in render_index(report)
+    assert f"no longer fails: known issue torch-fsdp2-164929, on torch-fsdp2 2.99.0 ({passes.id})" in render_text(
+        report
+    )
+    cured = replace(passes, cured=("torch-fsdp2-164929",))
+    assert repaired(replace(report, results=(cured,))) == ()
+    other = replace(passes, scenario=passes.scenario.with_axes({"microbatches": "2"}))
+    assert repaired(replace(report, results=(other,))) == ()
 
 
 def test_public_places_have_short_names() -> None:

@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 const TOTAL = data.ids.length / 12;
-const OWN = ["standing", "verdict", "system", "release", "cause", "seen"];
+const OWN = ["standing", "verdict", "system", "release", "cause", "issue", "seen"];
 const MOST_VALUES = 40;
 const byId = (id) => document.getElementById(id);
 
@@ -401,7 +401,8 @@ function show() {
 function follow() {
   const hash = location.hash.slice(1);
   const place = hash && !hash.includes("=") ? byId(decodeURIComponent(hash)) : null;
-  if (place) for (const fold of place.querySelectorAll(".told > details")) fold.open = true;
+  const line = place && place.closest(".known-causes tr");
+  if (line) line.querySelector("details").open = true;
   if (hash && !hash.includes("=")) return;
   read(hash);
   show();

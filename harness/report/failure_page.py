@@ -25,12 +25,16 @@ from harness.report.effects import effect_of
 from harness.report.groups import Operation, Tensor, first_picture, grouped
 from harness.report.titles import title
 from harness.result import Result
+from harness.upstream import short
 
 SHORT_DIGITS = 5
 """Digits of a distance above which it is told as a power of two."""
 
 TENSORS_SHOWN = 16
 """How many tensors of a role a page lists; `shardproof explain` has all of them."""
+
+TENSORS_IN_FULL = 3
+"""Of how many of these, after the first operation that differs, bits and histogram can be read without a script."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 FOR_TEMPLATES: Mapping[str, Any] = {
     "element_of": element_of, "span_of": span_of, "runs_of": runs_of, "owners_of": owners_of,
-    "distance_of": distance_of, "tensors_shown": TENSORS_SHOWN, "kept_kib": FAILURE_BYTES >> 10,
+    "distance_of": distance_of, "short": short, "tensors_shown": TENSORS_SHOWN, "tensors_in_full": TENSORS_IN_FULL,
+    "kept_kib": FAILURE_BYTES >> 10,
 }  # fmt: skip
 """What the template of a page asks for by name."""

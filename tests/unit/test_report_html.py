@@ -131,7 +131,7 @@ def test_a_failure_page_has_its_evidence() -> None:
     text = render_failure(samples.report(), samples.mismatch())
     for needed in (
         "uninterrupted", "cold", "resumed", "8 load ✗", "written", "ranks 0, 1", "dtype bf16 instead",
-        "wrong_dtype", "MLM-1842", "512-1023", "0x3f000001", "a" * 16,
+        "wrong_dtype", "Megatron-LM #1842", "512-1023", "0x3f000001", "a" * 16,
     ):  # fmt: skip
         assert needed in text, needed
     crash = render_failure(samples.report(), samples.crash())

@@ -30,7 +30,7 @@ from harness.errors import HarnessError, UsageError
 from harness.known_issues import KnownIssues
 from harness.report.model import headline
 from harness.report.text import render_result
-from harness.result import Result
+from harness.result import Result, with_elements
 from harness.scenario import Scenario
 from harness.space.files import Space, load_space
 from harness.space.plan import Selection, make_plan
@@ -294,7 +294,7 @@ class _Reports:
         """The results travel with the report of the setup, to whoever writes them: xdist's controller, reportlog."""
         report = yield
         if report.when == "setup" and RESULTS in item.stash:
-            vars(report)["shardproof"] = [result.to_json() for result in item.stash[RESULTS]]
+            vars(report)["shardproof"] = [with_elements(result) for result in item.stash[RESULTS]]
         return report
 
     @pytest.hookimpl(wrapper=True)

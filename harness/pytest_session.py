@@ -28,7 +28,7 @@ from harness.pytest_scenarios import (
     system_mark,
     told_by_pytest,
 )  # fmt: skip
-from harness.result import Result
+from harness.result import from_elements
 from harness.scenario import Scenario
 from harness.space.plan import Plan
 
@@ -179,7 +179,7 @@ class _Kept:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the results that come with a report."""
-        results = [Result.from_json(data) for data in getattr(report, "shardproof", ())]
+        results = [from_elements(data) for data in getattr(report, "shardproof", ())]
         self.store.plan(self.run_id, [result.scenario for result in results])
         self.store.finished_many(self.run_id, results)
 

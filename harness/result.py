@@ -6,9 +6,10 @@ be added, never renamed. `Result.from_json(r.to_json()) == r` for every result.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -240,6 +241,17 @@ class Result:
             normalisations=differences_from_json(data["normalisations"]),
             **plain,
         )
+
+
+def with_elements(result: Result) -> dict[str, Any]:
+    """The JSON form with the elements in it, for a way on which nothing else travels: `from_elements` reads it."""
+    kept = {"elements": base64.b64encode(result.elements).decode()} if result.elements else {}
+    return {**result.to_json(), **kept}
+
+
+def from_elements(data: Mapping[str, Any]) -> Result:
+    """Read what `with_elements` wrote, or `to_json`."""
+    return replace(Result.from_json(data), elements=base64.b64decode(data.get("elements", "")))
 
 
 _PLAIN_FIELDS = (

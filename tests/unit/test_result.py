@@ -10,7 +10,14 @@ import pytest
 import report_samples as samples
 
 from harness.codec import from_plain, to_plain
-from harness.result import Failure, Result, differences_from_json, differences_to_json
+from harness.result import (
+    Failure,
+    Result,
+    differences_from_json,
+    differences_to_json,
+    from_elements,
+    with_elements,
+)
 from harness.verdict import Verdict
 
 CONTRACT = {
@@ -111,3 +118,11 @@ def test_the_codec_covers_every_shape_a_result_may_have(maybe: Pair | None, eith
 def test_the_codec_refuses_what_has_no_json_form() -> None:
     with pytest.raises(TypeError, match="object"):
         to_plain({"x": object()})
+
+
+def test_elements_travel_beside_the_json_form() -> None:
+    for elements in (b"", b"\x00bits"):
+        result = replace(samples.mismatch(), elements=elements)
+        assert "elements" not in result.to_json()
+        travelled = from_elements(json.loads(json.dumps(with_elements(result))))
+        assert (travelled, travelled.elements) == (result, elements)

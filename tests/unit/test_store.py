@@ -14,6 +14,7 @@ import pytest
 import report_samples as samples
 
 from harness.errors import HarnessError, UsageError
+from harness.run import DATABASE, merge_runs, read_parts
 from harness.store import SCHEMA_VERSION, Store, StoreFull
 from harness.verdict import Verdict
 
@@ -262,3 +263,15 @@ def test_a_file_from_before_elements_were_kept_is_read(path: Path) -> None:
         connection.execute("DROP TABLE elements")
     with Store(path) as store:
         assert store.results(run) == [samples.mismatch()]
+
+
+def test_elements_go_through_a_merge(tmp_path: Path) -> None:
+    kept = replace(samples.mismatch(), elements=b"bits")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    with Store(tmp_path / "a" / DATABASE) as store:
+        run = store.begin_run(["run"], 0, {})
+        store.plan(run, [kept.scenario])
+        store.finished(run, kept)
+    report = merge_runs(read_parts([tmp_path / "a" / DATABASE]), tmp_path / "b" / DATABASE, samples.ISSUES)
+    assert [result.elements for result in report.results] == [b"bits"]

@@ -50,8 +50,8 @@ class Painter {
     const sizes = [picture.expected, picture.observed].flatMap((side) => side
       ? Array.from({ length: side.length }, (_, at) => Math.abs(Number(side.number(at)))).filter(Number.isFinite) : []);
     this.largest = sizes.reduce((a, b) => Math.max(a, b), 0) || 1;
-    const bits = picture.wrong.map((at) => picture.distance(at)).filter((d) => d !== null);
-    this.farthest = Math.max(1, ...bits.map((d) => d.toString(2).length));
+    const bits = picture.wrong.map((at) => picture.distance(at)).filter(Boolean).map((d) => d.toString(2).length);
+    [this.nearest, this.farthest] = [Math.min(...bits), Math.max(...bits)];
   }
 
   draw(view, split, chosen, width) {
@@ -79,7 +79,7 @@ class Painter {
   }
 
   fill(x, y, colour) {
-    const { cell } = this.layout, inset = cell > 14 ? 2 : 1;
+    const { cell } = this.layout, inset = cell > 20 ? 3 : cell > 12 ? 2 : 1;
     this.pen.fillStyle = colour;
     this.pen.fillRect(x + inset, y + inset, cell - 2 * inset, cell - 2 * inset);
   }
@@ -117,7 +117,8 @@ class Painter {
       this.fill(x, y, mixed(c.card, c.wrong, 0.15));
       return this.letter("±", x, y, c.ink);
     }
-    this.fill(x, y, mixed(c.card, c.wrong, 0.2 + (0.8 * distance.toString(2).length) / this.farthest));
+    const far = (distance.toString(2).length - this.nearest) / (this.farthest - this.nearest || 1);
+    this.fill(x, y, mixed(c.card, c.wrong, this.farthest > this.nearest ? 0.3 + 0.7 * far : 0.8));
   }
 
   absent(x, y) {
@@ -249,7 +250,7 @@ function legend(list, picture, view) {
   }
   const every = Array.from({ length: picture.length }, (_, at) => at), sides = [picture.expected, picture.observed];
   if (view === "difference") {
-    if (picture.comparable) add("el-wrong", "differs, darker is farther");
+    if (picture.comparable) add("el-wrong", "differs, stronger is farther");
     if (every.some((at) => sides[1]?.has(at) && !sides[0]?.has(at))) add("el-extra", "only observed");
     if (every.some((at) => sides[0]?.has(at) && !sides[1]?.has(at))) add("el-missing", "only expected");
   } else {

@@ -299,6 +299,18 @@ class Store:
         with _sound(self.path):
             return {str(row[0]): Past(str(row[1]), str(row[2]), Verdict(row[3]), str(row[4])) for row in rows}
 
+    def shown(self, run_id: str) -> list[tuple[str, str, str, str, str | None]]:
+        """What every scenario that ever failed showed in each run up to this one, oldest first: (run, scenario,
+        verdict, signature, known issue). `unsupported` and `unknown` show nothing."""
+        rows = self._read(
+            "SELECT r.run_id, r.scenario_id, r.verdict, r.signature, r.known_issue FROM results r"
+            " JOIN runs ON runs.id = r.run_id WHERE r.verdict NOT IN ('unsupported', 'unknown')"
+            " AND runs.sequence <= (SELECT sequence FROM runs WHERE id = ?) AND r.scenario_id IN (SELECT scenario_id"
+            " FROM results WHERE verdict NOT IN ('pass', 'unsupported', 'unknown')) ORDER BY runs.sequence",
+            run_id,
+        )
+        return [(str(run), str(key), str(verdict), str(told), issue) for run, key, verdict, told, issue in rows]
+
     # --- the connection -----------------------------------------------------------------------------
 
     @contextmanager

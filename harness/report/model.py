@@ -17,6 +17,7 @@ from functools import cached_property
 
 from harness.known_issues import KnownIssues
 from harness.report.blame import place_of
+from harness.report.history import History, history_of
 from harness.result import BY_FACE, Result, describe
 from harness.scenario import Scenario
 from harness.store import Past, Run, Store
@@ -83,7 +84,8 @@ class Report:
     """A run as its reports see it.
 
     missing: planned scenarios without a verdict. before: scenario id → its verdict in an earlier run.
-    issues: what the results' `known_issue` refer to, and which findings a GPU has confirmed.
+    issues: what the results' `known_issue` refer to, and which findings a GPU has confirmed. history: what came and
+    went in the runs of the folder.
     """
 
     run: Run
@@ -91,6 +93,7 @@ class Report:
     missing: tuple[Scenario, ...] = ()
     before: Mapping[str, Past] = field(default_factory=dict)
     issues: KnownIssues = field(default_factory=KnownIssues)
+    history: History = field(default_factory=History)
 
     @classmethod
     def of(cls, store: Store, run_id: str, issues: KnownIssues | None = None) -> Report:
@@ -101,7 +104,8 @@ class Report:
         """
         run = store.run(run_id)
         results, missing = tuple(store.results(run_id)), tuple(store.unfinished(run_id))
-        return cls(run, results, missing, store.before(run_id), issues or KnownIssues())
+        history = history_of(store, run_id)
+        return cls(run, results, missing, store.before(run_id), issues or KnownIssues(), history)
 
     @cached_property
     def counts(self) -> dict[Verdict, int]:

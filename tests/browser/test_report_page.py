@@ -4,6 +4,7 @@ loaded, and axe-core has nothing against it. `visit` fails a test in which a pag
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import report_samples as samples
 from browser_parts import complaints, sideways
 
 from harness.report import index_page
+from harness.report.history import History, Night, Trace
 from harness.report.html import render_index, write_html
 from harness.report.publish import publish
 
@@ -222,3 +224,13 @@ def test_causes_can_be_read_without_script(visit: Visit, index: Path) -> None:
     assert page.is_visible("#new article")
     assert page.is_visible("#explore noscript p")
     assert not page.is_visible("#explorer")
+
+
+def test_the_history_of_a_folder_is_for_everybody(visit: Visit, tmp_path: Path) -> None:
+    nights = [Night(f"run-{n}", f"2026-01-{n + 1:02}", n % 3, 2, 9) for n in range(30)]
+    traces = [Trace("x" * 300, "", "flaky", (*(n % 2 for n in range(29)), None)), Trace("s", "y-1", "fixed", (1,) * 30)]
+    report = replace(samples.report(), history=History(tuple(nights), tuple(traces)))
+    page = visit(write_html(report, tmp_path), color_scheme="dark", **PHONE)
+    assert sideways(page) <= 0
+    assert complaints(page) == []
+    assert page.locator("#history tbody tr").count() == 2

@@ -340,8 +340,8 @@ def _created(result: Result) -> str:
     if not counted:
         return ""
     optimizer = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[result.scenario.optimizer.kind]
-    said, whose = _first_number(counted[0].observed_first), _count(len(counted), "parameter")
-    return f"{optimizer}'s step is {said} for {whose} that never stepped"
+    whose = f"{len(counted)} parameters that" if len(counted) > 1 else f"{counted[0].key.fqn}, which"
+    return f"{optimizer}'s step is {_first_number(counted[0].observed_first)} for {whose} never stepped"
 
 
 def _seen(difference: Difference, *, alone: bool) -> str:

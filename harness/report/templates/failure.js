@@ -98,7 +98,7 @@ class Painter {
       this.fill(x, y, number ? mixed(c.card, number > 0 ? c.plus : c.minus, 0.12 + 0.88 * share) : c.card);
       if (!number) this.letter(Object.is(number, -0) ? "−0" : "0", x, y, c.soft);
     }
-    if (marks && this.picture.differs(at)) this.frame(x, y, c.wrong, 1.5);
+    if (marks && this.picture.expected && this.picture.differs(at)) this.frame(x, y, c.wrong, 1.5);
   }
 
   difference(at, x, y) {

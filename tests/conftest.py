@@ -58,6 +58,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say, where tests in a browser were skipped, what is not there: a silent skip would look like a pass."""
-    skipped = [report for report in terminalreporter.getreports("skipped") if "browser" in report.keywords]
+    reports = terminalreporter.getreports("skipped")  # of whole modules too, which have no keywords
+    skipped = [report for report in reports if "browser" in getattr(report, "keywords", ())]
     if skipped and (reason := absent()):
         terminalreporter.write_line(f"{len(skipped)} tests in a browser did not run: {reason}")

@@ -125,13 +125,14 @@ def test_a_system_refuses_devices_that_it_does_not_have() -> None:
 def test_a_result_says_where_it_ran_and_what_the_oracle_left_open() -> None:
     judged = {"differences": [], "normalisations": [], "explanations": [], "distrust": ""}
     info = replace(system_named("torch-fsdp2"), emulated=("CUDA device",))
-    on_gpu = result_of(ON_GPU, info, Trial(judgement={**judged, "device": ["1 x H200, NCCL"]}))
+    ran = {"version": "2.13.0"}
+    on_gpu = result_of(ON_GPU, info, Trial(judgement={**judged, "device": ["1 x H200, NCCL"]}), ran)
     assert (on_gpu.device, on_gpu.emulated) == ("1 x H200, NCCL", ())
     assert on_gpu.not_exercised == (REFERENCE_NOT_COMPARED,)
     assert on_gpu.verdict is Verdict.PASS
-    offloaded = result_of(ON_GPU.with_axes({"offload": "cpu"}), info, Trial(judgement=judged))
+    offloaded = result_of(ON_GPU.with_axes({"offload": "cpu"}), info, Trial(judgement=judged), ran)
     assert offloaded.not_exercised == ()  # stepped by the CPU's kernels, which the reference knows
-    on_cpu = result_of(replace(ON_GPU, device="cpu"), info, Trial(judgement=judged))
+    on_cpu = result_of(replace(ON_GPU, device="cpu"), info, Trial(judgement=judged), ran)
     assert (on_cpu.device, on_cpu.emulated, on_cpu.not_exercised) == ("cpu", ("CUDA device",), ())
 
 

@@ -1,7 +1,7 @@
 """What a failure's page says before it is drawn: groups, commands, the bits of the first deviating element.
 
 *Verifies*: the order and the counts of the groups, the effect in a sentence, bits of every dtype. *Does not
-verify*: how it looks, and what the page's script adds: tests/browser/test_failure_page.py.
+verify*: how it looks, and what the page's script adds: tests/browser/test_failure_in_browser.py.
 """
 
 from __future__ import annotations

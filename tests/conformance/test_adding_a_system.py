@@ -136,6 +136,7 @@ def test_its_walk_is_planned_with_its_costs(installed: Path, tmp_path: Path) -> 
     assert "relay 4" in told.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.real
 def test_its_walk_runs_and_what_it_knows_is_known(installed: Path, tmp_path: Path) -> None:
     told = shardproof(installed, tmp_path, "run", "smoke", "--system", SYSTEM.name, "-j", "1", "--json", "run.json")

@@ -16,6 +16,23 @@ QUICK = {
     "automodel": ("2419-a",),
     "deepspeed": ("resting-3", "scale-growth", "universal-empty-part"),
     "megatron-bridge": (),
+    "megatron-core": (
+        "1268",
+        "1553",
+        "2777",
+        "2777-swap",
+        "3949",
+        "4423",
+        "4423-gdn",
+        "5929",
+        "6191",
+        "6212",
+        "7449",
+        "dp-reshardable-step",
+        "fsdp-plain-state",
+        "hybrid-sharded",
+        "sgd-sharded",
+    ),
     "megatron-fsdp": ("5976", "mixed-unit-scale"),
     "transformer-engine": (
         "164929",
@@ -28,7 +45,7 @@ QUICK = {
         "tags-offset",
     ),
 }
-"""Of systems whose packages are large or whose ranks are slow: those that CI runs."""
+"""Of systems with large packages, slow ranks or many regressions: those that CI runs. Nightly runs all."""
 
 
 def regressions_of(system: System) -> list[str]:

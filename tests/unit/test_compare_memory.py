@@ -158,7 +158,7 @@ def test_memory_stays_small_where_everything_differs(tmp_path: Path) -> None:
     assert peak < BOUND_BYTES, peak
 
 
-@pytest.mark.parametrize("size", [32 << 20, 256 << 20])
+@pytest.mark.parametrize("size", [32 << 20, pytest.param(256 << 20, marks=pytest.mark.nightly)])
 def test_another_order_of_rows_is_found_in_little_memory(tmp_path: Path, size: int) -> None:
     a = sparse_safetensors(tmp_path / "a.safetensors", size, tensors=1)
     b = sparse_safetensors(tmp_path / "b.safetensors", size, tensors=1)

@@ -22,7 +22,7 @@ from harness.scenario import AXES
 from harness.space.files import load_space, space_names
 from harness.systems import reference, registry
 from harness.world.devices import Gpus
-from harness.world.interpreter import Interpreter
+from harness.world.interpreter import Interpreter, interpreter
 from harness.world.server import ForkServer
 
 ROOT = Path(__file__).parents[2]
@@ -66,18 +66,20 @@ def test_the_doctor_says_what_is_ready_and_what_is_not() -> None:
     registry.register(replace(known, name="broken", rank="no_such_module:Rank"))
     registry.register(replace(known, name="nested", rank="no_such_package.no_such_module:Rank"))
     registry.register(replace(known, name="pretender", emulated=("CUDA streams",)))
-    lines = {name: rest for name, _, rest in (line.strip().partition(" ") for line in examine().splitlines())}
+    said = examine()
+    lines = {name: rest for name, _, rest in (line.strip().partition(" ") for line in said.splitlines())}
     assert lines["reference"].strip().startswith("ready: lockstep")
     assert "torch 2." in lines["torch-fsdp2"]
     assert "no-such-distribution not installed" in lines["absent"]
     assert f"cannot run: its module {known.home}.no_such_module does not exist" in lines["broken"]
     assert f"cannot run: its module {known.home}.no_such_package.no_such_module does not exist" in lines["nested"]
-    assert "emulated: CUDA streams" in examine()
+    assert "emulated: CUDA streams" in said
+    assert "ready: forked processes can have a backward pass, temporary files" in said
 
 
 def test_the_doctor_works_without_a_ram_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(laboratory, "RAM_DISK", tmp_path / "absent")
-    assert f"scratch {tempfile.gettempdir()} (" in examine()
+    assert doctor._scratch().startswith(f"{tempfile.gettempdir()} (")
 
 
 def test_a_small_ram_disk_is_no_place_for_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -106,10 +108,10 @@ def test_the_doctor_says_which_build_of_torch_this_is(build: dict[str, str], nam
 
 
 def test_the_doctor_has_tried_whether_ranks_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "ready: forked processes can have a backward pass, temporary files" in examine()
     monkeypatch.setenv("SHARDPROOF_TAKES", "loopback")
     monkeypatch.setattr(doctor, "ForkServer", partial(ForkServer, plugins=["tests.unit.unfit_plugin"]))
-    assert "ranks cannot run here: a process forked from the warm server cannot have gloo" in examine()
+    said = "\n".join(doctor._rehearsed(interpreter()))
+    assert "ranks cannot run here: a process forked from the warm server cannot have gloo" in said
 
 
 @pytest.mark.parametrize("command", ["list", "doctor", "--help", "plan"])

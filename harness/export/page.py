@@ -65,6 +65,8 @@ def filing_of(result: Result, known: str | None) -> Filing:
         reason = str(limit)
     except KeyError as absent:  # something a library made up: it has a name that no parameter of the model has
         reason = f"the model has no parameter {absent}"
+    except Exception as error:  # a page is more than its script, and a report more than one page
+        reason = f"an error of shardproof's own, while it wrote the calls down: {type(error).__name__}: {error}"
     steps = tuple(Step(op, calls.get(op.index, "")) for op in _program(result))
     filing = Filing(told, steps, reason, "")
     if not result.verdict.is_failure:

@@ -13,6 +13,7 @@ import report_samples as samples
 
 from harness.diff import Difference
 from harness.elements import Elements
+from harness.export import page
 from harness.known_issues import KnownIssues
 from harness.observe.logical import Key
 from harness.report.bits import differing, meaning_of, parts_of
@@ -150,3 +151,13 @@ def test_which_bits_differ() -> None:
     assert differing(5, 5) == "no bit differs"
     assert differing(0, 4) == "bit 2 differs"
     assert differing(0, 5) == "2 bits differ, the highest is 2"
+
+
+def test_an_error_of_ours_costs_the_calls_and_not_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(result: Result) -> None:
+        raise IndexError("operation 9 of 3")
+
+    monkeypatch.setattr(page, "case_of", broken)
+    filing = page.filing_of(differences((4, "live", "exp_avg", "tower.weight", "bits")), None)
+    assert "an error of shardproof's own" in filing.reason
+    assert "operation 9 of 3" in filing.reason

@@ -16,6 +16,7 @@ rank, nothing is done.
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 from contextlib import suppress
@@ -119,8 +120,17 @@ def shut_down(but: int) -> int:
     return count
 
 
+PORTS = range(16_000, 32_000)
+"""Below those that Linux hands out by itself (`net.ipv4.ip_local_port_range`, from 32768)."""
+
+
 def free_port() -> int:
-    """A TCP port of this machine that nobody uses now."""
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])
+    """A TCP port of this machine that nobody uses now, and that the kernel gives to nobody who does not ask for it.
+
+    A port that the kernel chose is one that it may choose for somebody else, before this one's owner listens on it.
+    """
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as place, suppress(OSError):
+            place.bind(("", port))
+            return port

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from harness.emulation.meeting import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,12 +135,6 @@ def test_ranks_start_afresh(groups):
     dist.all_reduce(whole)
     assert whole.item() == RANKS
 """
-
-
-def free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])
 
 
 def run(folder: Path, ranks: int, options: Sequence[str] = ()) -> list[dict[str, str]]:

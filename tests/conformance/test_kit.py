@@ -40,8 +40,8 @@ QUICK = {UNDECLARED, TABULATES}
 
 
 def is_slow(system: System, name: str) -> bool:
-    """Whether a check waits for the night. Of the libraries' refusals only Megatron-Core's do not: they are the most, of
-    the library with the most users."""
+    """Whether a check waits for the night. Of the libraries' refusals only Megatron-Core's do not: they are the most,
+    and of the library with the most users."""
     if name == REFUSALS:
         return system.name not in ("reference", "megatron-core")
     return not (system.name in IN_CI or name in QUICK)

@@ -15,6 +15,7 @@ PYTHON ?= python3
 PY     := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 STAMP  := $(if $(VENV),$(VENV)/.installed)
 JOBS   ?= $(shell nproc)
+SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder  # as collected: files with few but long tests are not last
 PIP    := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: run test coverage lint sample bench canaries nightly gpu clean
@@ -24,11 +25,11 @@ run: $(STAMP)  ## the smoke scenarios on the reference and on FSDP2 + DCP, then 
 
 test: $(STAMP)  ## lint, types and all fast tests, in parallel
 	$(MAKE) lint
-	$(PY) -m pytest -n $(JOBS) --dist loadfile -m "not nightly"
+	$(PY) -m pytest $(SPREAD) -m "not nightly"
 
 coverage: $(STAMP)  ## the same tests with coverage of harness/, which costs two thirds more CPU
 	$(PY) -m coverage erase
-	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PY) -m pytest -n $(JOBS) --dist loadfile -m "not nightly" --cov=harness --cov-branch --cov-report=term:skip-covered
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PY) -m pytest $(SPREAD) -m "not nightly" --cov=harness --cov-branch --cov-report=term:skip-covered
 
 lint: $(STAMP)  ## ruff (lint and format) and the strict type check
 	$(PY) -m ruff check harness scenarios tests benchmarks
@@ -41,7 +42,7 @@ canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fa
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
 	$(PY) -m harness run nightly --out reports/nightly
 	$(PY) -m harness run nightly --system torch-fsdp2 --torch 2.15.0 --out reports/nightly-newest-torch
-	$(PY) -m pytest -n $(JOBS) --dist loadfile -m nightly
+	$(PY) -m pytest $(SPREAD) -m nightly
 
 GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 regressions/torch-fsdp2-164929
 

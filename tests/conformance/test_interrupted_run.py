@@ -56,7 +56,7 @@ def saving(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[int, 
         run.kill()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL])
 def test_nothing_is_left(saving: tuple[subprocess.Popen[bytes], dict[int, list[str]]], how: signal.Signals) -> None:
     run, below = saving
     scratch = {json.loads(word)[2] for line in below.values() for word in line if word.startswith("[[")}

@@ -1,14 +1,16 @@
 """What the command line prints, word for word, in `cli/*.txt`. SHARDPROOF_ACCEPT=1 rewrites them.
 
-Each text is printed by a process of its own, so that what other tests register is not in it.
+Each text is printed by a process of its own (`said.py`), so that what other tests register is not in it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -78,13 +80,23 @@ REFUSED: dict[str, tuple[str, ...]] = {
 }
 
 
-def shardproof(folder: Path, words: tuple[str, ...]) -> tuple[int, str, str]:
+Said = tuple[int, str, str]
+"""Exit status, standard output, standard error."""
+
+
+def shardproof(folder: Path, commands: Iterable[tuple[str, ...]]) -> list[Said]:
+    """What each command says, in that folder."""
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR") and "CLONE" not in k}
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *words],
-        cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "tests.golden.said"], input=json.dumps(list(commands)),
+        cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+    return [(status, out, err) for status, out, err in json.loads(done.stdout)]
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
+    return dict(zip(PRINTED, shardproof(tmp_path_factory.mktemp("printed"), PRINTED.values()), strict=True))
 
 
 def golden(name: str, found: str) -> str:
@@ -96,8 +108,8 @@ def golden(name: str, found: str) -> str:
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_what_is_printed(name: str, tmp_path: Path) -> None:
-    status, out, err = shardproof(tmp_path, PRINTED[name])
+def test_what_is_printed(name: str, printed: dict[str, Said]) -> None:
+    status, out, err = printed[name]
     assert (status, err) == (0, "")
     out = re.sub(r"(  regressions/\S+\n)+", "  regressions/…\n", out)
     assert out == golden(name, out)
@@ -105,8 +117,8 @@ def test_what_is_printed(name: str, tmp_path: Path) -> None:
 
 def test_what_refused_commands_say(tmp_path: Path) -> None:
     texts = []
-    for case, words in REFUSED.items():
-        status, out, err = shardproof(tmp_path, words)
+    said = shardproof(tmp_path, REFUSED.values())
+    for (case, words), (status, out, err) in zip(REFUSED.items(), said, strict=True):
         assert (status, out) == (2, ""), case
         texts.append(f"# {case}: shardproof {' '.join(words)}\n{err}\n")
     found = re.sub(r"--python /\S+", "--python PYTHON", "".join(texts).replace("/nowhere/python", "NOWHERE"))
@@ -116,13 +128,13 @@ def test_what_refused_commands_say(tmp_path: Path) -> None:
     assert [p for p in tmp_path.iterdir() if not p.name.startswith(".coverage")] == []
 
 
-def test_every_command_has_a_golden_help(tmp_path: Path) -> None:
-    _, out, _ = shardproof(tmp_path, ("--help",))
+def test_every_command_has_a_golden_help(printed: dict[str, Said]) -> None:
+    _, out, _ = printed["help"]
     listed = re.findall(r"^  (\w+)  ", out.partition("Commands:")[2], re.MULTILINE)
     assert sorted(listed) == sorted(COMMANDS)
 
 
 def test_the_version_is_printed(tmp_path: Path) -> None:
-    status, out, _ = shardproof(tmp_path, ("--version",))
+    ((status, out, _),) = shardproof(tmp_path, [("--version",)])
     assert status == 0
     assert re.fullmatch(r"shardproof, version \d+\.\d+\.\d+\n", out)

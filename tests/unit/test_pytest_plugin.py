@@ -169,7 +169,7 @@ def outcomes(file: Path) -> dict[str, str]:
     return {line["test"].partition("::")[2]: f"{line['outcome']} {line['why']}".strip() for line in ended}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_suite_for_gpus_runs(tmp_path: Path, ranks: int) -> None:
     for seen in run(tmp_path, ranks):
         refused = seen.pop("test_autocast_is_refused")

@@ -18,7 +18,7 @@ JOBS   ?= $(shell nproc)
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder  # as collected: files with few but long tests are not last
 PIP    := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test coverage lint sample bench canaries nightly gpu clean
+.PHONY: run test coverage lint docs sample bench canaries nightly gpu clean
 
 run: $(STAMP)  ## the smoke scenarios on the reference and on FSDP2 + DCP, then the report
 	$(PY) -m harness run smoke --out reports/smoke
@@ -32,8 +32,8 @@ coverage: $(STAMP)  ## the same tests with coverage of harness/, which costs two
 	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PY) -m pytest $(SPREAD) -m "not nightly" --cov=harness --cov-branch --cov-report=term:skip-covered
 
 lint: $(STAMP)  ## ruff (lint and format) and the strict type check
-	$(PY) -m ruff check harness scenarios tests benchmarks
-	$(PY) -m ruff format --check harness scenarios tests benchmarks
+	$(PY) -m ruff check harness scenarios tests benchmarks docs
+	$(PY) -m ruff format --check harness scenarios tests benchmarks docs
 	$(PY) -m mypy
 
 canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fails if one is not
@@ -52,6 +52,9 @@ gpu: $(STAMP)  ## on a machine with a GPU: its tests, the GPU set on CPU and GPU
 	-$(PY) -m harness run $(GPU_SET) --device cuda --deadline-s 180 --out reports/gpu-cuda --json reports/gpu-cuda/run.json
 	$(PY) -m harness.report.gpu_record reports/gpu-cpu/run.json reports/gpu-cuda/run.json >> docs/gpu.md
 
+docs: $(STAMP)  ## the documentation site, in build/site; a broken link or a page outside of the navigation ends it
+	$(PY) -m sphinx -q -W --keep-going -c docs/site -d build/site-read docs build/site
+
 sample: $(STAMP)  ## the report that is kept in git, written anew
 	$(PY) -m harness run smoke --system torch-fsdp2 --out reports/smoke-of-the-sample
 	$(PY) -m tests.sample reports/smoke-of-the-sample
@@ -63,7 +66,7 @@ ifneq ($(VENV),)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
-	$(PIP) -e '.[test,browser]'
+	$(PIP) -e '.[test,browser,docs]'
 	touch $@
 endif
 

@@ -3,6 +3,7 @@ numerics that every test of bits needs, before anything imports torch; runs smok
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -57,8 +58,10 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say, where tests in a browser were skipped, what is not there: a silent skip would look like a pass."""
+    """Say, where tests in a browser or of the site were skipped, what is not there: a silent skip looks like a pass."""
     reports = terminalreporter.getreports("skipped")  # of whole modules too, which have no keywords
     skipped = [report for report in reports if "browser" in getattr(report, "keywords", ())]
     if skipped and (reason := absent()):
         terminalreporter.write_line(f"{len(skipped)} tests in a browser did not run: {reason}")
+    if importlib.util.find_spec("myst_parser") is None and any("test_site" in report.nodeid for report in reports):
+        terminalreporter.write_line("the documentation site was not built: pip install -e '.[docs]'")

@@ -29,8 +29,22 @@ SHIPPED = {system.name for system in BUILT_IN}
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 
 
-OPTIONAL: dict[str, tuple[str, ...]] = {"playwright": ("greenlet",), "axe-playwright-python": (), "greenlet": ()}
-"""Packages without which tests run, less those in a browser, and what is pinned for them."""
+_SPHINX = (
+    "alabaster", "babel", "docutils", "imagesize", "jinja2", "packaging", "pygments", "requests", "roman-numerals",
+    "snowballstemmer", "sphinxcontrib-applehelp", "sphinxcontrib-devhelp", "sphinxcontrib-htmlhelp",
+    "sphinxcontrib-jsmath", "sphinxcontrib-qthelp", "sphinxcontrib-serializinghtml",
+)  # fmt: skip
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "playwright": ("greenlet",),
+    "axe-playwright-python": (),
+    "greenlet": (),
+    "myst-parser": ("sphinx", "docutils", "markdown-it-py", "mdit-py-plugins", "pyyaml"),
+    "sphinx": _SPHINX,
+    "requests": ("certifi", "charset-normalizer", "idna", "urllib3"),
+    **dict.fromkeys([name for name in _SPHINX if name != "requests"], ()),
+    **dict.fromkeys(["mdit-py-plugins", "pyyaml", "certifi", "charset-normalizer", "idna", "urllib3"], ()),
+}
+"""Packages without which tests run, less those in a browser and of the site, and what is pinned for them."""
 
 
 def is_installed(name: str) -> bool:
@@ -66,7 +80,7 @@ def test_nothing_is_pinned_that_nothing_needs() -> None:
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pinned = {canonicalize_name(line.partition("==")[0]) for line in lines}
     extras = project["optional-dependencies"]
-    wanted = needed([*project["dependencies"], *extras["test"], *extras["browser"]])
+    wanted = needed([*project["dependencies"], *extras["test"], *extras["browser"], *extras["docs"]])
     assert pinned - wanted == set()
     unpinned = {name for name in wanted - pinned if not name.startswith(("nvidia-", "cuda-"))}
     assert unpinned <= {"setuptools", "triton"}, "torch's own limits on these, and on NVIDIA's libraries, are the pins"

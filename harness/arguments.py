@@ -423,19 +423,18 @@ def stored(scenario_id: str, out: Path | None) -> Result:
 
 
 def kept(scenario_id: str, out: Path | None) -> tuple[Path, Result]:
-    """The folder of a run that holds a scenario's newest result, and that result."""
+    """The database that holds a scenario's newest result, and that result."""
     from harness.run import DATABASE
     from harness.store import Store
 
     _require_id(scenario_id)
-    if out and not (out / DATABASE).is_file():
+    if out and not databases(out):
         raise UsageError.of("--out", str(out), f"a folder with a {DATABASE}", "--out reports/nightly")
-    databases = [out / DATABASE] if out else _databases()
     errors: list[UsageError] = []
-    for database in databases:
+    for database in databases(out) if out else _all_databases():
         try:
             with Store(database) as store:
-                return database.parent, store.result(scenario_id)
+                return database, store.result(scenario_id)
         except UsageError as error:
             errors.append(error)
     if errors:
@@ -453,10 +452,18 @@ def _require_id(text: str) -> None:
         raise UsageError.of("ID", text, "1 to 12 hex digits, as reports show them", "shardproof explain 1a2b3c4d5e6f")
 
 
-def _databases() -> list[Path]:
-    """The databases under `reports/`, the newest first, each once: `reports/latest` leads to one of them."""
-    from harness.folders import REPORTS
+def databases(folder: Path) -> list[Path]:
+    """The databases of a folder: that of its runs, and that of its sweeps."""
+    from harness import sweep_folder
     from harness.run import DATABASE
 
-    found = {path.resolve(): path for path in sorted(REPORTS.glob(f"*/{DATABASE}"), reverse=True)}
+    return [path for name in (DATABASE, sweep_folder.DATABASE) if (path := folder / name).is_file()]
+
+
+def _all_databases() -> list[Path]:
+    """The databases under `reports/`, the newest first, each once: `reports/latest` leads to one of them."""
+    from harness.folders import REPORTS
+
+    every = [path for folder in sorted(REPORTS.glob("*"), reverse=True) for path in databases(folder)]
+    found = {path.resolve(): path for path in every}
     return sorted(found.values(), key=lambda path: -path.stat().st_mtime)

@@ -269,11 +269,11 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
     from harness.verdict import Verdict
 
     arguments.load_plugins(())
-    folder, result = arguments.kept(scenario_id, out)
+    database, result = arguments.kept(scenario_id, out)
     if page:
         from harness.report.files import write_page
 
-        print(write_page(folder, result, arguments.shipped_issues()))
+        print(write_page(database, result, arguments.shipped_issues()))
         return ExitStatus.OK
     document = result.scenario.to_toml(every_axis=result.verdict is Verdict.UNSUPPORTED)
     colour = wants_colour(sys.stdout, os.environ)

@@ -133,7 +133,12 @@ def export(
 @options.max_world
 @options.python
 @options.clone
-@options.database
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder in which sweeps join into one page [reports/sweep-SYSTEM]; also one whose database knows ID.",
+)
 @options.json
 @options.plugin
 def sweep(
@@ -142,29 +147,41 @@ def sweep(
 ) -> int:  # fmt: skip
     """Run a scenario on several releases, side by side; of several scenarios, the table of their verdicts.
 
-    SCENARIO is a file, a regression, or the id of a result.
+    SCENARIO is a file, a regression, or the id of a result. The page of all sweeps of a folder has releases as columns
+    and scenarios as rows, and says when each failure came and went.
 
     \b
     shardproof sweep bug.toml --system megatron-core --versions 0.13.0..0.16.1
     shardproof sweep 1a2b3c4d5e6f --versions 0.16.1 --versions git:main --clone megatron-core=../Megatron-LM
     """
+    from harness.errors import printable
     from harness.laboratory import Laboratory
+    from harness.report.releases_page import write_releases
     from harness.report.releases_text import render_sweeps
     from harness.report.text import wants_colour
     from harness.sweep import status, sweeps, versions
+    from harness.sweep_folder import Keeper, folder_of
 
     modules = arguments.load_plugins(plugins)
     arguments.require_interpreter(python)
     arguments.use_clones(clones)
-    arguments.require_output_files(None, json=json_file)
-    scenarios = [arguments.one_scenario(name, system, out) for name in names]
+    looked = out if out and arguments.databases(out) else None
+    scenarios = [arguments.one_scenario(name, system, looked) for name in names]
     arguments.require_machine(scenarios, python)
     asked = versions(arguments.one_package(scenarios), tuple(map(arguments.placed, texts)))
-    with Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
-        found = sweeps(scenarios, asked, laboratory)
+    folder = out or folder_of(scenarios[0].system)
+    arguments.require_output_files(folder, json=json_file)
+    keeper = Keeper(arguments.writable_folder(folder), dict(zip(scenarios, names, strict=True)), asked)
+    with keeper, Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
+        found = sweeps(scenarios, asked, laboratory, keeper)
+        page, against = write_releases(keeper.store, folder, arguments.shipped_issues(), keeper.fresh)
     print(render_sweeps(names, found, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
+    for line in against:
+        print(f"contradicts issues.toml: {printable(line)}")
+    print(f"report: {printable(str(page))}")
     documents = [one.to_json() for one in found]
-    arguments.write_json(json_file, documents[0] if len(names) == 1 else {"sweeps": documents})
+    document = documents[0] if len(names) == 1 else {"sweeps": documents}
+    arguments.write_json(json_file, {**document, "contradictions": against})
     return status(found)
 
 

@@ -6,7 +6,7 @@ A release that cannot be installed or imported is a row that says so; it never e
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,11 +95,16 @@ def _declared(package: Package, text: str) -> list[str]:
     return inside
 
 
-def sweep(scenario: Scenario, asked: Sequence[str], laboratory: Laboratory) -> Sweep:
+Keep = Callable[[Result], None]
+"""What is done with each result as soon as it is there."""
+
+
+def sweep(scenario: Scenario, asked: Sequence[str], laboratory: Laboratory, keep: Keep | None = None) -> Sweep:
     """Run a scenario on every version, several at a time; Ctrl-C keeps the rows that are there.
 
     Args:
         laboratory: entered already.
+        keep: gets each result as soon as it is there.
     """
     cells = {replace(scenario, version=version): version for version in asked}
     rows: dict[str, Row] = {}
@@ -107,16 +112,20 @@ def sweep(scenario: Scenario, asked: Sequence[str], laboratory: Laboratory) -> S
     try:
         for result in _examined(cells, laboratory):
             rows[cells[result.scenario]] = Row(cells[result.scenario], result)
+            if keep is not None:
+                keep(result)
     except KeyboardInterrupt:
         interrupted = True
     return Sweep(scenario, tuple(rows[version] for version in asked if version in rows), interrupted)
 
 
-def sweeps(scenarios: Sequence[Scenario], asked: Sequence[str], laboratory: Laboratory) -> list[Sweep]:
-    """A sweep of each scenario, in order; Ctrl-C keeps those that were begun."""
+def sweeps(
+    scenarios: Sequence[Scenario], asked: Sequence[str], laboratory: Laboratory, keep: Keep | None = None
+) -> list[Sweep]:
+    """A sweep of each scenario, in order; Ctrl-C keeps those that were begun. keep: as `sweep` takes it."""
     found: list[Sweep] = []
     for scenario in scenarios:
-        found.append(sweep(scenario, asked, laboratory))
+        found.append(sweep(scenario, asked, laboratory, keep))
         if found[-1].interrupted:
             break
     return found

@@ -16,8 +16,10 @@ from harness.store import Store
 
 SUMMARY = "summary.md"
 
-PAGES = (INDEX, SUMMARY)
-"""The files that a run writes into its folder beside the database and the folder of failures."""
+RELEASES, HISTORY = "releases.html", "history.html"
+
+PAGES = (INDEX, SUMMARY, RELEASES, HISTORY)
+"""The files that `run`, `sweep` and `history` write into a folder beside its database and the folder of failures."""
 
 
 def write_reports(report: Report, out: Path, json: Path | None = None, junit: Path | None = None) -> Path:
@@ -35,15 +37,16 @@ def write_reports(report: Report, out: Path, json: Path | None = None, junit: Pa
     return write_html(report, out)
 
 
-def write_page(folder: Path, result: Result, issues: KnownIssues) -> Path:
-    """Write the page of one result of a folder's database, where a report has no room for all; its path.
+def write_page(database: Path, result: Result, issues: KnownIssues) -> Path:
+    """Write the page of one result of a database, where a report has no room for all; its path.
 
     Raises:
         UsageError: the place cannot be written, or the database is not a sound one of ours.
         StoreFull: the disk is full.
     """
-    from harness.run import DATABASE
+    from harness import sweep_folder
 
-    with Store(folder / DATABASE) as store:
+    with Store(database) as store:
         report = Report.of(store, store.runs()[-1].id, issues)
-    return write_failure(report, result, folder)
+    index = RELEASES if database.name == sweep_folder.DATABASE else INDEX
+    return write_failure(report, result, database.parent, index)

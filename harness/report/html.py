@@ -60,14 +60,14 @@ def write_html(report: Report, directory: Path) -> Path:
     return publish(directory / INDEX, render_index(report))
 
 
-def write_failure(report: Report, result: Result, directory: Path) -> Path:
-    """Write the page of one failure below `directory`; its path.
+def write_failure(report: Report, result: Result, directory: Path, index: str = INDEX) -> Path:
+    """Write the page of one failure below `directory`; its path. index: the page beside it that leads here.
 
     Raises:
         UsageError: the directory cannot be written.
         StoreFull: the disk is full.
     """
-    return publish(directory / "failures" / f"{result.id}.html", render_failure(report, result))
+    return publish(directory / "failures" / f"{result.id}.html", render_failure(report, result, index))
 
 
 def render_index(report: Report) -> str:
@@ -75,12 +75,12 @@ def render_index(report: Report) -> str:
     return render("index.html", report=report, page=index_page(report), timings=figures.timings(report))
 
 
-def render_failure(report: Report, result: Result) -> str:
-    """The page of one failure."""
+def render_failure(report: Report, result: Result, index: str = INDEX) -> str:
+    """The page of one failure. index: the page beside it that leads here."""
     from harness.report import failure_page as page
 
     told = page.failure_page(result, report.issues)
-    return render("failure.html", report=report, result=result, index=INDEX, page=told, **page.FOR_TEMPLATES)
+    return render("failure.html", report=report, result=result, index=index, page=told, **page.FOR_TEMPLATES)
 
 
 def render(template: str, **values: Any) -> str:

@@ -48,6 +48,12 @@ def test_a_sweep_is_a_table_and_a_document(scenario: Path, capsys: pytest.Captur
     assert [(row["asked"], row["version"], row["verdict"]) for row in document["rows"]] == [
         ("1.0", "1.0", "pass"), ("1.1", "1.1", "mismatch"), ("1.2", "1.2", "unknown"),
     ]  # fmt: skip
+    page = Path("reports/sweep-fake/releases.html").read_text("utf-8")
+    assert "came with 1.1" in page
+    failed = document["rows"][1]["id"]
+    assert f'href="failures/{failed}.html"' in page
+    assert entry(["explain", failed, "--page"]) == ExitStatus.OK
+    assert capsys.readouterr().out == f"reports/sweep-fake/failures/{failed}.html\n"
 
 
 @pytest.mark.real

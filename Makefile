@@ -32,8 +32,8 @@ coverage: $(STAMP)  ## the same tests with coverage of harness/, which costs two
 	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PY) -m pytest $(SPREAD) -m "not nightly" --cov=harness --cov-branch --cov-report=term:skip-covered
 
 lint: $(STAMP)  ## ruff (lint and format) and the strict type check
-	$(PY) -m ruff check harness scenarios tests benchmarks docs
-	$(PY) -m ruff format --check harness scenarios tests benchmarks docs
+	$(PY) -m ruff check harness scenarios tests benchmarks docs/site
+	$(PY) -m ruff format --check harness scenarios tests benchmarks docs/site
 	$(PY) -m mypy
 
 canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fails if one is not

@@ -42,7 +42,7 @@ canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fa
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
 	$(PY) -m harness run nightly --out reports/nightly
 	$(PY) -m harness run nightly --system torch-fsdp2 --torch 2.15.0 --out reports/nightly-newest-torch
-	$(PY) -m pytest $(SPREAD) -m nightly
+	$(PY) -m pytest -n $(JOBS) --dist loadgroup -m nightly
 
 GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 regressions/torch-fsdp2-164929
 

@@ -29,6 +29,16 @@ settings.load_profile("shardproof")
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` a file stays in one process, as with `loadfile`, but for tests that name a group of their
+    own: those of a file with hundreds of cases, each group of which starts servers of its own anyway."""
+    if config.getoption("loadgroup", default=False) or config.getoption("dist", default="no") == "loadgroup":
+        for item in items:
+            if item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(item.location[0]))
+
+
 @pytest.fixture
 def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what ships is registered. Every test process imports all test modules, and some register systems of their

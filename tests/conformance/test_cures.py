@@ -29,11 +29,12 @@ UNRELEASED = {("megatron-core", "4423-gdn")}
 CURED = [system for system in BUILT_IN if cures.cures_of(system)]
 CASES = [
     pytest.param(
-        system, cure, id=f"{system.name}-{cure.id}", marks=[pytest.mark.nightly] * ((system.name, cure.id) not in IN_CI)
+        system, cure, id=f"{system.name}-{cure.id}",
+        marks=[pytest.mark.xdist_group(system.name), *[pytest.mark.nightly] * ((system.name, cure.id) not in IN_CI)],
     )
     for system in CURED
     for cure in cures.cures_of(system)
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("system", "cure"), CASES)

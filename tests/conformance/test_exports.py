@@ -53,7 +53,10 @@ CASES = [
     pytest.param(
         system, file.name.removesuffix(".toml"),
         id=f"{system.name}-{file.name.removesuffix('.toml')}",
-        marks=[pytest.mark.nightly] * ((system.name, file.name.removesuffix(".toml")) not in IN_CI),
+        marks=[
+            pytest.mark.xdist_group(system.name),
+            *[pytest.mark.nightly] * ((system.name, file.name.removesuffix(".toml")) not in IN_CI),
+        ],
     )
     for system in ABLE
     for file in sorted(system.folder.joinpath("regressions").iterdir(), key=lambda file: file.name)

@@ -312,6 +312,42 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
 
 
 @cli.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
+@click.option(
+    "--nights", type=options.NIGHTS, default=30, show_default=True, help="So many runs at most, the latest ones."
+)
+@options.json
+def history(folder: Path, nights: int, json_file: Path | None) -> int:
+    """Show what came and went in the runs of a folder: which failures are new, recurring, fixed or flaky.
+
+    \b
+    shardproof history reports/nightly
+    shardproof history reports/nightly --nights 90 --json history.json
+    """
+    from harness.report.history import history_of
+    from harness.report.history_text import render_history
+    from harness.report.html import write_history
+    from harness.report.text import wants_colour
+    from harness.run import DATABASE
+    from harness.store import Store
+
+    arguments.load_plugins(())
+    form = "shardproof history reports/nightly"
+    if not (folder / DATABASE).is_file():
+        raise UsageError.of("FOLDER", str(folder), f"a folder with a {DATABASE}", form)
+    arguments.require_output_files(folder, json=json_file)
+    with Store(folder / DATABASE) as store:
+        latest, runs = store.latest_run(), len(store.runs())
+        if latest is None or runs < 2:
+            raise UsageError.of("FOLDER", str(folder), f"a folder of two runs or more (this one has {runs})", form)
+        found = history_of(store, latest, nights)
+    page = write_history(found, folder)
+    print(render_history(found, str(folder), str(page), wants_colour(sys.stdout, os.environ)), end="")
+    arguments.write_json(json_file, {"folder": str(folder), **found.to_json()})
+    return ExitStatus.OK
+
+
+@cli.command()
 @click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the joined results."

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from harness.diff import Difference
 from harness.errors import UsageError
 from harness.program import Op, expand
+from harness.report.history import History
 from harness.report.model import Report
 from harness.result import Result
 from harness.scenario import Mesh
@@ -138,3 +139,57 @@ def ulp_bars(difference: Difference) -> tuple[Bar, ...]:
     """The ULP histogram of a difference."""
     tallest = max((n for _, n in difference.ulp_histogram), default=1)
     return tuple(Bar(label, n, n / tallest) for label, n in difference.ulp_histogram)
+
+
+NIGHT_WIDTH, NIGHT_GAP = 20, 6
+FAILURES_HEIGHT, TURN_HEIGHT = 70, 6
+
+
+@dataclass(frozen=True)
+class NightBar:
+    """One night. new, known: (y, height) of a part of its bar. came, went: how many signatures, and the heights of
+    their bars above and below a line of their own. told: all of it in words."""
+
+    x: int
+    new: tuple[float, float]
+    known: tuple[float, float]
+    came: tuple[int, float]
+    went: tuple[int, float]
+    told: str
+
+
+@dataclass(frozen=True)
+class Nights:
+    """Failures a night, at most `most`, as bars that stand on `floor`; signatures that came and went above and below
+    `line`."""
+
+    bars: tuple[NightBar, ...]
+    width: int
+    height: int
+    floor: int
+    line: float
+    most: int
+    told: str
+
+
+def nights(history: History) -> Nights:
+    """The figure of a folder's history."""
+    floor = FAILURES_HEIGHT + 14
+    tallest = max((max(turn) for turn in history.turns), default=0)
+    scale = min(1.0, 5 / tallest) * TURN_HEIGHT if tallest else 0.0
+    above = max((came for came, _ in history.turns), default=0) * scale
+    below = max((went for _, went in history.turns), default=0) * scale
+    bars = []
+    for n, (night, (came, went)) in enumerate(zip(history.nights, history.turns, strict=True)):
+        new, known = (FAILURES_HEIGHT * count / history.most for count in (night.new, night.known))
+        told = f"{night.started}: {night.new} new, {night.known} known; {came} came, {went} went"
+        bars.append(
+            NightBar(
+                n * (NIGHT_WIDTH + NIGHT_GAP) + NIGHT_GAP // 2, (floor - known - new, new), (floor - known, known),
+                (came, came * scale), (went, went * scale), told,
+            )
+        )  # fmt: skip
+    line = floor + 12 + above
+    most = max((night.new + night.known for night in history.nights), default=0)
+    width = (NIGHT_WIDTH + NIGHT_GAP) * len(bars)
+    return Nights(tuple(bars), width, round(line + below + 4), floor, line, most, "; ".join(bar.told for bar in bars))

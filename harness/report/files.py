@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.known_issues import KnownIssues
-from harness.report.html import INDEX, write_failure, write_html
+from harness.report.html import HISTORY, INDEX, write_failure, write_html
 from harness.report.json_report import render_json
 from harness.report.junit import render_junit
 from harness.report.model import Report
@@ -16,7 +16,7 @@ from harness.store import Store
 
 SUMMARY = "summary.md"
 
-RELEASES, HISTORY = "releases.html", "history.html"
+RELEASES = "releases.html"
 
 PAGES = (INDEX, SUMMARY, RELEASES, HISTORY)
 """The files that `run`, `sweep` and `history` write into a folder beside its database and the folder of failures."""

@@ -19,6 +19,7 @@ from harness.diagnosis import Explanation
 from harness.errors import UsageError
 from harness.program import expand
 from harness.report import figures
+from harness.report.history import STATES, History
 from harness.report.index_page import index_page, paged_of
 from harness.report.model import Report, headline
 from harness.report.publish import publish
@@ -29,11 +30,11 @@ from harness.verdict import Verdict
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-INDEX = "index.html"
+INDEX, HISTORY = "index.html", "history.html"
 
 EVIDENCE_SHOWN = 6
 
-BESIDE = {"failure": ("elements",)}
+BESIDE = {"failure": ("elements",), "index": ("past",), "history": ("past",)}
 """Page → further files of style and script that it is made of, before those of its own name."""
 
 SYMBOLS = {
@@ -72,7 +73,13 @@ def write_failure(report: Report, result: Result, directory: Path, index: str = 
 
 def render_index(report: Report) -> str:
     """The overview page."""
-    return render("index.html", report=report, page=index_page(report), timings=figures.timings(report))
+    return render(
+        "index.html",
+        report=report,
+        page=index_page(report),
+        timings=figures.timings(report),
+        nights=figures.nights(report.history),
+    )
 
 
 def render_failure(report: Report, result: Result, index: str = INDEX) -> str:
@@ -81,6 +88,20 @@ def render_failure(report: Report, result: Result, index: str = INDEX) -> str:
 
     told = page.failure_page(result, report.issues)
     return render("failure.html", report=report, result=result, index=index, page=told, **page.FOR_TEMPLATES)
+
+
+def write_history(history: History, folder: Path) -> Path:
+    """Write the page of a folder's history into it; its path.
+
+    Raises:
+        UsageError: the folder cannot be written.
+        StoreFull: the disk is full.
+    """
+    pages = {trace.example for trace in history.traces if (folder / "failures" / f"{trace.example}.html").is_file()}
+    sections = [(state, history.of(state)) for state in STATES if history.of(state)]
+    index = INDEX if (folder / INDEX).is_file() else ""
+    told = {"history": history, "sections": sections, "pages": pages, "nights": figures.nights(history)}
+    return publish(folder / HISTORY, render("history.html", folder=str(folder), index=index, **told))
 
 
 def render(template: str, **values: Any) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import report_samples as samples
 
-from harness.report.history import state_of
-from harness.report.html import render_index
+from harness.cli import entry
+from harness.report import figures
+from harness.report.history import History, Night, Trace, state_of
+from harness.report.history_text import render_history
+from harness.report.html import render_index, write_history
 from harness.report.model import Report
 from harness.result import Result
 from harness.store import Store
@@ -62,3 +66,83 @@ def test_a_folder_of_three_nights(tmp_path: Path) -> None:
 def test_one_night_has_no_history(tmp_path: Path) -> None:
     assert nights(tmp_path, (samples.crash(),)).history.nights == ()
     assert '<section id="history">' not in render_index(replace(samples.report(), before={}))
+
+
+# --- the command, its text and its page ----------------------------------------------------------------------
+
+
+def three_nights(folder: Path) -> Report:
+    crash, other, known = samples.crash(), samples.mismatch(), samples.hang()
+    return nights(
+        folder, (crash, known, samples.passing(1)), (healed(crash), known, samples.passing(1)), (other, crash, known)
+    )
+
+
+def test_the_command_prints_a_line_for_each_signature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = three_nights(tmp_path)
+    assert entry(["history", str(tmp_path), "--json", str(tmp_path / "history.json")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"history of {tmp_path}: 3 runs, 20")
+    assert said[1] == "1 new, 1 flaky, 1 recurring"
+    assert said[4].startswith(f"new        --1     {samples.mismatch().signature}")
+    assert said[5].startswith("flaky      1·1     torch-fsdp2 crash: ")
+    assert said[6].startswith("recurring  111     torch-fsdp2 hang: ")
+    assert said[6].endswith("  (known: torch-fsdp2-1)")
+    assert said[-1] == f"page: {tmp_path / 'history.html'}"
+    document = json.loads((tmp_path / "history.json").read_text("utf-8"))
+    assert [night["new"] for night in document["nights"]] == [1, 0, 2]
+    shown = {trace["signature"]: (trace["shown"], trace["example"]) for trace in document["traces"]}
+    assert shown[samples.mismatch().signature] == ([None, None, 1], samples.mismatch().id)
+    assert report.history.to_json()["traces"] == [{**t, "shown": tuple(t["shown"])} for t in document["traces"]]
+
+
+def test_only_so_many_nights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    three_nights(tmp_path)
+    assert entry(["history", str(tmp_path), "--nights", "2"]) == 0
+    said = capsys.readouterr().out
+    assert ": 2 runs, " in said
+    assert "new        ·1" in said, "the night on which it failed before is not among them"
+
+
+def test_a_folder_of_one_run_has_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nights(tmp_path, (samples.crash(),))
+    assert entry(["history", str(tmp_path)]) == 2
+    assert "allowed: a folder of two runs or more (this one has 1)" in capsys.readouterr().err
+    assert not (tmp_path / "history.html").exists()
+
+
+def test_the_page_leads_to_the_pages_that_are_there(tmp_path: Path) -> None:
+    history = three_nights(tmp_path).history
+    (tmp_path / "failures").mkdir()
+    (tmp_path / "failures" / f"{samples.mismatch().id}.html").write_text("")
+    page = write_history(history, tmp_path).read_text("utf-8")
+    assert page.count('href="failures/') == 1
+    assert f'href="failures/{samples.mismatch().id}.html"' in page
+    assert samples.HOSTILE not in page
+    for state in ("new", "flaky", "recurring"):
+        assert f'<section id="{state}">' in page
+    assert '<section id="fixed">' not in page
+
+
+def test_folders_in_which_nothing_failed(tmp_path: Path) -> None:
+    history = nights(tmp_path, (samples.passing(1),), (samples.passing(1),)).history
+    assert "Nothing ever failed" in write_history(history, tmp_path).read_text("utf-8")
+    assert render_history(history, "x", "y").splitlines()[1] == "nothing ever failed"
+
+
+def test_what_came_and_went_on_which_night() -> None:
+    history = History(
+        tuple(Night(f"run-{n}", f"2026-01-0{n + 1}", n, 1, 9) for n in range(4)),
+        (
+            Trace("a", "", "flaky", (1, 0, None, 2)), Trace("b", "", "new", (None, None, None, 1)),
+            Trace("c", "", "fixed", (3, 3, 0, 0)), Trace("d", "", "recurring", (None, 12, 12, 12)),
+        ),
+    )  # fmt: skip
+    assert history.turns == ((0, 0), (1, 1), (0, 1), (2, 0))
+    assert [(trace.first, trace.last) for trace in history.traces] == [(0, 3), (3, 3), (0, 1), (1, 3)]
+    drawn = figures.nights(history)
+    assert [bar.came[0] for bar in drawn.bars] == [0, 1, 0, 2]
+    assert drawn.bars[3].new[1] == 52.5
+    assert "2026-01-04: 3 new, 1 known; 2 came, 0 went" in drawn.told
+    assert "-+++" in render_history(history, "x", "y")
+    assert "\x1b[33mflaky" in render_history(history, "x", "y", colour=True)

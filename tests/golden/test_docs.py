@@ -61,8 +61,14 @@ def places(path: str) -> Iterator[Path]:
         yield from folder.glob(pattern)
 
 
+KEPT_REPORTS = ("reports/README.md", "reports/sample/")
+"""What git has below `reports/`; the rest is what the reader's own runs write."""
+
+
 def is_ours(path: str) -> bool:
     first = path.partition("/")[0]
+    if first == "reports" and not path.startswith(KEPT_REPORTS):
+        return False
     return first in OURS or (ROOT / "harness" / first).is_dir()
 
 

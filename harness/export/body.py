@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.export.case import KEPT, TRAINED, TYPED, WRITTEN, Case
+from harness.export.case import KEPT, SETTING, TRAINED, TYPED, WRITTEN, Case
 from harness.export.model import TORCH_NAME
 from harness.program import Op
 
@@ -87,6 +87,8 @@ def subject(case: Case) -> str:
         return f"shape of {whose} in the checkpoint"
     if case.is_missing:
         return f"whether the checkpoint holds {focus.role} of {focus.fqn}"
+    if focus.setting:
+        return f"{focus.setting} of the param group of {focus.fqn} after the {focus.op.kind.replace('_', ' ')}"
     place = "in the checkpoint" if focus.kind == WRITTEN else f"after the {focus.op.kind.replace('_', ' ')}"
     if focus.kind == TYPED:
         seen = ", as the forward sees it," if focus.role == "compute_param" else ""
@@ -175,7 +177,7 @@ def _compared(case: Case, world: int, calls: Mapping[str, str]) -> list[str]:
     speaker = calls.get("speaker", str(case.speaker))
     lines = [f"if dist.get_rank() != {speaker}:", "    return 0"] if world > 1 else []
     one = calls.get("expected", "").startswith("[")  # all elements must be the same
-    if one or case.focus.role == "step" or case.focus.kind == TYPED or case.is_shape or case.is_missing:
+    if one or case.focus.role in ("step", SETTING) or case.focus.kind == TYPED or case.is_shape or case.is_missing:
         told = f"{calls.get('subject', subject(case))}: expected {{expected}}, observed {{observed}}"
         return [*lines, f'print(f"{told}")', "return int(expected != observed)"]
     told = "element {at}: expected {expected[at]}, observed {observed[at]}"

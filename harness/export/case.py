@@ -28,7 +28,10 @@ RAISES, HANGS, KEPT, TRAINED, WRITTEN, TYPED = "raises", "hangs", "kept", "train
 a build or a step gave another state than plain torch, that a checkpoint holds another state than was saved, or that
 the live state has another dtype than was asked for."""
 
-ROLES = ("step", "param", "master", "momentum", "exp_avg", "exp_avg_sq")
+SETTING = "hyperparameter"
+"""The role of a param group's own setting, such as its learning rate."""
+
+ROLES = ("step", "param", "master", "momentum", "exp_avg", "exp_avg_sq", SETTING)
 """What a script can compare, what a reader understands at once first."""
 
 TYPED_ROLES = (*ROLES, "compute_param", "buffer")
@@ -67,7 +70,14 @@ class Focus:
 
     @property
     def fqn(self) -> str:
-        return self.difference.key.fqn if self.difference else ""
+        """Of the parameter; of a setting, that of a parameter whose group has it."""
+        named = self.difference.key.fqn if self.difference else ""
+        return named.rpartition(".")[0] if self.role == SETTING else named
+
+    @property
+    def setting(self) -> str:
+        """Of a param group's setting that is compared: its name, such as `lr`."""
+        return self.difference.key.fqn.rpartition(".")[2] if self.difference and self.role == SETTING else ""
 
     @property
     def expected_dtype(self) -> str:
@@ -230,5 +240,8 @@ def _chosen(result: Result) -> Difference | None:
 
 
 def _roles(difference: Difference) -> tuple[str, ...]:
-    """The roles of which a script can compare what differs."""
-    return TYPED_ROLES if difference.kind == "dtype" and difference.key.where == LIVE else ROLES
+    """The roles of which a script can compare what differs. Of a setting that is its value in the run's own groups."""
+    live = difference.key.where == LIVE
+    if difference.kind == "dtype" and live:
+        return TYPED_ROLES
+    return ROLES if live and difference.kind == "bits" else tuple(role for role in ROLES if role != SETTING)

@@ -23,11 +23,19 @@ from harness.verdict import Verdict
 RESUME = Scenario(system="torch-fsdp2", program="resume")
 
 
-def mismatch(scenario: Scenario, op: int, role: str = "exp_avg", where: str = "live", kind: str = "bits") -> Result:
-    difference = Difference(Key(op, where, role, "up.weight"), kind, (0,), 1, 4)
+CORE = Scenario(system="megatron-core").with_axes(
+    {"dtype": "bf16/master=fp32", "sharding": "zero1", "optimizer": "adamw/impl=multi_tensor", "checkpoint": "dp_zero"}
+)
+
+
+def mismatch(
+    scenario: Scenario, op: int, role: str = "exp_avg", where: str = "live", kind: str = "bits", fqn: str = "up.weight",
+    version: str = "2.13.0",
+) -> Result:  # fmt: skip
+    difference = Difference(Key(op, where, role, fqn), kind, (0,), 1, 4)
     kinds = [each.kind for each in expand(scenario)]
     return Result(
-        scenario, scenario.system, "2.13.0", Verdict.MISMATCH, differences=(difference,),
+        scenario, scenario.system, version, Verdict.MISMATCH, differences=(difference,),
         failed_op=FailedOp(op, kinds[op]),
     )  # fmt: skip
 
@@ -100,10 +108,28 @@ def test_the_release_that_repaired_a_defect(fixed: str, release: str) -> None:
     assert release_of(fixed) == release
 
 
-@pytest.mark.parametrize("role", ["norm", "hyperparameter", "rng"])
+@pytest.mark.parametrize("role", ["norm", "rng"])
 def test_what_no_script_can_read_is_refused(role: str) -> None:
     with pytest.raises(NoExportError, match=f"cannot read what differs first: {role} bits"):
         case_of(mismatch(RESUME, 1, role))
+
+
+def test_a_setting_is_that_of_the_group_which_has_the_parameter() -> None:
+    result = mismatch(CORE.with_axes({"model": "lr_groups"}), 8, "hyperparameter", fqn="a.weight.lr", version="0.16.1")
+    focus = case_of(result).focus
+    assert (focus.fqn, focus.setting) == ("a.weight", "lr")
+    script = written(result, None).script
+    assert 'ParamKey(name=("*a.bias", "*b.weight")): {"max_lr": 0.0078125}' in script
+    assert "lr of the param group of a.weight after the load: expected {expected}, observed {observed}" in script
+    with pytest.raises(NoExportError, match=r"param groups of their own before 0\.16"):
+        written(replace(result, version="0.15.3"), None)
+    with pytest.raises(NoExportError, match="do not do settings of param groups"):
+        written(mismatch(RESUME, 8, "hyperparameter", fqn="group0.lr"), None)
+
+
+def test_what_a_checkpoint_has_of_settings_is_not_compared() -> None:
+    with pytest.raises(NoExportError, match="cannot read what differs first: hyperparameter bits"):
+        case_of(mismatch(CORE, 3, "hyperparameter", where="written", fqn="up.weight.lr"))
 
 
 def test_what_does_not_fail_is_refused() -> None:

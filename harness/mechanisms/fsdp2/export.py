@@ -190,6 +190,7 @@ def _require(case: Case, model: dict[str, Any]) -> None:
     ask = case.scenario.optimizer
     wanted = {
         "gradient clipping": bool(ask.clip), "a loss scale": bool(ask.loss_scale),
+        "settings of param groups": bool(case.focus.setting),
         "a learning-rate schedule": ask.schedule != "none", "param groups of their own": bool(model["groups"]),
         f"the checkpoint format {case.scenario.checkpoint}": case.scenario.checkpoint.startswith("dcp-")
         and case.does("save"),

@@ -15,6 +15,7 @@ from typing import Any
 from harness.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
 from harness.export.model import TORCH_NAME, model_values, start
 from harness.export.script import Draft
+from harness.mechanisms.megatron import export_groups as groups
 from harness.mechanisms.megatron.switches import BUCKET_SIZE, GPT_MODEL
 from harness.mechanisms.stand_ins import MODULE, gpu_on_cpu
 from harness.oracle.contract import half_dtype
@@ -81,6 +82,8 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         "reload_params": "optimizer.reload_model_params()",
         **_checkpoint(store, case),
     }
+    if groups.scheduled(case):
+        calls["state"] = groups.STATE
     value = "read(model, optimizer)"
     if fused_linear:
         calls |= _fused_calls(case, store, half, fused_linear["columns"])
@@ -195,8 +198,9 @@ def _require(case: Case, store: Store) -> None:
         "expert parallelism": scenario.expert_parallel > 1,
         "tensor parallelism": any(op.mesh.tp > 1 for op in case.ops),
         "tied parameters": scenario.model == "tied",
-        "a learning-rate schedule": ask.schedule != "none",
-        "param groups of their own": len(case.spec.groups) > 1 and ask.groups == "model",
+        "a schedule in other formats than dp_zero": groups.scheduled(case) and store.form != "dp_zero",
+        "param groups of their own but for their settings": groups.own_groups(case) and not case.focus.setting,
+        "param groups of their own before 0.16": groups.own_groups(case) and not _knows_overrides(case),
         "overflowing steps": case.does("overflow"),
         "comparisons of steps": case.focus.kind == TRAINED,
         "comparisons of dtypes": case.focus.kind == TYPED,
@@ -214,6 +218,11 @@ def _require(case: Case, store: Store) -> None:
     lacking = [what for what, asked in wanted.items() if asked]
     if lacking:
         raise NoExportError.because(case.result, f"scripts for Megatron-Core do not do {' and '.join(lacking)} yet")
+
+
+def _knows_overrides(case: Case) -> bool:
+    """Whether the release is told of groups by overrides, as from 0.16 on."""
+    return tuple(map(int, case.result.version.split(".")[:2])) >= (0, 16)
 
 
 def _gathers(case: Case) -> bool:
@@ -277,13 +286,24 @@ def _build(case: Case, store: Store, half: str | None) -> list[str]:
     scenario = case.scenario
     wrapper = "FullyShardedDataParallel" if store.fsdp else "DistributedDataParallel"
     units = ", fsdp_unit_modules=[Block]" if store.fsdp == "optim_grads_params" else ""
+    values = _optimizer(scenario, half) | ({"min_lr": "0.0"} if groups.scheduled(case) else {})
     return [
         "torch.manual_seed($number)",
         f"model = {'Float16Module(CONFIG, Model())' if store.fsdp and half else 'Model()'}",
         *_spread("ddp_config", "DistributedDataParallelConfig", _ddp(case, store)),
         f"model = {wrapper}(model.config, ddp_config, model{units})",
-        *_spread("config", "OptimizerConfig", _optimizer(scenario, half)),
-        "optimizer = get_megatron_optimizer(config, [model])",
+        *_spread("config", "OptimizerConfig", values),
+        *_optimizer_lines(case),
+    ]
+
+
+def _optimizer_lines(case: Case) -> list[str]:
+    if not groups.scheduled(case):
+        return ["optimizer = get_megatron_optimizer(config, [model])"]
+    return [
+        f"overrides = {groups.overrides(case)}",
+        "optimizer = get_megatron_optimizer(config, [model], config_overrides=overrides)",
+        *groups.scheduler(case),
     ]
 
 
@@ -343,7 +363,8 @@ def _step(case: Case) -> list[str]:
     lines = ["model.zero_grad_buffer()", "optimizer.zero_grad()"]
     if count > 1:
         lines += ["with model.no_sync():", f"    for _ in range({count - 1}):", f"        {backward}"]
-    return [*lines, backward, "finalize_model_grads([model])", "optimizer.step()"]
+    end = ["scheduler.step(increment=1)"] * groups.scheduled(case)
+    return [*lines, backward, "finalize_model_grads([model])", "optimizer.step()", *end]
 
 
 def _checkpoint(store: Store, case: Case) -> dict[str, str]:
@@ -351,16 +372,18 @@ def _checkpoint(store: Store, case: Case) -> dict[str, str]:
     if store.fsdp:
         return _fsdp_checkpoint(case)
     if store.form == "dp_zero":
-        save = [
-            'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, CHECKPOINT + ".model")',
-            "optimizer.save_parameter_state(CHECKPOINT)",
-        ]
+        state = '{"model": model.state_dict(), "optimizer": optimizer.state_dict()}'
+        save = [f'torch.save({state}, CHECKPOINT + ".model")', "optimizer.save_parameter_state(CHECKPOINT)"]
         load = [
             f'state = torch.load(CHECKPOINT + ".model"{", weights_only=False" if store.trusted else ""})',
             'model.load_state_dict(state["model"])',
             'optimizer.load_state_dict(state["optimizer"])',
             "optimizer.load_parameter_state(CHECKPOINT)",
         ]
+        if groups.scheduled(case):
+            save = [f"state = {state}", 'state["scheduler"] = scheduler.state_dict()', *save]
+            save[2] = 'torch.save(state, CHECKPOINT + ".model")'
+            load.append('scheduler.load_state_dict(state["scheduler"])')
         if case.focus.kind == WRITTEN:
             save = save[1:]
     elif store.form == "plain":

@@ -93,6 +93,7 @@ def _require(case: Case, *, llama: bool) -> None:
     scenario, ask = case.scenario, case.scenario.optimizer
     lacks = {
         "the real models of transformers and Automodel": scenario.model in REAL and not llama,
+        "settings of param groups": bool(case.focus.setting),
         "tensor parallelism": any(op.mesh.tp > 1 for op in case.ops),
         "the texts of recipes": any(option in scenario.options for option in RECIPES),
         "consolidated exports": CONSOLIDATED in scenario.options,

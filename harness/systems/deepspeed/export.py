@@ -64,6 +64,7 @@ def _require(case: Case, model: dict[str, Any], idle: dict[str, str]) -> None:
     scenario, ask, kind = case.scenario, case.scenario.optimizer, case.focus.kind
     computed = kind in (TRAINED, WRITTEN)
     wanted = {
+        "settings of param groups": bool(case.focus.setting),
         "a learning-rate schedule": ask.schedule != "none",
         "overflowing steps": case.does("overflow"),
         "refreshed masters": case.does("reload_params"),

@@ -87,6 +87,7 @@ def _is_stepped(case: Case) -> bool:
 def _require(case: Case) -> None:
     scenario, ask, kind = case.scenario, case.scenario.optimizer, case.focus.kind
     wanted = {
+        "settings of param groups": bool(case.focus.setting),
         "a learning-rate schedule": ask.schedule != "none",
         "overflowing steps": case.does("overflow"),
         "refreshed masters": case.does("reload_params"),

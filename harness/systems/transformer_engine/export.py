@@ -71,6 +71,7 @@ def _require(case: Case) -> None:
     wanted = {
         "gradient clipping": bool(ask.clip),
         "a loss scale": bool(ask.loss_scale),
+        "settings of param groups": bool(case.focus.setting),
         "a learning-rate schedule": ask.schedule != "none",
         "microbatches": scenario.microbatches > 1,
         "another number of ranks for the load": len(case.parts) > 1,

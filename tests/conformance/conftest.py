@@ -15,6 +15,8 @@ PLUGINS = (
     "tests.conformance.megatron_bridge.refreshed",
     "tests.conformance.megatron_core.defects",
     "tests.conformance.megatron_core.repairs",
+    "tests.conformance.own_adamw",
+    "tests.conformance.own_adamw.hasty",
     "tests.conformance.torch_zero",
     "tests.conformance.torch_zero.forgetful",
 )

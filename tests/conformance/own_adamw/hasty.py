@@ -1,0 +1,9 @@
+"""A plugin: `own-adamw-hasty` is the example with a defect, which shows where a rank holds nothing of a parameter."""
+
+from __future__ import annotations
+
+from harness.systems.registry import register
+from tests.conformance.own_adamw import SYSTEM
+from tests.conformance.variants import with_ranks
+
+HASTY = register(with_ranks(SYSTEM, f"{__name__}_rank:Hasty", "own-adamw-hasty"))

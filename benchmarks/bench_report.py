@@ -48,8 +48,8 @@ TIMED = (
 
 OUR_STEPS = {
     "filter": (
-        "const box = document.getElementById('by-standing'); box.value = text; box.dispatchEvent(new Event('change'))",
-        ("=known", "=pass", "=new", "=unsupported", "any"),
+        "choose('standing', text ? text.split(' ') : [])",
+        ("known", "pass new", "new", "unsupported known pass", ""),
     ),
     "words": ("state.q = text; changed(false)", ("crash", "mesh=1x8x1", "bf16 sgd", "-pass", "twice cpu")),
 }

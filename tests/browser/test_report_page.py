@@ -40,6 +40,14 @@ def shown(page: Any) -> str:
     return str(page.inner_text("#shown"))
 
 
+def pick(page: Any, name: str, *values: str) -> None:
+    """Choose values of a filter."""
+    page.click(f"[id='by-{name}'] summary")
+    for value in values:
+        page.check(f"[id='by-{name}'] input[value='{value}']")
+    page.keyboard.press("Escape")
+
+
 def test_it_opens_and_nothing_hostile_runs(visit: Visit, index: Path) -> None:
     page = visit(index)
     assert shown(page) == "10 of 10 results"
@@ -73,8 +81,8 @@ def test_a_view_can_be_sent(visit: Visit, large: Path) -> None:
     """What is chosen on one page opens on another one as it was."""
     page = visit(large)
     page.click("text=More filters")
-    page.select_option("#by-mesh", "=2x2x1")
-    page.select_option("#by-standing", "=known")
+    pick(page, "mesh", "2x2x1", "1x8x1")
+    pick(page, "standing", "known")
     page.select_option("#view-x", "program")
     page.select_option("#view-colour", "share")
     page.click("#heads .c-seconds button")
@@ -86,6 +94,48 @@ def test_a_view_can_be_sent(visit: Visit, large: Path) -> None:
     ids = [each.locator("#body .c-id").all_inner_texts()[:10] for each in (page, other)]
     assert ids[0] == ids[1]
     assert "program" in other.inner_text("#matrix-title")
+
+
+def test_a_filter_takes_several_values(visit: Visit, large: Path) -> None:
+    """A row has any of them; each has a chip of its own, and the address says all."""
+    page = visit(large, "mesh=1x8x1")
+    alone = int(shown(page).split()[0].replace(",", ""))
+    page.click("[id='by-mesh'] summary")
+    page.check("[id='by-mesh'] input[value='2x2x1']")
+    both = int(shown(page).split()[0].replace(",", ""))
+    assert both > alone
+    assert page.url.endswith("#mesh=1x8x1&mesh=2x2x1")
+    assert page.inner_text("[id='by-mesh'] summary") == "2 of 6"
+    assert page.locator("#chips li").all_inner_texts() == ["mesh: 1x8x1", "mesh: 2x2x1", "Clear all"]
+    page.click("[aria-label='Remove the filter mesh: 1x8x1']")
+    assert int(shown(page).split()[0].replace(",", "")) == both - alone
+    assert not page.is_visible("[id='by-mesh'] .values"), "a click elsewhere closes it"
+    pick(page, "mesh", "1x8x1")
+    page.click("[id='by-mesh'] summary")
+    page.click("[id='by-mesh'] button:text-is('any')")
+    assert shown(page) == "10,000 of 10,000 results"
+    assert "#" not in page.url
+
+
+def test_a_filter_obeys_the_keyboard(visit: Visit, large: Path) -> None:
+    page = visit(large)
+    page.focus("[id='by-system'] summary")
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Space")
+    page.keyboard.press("End")
+    page.keyboard.press("Space")
+    assert page.evaluate("document.activeElement.type") == "checkbox"
+    assert page.locator("#chips li").count() == 3
+    assert page.inner_text("[id='by-system'] summary") == "2 of 3"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+    assert not page.is_visible("[id='by-system'] .values")
+    page.focus("#matrix button[tabindex='0']")
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Shift+Enter")
+    assert page.locator("#matrix button[aria-pressed=true]").count() == 2
 
 
 def test_words_filter_after_a_pause(visit: Visit, large: Path) -> None:

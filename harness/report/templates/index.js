@@ -42,7 +42,7 @@ for (const column of columns.values()) {
 /* ---- What is chosen, and the address that says so ---- */
 
 const PLAIN = { q: "", x: firstAxis("mesh", 0), y: firstAxis("dtype", 1), colour: "standing", sort: "" };
-const state = { ...PLAIN, filters: new Map() };
+const state = { ...PLAIN, filters: new Map() };  // filters: name of a column → the values of which a row must have one
 
 function firstAxis(wanted, otherwise) {
   const fitting = [...axes, ...varying.filter((column) => OWN.includes(column.name))];
@@ -52,7 +52,7 @@ function firstAxis(wanted, otherwise) {
 }
 
 function fragment() {
-  const parts = [...state.filters];
+  const parts = [...state.filters].flatMap(([name, values]) => values.map((value) => [name, value]));
   for (const [name, plain] of Object.entries(PLAIN)) if (state[name] !== plain) parts.push([name, state[name]]);
   const encode = (text) => encodeURIComponent(text).replace(/%2F/g, "/").replace(/%2C/g, ",");
   return parts.map(([name, value]) => `${encode(name)}=${encode(value)}`).join("&");
@@ -61,7 +61,8 @@ function fragment() {
 function read(text) {
   const asked = [...new URLSearchParams(text)];
   Object.assign(state, PLAIN);
-  state.filters = new Map(asked.filter(([name]) => columns.has(name)));
+  state.filters = new Map();
+  for (const [name, value] of asked) if (columns.has(name)) add(name, value);
   for (const [name, value] of asked) if (name in PLAIN && (!"xy".includes(name) || columns.has(value))) state[name] = value;
 }
 
@@ -72,33 +73,48 @@ function changed(remember = true) {
   show();
 }
 
-function choose(name, value) {
-  if (value === undefined) state.filters.delete(name);
-  else state.filters.set(name, value);
+const wanted = (name) => state.filters.get(name) || [];
+
+function filter(name, values) {
+  if (values.length) state.filters.set(name, values);
+  else state.filters.delete(name);
+}
+
+function add(name, value) {
+  if (!wanted(name).includes(value)) filter(name, [...wanted(name), value]);
+}
+
+function choose(name, values) {
+  filter(name, values);
   changed();
 }
+
+const without = (name, value) => wanted(name).filter((other) => other !== value);
 
 /* ---- Which rows are left ---- */
 
 function tests(words) {
   return words.toLowerCase().split(/\s+/).filter((word) => word && word !== "-").map((given) => {
-    const without = given.startsWith("-");
-    const word = without ? given.slice(1) : given;
+    const not = given.startsWith("-");
+    const word = not ? given.slice(1) : given;
     const hits = [...columns.values()]
       .map((column) => ({ codes: column.codes, hit: column.words.map((text) => text.includes(word)) }))
       .filter(({ hit }) => hit.includes(true));
     const isId = /^[0-9a-f]{2,12}$/.test(word);
-    return (row) => without !== (hits.some(({ codes, hit }) => hit[codes[row]]) || (isId && data.ids.startsWith(word, 12 * row)));
+    return (row) => not !== (hits.some(({ codes, hit }) => hit[codes[row]]) || (isId && data.ids.startsWith(word, 12 * row)));
   });
 }
 
 function left(...except) {
   const exact = [...state.filters].filter(([name]) => !except.includes(name));
-  const wanted = exact.map(([name, value]) => [columns.get(name).codes, columns.get(name).values.indexOf(value)]);
+  const chosen = exact.map(([name, values]) => {
+    const column = columns.get(name);
+    return [column.codes, Uint8Array.from(column.values, (value) => values.includes(value))];
+  });
   const words = tests(state.q);
   const rows = [];
   for (let row = 0; row < TOTAL; row++) {
-    if (wanted.every(([codes, code]) => codes[row] === code) && words.every((test) => test(row))) rows.push(row);
+    if (chosen.every(([codes, there]) => there[codes[row]]) && words.every((test) => test(row))) rows.push(row);
   }
   return rows;
 }
@@ -273,7 +289,7 @@ function matrix() {
     const failures = cell.total - (cell.standing.pass || 0) - (cell.standing.unsupported || 0);
     const kinds = Object.entries(cell.standing).map(([name, count]) => `${count} ${name}`).join(", ");
     const told = `${values.map(([name, value]) => `${name} ${shownValue(name, value)}`).join(", ")}: ${kinds}`;
-    const pressed = values.every(([name, value]) => state.filters.get(name) === value);
+    const pressed = values.every(([name, value]) => wanted(name).includes(value));
     return make("td", {}, make("button", {
       type: "button", class: look(cell), tabindex: "-1", "aria-pressed": pressed, "aria-label": told,
       "data-y": values[0][1], "data-x": values[1][1], text: failures ? `${failures}/${cell.total}` : `${cell.total}`,
@@ -300,10 +316,10 @@ grid.addEventListener("focusin", tell);
 grid.addEventListener("click", (event) => {
   const button = event.target.closest("button");
   if (!button) return;
-  const pressed = button.getAttribute("aria-pressed") === "true";
+  const pressed = button.getAttribute("aria-pressed") === "true", more = event.shiftKey || event.ctrlKey || event.metaKey;
   for (const [name, value] of [[state.y, button.dataset.y], [state.x, button.dataset.x]]) {
-    if (pressed) state.filters.delete(name);
-    else state.filters.set(name, value);
+    if (more) add(name, value);
+    else filter(name, pressed ? [] : [value]);
   }
   changed();
 });
@@ -333,18 +349,78 @@ function select(id, label, options, pick) {
   return make("p", { class: "field" }, make("label", { for: id, text: label }), box);
 }
 
-function options(column) {
+/* A filter is a fold with a box for each value, so that a row may have any of several. The boxes are made when it is
+   opened first. */
+function choice(column) {
+  const { name } = column, id = `by-${name}`;
+  const said = make("span", { id: `${id}-said` });
+  const list = make("div", { class: "values", role: "group", "aria-label": name });
+  const fold = make("details", { id, class: "choice" }, make("summary", { "aria-labelledby": `${id}-name ${id}-said` }, said), list);
+  const filled = () => {
+    if (list.hasChildNodes()) return;
+    list.append(...boxes(column), anything(name));
+    mark(column);
+  };
+  fold.addEventListener("toggle", () => {
+    if (!fold.open) return;
+    filled();
+    list.classList.remove("leftwards");
+    if (list.getBoundingClientRect().right > document.documentElement.clientWidth) list.classList.add("leftwards");
+  });
+  list.addEventListener("change", (event) => {
+    const { value, checked } = event.target;
+    choose(name, checked ? [...wanted(name), value] : without(name, value));
+  });
+  fold.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && fold.open) close(fold);
+    if (fold.open) filled();  // a key can come before the event that says that it was opened
+    const all = [...list.querySelectorAll("input")], at = all.indexOf(event.target);
+    const steps = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: all.length - 1 };
+    if (!fold.open || !(event.key in steps)) return;
+    event.preventDefault();
+    (all[steps[event.key]] || fold.firstElementChild).focus();
+  });
+  return make("div", { class: "field" }, make("span", { class: "name", id: `${id}-name`, text: name }), fold);
+}
+
+function boxes(column) {
   const counts = new Uint32Array(column.values.length);
   for (const code of column.codes) counts[code]++;
   const brief = (text) => (text.length > 70 ? `${text.slice(0, 69)}…` : text);
-  const any = [["any", "any"]];
-  return any.concat(column.values.map((value, code) => [`=${value}`, `${brief(shownValue(column.name, value))} (${counts[code]})`]));
+  return column.values.map((value, code) => {
+    const box = make("input", { type: "checkbox", value });
+    return make("label", {}, box, ` ${brief(shownValue(column.name, value))} (${counts[code]})`);
+  });
+}
+
+function anything(name) {
+  const button = make("button", { type: "button", text: "any" });
+  button.addEventListener("click", () => { choose(name, []); close(byId(`by-${name}`)); });
+  return button;
+}
+
+function close(fold) {
+  fold.open = false;
+  fold.firstElementChild.focus();
+}
+
+function mark(column) {
+  const values = wanted(column.name), fold = byId(`by-${column.name}`);
+  const several = `${values.length} of ${column.values.length}`;
+  byId(`by-${column.name}-said`).textContent = values.length > 1 ? several : values.length ? shownValue(column.name, values[0]) : "any";
+  fold.classList.toggle("in-force", values.length > 0);
+  for (const box of fold.querySelectorAll("input")) box.checked = values.includes(box.value);
+}
+
+for (const kind of ["pointerdown", "focusin"]) {
+  document.addEventListener(kind, (event) => {
+    for (const fold of document.querySelectorAll(".choice[open]")) if (!fold.contains(event.target)) fold.open = false;
+  });
 }
 
 function controls() {
   for (const column of varying) {
-    const pick = (value) => choose(column.name, value === "any" ? undefined : value.slice(1));
-    byId(OWN.includes(column.name) ? "filters" : "axes").append(select(`by-${column.name}`, column.name, options(column), pick));
+    byId(OWN.includes(column.name) ? "filters" : "axes").append(choice(column));
   }
   byId("more").hidden = axes.length === 0;
   const names = (varying.length ? varying : [columns.get("standing")]).map((column) => [column.name, column.name]);
@@ -362,7 +438,8 @@ function controls() {
 
 function chips() {
   const words = state.q ? [["words", state.q, () => { state.q = ""; changed(); }]] : [];
-  const all = [...[...state.filters].map(([name, value]) => [name, shownValue(name, value), () => choose(name)]), ...words];
+  const chip = (name, value) => [name, shownValue(name, value), () => choose(name, without(name, value))];
+  const all = [...[...state.filters].flatMap(([name, values]) => values.map((value) => chip(name, value))), ...words];
   const drawn = all.map(([name, value, drop]) => {
     const button = make("button", { type: "button", text: `${name}: ${value}`, "aria-label": `Remove the filter ${name}: ${value}` });
     button.addEventListener("click", drop);
@@ -380,10 +457,7 @@ function show() {
   rows = left();
   order();
   if (!rows.includes(chosen)) detail(-1);
-  for (const column of varying) {
-    const asked = state.filters.get(column.name);
-    byId(`by-${column.name}`).value = asked === undefined ? "any" : `=${asked}`;
-  }
+  varying.forEach(mark);
   for (const key of ["x", "y", "colour"]) byId(`view-${key}`).value = state[key];
   if (byId("q").value.trim() !== state.q) byId("q").value = state.q;
   if (axes.some((column) => state.filters.has(column.name))) byId("more").open = true;

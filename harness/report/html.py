@@ -34,7 +34,7 @@ INDEX, HISTORY = "index.html", "history.html"
 
 EVIDENCE_SHOWN = 6
 
-BESIDE = {"failure": ("elements",), "index": ("past",), "history": ("past",)}
+BESIDE = {"failure": ("elements",), "index": ("past", "choices"), "history": ("past",)}
 """Page → further files of style and script that it is made of, before those of its own name."""
 
 SYMBOLS = {

@@ -75,3 +75,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"{len(skipped)} tests in a browser did not run: {reason}")
     if importlib.util.find_spec("myst_parser") is None and any("test_site" in report.nodeid for report in reports):
         terminalreporter.write_line("the documentation site was not built: pip install -e '.[docs]'")
+    if importlib.util.find_spec("lxml") is None and any("test_report_machine" in report.nodeid for report in reports):
+        terminalreporter.write_line("JUnit was not checked against its schema: pip install -e '.[test]'")

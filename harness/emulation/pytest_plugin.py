@@ -30,7 +30,7 @@ _MEMORY_BYTES = 1 << 29
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options of this plugin."""
-    group = parser.getgroup("shardproof", "an emulated CUDA device")
+    group = parser.getgroup("shardproof-emulation", "an emulated CUDA device")
     group.addoption(
         "--emulate", choices=KERNELS, default="apex",
         help="fused kernels that can be imported: of apex; of TransformerEngine, whose own Python has to be installed "

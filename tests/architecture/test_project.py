@@ -38,13 +38,15 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "playwright": ("greenlet",),
     "axe-playwright-python": (),
     "greenlet": (),
+    "lxml": (),
+    "pytest-reportlog": (),
     "myst-parser": ("sphinx", "docutils", "markdown-it-py", "mdit-py-plugins", "pyyaml"),
     "sphinx": _SPHINX,
     "requests": ("certifi", "charset-normalizer", "idna", "urllib3"),
     **dict.fromkeys([name for name in _SPHINX if name != "requests"], ()),
     **dict.fromkeys(["mdit-py-plugins", "pyyaml", "certifi", "charset-normalizer", "idna", "urllib3"], ()),
 }
-"""Packages without which tests run, less those in a browser and of the site, and what is pinned for them."""
+"""Packages without which tests run, less those in a browser, of the site and of JUnit, and what is pinned for them."""
 
 
 def is_installed(name: str) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import junit_schema
 import pytest
 import report_samples as samples
 
@@ -66,6 +67,31 @@ def test_junit_stays_below_the_limit_of_gitlab() -> None:
     huge = replace(samples.mismatch(), differences=samples.mismatch().differences * 2000)
     results = tuple(replace(huge, scenario=samples.scenario(seed=str(n))) for n in range(5))
     assert len(render_junit(samples.report(*results)).encode()) < 200_000
+
+
+HOSTILE = "]]>\x00\x1b[31m\ud800\ufffe <a href=\"x\" b='y'>&amp;\n\t" + "long " * 2000
+"""What XML cannot express, what ends a section of it, quotes of both kinds, and no end."""
+
+
+def test_junit_is_valid_whatever_things_are_called() -> None:
+    named = replace(samples.mismatch(), system=HOSTILE, version=HOSTILE)
+    raised = replace(samples.crash(), error=Failure(HOSTILE, HOSTILE, 0, HOSTILE, 3), known_issue=HOSTILE)
+    new = replace(samples.crash(seed="1"), error=Failure(HOSTILE, HOSTILE, 0, HOSTILE, 3))
+    refused = replace(samples.unsupported(), reason=HOSTILE)
+    report = samples.report(*samples.every_kind(), named, raised, new, refused)
+    run = replace(report.run, versions={HOSTILE: HOSTILE})
+    for one in (samples.report(), replace(report, run=run), replace(report, results=(), missing=())):
+        assert junit_schema.complaints(render_junit(one).encode()) == []
+
+
+def test_the_schema_notices_what_is_wrong() -> None:
+    right = render_junit(samples.report())
+    for wrong in (
+        right.replace('tests="', 'tests="-'), right.replace("<testsuites ", '<testsuites id="x" ', 1),
+        right.replace("<skipped ", "<skip ").replace("</skipped>", "</skip>"), right.replace(' time="', ' time="1e'),
+        right.replace("<testcase ", "<testcase shard='1' ", 1), right[:-20],
+    ):  # fmt: skip
+        assert junit_schema.complaints(wrong.encode()) != []
 
 
 def test_the_summary_is_inert_markdown_within_its_limit() -> None:

@@ -11,14 +11,16 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
+import junit_schema
 import pytest
 
 from harness.pytest_scenarios import readable_id, told
-from harness.result import Result
+from harness.result import Result, from_elements
 from harness.run import DATABASE
 from harness.scenario import Scenario
 from harness.store import Store
@@ -40,6 +42,7 @@ from harness.verdict import Verdict
 from tests.report_samples import mismatch
 
 MISMATCH = mismatch()
+HOSTILE = "]]>\\x00\\x1b[31m\\ud800 <a href=\\"x\\" b='y'>&amp;" + "long " * 2000
 
 def examined(bench, scenario, known):
     shown = dict(scenario=scenario, system=scenario.system, version="1.0")
@@ -61,6 +64,10 @@ def examined(bench, scenario, known):
             return (Result(**shown, verdict=Verdict.UNKNOWN, reason="the judge died"),)
         case "model_only":
             raise HarnessError("no server")
+        case "model_only_late":
+            raise HarnessError(HOSTILE)
+        case "load_after_step":
+            return (Result(**shown, verdict=Verdict.UNSUPPORTED, reason=HOSTILE),)
 items.Bench.examined = examined
 """
 """A conftest under which the program of a scenario decides what it shows."""
@@ -76,13 +83,25 @@ mesh = [{meshes}]
 [system.reference]
 """
 
+GPU_SUITE = """
+import torch
+from harness.pytest_plugin import scenarios
+
+def test_on_a_device():
+    assert torch.ones(2, device="cuda").sum().item() == 2
+
+@scenarios(system="reference", program="train", model="short")
+def test_a_scenario(): ...
+"""
+"""A suite for GPUs that also asks for a scenario."""
+
 Run = Callable[..., pytest.RunResult]
 
 
 @pytest.fixture
 def ran(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs pytest with the plugin over a space of these programs and meshes, in this process."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     pytester.makeconftest(STAND_IN)
     pytester.makepyfile("def test_of_the_users_own(): pass")
@@ -118,6 +137,12 @@ def test_every_standing_is_an_outcome_of_pytests(ran: Run) -> None:
     assert known["shardproof.standing"] == Standing.KNOWN.value
     assert cases["rollback"].find("skipped").get("message", "").startswith("known issue issue-7")  # type: ignore[union-attr]
     assert cases["restart"].find("skipped").get("message") == "no restart here"  # type: ignore[union-attr]
+
+
+def test_its_junit_is_valid_whatever_is_said(ran: Run) -> None:
+    programs = "train resume rollback restart twice save_first model_only model_only_late load_after_step"
+    ran("--junitxml=run.xml", programs=programs).assert_outcomes(passed=1, failed=2, xfailed=1, skipped=2, errors=3)
+    assert junit_schema.complaints(Path("run.xml").read_bytes()) == []
 
 
 def test_what_is_known_alone_is_no_failure(ran: Run) -> None:
@@ -289,11 +314,38 @@ def test_results_are_kept_with_what_a_report_needs(ran: Run) -> None:
 
 
 def test_xdist_brings_results_and_choices_along(ran: Run) -> None:
-    words = ("-n2", "--shardproof-out=out", "-v", "-k", "not 1x3x1")
+    """And with pytest-reportlog beside it, where that is installed, a line of the log has all that is known."""
+    logs = find_spec("pytest_reportlog") is not None
+    words = ["-n2", "--shardproof-out=out", "-v", "-k", "not 1x3x1", *["--report-log=log.jsonl"] * logs]
     result = ran(*words, programs="train resume", meshes="1x2x1 1x3x1 1x4x1", apart=True)
     result.assert_outcomes(passed=2, failed=2)
     with Store(Path("out") / DATABASE) as store:
-        assert len(store.results(store.latest_run() or "")) == 4
+        kept = store.results(store.latest_run() or "")
+    assert len(kept) == 4
+    if logs:
+        lines = map(json.loads, Path("log.jsonl").read_text("utf-8").splitlines())
+        logged = [from_elements(data) for line in lines for data in line.get("shardproof", ())]
+        assert {result.id: result for result in logged} == {result.id: result for result in kept}
+
+
+def test_both_plugins_of_ours_are_loaded_at_once(ran: Run) -> None:
+    """A suite for GPUs on an emulated device asks for scenarios, too."""
+    words = ("-p", "harness.emulation.pytest_plugin", "--emulate=none", "--emulate-verdicts=verdicts", "test_gpu.py")
+    Path("test_gpu.py").write_text(GPU_SUITE, "utf-8")
+    result = ran(*words, programs="train resume restart", apart=True)
+    result.assert_outcomes(passed=3, failed=1, skipped=1)
+    seen = [json.loads(line) for line in Path("verdicts").read_text("utf-8").splitlines()]
+    assert sum(line.get("outcome") == "passed" for line in seen) == 3
+
+
+@pytest.mark.nightly
+def test_real_scenarios_run_beside_an_emulated_device(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    pytester.makepyfile(GPU_SUITE)
+    words = ("-p", "harness.pytest_plugin", "-p", "harness.emulation.pytest_plugin", "--emulate=none")
+    pytester.runpytest_subprocess(*words).assert_outcomes(passed=2)
 
 
 def test_without_its_options_it_loads_and_prints_nothing(pytester: pytest.Pytester) -> None:

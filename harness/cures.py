@@ -35,7 +35,7 @@ from harness.versions import CURED
 REPAIRED, MOVED = "already repaired there", "the code moved"
 """Why a cure does not apply: its lines are in the library as the cure would leave them, or they are not there."""
 
-_SHOWN_BY = "Shown-by: "
+_SHOWN_BY, _HIDDEN_BY = "Shown-by: ", "Hidden-by: "
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*")
 
 
@@ -62,11 +62,12 @@ class Cure:
     """id: as in `+cured:ID`, the name of its file. files: path below `site-packages` → its hunks. others: further forms
     of it, each like `files`. shown_by: the regressions that fail without it, by name, those of other systems as
     `SYSTEM/NAME`; where the patch does not begin with a line `Shown-by: ONE, ANOTHER`, the one of the cure's own
-    name."""
+    name. hidden_by: other cures with which those regressions pass as well, `Hidden-by: ANOTHER`."""
 
     id: str
     files: Mapping[str, tuple[Hunk, ...]]
     shown_by: tuple[str, ...]
+    hidden_by: tuple[str, ...]
     others: tuple[Mapping[str, tuple[Hunk, ...]], ...] = ()
 
     @property
@@ -196,10 +197,14 @@ def parse(cure_id: str, text: str) -> Cure:
     Raises:
         UsageError: it has no hunk, or a line that no diff has.
     """
-    shown = next((line for line in text.splitlines() if line.startswith(_SHOWN_BY)), f"{_SHOWN_BY}{cure_id}")
-    names = tuple(name.strip() for name in shown.removeprefix(_SHOWN_BY).split(","))
     files, *others = (_parsed(cure_id, form) for form in re.split(r"^Or:$", text, flags=re.MULTILINE))
-    return Cure(cure_id, files, names, tuple(others))
+    return Cure(cure_id, files, _names(text, _SHOWN_BY) or (cure_id,), _names(text, _HIDDEN_BY), tuple(others))
+
+
+def _names(text: str, header: str) -> tuple[str, ...]:
+    """What a line before the diff names; nothing where there is none."""
+    line = next((line for line in text.splitlines() if line.startswith(header)), header)
+    return tuple(name.strip() for name in line.removeprefix(header).split(",") if name.strip())
 
 
 def _parsed(cure_id: str, text: str) -> Mapping[str, tuple[Hunk, ...]]:

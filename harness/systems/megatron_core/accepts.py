@@ -121,6 +121,11 @@ LIMITS: tuple[Limit, ...] = (
         "instances of the optimizer reduce a unit's gradients of two dtypes in one call, which gloo does not take",
     ),
     Limit(
+        "fsdp-gpt-units",
+        lambda s: fsdp_strategy(s) == "optim_grads_params" and s.model == "gpt",
+        "where parameters are sharded each module is driven as a unit, and those of the real GPTModel are whole layers",
+    ),
+    Limit(
         "fsdp-precision-aware",
         lambda s: under_fsdp(s) and has("precision_aware")(s),
         "the precision-aware optimizer is driven with DDP",

@@ -68,6 +68,12 @@ class _Reader:
                 yield from self.tensor(piece, STATE_ROLE.get(what, what), self.name(name))
             case ("optimizer", "param_to_group_meta", str(name), str(what), *_):
                 yield from self.group(piece, self.name(name), what)
+            case ("optimizer", "grad_scaler", "scale") if self.scenario.optimizer.loss_scale:
+                yield number_record(self.target, piece, "scaler", "scale", "fp32")
+            case ("optimizer", "grad_scaler", "growth_tracker" | "hysteresis_tracker" as name) if (
+                self.scenario.optimizer.loss_scale
+            ):
+                yield integer_record(self.target, piece, "scaler", name)
             case ("opt_param_scheduler", "num_steps") if self.scenario.optimizer.schedule != "none":
                 yield integer_record(self.target, piece, "scheduler", "last_epoch")
             case ("iteration",):

@@ -210,7 +210,7 @@ def list_(plugins: tuple[str, ...]) -> int:
 
 
 @cli.command()
-@click.argument("scenario_id", metavar="ID")
+@click.argument("scenario_id", metavar="ID", shell_complete=completion.results)
 @options.database
 @click.option("--times", type=options.TIMES, default=1, show_default=True, help="Run it this often.")
 @options.deadline
@@ -252,7 +252,7 @@ def replay(
 
 
 @cli.command()
-@click.argument("scenario_id", metavar="ID")
+@click.argument("scenario_id", metavar="ID", shell_complete=completion.results)
 @options.database
 @click.option("--toml", is_flag=True, help="Print the scenario as TOML instead.")
 @click.option("--page", is_flag=True, help="Write its page beside the run's report instead, and print where it is.")

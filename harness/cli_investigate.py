@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness import arguments, options
+from harness import arguments, completion, options
 from harness.verdict import ExitStatus
 from harness.versions import with_cures
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name", metavar="SCENARIO")
+@click.argument("name", metavar="SCENARIO", shell_complete=completion.scenarios)
 @click.option(
     "--limit-s",
     type=options.LIMIT_S,
@@ -77,7 +77,7 @@ def shrink(
 
 
 @click.command()
-@click.argument("name", metavar="SCENARIO")
+@click.argument("name", metavar="SCENARIO", shell_complete=completion.scenarios)
 @click.option("--folder", type=click.Path(path_type=Path), metavar="DIR", help="Where to write  [default: exports/ID].")
 @click.option("--cured", is_flag=True, help="Also run the script with the defect cured; it must pass then.")
 @options.deadline
@@ -123,7 +123,7 @@ def export(
 
 
 @click.command()
-@click.argument("names", metavar="SCENARIO...", nargs=-1, required=True)
+@click.argument("names", metavar="SCENARIO...", nargs=-1, required=True, shell_complete=completion.scenarios)
 @options.system
 @click.option(
     "--versions", "texts", multiple=True, metavar="A..B | V", help="Releases; or git:REV, path:DIR; repeatable [all]."
@@ -186,7 +186,7 @@ def sweep(
 
 
 @click.command()
-@click.argument("name", metavar="SCENARIO")
+@click.argument("name", metavar="SCENARIO", shell_complete=completion.scenarios)
 @options.system
 @click.option("--good", required=True, metavar="VERSION", help="Where it passes: a release, or git:REV.")
 @click.option("--bad", required=True, metavar="VERSION", help="Where it fails; older than --good to find the fix.")

@@ -12,19 +12,34 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+import report_samples as samples
 
+from harness.cli import cli
 from harness.completion import SHELLS
+from harness.folders import point_latest
+from harness.report.html import write_html
+from harness.report.titles import title
+from harness.store import Store
+
+PROGRAM = """
+import sys
+from harness.cli import entry
+sys.argv[0] = "shardproof"
+status = entry([])
+assert not {"numpy", "torch"} & set(sys.modules)
+sys.exit(status)
+"""
 
 
 def completed(line: str) -> list[str]:
     """What bash is told of a line that ends where the cursor is."""
     environment = {
         **os.environ, "_SHARDPROOF_COMPLETE": "bash_complete", "COMP_WORDS": line,
-        "COMP_CWORD": str(len(line.split(" ")) - 1),
+        "COMP_CWORD": str(len(line.split(" ")) - 1), "PYTHONPATH": str(Path(__file__).parents[2]),
     }  # fmt: skip
-    program = "import sys; from harness.cli import entry; sys.argv[0] = 'shardproof'; sys.exit(entry([]))"
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     return [row.partition(",")[2] for row in done.stdout.splitlines()]
 
 
@@ -61,6 +76,73 @@ def test_bash_takes_its_script(tmp_path: Path) -> None:
 )
 def test_words_are_completed(line: str, expected: str) -> None:
     assert expected in completed(line)
+
+
+# --- ids of results ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a run of every kind of result and its pages, to which `reports/latest` leads."""
+    folder = tmp_path / "reports" / "mine"
+    report = samples.report()
+    write_html(report, folder)
+    with Store(folder / "results.sqlite") as store:
+        run = store.begin_run(("run", "mine"), 0, {})
+        store.finished_many(run, report.results)
+    point_latest(folder)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def offered(command: str, begun: str = "", **params: object) -> dict[str, str]:
+    """What a command's argument offers, with what is said of each."""
+    known = cli.commands[command]
+    context = click.Context(known)
+    context.params.update(params)
+    argument = next(parameter for parameter in known.params if isinstance(parameter, click.Argument))
+    return {str(item.value): item.help or "" for item in argument.shell_complete(context, begun)}
+
+
+@pytest.mark.parametrize("command", ["explain", "replay"])
+def test_ids_of_failures_have_their_titles(latest: Path, command: str) -> None:
+    found = offered(command)
+    assert set(found) == {result.id for result in samples.report().failures}
+    assert found[samples.crash().id] == title(samples.crash())
+    assert found[samples.mismatch().id] == title(samples.mismatch())
+
+
+@pytest.mark.parametrize("command", ["shrink", "export", "sweep", "bisect"])
+def test_ids_and_files_where_either_is_taken(latest: Path, command: str) -> None:
+    wanted = samples.crash().id
+    assert set(offered(command, wanted[:4])) == {wanted}
+    assert wanted in offered(command)
+    assert "regressions/torch-fsdp2-164929" in offered(command, "regressions/torch-fsdp2-1649")
+
+
+def test_a_passing_result_is_offered_where_no_failure_begins_so(latest: Path) -> None:
+    passed = samples.passing(1)
+    assert offered("explain", passed.id[:8]) == {passed.id: "pass"}
+    assert passed.id not in offered("explain")
+    assert passed.id not in offered("export", passed.id[:8])
+
+
+def test_another_folder_has_other_ids(latest: Path, tmp_path: Path) -> None:
+    with Store(tmp_path / "sweeps.sqlite") as store:
+        store.finished_many(store.begin_run(("sweep", "x"), 0, {}), [samples.mismatch(seed="9")])
+    other = samples.mismatch(seed="9")
+    assert offered("explain", out=tmp_path) == {other.id: other.signature}, "without a page: the signature"
+
+
+def test_what_cannot_be_read_offers_nothing(latest: Path, tmp_path: Path) -> None:
+    (tmp_path / "results.sqlite").write_text("no database")
+    assert offered("explain", out=tmp_path) == {}
+    assert offered("explain", out=tmp_path / "nowhere") == {}
+
+
+def test_ids_come_without_numpy(latest: Path) -> None:
+    wanted = samples.crash().id
+    assert completed(f"shardproof explain {wanted[:5]}") == [wanted]
 
 
 def test_a_quiet_run_that_passes_says_nothing(tmp_path: Path) -> None:

@@ -337,10 +337,10 @@ def history(folder: Path, nights: int, json_file: Path | None) -> int:
         raise UsageError.of("FOLDER", str(folder), f"a folder with a {DATABASE}", form)
     arguments.require_output_files(folder, json=json_file)
     with Store(folder / DATABASE) as store:
-        latest, runs = store.latest_run(), len(store.runs())
-        if latest is None or runs < 2:
-            raise UsageError.of("FOLDER", str(folder), f"a folder of two runs or more (this one has {runs})", form)
-        found = history_of(store, latest, nights)
+        latest = store.latest_run()
+        if latest is None:
+            raise UsageError.of("FOLDER", str(folder), "a database with a run", form)
+        found = history_of(store, latest, nights, least=1)
     page = write_history(found, folder)
     print(render_history(found, str(folder), str(page), wants_colour(sys.stdout, os.environ)), end="")
     arguments.write_json(json_file, {"folder": str(folder), **found.to_json()})

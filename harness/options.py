@@ -47,7 +47,7 @@ SEED = Whole(min=-(2**63), max=2**63 - 1)
 SAMPLE = Whole(min=1, max=1_000_000)
 JOBS = Whole(min=1, max=1024)
 TIMES = Whole(min=1, max=1_000_000)
-NIGHTS = Whole(min=2, max=1000)
+NIGHTS = Whole(min=1, max=1000)
 DEADLINE_S = Number(min=0.1, max=DAY_S)
 LIMIT_S = Number(min=0.0, max=7 * DAY_S)
 """What numbers on the command line may be. The bounds are far above all use, so that a slip of the keyboard is told."""

@@ -110,15 +110,16 @@ class History:
         return {"nights": [asdict(night) for night in self.nights], "traces": [asdict(trace) for trace in self.traces]}
 
 
-def history_of(store: Store, run_id: str, nights: int = NIGHTS) -> History:
-    """The history of a folder up to a run; empty where there was no run before it.
+def history_of(store: Store, run_id: str, nights: int = NIGHTS, least: int = 2) -> History:
+    """The history of a folder up to a run.
 
     Args:
         nights: so many runs at most, the latest ones.
+        least: it is empty where there are fewer runs. On a single night everything that fails is new.
     """
     started = {run.id: run.started_at[:16].replace("T", " ") for run in store.runs()}
     ids = list(started)[: list(started).index(run_id) + 1][-nights:]
-    if len(ids) < 2:
+    if len(ids) < least:
         return History()
     rows = [row for row in store.shown(run_id) if row[0] in set(ids)]
     told = tuple(_night(run, started[run], rows) for run in ids)

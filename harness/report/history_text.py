@@ -20,9 +20,10 @@ def render_history(history: History, folder: str, page: str, colour: bool = Fals
         colour: use ANSI colours.
     """
     first, last = history.nights[0].started, history.nights[-1].started
-    lines = [f"history of {folder}: {len(history.nights)} runs, {first} to {last} UTC", history.in_words, ""]
+    count = len(history.nights)
+    lines = [f"history of {folder}: {count} run{'s' * (count != 1)}, {first} to {last} UTC", history.in_words, ""]
     if history.traces:
-        width = max(len("nights"), len(history.nights))
+        width = max(len("nights"), count)
         lines.append(f"{'state':<9}  {'nights':<{width}}  signature")
         lines += [_line(trace, width, colour) for trace in history.traces]
         told = f"nights, oldest first: scenarios that showed it, {MANY} for ten or more, {CLEAN} for none"

@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "no runs": ("explain", "1a2b"),
     "no such run": ("report", "reports/nightly"),
     "no such history": ("history", "reports/nightly"),
-    "no night of a history": ("history", "reports/nightly", "--nights", "1"),
+    "no night of a history": ("history", "reports/nightly", "--nights", "0"),
     "nothing to merge": ("merge", "part1", "part2", "--out", "all"),
     "no such system to check": ("conformance", "torch-fsdp3"),
     "no such checkpoint": ("inspect", "checkpoints/step-100"),

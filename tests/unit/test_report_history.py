@@ -104,10 +104,19 @@ def test_only_so_many_nights(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "new        ·1" in said, "the night on which it failed before is not among them"
 
 
-def test_a_folder_of_one_run_has_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    nights(tmp_path, (samples.crash(),))
+def test_on_the_first_night_everything_is_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nights(tmp_path, (samples.crash(), samples.passing(1)))
+    assert entry(["history", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert ": 1 run, " in said[0]
+    assert said[1] == "1 new"
+
+
+def test_a_folder_without_a_run_has_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store(tmp_path / "results.sqlite"):
+        pass
     assert entry(["history", str(tmp_path)]) == 2
-    assert "allowed: a folder of two runs or more (this one has 1)" in capsys.readouterr().err
+    assert "allowed: a database with a run; for example: shardproof history reports/nightly" in capsys.readouterr().err
     assert not (tmp_path / "history.html").exists()
 
 

@@ -11,8 +11,9 @@ failure that has the face of known defects runs once more with just those cured 
 * It still fails: that failure is new. It is a result of its own, on the cured library, so that it can be
   explained and replayed; the first one is known for its part.
 
-A defect without a cure, or whose cure does not apply to the release, can only be told by its face. Results say so, and
-summaries count them.
+A defect that has no cure, or none that applies, but was repaired in a later release is taken away by running that
+release, with all that is cured there: what passes there is known, and what fails there in a way that no entry has is
+new. Any other defect can only be told by its face. Results say so, and summaries count them.
 
 *Does not verify*: that the defects found are all needed. Where two entries have one face, the first is cured first, and
 is named even if the second alone would have done.
@@ -24,10 +25,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from harness.known_issues import KnownIssue, KnownIssues
-from harness.result import BY_CURE, BY_FACE, IN_PART, Result
+from harness.result import BY_CURE, BY_FACE, BY_RELEASE, IN_PART, Result
 from harness.scenario import Scenario
 from harness.verdict import Verdict
-from harness.versions import split_cures, with_cures
+from harness.versions import before, split_cures, with_cures
 
 MOST_ROUNDS = 5
 """How many times a failure is run with one more defect cured."""
@@ -56,7 +57,7 @@ def attributed(
     for _ in range(MOST_ROUNDS):
         wanted = _curable(found, first, last)
         if not wanted or wanted <= set(last.cured):
-            return (_by_face(confirm(first), found),)
+            return _where_repaired(first, last, found, known, examine, confirm)
         last = examine(_with_cures(first.scenario, wanted))
         if last.verdict is Verdict.PASS and {issue.cure for issue in found} <= set(last.cured):
             return (_named(first, found, BY_CURE),)
@@ -76,6 +77,36 @@ def attributed(
     if first.verdict is Verdict.NONDETERMINISTIC:
         return (first,)
     return (_named(first, found, IN_PART), replace(last, behind=behind))
+
+
+def _where_repaired(
+    first: Result,
+    last: Result,
+    found: list[KnownIssue],
+    known: KnownIssues,
+    examine: Callable[[Scenario], Result],
+    confirm: Callable[[Result], Result],
+) -> tuple[Result, ...]:
+    """A failure whose defects cannot all be cured here, after a look at the release that repaired them."""
+    release = _repaired(first, last, found)
+    if not release:
+        return (_by_face(confirm(first), found),)
+    last = examine(replace(first.scenario, version=with_cures(release, "")))
+    if last.verdict is Verdict.PASS:
+        return (_named(first, found, BY_RELEASE),)
+    confirmed, last = confirm(first), confirm(last)
+    new = last.verdict.is_failure and last.verdict is not Verdict.NONDETERMINISTIC and not _matched(known, last)
+    if not new or confirmed.verdict is Verdict.NONDETERMINISTIC:
+        return (_by_face(confirmed, found),)
+    return (_named(confirmed, found, IN_PART), replace(last, behind="+".join(issue.id for issue in found)))
+
+
+def _repaired(first: Result, last: Result, found: Iterable[KnownIssue]) -> str:
+    """The release that has repaired all of the defects that cannot be cured; empty where one is not repaired, or was
+    before the release that ran."""
+    releases = {issue.repaired for issue in found if not issue.cure or issue.cure in last.not_cured}
+    release = releases.pop() if len(releases) == 1 else ""
+    return release if release and before(first.version, release) else ""
 
 
 def _by_face(confirmed: Result, found: Iterable[KnownIssue]) -> Result:

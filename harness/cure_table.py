@@ -101,7 +101,7 @@ def scenario_of(system: System, name: str) -> Scenario:
 
 
 def three_ways(system: System, cure: Cure, laboratory: Laboratory) -> Iterator[Shown]:
-    """Every regression of a cure's defect, run three ways: the third leaves out the cures that would hide it as well."""
+    """Every regression of a cure's defect, run three ways. The third leaves out the cures that would hide it."""
     but_this = ",".join(f"-{each}" for each in (cure.id, *cure.hidden_by))
     for name in cure.shown_by:
         scenario = scenario_of(system, name)

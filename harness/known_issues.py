@@ -40,6 +40,7 @@ which GPU it was seen without.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -49,11 +50,13 @@ from harness.cures import cure_of
 from harness.errors import UsageError
 from harness.novelty import NOVELTY_KEYS, Novelty, novelty_of
 from harness.program import KINDS
+from harness.releases import package_of
 from harness.scenario import AXES, Scenario, load_toml, parse_axis
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
 from harness.tables import Table, text_of
 from harness.verdict import Verdict
+from harness.versions import before
 
 if TYPE_CHECKING:
     from harness.result import Evidence, Result
@@ -61,7 +64,7 @@ if TYPE_CHECKING:
 _TEXTS = ("id", "what", "library_line", "since", "scenario")
 _STORY = ("fixed", "severity", "cause", "behind", "releases", "part", "detail")
 ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *NOVELTY_KEYS, *_STORY)
-"""Keys of an entry. Those from `fixed` on are for the reader of docs/findings.md: harness/report/findings.py."""
+"""Keys of an entry. Those behind `fixed` are for the reader of docs/findings.md: harness/report/findings.py."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class KnownIssue:
     """One entry of the file; the module's text has the fields.
 
     upstream: where it is public, or its cause is; empty if nothing was found. confirmed_on_gpu: empty until a GPU has
-    shown the defect. harm: what a user has in the end, one sentence.
+    shown the defect. harm: what a user has in the end, one sentence. fixed: where it is repaired, as the entry says it.
     """
 
     id: str
@@ -110,6 +113,16 @@ class KnownIssue:
     match: Pattern
     confirmed_on_gpu: str = ""
     harm: str = ""
+    fixed: str = ""
+
+    @property
+    def repaired(self) -> str:
+        """The first release, of those that can be run, in which it is repaired; empty where there is none. Another
+        release of torch is another interpreter, and no release of a library to go over to."""
+        system, release = system_named(self.system), repaired_in(self.fixed)
+        if not release or system.is_torch or not system.under_test:
+            return ""
+        return next((each.version for each in package_of(system).releases if not before(each.version, release)), "")
 
     @property
     def cure(self) -> str:
@@ -157,6 +170,15 @@ class KnownIssues:
         return [issue for issue in self.issues if issue.id in named] if named else []
 
 
+def repaired_in(fixed: str) -> str:
+    """The release in which an entry says that a defect is repaired, such as `0.5.0, by pull request 2419`; the one that
+    was run, where it says so; empty where another defect took its place."""
+    if "another defect" in fixed:
+        return ""
+    found = re.search(r"\((\d[\d.]*) was run\)", fixed) or re.match(r"(?:core_v)?(\d+(?:\.\d+)+)", fixed)
+    return found.group(1) if found else ""
+
+
 def known_issues_of(system: System) -> tuple[KnownIssue, ...]:
     """The entries of a system's `issues.toml`, in order; none where it has no such file.
 
@@ -200,7 +222,7 @@ def _issue(entry: Table, system: System, told: Mapping[str, Novelty]) -> KnownIs
         raise entry.wrong("scenario", texts["scenario"], "a file beside it", '"regressions/1842.toml"')
     own, cause = told[texts["id"]], told.get(entry.text("cause"))
     texts["upstream"] = own.upstream or (cause.upstream if cause else "")
-    texts["harm"] = own.harm
+    texts["harm"], texts["fixed"] = own.harm, entry.text("fixed")
     return KnownIssue(system=system.name, match=_pattern(entry.table("match"), system), **texts)
 
 

@@ -62,10 +62,15 @@ class Evidence(NamedTuple):
     text: str
 
 
-BY_CURE, BY_FACE, IN_PART = "cure", "face", "part"
-"""How a failure is known: it passes with the defects cured; it only looks like them, since one of them has no cure that
-applies; it looks like them, and something new fails once they are cured. See `harness.attribution`."""
-_KNOWN_BY = {BY_FACE: ", by face only", IN_PART: " in part: what fails behind it is told apart"}
+BY_CURE, BY_RELEASE, BY_FACE, IN_PART = "cure", "release", "face", "part"
+"""How a failure is known: it passes with the defects cured; it passes on the release that repaired them; it only looks
+like them, since one of them has no cure that applies; it looks like them, and something new fails once they are cured.
+See `harness.attribution`."""
+_KNOWN_BY = {
+    BY_RELEASE: ", which a later release repaired",
+    BY_FACE: ", by face only",
+    IN_PART: " in part: what fails behind it is told apart",
+}
 
 
 @dataclass(frozen=True)

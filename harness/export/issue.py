@@ -6,7 +6,6 @@ result itself.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +14,7 @@ from harness import cures
 from harness.export.body import subject
 from harness.export.case import Case
 from harness.export.script import SCRIPT, Draft, body_lines
+from harness.known_issues import repaired_in
 from harness.report.findings import Finding, section_of
 from harness.report.model import headline
 from harness.report.text import difference_lines
@@ -94,7 +94,7 @@ def told_about(system: System, known: str | None) -> Told | None:
         first.novelty.harm,
         cure,
         _diff(patch),
-        release_of(first.fixed or cause.fixed),
+        repaired_in(first.fixed or cause.fixed),
     )
 
 
@@ -102,15 +102,6 @@ def told_about(system: System, known: str | None) -> Told | None:
 def _findings_of(system: str) -> Mapping[str, Finding]:
     """A system's entries by their ids; read once, since a report asks for each of its failures."""
     return {finding.id: finding for finding in section_of(system_named(system)).findings}
-
-
-def release_of(fixed: str) -> str:
-    """The release in which an entry says that a defect is repaired, such as `0.5.0, by pull request 2419`; the one that
-    was run, where it says so; empty where another defect took its place."""
-    if "another defect" in fixed:
-        return ""
-    found = re.search(r"\((\d[\d.]*) was run\)", fixed) or re.match(r"(?:core_v)?(\d+(?:\.\d+)+)", fixed)
-    return found.group(1) if found else ""
 
 
 def subject_of(case: Case) -> str:

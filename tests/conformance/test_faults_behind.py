@@ -19,7 +19,7 @@ from harness.attribution import attributed
 from harness.faults.boundary import BOUNDARY
 from harness.known_issues import KnownIssue, KnownIssues, known_issues_of
 from harness.laboratory import Laboratory
-from harness.result import BY_CURE, IN_PART, Result
+from harness.result import BY_CURE, BY_RELEASE, IN_PART, Result
 from harness.scenario import Mesh, Scenario
 from harness.space.files import load_space
 from tests.conformance.built_in import BUILT_IN
@@ -84,7 +84,7 @@ def same_face(one: Result, other: Result) -> bool:
 def test_a_fault_beside_a_known_issue_is_not_known(issue: KnownIssue, fault: str, hasty: Laboratory) -> None:
     scenario = shown_by(issue)
     found = judged(replace(scenario, faults=(fault,)), hasty)
-    if found.known_by in ("", BY_CURE, IN_PART):
+    if found.known_by in ("", BY_CURE, BY_RELEASE, IN_PART):
         return
     alone = judged(scenario, hasty)
     assert same_face(found, alone), f"{fault} is taken for {found.known_issue}: {found.signature}"

@@ -14,7 +14,7 @@ from harness import cures
 from harness.attribution import MOST_ROUNDS, attributed
 from harness.known_issues import KnownIssue, KnownIssues, Pattern
 from harness.program import expand
-from harness.result import BY_CURE, BY_FACE, IN_PART, Failure, Result
+from harness.result import BY_CURE, BY_FACE, BY_RELEASE, IN_PART, Failure, Result
 from harness.scenario import Scenario
 from harness.verdict import Verdict
 from harness.versions import split_cures
@@ -213,3 +213,36 @@ def test_what_comes_and_goes_is_never_known_by_its_face(message: str) -> None:
     runs = Runs(library("2777", "another one"), comes_again=False)
     (result,) = runs.of(message)
     assert (result.verdict, result.known_issue) == (Verdict.NONDETERMINISTIC, None)
+
+
+OLD = replace(SCENARIO, system="automodel", version="0.4.0", sharding=Scenario().sharding)
+REPAIRED = KnownIssues(
+    (
+        KnownIssue(
+            "automodel-x", "", "automodel", "", "", "", "regressions/x.toml", Pattern(("step",), ("E: face*",), {}),
+            fixed="0.5.0, by pull request 2419",
+        ),
+    )
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("there", "known_by"),
+    [("", BY_RELEASE), ("face of it", BY_FACE), ("a bit that flipped", IN_PART)],
+)
+def test_what_no_cure_takes_away_a_later_release_does(there: str, known_by: str) -> None:
+    asked = []
+
+    def examine(scenario: Scenario) -> Result:
+        asked.append(scenario.version)
+        return failing(there, scenario) if there else passing(scenario)
+
+    result, *behind = attributed(failing("face of it", OLD), REPAIRED, examine)
+    assert asked == ["0.5.0+cured"]
+    assert (result.known_issue, result.known_by) == ("automodel-x", known_by)
+    assert [(each.behind, each.version) for each in behind] == [("automodel-x", "0.5.0+cured")] * (known_by == IN_PART)
+
+
+def test_a_release_that_repaired_it_before_says_nothing() -> None:
+    (result,) = attributed(failing("face of it", replace(OLD, version="0.5.0")), REPAIRED, never)
+    assert result.known_by == BY_FACE

@@ -10,10 +10,10 @@ import pytest
 
 from harness.diff import Difference
 from harness.export.case import NoExportError, case_of, path_to
-from harness.export.issue import release_of
 from harness.export.job import written
 from harness.export.script import without_unused
 from harness.export.trial import cured_copy, run
+from harness.known_issues import repaired_in
 from harness.observe.logical import Key
 from harness.program import expand
 from harness.result import FailedOp, Failure, Result
@@ -105,7 +105,7 @@ def test_a_case_on_one_rank_has_no_other_mesh() -> None:
     ],
 )
 def test_the_release_that_repaired_a_defect(fixed: str, release: str) -> None:
-    assert release_of(fixed) == release
+    assert repaired_in(fixed) == release
 
 
 @pytest.mark.parametrize("role", ["norm", "rng"])

@@ -171,11 +171,12 @@ def sweep(
     asked = versions(arguments.one_package(scenarios), tuple(map(arguments.placed, texts)))
     folder = out or folder_of(scenarios[0].system)
     arguments.require_output_files(folder, json=json_file)
+    issues = arguments.shipped_issues()
     keeper = Keeper(arguments.writable_folder(folder), dict(zip(scenarios, names, strict=True)), asked)
     with keeper, Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         found = sweeps(scenarios, asked, laboratory, keeper)
-        page, against = write_releases(keeper.store, folder, arguments.shipped_issues(), keeper.fresh)
-    print(render_sweeps(names, found, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
+        print(render_sweeps(names, found, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
+        page, against = write_releases(keeper.store, folder, issues, keeper.fresh)
     for line in against:
         print(f"contradicts issues.toml: {printable(line)}")
     print(f"report: {printable(str(page))}")

@@ -127,6 +127,30 @@ def test_a_setting_is_that_of_the_group_which_has_the_parameter() -> None:
         written(mismatch(RESUME, 8, "hyperparameter", fqn="group0.lr"), None)
 
 
+PRECISE = CORE.with_axes({"options": "precision_aware", "program": "rollback"})
+
+
+def test_the_precision_aware_optimizers_state_is_read_through_it() -> None:
+    script = written(mismatch(PRECISE, 5, "exp_avg", version="0.16.1"), None)
+    assert "optimizer.get_unscaled_state(shard_of(model, optimizer), state).clone()" in script.script
+    assert "use_precision_aware_optimizer=True" in script.script
+    assert "def get_unscaled_state" in script.draft.shims["gpu_on_cpu.py"]
+    compile(script.draft.shims["gpu_on_cpu.py"], "gpu_on_cpu.py", "exec")
+    master = written(mismatch(PRECISE, 5, "master", version="0.16.1"), None).script
+    assert "negative low bits were rounded up" in master
+    plain = written(mismatch(CORE.with_axes({"program": "rollback"}), 5, version="0.16.1"), None)
+    assert "get_unscaled_state" not in plain.script + plain.draft.shims["gpu_on_cpu.py"]
+
+
+def test_moments_of_what_no_forward_uses_are_zero_on_one_rank() -> None:
+    scenario = PRECISE.with_axes({"model": "unused", "mesh": "1x2x1"})
+    script = written(mismatch(scenario, 1, fqn="dead.weight", version="0.16.1"), None).script
+    assert "expected = torch.zeros(12)" in script
+    assert "mp.spawn" not in script
+    with pytest.raises(NoExportError, match="comparisons of steps"):
+        written(mismatch(scenario, 1, fqn="used.weight", version="0.16.1"), None)
+
+
 def test_what_a_checkpoint_has_of_settings_is_not_compared() -> None:
     with pytest.raises(NoExportError, match="cannot read what differs first: hyperparameter bits"):
         case_of(mismatch(CORE, 3, "hyperparameter", where="written", fqn="up.weight.lr"))

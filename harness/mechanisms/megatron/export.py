@@ -22,6 +22,8 @@ from harness.oracle.contract import half_dtype
 from harness.scenario import Scenario
 
 STATE_KEYS = {"momentum": "momentum_buffer"}
+STATE_DTYPE = TORCH_NAME | {"fp8e4m3": "torch.uint8"}
+"""What the optimizer config calls a dtype: fp8 is uint8 there."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
-    lean, fused_linear = _is_lean(case, store), _fused_linear(case, store)
-    case = case.on_one_rank() if lean or fused_linear else case
+    lean, fused_linear, idle = _is_lean(case, store), _fused_linear(case, store), _is_idle(case)
+    case = case.on_one_rank() if lean or fused_linear or idle else case
     scenario = case.scenario
     _require(case, store)
     nested = any("." in m.path for m in case.spec.modules)
@@ -66,6 +68,8 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         "form": store.form,
         "metadata": store.metadata,
         "offload": scenario.offload.fraction > 0,
+        "precise": _is_precise(scenario),
+        "remainder": _is_precise(scenario) and half == "bf16" and not scenario.offload.fraction,
         "gathers": _gathers(case),
         "inner": "optimizer.chained_optimizers[0]",
         "state_key": STATE_KEYS.get(case.focus.role, case.focus.role),
@@ -82,6 +86,8 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         "reload_params": "optimizer.reload_model_params()",
         **_checkpoint(store, case),
     }
+    if idle:
+        calls["expected"] = f"torch.zeros({case.spec.param(case.focus.fqn).spec.numel})"
     if groups.scheduled(case):
         calls["state"] = groups.STATE
     value = "read(model, optimizer)"
@@ -96,7 +102,7 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         value = f"next(iter({masters})).detach().flatten().cpu()"
     library = f"{case.scenario.system} {case.result.version}"
     fused = scenario.optimizer.impl == "multi_tensor"
-    shims = gpu_on_cpu(fused=fused, local_state=local_state)
+    shims = gpu_on_cpu(fused=fused, local_state=local_state, precise=_is_precise(scenario))
     return Draft(
         "harness.mechanisms.megatron",
         "megatron.py.j2",
@@ -105,7 +111,7 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         values,
         library,
         shims,
-        case=case if lean or fused_linear else None,
+        case=case if lean or fused_linear or idle else None,
     )
 
 
@@ -192,8 +198,6 @@ def _require(case: Case, store: Store) -> None:
     sharded = {"master", "exp_avg", "exp_avg_sq", "momentum", "step"}
     compared = case.focus.kind in (KEPT, WRITTEN, TRAINED)
     wanted = {
-        "the precision-aware optimizer, which needs TransformerEngine's FusedAdam": "precision_aware"
-        in scenario.options,
         "a GPTModel": scenario.model == GPT_MODEL,
         "expert parallelism": scenario.expert_parallel > 1,
         "tensor parallelism": any(op.mesh.tp > 1 for op in case.ops),
@@ -202,7 +206,11 @@ def _require(case: Case, store: Store) -> None:
         "param groups of their own but for their settings": groups.own_groups(case) and not case.focus.setting,
         "param groups of their own before 0.16": groups.own_groups(case) and not _knows_overrides(case),
         "overflowing steps": case.does("overflow"),
-        "comparisons of steps": case.focus.kind == TRAINED,
+        "comparisons of steps": case.focus.kind == TRAINED and not _is_idle(case),
+        "more than masters of the offloading precision-aware optimizer, in dp_zero": _is_precise(scenario)
+        and scenario.offload.fraction > 0
+        and compared
+        and (role != "master" or store.form != "dp_zero"),
         "comparisons of dtypes": case.focus.kind == TYPED,
         "comparisons of checkpoints without a distributed optimizer": compared and scenario.sharding != "zero1",
         "parameters of several dtypes under Megatron-FSDP": bool(store.fsdp)
@@ -223,6 +231,19 @@ def _require(case: Case, store: Store) -> None:
 def _knows_overrides(case: Case) -> bool:
     """Whether the release is told of groups by overrides, as from 0.16 on."""
     return tuple(map(int, case.result.version.split(".")[:2])) >= (0, 16)
+
+
+def _is_idle(case: Case) -> bool:
+    """Whether it is about moments of a parameter that no forward uses: they are zero after any step."""
+    focus = case.focus
+    return (
+        focus.kind == TRAINED and focus.role in ("exp_avg", "exp_avg_sq") and not case.spec.param(focus.fqn).spec.used
+    )
+
+
+def _is_precise(scenario: Scenario) -> bool:
+    """Whether masters and moments lie inside FusedAdam, in dtypes of their own."""
+    return "precision_aware" in scenario.options
 
 
 def _gathers(case: Case) -> bool:
@@ -342,6 +363,15 @@ def _optimizer(scenario: Scenario, half: str | None) -> dict[str, str]:
         values |= scale if ask.loss_scale else {"loss_scale": "1.0"}
     if scenario.sharding == "zero1":
         values["use_distributed_optimizer"] = "True"
+    if _is_precise(scenario):
+        policy = scenario.dtype
+        values["use_precision_aware_optimizer"] = "True"
+        stored = {
+            "exp_avg_dtype": policy.exp_avg,
+            "exp_avg_sq_dtype": policy.exp_avg_sq,
+            "main_params_dtype": policy.master,
+        }
+        values |= {name: STATE_DTYPE[dtype] for name, dtype in stored.items() if dtype and dtype != "fp32"}
     if ask.kind == "adam":
         values["decoupled_weight_decay"] = "False"
     if fraction:

@@ -216,7 +216,7 @@ def _focus(result: Result, ops: Sequence[Op]) -> Focus:
         if error.type == "killed":
             raise NoExportError.because(result, "a rank was killed")
         return Focus(RAISES, ops[failed], error.type)
-    found = _chosen(result)
+    found = _chosen(result, ops)
     if found is None:
         told = ", ".join(sorted({f"{d.key.role} {d.kind}" for d in result.differences[:9]}))
         raise NoExportError.because(result, f"a script cannot read what differs first: {told}")
@@ -228,9 +228,10 @@ def _focus(result: Result, ops: Sequence[Op]) -> Focus:
     return Focus(TRAINED if op.kind in ("step", "build", "overflow") else KEPT, op, difference=found)
 
 
-def _chosen(result: Result) -> Difference | None:
+def _chosen(result: Result, ops: Sequence[Op]) -> Difference | None:
     """The difference to show: of the first operation with one that a script can compare, live state before files."""
-    able = [d for d in result.differences if d.fails and d.key.role in _roles(d) and d.kind not in UNCOMPARED]
+    failing = [d for d in result.differences if d.fails and d.kind not in UNCOMPARED]
+    able = [d for d in failing if d.key.role in _roles(d, ops[d.key.op])]
     first = min((d.key.op for d in able), default=0)
     here = [d for d in able if d.key.op == first]
     live = [d for d in here if d.key.where == LIVE]
@@ -239,9 +240,11 @@ def _chosen(result: Result) -> Difference | None:
     return min(live or here, key=lambda d: (order.index(d.key.role), -d.mismatched, d.key.fqn), default=None)
 
 
-def _roles(difference: Difference) -> tuple[str, ...]:
-    """The roles of which a script can compare what differs. Of a setting that is its value in the run's own groups."""
+def _roles(difference: Difference, op: Op) -> tuple[str, ...]:
+    """The roles of which a script can compare what differs. Of a setting that is its value in the run's own groups,
+    after a load that must restore it."""
     live = difference.key.where == LIVE
     if difference.kind == "dtype" and live:
         return TYPED_ROLES
-    return ROLES if live and difference.kind == "bits" else tuple(role for role in ROLES if role != SETTING)
+    restored = live and difference.kind == "bits" and op.kind == "load"
+    return ROLES if restored else tuple(role for role in ROLES if role != SETTING)

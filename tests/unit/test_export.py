@@ -151,9 +151,10 @@ def test_moments_of_what_no_forward_uses_are_zero_on_one_rank() -> None:
         written(mismatch(scenario, 1, fqn="used.weight", version="0.16.1"), None)
 
 
-def test_what_a_checkpoint_has_of_settings_is_not_compared() -> None:
-    with pytest.raises(NoExportError, match="cannot read what differs first: hyperparameter bits"):
-        case_of(mismatch(CORE, 3, "hyperparameter", where="written", fqn="up.weight.lr"))
+def test_a_setting_is_compared_after_a_load_alone() -> None:
+    for op, where in ((3, "written"), (0, "live"), (1, "live")):
+        with pytest.raises(NoExportError, match="cannot read what differs first: hyperparameter bits"):
+            case_of(mismatch(CORE, op, "hyperparameter", where=where, fqn="up.weight.lr"))
 
 
 def test_what_does_not_fail_is_refused() -> None:

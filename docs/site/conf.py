@@ -26,12 +26,13 @@ suppress_warnings = ["myst.header"]  # one finding is a heading of the fourth le
 
 html_theme = "alabaster"
 html_static_path = ["static"]
+templates_path = ["templates"]
 html_title = "shardproof"
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 pygments_style = "default"
-html_sidebars = {"**": ["about.html", "searchfield.html", "navigation.html"]}
+html_sidebars = {"**": ["about.html", "searchfield.html", "pages.html"]}
 html_theme_options = {
     "description": "Bitwise correctness testing and fault injection for sharded training state",
     "fixed_sidebar": True,
@@ -63,6 +64,12 @@ def _read(_app: object, name: str, source: list[str]) -> None:
         source[0] += "".join(_toctree(heading, pages) for heading, pages in NAVIGATION.items())
 
 
+def _written(_app: object, _name: str, _template: str, context: dict[str, Any], _doctree: object) -> None:
+    """Let a keyboard scroll what is wider than the page."""
+    context["body"] = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+
+
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _read)
+    app.connect("html-page-context", _written)

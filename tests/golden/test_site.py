@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -56,8 +57,8 @@ def test_the_start_page_leads_to_every_page(site: Path) -> None:
 
 def test_what_does_not_hold_ends_the_build(tmp_path: Path) -> None:
     settings, source = tmp_path / "settings", tmp_path / "source"
-    settings.mkdir()
-    (settings / "static").mkdir()
+    for folder in ("static", "templates"):
+        shutil.copytree(ROOT / "docs/site" / folder, settings / folder)
     (settings / "conf.py").write_bytes((ROOT / "docs/site/conf.py").read_bytes())
     (settings / "navigation.toml").write_text('[navigation]\n"Start" = ["named", "gone"]\n')
     source.mkdir()

@@ -66,7 +66,8 @@ def _read(_app: object, name: str, source: list[str]) -> None:
 
 def _written(_app: object, _name: str, _template: str, context: dict[str, Any], _doctree: object) -> None:
     """Let a keyboard scroll what is wider than the page."""
-    context["body"] = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    context["body"] = body.replace('<table class="docutils', '<table tabindex="0" class="docutils')
 
 
 def setup(app: Any) -> None:

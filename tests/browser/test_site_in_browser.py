@@ -16,7 +16,7 @@ from tests.golden.test_site import ROOT, sphinx
 
 pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 
-PAGES = ("index", "tutorial", "report", "glossary", "findings")
+PAGES = ("index", "tutorial", "report", "cures", "deepspeed")
 
 
 @pytest.fixture(scope="module")

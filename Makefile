@@ -14,7 +14,7 @@ endif
 PYTHON ?= python3
 PY     := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 STAMP  := $(if $(VENV),$(VENV)/.installed)
-JOBS   ?= $(shell nproc)
+JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder  # as collected: files with few but long tests are not last
 PIP    := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 

@@ -35,7 +35,7 @@ def test_the_first_difference_of_each_part_is_open(visit: Visit, written: Path) 
     assert "B has here what A has under" in page.inner_text("main")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_nothing_keeps_anyone_out(visit: Visit, written: Path, scheme: str) -> None:
     assert complaints(unfolded(visit(written, color_scheme=scheme))) == []
 

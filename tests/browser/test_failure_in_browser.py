@@ -144,7 +144,7 @@ def test_a_page_without_script_says_the_same(visit: Visit, written: Written) -> 
     assert not page.is_visible(".script-only")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_nobody_is_kept_out(visit: Visit, written: Written, scheme: str) -> None:
     page = visit(written(samples.pictured()), color_scheme=scheme)
     tensor(page, "param")
@@ -163,7 +163,7 @@ def test_dark_is_another_picture(visit: Visit, written: Written) -> None:
     assert pictures[0] != pictures[1]
 
 
-@pytest.mark.parametrize("width", [320, 390, 1280])
+@pytest.mark.parametrize("width", [320, *(pytest.param(wide, marks=pytest.mark.nightly) for wide in (390, 1280))])
 def test_nothing_sticks_out_of_the_window(visit: Visit, written: Written, width: int) -> None:
     """A crash with an unbroken path in its message was 647 pixels wide on a phone of 390."""
     error = Failure("builtins.FileNotFoundError", f"no such file: {LONG}", 0, f'  File "{LONG}", line 1, in f', 8)

@@ -30,7 +30,7 @@ def page_of_thirty_nights(tmp_path: Path) -> Path:
     return write_history(History(nights, tuple(traces)), tmp_path)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_it_is_for_everybody(visit: Visit, page_of_thirty_nights: Path, scheme: str) -> None:
     page = visit(page_of_thirty_nights, color_scheme=scheme, viewport={"width": 390, "height": 844})
     page.click("summary")

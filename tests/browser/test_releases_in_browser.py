@@ -72,12 +72,12 @@ def test_names_and_releases_stay_in_sight(visit: Visit, releases: Path) -> None:
     assert abs(name["x"] - box["x"]) < 3
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_nothing_keeps_anyone_out(visit: Visit, releases: Path, scheme: str) -> None:
     assert complaints(visit(releases, color_scheme=scheme)) == []
 
 
-@pytest.mark.parametrize("width", [320, 1280])
+@pytest.mark.parametrize("width", [320, pytest.param(1280, marks=pytest.mark.nightly)])
 def test_nothing_sticks_out_of_the_window(visit: Visit, releases: Path, width: int) -> None:
     page = visit(releases, viewport={"width": width, "height": 844})
     assert sideways(page) <= 0

@@ -255,7 +255,7 @@ def test_nothing_sticks_out_of_a_phone(visit: Visit, index: Path, large: Path, f
         assert sideways(page) <= 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_nothing_keeps_anyone_out(visit: Visit, index: Path, large: Path, scheme: str) -> None:
     for path in (index, large):
         page = visit(path, color_scheme=scheme)

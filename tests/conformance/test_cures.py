@@ -22,7 +22,7 @@ from tests.conformance.kept import HANGS, needs_clone
 
 pytestmark = pytest.mark.real
 
-IN_CI = {("deepspeed", "scale-growth")}
+IN_CI = {("torch-fsdp2", "full-stateless")}
 UNRELEASED = {("megatron-core", "4423-gdn")}
 """Cures of code that no release on the package index has."""
 

@@ -133,6 +133,7 @@ def sparse_dcp(path: Path, nbytes: int, ranks: int) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_a_gigabyte_is_compared_in_little_memory(tmp_path: Path) -> None:
     a = sparse_safetensors(tmp_path / "a.safetensors", GIB)
     b = sparse_safetensors(tmp_path / "b.safetensors", GIB)

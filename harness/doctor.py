@@ -76,8 +76,8 @@ def examine(python: str | None = None, *, newer: bool = False) -> str:
         ]
         if info.under_test:
             lines += [_INDENT + line for line in _releases(info, package(info.under_test), ranks)]
-        if info.under_test and newer:
-            lines += [_INDENT + line for line in _newer(package(info.under_test), ranks)]
+            if newer:
+                lines += [_INDENT + line for line in _newer(package(info.under_test), ranks)]
     return "\n".join(lines) + "\n"
 
 

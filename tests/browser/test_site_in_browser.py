@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from browser_parts import complaints, sideways
 
-from tests.golden.test_site import ROOT, sphinx
+from tests.golden.test_site import built
 
 pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 
@@ -21,10 +21,7 @@ PAGES = ("index", "tutorial", "report", "cures", "deepspeed")
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("built")
-    told = sphinx(ROOT / "docs", ROOT / "docs/site", out)
-    assert (told.returncode, told.stderr) == (0, "")
-    return out / "site"
+    return built(tmp_path_factory.mktemp("built"))
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -31,13 +31,16 @@ def sphinx(source: Path, settings: Path, out: Path, *options: str) -> subprocess
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as it is now."""
-    out = tmp_path_factory.mktemp("built")
+def built(out: Path) -> Path:
+    """The site as it is now, below a folder."""
     told = sphinx(ROOT / "docs", ROOT / "docs/site", out)
     assert (told.returncode, told.stderr) == (0, "")
     return out / "site"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("built"))
 
 
 def test_every_page_is_on_the_site(site: Path) -> None:

@@ -26,8 +26,9 @@ square roots from MKL, which rounds other elements up on AMD's CPUs than on Inte
 an optimizer steps, not even how many: an update that is wrong by little may round to the same bits on one of them."""
 _RACES = {"ed1610516a16": {"crash": "nondeterministic"}}
 """Scenario id → a verdict that it has as often as another, and that other one. In megatron-fsdp-clip-empty-rank a rank
-fails while others wait for it: whether the second attempt fails in the same place is chance, and so is what gloo says
-of a peer that went away."""
+fails while others wait for it: whether the second attempt fails in the same place is chance."""
+_PEER_LEFT = re.compile(r"RuntimeError: \[.*(Connection closed by peer|Connection reset by peer).*")
+"""What gloo says of a peer that went away: which of the two, is chance."""
 
 
 def facts(result: Mapping[str, Any]) -> list[Any]:
@@ -40,8 +41,7 @@ def facts(result: Mapping[str, Any]) -> list[Any]:
     place = f"{failed['index']} {failed['name']}" if failed else ""
     verdict = _RACES.get(result["id"], {}).get(result["verdict"], result["verdict"])
     if result["error"] is not None:
-        message = "" if result["id"] in _RACES else _message(result["error"])
-        return [result["system"], verdict, place, message, "", [], result["known_issue"]]
+        return [result["system"], verdict, place, _message(result["error"]), "", [], result["known_issue"]]
     rows = sorted(json.dumps([d[key] for key in _recorded(d)]) for d in result["differences"])
     digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16] if rows else ""
     mechanisms = [e["mechanism"] for e in result["explanations"]]
@@ -56,7 +56,7 @@ def _recorded(difference: Mapping[str, Any]) -> tuple[str, ...]:
 def _message(error: Mapping[str, Any]) -> str:
     """Type and first line of an error, without numbers and paths, and with the elements of sets in order."""
     first = next(iter(error["message"].splitlines()), "")
-    plain = re.sub(r"\d+|/\S+", "N", f"{error['type']}: {first}")
+    plain = _PEER_LEFT.sub("RuntimeError: a peer went away", re.sub(r"\d+|/\S+", "N", f"{error['type']}: {first}"))
     return re.sub(r"\{([^{}]*)\}", lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", plain)[:160]
 
 

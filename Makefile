@@ -15,16 +15,20 @@ PYTHON ?= python3
 PY     := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 STAMP  := $(if $(VENV),$(VENV)/.installed)
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
-SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder  # as collected: files with few but long tests are not last
-PIP    := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SPREAD := -n $(JOBS) --dist loadgroup --no-loadscope-reorder  # as collected: files with few but long tests are not last
+PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: run test coverage lint docs sample bench canaries nightly gpu clean
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes import the same modules
+
+.PHONY: run test fast coverage lint docs sample bench canaries nightly gpu clean
 
 run: $(STAMP)  ## the smoke scenarios on the reference and on FSDP2 + DCP, then the report
 	$(PY) -m harness run smoke --out reports/smoke
 
-test: $(STAMP)  ## lint, types and all fast tests, in parallel
-	$(MAKE) lint
+test: $(STAMP)  ## lint, types and all fast tests, side by side
+	$(MAKE) -j2 lint fast
+
+fast: $(STAMP)  ## all fast tests, in parallel
 	$(PY) -m pytest $(SPREAD) -m "not nightly"
 
 coverage: $(STAMP)  ## the same tests with coverage of harness/, which costs two thirds more CPU
@@ -42,7 +46,7 @@ canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fa
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
 	$(PY) -m harness run nightly --out reports/nightly
 	$(PY) -m harness run nightly --system torch-fsdp2 --torch 2.15.0 --out reports/nightly-newest-torch
-	$(PY) -m pytest -n $(JOBS) --dist loadgroup -m nightly
+	$(PY) -m pytest $(SPREAD) -m nightly
 
 GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 regressions/torch-fsdp2-164929
 

@@ -93,7 +93,7 @@ class Laboratory:
         self.jobs, self.deadline_s, self.keep = jobs, deadline_s, keep
         self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=scratch_folder()))
         wanted = [info for info in all_systems() if systems is None or info.name in systems]
-        warm_up = [info.entry(info.warm_up) for info in wanted if info.warm_up and not info.package]
+        warm_up = [*dict.fromkeys(info.entry(info.warm_up) for info in wanted if info.warm_up and not info.package)]
         self._python, self._closing = python, False
         self._torches: dict[str, Laboratory | None] = {}  # None for the torch of this interpreter
         self._opening = threading.Lock()

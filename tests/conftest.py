@@ -31,12 +31,25 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` a file stays in one process, as with `loadfile`, but for tests that name a group of their
-    own: those of a file with hundreds of cases, each group of which starts servers of its own anyway."""
+    """With `--dist loadgroup` all tests that run a system's ranks share a process, and with it that system's warm
+    servers, each of which costs five seconds of CPU: those in the system's folder, and the cases of the others that ask
+    for it. Any other file stays in one process, as with `loadfile`. A test may name a group of its own: that of a file
+    with hundreds of cases, each group of which starts servers of its own anyway."""
     if config.getoption("loadgroup", default=False) or config.getoption("dist", default="no") == "loadgroup":
         for item in items:
             if item.get_closest_marker("xdist_group") is None:
-                item.add_marker(pytest.mark.xdist_group(item.location[0]))
+                item.add_marker(pytest.mark.xdist_group(_system_of(item) or item.location[0]))
+
+
+def _system_of(item: pytest.Item) -> str:
+    """The name of the system that a conformance test runs, or an empty string if none is to be seen."""
+    kind, *folders = item.path.relative_to(ROOT / "tests").parent.parts or ("",)
+    if kind != "conformance":
+        return ""
+    if folders:
+        return folders[0].replace("_", "-")
+    asked = item.callspec.params.get("system") if hasattr(item, "callspec") else None
+    return str(getattr(asked, "name", ""))
 
 
 @pytest.fixture

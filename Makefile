@@ -47,6 +47,7 @@ nightly: $(STAMP)  ## the nightly matrix and the slow tests
 	$(PY) -m harness run nightly --out reports/nightly
 	$(PY) -m harness run nightly --system torch-fsdp2 --torch 2.15.0 --out reports/nightly-newest-torch
 	$(PY) -m pytest $(SPREAD) -m nightly
+	SHARDPROOF_EFFORT=10 $(PY) -m pytest $(SPREAD) -m "hypothesis and not nightly"
 
 GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 regressions/torch-fsdp2-164929
 

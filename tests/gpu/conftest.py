@@ -19,7 +19,7 @@ def laboratory() -> Iterator[Laboratory]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
     reason = gpus(sys.executable).reason if here else ""
     for item in here:
         item.add_marker(pytest.mark.gpu)

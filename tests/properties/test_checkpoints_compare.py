@@ -27,6 +27,7 @@ import checkpoint_samples as samples
 from harness.compare.found import Comparison
 from harness.compare.progress import SilentProgress
 from harness.compare.run import Request, compare
+from tests.effort import examples
 
 Boxes = list[tuple[tuple[int, ...], tuple[int, ...]]]
 State = dict[str, torch.Tensor]
@@ -85,7 +86,7 @@ def compared(a: Path, b: Path) -> Comparison:
     return compare(Request(a, b, ()), SilentProgress())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(states(), st.data())
 def test_a_state_cut_in_two_ways_is_equal_and_a_flipped_bit_is_found(state: State, data: st.DataObject) -> None:
     first, second = ({name: data.draw(cuts(tuple(t.shape))) for name, t in state.items()} for _ in range(2))

@@ -16,6 +16,7 @@ from harness.space.constraints import tabulate
 from harness.space.coverage import Counter
 from harness.space.covering import Cover
 from harness.space.feasible import Factor, Feasible, factor
+from tests.effort import examples
 
 
 @st.composite
@@ -139,7 +140,7 @@ def test_a_rule_of_too_many_axes_is_refused() -> None:
         tabulate("rule", "reason", lambda s: s.seed + len(s.load) < 0, Scenario(), values)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10))
 @given(st.lists(st.tuples(*(st.sampled_from(v) for v in VALUES.values())), min_size=1, max_size=20), st.integers(1, 3))
 def test_coverage_counts_what_sets_of_tuples_count(rows: list[tuple[Any, ...]], strength: int) -> None:
     scenarios = [Scenario(**dict(zip(VALUES, row, strict=True))) for row in rows]

@@ -24,6 +24,7 @@ from harness.reference.fused_adam import FP8, INT16, Scalars, joined, scaled, sp
 from harness.reference.numerics import BF16, FP16, FP32, Array
 from tests import exact_floats as exact
 from tests.capturable_adam import step_capturable
+from tests.effort import examples
 
 DTYPES = {"fp32": FP32, "bf16": BF16, "fp16": FP16, "fp8e4m3": FP8, "int16": INT16}
 FORMATS = {FP32: exact.FP32, BF16: exact.BF16, FP16: exact.FP16, FP8: exact.FP8_E4M3}
@@ -130,7 +131,7 @@ def exact_unscaled(x: float, scale: float, dtype: np.dtype[Any]) -> float:
     return exact.mul(x, scale if dtype == FP16 else exact.div(1.0, exact.div(1.0, scale)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ask=asks, values=st.lists(st.tuples(singles, singles, singles, singles), min_size=1, max_size=6))
 def test_the_update_is_the_formula_rounded_operation_by_operation(
     ask: Ask, values: list[tuple[float, float, float, float]]
@@ -144,7 +145,7 @@ def test_the_update_is_the_formula_rounded_operation_by_operation(
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp8e4m3"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @example(values=[0.0, 0.0])
 @example(values=[1e-40, 0.0])  # the scale is subnormal, its inverse infinite
 @example(values=[math.inf, 1.0])
@@ -161,7 +162,7 @@ def test_scaling_is_the_formula_rounded_operation_by_operation(dtype: str, value
 
 
 @pytest.mark.parametrize(("param", "master"), MODES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(
     ask=asks, moments=st.tuples(st.sampled_from(MOMENTS), st.sampled_from(MOMENTS)),
     gradient=st.sampled_from(["fp32", "bf16", "fp16"]),
@@ -254,7 +255,7 @@ def emulated(ask: Ask, params: list[torch.nn.Parameter], master: str | None, mom
 
 
 @pytest.mark.parametrize(("param", "master"), MODES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     ask=asks, moments=st.tuples(st.sampled_from(MOMENTS), st.sampled_from(MOMENTS)), seed=st.integers(0, 2**32 - 1),
     size=st.sampled_from([1, 7, 64]), gradient=st.sampled_from(["fp32", "bf16"]),
@@ -283,7 +284,7 @@ def test_steps_equal_those_of_the_emulated_class(
 
 
 @pytest.mark.parametrize("master", [None, "fp16"])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(moments=st.tuples(st.sampled_from(MOMENTS), st.sampled_from(MOMENTS)), seed=st.integers(0, 2**32 - 1))
 def test_the_twin_s_domains_are_tensors_of_their_own(master: str | None, moments: tuple[str, str], seed: int) -> None:
     """Steps, and a load that cuts otherwise, against the reference with the same domains."""
@@ -343,7 +344,7 @@ def test_a_remainder_rounds_ties_away_from_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp8e4m3"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(values=st.lists(modest, min_size=1, max_size=30), width=st.integers(1, 9))
 def test_a_scaled_domain_is_that_domain_scaled_alone(dtype: str, values: list[float], width: int) -> None:
     wide, domains = to(values, FP32), np.arange(len(values)) // width
@@ -396,7 +397,7 @@ def test_a_scale_without_an_inverse_makes_infinities_of_what_is_tiny(dtype: str)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), inverse=st.sampled_from([1.0, 2.0**-10, 1 / 3]))
 def test_the_capturable_kernel_reads_the_unrounded_product(dtype: str, seed: int, inverse: float) -> None:
     rng = np.random.default_rng(seed)

@@ -22,6 +22,7 @@ from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import BF16, FP16, FP32, Array, torch_sqrt
 from harness.scenario import FLOAT_DTYPES, OPTIMIZER_KINDS
+from tests.effort import examples
 
 DTYPES = {"fp32": FP32, "bf16": BF16, "fp16": FP16}
 TORCH_DTYPES = {FP32: torch.float32, BF16: torch.bfloat16, FP16: torch.float16}
@@ -192,7 +193,7 @@ def hypers(draw: st.DrawFn, kind: str, impl: str) -> Hyper:
 
 
 @pytest.mark.parametrize(("kind", "impl", "dtype"), CLEAN)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(data=st.data())
 def test_any_trajectory_equals_torch(kind: str, impl: str, dtype: str, data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 40), label="n")
@@ -202,7 +203,7 @@ def test_any_trajectory_equals_torch(kind: str, impl: str, dtype: str, data: st.
 
 
 @pytest.mark.parametrize(("kind", "impl", "dtype"), CLEAN)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @example(start=0, stop=1)
 @example(start=16, stop=33)
 @given(start=st.integers(0, 39), stop=st.integers(1, 40))
@@ -354,7 +355,7 @@ class FusedTwin(TorchTwin):
 @pytest.mark.parametrize("kind", OPTIMIZER_KINDS)
 @pytest.mark.parametrize("moments", [("fp32", "fp32"), ("bf16", "fp32"), ("fp32", "bf16"), ("bf16", "bf16")])
 @pytest.mark.parametrize("gradient", ["fp32", "bf16"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     lr=st.sampled_from([0.03125, 1e-3, 0.7]),

@@ -22,6 +22,7 @@ from harness.reference import system as reference
 from harness.scenario import Scenario
 from harness.space.constraints import impossible
 from harness.systems.registry import contract_of
+from tests.effort import examples
 
 ZOO = zoo()
 
@@ -83,7 +84,7 @@ def observed(inputs: Inputs, placement: Placement) -> Logical:
     return logical
 
 
-@settings(max_examples=int(os.environ.get("SHARDPROOF_EXAMPLES", "200")), deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(scenarios())
 def test_twin_and_reference_agree_under_megatrons_contract(scenario: Scenario) -> None:
     assume(impossible(scenario) is None)

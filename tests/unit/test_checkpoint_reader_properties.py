@@ -23,6 +23,7 @@ from harness.readers.checkpoint import read_checkpoint
 from harness.readers.errors import CheckpointError
 from harness.readers.pieces import ObjectPiece, TensorPiece, pieces
 from harness.readers.symbolic import Mapping, parse
+from tests.effort import examples
 
 DTYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.int64: "int64",
@@ -98,14 +99,14 @@ def found(path: Path) -> dict[str, Any]:
     return result
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(states())
 def test_a_full_file_comes_back_bit_for_bit(state: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         assert found(samples.save_full(state, Path(folder, "c"))) == held(state)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(states().filter(bool))
 def test_a_distributed_checkpoint_comes_back_bit_for_bit(state: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -130,7 +131,7 @@ def partitions(draw: st.DrawFn) -> tuple[torch.Tensor, list[tuple[tuple[int, ...
     return of_bits(draw(st.sampled_from(list(DTYPES))), shape, draw(st.integers(0, 1 << 30))), boxes
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(partitions())
 def test_chunks_of_any_partition_assemble_to_the_tensor(
     case: tuple[torch.Tensor, list[tuple[tuple[int, ...], tuple[int, ...]]]],
@@ -166,7 +167,7 @@ def plain(node: object) -> object:
             return node
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(Plain, st.sampled_from([3, 4]))
 def test_plain_pickles_are_parsed_like_pickle_loads_them(value: object, protocol: int) -> None:
     assert repr(plain(parse(pickle.dumps(value, protocol), "test"))) == repr(value)
@@ -183,7 +184,7 @@ def test_damage_gives_an_error_or_sound_data(tmp_path: Path, file: str) -> None:
     checkpoint = target if file == "full" else tmp_path / "c"
     intact = target.read_bytes()
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(Damage, st.booleans())
     def check(damage: list[tuple[float, int]], cut: bool) -> None:
         data = bytearray(intact)

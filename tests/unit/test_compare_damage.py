@@ -14,6 +14,7 @@ from test_compare import write_safetensors
 from test_compare_folders import compared, write_zero1, write_zero3
 
 from harness.errors import UsageError
+from tests.effort import examples
 
 Damage = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4)
 
@@ -37,7 +38,7 @@ def test_damage_is_bad_input_or_a_comparison(tmp_path: Path, kind: str) -> None:
     sound = tmp_path / "f.pt" if kind != "zip" else tmp_path / "dcp"
     intact = target.read_bytes()
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=examples(50), deadline=None)
     @given(Damage, st.booleans())
     def check(damage: list[tuple[float, int]], cut: bool) -> None:
         data = bytearray(intact)

@@ -34,10 +34,11 @@ from harness.store import Store
 from harness.verdict import ExitStatus
 from harness.world import interpreter as interpreters
 from tests import report_samples
+from tests.effort import examples
 
 SOON_S = 5.0
 HEAD = 'schema = 1\n[scenario]\nsystem = "reference"\n'
-DRAWN = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+DRAWN = settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def said(*words: str) -> tuple[int, str, str]:
@@ -368,7 +369,7 @@ JSON_VALUES = st.recursive(
 RESULT = report_samples.passing(1).to_json()
 
 
-@settings(DRAWN, max_examples=25)
+@settings(DRAWN, max_examples=examples(10))
 @given(st.sampled_from(sorted(RESULT)), JSON_VALUES)
 def test_an_edited_result_is_taken_or_refused(key: str, value: object) -> None:
     folder = Path("reports/mine")

@@ -11,7 +11,9 @@ from harness.verdict import Verdict
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("sharding", "checkpoint"), [("zero1", "dp_zero"), ("replicate", "plain")])
+@pytest.mark.parametrize(
+    ("sharding", "checkpoint"), [("zero1", "dp_zero"), pytest.param("replicate", "plain", marks=pytest.mark.nightly)]
+)
 def test_what_ranks_hold_of_fused_projections_is_compared(
     sharding: str, checkpoint: str, laboratory: Laboratory
 ) -> None:

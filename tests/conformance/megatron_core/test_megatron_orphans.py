@@ -55,10 +55,10 @@ def run(server: ForkServer, folder: Path, deadline_s: float = 60.0, **axes: str)
 @pytest.mark.parametrize(
     ("case", "deadline_s", "axes"),
     [
-        ("passes", 60.0, {}),
+        pytest.param("passes", 60.0, {}, marks=pytest.mark.nightly),
         pytest.param("passes", 60.0, {"checkpoint": "dp_reshardable+async"}, marks=pytest.mark.nightly),
         pytest.param("raises", 60.0, {"system": "megatron-core-raising"}, marks=pytest.mark.nightly),
-        ("killed", 60.0, {"system": "megatron-core-killed"}),
+        pytest.param("killed", 60.0, {"system": "megatron-core-killed"}, marks=pytest.mark.nightly),
         ("killed early", 60.0, {"faults": "boundary.kill-in-save"}),
         ("hangs", 10.0, {"system": "megatron-core-stuck"}),
     ],

@@ -40,6 +40,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("xdist_group") is None:
                 item.add_marker(pytest.mark.xdist_group(_system_of(item) or item.location[0]))
+            if hasattr(config, "workerinput"):
+                _show_group(item)
+
+
+def _show_group(item: pytest.Item) -> None:
+    """Put a test's group behind its id, where xdist's scheduler looks for it. xdist 3.8 does that through a field that
+    pytest 9.2 no longer reads: every test was a group of its own, and each process started every server
+    (https://github.com/pytest-dev/pytest-xdist/issues/1386)."""
+    marker = item.get_closest_marker("xdist_group")
+    known = getattr(item, "_id", None)
+    if marker is not None and known is not None:
+        item._id = type(known).parse(f"{item.nodeid}@{marker.args[0]}")
 
 
 def _system_of(item: pytest.Item) -> str:

@@ -188,6 +188,8 @@ def _absent(key: Key, kind: str, value: Value, held: Logical) -> Difference:
     state = _state_of(key)
     kept, step = held.get(state, value), held.get(state._replace(role="step"))
     zero = not kept.data.strip(b"\0") and (step is None or not step.data.strip(b"\0"))
+    if zero and state != key:
+        zero = bool(np.isfinite(as_numbers(value)).all())
     if kind == "missing":
         found = Difference(key, kind, mismatched=elements, total=elements, expected_digest=of_it, expected_first=first)
     else:
@@ -199,7 +201,8 @@ _ZERO_STATE = "all bits zero, at step 0"
 
 
 def _state_of(key: Key) -> Key:
-    """The state that a quantisation scale belongs to, which is zero whatever the scale is; any other key itself."""
+    """The state that a quantisation scale belongs to, which is zero whatever finite number the scale is; any other key
+    itself."""
     if key.role != "quant_scale":
         return key
     name, _, role = key.fqn.rpartition(".")

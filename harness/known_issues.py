@@ -46,6 +46,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from harness.cures import cure_of
 from harness.errors import UsageError
 from harness.novelty import NOVELTY_KEYS, Novelty, novelty_of
@@ -170,13 +172,53 @@ class KnownIssues:
         return [issue for issue in self.issues if issue.id in named] if named else []
 
 
+_BOUND = re.compile(r"(?:[A-Za-z_]*_v)?(\d+(?:\.\d+)+(?:rc\d+)?)(?P<rest>.*)", re.DOTALL)
+_RUN = re.compile(r"(?:, by pull request \d+)? \((\d[\d.]*) was run\)")
+_EXACT = re.compile(r"(, by pull request \d+)?")
+_OPEN = re.compile(r" or earlier|, older not (tried|reached)| \([\w. ,]+ not run\)")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A release that an entry names in `since` or `fixed`.
+
+    * exact: the text also says that the release before it was different.
+    * comparable: the text says nothing more, so that a program can hold it against a run.
+    """
+
+    version: Version
+    exact: bool
+    comparable: bool
+
+
+def bound_of(text: str) -> Bound | None:
+    """The release that `since` or `fixed` names; None for a text that does not begin with one.
+
+    These are texts for a reader, and this is the only place where a program reads them:
+
+        since = "0.15.0"                              the first release with it: an older one did not have it
+        since = "0.13.0 or earlier"                   nothing is said of older ones
+        since = "0.16.1, older not tried"             likewise
+        since = "0.16.1, with 4423 repaired"          a condition that no run sees: not comparable
+        fixed = "0.5.0, by pull request 2419"         the first release without it
+        fixed = "2.14.1 (2.14.0 was not run)"         an older one may be without it, too
+        fixed = "0.19.2, by pull request 8056 (0.19.4 was run)"     likewise; the release that was run counts
+        fixed = "0.19.0, with another defect in its place"          no run can see that: not comparable
+    """
+    found = _BOUND.fullmatch(text)
+    if found is None:
+        return None
+    version, rest = found[1], found["rest"]
+    if run := _RUN.fullmatch(rest):
+        return Bound(Version(run[1]), exact=False, comparable=True)
+    exact = bool(_EXACT.fullmatch(rest))
+    return Bound(Version(version), exact, exact or bool(_OPEN.fullmatch(rest)))
+
+
 def repaired_in(fixed: str) -> str:
-    """The release in which an entry says that a defect is repaired, such as `0.5.0, by pull request 2419`; the one that
-    was run, where it says so; empty where another defect took its place."""
-    if "another defect" in fixed:
-        return ""
-    found = re.search(r"\((\d[\d.]*) was run\)", fixed) or re.match(r"(?:core_v)?(\d+(?:\.\d+)+)", fixed)
-    return found.group(1) if found else ""
+    """The release in which an entry says that a defect is repaired; empty where another defect took its place."""
+    bound = bound_of(fixed)
+    return str(bound.version) if bound and "another defect" not in fixed else ""
 
 
 def known_issues_of(system: System) -> tuple[KnownIssue, ...]:

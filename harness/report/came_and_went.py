@@ -4,14 +4,8 @@ A sweep gives a regression a verdict on each release. Two neighbours of which on
 the defect came, or went, with the later one. The entry of the defect says so too, in `since`, `fixed` and `releases`,
 and somebody wrote that by hand from other runs. This module puts the two side by side.
 
-`since` and `fixed` are texts for a reader, so only some of them can be compared by a program:
-
-    since = "0.15.0"                              the first release with it: an older one that shows it contradicts
-    since = "0.13.0 or earlier"                   the same for newer ones; nothing is said of older ones
-    since = "0.16.1, older not tried"             likewise
-    since = "0.16.1, with 4423 repaired"          a condition that no sweep sees: it is shown, and not compared
-    fixed = "0.5.0, by pull request 2419"         from here on it must not show itself
-    fixed = "2.14.1 (2.14.0 was not run)"         likewise; an older release that passes is no contradiction
+`since` and `fixed` are texts for a reader. `harness.known_issues.bound_of` says what a program can take from them; one
+that says more than that is shown, and not compared.
 
 *Verifies*: on each plain release of the row, that what was seen is what the entry says of it. A failure shows the
 defect if any of its evidence is what the entry's patterns describe; one that looks different is told, and contradicts
@@ -22,30 +16,17 @@ not what the entry speaks of; entries that wait `behind` another defect; and whi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from packaging.version import Version
 
-from harness.known_issues import KnownIssue
+from harness.known_issues import Bound, KnownIssue, bound_of
 from harness.report.findings import Finding
 from harness.result import Result
 from harness.verdict import Verdict
 from harness.versions import is_version, split_cures
-
-_BOUND = re.compile(r"(?:[A-Za-z_]*_v)?(?P<version>\d+(?:\.\d+)+(?:rc\d+)?)(?P<rest>.*)", re.DOTALL)
-_EXACT = re.compile(r"(, by pull request \d+)?")
-_OPEN = re.compile(r" or earlier|, older not (tried|reached)| \([\w. ,]+ not run\)")
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A release that an entry names. exact: whether the text also says that the one before it was different."""
-
-    version: Version
-    exact: bool
 
 
 @dataclass(frozen=True)
@@ -58,12 +39,12 @@ class Entry:
     @property
     def since(self) -> Bound | None:
         """The first release known to have it; None where the text cannot be compared."""
-        return bound_of(self.finding.since)
+        return _comparable(self.finding.since)
 
     @property
     def fixed(self) -> Bound | None:
         """The first release without it; None where there is none, or where the text cannot be compared."""
-        return bound_of(self.finding.fixed)
+        return _comparable(self.finding.fixed)
 
     @property
     def comparable(self) -> bool:
@@ -71,13 +52,9 @@ class Entry:
         return self.issue is not None and self.since is not None and (not self.finding.fixed or self.fixed is not None)
 
 
-def bound_of(text: str) -> Bound | None:
-    """The release that a text begins with; None where more is said than a program can compare."""
-    found = _BOUND.fullmatch(text)
-    if found is None:
-        return None
-    exact = bool(_EXACT.fullmatch(found["rest"]))
-    return Bound(Version(found["version"]), exact) if exact or _OPEN.fullmatch(found["rest"]) else None
+def _comparable(text: str) -> Bound | None:
+    bound = bound_of(text)
+    return bound if bound and bound.comparable else None
 
 
 def conclusive(result: Result) -> bool | None:

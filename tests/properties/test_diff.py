@@ -215,6 +215,13 @@ def test_the_scale_of_a_moment_that_may_be_absent_may_be_absent_too() -> None:
     assert {STATE["exp_avg"], scale} <= {d.key for d in found if d.fails}
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_scale_that_makes_a_zero_moment_no_zero_is_not_equivalent_to_nothing(number: float) -> None:
+    scale = Key(2, "live", "quant_scale", "a.weight.exp_avg")
+    observed = {**PARAM, **ZEROS, scale: value("fp32", number)}
+    assert [d.key for d in diff(PARAM, observed, equivalences=[LAZY_STATE]) if d.fails] == [scale]
+
+
 def test_a_lost_moment_is_not_excused_by_a_kept_step() -> None:
     expected = {**PARAM, **ZEROS}
     observed = {**PARAM, STATE["step"]: value("fp32", 3.0)}

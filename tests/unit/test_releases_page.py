@@ -10,9 +10,9 @@ from types import MappingProxyType
 import pytest
 import report_samples as samples
 
-from harness.known_issues import KnownIssue, Pattern
+from harness.known_issues import KnownIssue, Pattern, bound_of
 from harness.novelty import Novelty
-from harness.report.came_and_went import Entry, bound_of, contradictions, others, told
+from harness.report.came_and_went import Entry, contradictions, others, told
 from harness.report.findings import Finding
 from harness.report.releases_page import render_releases, tables, write_releases
 from harness.result import Failure, Result
@@ -66,18 +66,19 @@ def test_when_it_came_and_went(states: str, said: str) -> None:
         ("0.15.0", "0.15.0", True), ("0.13.0 or earlier", "0.13.0", False),
         ("0.16.1, older not tried", "0.16.1", False), ("0.5.0, by pull request 2419", "0.5.0", True),
         ("2.14.1 (2.14.0 was not run)", "2.14.1", False),
-        ("some_v0.18.2", "0.18.2", True),
+        ("some_v0.18.2", "0.18.2", True), ("0.19.2, by pull request 8056 (0.19.4 was run)", "0.19.4", False),
     ],
 )  # fmt: skip
 def test_texts_that_name_a_release(text: str, version: str, exact: bool) -> None:
     found = bound_of(text)
     assert found is not None
-    assert (str(found.version), found.exact) == (version, exact)
+    assert (str(found.version), found.exact, found.comparable) == (version, exact, True)
 
 
 @pytest.mark.parametrize("text", ["", "0.16.1, with 4423 repaired", "Other 2.10.0 or earlier", "2.1.0; not in 2.2.0"])
 def test_texts_that_say_more_are_not_compared(text: str) -> None:
-    assert bound_of(text) is None
+    found = bound_of(text)
+    assert found is None or not found.comparable
 
 
 @pytest.mark.parametrize(
@@ -91,6 +92,9 @@ def test_texts_that_say_more_are_not_compared(text: str) -> None:
         ("PPFF", entry("1.1"), ["passes on 1.1, but issues.toml says since 1.1, not fixed"]),
         ("PFPP", entry("1.1", "2.0"), ["passes on 1.2, but issues.toml says since 1.1, fixed in 2.0"]),
         ("PFPP", entry("1.1", "2.0 (1.2 was not run)"), []),
+        ("PFPP", entry("1.1", "1.2, by pull request 7 (2.0 was run)"), []),
+        ("PFPF", entry("1.1", "1.2, by pull request 7 (2.0 was run)"),
+         ["fails on 2.0, but issues.toml says fixed in 1.2, by pull request 7 (2.0 was run)"]),
         ("FPPP", entry("1.0, with something else"), []),
         ("PPPP", entry("1.1", "core, some day"), []),
         ("GFFP", entry("1.1", "2.0"), []),

@@ -88,10 +88,16 @@ def same_face(one: Result, other: Result) -> bool:
 @pytest.mark.real
 @pytest.mark.parametrize(("issue", "fault"), CASES)
 def test_a_fault_beside_a_known_issue_is_not_known(
-    issue: KnownIssue, fault: str, hasty: Laboratory, unfaulted: Callable[[Scenario], Result]
+    issue: KnownIssue,
+    fault: str,
+    hasty: Laboratory,
+    unfaulted: Callable[[Scenario], Result],
+    record_property: Callable[[str, object], None],
 ) -> None:
     scenario = shown_by(issue)
     found = judged(replace(scenario, faults=(fault,)), hasty)
+    record_property("ended", f"known by {found.known_by}" if found.known_by else "new")
+    record_property("signature", found.signature or found.verdict.value)
     if found.known_by in ("", BY_CURE, BY_RELEASE, IN_PART):
         return
     alone = unfaulted(scenario)

@@ -11,9 +11,13 @@ Before `--` stand the logs of all runs so far, behind it what pytest was told to
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
+
+_GROUP = re.compile(r"@[^\]]*$")
+"""What `--dist loadgroup` puts behind an id."""
 
 
 def ended(lines: Iterable[str]) -> set[str]:
@@ -25,7 +29,7 @@ def ended(lines: Iterable[str]) -> set[str]:
         except json.JSONDecodeError:
             continue
         if told.get("$report_type") == "TestReport" and (told["when"] == "call" or told["outcome"] != "passed"):
-            found.add(told["nodeid"])
+            found.add(_GROUP.sub("", told["nodeid"]))
     return found
 
 

@@ -20,8 +20,8 @@ def test_what_has_a_result() -> None:
         json.dumps({"$report_type": "SessionStart"}),
         line("a::begun", "setup", "passed"),
         line("a::passed", "call", "passed"),
-        line("a::failed", "call", "failed"),
+        line("a::failed[x@0.16.1]@group", "call", "failed"),
         line("a::skipped", "setup", "skipped"),
         line("a::cut", "call", "passed")[:-9],
     ]
-    assert ended(lines) == {"a::passed", "a::failed", "a::skipped"}
+    assert ended(lines) == {"a::passed", "a::failed[x@0.16.1]", "a::skipped"}

@@ -39,9 +39,11 @@ from harness.observe.ambient import expected_generators
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem
 from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
+from harness.observe.settings import SETTING
 from harness.oracle import twin
 from harness.oracle.carried import EXTRA_STATE, carried, without_addresses
 from harness.oracle.inputs import Inputs, Placement
+from harness.oracle.settings import kept_settings
 from harness.program import Op, expand
 from harness.readers.errors import CheckpointError
 from harness.readers.stored import TorchStored
@@ -210,6 +212,8 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
         at = [op for op in case.ops if op.index in done]
         expected |= expected_generators(scenario.seed, at, scenario.device)
     saves = [op for op in case.ops if op.kind == "save" and op.index in done - unreadable]
+    if SETTING in roles:
+        expected |= kept_settings(observed, case.ops)
     if EXTRA_STATE in roles:
         kept = carried(observed, case.ops, left_out=not contract.stores_extra_state(scenario))
         expected |= {

@@ -46,7 +46,8 @@ THINGS = {
     "exp_avg": "first moments", "exp_avg_sq": "second moments", "momentum": "momentum", "step": "step counters",
     "hyperparameter": "settings", "buffer": "buffers", "scheduler": "the schedule", "scaler": "the loss scale",
     "norm": "the gradient norm", "host": "the split between host and device", "quant_scale": "quantisation scales",
-    "resolved": "settings", "tag": "parameters", "extra_state": "extra state", "rng": "random generators",
+    "setting": "settings", "resolved": "settings", "tag": "parameters", "extra_state": "extra state",
+    "rng": "random generators",
     "checkpoint": "the checkpoint", "unknown": "unknown entries",
 }  # fmt: skip
 """Role → what it is called where no name follows."""
@@ -54,7 +55,7 @@ THINGS = {
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum", "step")
 ALONE = ("scheduler", "scaler", "norm", "checkpoint", "rng", "host")
 """Roles of which there is one: no parameter is named behind them."""
-BY_NAME = ("hyperparameter", "resolved", "tag", "buffer", "quant_scale")
+BY_NAME = ("hyperparameter", "setting", "resolved", "tag", "buffer", "quant_scale")
 """Roles whose values have names of their own, which say more than a count of parameters."""
 
 PHRASES = {

@@ -38,6 +38,7 @@ from harness.layout import shard_box
 from harness.models import NamedParam, model_spec
 from harness.observe.numbers import numbers_of
 from harness.observe.record import LIVE, Record, whole
+from harness.observe.settings import SETTING, settings_of
 from harness.probe_module import (
     DTYPE_NAME,
     Box,
@@ -297,6 +298,9 @@ class TorchRank:
             yield whole(op.index, self.context.rank, "hyperparameter", f"{key}.params", "utf8", (len(text),), text)
             for name, number in numbers_of(group):
                 yield self.number(op, "hyperparameter", f"{key}.{name}", number)
+            for name, line in settings_of(group):
+                text = line.encode()
+                yield whole(op.index, self.context.rank, SETTING, f"{key}.{name}", "utf8", (len(text),), text)
 
     def state_records(self, op: Op, fqn: str, parameter: nn.Parameter, state: dict[str, Any]) -> Iterator[Record]:
         """What the optimizer keeps of one parameter."""

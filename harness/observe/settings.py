@@ -1,0 +1,50 @@
+"""The keys of a param group, each with the type of its value and, where nothing else records it, the value.
+
+A learning rate that turns from a tensor into a Python number trains on with the same numbers, until a scheduler or a
+captured graph writes into the tensor that is no longer there. A key that a load drops is missed by whoever asks for it
+next. So each key becomes a line of text, for example
+
+    lr               "float"                    its number is a record of its own, of the role `hyperparameter`
+    lr               "tensor float32 ()"
+    betas            "(float, float)"
+    capturable       "bool False"
+    initial_lr       "float 0.015625"
+    foreach          "NoneType"
+
+A tuple and a list are one: optimizers unpack either, and torch's own `set_optimizer_state_dict` with
+`full_state_dict=True` makes a list of the tuple that was saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from harness.observe.numbers import NAMES
+
+SETTING = "setting"
+"""The role: `group{i}.{key}`, utf8."""
+
+RECORDED = frozenset({*NAMES, "betas"})
+"""Keys whose numbers are records of their own; here stands their type alone."""
+
+PARAMS = "params"
+"""The key that holds the parameters, whose names are a record of their own."""
+
+
+def settings_of(group: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Key → its line, for every key of a param group but `params`; of keys that are no text, what Python calls them."""
+    for key, value in group.items():
+        if key != PARAMS:
+            yield str(key), _line(value, with_number=key not in RECORDED)
+
+
+def _line(value: Any, *, with_number: bool) -> str:
+    kind = type(value).__name__
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"tensor {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(_line(part, with_number=with_number) for part in value)})"
+    if value is None or not isinstance(value, (bool, int, float, str)):
+        return kind
+    return f"{kind} {value!r}" if with_number else kind

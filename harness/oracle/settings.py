@@ -1,0 +1,38 @@
+"""What the keys of a param group must be: those that it was built with, or that were saved, in the same types.
+
+No arithmetic of ours predicts them: which keys a group has is its optimizer's own affair, and its scheduler's. What a
+program may do to them is known all the same. A build makes them; a load gives back those that were live at the save;
+nothing else adds a key, drops one or changes a type. Both `torch.optim.Optimizer.load_state_dict` and the functions of
+`torch.distributed.checkpoint.state_dict` promise the group that was saved. Numbers of the keys that other roles know
+(`lr`, `betas`) are compared with the twin's, as `hyperparameter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.observe.logical import Key, Logical, Value
+from harness.observe.record import LIVE
+from harness.observe.settings import SETTING
+from harness.program import Op
+
+
+def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
+    """What every setting must be after each operation that was observed, from what it was after earlier ones."""
+    found: dict[int, dict[str, Value]] = {}
+    for key, value in observed.items():
+        if key.role == SETTING and key.where == LIVE:
+            found.setdefault(key.op, {})[key.fqn] = value
+    expected: Logical = {}
+    must: dict[str, Value] = {}
+    saved: dict[int, dict[str, Value]] = {}
+    for op in ops:
+        if op.kind == "build":
+            must = found.get(op.index, {})
+        elif op.kind == "save":
+            saved[op.checkpoint] = must
+        elif op.kind == "load":
+            must = saved[op.checkpoint]
+        if op.index in found:
+            expected |= {Key(op.index, LIVE, SETTING, name): value for name, value in must.items()}
+    return expected

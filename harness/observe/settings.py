@@ -28,14 +28,15 @@ SETTING = "setting"
 RECORDED = frozenset({*NAMES, "betas"})
 """Keys whose numbers are records of their own; here stands their type alone."""
 
-PARAMS = "params"
-"""The key that holds the parameters, whose names are a record of their own."""
+OTHERWISE = frozenset({"params", "step"})
+"""Keys that hold no setting: the parameters, whose names are a record of their own, and the count of steps that
+TransformerEngine's and apex's FusedAdam keep in the group, which is recorded as `step`."""
 
 
 def settings_of(group: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Key → its line, for every key of a param group but `params`; of keys that are no text, what Python calls them."""
+    """Key → its line, for every key of a param group that is a setting."""
     for key, value in group.items():
-        if key != PARAMS:
+        if key not in OTHERWISE:
             yield str(key), _line(value, with_number=key not in RECORDED)
 
 

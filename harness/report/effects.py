@@ -20,6 +20,7 @@ MECHANISMS = {
     "bad_partition": "Elements are held twice or by nobody, and whatever is assembled from them is not the tensor.",
     "counter_off": "Adam's bias correction, or the learning rate, is that of another step.",
     "hyperparameter": "Training goes on with another learning rate, weight decay or beta than was set.",
+    "setting_changed": "What reads the group next (a schedule, a captured graph) finds another kind of value, or none.",
     "group_members": "Parameters are trained with the settings of another group.",
     "other_dtype": "Precision is lost, or memory is spent, where nobody asked for it.",
     "narrowed": "Low bits are lost for good, while everything still has the dtype that was asked for.",

@@ -67,6 +67,7 @@ PHRASES = {
     "bad_partition": "{When} left shards that do not add up to {what}",
     "counter_off": "{When} left {what} with a wrong count",
     "hyperparameter": "{When} lost a param group's own settings: {what}",
+    "setting_changed": "{When} changed what a param group holds: {what}",
     "group_members": "{When} rebuilt the param groups differently",
     "other_dtype": "{When} left {what} in {observed} instead of {expected}",
     "narrowed": "{When} rounded {what} to a narrower dtype",

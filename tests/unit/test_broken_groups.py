@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from harness.diff import diff
+from harness.observe.logical import Key, Logical, Value
 from harness.observe.numbers import number_of, numbers_of
+from harness.observe.record import LIVE
+from harness.observe.settings import SETTING, settings_of
+from harness.oracle.settings import kept_settings
+from harness.program import expand
+from harness.scenario import Scenario
 from harness.systems.torch_loop import as_state
 
 ADAM = {"lr": 0.5, "weight_decay": 0.25, "betas": (0.5, 0.75), "eps": 1e-8, "amsgrad": False, "params": []}
@@ -45,3 +52,59 @@ def test_state_of_another_type_is_missing() -> None:
     assert kept.item() == 3
     assert number_of(None) is None
     assert number_of(torch.ones(2)) is None
+
+
+# --- keys and types ----------------------------------------------------------------------------------------
+
+
+def test_every_key_of_a_group_is_a_line_with_its_type() -> None:
+    group = {**ADAM, "lr": torch.tensor(0.5), "initial_lr": 0.25, "capturable": False, "foreach": None, "note": "a"}
+    lines = dict(settings_of(group))
+    assert lines.keys() == group.keys() - {"params"}
+    assert lines["lr"] == "tensor float32 ()"
+    assert lines["initial_lr"] == "float 0.25"
+    assert lines["capturable"] == "bool False"
+    assert lines["foreach"] == "NoneType"
+    assert lines["note"] == "str 'a'"
+    assert lines["weight_decay"] == "float"  # its number is a record of its own
+    assert lines["betas"] == "(float, float)" == dict(settings_of({"betas": [0.5, 0.5]}))["betas"]
+
+
+def test_a_flag_that_turns_into_a_number_is_another_line() -> None:
+    assert dict(settings_of({"maximize": False})) != dict(settings_of({"maximize": 0}))
+
+
+BUILT, ANEW = {"lr": "float", "initial_lr": "float 0.5"}, {"lr": "float", "initial_lr": "float 0.1"}
+
+
+def observed_settings(*after: dict[str, str]) -> Logical:
+    return {
+        Key(index, LIVE, SETTING, name): Value("utf8", (len(line),), line.encode())
+        for index, lines in enumerate(after)
+        for name, line in lines.items()
+    }
+
+
+PROGRAM = expand(Scenario(program="build step save build load step"))
+
+
+@pytest.mark.parametrize(
+    ("after_load", "kind"),
+    [
+        (BUILT, None),
+        (ANEW, "bits"),  # what a load that does nothing leaves
+        ({**BUILT, "lr": "tensor float32 ()"}, "shape"),
+        ({"lr": "float"}, "missing"),
+        ({**BUILT, "step": "int 2"}, "extra"),
+    ],
+)
+def test_a_load_gives_back_the_settings_that_were_saved(after_load: dict[str, str], kind: str | None) -> None:
+    observed = observed_settings(BUILT, BUILT, BUILT, ANEW, after_load, after_load)
+    found = diff(kept_settings(observed, PROGRAM), observed)
+    assert {(d.key.op, d.kind) for d in found} == ({(4, kind), (5, kind)} if kind else set())
+
+
+def test_a_step_that_adds_a_key_is_a_difference() -> None:
+    observed = observed_settings(BUILT, {**BUILT, "step": "int 1"})
+    (found,) = diff(kept_settings(observed, PROGRAM), observed)
+    assert (found.key.op, found.key.fqn, found.kind) == (1, "step", "extra")

@@ -503,6 +503,20 @@ def test_a_schedule_that_was_not_loaded() -> None:
     assert "its value of operation 7 (build)" in found.text
 
 
+@pytest.mark.parametrize(
+    ("line", "how"),
+    [("float", "is `float` instead of `tensor float32 ()`"), (None, "is gone; it was `tensor float32 ()`")],
+)
+def test_a_key_of_a_group_that_changed(line: str | None, how: str) -> None:
+    key = live(LOAD, "setting", "group0.lr")
+    was, now = b"tensor float32 ()", (line or "").encode()
+    expected = {key: Value("utf8", (len(was),), was)}
+    observed = {key: Value("utf8", (len(now),), now)} if line else {}
+    found = top(explain(diff(expected, observed), context_of(expected, observed)))
+    assert (found.mechanism, found.confidence) == ("setting_changed", "certain")
+    assert how in found.text
+
+
 @pytest.mark.parametrize(("names", "how"), [("reversed", "another order"), ("lost", "lacks ['b.weight']")])
 def test_group_members(names: str, how: str) -> None:
     key = live(LOAD, "hyperparameter", "group2.params")

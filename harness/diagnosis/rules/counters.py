@@ -77,6 +77,24 @@ def group_members(difference: Difference, context: Context) -> Finding | None:
     return Finding("certain", f"{key.fqn.partition('.')[0]} {how} after {context.op_name(key.op)}", evidence)
 
 
+def setting_changed(difference: Difference, context: Context) -> Finding | None:
+    """A key of a group is gone, is new, or holds another kind of value (PT-139575: a tensor lr becomes a number)."""
+    key = difference.key
+    if key.role != "setting":
+        return None
+    held = (context.expected.get(key), context.observed.get(key))
+    wanted, got = (value.data.decode() if value else None for value in held)
+    group, _, name = key.fqn.partition(".")
+    if got is None:
+        how = f"is gone; it was `{wanted}`"
+    elif wanted is None:
+        how = f"is new: `{got}`"
+    else:
+        how = f"is `{got}` instead of `{wanted}`"
+    evidence: dict[str, object] = {"name": key.fqn, "expected": wanted, "observed": got}
+    return Finding("certain", f"the key {name} of {group} {how} after {context.op_name(key.op)}", evidence)
+
+
 RULES = (
     Rule(
         "counter_off",
@@ -90,5 +108,6 @@ RULES = (
         hyperparameter,
         ("FS-58", "MLM-mr3394", "AO-2606", "PT-127071", "PT-139575", "TT-4598", "APEX-766", "MLM-1505db"),
     ),
+    Rule("setting_changed", "A param group has other keys, or other kinds of values", setting_changed, ("PT-139575",)),
     Rule("group_members", "Param groups were rebuilt differently", group_members, ("MLM-mr3394", "ACC-3564")),
 )

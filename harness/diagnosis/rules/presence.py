@@ -11,7 +11,7 @@ from harness.observe.logical import Key
 
 LAZY_ROLES = ("exp_avg", "exp_avg_sq", "momentum", "step")
 
-SPOKEN = ("warning", "tag", "resolved")
+SPOKEN = ("warning", "tag", "resolved", "setting")
 """Roles that are no tensors, with rules of their own."""
 
 WARNING_LENGTH = 200

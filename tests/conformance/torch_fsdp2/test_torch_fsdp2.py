@@ -58,6 +58,20 @@ def test_one_changed_bit_is_a_difference(laboratory: Laboratory, tmp_path: Path)
     assert "exp_avg_sq" in json.dumps(difference)
 
 
+def test_a_learning_rate_that_becomes_a_tensor_is_a_difference(laboratory: Laboratory, tmp_path: Path) -> None:
+    scenario = BASE.with_axes({"mesh": "1x2x1", "program": "build step"})
+    outcomes = run(laboratory, scenario, tmp_path)
+    for file in observed(outcomes):
+        build, step = (list(unpack(blob)) for blob in blobs(file))
+        at = next(i for i, r in enumerate(step) if (r.role, r.fqn) == ("setting", "group0.lr"))
+        text = b"tensor float32 ()"
+        step[at] = step[at]._replace(shape=(len(text),), size=(len(text),), data=text)
+        file.write_bytes(b"".join(LENGTH.pack(len(b)) + b for b in (pack(build), pack(step))))
+    (difference,) = judged(laboratory, scenario, tmp_path, outcomes)["differences"]
+    assert "'float'" in json.dumps(difference)
+    assert "tensor float32 ()" in json.dumps(difference)
+
+
 def test_observing_changes_nothing(laboratory: Laboratory, tmp_path: Path) -> None:
     """With everything in play that has state of its own: schedule, scaler, clipping, a load in the same ranks."""
     axes = {"mesh": "1x2x1", "model": "frozen_tower", "optimizer": "adamw/schedule=halve/loss_scale=64.0/clip=1.0"}

@@ -20,6 +20,8 @@ end of the table are each rank's own.
                     `{parameter}.{key}`, recorded by every rank that owns some of the parameter
     setting         `group{i}.{key}` of every key of a param group; utf8: the type of its value and, where no other role
                     has it, the value (`harness.observe.settings`); every operation, of systems on the common loop
+    unknown         `{parameter}.{name}` of state under a name that no optimizer of ours gives; utf8: its type and
+                    value; every operation. Nothing is ever expected there
     buffer          every name; its own dtype and shape; every operation
     scheduler       `last_epoch`: int64, the steps it has counted; `last_lr.{i}`: fp64, of torch's schedules;
                     every operation, if there is a schedule

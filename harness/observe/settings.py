@@ -25,6 +25,9 @@ from harness.observe.numbers import NAMES
 SETTING = "setting"
 """The role: `group{i}.{key}`, utf8."""
 
+UNKNOWN = "unknown"
+"""The role of live state that nobody expects: `{parameter}.{name}`, utf8, the line of its value."""
+
 RECORDED = frozenset({*NAMES, "betas"})
 """Keys whose numbers are records of their own; here stands their type alone."""
 
@@ -37,15 +40,16 @@ def settings_of(group: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Key → its line, for every key of a param group that is a setting."""
     for key, value in group.items():
         if key not in OTHERWISE:
-            yield str(key), _line(value, with_number=key not in RECORDED)
+            yield str(key), line_of(value, with_number=key not in RECORDED)
 
 
-def _line(value: Any, *, with_number: bool) -> str:
+def line_of(value: Any, *, with_number: bool = True) -> str:
+    """A value in one line: its type, and the value itself where it is short and wanted."""
     kind = type(value).__name__
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"tensor {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(_line(part, with_number=with_number) for part in value)})"
+        return f"({', '.join(line_of(part, with_number=with_number) for part in value)})"
     if value is None or not isinstance(value, (bool, int, float, str)):
         return kind
     return f"{kind} {value!r}" if with_number else kind

@@ -38,7 +38,7 @@ from harness.layout import shard_box
 from harness.models import NamedParam, model_spec
 from harness.observe.numbers import numbers_of
 from harness.observe.record import LIVE, Record, whole
-from harness.observe.settings import SETTING, settings_of
+from harness.observe.settings import SETTING, UNKNOWN, line_of, settings_of
 from harness.probe_module import (
     DTYPE_NAME,
     Box,
@@ -307,6 +307,9 @@ class TorchRank:
         for name, value in state.items():
             if value is None:
                 continue
+            if name not in STATE_ROLES:
+                yield self.unknown(op, f"{fqn}.{name}", value)
+                continue
             role, tensor = STATE_ROLES[name], as_state(value)
             if tensor is None:
                 continue
@@ -314,6 +317,12 @@ class TorchRank:
                 yield self.sharded(op, role, self.spec.param(fqn), tensor.to_local())
             else:
                 yield self.whole(op, role, fqn, local_part(tensor))
+
+    def unknown(self, op: Op, name: str, value: Any) -> Record:
+        """`unknown`: state under a name that no optimizer of ours gives it. Nothing is expected there, so that it is a
+        difference and no error of ours."""
+        text = line_of(value).encode()
+        return whole(op.index, self.context.rank, UNKNOWN, name, "utf8", (len(text),), text)
 
     def schedule_records(self, op: Op) -> Iterator[Record]:
         """`scheduler` and `scaler`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from harness.observe.settings import SETTING, settings_of
 from harness.oracle.settings import kept_settings
 from harness.program import expand
 from harness.scenario import Scenario
-from harness.systems.torch_loop import as_state
+from harness.systems.torch_loop import TorchRank, as_state
 
 ADAM = {"lr": 0.5, "weight_decay": 0.25, "betas": (0.5, 0.75), "eps": 1e-8, "amsgrad": False, "params": []}
 SGD = {"lr": 0.5, "weight_decay": 0.25, "momentum": 0.5, "nesterov": True, "dampening": 0.0}
@@ -52,6 +54,14 @@ def test_state_of_another_type_is_missing() -> None:
     assert kept.item() == 3
     assert number_of(None) is None
     assert number_of(torch.ones(2)) is None
+
+
+def test_state_that_nobody_expects_is_observed_as_such() -> None:
+    rank: Any = SimpleNamespace(context=SimpleNamespace(rank=1))
+    rank.unknown = partial(TorchRank.unknown, rank)
+    op = expand(Scenario(program="build step"))[1]
+    (record,) = TorchRank.state_records(rank, op, "a.weight", torch.nn.Parameter(torch.ones(2)), {"stray": [1, None]})
+    assert (record.role, record.fqn, record.data) == ("unknown", "a.weight.stray", b"(int 1, NoneType)")
 
 
 # --- keys and types ----------------------------------------------------------------------------------------

@@ -231,7 +231,9 @@ class Rank(TorchRank):
             if not piece.count:
                 continue
             for name, value in states.get(flat, {}).items():
-                if torch.is_tensor(value) and value.dim():
+                if name not in STATE_ROLES:
+                    yield self.unknown(op, f"{piece.named.fqn}.{name}", value)
+                elif torch.is_tensor(value) and value.dim():
                     yield self._part(op, STATE_ROLES[name], piece, value)
                 elif value is not None:
                     yield self.whole(op, STATE_ROLES[name], piece.named.fqn, torch.as_tensor(value))

@@ -297,6 +297,9 @@ class Rank(TorchRank):
                 yield from self._fused_records(op, fqn, parameter)
                 continue
             for name, value in states.get(parameter, {}).items():
+                if name not in STATE_ROLES:
+                    yield self.unknown(op, f"{fqn}.{name}", value)
+                    continue
                 tensor = as_state(value)
                 if tensor is None:
                     continue

@@ -44,6 +44,7 @@ canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fa
 	$(PY) -m harness faults --out reports/canaries
 
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
+	$(if $(VENV),$(PIP) -e '.[ray]')
 	$(PY) -m harness run nightly --out reports/nightly
 	$(PY) -m harness run nightly --system torch-fsdp2 --torch 2.15.0 --out reports/nightly-newest-torch
 	$(PY) -m pytest $(SPREAD) -m nightly

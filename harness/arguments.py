@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harness.known_issues import KnownIssues
     from harness.releases import Package
     from harness.result import Result
+    from harness.run import OnRay
     from harness.scenario import Scenario
     from harness.space.plan import Plan
 
@@ -220,6 +221,25 @@ def require_device(device: str | None, python: str | None) -> None:
 
     if device == "cuda":
         require_gpu(python or sys.executable)
+
+
+def on_ray(executor: str, address: str | None, most: int | None) -> OnRay | None:
+    """The cluster that `--executor` and `--ray-address` name; none for this machine.
+
+    Raises:
+        UsageError: an address without `--executor ray`, or Ray is not installed.
+    """
+    from harness.run import OnRay
+
+    if executor == "local":
+        if address is not None:
+            form = f"--executor ray --ray-address {address}"
+            raise UsageError.of("--ray-address", address, "nothing without --executor ray", form)
+        return None
+    from harness.cluster.on_ray import require_ray
+
+    require_ray()
+    return OnRay(address or "", most)
 
 
 def require_machine(scenarios: Collection[Scenario], python: str | None, at_once: int = 1) -> None:

@@ -91,14 +91,12 @@ def cli() -> None:
 
 @cli.command()
 @options.selection
-@click.option("-j", "--jobs", type=options.JOBS, default=None, help="Scenarios at once (default: cores + 1).")
+@click.option("-j", "--jobs", type=options.JOBS, default=None, help="Scenarios, or Ray's slots, at once [cores + 1].")
 @options.deadline
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where ranks compute [the scenario's: cpu].")
 @options.python
 @options.clone
-@click.option(
-    "--executor", type=click.Choice(["local"]), default="local", show_default=True, help="Where scenarios run."
-)
+@options.executor
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -113,7 +111,7 @@ def run(
     names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None,
     sample: int | None, seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
     jobs: int | None, deadline_s: float, device: str | None, python: str | None, clones: tuple[str, ...], executor: str,
-    out: Path | None, json_file: Path | None, junit_file: Path | None, quiet: bool,
+    ray_address: str | None, out: Path | None, json_file: Path | None, junit_file: Path | None, quiet: bool,
 ) -> int:  # fmt: skip
     """Run scenarios: a NAME of `scenarios/` (default: smoke) or scenario files.
 
@@ -124,6 +122,7 @@ def run(
     shardproof run bug.toml --system megatron-core@0.14.0 --system megatron-core@path:../Megatron-LM
     shardproof run bug.toml --set optimizer=adamw/impl=forloop,adamw/impl=fused
     shardproof run bug.toml --device cuda
+    shardproof run nightly --executor ray --ray-address 10.0.0.7:6379
     """
     from harness.folders import folder_of, point_latest
     from harness.report.text import render_text, wants_colour
@@ -132,11 +131,14 @@ def run(
 
     modules = arguments.load_plugins(plugins)
     arguments.require_interpreter(python)
-    arguments.require_device(device, python)
+    ray = arguments.on_ray(executor, ray_address, jobs)
+    if ray is None:
+        arguments.require_device(device, python)
     plan = arguments.planned(names, systems, arguments.on_device(sets, device), strength, sample, seed, faults, shard)
     plan.require_budget()
     jobs = jobs or (os.cpu_count() or 1) + 1
-    arguments.require_machine(plan.supported, python, jobs)
+    if ray is None:  # of a cluster, each node is asked
+        arguments.require_machine(plan.supported, python, jobs)
     arguments.use_clones(clones)
     others = {
         "set": sets, "strength": strength, "sample": sample, "seed": seed, "fault": faults, "plugin": plugins,
@@ -164,6 +166,7 @@ def run(
         json=json_file,
         junit=junit_file,
         quiet=quiet,
+        ray=ray,
     )
     outcome = execute(request)
     if not quiet or outcome.status or outcome.interrupted:

@@ -79,6 +79,18 @@ deadline = click.option(
 database = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder whose database knows ID.")
 
 
+def executor(command: click.decorators.FC) -> click.decorators.FC:
+    """The options that say where scenarios run: on this machine, or on a cluster."""
+    where = click.option(
+        "--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True,
+        help="Where scenarios run.",
+    )  # fmt: skip
+    address = click.option(
+        "--ray-address", metavar="HOST:PORT", help="A running Ray cluster [one that Ray finds, or one of this machine]."
+    )
+    return where(address(command))
+
+
 def python(command: click.decorators.FC) -> click.decorators.FC:
     """The options that choose the interpreter of the ranks: a command gets its path as `python`."""
     path = click.option("--python", default=None, metavar="PATH", is_eager=True, help="Interpreter of the ranks.")

@@ -1,6 +1,6 @@
 """The whole flow, scenario to report. Read this first: it is the map of everything.
 
-    request ── plan ──► store (planned) ──► laboratory ──► results ──► store ──► reports
+    request ── plan ──► store (planned) ──► executor ────► results ──► store ──► reports
                                             │ observe: world (fresh ranks, or lockstep) → records → store
                                             │ judge:   twin and reference → assemble → diff → diagnosis
                                             │ attribute: a failure that looks like a known defect runs with that cured
@@ -8,8 +8,8 @@
 
 1. `harness.cli` makes a `Request` of the command line: the plan, where results go, what counts as known.
 2. The plan is stored before anything runs, so that a scenario that vanishes is seen (`_begin`).
-3. The laboratory takes each scenario from ranks to a verdict (`harness.laboratory`), and stores what was observed
-   before anyone looks at it.
+3. The executor (`harness.executor`) has a laboratory take each scenario from ranks to a verdict (`harness.laboratory`):
+   the one of this machine, which stores what was observed before anyone looks at it, or one of a cluster's node.
 4. Each result is compared with the known issues and stored as soon as it exists (`run`).
 5. In a walk that asks for it, such as `nightly`, the simplest scenario of each new cause is shrunk further, and what
    comes out is added to the results.
@@ -28,9 +28,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness import __version__
-from harness.attribution import attributed
-from harness.errors import UsageError
+from harness.errors import UsageError, printable
+from harness.executor import Executor, LocalExecutor, installed_versions
 from harness.folders import at_work_in
 from harness.known_issues import KnownIssues
 from harness.laboratory import Laboratory
@@ -42,9 +41,8 @@ from harness.scenario import Scenario
 from harness.shrink import NewCauses
 from harness.space.plan import Plan
 from harness.store import Run, Store, now
-from harness.systems.registry import all_systems, system_named
+from harness.systems.registry import all_systems
 from harness.verdict import ExitStatus, exit_status
-from harness.world.interpreter import interpreter
 
 DATABASE = "results.sqlite"
 
@@ -61,6 +59,7 @@ class Request:
     * issues: all entries, for what reports say of a finding.
     * json, junit: further files to write.
     * quiet: no progress is shown.
+    * ray: the cluster that scenarios run on; none for this machine.
     """
 
     plan: Plan
@@ -77,6 +76,19 @@ class Request:
     json: Path | None = None
     junit: Path | None = None
     quiet: bool = False
+    ray: OnRay | None = None
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """A cluster of Ray's to run on.
+
+    * address: empty for what `ray.init` finds.
+    * most: slots at once (`harness.cluster.handout`); as many as there is room for without.
+    """
+
+    address: str = ""
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,10 +118,10 @@ def run(request: Request) -> Outcome:
     """
     with at_work_in(request.out), Store(request.out / DATABASE) as store:
         interrupted = False
-        with _laboratory(request) as laboratory:  # its server imports torch while the plan is stored
+        with _executor(request) as executor:  # its servers import torch while the plan is stored
             run_id, todo = _begin(store, request)
             try:
-                for results in _examined(store, run_id, todo, request, laboratory):
+                for results in _examined(store, run_id, todo, request, executor):
                     store.finished_many(run_id, results)
             except KeyboardInterrupt:
                 interrupted = True
@@ -144,46 +156,50 @@ def _goes_on(store: Store, run: Run, planned: Set[str], releases: Mapping[str, s
     return unfinished and {scenario.id for scenario in store.planned(run.id)} == planned
 
 
-def _laboratory(request: Request) -> Laboratory:
-    return Laboratory(
-        jobs=request.jobs, deadline_s=request.deadline_s, plugins=request.plugins, python=request.python,
-        keep=request.out / "logs", systems={scenario.system for scenario in request.plan.scenarios},
-    )  # fmt: skip
+def _executor(request: Request) -> Executor:
+    systems, logs = {scenario.system for scenario in request.plan.scenarios}, request.out / "logs"
+    if request.ray is None:
+        laboratory = Laboratory(
+            jobs=request.jobs, deadline_s=request.deadline_s, plugins=request.plugins, python=request.python,
+            keep=logs, systems=systems,
+        )  # fmt: skip
+        return LocalExecutor(laboratory, request.known)
+    from harness.cluster.handout import ClusterExecutor
+    from harness.cluster.node import setting_of
+    from harness.cluster.on_ray import RayCluster
+
+    samples = request.plan.supported or request.plan.scenarios
+    return ClusterExecutor(
+        RayCluster(request.ray.address, logs / "ray.log"),
+        setting_of(samples, request.plugins, request.python, request.deadline_s, request.known),
+        most=request.ray.most,
+        keep=logs,
+        say=lambda line: None if request.quiet else print(printable(line), file=sys.stderr, flush=True),
+    )
 
 
 def _examined(
-    store: Store, run_id: str, todo: Iterable[Scenario], request: Request, laboratory: Laboratory
+    store: Store, run_id: str, todo: Iterable[Scenario], request: Request, executor: Executor
 ) -> Iterator[tuple[Result, ...]]:
     """Each scenario's result, and after it what fails behind a known issue; then the simplest scenario of each new
     cause, of a walk that asks for it."""
     causes = NewCauses(request.plan.shrink_s)
     estimates = {scenario.id: request.plan.estimate_s(scenario) for scenario in todo}
     with Progress(estimates, None if request.quiet else sys.stderr) as progress:
-
-        def once(scenario: Scenario) -> Result:
-            return laboratory.examine_one(scenario, lambda s, blob: store.observed(run_id, s.id, blob), confirm=False)
-
-        def examined(scenario: Scenario) -> tuple[Result, ...]:
-            return attributed(once(scenario), request.known, once, laboratory.confirmed)
-
-        for results in laboratory.side_by_side(examined, todo):
+        for results in executor.attributed(todo, lambda scenario, blob: store.observed(run_id, scenario.id, blob)):
             for result in results:
                 progress.finished(result)
                 causes.add(result)
             yield results
-        shrunk = causes.shrunk(lambda s: laboratory.examine_one(s, confirm=False), laboratory.examine_one)
+        shrunk = causes.shrunk(lambda s: executor.examine_one(s, confirm=False), executor.examine_one)
         if shrunk:
             yield shrunk
 
 
 def versions(request: Request) -> dict[str, str]:
     """The release of everything that a run's results depend on, as the interpreter of its ranks has them."""
-    wanted = {"torch", "numpy", "ml_dtypes"}
-    for system in {scenario.system for scenario in request.plan.scenarios}:
-        wanted |= set(system_named(system).distributions)
-    ranks = interpreter(request.python)
-    found = {name: release for name in sorted(wanted) if (release := ranks.release(name))}
-    return {"python": ranks.python, "shardproof": __version__, **found, **request.releases}
+    systems = {scenario.system for scenario in request.plan.scenarios}
+    return {**installed_versions(systems, request.python), **request.releases}
 
 
 Part = tuple[Run, list[Scenario], list[Result]]
@@ -253,7 +269,7 @@ def absent_parts(parts: Sequence[Part]) -> list[str]:
     ]
 
 
-_WHERE = ("--out", "--json", "--junit", "-j", "--jobs")
+_WHERE = ("--out", "--json", "--junit", "-j", "--jobs", "--executor", "--ray-address")
 """Options of a run that do not change what runs."""
 
 

@@ -42,11 +42,15 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "pytest-reportlog": (),
     "myst-parser": ("sphinx", "docutils", "markdown-it-py", "mdit-py-plugins", "pyyaml"),
     "sphinx": _SPHINX,
+    "ray": ("click", "filelock", "jsonschema", "msgpack", "packaging", "protobuf", "pyyaml", "requests"),
+    "jsonschema": ("attrs", "jsonschema-specifications", "referencing", "rpds-py"),
     "requests": ("certifi", "charset-normalizer", "idna", "urllib3"),
     **dict.fromkeys([name for name in _SPHINX if name != "requests"], ()),
     **dict.fromkeys(["mdit-py-plugins", "pyyaml", "certifi", "charset-normalizer", "idna", "urllib3"], ()),
+    **dict.fromkeys(["attrs", "jsonschema-specifications", "msgpack", "protobuf", "referencing", "rpds-py"], ()),
 }
-"""Packages without which tests run, less those in a browser, of the site and of JUnit, and what is pinned for them."""
+"""Packages without which tests run, less those in a browser, of the site, of JUnit and of Ray, and what is pinned for
+them."""
 
 
 def is_installed(name: str) -> bool:
@@ -82,7 +86,7 @@ def test_nothing_is_pinned_that_nothing_needs() -> None:
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pinned = {canonicalize_name(line.partition("==")[0]) for line in lines}
     extras = project["optional-dependencies"]
-    wanted = needed([*project["dependencies"], *extras["test"], *extras["browser"], *extras["docs"]])
+    wanted = needed([*project["dependencies"], *extras["test"], *extras["browser"], *extras["docs"], *extras["ray"]])
     assert pinned - wanted == set()
     unpinned = {name for name in wanted - pinned if not name.startswith(("nvidia-", "cuda-"))}
     assert unpinned <= {"setuptools", "triton"}, "torch's own limits on these, and on NVIDIA's libraries, are the pins"

@@ -25,13 +25,17 @@ import pytest
 from harness import laboratory
 from harness import run as flow
 from harness.cli import entry
+from harness.cluster import on_ray
+from harness.cluster.node import Answer, NodeLaboratory, Work
 from harness.report.progress import Progress
 from harness.result import Result
 from harness.run import DATABASE
+from harness.scenario import Scenario
 from harness.store import Store, StoreFull
 from harness.verdict import ExitStatus
 from harness.world.server import ForkServer
 from tests.unit import flow_system
+from tests.unit.cluster_stub import StubCluster, StubSlot
 
 ROOT = Path(__file__).parents[2]
 DISAGREES = 104  # a seed, as in `flow_faults`
@@ -171,6 +175,35 @@ def test_shards_merge_into_the_unsharded_run(shardproof: Callable[..., int]) -> 
 def results_but_times(path: str) -> dict[str, Any]:
     times = ("duration_s", "phases_s", "previous")
     return {r["id"]: {k: v for k, v in r.items() if k not in times} for r in document(path)["results"]}
+
+
+def test_a_cluster_gives_the_same_results_and_is_gone_on_with_here(
+    shardproof: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    laboratories = dict[StubSlot, NodeLaboratory]()
+
+    def examine(slot: StubSlot, scenario: Scenario, work: Work) -> Answer:
+        return laboratories[slot].examine(scenario, work)
+
+    def ready(slot: StubSlot) -> str:
+        laboratories[slot] = NodeLaboratory(slot.setting, slot.cpus)
+        return laboratories[slot].ready()
+
+    monkeypatch.setattr(on_ray, "require_ray", lambda: None)
+    monkeypatch.setattr(on_ray, "RayCluster", lambda address, log: StubCluster(examine, {"a": 1, "b": 1}, ready=ready))
+    words = ("run", *SMALL, "--set", f"seed=0,{DISAGREES}", "--sample", 8, "--out", "far", "--json", "far.json")
+    cluster = ("--executor", "ray", "--ray-address", "10.0.0.7:6379")
+    with monkeypatch.context() as patch:
+        cut_short(patch, 3, KeyboardInterrupt)
+        assert shardproof(*words, *cluster) == 130
+    assert shardproof(*words) == ExitStatus.HARNESS, "an unknown result, as planted"
+    assert ": 3 of 8 done" in capfd.readouterr().err
+    shutil.move("far.json", "mixed.json")
+    assert shardproof(*words, *cluster) == ExitStatus.HARNESS
+    assert results_but_times("far.json") == results_but_times("mixed.json")
+    for of_slot in laboratories.values():
+        of_slot.close()
+    assert len(laboratories) == 4, "two slots of each of two runs"
 
 
 # --- cut short ----------------------------------------------------------------------------------------

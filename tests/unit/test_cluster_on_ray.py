@@ -1,4 +1,4 @@
-"""Runs on a real Ray cluster of three nodes on this machine, of which the head has no CPUs for anybody.
+"""Runs on a real Ray cluster of two nodes on this machine.
 
 *Verifies*: what `test_cluster.py` shows of threads, of Ray's own nodes and actors, by the command line: a node that is
 killed, two runs at once, plugins, releases, errors of the node's code, Ctrl-C; and that results are those of this
@@ -11,11 +11,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.real,
-    pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: extra `ray`"),
 ]
 DENSE = ("--system", "torch-fsdp2", "--set", "model=dense")
@@ -36,20 +35,33 @@ class Nodes:
     """The cluster, and the command line that runs on it."""
 
     def __init__(self) -> None:
-        os.environ["RAY_raylet_start_wait_time_s"] = "300"  # a busy machine takes minutes, and Ray asks for 30 seconds
-        from ray.cluster_utils import Cluster
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.unit.ray_nodes"],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self.address = self._said()
 
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        self.workers = [self.cluster.add_node(num_cpus=2) for _ in range(2)]
+    def _said(self) -> str:
+        """The next line of the cluster's process that is ours."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("lost") or re.fullmatch(r"[0-9.]+:[0-9]+", line.strip()):
+                return line.strip()
+        raise AssertionError("the cluster is gone")
 
     def lose_one(self) -> None:
         """Kill everything of a node, and put another in its place."""
-        self.cluster.remove_node(self.workers.pop(), allow_graceful=False)
-        self.workers.append(self.cluster.add_node(num_cpus=2))
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        assert self._said() == "lost"
+
+    def close(self) -> None:
+        self._process.communicate()
 
     def start(self, folder: Path, *words: object, **environment: str) -> subprocess.Popen[str]:
         folder.mkdir(exist_ok=True)
-        address = ("--executor", "ray", "--ray-address", self.cluster.address)
+        address = ("--executor", "ray", "--ray-address", self.address)
         return subprocess.Popen(
             [sys.executable, "-m", "harness", "run", *map(str, words), *address, "--json", "run.json", "--out", "out"],
             cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, text=True, start_new_session=True,
@@ -67,11 +79,9 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = Nodes()
-        yield made
-        made.cluster.shutdown()
+    made = Nodes()
+    yield made
+    made.close()
 
 
 def document(folder: Path) -> dict[str, Any]:

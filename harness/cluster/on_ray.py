@@ -63,13 +63,24 @@ class RayCluster:
                 slot.kill()
 
     def nodes(self) -> Sequence[Node]:
-        """See `harness.cluster.handout.Cluster`."""
+        """See `harness.cluster.handout.Cluster`.
+
+        Raises:
+            HarnessError: the cluster is gone.
+        """
+        try:
+            known = self._ray.nodes()
+        except self._ray.exceptions.RayError as error:
+            raise HarnessError(
+                f"the Ray cluster is gone ({_first_line(error)}); what was stored is kept, and the same command goes on"
+                " with it"
+            ) from error
         return [
             Node(
                 node["NodeID"], f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})",
                 int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0)),
             )
-            for node in self._ray.nodes()
+            for node in known
             if node["Alive"]
         ]  # fmt: skip
 

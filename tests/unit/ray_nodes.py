@@ -15,7 +15,7 @@ ATTEMPTS = 5
 
 
 def main() -> None:
-    os.environ["RAY_worker_niceness"] = "0"  # 15 without: beside other tests, ranks would miss their deadlines
+    os.environ.update(RAY_worker_niceness="0")  # 15 without: beside other tests, ranks would miss their deadlines
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=False)

@@ -16,7 +16,7 @@ from tests.golden.test_site import built
 
 pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 
-PAGES = ("index", "tutorial", "report", "cures", "deepspeed")
+PAGES = ("index", "tutorial", "report", "cures", "deepspeed", "cluster", "findings")
 
 
 @pytest.fixture(scope="module")

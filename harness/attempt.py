@@ -28,6 +28,8 @@ REFERENCE_NOT_COMPARED = (
     "reference not compared on cuda: numpy has no GPU kernels, and vouches for the twin's structure, not for its bits"
 )
 
+NO_EFFECT = "the planted fault had no effect: nothing that was observed is other than without it"
+
 
 @dataclass
 class Trial:
@@ -56,7 +58,7 @@ def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, 
         differences=differences,
         explanations=explanations_from_json(trial.judgement["explanations"]),
         error=failure,
-        reason=distrust,
+        reason=distrust or (NO_EFFECT if trial.judgement.get("no_effect") else ""),
         normalisations=differences_from_json(trial.judgement["normalisations"]),
         emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
         not_exercised=(*info.not_exercised(scenario), *_not_compared(scenario)),

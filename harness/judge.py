@@ -25,6 +25,7 @@ import base64
 import itertools
 import json
 import struct
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
@@ -139,14 +140,36 @@ def judge_found(found: Found) -> Judgement:
 def serve_reference(payload: bytes) -> bytes:
     """Worker entry: run the reference in lockstep and judge it. Replies with the judgement and, unless nothing differs,
     the packed records: those of a pass would be dropped, and come again whenever the scenario does."""
-    case = Case.of(Scenario.from_axes(json.loads(payload)["scenario"]))
-    records: list[Record] = []
-    found = None if case.scenario.faults else _passed(case)
-    if found is None:
-        records = reference.run(case.inputs, case.placement, faults=case.scenario.faults)
-        found = judge(case, records)
-    reply = _reply(found)
+    found, records, notes = run_reference(Case.of(Scenario.from_axes(json.loads(payload)["scenario"])))
+    reply = _reply(found, notes)
     return struct.pack("<Q", len(reply)) + reply + (pack(records) if found.differences or found.distrust else b"")
+
+
+def run_reference(case: Case) -> tuple[Judgement, list[Record], dict[str, Any]]:
+    """The judgement of a run of the reference, with the scenario's faults planted in it; its records, and notes.
+
+    A planted fault may end the run: then `crash` of the notes has the error, and what was observed before it is judged.
+    A fault that changed no record has had `no_effect`.
+    """
+    if not case.scenario.faults and (passed := _passed(case)) is not None:
+        return passed, [], {}
+    try:
+        records = reference.run(case.inputs, case.placement, faults=case.scenario.faults)
+    except reference.Crash as crash:
+        return judge(case, crash.records), crash.records, {"crash": _error(crash)}
+    found = judge(case, records)
+    notes: dict[str, Any] = {}
+    if case.scenario.faults and not found.differences:
+        clean = reference.run(case.inputs, case.placement)
+        notes["no_effect"] = assemble(records) == assemble(clean)
+    return found, records, notes
+
+
+def _error(crash: reference.Crash) -> dict[str, Any]:
+    """What `RankError` says of an error in one of the simulated ranks."""
+    text = "".join(traceback.format_exception(crash.cause))
+    error = {"type": type(crash.cause).__name__, "message": str(crash.cause), "traceback": text, "errno": None}
+    return {"rank": 0, "op_index": crash.op.index, "op": crash.op.kind, "stage": "op", **error}
 
 
 def _passed(case: Case) -> Judgement | None:
@@ -405,7 +428,7 @@ def _read_written(case: Case, ops: Sequence[Op], paths: Mapping[str, str]) -> tu
     return records, problems
 
 
-def _reply(judgement: Judgement, notes: Mapping[str, Sequence[str]] | None = None) -> bytes:
+def _reply(judgement: Judgement, notes: Mapping[str, Any] | None = None) -> bytes:
     reply: dict[str, Any] = {
         "differences": differences_to_json(judgement.differences),
         "normalisations": differences_to_json(judgement.normalisations),

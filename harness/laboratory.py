@@ -52,7 +52,7 @@ from harness.versions import split_cures, with_cures
 from harness.world.bounds import require_world
 from harness.world.environments import Environments
 from harness.world.interpreter import interpreter
-from harness.world.job import Job, JobOutcome
+from harness.world.job import Job, JobOutcome, RankError
 from harness.world.server import ForkServer
 from harness.world.torches import with_torch
 
@@ -274,7 +274,9 @@ class Laboratory:
         reply = self._servers["cpu"].call("harness.judge:serve_reference", request, JUDGE_DEADLINE_S)
         (length,) = struct.unpack_from("<Q", reply)
         judgement, blob = json.loads(reply[8 : 8 + length]), reply[8 + length :]
-        return Trial(blob, [], judgement, {"lockstep": time.monotonic() - started})
+        crash = judgement.pop("crash", None)
+        outcomes = [JobOutcome((RankError(**crash),), (), 0, False, (), 0, 0.0, 0.0, (), ())] if crash else []
+        return Trial(blob, outcomes, judgement, {"lockstep": time.monotonic() - started})
 
     def run_ranks(
         self, scenario: Scenario, directory: Path, *, deadline_s: float | None = None, quiet: bool = False

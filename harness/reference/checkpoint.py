@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from harness.reference.numerics import Array
-from harness.reference.placement import Fragment, pieces, runs_of
+from harness.reference.placement import Fragment, Piece, pieces, runs_of
 from harness.reference.state import Session, Shards, mesh_rank
 
 Content = dict[str, Any]
@@ -55,7 +55,7 @@ class Saver:
         session = self.session
         scaler = session.scaler
         return {
-            "steps": {name: session.steps[session.state_owner(name)] for name in self._with_state()},
+            "steps": {name: session.steps[session.state_owner(name)] for name in self.with_state()},
             "groups": [{"hyper": g.hyper, "params": g.names, "peak_lr": g.peak_lr} for g in session.groups],
             "buffers": self.persistent_buffers(),
             "schedule": None if session.schedule_epoch is None else session.schedule_epoch,
@@ -63,9 +63,11 @@ class Saver:
         }
 
     def persistent_buffers(self) -> dict[str, Array]:
+        """The buffers that are written, each in its own dtype and shape."""
         return {fqn: self.session.buffers[fqn].copy() for fqn, b in self.session.model.buffers() if b.persistent}
 
-    def _with_state(self) -> list[str]:
+    def with_state(self) -> list[str]:
+        """The parameters whose state is written: those that have some."""
         owner = self.session.state_owner
         return [p.fqn for p in self.session.catalogue.params if self.session.steps.get(owner(p.fqn))]
 
@@ -73,10 +75,15 @@ class Saver:
         """The values of one role as a checkpoint stores them: their own dtype, untouched."""
         return values.copy()
 
-    def _arrays(self, shards: Shards) -> dict[str, Array]:
+    def optimizer_state(self, shards: Shards) -> dict[str, Array]:
         """Optimizer state by role as the first replica holds it, (S, m)."""
         arrays = {"master": shards.stepped[0]} if shards.stages.master else {}
         return arrays | {role: shards.moments[role][0] for role in shards.moments}
+
+    def parameters(self, shards: Shards) -> Array:
+        """The parameters as the first replica holds them, (S, m) in storage dtype."""
+        own: Array = shards.storage_shard[0]
+        return own
 
     def assemble(self, shards: Shards, values: Array, logical: Array) -> None:
         """Put what the ranks of a replica own, (S, m), where it belongs in an array over the catalogue."""
@@ -86,13 +93,13 @@ class Saver:
         session, catalogue = self.session, self.session.catalogue
         by_storage: dict[tuple[str, str], Array] = {}
         for shards in session.shards:
-            for role, values in {"param": shards.storage_shard[0], **self._arrays(shards)}.items():
+            for role, values in {"param": self.parameters(shards), **self.optimizer_state(shards)}.items():
                 key = (role, shards.stages.storage)
                 if key not in by_storage:
                     by_storage[key] = np.zeros(catalogue.padding + 1, values.dtype)
                 self.assemble(shards, self.export(role, values), by_storage[key])
         storage = {p.fqn: session.storage(p) for p in catalogue.params}
-        with_state = set(self._with_state())
+        with_state = set(self.with_state())
         full: Logical = {"param": {}}
         for param in session.model.params:
             owner = session.model.param(param.spec.tied_to or param.fqn)
@@ -109,8 +116,8 @@ class Saver:
         """`(rank, role, name, fragment, values)` of everything the writing ranks own, parameters first."""
         session = self.session
         for shards in session.shards:
-            flat = self.export("param", shards.storage_shard[0])
-            for fragment in self._written_fragments(shards):
+            flat = self.export("param", self.parameters(shards))
+            for fragment in self.written_fragments(shards):
                 rank = mesh_rank(session.mesh, 0, fragment.shard, shards.tp_index)
                 values = flat[fragment.shard, fragment.at : fragment.at + fragment.numel]
                 for name in session.catalogue.names[fragment.slot.param.fqn]:
@@ -125,17 +132,18 @@ class Saver:
             for fragment in shards.layout.fragments:
                 home[fragment.slot.param.fqn, shards.tp_index, fragment.shard] = shards, fragment
         for shards in session.shards:
-            for fragment in self._written_fragments(shards):
+            for fragment in self.written_fragments(shards):
                 name = fragment.slot.param.fqn
                 rank = mesh_rank(session.mesh, 0, fragment.shard, shards.tp_index)
                 source, own = home[session.state_owner(name), shards.tp_index, fragment.shard]
                 stepped = session.steps.get(own.slot.param.fqn)
-                for role, array in self._arrays(source).items():
+                for role, array in self.optimizer_state(source).items():
                     if stepped or (role == "master" and name in session.held):
                         values = self.export(role, array[own.shard, own.at : own.at + own.numel])
                         yield rank, role, name, fragment, _same_size(values, fragment.numel, name)
 
-    def _written_fragments(self, shards: Shards) -> Iterator[Fragment]:
+    def written_fragments(self, shards: Shards) -> Iterator[Fragment]:
+        """What is written of all that ranks own: of parameters that tensor parallelism replicates one copy."""
         for fragment in shards.layout.fragments:
             if shards.tp_index == 0 or fragment.slot.param.spec.tp_dim is not None:
                 yield fragment
@@ -144,21 +152,29 @@ class Saver:
         """`{"rank_0": {role: {key: [{"start": …, "size": …, "data": …}]}}}`; keys are names or `name:half`."""
         ranks: Content = {}
         for rank, role, name, fragment, values in entries:
-            filed = ranks.setdefault(f"rank_{rank}", {}).setdefault(role, {})
+            filed = ranks.setdefault(self.file_of(rank), {}).setdefault(role, {})
             if form == "sharded":
-                for piece in pieces(fragment, as_runs=False):
+                for piece in self.boxes(role, fragment):
                     data = values[piece.skip : piece.skip + piece.numel].reshape(piece.size)
                     filed.setdefault(name, []).append({"start": piece.start, "size": piece.size, "data": data})
                 continue
             for first, begin, end in runs_of(self.session.catalogue, fragment):
-                for key, start, low, high in self._halves(fragment, first, end - begin):
+                for key, start, low, high in self.halves(fragment, first, end - begin):
                     data = values[begin + low : begin + high]
                     filed.setdefault(key.replace(fragment.slot.param.fqn, name), []).append(
                         {"start": (start,), "size": (high - low,), "data": data}
                     )
         return ranks
 
-    def _halves(self, fragment: Fragment, start: int, numel: int) -> Iterator[tuple[str, int, int, int]]:
+    def file_of(self, rank: int) -> str:
+        """Under which name a rank writes what it owns."""
+        return f"rank_{rank}"
+
+    def boxes(self, role: str, fragment: Fragment) -> list[Piece]:
+        """A fragment as boxes of the logical tensor, in order: what a `sharded` checkpoint says of it."""
+        return pieces(fragment, as_runs=False)
+
+    def halves(self, fragment: Fragment, start: int, numel: int) -> Iterator[tuple[str, int, int, int]]:
         """Split a run of a fused gate/up weight: `(key, start within the half, from, to within the run)`."""
         fqn = fragment.slot.param.fqn
         if not fqn.endswith("fc1.weight"):
@@ -183,7 +199,7 @@ class Saver:
                 buckets[f"bucket_{number}"] = {
                     f"rank_{shard}": {
                         role: self.export(role, array[shard, bucket.at : bucket.at + bucket.share])
-                        for role, array in self._arrays(shards).items()
+                        for role, array in self.optimizer_state(shards).items()
                     }
                     for shard in range(self.session.mesh.dp_shard)
                 }

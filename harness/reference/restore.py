@@ -32,6 +32,7 @@ class Loader:
         self.restore_optimizer(logical, content["common"])
         self.restore_groups(content["common"]["groups"])
         self.restore_schedule(content["common"])
+        self.place_state()
         self.session.refresh_host_copies()
 
     def load_model_only(self, content: Content) -> None:
@@ -86,13 +87,14 @@ class Loader:
                 roles = buckets["bucket_0"]["rank_0"]
                 for role in roles:
                     joined = np.concatenate([
-                        self.unpad(self._bucket(buckets[name], role), table, int(name.partition("_")[2]))
+                        self.unpad(self.joined(buckets[name], role), table, int(name.partition("_")[2]))
                         for name in self.in_order(buckets)
                     ])  # fmt: skip
                     self._cut(joined, table, logical.setdefault(role, {}))
         return logical
 
-    def _bucket(self, ranks: Content, role: str) -> Array:
+    def joined(self, ranks: Content, role: str) -> Array:
+        """All ranks' shares of one bucket, one after the other."""
         return np.concatenate([ranks[rank][role] for rank in self.in_order(ranks)])
 
     def unpad(self, bucket: Array, table: list[Any], number: int) -> Array:
@@ -120,7 +122,11 @@ class Loader:
             storage = DTYPE[shards.stages.storage]
             values = self._over_catalogue(shards, logical["param"], storage)
             self.session.place_params(shards, values, self.owned(shards))
-        for fqn, value in content["common"]["buffers"].items():
+        self.restore_buffers(content["common"]["buffers"])
+
+    def restore_buffers(self, buffers: dict[str, Array]) -> None:
+        """Persistent buffers, which every rank has whole."""
+        for fqn, value in buffers.items():
             self.session.buffers[fqn] = value.copy()
 
     def restore_optimizer(self, logical: Logical, common: Content) -> None:
@@ -166,6 +172,10 @@ class Loader:
             if slot.param.fqn in tensors:
                 logical[catalogue.span(slot.param)] = tensors[slot.param.fqn]
         return logical
+
+    def place_state(self) -> None:
+        """Move what was read from a file, which lies on the host, to the device that its parameter is stepped on."""
+        self.session.places = dict.fromkeys(self.session.places, "device")
 
     # -- what is the same on every rank
 

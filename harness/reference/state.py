@@ -118,7 +118,9 @@ class Session:
     `with_gradient` (the trainable parameters that some forward uses),
     `buffers` (equal on every rank), `installed` (the groups' parameters in the order the optimizer holds them:
     fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`),
-    `held` (the parameters that the optimizer holds), `moment_roles` (of the moments that it keeps).
+    `held` (the parameters that the optimizer holds), `moment_roles` (of the moments that it keeps),
+    `places` (where the optimizer's own state lies, beside what is offloaded: `device`, or `host` where a load left it;
+    a kernel takes tensors of one place only).
     """
 
     def __init__(
@@ -136,6 +138,7 @@ class Session:
         self.steps: dict[str, int] = {}
         self.scaler: Scaler | None = None
         self.schedule_epoch: int | None = None
+        self.places = dict.fromkeys(("step", "moments"), "device")
         self._set_trainable({p.fqn for p in self.of_build.parameters if p.trainable == "yes"})
 
     def build(self) -> None:

@@ -22,6 +22,18 @@ from harness.reference.state import Session
 from harness.reference.trainer import Trainer
 
 
+class Crash(Exception):
+    """A planted fault ended the run, with the error that is this one's cause.
+
+    Attributes:
+        op: the operation in which it did. records: what was observed before it.
+    """
+
+    def __init__(self, op: Operation, records: list[Record], cause: Exception) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.op, self.records, self.cause = op, records, cause
+
+
 class Ranks:
     """All ranks of one build: the session and what steps, saves and loads it. Faults are installed here."""
 
@@ -73,14 +85,33 @@ def run(
         install: called with the ranks of every build before they build; by default plants the faults.
 
     Raises:
-        UsageError: a fault that the catalogue does not have.
+        UsageError: a fault that the catalogue does not have. Crash: what was planted raised an error.
     """
     records: list[Record] = []
-    for op, ranks, content in _performed(inputs, placement, install or _installer(faults)):
-        if observe_ops is None or op.index in observe_ops:
-            records.extend(ranks.observer.observe(op))
-            if content is not None:
-                records.extend(read_back(content, ranks.session.model, op.index))
+    plant = install or _installer(faults)
+    ours: list[Exception] = []  # errors of planting itself, such as a seam that there is not: no faults of the ranks
+    reached = 0
+
+    def planted(ranks: Ranks) -> None:
+        try:
+            plant(ranks)
+        except Exception as error:
+            ours.append(error)
+            raise
+
+    try:
+        for op, ranks, content in _performed(inputs, placement, planted):
+            reached = op.index
+            if observe_ops is None or op.index in observe_ops:
+                observed = list(ranks.observer.observe(op))
+                if content is not None:
+                    observed += read_back(content, ranks.session.model, op.index)
+                records += observed
+            reached += 1
+    except Exception as error:
+        if error in ours or (not faults and install is None):
+            raise
+        raise Crash(inputs.operations[reached], records, error) from error
     return records
 
 

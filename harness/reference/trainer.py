@@ -73,8 +73,11 @@ class Trainer:
     def forward(self) -> None:
         """Gather the parameters and cast them to the compute dtype."""
         for shards in self.session.shards:
-            full = shards.gathered(shards.stepped) if shards.model is None else shards.model
-            shards.computed = self.cast_to_stage("compute", full, shards.stages.compute)
+            shards.computed = self.cast_to_stage("compute", self.gather(shards), shards.stages.compute)
+
+    def gather(self, shards: Shards) -> Array:
+        """The whole parameters in storage dtype, as every rank has them for its forward, (R, S, n)."""
+        return shards.gathered(shards.stepped) if shards.model is None else shards.model
 
     def backward(self, op: Operation, microbatch: int, scale: float) -> None:
         """Add one microbatch's gradients, in compute dtype, to every rank's accumulated ones."""
@@ -118,8 +121,12 @@ class Trainer:
         """Average over all data-parallel ranks, keep each rank's own share: (R, S, n) → (R, S, m)."""
         scattered = self.reduce_scatter(gradients)[:, shards.layout.order]
         summed = self.cast_to_stage("reduce", self.all_reduce(scattered), shards.stages.reduce)
-        average: Array = summed / summed.dtype.type(self.session.mesh.dp)
+        average: Array = summed / summed.dtype.type(self.divisor(shards))
         return average
+
+    def divisor(self, shards: Shards) -> int:
+        """By what a sum over all data-parallel ranks is divided: their number."""
+        return self.session.mesh.dp
 
     def reduce_scatter(self, gradients: Array) -> Array:
         """Sum over the shard ranks of each replica: (R, S, n) → (R, n)."""
@@ -169,8 +176,7 @@ class Trainer:
             assert shards.main_grad is not None
             once = shards.main_grad[0].astype(np.float64)
             if shards.tp_index:
-                split = {p.fqn for p in self.session.catalogue.params if p.spec.tp_dim is not None}
-                once = once[self.session.catalogue.belongs_to(split, shards.layout.shard_element)]
+                once = once[self.session.catalogue.belongs_to(self.split(), shards.layout.shard_element)]
             squares += float(np.square(once).sum())
         dtypes = {s.stages.main_grad for s in self.session.shards} if self.session.with_gradient else set()
         self.total_norm, coefficient = resolve(rule.rule.reference)(squares, dtypes, rule)
@@ -178,6 +184,10 @@ class Trainer:
             assert shards.main_grad is not None
             scaled = shards.main_grad.astype(np.float32) * coefficient
             shards.main_grad = scaled.astype(shards.main_grad.dtype)
+
+    def split(self) -> set[str]:
+        """The parameters marked as split by tensor parallelism; every coordinate has a copy of the others."""
+        return {p.fqn for p in self.session.catalogue.params if p.spec.tp_dim is not None}
 
     def update(self) -> None:
         """Step every parameter that has a gradient, all ranks of a cohort at once.
@@ -219,9 +229,11 @@ class Trainer:
         if positions is not None and not positions.size:
             return
         assert shards.main_grad is not None
+        if "host" in self.session.places.values():
+            raise ValueError(f"a kernel on the device is given state on the host: {self.session.places}")
         for role in self.session.moment_roles:
             if role not in shards.moments:
-                shards.moments[role] = np.zeros(shards.stepped.shape, DTYPE[self.session.working_dtype(shards, role)])
+                shards.moments[role] = self.empty_moment(shards, role)
         arrays = {"stepped": shards.stepped, "grad": shards.main_grad, **shards.moments}
         flat = {k: _take(v, positions) for k, v in arrays.items()}
         param, grad = flat.pop("stepped"), flat.pop("grad")
@@ -237,6 +249,10 @@ class Trainer:
             scaled = role in self.session.scaled_roles(shards)
             kept = values if scaled else self.cast_to_stage("state", values, shards.stages.moment(role))
             shards.moments[role] = _put(shards.moments[role], positions, kept)
+
+    def empty_moment(self, shards: Shards, role: str) -> Array:
+        """A moment before its first step: zeros, as many as each rank owns, (R, S, m)."""
+        return np.zeros(shards.stepped.shape, DTYPE[self.session.working_dtype(shards, role)])
 
     def _update_with_both(
         self, hyper: Hyper, on_host: Array, tensors: tuple[Array, Array, dict[str, Array]], step: int

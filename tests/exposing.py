@@ -1,0 +1,144 @@
+"""For each logical fault a scenario that exposes it, found by a search, and the record of what is said of each.
+
+    python -m tests.exposing              search for every fault that has no scenarios of its own, and write both files
+    python -m tests.exposing ID ...       say what becomes of these faults, and write nothing
+
+Candidates are the scenarios of the reference's nightly walk that meet a fault's conditions, the plainest first. Where
+the walk has none (a model or a program that it does not have), they are made of the conditions themselves.
+
+*Verifies*: that what is found differs from the twin, or ends the run; that its control passes.
+*Does not verify*: that no plainer scenario would do.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first kernel runs
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+from harness.faults.catalogue import CATALOGUE, Fault, mechanisms
+from harness.judge import Case, run_reference
+from harness.scenario import Scenario
+from harness.space.constraints import impossible
+from harness.space.files import load_space
+from harness.space.plan import Selection, make_plan
+from harness.systems.registry import system_named
+
+ROOT = Path(__file__).parents[1]
+FOUND = ROOT / "scenarios" / "reference" / "exposing.toml"
+RECORD = ROOT / "tests" / "golden" / "faults.toml"
+TRIES = 60
+"""How many candidates are tried for a fault."""
+
+PLAIN = {"mesh": ("1x2x1", "1x4x1", "2x2x1", "1x2x2", "1x3x1"), "checkpoint": ("sharded", "gathered")}
+"""Values of axes that conditions leave open, where candidates are made of the conditions."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What became of a fault in one scenario. verdict: `mismatch`, `pass`, `no effect`, `unknown`, or `crash: TYPE`.
+    mechanisms: of the explanations, best first."""
+
+    verdict: str
+    mechanisms: tuple[str, ...] = ()
+
+    @property
+    def noticed(self) -> bool:
+        return self.verdict == "mismatch" or self.verdict.startswith("crash")
+
+
+def said(scenario: Scenario) -> Said:
+    """Plants a scenario's faults in the reference, here, and judges what it held."""
+    found, _, notes = run_reference(Case.of(scenario))
+    explained = tuple(e.mechanism for e in found.explanations)
+    if found.distrust:
+        return Said("unknown")
+    if crash := notes.get("crash"):
+        return Said(f"crash: {crash['type']}", explained)
+    if found.differences:
+        return Said("mismatch", explained)
+    return Said("no effect" if notes.get("no_effect") else "pass")
+
+
+@cache
+def _walked() -> tuple[Scenario, ...]:
+    """The reference's part of the nightly plan, the plainest scenario first."""
+    plan = make_plan([load_space("nightly")], Selection(systems=("reference",)))
+    return tuple(sorted(plan.supported, key=_plainness))
+
+
+def _plainness(scenario: Scenario) -> tuple[int, int, str]:
+    return len(scenario.axis_values(only_changed=True)), scenario.mesh.world, scenario.id
+
+
+def _made(fault: Fault) -> Iterator[Scenario]:
+    """Scenarios of the conditions themselves; a pattern stands for the values of the walk that it matches."""
+    values: dict[str, Sequence[str]] = dict(PLAIN)
+    for axis, patterns in (fault.shows or {}).items():
+        known = dict.fromkeys(s.axis_text(axis) for s in _walked())
+        values[axis] = [v for p in patterns for v in ([k for k in known if fnmatchcase(k, p)] or [p])]
+    for chosen in product(*values.values()):
+        scenario = Scenario.from_axes(dict(zip(values, chosen, strict=True)))
+        if system_named("reference").refusal(scenario) is None and impossible(scenario) is None:
+            yield scenario
+
+
+def search(fault: Fault) -> tuple[Scenario | None, int, str]:
+    """The first candidate that exposes a fault, how many were tried, and where it is from."""
+    tried = 0
+    walked = (s for s in _walked() if fault.can_show_in(s))
+    for origin, candidates in (("walk", walked), ("conditions", _made(fault))):
+        for scenario in islice(candidates, TRIES):
+            tried += 1
+            if said(replace(scenario, faults=(fault.id,))).noticed:
+                return scenario, tried, origin
+    return None, tried, "nowhere"
+
+
+def record_of(fault: Fault) -> dict[str, Any]:
+    """What the golden record says of a fault: its verdicts, and whether its mechanism is named first, or among three."""
+    answers = [said(Scenario.from_axes({**axes, "faults": fault.id})) for axes in fault.scenario_axes]
+    right = set(mechanisms()[fault.mechanism])
+    named = {first: all(right & set(a.mechanisms[:first]) for a in answers) for first in (1, 3)}
+    explained = {"top1": named[1], "top3": named[3]} if right else {}
+    return {
+        "verdict": [a.verdict for a in answers],
+        **explained,
+        "said": sorted({a.mechanisms[0] if a.mechanisms else "" for a in answers}),
+    }
+
+
+def main(names: Sequence[str]) -> int:
+    """Search, report, and write both files if every fault was asked for."""
+    import tomli_w
+
+    found: dict[str, dict[str, str]] = {}
+    missed = []
+    for fault in CATALOGUE.values():
+        if fault.shows is None or (names and fault.id not in names):
+            continue
+        scenario, tried, origin = search(fault)
+        if scenario is None:
+            missed.append(fault.id)
+            print(f"{fault.id}: NOT FOUND after {tried}", flush=True)
+            continue
+        axes = {axis: scenario.axis_text(axis) for axis in scenario.axis_values(only_changed=True)}
+        found[fault.id] = axes
+        print(f"{fault.id}: {tried} tried, of the {origin}: {axes} {said(replace(scenario, faults=(fault.id,)))}", flush=True)
+    if not names:
+        head = FOUND.read_text("utf-8").partition("schema")[0]
+        FOUND.write_text(head + tomli_w.dumps({"schema": 1, "fault": found}), "utf-8")
+    return bool(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

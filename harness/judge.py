@@ -155,7 +155,7 @@ def run_reference(case: Case) -> tuple[Judgement, list[Record], dict[str, Any]]:
         return passed, [], {}
     try:
         records = reference.run(case.inputs, case.placement, faults=case.scenario.faults)
-    except reference.Crash as crash:
+    except reference.CrashError as crash:
         return judge(case, crash.records), crash.records, {"crash": _error(crash)}
     found = judge(case, records)
     notes: dict[str, Any] = {}
@@ -165,7 +165,7 @@ def run_reference(case: Case) -> tuple[Judgement, list[Record], dict[str, Any]]:
     return found, records, notes
 
 
-def _error(crash: reference.Crash) -> dict[str, Any]:
+def _error(crash: reference.CrashError) -> dict[str, Any]:
     """What `RankError` says of an error in one of the simulated ranks."""
     text = "".join(traceback.format_exception(crash.cause))
     error = {"type": type(crash.cause).__name__, "message": str(crash.cause), "traceback": text, "errno": None}

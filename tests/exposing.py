@@ -25,7 +25,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from harness.faults.catalogue import CATALOGUE, Fault, mechanisms
+from harness.faults.catalogue import CATALOGUE, DOES, Fault, mechanisms
 from harness.judge import Case, run_reference
 from harness.scenario import Scenario
 from harness.space.constraints import impossible
@@ -84,6 +84,8 @@ def _made(fault: Fault) -> Iterator[Scenario]:
     """Scenarios of the conditions themselves; a pattern stands for the values of the walk that it matches."""
     values: dict[str, Sequence[str]] = dict(PLAIN)
     for axis, patterns in (fault.shows or {}).items():
+        if axis == DOES:
+            continue
         known = dict.fromkeys(s.axis_text(axis) for s in _walked())
         values[axis] = [v for p in patterns for v in ([k for k in known if fnmatchcase(k, p)] or [p])]
     for chosen in product(*values.values()):
@@ -99,13 +101,13 @@ def search(fault: Fault) -> tuple[Scenario | None, int, str]:
     for origin, candidates in (("walk", walked), ("conditions", _made(fault))):
         for scenario in islice(candidates, TRIES):
             tried += 1
-            if said(replace(scenario, faults=(fault.id,))).noticed:
+            if said(replace(scenario, faults=(fault.id,))).noticed and said(scenario).verdict == "pass":
                 return scenario, tried, origin
     return None, tried, "nowhere"
 
 
 def record_of(fault: Fault) -> dict[str, Any]:
-    """What the golden record says of a fault: its verdicts, and whether its mechanism is named first, or among three."""
+    """What the record says of a fault: its verdicts, and whether its mechanism is named first, or among three."""
     answers = [said(Scenario.from_axes({**axes, "faults": fault.id})) for axes in fault.scenario_axes]
     right = set(mechanisms()[fault.mechanism])
     named = {first: all(right & set(a.mechanisms[:first]) for a in answers) for first in (1, 3)}
@@ -133,8 +135,10 @@ def main(names: Sequence[str]) -> int:
             continue
         axes = {axis: scenario.axis_text(axis) for axis in scenario.axis_values(only_changed=True)}
         found[fault.id] = axes
-        print(f"{fault.id}: {tried} tried, of the {origin}: {axes} {said(replace(scenario, faults=(fault.id,)))}", flush=True)
+        print(f"{fault.id}: {tried} tried, of the {origin}: {axes}", flush=True)
     if not names:
+        every = (replace(f, scenario_axes=(found[f.id],)) if f.id in found else f for f in CATALOGUE.values())
+        RECORD.write_text(tomli_w.dumps({fault.id: record_of(fault) for fault in every}), "utf-8")
         head = FOUND.read_text("utf-8").partition("schema")[0]
         FOUND.write_text(head + tomli_w.dumps({"schema": 1, "fault": found}), "utf-8")
     return bool(missed)

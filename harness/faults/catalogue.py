@@ -10,11 +10,12 @@
     plants = "logical:stale_masters"         # the function, in `harness/faults/`
     shows = { sharding = "zero1", program = ["model_only", "model_only_late"], dtype = "*/master=fp32" }
 
-`shows` are the conditions under which it can show at all: of each axis the values, or patterns of them. A search over
+`shows` are the conditions under which it can show at all: of each axis the values, or patterns of them, and with `does`
+an operation that the program must have. A search over
 the nightly walk finds a scenario that exposes the fault (`tests/exposing.py`) and writes it into `exposing.toml` beside
 the list; every night it searches anew. Where `scenarios` are given in its place, each of these must expose it. The
 canaries plant every fault in its scenarios in every CI: one that goes undetected fails the run. A plugin adds its own
-with `register_fault`. Imports no torch, and what plants a fault only where it is planted.
+with `harness.extend.register_fault`. Imports no torch, and what plants a fault only where it is planted.
 """
 
 from __future__ import annotations
@@ -22,20 +23,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from harness.entry import resolve
-from harness.errors import UsageError
+from harness.program import operations
 from harness.scenario import Scenario, load_toml
 from harness.tables import Table
 
 if TYPE_CHECKING:
     from harness.reference.system import Ranks
 
-STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
-
 LIST, FOUND = "faults.toml", "exposing.toml"
+DOES = "does"
+"""The condition that is about operations, not about an axis."""
+
 FOLDER = files("scenarios") / Scenario().system
 """Where both files lie: beside the walks of the system that faults are planted in."""
 
@@ -50,8 +53,8 @@ class Fault:
     * scenario_axes: axes of scenarios each of which exposes it, in text form.
     * install: plants it in the ranks of one build.
     * mechanism: what is wrong with the state, a name of `mechanisms()`; empty where nobody has said.
-    * shows: the conditions under which it can show: axis → values, or patterns of them. None of these are tried by the
-      search where scenarios are given by hand.
+    * shows: the conditions under which it can show: axis → values, or patterns of them; `does` → operations. None where
+      scenarios are given by hand.
     """
 
     id: str
@@ -64,12 +67,15 @@ class Fault:
 
     def can_show_in(self, scenario: Scenario) -> bool:
         """Whether a scenario meets the conditions."""
-        return all(
+        conditions = dict(self.shows or {})
+        does = conditions.pop(DOES, ())
+        return set(does) <= set(operations(scenario.program)) and all(
             any(fnmatchcase(scenario.axis_text(axis), pattern) for pattern in patterns)
-            for axis, patterns in (self.shows or {}).items()
+            for axis, patterns in conditions.items()
         )
 
 
+@cache
 def mechanisms() -> dict[str, tuple[str, ...]]:
     """What may be wrong with the state → the mechanisms of `harness.diagnosis` that say so."""
     table = _document(LIST).table("mechanisms")
@@ -118,22 +124,6 @@ def _planter(entry: str, stage: str) -> Callable[[Ranks], None]:
 
 
 CATALOGUE: dict[str, Fault] = {fault.id: fault for fault in _faults()}
-
-
-def register_fault(fault: Fault) -> Fault:
-    """Add a logical fault to the catalogue: `run --fault`, `faults` and the list know it from then on.
-
-    A plugin calls this when it is imported, in the parent and in every worker (`docs/adding-a-fault.md`).
-
-    Raises:
-        UsageError: another fault has that id, or it names no scenario.
-    """
-    if CATALOGUE.get(fault.id, fault) != fault:
-        raise UsageError.of("fault", fault.id, "an id that no other fault has", f"{fault.id}-of-mine")
-    if not fault.scenario_axes:
-        raise UsageError.of(f"fault {fault.id}: scenario_axes", (), "at least one", '({"mesh": "1x2x1"},)')
-    CATALOGUE[fault.id] = fault
-    return fault
 
 
 def scenarios_of(fault: Fault) -> tuple[Scenario, ...]:

@@ -81,7 +81,7 @@ def empty_shares_wanted(ranks: Ranks) -> None:
     """Want every tensor in every rank's file, although a writer leaves out those of which a rank owns nothing."""
 
     def read(content: Content) -> Logical:
-        wanted = [name for name in ranks.session.model.unique_params]
+        wanted = list(ranks.session.model.unique_params)
         for filed in content.get("ranks", {}).values():
             for param in wanted:
                 filed["param"][param.fqn]

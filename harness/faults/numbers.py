@@ -54,7 +54,7 @@ def step_in_bf16(ranks: Ranks) -> None:
 
     def advance_step(name: str) -> None:
         original(name)
-        ranks.session.steps[name] = int(to_bf16(np.float32(ranks.session.steps[name])))
+        ranks.session.steps[name] = int(to_bf16(np.array(ranks.session.steps[name])))
 
     original = override(ranks.trainer, "advance_step", advance_step)
 

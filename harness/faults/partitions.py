@@ -186,12 +186,13 @@ def zipped_by_position(ranks: Ranks) -> None:
 
 
 def rows_for_a_flat_partition(ranks: Ranks) -> None:
-    """Refresh a flat partition of the masters from rows of the weight: a chunk of dim 0 instead of a run of elements."""
+    """Refresh a flat partition of the masters from rows of the weight: from a chunk of dim 0, not a run of elements."""
 
     def reload_params() -> None:
         original()
         for shards in ranks.session.shards:
-            for fragment in shards.layout.fragments if shards.model is not None else ():
+            for fragment in shards.layout.fragments:
+                assert shards.model is not None
                 slot, parts = fragment.slot, shards.layout.order.shape[0]
                 weight = shards.model[0, 0, slot.offset : slot.offset + slot.numel].reshape(slot.size)
                 rows = -(-slot.size[0] // parts)

@@ -6,6 +6,7 @@ Each replaces seams of the reference by a mistake that a library made (`harness.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,7 +108,7 @@ def padding_summed(ranks: Ranks) -> None:
     def gather(shards: Shards) -> Array:
         full: Array = original(shards).copy()
         buckets, parts = shards.layout.buckets, shards.layout.order.shape[0]
-        for bucket, after in zip(buckets, buckets[1:], strict=False):
+        for bucket, after in pairwise(buckets):
             padding = bucket.share * parts - bucket.numel
             full[:, :, after.start : after.start + min(padding, after.numel)] += full.dtype.type(1)
         return full
@@ -129,8 +130,8 @@ def beta_powers_multiplied(ranks: Ranks) -> None:
     """Multiply up the powers of the betas from call to call, in fp32, instead of raising them to the step."""
 
     def update_cohort(shards: Shards, hyper: Hyper, step: int, names: frozenset[str]) -> None:
-        betas = {"beta1": Multiplied(hyper.beta1), "beta2": Multiplied(hyper.beta2)}
-        original(shards, replace(hyper, **betas), step, names)
+        multiplied = replace(hyper, beta1=Multiplied(hyper.beta1), beta2=Multiplied(hyper.beta2))
+        original(shards, multiplied, step, names)
 
     original = override(ranks.trainer, "update_cohort", update_cohort)
 

@@ -52,6 +52,7 @@ class Saver:
         return content
 
     def common(self) -> Content:
+        """What is the same on every rank: steps, groups, persistent buffers, schedule and scaler."""
         session = self.session
         scaler = session.scaler
         return {

@@ -235,7 +235,7 @@ class Observer:
     def look(self, op: Operation) -> Observation:
         """Everything that the ranks hold after `op`."""
         session = self.session
-        stepped = {fqn for fqn, step in session.steps.items() if step}
+        stepped = set(session.steps)
         parts = len(session.shards) // session.mesh.tp
         sheets = [
             (number % parts, sheet)

@@ -167,6 +167,7 @@ class Session:
         return self.of_build.by_name[fqn]
 
     def storage(self, param: NamedParam) -> str:
+        """The dtype in which a parameter is stored."""
         return self.parameter(param.fqn).stages.storage
 
     def _build_shards(self) -> None:

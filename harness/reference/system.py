@@ -22,7 +22,7 @@ from harness.reference.state import Session
 from harness.reference.trainer import Trainer
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """A planted fault ended the run, with the error that is this one's cause.
 
     Attributes:
@@ -85,7 +85,7 @@ def run(
         install: called with the ranks of every build before they build; by default plants the faults.
 
     Raises:
-        UsageError: a fault that the catalogue does not have. Crash: what was planted raised an error.
+        UsageError: a fault that the catalogue does not have. CrashError: what was planted raised an error.
     """
     records: list[Record] = []
     plant = install or _installer(faults)
@@ -111,7 +111,7 @@ def run(
     except Exception as error:
         if error in ours or (not faults and install is None):
             raise
-        raise Crash(inputs.operations[reached], records, error) from error
+        raise CrashError(inputs.operations[reached], records, error) from error
     return records
 
 

@@ -274,6 +274,8 @@ def uses() -> tuple[set[tuple[str, str]], set[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     tables = [project.get("scripts", {}), *project.get("entry-points", {}).values()]
     anywhere |= {entry.partition(":")[2] for table in tables for entry in table.values()}
+    plants = (ROOT / "scenarios" / "reference" / "faults.toml").read_text("utf-8")
+    anywhere.update(re.findall(r'"\w+:(\w+)"', plants))
     for folder in ("benchmarks", "scenarios"):
         for path in (ROOT / folder).rglob("*.py"):
             anywhere.update(re.findall(r"\w+", path.read_text("utf-8")))
@@ -282,7 +284,7 @@ def uses() -> tuple[set[tuple[str, str]], set[str]]:
 
 FOR_OTHERS = {
     "harness.systems.accepts", "harness.systems.protocol", "harness.systems.torch_loop", "harness.systems.conformance",
-    "harness.ownership", "harness.emulation.pytest_plugin", "harness.pytest_plugin",
+    "harness.extend", "harness.ownership", "harness.emulation.pytest_plugin", "harness.pytest_plugin",
 }  # fmt: skip
 """Modules whose public names are there for plugins too, or are hooks that pytest calls."""
 

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from harness import canaries
+from harness.attempt import NO_EFFECT
 from harness.canaries import Detection, Strike, run_canaries
 from harness.cli import entry
 from harness.diagnosis import Explanation
 from harness.errors import UsageError
 from harness.faults import comparisons
 from harness.faults.boundary import BOUNDARY, BoundaryFault
-from harness.faults.catalogue import CATALOGUE, Fault, scenarios_of
+from harness.faults.catalogue import CATALOGUE, Fault, mechanisms, scenarios_of
 from harness.faults.strikes import strikes
 from harness.result import Result
 from harness.space.constraints import impossible
@@ -27,11 +28,11 @@ from harness.verdict import ExitStatus, Verdict
 from tests.struck import strikes_with
 
 FAULT = CATALOGUE["no-op-load"]
-BUG = FAULT.bug_ids[0]
+RIGHT = mechanisms()[FAULT.mechanism][0]
 
 
-def explained(*bug_ids: str) -> Explanation:
-    return Explanation("stale", "likely", "text", (), bug_ids)
+def explained(mechanism: str) -> Explanation:
+    return Explanation(mechanism, "likely", "text", (), ())
 
 
 def detection(
@@ -62,12 +63,29 @@ def test_a_fault_without_a_result_is_not_noticed() -> None:
     assert not detection().named_within(1)
 
 
-def test_top1_and_top3_are_about_the_faults_own_bugs() -> None:
-    others = (explained("X-1"), explained("X-2"))
-    assert detection(Verdict.MISMATCH, explanations=(explained(BUG), *others)).named_within(1)
-    third = detection(Verdict.MISMATCH, explanations=(*others, explained("X-3", BUG)))
+def test_top1_and_top3_are_about_what_the_catalogue_says_is_wrong() -> None:
+    others = (explained("x1"), explained("x2"))
+    assert detection(Verdict.MISMATCH, explanations=(explained(RIGHT), *others)).named_within(1)
+    third = detection(Verdict.MISMATCH, explanations=(*others, explained(RIGHT)))
     assert (third.named_within(1), third.named_within(3)) == (False, True)
-    assert not detection(Verdict.MISMATCH, explanations=(*others, explained("X-3"), explained(BUG))).named_within(3)
+    assert not detection(Verdict.MISMATCH, explanations=(*others, explained("x3"), explained(RIGHT))).named_within(3)
+
+
+def test_what_ends_the_run_cannot_be_explained() -> None:
+    refused = next(fault for fault in CATALOGUE.values() if fault.mechanism == "refused")
+    assert not detection(Verdict.CRASH, fault=refused).explainable
+    assert not detection(Verdict.MISMATCH, fault=replace(FAULT, mechanism="")).explainable
+
+
+def test_a_fault_without_effect_is_told_from_one_that_is_missed(
+    outcome: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = detection(Verdict.PASS, Verdict.PASS)
+    outcome["planted"] = [replace(idle, results=tuple(replace(r, reason=NO_EFFECT) for r in idle.results))]
+    assert run_canaries(Path(), None, 1) == ExitStatus.HARNESS
+    shown = capsys.readouterr().out
+    assert f"HAD NO EFFECT: {FAULT.id}" in shown
+    assert "NOT NOTICED" not in shown
 
 
 def struck(fault: BoundaryFault, verdict: Verdict, reason: str = "") -> Strike:

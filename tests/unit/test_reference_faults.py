@@ -10,17 +10,22 @@ from dataclasses import replace
 
 import pytest
 
-from harness.faults.catalogue import CATALOGUE, STAGES, Fault, scenarios_of
+from harness.faults.catalogue import CATALOGUE, Fault, scenarios_of
 from harness.faults.logical import override
 from harness.observe.assemble import assemble
 from harness.observe.record import WRITTEN
+from harness.reference.system import CrashError
 from harness.reference.trainer import STAGES as TRAINER_STAGES
 from harness.scenario import Scenario
 from harness.space.constraints import CONSTRAINTS
 from harness.systems.registry import system_named
 from tests.oracles import records_of
 
-PLANTED = [(scenario, fault) for fault in CATALOGUE.values() for scenario in scenarios_of(fault)]
+CHOSEN = [fault for fault in CATALOGUE.values() if fault.shows is None and fault.id != "step-in-bf16"]
+"""Those whose scenarios were chosen by hand. The canaries plant all of them; a test of this file is nearer to a mistake
+in the catalogue."""
+
+PLANTED = [(scenario, fault) for fault in CHOSEN for scenario in scenarios_of(fault)]
 
 
 @pytest.mark.parametrize(("scenario", "fault"), PLANTED, ids=lambda value: getattr(value, "id", ""))
@@ -42,8 +47,7 @@ def test_fault_is_documented_and_its_scenarios_are_in_the_space(fault: Fault) ->
 
 
 def test_one_demotion_canary_for_each_stage() -> None:
-    assert STAGES == TRAINER_STAGES
-    assert {f"demote-{stage}" for stage in STAGES} <= set(CATALOGUE)
+    assert {f"demote-{stage}" for stage in TRAINER_STAGES} <= set(CATALOGUE)
 
 
 def test_enough_faults_come_from_real_bugs() -> None:
@@ -61,7 +65,7 @@ def test_a_stale_index_map_hides_in_a_self_round_trip() -> None:
 @pytest.mark.parametrize("form", ["gathered", "model_space"])
 def test_a_stale_index_map_is_loud_where_shapes_differ(form: str) -> None:
     axes = {**CATALOGUE["stale-index-map"].scenario_axes[0], "model": "mixed_unit", "checkpoint": form}
-    with pytest.raises(ValueError, match="elements where its parameter"):
+    with pytest.raises(CrashError, match=r"ValueError: .* elements where its parameter"):
         records_of(Scenario().with_axes({**axes, "faults": "stale-index-map"}))
 
 

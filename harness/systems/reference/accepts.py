@@ -55,6 +55,7 @@ ACCEPTS = Accepts(
     "reference",
     model=Anything(),
     mesh=Anything(),
+    expert_parallel=Only(1, 2, because="two groups of ranks that share experts out show what more would"),
     load=Loads("same", "grow", "shrink", "indivisible", "tp_change"),
     dtype=Parts(
         DTypePolicy,

@@ -1,0 +1,160 @@
+"""`docs/faults.md`: which logical faults there are, which public bugs they represent, and where a fault can be made.
+
+    python -m harness.report.fault_page > docs/faults.md
+
+Written from `faults.toml` and `bugs.toml` of the reference's scenarios, and from the public methods of the reference,
+as its source has them. A test compares the committed page with what this module writes.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+
+from harness.faults.catalogue import CATALOGUE, FOLDER, Fault, mechanisms
+from harness.scenario import load_toml
+from harness.tables import Table
+from harness.upstream import address_of
+
+HEAD = """\
+<!-- Written by `python -m harness.report.fault_page` from faults.toml and bugs.toml: change those. -->
+# Faults
+
+Which mistakes do we know that we would notice? Every *logical fault* is a mistake that a library has made, planted in
+the reference, our own sharded optimizer. `shardproof faults` plants each one in a scenario that exposes it, and fails
+if one goes unnoticed; [Adding a fault](adding-a-fault.md) adds one. Faults from outside of a library, such as a lost
+message or a bit that flips on disk, are made in real ranks and are listed by `shardproof list`.
+"""
+
+BUGS = """\
+## Public bugs
+
+{represented} of the {all} public bugs that the project collected are represented. A fault stands for several bugs where
+what goes wrong with the state is the same; then the reports differ in how a library came to it. {left} are left out,
+for the reason that is given.
+"""
+
+KINDS = """\
+## What is wrong
+
+A fault's mechanism is written down before any rule of the diagnosis is made for it. An explanation is right if it is
+one of those that say the same. Where the run ends, no value is there to be explained.
+"""
+
+FAULTS = """\
+## All faults
+
+*Shows when* are the conditions under which the mistake can be seen at all: with the values of the axes that are given,
+or patterns of them, and a program that does what is named. Where it says *scenarios*, they were chosen by hand.
+"""
+
+SEAMS = """\
+## Where a fault can be made
+
+The reference is cut into methods, each a *seam*: `override(ranks.saver, "export", mine)` replaces one in the ranks of
+one build. Arrays have these letters for their shapes: R replicas and S shard ranks of the mesh, n elements of a flat
+buffer with its padding, m elements of it that each rank owns. A seam between backward and the optimizer's step is
+`trainer.finish_gradients`: what was reduced lies in `shards.reduced`, (R, S, m), and becomes `shards.main_grad`.
+"""
+
+HOLDERS = (("session", "state", "Session"), ("trainer", "trainer", "Trainer"), ("saver", "checkpoint", "Saver"),
+           ("loader", "restore", "Loader"), ("observer", "observe", "Observer"))  # fmt: skip
+"""Attributes of `Ranks`, and the module and class of the reference that each is of."""
+
+
+def main() -> None:
+    """Print the page."""
+    print(render(), end="")
+
+
+def render() -> str:
+    """The page."""
+    return "\n".join([HEAD, *_bugs(), *_kinds(), *_faults(), *_seams()])
+
+
+def left_out() -> dict[str, str]:
+    """The public bugs that no fault represents → the reason."""
+    return {bug: _bug_file().table("left_out").text(bug) for bug in _bug_file().table("left_out").content}
+
+
+def collected() -> dict[str, str]:
+    """Every public bug that was collected → the class of its mistake, and whether it is silent."""
+    return {bug: _bug_file().table("bugs").text(bug) for bug in _bug_file().table("bugs").content}
+
+
+def represented() -> dict[str, list[Fault]]:
+    """Public bug → the faults that are its mistake."""
+    found: dict[str, list[Fault]] = {}
+    for fault in CATALOGUE.values():
+        for bug in fault.bug_ids:
+            found.setdefault(bug, []).append(fault)
+    return found
+
+
+def _bug_file() -> Table:
+    return Table(load_toml((FOLDER / "bugs.toml").read_text("utf-8"), "bugs.toml"), "bugs.toml")
+
+
+def _bugs() -> Iterator[str]:
+    known, by_bug, reasons = collected(), represented(), left_out()
+    yield BUGS.format(represented=len(known.keys() & by_bug.keys()), all=len(known), left=len(reasons))
+    rows = []
+    for bug, kind in known.items():
+        address = address_of(bug)
+        faults = ", ".join(f"`{fault.id}`" for fault in by_bug.get(bug, ()))
+        rows.append((f"[{bug}]({address})" if address else bug, kind, faults or f"*left out:* {reasons.get(bug, '')}"))
+    yield from _table(("bug", "class", "fault"), rows)
+
+
+def _kinds() -> Iterator[str]:
+    yield KINDS
+    count = {name: sum(f.mechanism == name for f in CATALOGUE.values()) for name in mechanisms()}
+    rows = [
+        (f"`{name}`", str(count[name]), ", ".join(f"`{rule}`" for rule in said_by) or "the run ends")
+        for name, said_by in mechanisms().items()
+    ]
+    yield from _table(("mechanism", "faults", "said by"), rows)
+
+
+def _faults() -> Iterator[str]:
+    yield FAULTS
+    rows = [(f"`{f.id}`", f.doc, f"`{f.mechanism}`", _conditions(f)) for f in CATALOGUE.values()]
+    yield from _table(("fault", "what goes wrong", "mechanism", "shows when"), rows)
+
+
+def _conditions(fault: Fault) -> str:
+    if fault.shows is None:
+        return f"{len(fault.scenario_axes)} scenario{'s' * (len(fault.scenario_axes) > 1)}"
+    told = (f"{axis} {' or '.join(f'`{value}`' for value in values)}" for axis, values in fault.shows.items())
+    return ", ".join(told) or "always"
+
+
+def _seams() -> Iterator[str]:
+    yield SEAMS
+    rows = []
+    for attribute, module, name in HOLDERS:
+        source = (files("harness.reference") / f"{module}.py").read_text("utf-8")
+        (own,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+        for seam in own.body:
+            if isinstance(seam, ast.FunctionDef) and not seam.name.startswith("_"):
+                first = (ast.get_docstring(seam) or "").split("\n\n")[0].replace("\n", " ")
+                rows.append((f"`{attribute}.{seam.name}`", f"`{_signature(seam)}`", first))
+    yield from _table(("seam", "takes and gives", "what it does"), rows)
+
+
+def _signature(seam: ast.FunctionDef) -> str:
+    taken = ast.unparse(ast.arguments([], seam.args.args[1:], seam.args.vararg, seam.args.kwonlyargs, [], None, []))
+    return f"({taken}) → {ast.unparse(seam.returns) if seam.returns else 'None'}"
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(titles)} |"
+    yield f"|{'---|' * len(titles)}"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
+    yield ""
+
+
+if __name__ == "__main__":
+    main()

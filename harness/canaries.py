@@ -109,20 +109,26 @@ class Strike:
         }
 
 
-def run_canaries(out: Path, json_file: Path | None, jobs: int, plugins: Sequence[str] = ()) -> int:
+def run_canaries(
+    out: Path, json_file: Path | None, jobs: int, plugins: Sequence[str] = (), only: Sequence[str] | None = None
+) -> int:
     """Plant every fault and make every comparison; print the table; the contract's exit status.
 
     Args:
         plugins: modules that ranks and workers import first; what their systems name in a `conformance.toml` is struck
-            too.
+            too. only: plant these logical faults, strike no ranks, and say what explains each.
     """
-    detections = _plant_all(jobs, out, plugins)
-    boundary = _strike_all(jobs, plugins)
-    missed_pairs = [name for name, (a, b, kind) in PAIRS.items() if found_kind(a, b) != kind]
-    print(_table(detections))
-    for strike in boundary:
-        print(strike.line)
-    print(f"comparisons that must differ: {len(PAIRS) - len(missed_pairs)} of {len(PAIRS)} noticed")
+    if only is not None:
+        detections, boundary, missed_pairs = _plant_all(jobs, out, plugins, only), [], []
+        print(_table(detections))
+        print("\n".join(line for detection in detections for line in _told(detection)))
+    else:
+        detections, boundary = _plant_all(jobs, out, plugins), _strike_all(jobs, plugins)
+        missed_pairs = [name for name, (a, b, kind) in PAIRS.items() if found_kind(a, b) != kind]
+        print(_table(detections))
+        for strike in boundary:
+            print(strike.line)
+        print(f"comparisons that must differ: {len(PAIRS) - len(missed_pairs)} of {len(PAIRS)} noticed")
     if json_file:
         found = {"faults": [_plain(d) for d in detections], "boundary": [strike.plain for strike in boundary]}
         write_json(json_file, found)
@@ -139,8 +145,8 @@ def run_canaries(out: Path, json_file: Path | None, jobs: int, plugins: Sequence
     return ExitStatus.HARNESS if missed or broken or idle else ExitStatus.OK
 
 
-def _plant_all(jobs: int, out: Path, plugins: Sequence[str] = ()) -> list[Detection]:
-    planted = {fault.id: scenarios_of(fault) for fault in CATALOGUE.values()}
+def _plant_all(jobs: int, out: Path, plugins: Sequence[str] = (), only: Sequence[str] | None = None) -> list[Detection]:
+    planted = {fault.id: scenarios_of(fault) for fault in CATALOGUE.values() if only is None or fault.id in only}
     everything = {s for scenarios in planted.values() for s in scenarios}
     everything |= {replace(s, faults=()) for s in everything}
     with Laboratory(jobs=jobs, deadline_s=20.0, plugins=plugins, keep=out / "logs") as laboratory:
@@ -176,6 +182,21 @@ def _table(detections: Sequence[Detection]) -> str:
     lines.append(f"{sum(d.detected for d in detections)} of {len(detections)} faults noticed")
     lines.append(f"{len(explainable)} can be explained: {right}")
     return "\n".join(lines)
+
+
+def _told(detection: Detection) -> list[str]:
+    """What became of a fault in each of its scenarios: the control, where it was noticed, and the best explanation."""
+    lines = [f"{detection.fault.id}: {detection.fault.doc}"]
+    for result, control in zip(detection.results, detection.controls, strict=True):
+        first = result.failed_op
+        where = f", first in operation {first.index} ({first.name})" if first else ""
+        lines.append(f"  {result.id}: {result.verdict.value}{where}; without it {control.verdict.value}")
+        if result.error is not None:
+            lines.append(f"    {result.error.type}: {result.error.message}")
+        lines += [f"    {e.mechanism} ({e.confidence}): {e.text}" for e in result.explanations[:1]]
+        if not result.explanations and result.differences:
+            lines.append("    no rule explains it")
+    return lines
 
 
 def _noticed(detection: Detection) -> str:

@@ -387,18 +387,35 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     "--out", type=click.Path(path_type=Path), default=Path("reports/canaries"), metavar="DIR", help="Folder of results."
 )
 @options.json
+@options.plugin
+@click.option("--fault", "chosen", multiple=True, metavar="ID", help="Plant this fault only; repeatable.")
 @click.option("-j", "--jobs", type=options.JOBS, default=None, help="Scenarios at once (default: cores).")
-def faults(out: Path, json_file: Path | None, jobs: int | None) -> int:
+def faults(
+    out: Path, json_file: Path | None, plugins: tuple[str, ...], chosen: tuple[str, ...], jobs: int | None
+) -> int:
     """Plant every fault of the catalogue and make every comparison that must differ; fail if one goes unnoticed.
+
+    With --plugin, plant the faults that these modules add; with --fault, those. Of each it is said what explains it.
 
     \b
     shardproof faults --json faults.json
+    shardproof faults --plugin my_package.my_faults
+    shardproof faults --fault stale-masters
     """
     from harness.canaries import run_canaries
+    from harness.faults.catalogue import CATALOGUE
 
-    plugins = arguments.load_plugins(())
+    arguments.load_plugins(())
+    ours = set(CATALOGUE)
+    modules = arguments.load_plugins(plugins)
+    for fault in (fault for fault in chosen if fault not in CATALOGUE):
+        raise UsageError.of("--fault", fault, CATALOGUE, "--fault stale-masters")
+    added = [fault for fault in CATALOGUE if fault not in ours] if plugins else []
+    if plugins and not (added or chosen):
+        raise UsageError.of("--plugin", ", ".join(plugins), "a module that registers a fault", "--plugin my_faults")
     arguments.require_output_files(None, json=json_file)
-    return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1, plugins)
+    only = (*added, *chosen) if plugins or chosen else None
+    return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1, modules, only)
 
 
 @cli.command()

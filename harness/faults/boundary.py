@@ -11,13 +11,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.program import Op
-from harness.systems.protocol import RankContext
+from harness.systems.protocol import RankContext, RankSystem
 
 Perform = Callable[[], None]
 
@@ -26,35 +27,36 @@ _POLL_S = 0.0005
 
 @dataclass(frozen=True)
 class BoundaryFault:
-    """One fault. around: performs an operation on one rank, with the fault in it. verdict: what every scenario must
+    """One fault. around: performs an operation on one rank, with the fault in it; it is given what performs the
+    operation, the operation, what the rank knows, and the system on that rank. verdict: what every scenario must
     come to that a system names for it in its `conformance.toml` (`harness.faults.strikes`)."""
 
     id: str
     doc: str
     verdict: str
-    around: Callable[[Perform, Op, RankContext], None] = field(repr=False)
+    around: Callable[[Perform, Op, RankContext, RankSystem], None] = field(repr=False)
 
 
-def perform(system_method: Callable[[Op], None], op: Op, context: RankContext) -> None:
+def perform(system: RankSystem, op: Op, context: RankContext) -> None:
     """Perform an operation, with the scenario's boundary faults around it."""
-    act: Perform = lambda: system_method(op)  # noqa: E731
+    act: Perform = lambda: getattr(system, op.kind)(op)  # noqa: E731
     for fault_id in context.scenario.faults:
         if not fault_id.startswith("boundary."):  # a system of a plugin may have faults of its own
             continue
-        act = _wrapped(BOUNDARY[fault_id], act, op, context)
+        act = _wrapped(BOUNDARY[fault_id], act, op, context, system)
     act()
 
 
-def _wrapped(fault: BoundaryFault, act: Perform, op: Op, context: RankContext) -> Perform:
-    return lambda: fault.around(act, op, context)
+def _wrapped(fault: BoundaryFault, act: Perform, op: Op, context: RankContext, system: RankSystem) -> Perform:
+    return lambda: fault.around(act, op, context, system)
 
 
-def _skip_load(act: Perform, op: Op, context: RankContext) -> None:
+def _skip_load(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     if not op.kind.startswith("load"):
         act()
 
 
-def _flip_bit(act: Perform, op: Op, context: RankContext) -> None:
+def _flip_bit(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     """Flip one bit in the middle of the largest stored tensor's file, as a bad disk would."""
     act()
     if op.kind == "save" and context.rank == 0:
@@ -66,7 +68,7 @@ def _flip_bit(act: Perform, op: Op, context: RankContext) -> None:
         file.write_bytes(data)
 
 
-def _truncate(act: Perform, op: Op, context: RankContext) -> None:
+def _truncate(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     act()
     if op.kind == "save" and context.rank == 0:
         file = _largest(context.checkpoint_path(op))
@@ -83,13 +85,13 @@ def _struck(op: Op, context: RankContext) -> bool:
     return op.kind == "step" and op.iteration == 0 and context.rank == 0
 
 
-def _kill(act: Perform, op: Op, context: RankContext) -> None:
+def _kill(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     if _struck(op, context):
         os.kill(os.getpid(), signal.SIGKILL)
     act()
 
 
-def _kill_in_save(act: Perform, op: Op, context: RankContext) -> None:
+def _kill_in_save(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     """Let the rank die as soon as the first byte of the checkpoint is on disk, with all processes that the library
     has started."""
     if op.kind != "save" or context.rank:
@@ -107,13 +109,13 @@ def _kill_in_save(act: Perform, op: Op, context: RankContext) -> None:
     time.sleep(3600)  # the save was over before the watch saw a byte of it: wait until it does
 
 
-def _stick(act: Perform, op: Op, context: RankContext) -> None:
+def _stick(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     if _struck(op, context):
         time.sleep(3600)
     act()
 
 
-def _corrupt_parameter(act: Perform, op: Op, context: RankContext) -> None:
+def _corrupt_parameter(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     """Change one element of a parameter's local shard between the forward and the backward pass."""
     if not _struck(op, context):
         act()
@@ -142,7 +144,7 @@ def _corrupt_parameter(act: Perform, op: Op, context: RankContext) -> None:
         hook.remove()
 
 
-def _lose_contribution(act: Perform, op: Op, context: RankContext) -> None:
+def _lose_contribution(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     """Lose what the rank sends into the reductions of the step: zeros arrive in its place."""
     if not _struck(op, context):
         act()
@@ -164,7 +166,42 @@ def _lose_contribution(act: Perform, op: Op, context: RankContext) -> None:
         act()
 
 
-def _drop_replica_state(act: Perform, op: Op, context: RankContext) -> None:
+def _corrupt_gradient(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
+    """Change one element of a reduced gradient on its way to the optimizer."""
+    if not _struck(op, context):
+        act()
+        return
+    import torch
+
+    def change(_: Op) -> None:
+        for group in system.state.optimizer.param_groups:  # type: ignore[attr-defined]
+            for param in group["params"]:
+                local = getattr(param.grad, "_local_tensor", param.grad)
+                if local is not None and local.numel():
+                    with torch._C.DisableTorchFunction():
+                        local.view(-1)[:1].add_(1.0)
+                    return
+
+    with between(system, change):
+        act()
+
+
+@contextmanager
+def between(system: RankSystem, happens: Callable[[Op], None]) -> Iterator[None]:
+    """Have something happen after the backward passes of a step, when gradients are reduced and not yet clipped.
+
+    Raises:
+        AttributeError: the system's loop has no such seam, `between`.
+    """
+    before = system.between  # type: ignore[attr-defined]
+    system.between = happens  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        system.between = before  # type: ignore[attr-defined]
+
+
+def _drop_replica_state(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     """Let the second replica's optimizer forget its state at the end of the first step."""
     of_first = context.rank < context.mesh.world // context.mesh.dp_replicate
     if of_first or op.kind != "step" or op.iteration:
@@ -190,6 +227,10 @@ BOUNDARY: dict[str, BoundaryFault] = {
         BoundaryFault(
             "boundary.lost-contribution", "rank 0 takes part in the reductions of its first step with zeros",
             "mismatch", _lose_contribution,
+        ),
+        BoundaryFault(
+            "boundary.corrupt-gradient", "a gradient changes between backward and step on rank 0", "mismatch",
+            _corrupt_gradient,
         ),
         BoundaryFault(
             "boundary.replica-state", "the second replica loses its optimizer state after the first step", "mismatch",

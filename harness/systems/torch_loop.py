@@ -7,9 +7,9 @@ which its library differs; no system derives from another one's. The order in wh
 
     make_model → shard → held_parameters → make_optimizer (param_groups) → make_scheduler → make_scaler
 
-and `step`: `backward` (the passes) → unscale → `clip` → `capture_gradients` → `update`. Checkpoints are the system's
-own. For example, FSDP2's rank overrides `shard` with calls of `fully_shard`, and `save` and `load` with distributed
-checkpoints; everything else is this loop.
+and `step`: `backward` (the passes) → `between` → unscale → `clip` → `capture_gradients` → `update`. Checkpoints are the
+system's own. For example, FSDP2's rank overrides `shard` with calls of `fully_shard`, and `save` and `load` with
+distributed checkpoints; everything else is this loop.
 
 The process group exists already and spans the mesh. What a record's box is comes from `harness.layout`, never from the
 library: a local tensor of another shape than its box keeps its own shape in the record, so that assembly reports it.
@@ -120,6 +120,7 @@ class TorchRank:
     def step(self, op: Op) -> None:
         """One optimizer step: all microbatches, unscaling, clipping, update, schedule."""
         self.backward(op, overflow=False)
+        self.between(op)
         if self.state.scaler:
             self.state.scaler.unscale_(self.state.optimizer)
         if self.scenario.optimizer.clip:
@@ -129,6 +130,10 @@ class TorchRank:
         if self.state.scheduler:
             self.state.scheduler.step()
         self.state.iteration += 1
+
+    def between(self, op: Op) -> None:
+        """Between the backward passes and the optimizer's step: gradients are reduced, and neither unscaled nor
+        clipped. Nothing happens here; it is a seam for boundary faults (`harness.faults.boundary.between`)."""
 
     def overflow(self, op: Op) -> None:
         """A step one of whose gradients is infinite: the loss scaler must leave it out."""

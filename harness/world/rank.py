@@ -100,7 +100,7 @@ def _run(seat: RankSeat, place: _Place) -> None:
     with seat.job.observation(seat.rank).open("wb", buffering=0) as file:
         for op in ops:
             place.enter(OP, op)
-            perform(getattr(system, op.kind), op, context)
+            perform(system, op, context)
             if seat.job.quiet and op is not ops[-1]:
                 continue
             place.enter(OBSERVE, op)

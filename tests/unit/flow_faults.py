@@ -19,13 +19,13 @@ from harness.observe.logical import Logical
 from harness.oracle import twin
 from harness.oracle.inputs import Inputs
 from harness.program import Op
-from harness.systems.protocol import RankContext
+from harness.systems.protocol import RankContext, RankSystem
 
 DIES, HANGS, RAISES, DISAGREES = 101, 102, 103, 104
 MARKERS = "SHARDPROOF_TEST_MARKERS"
 
 
-def _flaky(act: Perform, op: Op, context: RankContext) -> None:
+def _flaky(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     """Fails in the first step that any process of this test takes."""
     marker = Path(os.environ[MARKERS]) / context.scenario.id
     if op.kind == "step" and not marker.exists():
@@ -34,13 +34,13 @@ def _flaky(act: Perform, op: Op, context: RankContext) -> None:
     act()
 
 
-def _broken(act: Perform, op: Op, context: RankContext) -> None:
+def _broken(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     if op.kind == "step":
         raise ZeroDivisionError(f"always, on rank {context.rank}")
     act()
 
 
-def _slow(act: Perform, op: Op, context: RankContext) -> None:
+def _slow(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     time.sleep(0.2)
     act()
 

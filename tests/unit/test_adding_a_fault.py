@@ -43,6 +43,7 @@ FAULT = Fault(
     "a save writes second moments as bf16 holds them",
     ({"mesh": "1x2x1", "checkpoint": "sharded", "program": "build step save step restart build load step"},),
     moment_rounded_on_save,
+    "narrowed",
 )
 
 

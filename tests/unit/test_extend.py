@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,9 @@ from harness.faults.boundary import BOUNDARY
 from harness.faults.catalogue import CATALOGUE
 from harness.models import ZOO, model_spec
 from harness.program import operations
+from harness.verdict import ExitStatus
+
+ROOT = Path(__file__).parents[2]
 
 FAULT = CATALOGUE["no-op-load"]
 STRIKE = BOUNDARY["boundary.kill-rank"]
@@ -61,3 +68,19 @@ def test_a_fault_names_a_scenario_and_a_mechanism_that_there_is() -> None:
         register_fault(replace(FAULT, id="boundary.mine"))
     with pytest.raises(UsageError, match=r"boundary\."):
         register_boundary_fault(replace(STRIKE, id="mine"))
+
+
+def test_a_plugins_faults_are_planted_with_their_controls_and_explained(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness", "faults", "--plugin", "tests.unit.planted_plugin", "-j", "1"]
+    command += ["--out", str(tmp_path), "--json", str(tmp_path / "faults.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == ExitStatus.HARNESS, done.stderr
+    rows = {row["id"]: row for row in json.loads((tmp_path / "faults.json").read_text("utf-8"))["faults"]}
+    assert set(rows) == {"plugin-doubled", "plugin-harmless", "plugin-refusing"}
+    assert (rows["plugin-doubled"]["operation"], rows["plugin-doubled"]["top1"]) == ("2 save", True)
+    assert rows["plugin-refusing"]["verdicts"] == ["crash"]
+    assert (rows["plugin-harmless"]["detected"], rows["plugin-harmless"]["effect"]) == (False, False)
+    assert "HAD NO EFFECT: plugin-harmless" in done.stdout
+    assert "NOT NOTICED" not in done.stdout
+    assert "without it pass" in done.stdout
+    assert "PermissionError: no sharded today" in done.stdout

@@ -243,11 +243,16 @@ class MegatronLoop:
                 self._backward(Slot(op.iteration, microbatch, overflow))
         self._backward(Slot(op.iteration, last, overflow))
         finalize_model_grads([chunk])
+        self.between(op)
         successful, norm, _ = optimizer.step()
         if successful:
             self.state.scheduler.step(increment=1)
             if self.scenario.optimizer.clip:
                 self.norm = norm
+
+    def between(self, op: Op) -> None:
+        """Between the backward passes and the optimizer's step. Nothing happens here; it is a seam for boundary faults
+        (`harness.faults.boundary.between`)."""
 
     def _backward(self, slot: Slot) -> None:
         """Forward and backward of one microbatch."""

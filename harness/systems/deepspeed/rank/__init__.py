@@ -199,6 +199,8 @@ class Rank(TorchRank):
             self.probe.slot = Slot(op.iteration, microbatch, overflow)
             loss = self.engine(torch.ones(1, requires_grad=True)).sum()
             self.engine.backward(loss * self.scenario.microbatches)
+            if microbatch == self.scenario.microbatches - 1:
+                self.between(op)
             self.engine.step()
 
     def _see_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

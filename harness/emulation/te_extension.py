@@ -172,7 +172,7 @@ def _scalars(lr: float, beta1: float, beta2: float, eps: float, step: int, mode:
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     multi_tensor_adam, multi_tensor_adam_capturable, multi_tensor_adam_fp8, multi_tensor_adam_param_remainder,
     *te_multi_tensor.FUNCTIONS, te_quantize.create_empty_quantized_tensor, te_quantize.dequantize,
-    te_quantize.fp8_transpose, te_quantize.quantize,
+    te_quantize.fp8_transpose, te_quantize.fused_amax_and_scale_update_after_reduction, te_quantize.quantize,
 )  # fmt: skip
 
 _CONSTANTS: dict[str, int] = {"get_cublasLt_version": 130000, "get_cudnn_version": 91800, "get_num_cublas_streams": 4}

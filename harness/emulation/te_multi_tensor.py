@@ -123,13 +123,17 @@ def multi_tensor_compute_scale_and_scale_inv(
         scale_inv.copy_(scale.reciprocal())
 
 
-def scale_of(amax: torch.Tensor, largest: float, epsilon: float, *, pow_2: bool) -> torch.Tensor:
+def scale_of(
+    amax: torch.Tensor, largest: float, epsilon: float, *, pow_2: bool, of: torch.dtype = torch.float32
+) -> torch.Tensor:
     """The scale under which each magnitude becomes the dtype's largest value; 1 where it is none or zero.
 
-    amax: fp32, of any shape. pow_2: the power of two below.
+    amax: fp32, of any shape. pow_2: the power of two below. of: the dtype whose largest value stands for a scale that
+    fp32 cannot hold.
     """
     amax = torch.where(amax < epsilon, torch.full_like(amax, epsilon), amax)
-    scale = torch.full_like(amax, largest).div(amax).clamp(max=torch.finfo(torch.float32).max)
+    scale = torch.full_like(amax, largest).div(amax)
+    scale = torch.where(scale.isinf(), torch.full_like(scale, torch.finfo(of).max), scale)
     if pow_2:
         scale = (scale.view(torch.int32) & -0x800000).view(torch.float32)
     return torch.where(amax.isfinite() & (amax != 0), scale, torch.ones_like(scale))

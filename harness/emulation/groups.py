@@ -45,10 +45,18 @@ class Forgotten:
 
 
 def drop_all() -> None:
-    """Destroy every group there is; those that cannot be are left."""
+    """Destroy every group there is; those that cannot be are left.
+
+    torch remembers the mesh of what an operation on DTensors gave. A mesh of the same shape that is made later counts as
+    the same there, and the results would be on the one whose groups are gone.
+    """
     if dist.is_initialized():
         with suppress(Exception):  # a group whose peers are gone may refuse
             dist.destroy_process_group()
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
+
+        debug._clear_sharding_prop_cache()
 
 
 def _forgotten() -> set[str]:

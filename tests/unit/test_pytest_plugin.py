@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 from apex.optimizers import FusedAdam
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 RANK, RANKS = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 THREADS = []
@@ -124,8 +125,16 @@ def test_groups_share_a_device(groups):
         assert whole.tolist() == [RANKS * (number + 1.0)] * 2
 
 
+def sharded():
+    # a tensor over a mesh of all ranks, and whether an operation leaves it on that mesh
+    mesh = init_device_mesh("cuda", (RANKS,))
+    result = DTensor.from_local(torch.ones(1, device="cuda"), mesh, [Shard(0)]).detach()
+    return result, result.device_mesh is mesh
+
+
 @pytest.mark.skipif(RANKS == 1, reason="one rank")
 def test_one_rank_fails(groups):
+    assert sharded()[1]
     assert RANK == 0
     dist.barrier()
 
@@ -134,6 +143,9 @@ def test_ranks_start_afresh(groups):
     whole = torch.ones(1, device="cuda")
     dist.all_reduce(whole)
     assert whole.item() == RANKS
+    tensor, own = sharded()  # not on the mesh of the test before, whose groups are gone
+    assert own
+    assert tensor.full_tensor().tolist() == [1] * RANKS
 """
 
 

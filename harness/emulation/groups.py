@@ -47,8 +47,8 @@ class Forgotten:
 def drop_all() -> None:
     """Destroy every group there is; those that cannot be are left.
 
-    torch remembers the mesh of what an operation on DTensors gave. A mesh of the same shape that is made later counts as
-    the same there, and the results would be on the one whose groups are gone.
+    torch remembers on which mesh an operation's result was. One of the same shape that is made later counts as the same
+    there, so that results would be on the one whose groups are gone.
     """
     if dist.is_initialized():
         with suppress(Exception):  # a group whose peers are gone may refuse
@@ -56,7 +56,7 @@ def drop_all() -> None:
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import debug
 
-        debug._clear_sharding_prop_cache()
+        debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
 
 
 def _forgotten() -> set[str]:

@@ -248,7 +248,8 @@ def fused_amax_and_scale_update_after_reduction(
     if algorithm not in ("max", "most_recent"):
         raise refused(RuntimeError(f"Unsupported amax compute algorithm ({algorithm})"))
     largest = torch.finfo(FP8[dtype.name]).max * 2.0**-margin
-    for part, history, scale in zip(reduced.split([h.shape[1] for h in histories]), histories, scales, strict=True):
+    parts = torch.split(reduced, [history.shape[1] for history in histories])
+    for part, history, scale in zip(parts, histories, scales, strict=True):
         last = torch.where(part != 0, part, history[0])
         seen = torch.cat([history[1:], last[None]])
         amax = torch.where(seen.isnan(), torch.zeros_like(seen), seen).amax(0) if algorithm == "max" else last

@@ -102,7 +102,7 @@ def _main(
     lines = calls["start"].splitlines()
     for op in part:
         call = _call(op, calls, often)
-        if op is case.reference_op and not case.is_shape and not (case.is_missing and "holds" in calls):
+        if op is case.reference_op and not (_is_told(calls) or case.is_shape or (case.is_missing and "holds" in calls)):
             lines.append(f"expected = {value}")
             if len(case.parts) > 1:
                 lines.append('torch.save(expected, CHECKPOINT + ".expected")')
@@ -123,6 +123,9 @@ def _call(op: Op, calls: Mapping[str, str], often: Mapping[str, bool]) -> list[s
 def _last(case: Case, op: Op, part: tuple[Op, ...], call: list[str], calls: Mapping[str, str], value: str) -> list[str]:
     """The operation at which the failure shows, and the comparison."""
     focus, works = case.focus, f"expected that {WORKS[op.kind]}"
+    if _is_told(calls):
+        told = [f"expected = {calls['expected']}", f"observed = {value}"]
+        return [*call, *told, *_compared(case, op.mesh.world, calls)]
     if case.is_shape:
         shape = case.spec.param(focus.fqn).spec.shape
         return [*call, f"expected = {shape!r}", f"observed = {calls['shape']}", *_compared(case, op.mesh.world, calls)]
@@ -155,6 +158,11 @@ def _last(case: Case, op: Op, part: tuple[Op, ...], call: list[str], calls: Mapp
     ]
 
 
+def _is_told(calls: Mapping[str, str]) -> bool:
+    """Whether the system says itself what is compared: the beginning of the sentence, and what is expected."""
+    return "subject" in calls and "expected" in calls
+
+
 def _raising(case: Case, call: list[str], calls: Mapping[str, str], works: str) -> list[str]:
     """An operation that must not raise. Of several ranks each says what it met: the first to end is heard in any
     case."""
@@ -176,9 +184,14 @@ def _compared(case: Case, world: int, calls: Mapping[str, str]) -> list[str]:
     """The last lines of a comparison: a sentence with the first element that differs, and the exit status."""
     speaker = calls.get("speaker", str(case.speaker))
     lines = [f"if dist.get_rank() != {speaker}:", "    return 0"] if world > 1 else []
-    one = calls.get("expected", "").startswith("[")  # all elements must be the same
-    if one or case.focus.role in ("step", SETTING) or case.focus.kind == TYPED or case.is_shape or case.is_missing:
-        told = f"{calls.get('subject', subject(case))}: expected {{expected}}, observed {{observed}}"
+    if (
+        _is_told(calls)
+        or case.focus.role in ("step", SETTING)
+        or case.focus.kind == TYPED
+        or case.is_shape
+        or case.is_missing
+    ):
+        told = f"{calls['subject'] if _is_told(calls) else subject(case)}: expected {{expected}}, observed {{observed}}"
         return [*lines, f'print(f"{told}")', "return int(expected != observed)"]
     told = "element {at}: expected {expected[at]}, observed {observed[at]}"
     return [

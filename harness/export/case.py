@@ -23,10 +23,12 @@ from harness.program import Op, expand
 from harness.result import Result
 from harness.scenario import Mesh, Scenario
 
-RAISES, HANGS, KEPT, TRAINED, WRITTEN, TYPED = "raises", "hangs", "kept", "trained", "written", "typed"
+RAISES, HANGS, KEPT, TRAINED, WRITTEN, TYPED, OTHER = (
+    "raises", "hangs", "kept", "trained", "written", "typed", "other",
+)  # fmt: skip
 """What a script shows at its end: an error, that an operation does not end, that a save or load changed the state, that
-a build or a step gave another state than plain torch, that a checkpoint holds another state than was saved, or that
-the live state has another dtype than was asked for."""
+a build or a step gave another state than plain torch, that a checkpoint holds another state than was saved, that the
+live state has another dtype than was asked for, or something else, which only a system knows how to compare."""
 
 SETTING = "hyperparameter"
 """The role of a param group's own setting, such as its learning rate."""
@@ -99,6 +101,37 @@ class Case:
     def scenario(self) -> Scenario:
         return self.result.scenario
 
+    @property
+    def first(self) -> Difference | None:
+        """The first difference of the result, which a script may not be able to read."""
+        return min((d for d in self.result.differences if d.fails), key=lambda d: d.key.op, default=None)
+
+    @property
+    def first_ones(self) -> tuple[Difference, ...]:
+        """The differences at the operation of the first."""
+        failing = [d for d in self.result.differences if d.fails]
+        at = min((d.key.op for d in failing), default=0)
+        return tuple(d for d in failing if d.key.op == at)
+
+    def only(self, ops: tuple[Op, ...]) -> Case:
+        """The same with some of the operations; the last of them shows it."""
+        return replace(self, ops=ops, focus=replace(self.focus, op=ops[-1]))
+
+    def until(self, kind: str) -> Case:
+        """The same up to the last operation of a kind, where a script compares something that shows there."""
+        last = max(at for at, op in enumerate(self.ops) if op.kind == kind)
+        return self.only(self.ops[: last + 1])
+
+    def require_comparable(self) -> None:
+        """Check that a script can read what differs, in the way that all systems have in common.
+
+        Raises:
+            NoExportError: it cannot.
+        """
+        if self.focus.kind == OTHER:
+            told = ", ".join(sorted({f"{d.key.role} {d.kind}" for d in self.result.differences[:9]}))
+            raise NoExportError.because(self.result, f"a script cannot read what differs first: {told}")
+
     @cached_property
     def spec(self) -> ModelSpec:
         return model_spec(self.scenario.model)
@@ -141,14 +174,19 @@ class Case:
     def on_one_rank(self) -> Case:
         """The same without other ranks, where these have no part in it."""
         alone = Mesh(1, 1, 1)
-        ops = tuple(replace(op, mesh=alone) for op in self.ops)
-        return replace(self, ops=ops, focus=replace(self.focus, op=ops[-1]))
+        return self.only(tuple(replace(op, mesh=alone) for op in self.ops))
+
+    def on_tensor_parallel_ranks(self) -> Case:
+        """The same with the ranks of one tensor-parallel group alone."""
+        mesh = Mesh(1, 1, self.ops[-1].mesh.tp)
+        return self.only(tuple(replace(op, mesh=mesh) for op in self.ops))
 
     @property
     def weights_alone(self) -> bool:
         """Whether it is about weights that go through a checkpoint, for which no step has to be taken."""
         focus = self.focus
-        moved = focus.kind == KEPT and focus.op.kind in MOVES and focus.role in ("param", "master")
+        rebuilt = sum(op.kind == "build" for op in self.ops) > 1  # otherwise only a step changes the weights
+        moved = focus.kind == KEPT and focus.op.kind in MOVES and focus.role in ("param", "master") and rebuilt
         about = moved or (self.is_shape and focus.role == "param")
         return not self.whole and about and self.spec.param(focus.fqn).spec.trainable == "yes"
 
@@ -218,8 +256,8 @@ def _focus(result: Result, ops: Sequence[Op]) -> Focus:
         return Focus(RAISES, ops[failed], error.type)
     found = _chosen(result, ops)
     if found is None:
-        told = ", ".join(sorted({f"{d.key.role} {d.kind}" for d in result.differences[:9]}))
-        raise NoExportError.because(result, f"a script cannot read what differs first: {told}")
+        unread = min((d for d in result.differences if d.fails), key=lambda d: d.key.op)
+        return Focus(OTHER, ops[unread.key.op], difference=unread)
     op = ops[found.key.op]
     if found.key.where != LIVE:
         return Focus(WRITTEN, op, difference=found)

@@ -14,12 +14,12 @@ from harness import cures
 from harness.export.body import subject
 from harness.export.case import Case
 from harness.export.script import SCRIPT, Draft, body_lines
-from harness.known_issues import repaired_in
+from harness.known_issues import KnownIssues, known_issues_of, repaired_in
 from harness.report.findings import Finding, section_of
 from harness.report.model import headline
 from harness.report.text import difference_lines
 from harness.report.titles import title
-from harness.result import Result
+from harness.result import Evidence, Result, describe
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
 from harness.tables import text_of
@@ -70,8 +70,19 @@ def told_of(case: Case, known: str | None) -> Told:
     Args:
         known: ids of the known issues that it matches, joined by `+`; None for none.
     """
-    found = told_about(system_named(case.scenario.system), known)
+    system = system_named(case.scenario.system)
+    found = told_about(system, _shown_first(case, system, known) if known else known)
     return found or Told(headline(case.result), f"It shows in {subject_of(case)}.")
+
+
+def _shown_first(case: Case, system: System, known: str) -> str:
+    """The ids of known issues with those first of which what the script compares is evidence."""
+    shown = case.focus.difference
+    if shown is None or "+" not in known:
+        return known
+    item = Evidence(case.focus.op.kind, describe(shown))
+    entries = {issue.id: issue for issue in KnownIssues(known_issues_of(system)).of(known)}
+    return "+".join(sorted(known.split("+"), key=lambda name: not entries[name].match.covers(item)))
 
 
 def told_about(system: System, known: str | None) -> Told | None:

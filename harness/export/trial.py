@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LIMIT_S = 240.0
+LIMIT_S = 600.0
 FAILED, PASSED = 1, 0
 
 _GUARD = """\

@@ -16,14 +16,20 @@ FILE = f"{MODULE}.py"
 
 
 def gpu_on_cpu(
-    *, fused: bool = False, local_state: bool = False, extension: bool = False, precise: bool = False
+    *,
+    fused: bool = False,
+    local_state: bool = False,
+    extension: bool = False,
+    precise: bool = False,
+    offload: bool = False,
 ) -> Mapping[str, str]:
     """File name → text of the module under which the CPU answers to the name of a GPU.
 
     Args:
         fused: with a plain FusedAdam under TransformerEngine's name. local_state: that one keeps the state of DTensors
             as plain local tensors. precise: it keeps its state in dtypes of its own, as Megatron-Core's precision-aware
-            optimizer asks for. extension: with TransformerEngine's own Python over a stand-in for its extension.
+            optimizer asks for. offload: what is made of a tensor on the host stays there. extension: with
+            TransformerEngine's own Python over a stand-in for its extension.
     """
-    text = fill(HOME, f"{FILE}.j2", fused=fused, local_state=local_state, extension=extension, precise=precise)
-    return {FILE: text}
+    asked = {"fused": fused, "local_state": local_state, "extension": extension, "precise": precise}
+    return {FILE: fill(HOME, f"{FILE}.j2", **asked, offload=offload)}

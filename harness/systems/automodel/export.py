@@ -8,13 +8,15 @@ script answers with the CPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from harness.export.case import KEPT, TRAINED, TYPED, WRITTEN, Case, NoExportError
+from harness.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
 from harness.export.model import TORCH_NAME, optimizer_call, start
 from harness.export.script import Draft, fill
 from harness.models import NamedParam
 from harness.scenario import Scenario
+from harness.systems.automodel import export_recipe
 from harness.systems.automodel.models import REAL, REAL_LLAMA
 from harness.systems.automodel.pretrained import (
     BY_DTYPE,
@@ -46,23 +48,32 @@ def draft(case: Case) -> Draft:
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
+    own = export_recipe.draft(case)
+    if own is not None:
+        return own
+    case = _seen(case)
+    case.require_comparable()
     scenario, spec, version = case.scenario, case.spec, case.result.version
-    llama = scenario.model in LLAMAS and case.focus.kind in (TYPED, KEPT) and not case.does("step")
+    cut = case.ops[-1].mesh.tp > 1
+    kinds = (TYPED, KEPT, RAISES) if cut else (TYPED, KEPT)
+    llama = scenario.model in LLAMAS and case.focus.kind in kinds and not case.does("step")
     _require(case, llama=llama)
     path, _, own = case.focus.fqn.rpartition(".")
-    dtypes = {p.fqn: file_dtype(scenario, p.spec) for p in spec.unique_params}
+    named = _named(case, path.rpartition(".")[0] + "." if cut and case.focus.kind == TYPED else "")
+    dtypes = {p.fqn: file_dtype(scenario, p.spec) for p in named}
     bulk = min(dtypes.values())  # bf16 and fp16 come before fp32
     pins = sorted({p.spec.name for p in spec.params if p.spec.island})
-    buffers = {name: (b.shape, b.persistent) for name, b in spec.buffers() if not b.dtype.startswith("int")}
+    buffers = {} if len(named) < len(spec.unique_params) else _buffers(case)
     values: dict[str, Any] = {
         "llama": llama,
         "stepping": case.does("step"),
-        "params": _shapes(spec.unique_params),
+        "params": _shapes(named),
         "file_dtype": TORCH_NAME[bulk],
         "file_islands": sorted({fqn.rpartition(".")[2] for fqn, name in dtypes.items() if name != bulk}),
         "buffers": buffers,
         "pinned": pins if PINNED in scenario.options else [],
         "pinned_soft": pins if PINNED_SOFT in scenario.options else [],
+        "cut": cut,
         "by_dtype": BY_DTYPE in scenario.options,
         "owned_parallelizer": not before(version, "0.7.0"),
         "state_key": STATE_KEYS.get(case.focus.role, case.focus.role),
@@ -84,9 +95,16 @@ def draft(case: Case) -> Draft:
         value = f'model.get_{kind}("{case.focus.fqn}").dtype'
         if case.focus.role == "compute_param":
             value = f'model.get_submodule("{path}").seen["{own}"]'
-    return Draft(
-        HOME, "automodel.py.j2", calls, value, values, f"nemo-automodel {version}", {SHIM: fill(HOME, f"{SHIM}.j2")}
-    )
+    shims = {SHIM: fill(HOME, f"{SHIM}.j2")}
+    return Draft(HOME, "automodel.py.j2", calls, value, values, f"nemo-automodel {version}", shims, case=case)
+
+
+def _seen(case: Case) -> Case:
+    """The dtype that a forward sees, where a step that it takes differs by that."""
+    seen = [d for d in case.first_ones if (d.key.role, d.kind) == ("compute_param", "dtype")]
+    if case.focus.kind != TRAINED or case.focus.op.kind != "step" or not seen:
+        return case
+    return replace(case, focus=replace(case.focus, kind=TYPED, difference=min(seen, key=lambda d: d.key.fqn)))
 
 
 def _require(case: Case, *, llama: bool) -> None:
@@ -94,7 +112,8 @@ def _require(case: Case, *, llama: bool) -> None:
     lacks = {
         "the real models of transformers and Automodel": scenario.model in REAL and not llama,
         "settings of param groups": bool(case.focus.setting),
-        "tensor parallelism": any(op.mesh.tp > 1 for op in case.ops),
+        "tensor parallelism in comparisons of values": any(op.mesh.tp > 1 for op in case.ops)
+        and case.focus.kind not in (TYPED, RAISES),
         "the texts of recipes": any(option in scenario.options for option in RECIPES),
         "consolidated exports": CONSOLIDATED in scenario.options,
         "a tower that is replicated": REPLICATED in scenario.options,
@@ -113,6 +132,16 @@ def _require(case: Case, *, llama: bool) -> None:
         raise NoExportError.because(case.result, f"scripts for Automodel do not do {' and '.join(lacking)} yet")
 
 
+def _buffers(case: Case) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """Name → shape, and whether the file has it."""
+    return {name: (b.shape, b.persistent) for name, b in case.spec.buffers() if not b.dtype.startswith("int")}
+
+
+def _named(case: Case, prefix: str) -> tuple[NamedParam, ...]:
+    """The parameters of the model whose names begin so."""
+    return tuple(p for p in case.spec.unique_params if p.fqn.startswith(prefix))
+
+
 def _shapes(params: tuple[NamedParam, ...]) -> dict[str, tuple[int, ...]]:
     return {p.fqn: p.spec.shape for p in params}
 
@@ -129,8 +158,10 @@ def _build(case: Case, *, llama: bool) -> list[str]:
     stages["output_dtype"] = scenario.dtype.output
     asked_of = ", ".join(f"{name}={TORCH_NAME[value]}" for name, value in stages.items() if value)
     lines.append(f"policy = MixedPrecisionPolicy({asked_of})")
-    lines.append(f"config = FSDP2Config({', '.join(_strategy(scenario, case.result.version))})")
+    lines += _plan(case, llama=llama)
+    lines.append(f"config = FSDP2Config({', '.join(_strategy(scenario, case.result.version, cut=mesh.tp > 1))})")
     sizes = f"dp_size={mesh.dp}" + (f", dp_replicate_size={mesh.dp_replicate}" if mesh.dp_replicate > 1 else "")
+    sizes += f", tp_size={mesh.tp}" if mesh.tp > 1 else ""
     if before(case.result.version, "0.5.0"):
         lines.append(f"mesh, moe_mesh = create_device_mesh(config, {sizes}, world_size={mesh.world})")
         world = "device_mesh=mesh, moe_mesh=moe_mesh, distributed_config=config"
@@ -154,9 +185,21 @@ def _build(case: Case, *, llama: bool) -> list[str]:
     return lines
 
 
-def _strategy(scenario: Scenario, version: str) -> list[str]:
+def _plan(case: Case, *, llama: bool) -> list[str]:
+    """The tensor-parallel plan: of a Llama its last layer, of the script's own model every module that a rank has a
+    part of, or that of the parameter whose dtype is compared."""
+    if case.ops[-1].mesh.tp == 1:
+        return []
+    if llama:
+        return ['plan = {"lm_head": ColwiseParallel()}  # 11 rows, which neither 2 nor 3 divides']
+    paths = tuple(m.path for m in case.spec.modules if any(p.tp_dim is not None for p in m.params))
+    own = [path for path in paths if case.focus.kind != TYPED or path == case.focus.fqn.rpartition(".")[0]]
+    return [f"plan = {{{', '.join(f'{path!r}: Cut()' for path in own)}}}".replace("'", '"')]
+
+
+def _strategy(scenario: Scenario, version: str, *, cut: bool) -> list[str]:
     """The options of the library's FSDP2 strategy that the scenario asks for."""
-    found = ["mp_policy=policy"]
+    found = ["mp_policy=policy", *["tp_plan=plan"] * cut]
     if scenario.offload.fraction:
         found.append("offload_policy=CPUOffloadPolicy(pin_memory=False)")
     if before(version, "0.5.0"):

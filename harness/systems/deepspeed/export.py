@@ -14,11 +14,14 @@ from harness.export.model import TORCH_NAME, model_values, odd_part, optimizer_c
 from harness.export.script import Draft
 from harness.models import storage_dtype
 from harness.scenario import Scenario
+from harness.systems.deepspeed import export_own
 from harness.systems.deepspeed.accepts import EAGER, NO_REDUCE_SCATTER, OVERLAP, PERSISTENT, SMALL_BUCKETS, STAGES
 from harness.systems.deepspeed.contract import NO_HYSTERESIS, WINDOW
 from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS
 
 CLASSES = {"sgd": "torch.optim.SGD", "adam": "torch.optim.Adam", "adamw": "torch.optim.AdamW"}
+SETTINGS = ("lr", "weight_decay")
+"""Settings of param groups that a script compares."""
 STATE_KEYS = {"momentum": "momentum_buffer"}
 
 BUCKET, SMALL_BUCKET, PERSISTENT_SIZE = 4096, 16, 20
@@ -33,6 +36,10 @@ def draft(case: Case) -> Draft:
     """
     scenario, model = case.scenario, model_values(case)
     idle = _idle(case)
+    own = export_own.draft(case, _config(scenario), {"start": "\n".join(_start(case))})
+    if own is not None:
+        return own
+    case.require_comparable()
     _require(case, model, idle)
     exact = case.focus.kind in (TRAINED, WRITTEN)
     values = {
@@ -56,15 +63,27 @@ def draft(case: Case) -> Draft:
     value = "read(model, optimizer)"
     if case.focus.kind == WRITTEN:  # what the library reads is found by the map that may be what is wrong
         value = f"plain({case.focus.op.iteration})"
+    calls = _calls(case, values)
+    if case.focus.setting:
+        calls |= _settings(case)
+        value = f'[group["{case.focus.setting}"] for group in optimizer.param_groups]'
     library = f"deepspeed {case.result.version}"
-    return Draft("harness.systems.deepspeed", "deepspeed.py.j2", _calls(case, values), value, values, library)
+    return Draft("harness.systems.deepspeed", "deepspeed.py.j2", calls, value, values, library)
+
+
+def _settings(case: Case) -> dict[str, str]:
+    """What is compared of the param groups after a load: one setting of all of them."""
+    name, ask = case.focus.setting, case.scenario.optimizer
+    usual = ask.lr if name == "lr" else ask.weight_decay
+    expected = [own.get(name, usual) for own, _ in model_values(case)["groups"]]
+    return {"subject": f"{name} of the param groups after the load", "expected": repr(expected)}
 
 
 def _require(case: Case, model: dict[str, Any], idle: dict[str, str]) -> None:
     scenario, ask, kind = case.scenario, case.scenario.optimizer, case.focus.kind
     computed = kind in (TRAINED, WRITTEN)
     wanted = {
-        "settings of param groups": bool(case.focus.setting),
+        "settings of param groups": bool(case.focus.setting) and case.focus.setting not in SETTINGS,
         "a learning-rate schedule": ask.schedule != "none",
         "overflowing steps": case.does("overflow"),
         "refreshed masters": case.does("reload_params"),
@@ -115,27 +134,32 @@ def _calls(case: Case, values: dict[str, Any]) -> dict[str, str]:
     """What each operation is, in DeepSpeed's words."""
     scenario = case.scenario
     universal = scenario.checkpoint == "universal"
-    alone = case.ops[-1].mesh.world == 1
-    lines = [
-        'os.environ["LOCAL_RANK"] = "0"' if alone else 'os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])',
-        'deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo does without this kernel',
-        start(case, "gloo"),
-    ]
-    if scenario.dtype.storage == "fp16":
-        fp16 = "get_accelerator().is_fp16_supported = lambda: True  # torch computes fp16 on any CPU"
-        lines.insert(0, f"deepspeed.accelerator.{fp16}")
     save = [f'model.save_checkpoint(CHECKPOINT, tag="{"ranks" if universal else "saved"}")']
     if universal:
         save += ["if dist.get_rank() == 0:", "    convert()", "dist.barrier()"]
     tag = "universal" if universal else "saved"
     return {
-        "start": "\n".join(lines),
+        "start": "\n".join(_start(case)),
         "build": "\n".join(_build(values)),
         "step": "\n".join(_step(case)),
         "save": "\n".join(save),
         "load": f'model.load_checkpoint(CHECKPOINT, tag="{tag}")',
         "load_model_only": f'model.load_checkpoint(CHECKPOINT, tag="{tag}", load_module_only=True)',
     }
+
+
+def _start(case: Case) -> list[str]:
+    """The lines that join the ranks, on a machine without a GPU."""
+    alone = case.ops[-1].mesh.world == 1
+    lines = [
+        'os.environ["LOCAL_RANK"] = "0"' if alone else 'os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])',
+        'deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo does without this kernel',
+        start(case, "gloo"),
+    ]
+    if case.scenario.dtype.storage == "fp16":
+        fp16 = "get_accelerator().is_fp16_supported = lambda: True  # torch computes fp16 on any CPU"
+        lines.insert(0, f"deepspeed.accelerator.{fp16}")
+    return lines
 
 
 def _lone(case: Case) -> str:

@@ -25,6 +25,7 @@ def draft(case: Case) -> Draft:
     """
     made = export.draft(case, export.Store("weights", "fully_parallel" in case.scenario.checkpoint.split("+")))
     case = made.case or case
+    case = case.until("load_model_only") if case.does("reload_params") else case  # Bridge's load refreshes them itself
     scenario = case.scenario
     calls = {
         **made.calls,
@@ -39,4 +40,6 @@ def draft(case: Case) -> Draft:
         "fully_parallel": "fully_parallel" in scenario.checkpoint.split("+"),
     }
     shims = {name: text + fill(HOME, "te_names.py.j2") for name, text in made.shims.items()}
-    return replace(made, home=HOME, extends=made.home, template="bridge.py.j2", calls=calls, values=values, shims=shims)
+    return replace(
+        made, home=HOME, extends=made.home, template="bridge.py.j2", calls=calls, values=values, shims=shims, case=case
+    )

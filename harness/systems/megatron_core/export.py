@@ -6,6 +6,7 @@ from __future__ import annotations
 from harness.export.case import Case
 from harness.export.script import Draft
 from harness.mechanisms.megatron import export
+from harness.systems.megatron_core import export_fsdp, export_parallel, export_state
 from harness.systems.megatron_core.formats import checkpoint_plan
 from harness.systems.megatron_core.switches import fsdp_strategy
 
@@ -25,4 +26,8 @@ def draft(case: Case) -> Draft:
     store = export.Store(
         plan.form, plan.fully_parallel, plan.asynchronous, f"{{{form}{SHARED}}}", strategy, plan.trusted
     )
+    for scenes in (export_fsdp, export_state, export_parallel):
+        own = scenes.draft(case, store)
+        if own is not None:
+            return own
     return export.draft(case, store, local_state="local_state" in case.scenario.options)

@@ -9,6 +9,9 @@ it gives the CPU that name, and runs TransformerEngine's Python, which the libra
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
+
 from harness.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
 from harness.export.model import TORCH_NAME, flat, optimizer_call, start, tensor_call
 from harness.export.script import Draft
@@ -34,6 +37,9 @@ def draft(case: Case) -> Draft:
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
+    stale = _is_stale(case)
+    case = _as_a_step(case) if stale else case
+    case.require_comparable()
     scenario, mesh, focus = case.scenario, case.ops[-1].mesh, case.focus
     _require(case)
     stepped = _is_stepped(case)
@@ -62,10 +68,47 @@ def draft(case: Case) -> Draft:
     if focus.kind == TRAINED:
         calls["expected"] = _expected(case) if stepped else "0.0"
         calls["speaker"] = str(next(iter(focus.difference.ranks if focus.difference else ()), 0))
-    if stepped:
+    if stale:
+        calls["subject"], value = "sum of the weights that the second forward computes with", _FORWARD
+        calls["expected"] = f"{_size(case)} * {1 - LR * (mesh.dp + 1) / 2}  # what the first step has made of each"
+    elif stepped:
         calls["subject"], value = f"{focus.fqn} after the step", f"{value}.unique().tolist()"
+    elif _is_left_over(case):
+        what = "largest momentum" if focus.role == "momentum" else f"whether FusedAdam has a master of {focus.fqn}"
+        calls["subject"] = f"{what} right after fully_shard_optimizer"
+        calls["expected"], value = ("0.0", "momentum(optimizer)") if focus.role == "momentum" else ("False", _MASTER)
+        value = value.replace("NAME", flat(focus.fqn))
     library = f"megatron-fsdp {case.result.version}"
-    return Draft(HOME, "megatron_fsdp.py.j2", calls, value, values, library, gpu_on_cpu(extension=True))
+    return Draft(HOME, "megatron_fsdp.py.j2", calls, value, values, library, gpu_on_cpu(extension=True), case=case)
+
+
+_FORWARD = 'model(torch.zeros(1, device="cuda")).item()'
+_MASTER = '"master_param" in optimizer.state[model.module.NAME]'
+
+
+def _is_stale(case: Case) -> bool:
+    """Whether a forward computes with weights of before a step."""
+    first = case.first
+    return first is not None and first.key.role == "compute_param" and first.kind != "dtype" and case.does("step")
+
+
+def _as_a_step(case: Case) -> Case:
+    """The same up to the first step: the forward that follows shows it."""
+    first = next(at for at, op in enumerate(case.ops) if op.kind == "step")
+    difference = case.first and replace(case.first, key=case.first.key._replace(role="param"), kind="bits", ranks=())
+    return replace(case, focus=replace(case.focus, kind=TRAINED, difference=difference)).only(case.ops[: first + 1])
+
+
+def _is_left_over(case: Case) -> bool:
+    """Whether an optimizer has state right after it was made that it should not have."""
+    extra = case.focus.difference is not None and case.focus.difference.kind == "extra"
+    return extra and case.focus.op.kind == "build" and case.focus.role in ("momentum", "master")
+
+
+def _size(case: Case) -> int:
+    """How many elements the blocks have that the script keeps."""
+    own = next(m for m in case.spec.modules if any(f"{m.path}.{p.name}" == case.focus.fqn for p in m.params))
+    return sum(prod(p.shape) for p in own.params)
 
 
 def _expected(case: Case) -> str:
@@ -94,10 +137,13 @@ def _require(case: Case) -> None:
         "another number of ranks for the load": len(case.parts) > 1,
         "gradient clipping in a comparison": bool(ask.clip) and kind != RAISES,
         "tensor parallelism in a comparison": kind != RAISES and any(op.mesh.tp > 1 for op in case.ops),
-        "comparisons of moments after a build": kind == TRAINED and not _is_stepped(case) and case.focus.role != "step",
+        "comparisons of moments after a build": kind == TRAINED
+        and not _is_stepped(case)
+        and case.focus.role != "step"
+        and not _is_left_over(case),
         "comparisons of dtypes": kind == TYPED,
         "comparisons of what a checkpoint holds": kind == WRITTEN and not case.is_missing,
-        "FusedAdam in a comparison of steps": kind == TRAINED and CONTRACT.fused(scenario),
+        "FusedAdam in a comparison of steps": kind == TRAINED and CONTRACT.fused(scenario) and not _is_left_over(case),
         "comparisons of step counters over a save or a load": kind == KEPT and case.focus.role == "step",
         "tied parameters in a comparison": kind != RAISES and scenario.model == "tied",
         "unused parameters": any(not p.spec.used for p in case.spec.params),

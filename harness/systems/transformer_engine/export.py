@@ -19,6 +19,7 @@ from harness.mechanisms.fsdp2.formats import checkpoint_plan
 from harness.mechanisms.stand_ins import MODULE, gpu_on_cpu
 from harness.models import ModuleSpec, storage_dtype
 from harness.scenario import Scenario
+from harness.systems.transformer_engine import export_own
 from harness.systems.transformer_engine.contract import CONTRACT
 from harness.systems.transformer_engine.layers import ATTENTION, LAYERS, NORMS, Layer
 from harness.systems.transformer_engine.switches import CALIBRATING, FP8_CURRENT, NO_EXTRA_STATE, QUANTISED, is_layers
@@ -33,6 +34,10 @@ def draft(case: Case) -> Draft:
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
+    own = export_own.draft(case)
+    if own is not None:
+        return own
+    case.require_comparable()
     scenario = case.scenario
     _require(case)
     named = _named(case)

@@ -192,7 +192,7 @@ def checkpoint(store: Store, case: Case) -> dict[str, str]:
         if case.focus.kind == WRITTEN:
             save = save[1:]
         if case.scenario.expert_parallel > 1:
-            save, load = _by_experts(save), _by_experts(load)
+            save, load = (_by_experts(lines, case.scenario.expert_parallel) for lines in (save, load))
     elif store.form == "plain":
         save = ['torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, CHECKPOINT)']
         load = [
@@ -205,10 +205,15 @@ def checkpoint(store: Store, case: Case) -> dict[str, str]:
     return {"save": "\n".join(save), "load": "\n".join(load), "load_model_only": "\n".join(load[:2])}
 
 
-def _by_experts(lines: list[str]) -> list[str]:
-    """The same with a file for each share of the experts, as the training script writes it."""
+def _by_experts(lines: list[str], shares: int) -> list[str]:
+    """The same with a file for each share of the experts, of which the first rank that has it writes it, as the
+    training script does."""
     named = 'path = f"{CHECKPOINT}.{parallel_state.get_expert_model_parallel_rank()}"'
-    return [named, *(line.replace("CHECKPOINT", "path") for line in lines)]
+    found = [named]
+    for line in lines:
+        one = line.replace("CHECKPOINT", "path")
+        found += [f"if dist.get_rank() < {shares}:", f"    {one}"] if line.startswith("torch.save") else [one]
+    return found
 
 
 def _distributed_checkpoint(store: Store) -> dict[str, str]:

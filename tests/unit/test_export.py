@@ -110,8 +110,9 @@ def test_the_release_that_repaired_a_defect(fixed: str, release: str) -> None:
 
 @pytest.mark.parametrize("role", ["norm", "rng"])
 def test_what_no_script_can_read_is_refused(role: str) -> None:
+    assert case_of(mismatch(RESUME, 1, role)).focus.kind == "other"
     with pytest.raises(NoExportError, match=f"cannot read what differs first: {role} bits"):
-        case_of(mismatch(RESUME, 1, role))
+        written(mismatch(RESUME, 1, role), None)
 
 
 def test_a_setting_is_that_of_the_group_which_has_the_parameter() -> None:
@@ -154,7 +155,45 @@ def test_moments_of_what_no_forward_uses_are_zero_on_one_rank() -> None:
 def test_a_setting_is_compared_after_a_load_alone() -> None:
     for op, where in ((3, "written"), (0, "live"), (1, "live")):
         with pytest.raises(NoExportError, match="cannot read what differs first: hyperparameter bits"):
-            case_of(mismatch(CORE, op, "hyperparameter", where=where, fqn="up.weight.lr"))
+            written(mismatch(CORE, op, "hyperparameter", where=where, fqn="up.weight.lr", version="0.16.1"), None)
+
+
+def test_a_system_says_itself_what_one_number_shows() -> None:
+    """FusedAdam's failures need one weight, and neither ranks nor sharding."""
+    axes = {"optimizer": "adamw/impl=multi_tensor/loss_scale=1024.0", "options": "capturable", "mesh": "1x2x1"}
+    scenario = Scenario(system="transformer-engine").with_axes({**axes, "program": "build overflow"})
+    script = written(mismatch(scenario, 1, "step", version="2.20.2"), None).script
+    assert "after one that overflowed" in script
+    assert "expected = 0" in script
+    assert "mp.spawn" not in script
+    assert "fully_shard" not in script
+
+
+@pytest.mark.parametrize(("where", "role"), [("live", "master"), ("written", "param")])
+def test_copies_of_a_parameter_are_compared_as_what_they_are(where: str, role: str) -> None:
+    """A script cannot compare two copies; it compares the one on the host, or in the file, with the parameter."""
+    offload = {"offload": "cpu", "program": "build save build load_model_only reload_params"}
+    axes = offload if where == "live" else {"program": "build step save"}
+    scenario = CORE.with_axes({**axes, "dtype": "fp32"})
+    script = written(
+        mismatch(scenario, 4 if where == "live" else 2, "param", where, "replica_conflict", version="0.16.1"), None
+    ).script
+    assert f"{role} of up.weight {'after the reload params' if where == 'live' else 'in the checkpoint'}" in script
+
+
+def test_what_is_made_of_a_tensor_on_the_host_stays_there() -> None:
+    precise = written(mismatch(PRECISE.with_axes({"offload": "cpu"}), 5, "param", version="0.16.1"), None)
+    assert "KEEPS_PLACE" in precise.draft.shims["gpu_on_cpu.py"]
+    compile(precise.draft.shims["gpu_on_cpu.py"], "gpu_on_cpu.py", "exec")
+    plain = written(mismatch(PRECISE, 5, "exp_avg", version="0.16.1"), None)
+    assert "KEEPS_PLACE" not in plain.draft.shims["gpu_on_cpu.py"]
+
+
+def test_of_two_known_issues_the_one_that_a_script_shows_comes_first() -> None:
+    axes = {"offload": "cpu", "checkpoint": "dp_zero+trusted", "program": "build step save reshard build load"}
+    result = mismatch(PRECISE.with_axes(axes), 4, "param", version="0.16.1")
+    told = written(result, "megatron-core-7449+megatron-core-dummy-step").told
+    assert told.cure == "dummy-step"
 
 
 def test_what_does_not_fail_is_refused() -> None:

@@ -26,6 +26,7 @@ def draft(case: Case) -> Draft:
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
+    case.require_comparable()
     scenario, model = case.scenario, model_values(case)
     _require(case, model)
     if case.weights_alone and case.focus.role == "param" and scenario.checkpoint == "dcp":

@@ -22,13 +22,18 @@ GOLDEN = Path(__file__).with_name("exports")
 OBSERVED = {
     "automodel-2419-c": "dtype of model.layers.0.linear_attn._fp32_params.A_log, as the forward sees it, "
     "after the step: expected torch.float32, observed torch.bfloat16",
+    "automodel-policy-text": "what mp_policy: bfloat16 of a recipe comes to: expected an error, observed bfloat16",
     "deepspeed-module-only-3": "param of down.weight after the load model only, element (0, 0): expected 0.40625, "
     "observed -0.0703125",
     "torch-fsdp2-164929": "step of down.bias after the save: expected 0.0, observed 1.0",
+    "transformer-engine-tags-offset": "tensor_model_parallel of softmax_offset of DotProductAttention: expected True, "
+    "observed False",
     "transformer-engine-2713": "shape of qkv.weight in the checkpoint: expected (12, 6), observed (6, 6)",
     "megatron-fsdp-mixed-unit-scale": "block.A_log after the step: expected [0.8125], observed [0.625]",
     "megatron-bridge-3949": "master of down.weight after the load model only, element (0,): expected -1.125, observed "
     "-1.5234375",
+    "megatron-core-fsdp-hybrid-no-overlap-optim": "gradient that exp_avg has taken up, exp_avg / (1 - beta1): expected "
+    "[2.5], observed [0.75]",
     "megatron-core-2777-swap": "exp_avg of a.weight in the checkpoint, element (0,): expected -0.225, observed -0.2705",
 }
 

@@ -191,7 +191,7 @@ def _plan(case: Case, *, llama: bool) -> list[str]:
     if case.ops[-1].mesh.tp == 1:
         return []
     if llama:
-        return ['plan = {"lm_head": ColwiseParallel()}  # 11 rows, which neither 2 nor 3 divides']
+        return ['plan = {"lm_head": ColwiseParallel()}  # 7 rows, which neither 2 nor 3 divides']
     paths = tuple(m.path for m in case.spec.modules if any(p.tp_dim is not None for p in m.params))
     own = [path for path in paths if case.focus.kind != TYPED or path == case.focus.fqn.rpartition(".")[0]]
     return [f"plan = {{{', '.join(f'{path!r}: Cut()' for path in own)}}}".replace("'", '"')]

@@ -93,7 +93,11 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
     fused = scenario.optimizer.impl == "multi_tensor" and scenario.optimizer.kind != "sgd"
     precise = calls_of.is_precise(scenario)
     shims = gpu_on_cpu(
-        fused=fused, local_state=local_state, precise=precise, offload=precise and scenario.offload.fraction > 0
+        fused=fused,
+        local_state=local_state,
+        precise=precise,
+        offload=precise and scenario.offload.fraction > 0,
+        random=bool(store.fsdp) and case.ops[-1].mesh.tp > 1,
     )
     return Draft(
         "harness.mechanisms.megatron",

@@ -46,7 +46,7 @@ SHORT = FOUNDING | GRAVEST
 
 BEHIND = {
     ("megatron-core", "5929"): "another defect raises once this one is cured",
-    ("megatron-core", "hybrid-sharded"): "4046 raises once this one is cured: an fp32 parameter has no fp32 copy",
+    ("megatron-core", "hybrid-sharded"): "5929 raises once this one is cured",
 }
 """Regressions whose script does not pass with the cure alone → why."""
 

@@ -48,9 +48,9 @@ def draft(case: Case) -> Draft:
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
-    own = export_recipe.draft(case)
-    if own is not None:
-        return own
+    recipe = export_recipe.draft(case)
+    if recipe is not None:
+        return recipe
     case = _seen(case)
     case.require_comparable()
     scenario, spec, version = case.scenario, case.spec, case.result.version

@@ -12,6 +12,7 @@ from dataclasses import replace
 from harness.export.case import Case
 from harness.export.script import Draft, fill
 from harness.mechanisms.megatron import export
+from harness.mechanisms.megatron.export_calls import Store
 from harness.oracle.contract import half_dtype
 
 HOME = "harness.systems.megatron_bridge"
@@ -23,7 +24,7 @@ def draft(case: Case) -> Draft:
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
-    made = export.draft(case, export.Store("weights", "fully_parallel" in case.scenario.checkpoint.split("+")))
+    made = export.draft(case, Store("weights", "fully_parallel" in case.scenario.checkpoint.split("+")))
     case = made.case or case
     case = case.until("load_model_only") if case.does("reload_params") else case  # Bridge's load refreshes them itself
     scenario = case.scenario

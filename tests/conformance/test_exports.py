@@ -47,6 +47,7 @@ SHORT = FOUNDING | GRAVEST
 BEHIND = {
     ("megatron-core", "5929"): "another defect raises once this one is cured",
     ("megatron-core", "hybrid-sharded"): "5929 raises once this one is cured",
+    ("megatron-bridge", "finetune-fp32-offload"): "Megatron-Core's refresh does nothing then: its reload-fp32-offload",
 }
 """Regressions whose script does not pass with the cure alone → why."""
 

@@ -36,6 +36,14 @@ def _loss(case: Case) -> str:
     return LOSS + (" * (dist.get_rank() + 1)" if case.ops[-1].mesh.dp > 1 else "")
 
 
+def _training(case: Case) -> str:
+    """One step, as Megatron's schedule takes it: it enters `no_sync` for all microbatches but the last, and so with one
+    microbatch too."""
+    overlaps = "overlap_grad_reduce" in case.scenario.options
+    first = ["with model.no_sync():", "    pass  # all microbatches but the last: there is one"] if overlaps else []
+    return "\n".join([*first, *step_lines(_loss(case))])
+
+
 def _step(case: Case, store: Store) -> Scene:
     """A gradient that is not the mean of the ranks'."""
     return Scene(
@@ -45,7 +53,7 @@ def _step(case: Case, store: Store) -> Scene:
         "gradient that exp_avg has taken up, exp_avg / (1 - beta1)",
         f"[{_mean(case)}]  # everywhere: the mean of the ranks' gradients",
         "gradient(optimizer)",
-        {"build": "\n".join(build_lines(case, store, adam(case))), "step": "\n".join(step_lines(_loss(case)))},
+        {"build": "\n".join(build_lines(case, store, adam(case))), "step": _training(case)},
         forward="self.block(x)",
         block=tensor(case, SIZE),
     )
@@ -61,7 +69,7 @@ def _load(case: Case, store: Store) -> Scene:
         "sum of the weights that the forward after the load computes with",
         f"16 * {1 - LR}  # Adam's first step is one of the learning rate",
         'model(torch.zeros(1, device="cuda")).item()',
-        {"build": "\n".join(build_lines(case, store, adam(case))), "step": "\n".join(step_lines(_loss(case)))},
+        {"build": "\n".join(build_lines(case, store, adam(case))), "step": _training(case)},
         forward="self.block(x)",
         block=tensor(case, SIZE),
     )

@@ -14,6 +14,7 @@ from typing import Any
 from harness.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
 from harness.export.model import TORCH_NAME, optimizer_call, start
 from harness.export.script import Draft, fill
+from harness.mechanisms.fsdp2.export import WRAPPED
 from harness.models import NamedParam
 from harness.scenario import Scenario
 from harness.systems.automodel import export_recipe
@@ -88,6 +89,7 @@ def draft(case: Case) -> Draft:
         "build": "\n".join(_build(case, llama=llama)),
         "step": "model(torch.ones(1, requires_grad=True)).sum().backward()\noptimizer.step()\noptimizer.zero_grad()",
         **_checkpoint(),
+        **(WRAPPED if cut and case.focus.kind == RAISES else {}),
     }
     value = "read(model)" if case.focus.role == "param" else "read(model, optimizer)"
     if case.focus.kind == TYPED:

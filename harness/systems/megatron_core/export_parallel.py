@@ -20,8 +20,6 @@ def draft(case: Case, store: Store) -> Draft | None:
         return drafted(_norm(case, store), store)
     if first.key.role == "scaler" and case.scenario.expert_parallel > 1 and case.does("overflow"):
         return drafted(_scales(case, store), store)
-    if first.key.role == "step" and first.kind == "gap" and case.scenario.expert_parallel > 1 and case.does("load"):
-        return drafted(_uncounted(case, store), store)
     return None
 
 
@@ -71,32 +69,4 @@ def _scales(case: Case, store: Store) -> Scene:
             "overflow": "\n".join(step_lines('model(torch.full((1,), float("inf"), device="cuda")).sum()')),
         },
         forward="self.dense.sum() + self.expert.sum() * x",
-    )
-
-
-def _uncounted(case: Case, store: Store) -> Scene:
-    """A shard whose steps were not counted where its rank had none of it at the save.
-
-    The library fills a buffer up to 128 elements, so that of four ranks the first has all twenty of the parameter, and
-    of eight the second has four.
-    """
-    case = case.until("load")
-    config = calls_of.optimizer(case.scenario, half_dtype(case.scenario.dtype))
-    steps = sum(op.kind == "step" for op in case.parts[0])
-    last = [op for op in case.parts[-1] if op.kind != "step"]
-    groups = 'for one in optimizer.chained_optimizers for group in one.optimizer.param_groups if group["params"]'
-    return Scene(
-        case.only((*case.parts[0], *last)),
-        "Its loss is the sum of a dense parameter and of one of an expert.",
-        [
-            f"self.dense = nn.Parameter({tensor(case, '20')})",
-            f"self.expert = nn.Parameter({tensor(case, '20')})",
-            "self.expert.allreduce = False  # marks a parameter of experts",
-        ],
-        "steps that rank 1 has counted of each group after the load",
-        repr([steps] * 2),
-        f'[group.get("step") {groups}]',
-        {"build": "\n".join(build_lines(case, store, config)), "speaker": "1"},
-        forward="x + self.dense.sum() + self.expert.sum()",
-        fused=True,
     )

@@ -82,12 +82,14 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """One module. path: dotted path from the root. unit: sharded as a unit (a bucket) of its own."""
+    """One module. path: dotted path from the root. unit: sharded as a unit (a bucket) of its own. opaque: the bytes
+    that it keeps of its own: none, a `history` that grows, or `empty` ones (`harness.reference.opaque`)."""
 
     path: str
     params: tuple[ParamSpec, ...] = ()
     buffers: tuple[BufferSpec, ...] = ()
     unit: bool = True
+    opaque: str = ""
 
 
 @dataclass(frozen=True)

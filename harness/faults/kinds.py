@@ -107,6 +107,20 @@ def sent_before_the_upcast(ranks: Ranks) -> None:
     original = override(ranks.loader, "restore_model", restore_model)
 
 
+def late_joiner_unlike_the_others(ranks: Ranks) -> None:
+    """Keep accumulated gradients in the dtype of reductions, and a first one that comes late in the parameter's: what
+    is reduced together has two."""
+
+    def synchronise() -> None:
+        for param in ranks.session.with_gradient if ranks.session.inputs.microbatches > 1 else ():
+            stages = ranks.session.parameter(param.fqn).stages
+            if param.spec.idle == "first" and stages.compute != stages.reduce:
+                raise TypeError(f"gradients of one dtype are reduced; {param.fqn} brings {stages.compute}")
+        original()
+
+    original = override(ranks.trainer, "synchronise", synchronise)
+
+
 def offload_forces_fp32_state(ranks: Ranks) -> None:
     """Keep the moments of an offloading optimizer in fp32, whatever dtype they were asked for in."""
 

@@ -91,6 +91,28 @@ def empty_shares_wanted(ranks: Ranks) -> None:
     original = override(ranks.loader, "read", read)
 
 
+def template_of_a_fresh_module(ranks: Ranks) -> None:
+    """Load a module's own bytes into as many as a fresh module has."""
+
+    def restore_opaque(opaque: dict[str, bytes]) -> None:
+        for name, own in ranks.session.opaque.items():
+            template = np.zeros(len(own), np.uint8)
+            template[...] = np.frombuffer(opaque[name], np.uint8)
+        original(opaque)
+
+    original = override(ranks.loader, "restore_opaque", restore_opaque)
+
+
+def empty_bytes_decoded(ranks: Ranks) -> None:
+    """Decode a module's own bytes for a save as if there always were some."""
+
+    def opaque_bytes() -> dict[str, bytes]:
+        found: dict[str, bytes] = original()
+        return {name: bytes([data[0]]) + data[1:] for name, data in found.items()}
+
+    original = override(ranks.saver, "opaque_bytes", opaque_bytes)
+
+
 def padding_marker_as_state(ranks: Ranks) -> None:
     """Leave the mark that says whether a share is padded among the tensors of the state."""
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from harness.reference.numerics import Array
+from harness.reference.opaque import Opaque
 from harness.reference.placement import Fragment, Piece, pieces, runs_of
 from harness.reference.state import Session, Shards, mesh_rank
 
@@ -59,6 +60,7 @@ class Saver:
             "steps": {name: session.steps[session.state_owner(name)] for name in self.with_state()},
             "groups": [{"hyper": g.hyper, "params": g.names, "peak_lr": g.peak_lr} for g in session.groups],
             "buffers": self.persistent_buffers(),
+            "opaque": self.opaque_bytes(),
             "schedule": None if session.schedule_epoch is None else session.schedule_epoch,
             "scaler": None if scaler is None else (scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker),
         }
@@ -80,6 +82,10 @@ class Saver:
         """Optimizer state by role as the first replica holds it, (S, m)."""
         arrays = {"master": shards.stepped[0]} if shards.stages.master else {}
         return arrays | {role: shards.moments[role][0] for role in shards.moments}
+
+    def opaque_bytes(self) -> Opaque:
+        """The bytes that modules keep of their own."""
+        return dict(self.session.opaque)
 
     def parameters(self, shards: Shards) -> Array:
         """The parameters as the first replica holds them, (S, m) in storage dtype."""

@@ -24,6 +24,7 @@ import numpy as np
 from harness.models import is_idle
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import ITEMSIZE, LIVE, Record
+from harness.oracle.carried import EXTRA_STATE
 from harness.oracle.inputs import Operation
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, NAME, Array
@@ -356,6 +357,8 @@ def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator
         yield from _of_group(None if session.inputs.owner_groups else index, tuple(group.names), group.hyper)
     for fqn, value in session.buffers.items():
         yield "buffer", fqn, NAME[value.dtype], value.shape, value.tobytes()
+    for fqn, data in session.opaque.items():
+        yield EXTRA_STATE, fqn, "uint8", (len(data),), data
     numbers: list[tuple[str, str, Any]] = []
     if session.schedule_epoch is not None:
         numbers.append(("scheduler", "last_epoch", np.int64(session.schedule_epoch)))

@@ -15,6 +15,7 @@ import numpy as np
 
 from harness.models import ModelSpec
 from harness.observe.record import WRITTEN, Record, whole
+from harness.oracle.carried import EXTRA_STATE
 from harness.reference.checkpoint import Content
 from harness.reference.numerics import NAME
 from harness.reference.observe import hyperparameters
@@ -86,5 +87,7 @@ def _common(common: Content, op: int) -> Iterator[Record]:
         values += [("scaler", "scale", np.float32(scale)), ("scaler", "growth_tracker", np.int64(growth))]
         if hysteresis is not None:
             values.append(("scaler", "hysteresis_tracker", np.int64(hysteresis)))
+    for fqn, data in common["opaque"].items():
+        yield whole(op, 0, EXTRA_STATE, fqn, "uint8", (len(data),), data, WRITTEN)
     for role, fqn, value in values:
         yield whole(op, 0, role, fqn, NAME[value.dtype], value.shape, value.tobytes(), WRITTEN)

@@ -15,6 +15,7 @@ import numpy as np
 
 from harness.reference.checkpoint import Content, Logical
 from harness.reference.numerics import DTYPE, Array
+from harness.reference.opaque import Opaque
 from harness.reference.placement import Index
 from harness.reference.state import Group, Scaler, Session, Shards
 
@@ -123,6 +124,7 @@ class Loader:
             values = self._over_catalogue(shards, logical["param"], storage)
             self.session.place_params(shards, values, self.owned(shards))
         self.restore_buffers(content["common"]["buffers"])
+        self.restore_opaque(content["common"]["opaque"])
 
     def restore_buffers(self, buffers: dict[str, Array]) -> None:
         """Persistent buffers, which every rank has whole."""
@@ -172,6 +174,10 @@ class Loader:
             if slot.param.fqn in tensors:
                 logical[catalogue.span(slot.param)] = tensors[slot.param.fqn]
         return logical
+
+    def restore_opaque(self, opaque: Opaque) -> None:
+        """The bytes that modules keep of their own, however many there are."""
+        self.session.opaque = dict(opaque)
 
     def place_state(self) -> None:
         """Move what was read from a file, which lies on the host, to the device that its parameter is stepped on."""

@@ -17,6 +17,7 @@ from harness.reference import fused_adam
 from harness.reference.blueprint import Blueprint, blueprints, initial_buffer, offloaded
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, Array
+from harness.reference.opaque import Opaque, fresh
 from harness.reference.placement import Catalogue, Index
 from harness.scenario import Mesh
 
@@ -116,8 +117,8 @@ class Session:
     Attributes beside the constructor's: `shards` (all storage dtypes of tensor-parallel coordinate 0, then 1 …),
     `groups`, `steps` (canonical name → steps taken; absent: no optimizer state), `trainable` (canonical names),
     `with_gradient` (the trainable parameters that some forward uses),
-    `buffers` (equal on every rank), `installed` (the groups' parameters in the order the optimizer holds them:
-    fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`),
+    `buffers` and `opaque` (equal on every rank), `installed` (the groups' parameters in the order the optimizer holds
+    them: fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`),
     `held` (the parameters that the optimizer holds), `moment_roles` (of the moments that it keeps),
     `places` (where the optimizer's own state lies, beside what is offloaded: `device`, or `host` where a load left it;
     a kernel takes tensors of one place only).
@@ -135,6 +136,7 @@ class Session:
         self.shards: list[Shards] = []
         self.groups: list[Group] = []
         self.buffers: dict[str, Array] = {}
+        self.opaque: Opaque = {}
         self.steps: dict[str, int] = {}
         self.scaler: Scaler | None = None
         self.schedule_epoch: int | None = None
@@ -152,6 +154,7 @@ class Session:
             self._place_on_host()
             self.refresh_host_copies()
         self.buffers = {buffer.fqn: self.initial_buffer(buffer) for buffer in self.of_build.buffers}
+        self.opaque = fresh(self.model)
         if self.inputs.scale:
             self.scaler = Scaler(self.inputs.scale.initial, 0, self.inputs.scale.hysteresis)
         if self.inputs.schedule != "none":

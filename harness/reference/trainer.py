@@ -18,6 +18,7 @@ from harness.oracle.inputs import Operation, linear_share
 from harness.reference.blueprint import gradients
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import DTYPE, Array
+from harness.reference.opaque import after_a_step
 from harness.reference.state import Session, Shards
 
 STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
@@ -37,6 +38,8 @@ class Trainer:
         self.count_forwards()
         scale = self.session.scaler.scale if self.session.scaler else 1.0
         self.forward()
+        if self.session.opaque:
+            self.session.opaque = after_a_step(self.session.opaque, op.iteration)
         every = self.session.placement.grad_sync == "every"
         for microbatch in range(self.session.inputs.microbatches):
             self.backward(op, microbatch, scale)

@@ -5,12 +5,15 @@ These rules know how far a step can move a weight, and what is left if a wrong s
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import numpy.typing as npt
 
 from harness.diagnosis.explanation import Context, Finding, Floats, Rule, moment, tensor
 from harness.diff import Difference, as_numbers
 from harness.models import GroupSpec
+from harness.observe.logical import Key
 
 STEP_RADIUS = 4.0
 """How far one step may move a weight, in learning rates: an Adam update is close to 1 in most elements, and
@@ -77,16 +80,23 @@ def weight_decay(difference: Difference, context: Context) -> Finding | None:
     if before is None or before.shape != pair.expected.shape:
         return None
     base = as_numbers(before)[pair.at].astype(np.float64)
-    group = _group(key.fqn, context)
-    optimizer = context.scenario.optimizer
-    decay = optimizer.weight_decay if group.weight_decay is None else group.weight_decay
-    amount = optimizer.lr * group.lr_scale * decay
     excess = (pair.wanted - pair.got) / np.where(base == 0, 1.0, base)
-    for times, how in ((1, "once too often"), (-1, "once too little")):
+    hows = ((1, "once too often"), (-1, "once too little"))
+    for amount, (times, how) in product(_decays(key, context), hows):
         if amount and base.all() and (np.abs(excess - times * amount) <= amount * 0.05).all():
             clause = f"{tensor(key)} was decayed {how} by {context.op_name(key.op)}"
             return Finding("likely", clause, {"name": key.fqn, "lr_times_decay": amount, "times": times})
     return None
+
+
+def _decays(key: Key, context: Context) -> list[float]:
+    """What a step may take off a weight, as a share of it: by the scenario's hyperparameters, and by those that a later
+    build begins with, which a step inside of a load still has."""
+    group, asked, op = _group(key.fqn, context), context.scenario.optimizer, context.op(key.op)
+    found = dict.fromkeys((asked, asked.at_build(op.init_seed) if op else asked))
+    return [
+        o.lr * group.lr_scale * (o.weight_decay if group.weight_decay is None else group.weight_decay) for o in found
+    ]
 
 
 def _group(fqn: str, context: Context) -> GroupSpec:
@@ -103,6 +113,9 @@ def other_kernel(difference: Difference, context: Context) -> Finding | None:
         return None
     if not 0 < difference.max_ulp <= KERNEL_ULPS or context.op_kind(difference.key.op) != "step":
         return None
+    pair = context.pair(difference)
+    if pair is not None and not pair.is_float:
+        return None  # a count that is off by one is no rounding
     gradient = difference.key._replace(role="grad")
     if context.expected.get(gradient) != context.observed.get(gradient):
         return None  # the gradient differs already, and this follows from it

@@ -14,4 +14,5 @@ SYSTEM = System(
     world="lockstep",
     stored_entry="",
     rank="",
+    models_entry="models:MODELS",
 )

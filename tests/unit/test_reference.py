@@ -69,7 +69,7 @@ def draw(rng: random.Random) -> Scenario:
     options = ("groups=one", "clip=1.0", "loss_scale=1024.0", schedule)
     optimizer = f"{kind}/impl={rng.choice(('forloop', 'foreach', 'fused'))}"
     axes = {
-        "model": rng.choice(tuple(ZOO)),
+        "model": rng.choice([name for name in ZOO if name != "opaque"]),  # whose bytes no twin knows
         "mesh": rng.choice(MESHES),
         "load": rng.choice(("same", "grow", "shrink", "indivisible", "tp_change", "1x3x2")),
         "sharding": sharding,

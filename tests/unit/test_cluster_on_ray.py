@@ -209,7 +209,7 @@ def test_an_error_of_the_nodes_code_is_unknown(nodes: Nodes, tmp_path: Path) -> 
 
 
 RELEASES = {
-    "release": ("--system", "megatron-core@0.15.3", "--sample", 2),
+    "release": ("nightly", "--system", "megatron-core@0.15.3", "--sample", 2),
     "torch": (*DENSE, "--set", "program=train", "--sample", 2, "--torch", "2.15.0"),
 }
 

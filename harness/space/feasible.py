@@ -82,7 +82,7 @@ class Feasible:
             (each.axes, each.allowed.astype(np.float64)) for each in self._factors.values()
         ]
         left += [((axis,), weights) for axis, weights in enumerate(self._weights)]
-        total = 1.0
+        total = float(all(each.allowed for each in self._factors.values() if not each.axes))
         remaining = set(range(len(self.sizes)))
         while remaining:
             axis = min(remaining, key=lambda a: len({x for axes, _ in left if a in axes for x in axes}))

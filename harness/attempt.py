@@ -46,7 +46,7 @@ def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, 
     say what really ran."""
     differences = differences_from_json(trial.judgement["differences"])
     distrust = trial.judgement["distrust"]
-    verdict, failure = _ranks_verdict(trial.outcomes)
+    verdict, failure = ranks_verdict(trial.outcomes)
     if distrust:
         verdict = Verdict.UNKNOWN
     elif differences:
@@ -74,7 +74,7 @@ def _not_compared(scenario: Scenario) -> tuple[str, ...]:
     return (REFERENCE_NOT_COMPARED,) if scenario.device == "cuda" and scenario.offload.fraction < 1 else ()
 
 
-def _ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | None]:
+def ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | None]:
     """The verdict that the ranks' ends give, and the error that stands for it.
 
     Raises:

@@ -323,6 +323,57 @@ def conformance(
 
 
 @click.command()
+@click.argument("path", metavar="IMPORT.PATH")
+@click.option(
+    "--arg", "texts", multiple=True, metavar="NAME=VALUE", help="An argument of the constructor; repeatable."
+)
+@click.option("--mesh", default="1x2x1", show_default=True, help="The ranks that shard: dp_replicate x dp_shard x 1.")
+@click.option("-j", "--jobs", type=options.JOBS, default=1, show_default=True, help="Runs at once.")
+@options.deadline
+@options.python
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder for the logs of ranks that failed.")
+@options.json
+def optimizer(
+    path: str, texts: tuple[str, ...], mesh: str, jobs: int, deadline_s: float, python: str | None, out: Path | None,
+    json_file: Path | None,
+) -> int:  # fmt: skip
+    """Try any torch.optim.Optimizer under FSDP2 and distributed checkpoints, and say what holds.
+
+    IMPORT.PATH is the module and the name of a class. It steps whole tensors in one process, and sharded ones on real
+    ranks, with the same gradients; nothing is assumed of its formula.
+
+    \b
+    shardproof optimizer torch.optim.AdamW
+    shardproof optimizer torch.optim.SGD --arg momentum=0.9 --mesh 2x2x1
+    shardproof optimizer lion_pytorch.Lion --json lion.json
+
+    Exit status: 0 every answer that there is to give is yes, 1 some no, 2 bad input, 3 an answer is unknown, 4 nothing
+    could be asked.
+    """
+    from harness.optimizers import answers, text
+    from harness.optimizers.asked import asked, require_mesh
+    from harness.optimizers.examine import Examination
+    from harness.optimizers.laboratory import opened
+
+    wanted, ranks = asked(path, texts), require_mesh(mesh)
+    arguments.require_interpreter(python)
+    arguments.require_output_files(None, json=json_file)
+    found: list[answers.Found] = []
+    with (
+        opened([wanted.module], jobs, deadline_s, python) as laboratory,
+        Examination(laboratory, wanted, ranks, jobs, arguments.writable_folder(out) if out else None) as examination,
+    ):
+        for one in examination.answers():
+            if not found:
+                print(text.head(examination), flush=True)
+            print(text.line(one), flush=True)
+            found.append(one)
+        print(text.notes(examination), end="")
+        arguments.write_json(json_file, text.document(examination, found))
+    return answers.exit_status(found)
+
+
+@click.command()
 @click.argument("a", type=click.Path(path_type=Path), metavar="A")
 @click.argument("b", type=click.Path(path_type=Path), metavar="B")
 @click.option(

@@ -324,9 +324,7 @@ def conformance(
 
 @click.command()
 @click.argument("path", metavar="IMPORT.PATH")
-@click.option(
-    "--arg", "texts", multiple=True, metavar="NAME=VALUE", help="An argument of the constructor; repeatable."
-)
+@click.option("--arg", "texts", multiple=True, metavar="NAME=VALUE", help="An argument of the constructor; repeatable.")
 @click.option("--mesh", default="1x2x1", show_default=True, help="The ranks that shard: dp_replicate x dp_shard x 1.")
 @click.option("-j", "--jobs", type=options.JOBS, default=1, show_default=True, help="Runs at once.")
 @options.deadline

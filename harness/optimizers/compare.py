@@ -30,10 +30,19 @@ ROUNDING_SHARE = 2.0**-10
 up in another order. A norm taken over a shard instead of the tensor is off by more, on tensors as small as ours."""
 
 ROUNDING_ULPS = 4
+"""So many units in the last place of an element are rounding, whatever its share."""
+
+OWN_ROUNDING, MOST_ROUNDING = 4.0, 2.0**-4
+"""Rounding is also what is at most four times as large as what another order of rows and columns makes, where that is
+little: an optimizer that orthogonalises in bf16 rounds more coarsely than a sum in fp32."""
+
 JOINED, APART = ("param", "state"), ("own", "setting")
 
 Name = tuple[str, str]
 """Role, and name."""
+
+Shares = Mapping[str, float]
+"""Name of a parameter → the share that a change of the order of its rows and columns makes."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +121,13 @@ def _records(paths: Iterable[str]) -> Iterator[Record]:
 
 
 def serve(payload: bytes) -> bytes:
-    """Worker entry. The request is JSON: `left` and `right`, the observation files of two runs, which may be the same;
-    `pairs`: `[left op, right op]` to compare; `roles`. The answer is JSON: `deviations`, those that are no rounding
-    first; `states`: how many values of state the left side has after the last pair's operation; `facts`; and
-    `not_compared`."""
+    """Worker entry. The request and the answer are JSON.
+
+    * Asked: `left` and `right`, the observation files of two runs, which may be the same; `pairs`, `[left op, right op]`
+      to compare; `roles`; `order`, a `Shares`.
+    * Answered: `deviations`, those that are no rounding first; `compared`, of how many pairs both sides are there;
+      `states`, how many values of state the left side has at the last pair; `facts`; and `not_compared`.
+    """
     request = json.loads(payload)
     left = held(request["left"])
     right = left if request["right"] == request["left"] else held(request["right"])
@@ -123,7 +135,7 @@ def serve(payload: bytes) -> bytes:
     skipped: set[str] = set()
     for mine, theirs in request["pairs"]:
         if theirs in right.values:
-            found += deviations(left, right, mine, theirs, request["roles"], skipped)
+            found += deviations(left, right, mine, theirs, request["roles"], skipped, request["order"])
     found.sort(key=lambda d: (d.rounding, d.op, d.role != "param"))
     names = left.values.get(request["pairs"][-1][0], {})
     reply = {
@@ -137,7 +149,7 @@ def serve(payload: bytes) -> bytes:
 
 
 def deviations(
-    left: Held, right: Held, mine: int, theirs: int, roles: Sequence[str], skipped: set[str]
+    left: Held, right: Held, mine: int, theirs: int, roles: Sequence[str], skipped: set[str], order: Shares
 ) -> Iterator[Deviation]:
     """What differs between two operations. skipped: receives the names of what has no counterpart."""
     strict = left is right
@@ -152,7 +164,12 @@ def deviations(
         if role not in roles or name in broken:
             continue
         if name in others:
-            yield from _values(theirs, name, value, others[name], _scale(left, mine, name, value), skipped)
+            found = _values(theirs, name, value, others[name], skipped)
+            if found is True:
+                slack = order.get(text.partition("|")[0], 0.0)
+                yield _bits(theirs, name, value, others[name], _scale(left, mine, name, value), slack)
+            elif isinstance(found, Deviation):
+                yield found
         elif name in unlike:
             yield from _of_ranks(theirs, name, value, unlike[name], skipped)
         elif strict or role == "param" or not held_state:
@@ -165,9 +182,7 @@ def deviations(
             yield Deviation(theirs, *name, "missing" if name not in unlike else "ranks", left=_shown(ranks[first]))
 
 
-def _of_ranks(
-    op: int, name: Name, value: Value, ranks: Mapping[int, Value], skipped: set[str]
-) -> Iterator[Deviation]:
+def _of_ranks(op: int, name: Name, value: Value, ranks: Mapping[int, Value], skipped: set[str]) -> Iterator[Deviation]:
     """What ranks hold as their own and do not agree about, where whole tensors have one value."""
     if any((other.dtype, other.shape) != (value.dtype, value.shape) for other in ranks.values()):
         skipped.add(name[1])
@@ -176,39 +191,38 @@ def _of_ranks(
     yield Deviation(op, *name, "ranks", total=_count(value), left=_shown(value), right=said)
 
 
-def _values(
-    op: int, name: Name, value: Value, other: Value, scale: float, skipped: set[str]
-) -> Iterator[Deviation]:
+def _values(op: int, name: Name, value: Value, other: Value, skipped: set[str]) -> Deviation | bool | None:
+    """How two values differ, if not in their bits alone; True where it takes a look at those. None: they do not."""
     if value == other:
-        return
+        return None
     if value.shape != other.shape:
         if name[0] in JOINED:
-            yield Deviation(op, *name, "shape", left=str(list(value.shape)), right=str(list(other.shape)))
-        else:
-            skipped.add(name[1])
-        return
+            return Deviation(op, *name, "shape", left=str(list(value.shape)), right=str(list(other.shape)))
+        skipped.add(name[1])
+        return None
     if "utf8" in (value.dtype, other.dtype):
-        yield Deviation(op, *name, "bits", 1, 1, left=_shown(value), right=_shown(other))
-        return
-    a, b = as_numbers(value), as_numbers(other)
+        return Deviation(op, *name, "bits", 1, 1, left=_shown(value), right=_shown(other))
     if value.dtype != other.dtype:
-        if len(a) == 1 and np.array_equal(a, b):
-            return  # a count that was an integer before it went through a file
-        yield Deviation(op, *name, "dtype", left=value.dtype, right=other.dtype)
-        return
-    differing = np.flatnonzero(as_bits(value) != as_bits(other))
-    yield _bits(op, name, value, other, differing, scale)
+        if _count(value) == 1 and np.array_equal(as_numbers(value), as_numbers(other)):
+            return None  # a count that was an integer before it went through a file
+        return Deviation(op, *name, "dtype", left=value.dtype, right=other.dtype)
+    return True
 
 
-def _bits(op: int, name: Name, value: Value, other: Value, at: np.ndarray, scale: float) -> Deviation:  # type: ignore[type-arg]
-    a, b = as_numbers(value).astype(np.float64)[at], as_numbers(other).astype(np.float64)[at]
-    distance = np.abs(a - b)
-    ulps = int(ulp_distance(as_bits(value)[at], as_bits(other)[at]).max()) if np.isfinite(distance).all() else -1
-    share = float(distance.max() / scale) if scale and np.isfinite(distance).all() else float("inf")
-    near = 0 <= ulps <= ROUNDING_ULPS if value.dtype.startswith(("fp", "bf")) else False
+def _bits(op: int, name: Name, value: Value, other: Value, scale: float, order: float) -> Deviation:
+    """Where and how far two values of one dtype and shape are apart. scale: what shares are of. order: see `Shares`."""
+    at = np.flatnonzero(as_bits(value) != as_bits(other))
+    a, b = (as_numbers(side).astype(np.float64)[at] for side in (value, other))
+    finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
+    is_float = value.dtype.startswith(("fp", "bf"))
+    ulps = ulp_distance(as_bits(value)[at], as_bits(other)[at]) if finite and is_float else None
+    shares = np.abs(a - b) / scale if scale and finite else np.full(len(at), np.inf)
+    bound = max(ROUNDING_SHARE, OWN_ROUNDING * order if order <= MOST_ROUNDING else 0.0)
+    near = shares <= bound if ulps is None else (shares <= bound) | (ulps <= ROUNDING_ULPS)
     return Deviation(
         op, *name, "bits", len(at), _count(value), str(list(multi_index(value.shape, int(at[0])))),
-        repr(float(a[0])), repr(float(b[0])), ulps, min(share, 1e9), near or share <= ROUNDING_SHARE,
+        repr(float(a[0])), repr(float(b[0])), -1 if ulps is None else int(ulps.max()), float(min(shares.max(), 1e9)),
+        is_float and bool(near.all()),
     )  # fmt: skip
 
 

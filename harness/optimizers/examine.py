@@ -2,8 +2,8 @@
 
 The run on whole tensors comes first. Where it fails, nothing can be asked, since sharding has no part in it. Then
 comes the first question, whose answer decides about the others: an optimizer that does not step on sharded parameters
-cannot be asked what becomes of its checkpoints; of one whose sharded steps round otherwise than whole ones, by design or
-not, other questions do not count that a second time.
+cannot be asked what becomes of its checkpoints; of one whose sharded steps round otherwise than whole ones, by design
+or not, other questions do not count that a second time.
 
 A *no* is asked once more in fresh ranks, and counts if it comes again in the same words.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -248,8 +248,8 @@ class Examination:
         first = self._twins(apart, two, "two groups against two optimizers, on whole tensors", ("param", "state"))
         if first.answer is not Answer.YES:
             return first
-        stepped = ((1, 1), (2, 2), (4, 4))
-        second = self._twins(whole, saved, "two groups, on the ranks against whole tensors", pairs=stepped, forgiving=rounds)
+        stepped, told = ((1, 1), (2, 2), (4, 4)), "two groups, on the ranks against whole tensors"
+        second = self._twins(whole, saved, told, pairs=stepped, forgiving=rounds)
         if second.answer is not Answer.YES:
             return second
         third = self._resumed(saved, "two groups, loaded on the same mesh", ("param", "state", "own", "setting"))
@@ -293,20 +293,39 @@ class Examination:
             return Found("", Answer.NOTHING, "it keeps no state")
         loaded = of_deviations("", self._compare(trial, trial, ((SAVE, LOAD),), roles), f"{told}, after the load")
         if loaded:
-            return loaded
+            return replace(loaded, rounding=False)  # a load adds nothing up
         stepped = self._compare(trial, trial, ((SAVE + 1, LOAD + 1),), roles)
         then = of_deviations("", stepped, f"{told}, in the step after the load", forgiving=forgiving)
-        return then or Found("", Answer.YES)
+        elsewhere = trial.scenario.load != "same"
+        return replace(then, rounding=then.rounding and elsewhere) if then else Found("", Answer.YES)
 
     def _compare(
         self, left: Trial, right: Trial, pairs: Sequence[tuple[int, int]], roles: Sequence[str]
     ) -> dict[str, Any]:
-        request = {
-            "left": self._run(left).files, "right": self._run(right).files, "pairs": pairs, "roles": roles,
-        }  # fmt: skip
-        reply: dict[str, Any] = self.laboratory.ask("harness.optimizers.compare:serve", request)
+        order = {} if right.arm.arrangement else self._order(left)
+        reply = self._asked(self._run(left).files, self._run(right).files, pairs, roles, order)
         self.facts |= {name: value for name, value in reply["facts"].items() if value}
         self.not_compared |= set(reply["not_compared"])
+        return reply
+
+    def _order(self, trial: Trial) -> dict[str, float]:
+        """`compare.Shares` of a trial's model and dtypes: whole tensors against the same ones in reversed order."""
+        dtype = tuple((axis, text) for axis, text in trial.axes if axis == "dtype")
+        whole = replace(self._whole.but(model=trial.model), axes=dtype)
+        ways = [self._run(whole), self._run(whole.but(arrangement="reversed"))]
+        if any(way.failure for way in ways):
+            return {}
+        found: dict[str, float] = {}
+        for deviation in self._asked(ways[0].files, ways[1].files, STEPPED, ("param",), {})["deviations"]:
+            found[deviation["name"]] = max(deviation["share"], found.get(deviation["name"], 0.0))
+        return found
+
+    def _asked(
+        self, left: Sequence[str], right: Sequence[str], pairs: Sequence[tuple[int, int]], roles: Sequence[str],
+        order: Mapping[str, float],
+    ) -> dict[str, Any]:  # fmt: skip
+        request = {"left": left, "right": right, "pairs": pairs, "roles": roles, "order": order}
+        reply: dict[str, Any] = self.laboratory.ask("harness.optimizers.compare:serve", request)
         return reply
 
 

@@ -23,6 +23,4 @@ def opened(modules: Sequence[str], jobs: int, deadline_s: float, python: str | N
     os.environ[VARIABLE] = ",".join(dict.fromkeys(modules))
     for name, value in COMPILERS.items():
         os.environ.setdefault(name, value)
-    return Laboratory(
-        jobs=jobs, deadline_s=deadline_s, plugins=[system.__name__], python=python, systems={system.NAME}
-    )
+    return Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=[system.__name__], python=python, systems={system.NAME})

@@ -65,7 +65,14 @@ def plain(at: Place, role: str, name: str, value: Any) -> Iterator[Record]:
 
 
 def state(
-    at: Place, fqn: str, parameter: nn.Parameter, shape: tuple[int, ...], box: Box, kept: Any, *, backwards: bool = False
+    at: Place,
+    fqn: str,
+    parameter: nn.Parameter,
+    shape: tuple[int, ...],
+    box: Box,
+    kept: Any,
+    *,
+    backwards: bool = False,
 ) -> Iterator[Record]:
     """Records of what an optimizer keeps of one parameter.
 

@@ -107,9 +107,7 @@ class Whole:
             yield Record(op.index, 0, LIVE, "param", part.named.fqn, dtype, shape, *part.box, data)
             for optimizer in self.optimizers:
                 kept = optimizer.state.get(part.parameter, {})
-                yield from seen.state(
-                    at, part.named.fqn, part.parameter, shape, part.box, kept, backwards=backwards
-                )
+                yield from seen.state(at, part.named.fqn, part.parameter, shape, part.box, kept, backwards=backwards)
         for number, optimizer in enumerate(self.optimizers):
             yield from seen.settings(at, optimizer.param_groups, number)
         yield from seen.plain(at, "fact", "draws random numbers", self.drew)

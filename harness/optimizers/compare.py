@@ -71,10 +71,15 @@ class Deviation:
 
 @dataclass
 class Held:
-    """What a run held. values: op → role and name → the value, put together or equal on all ranks. problems: what is
-    wrong with pieces. unlike: op → names of which ranks hold different things, with those things. facts: what was
-    recorded beside."""
+    """What a run held.
 
+    * ops: operations after which something was seen.
+    * values: op → role and name → the value, put together or equal on all ranks.
+    * unlike: op → names of which ranks hold different things, with those things.
+    * problems: what is wrong with pieces. facts: what was recorded beside.
+    """
+
+    ops: set[int]
     values: dict[int, dict[Name, Value]]
     unlike: dict[int, dict[Name, dict[int, Value]]]
     problems: list[Problem]
@@ -86,7 +91,9 @@ def held(paths: Iterable[str]) -> Held:
     joined: list[Record] = []
     apart: dict[int, dict[Name, dict[int, Value]]] = {}
     facts: dict[str, float] = {}
+    ops: set[int] = set()
     for record in _records(paths):
+        ops.add(record.op)
         value = Value(record.dtype, record.shape, record.data)
         if record.role in JOINED:
             joined.append(record)
@@ -108,7 +115,7 @@ def held(paths: Iterable[str]) -> Held:
                 values.setdefault(op, {})[name] = first
             else:
                 unlike.setdefault(op, {})[name] = ranks
-    return Held(values, unlike, problems, facts)
+    return Held(ops, values, unlike, problems, facts)
 
 
 def _records(paths: Iterable[str]) -> Iterator[Record]:
@@ -123,8 +130,8 @@ def _records(paths: Iterable[str]) -> Iterator[Record]:
 def serve(payload: bytes) -> bytes:
     """Worker entry. The request and the answer are JSON.
 
-    * Asked: `left` and `right`, the observation files of two runs, which may be the same; `pairs`, `[left op, right op]`
-      to compare; `roles`; `order`, a `Shares`.
+    * Asked: `left` and `right`, the observation files of two runs, which may be the same; `pairs`, of operations to
+      compare, left and right; `roles`; `order`, a `Shares`.
     * Answered: `deviations`, those that are no rounding first; `compared`, of how many pairs both sides are there;
       `states`, how many values of state the left side has at the last pair; `facts`; and `not_compared`.
     """
@@ -134,13 +141,13 @@ def serve(payload: bytes) -> bytes:
     found: list[Deviation] = []
     skipped: set[str] = set()
     for mine, theirs in request["pairs"]:
-        if theirs in right.values:
+        if theirs in right.ops:
             found += deviations(left, right, mine, theirs, request["roles"], skipped, request["order"])
     found.sort(key=lambda d: (d.rounding, d.op, d.role != "param"))
     names = left.values.get(request["pairs"][-1][0], {})
     reply = {
         "deviations": [asdict(deviation) for deviation in found],
-        "compared": sum(1 for _, theirs in request["pairs"] if theirs in right.values),
+        "compared": sum(1 for _, theirs in request["pairs"] if theirs in right.ops),
         "states": sum(role in ("state", "own") for role, _ in names),
         "facts": left.facts | right.facts,
         "not_compared": sorted(skipped),

@@ -34,6 +34,9 @@ COMPARED = ("param", "state", "own", "setting")
 STEPPED = ((1, 1), (2, 2), (3, 3), (4, 4))
 """Operations of `arms.STEPS` after which two runs are compared, each with the same one of the other."""
 
+SAVING = ((1, 1), (2, 2), (3, 4))
+"""The same of a run of `arms.STEPS` and one of `arms.SAVED`, whose third step comes after the save."""
+
 STATE_AFTER = 2
 """Operation of `arms.SAVED` before the save: what there is to compare after a load."""
 
@@ -138,7 +141,7 @@ class Examination:
         found = [whole.but(arrangement="cut"), whole.but(arrangement="reversed"), whole.but(program=SAVED)]
         if held:
             found += [*self._few_rows(), *self._loading(), *self._bf16(), *self._tensor_lr(), _offloaded(sharded)]
-            found += [*self._groups(), whole.but(halves=True)]
+            found += self._groups()
         return found
 
     def _few_rows(self) -> list[Trial]:
@@ -152,12 +155,12 @@ class Examination:
         return [self._whole.under(dtype="bf16"), self._sharded.under(dtype="bf16")]
 
     def _groups(self) -> list[Trial]:
-        whole, saved = self._whole.but(groups="two", program=SAVED), self._sharded.but(groups="two", program=SAVED)
-        return [whole.but(groups="apart", program=arms.STEPS), whole.but(program=arms.STEPS), whole, saved]
+        whole = self._whole.but(groups="two", program=SAVED)
+        return [whole.but(groups="apart", program=arms.STEPS), whole, whole.but(whole=False)]
 
     def _tensor_lr(self) -> list[Trial]:
         tensor = self._whole.but(lr="tensor", halves=True)
-        return [tensor, tensor.but(whole=False), tensor.but(whole=False, halves=False, program=SAVED)]
+        return [tensor.but(lr="float"), tensor, tensor.but(whole=False, program=SAVED)]
 
     def _run_ahead(self, held: bool) -> None:
         """Have the runs done side by side, where there are jobs for it; questions find them done."""
@@ -244,8 +247,9 @@ class Examination:
     def _ask_groups(self, rounds: bool) -> Found:
         """Two groups do what two optimizers with these settings do; sharded they do the same; a checkpoint keeps
         their settings apart."""
-        apart, two, whole, saved = self._groups()
-        first = self._twins(apart, two, "two groups against two optimizers, on whole tensors", ("param", "state"))
+        apart, whole, saved = self._groups()
+        told = "two groups against two optimizers, on whole tensors"
+        first = self._twins(apart, whole, told, ("param", "state"), pairs=SAVING)
         if first.answer is not Answer.YES:
             return first
         stepped, told = ((1, 1), (2, 2), (4, 4)), "two groups, on the ranks against whole tensors"
@@ -257,12 +261,12 @@ class Examination:
 
     def _ask_tensor_lr(self, rounds: bool) -> Found:
         """A tensor does what the number does, also after a schedule changed it; sharded too; a checkpoint keeps it."""
-        whole, sharded, saved = self._tensor_lr()
-        number = self._whole.but(halves=True)
+        number, whole, saved = self._tensor_lr()
         first = self._twins(number, whole, "a tensor against a number, on whole tensors", ("param",), forgiving=True)
         if first.answer is not Answer.YES:
             return first
-        second = self._twins(whole, sharded, "a tensor, on the ranks against whole tensors", forgiving=rounds)
+        told = "a tensor, on the ranks against whole tensors"
+        second = self._twins(whole, saved, told, pairs=SAVING, forgiving=rounds)
         if second.answer is not Answer.YES:
             return second
         third = self._resumed(saved, "a tensor, loaded on the same mesh")
@@ -302,8 +306,10 @@ class Examination:
     def _compare(
         self, left: Trial, right: Trial, pairs: Sequence[tuple[int, int]], roles: Sequence[str]
     ) -> dict[str, Any]:
-        order = {} if right.arm.arrangement else self._order(left)
-        reply = self._asked(self._run(left).files, self._run(right).files, pairs, roles, order)
+        files = self._run(left).files, self._run(right).files
+        reply = self._asked(*files, pairs, roles, {})
+        if not right.arm.arrangement and any(not deviation["rounding"] for deviation in reply["deviations"]):
+            reply = self._asked(*files, pairs, roles, self._order(left))
         self.facts |= {name: value for name, value in reply["facts"].items() if value}
         self.not_compared |= set(reply["not_compared"])
         return reply

@@ -1,9 +1,9 @@
 """Asks a list of optimizers, and keeps what they answered: `python -m harness.optimizers.survey docs/optimizers.toml`.
 
-The file is a list of `[[optimizer]]` with a path and, where the constructor needs some, arguments. A survey adds to each
-what it answered, with the release and the day, and writes the file after every one, so that it can be cut off and gone
-on with: what has an answer is asked again only with `--again`. One laboratory serves all that are asked in one call; a
-library that disturbs others at its import is asked in a call of its own, `--only heavyball`.
+The file is a list of `[[optimizer]]` with a path and, where the constructor needs some, arguments. A survey adds to
+each what it answered, with the release and the day, and writes the file after every one, so that it can be cut off and
+gone on with: what has an answer is asked again only with `--again`. One laboratory serves all that are asked in one
+call; a library that disturbs others at its import is asked in a call of its own, `--only heavyball`.
 """
 
 from __future__ import annotations

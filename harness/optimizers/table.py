@@ -37,26 +37,16 @@ An optimizer from PyPI has to be importable where shardproof runs: `pip install 
 or name another with `--python`. `--arg` gives the constructor an argument; its value is a Python literal, or a name of
 torch such as `torch.bfloat16`. `--out DIR` keeps the logs of ranks that failed.
 
-Nothing is assumed of the optimizer's formula, unlike in [Adding an optimizer](adding-an-optimizer.md), where a reference
-computes AdamW or SGD a second time. Here the optimizer is compared with itself: the same class steps whole tensors in
-one process, on the same exact gradients ([Numerics](numerics.md)) that reach the ranks through FSDP2. So a *yes* says
-that sharding changes nothing. It does not say that the optimizer is a good one, or the one that its paper describes.
+Nothing is assumed of the optimizer's formula, unlike in [Adding an optimizer](adding-an-optimizer.md), where a
+reference computes AdamW or SGD a second time. Here the optimizer is compared with itself: the same class steps whole
+tensors in one process, on the same exact gradients ([Numerics](numerics.md)) that reach the ranks through FSDP2. So a
+*yes* says that sharding changes nothing. It does not say that the optimizer is a good one, or the one that its paper
+describes.
 
 ## The questions
+"""
 
-| question | yes means |
-|---|---|
-| sharded | After each of four steps on two ranks, every parameter and all comparable state is bit for bit what it is on whole tensors. |
-| position | Cutting a tensor into the rows that ranks hold, or reversing the order of its elements, changes no element's update. |
-| few rows | As the first, with a matrix of one row, of which one rank holds nothing. |
-| state_dict | In one process, `state_dict` through `torch.save` and `torch.load` restores all state, and the step after the load is the one that would have been taken without it. |
-| DCP | The same on ranks: `get_optimizer_state_dict`, `dcp.save`; then in fresh processes `dcp.load`, `set_optimizer_state_dict`. |
-| reshard | The same, loaded on twice as many ranks. |
-| offload | Under `CPUOffloadPolicy` the ranks do what they do without it. |
-| bf16 | As the first, with parameters and gradients in bf16. |
-| groups | Two param groups with settings of their own do what two optimizers do, sharded too, and a checkpoint keeps them apart. |
-| tensor lr | A learning rate that is a tensor does what the number does, follows a schedule, and survives a checkpoint. |
-
+ANSWERS = """\
 *Round* is a no whose differences are as small as another order of addition makes them: at most a thousandth of what the
 steps changed, or four times what reversing the order of rows and columns makes of it. A norm or a matrix product over a
 sharded tensor is added up in another order, so that an optimizer that looks at whole tensors and treats a sharded one
@@ -68,6 +58,26 @@ Every no came twice, in fresh ranks. All of it ran on CPU, two ranks and gloo, w
 (`ATEN_CPU_CAPABILITY=default`) and without torch.compile: vectorised kernels may round by position where these do not.
 `CPUOffloadPolicy` is the real one, but there is no second memory to copy from.
 """
+
+MEANS = {
+    "sharded": "After each of four steps on two ranks, every parameter and all comparable state is bit for bit what it "
+    "is on whole tensors.",
+    "position": "Cutting a tensor into the rows that ranks hold, or reversing the order of its elements, changes no "
+    "element's update.",
+    "few_rows": "As the first, with a matrix of one row, of which one rank holds nothing.",
+    "state_dict": "In one process, `state_dict` through `torch.save` and `torch.load` restores all state, and the step "
+    "after the load is the one that would have been taken without it.",
+    "dcp": "The same on ranks: `get_optimizer_state_dict` and `dcp.save`, then in fresh processes `dcp.load` and "
+    "`set_optimizer_state_dict`.",
+    "reshard": "The same, loaded on twice as many ranks.",
+    "offload": "Under `CPUOffloadPolicy` the ranks do what they do without it.",
+    "bf16": "As the first, with parameters and gradients in bf16.",
+    "groups": "Two param groups with settings of their own do what two optimizers do, sharded too, and a checkpoint "
+    "keeps them apart.",
+    "tensor_lr": "A learning rate that is a tensor does what the number does, follows a schedule, and survives a "
+    "checkpoint.",
+}
+"""Question → what a yes to it means."""
 
 SHORT = {
     "sharded": "sharded", "position": "position", "few_rows": "few rows", "state_dict": "state_dict", "dcp": "DCP",
@@ -89,12 +99,18 @@ def render(document: Mapping[str, Any]) -> str:
     others = [entry for entry in every if not _is_torch(entry)]
     days = sorted({entry["date"] for entry in every})
     when = days[0] if len(days) == 1 else f"from {days[0]} to {days[-1]}"
-    lines = [HEAD, "## The answers", "", *_counted(every, when), ""]
+    lines = [HEAD, *_questions(), "", ANSWERS, "## The answers", "", *_counted(every, when), ""]
     lines += ["### torch.optim", "", *_table(own), ""]
     lines += ["### From PyPI", "", *_table(others), ""]
     lines += ["## Findings", "", *_findings(document.get("finding", ())), ""]
     lines += ["## Why not", "", *_reasons([*own, *others])]
     return "\n".join(lines) + "\n"
+
+
+def _questions() -> Iterator[str]:
+    yield "| question | yes means |"
+    yield "|---|---|"
+    yield from (f"| {SHORT[question]} | {means} |" for question, means in MEANS.items())
 
 
 def _is_torch(entry: Mapping[str, Any]) -> bool:
@@ -107,8 +123,8 @@ def _counted(entries: Sequence[Mapping[str, Any]], when: str) -> Iterator[str]:
     kinds = Counter(entry["answers"]["sharded"] for entry in asked)
     torch = ", ".join(sorted({entry["torch"] for entry in entries if "torch" in entry}))
     yield f"{len(entries)} optimizers were tried {when} with torch {torch}, and {len(asked)} of them could be asked."
-    yield f"{yes} of these have no *no* at all. To the first question {kinds['yes']} say yes, {kinds['no (rounding)']} round,"
-    yield f"and {kinds['no'] + kinds['refuses']} say no or refuse."
+    yield f"{yes} of these have no *no* at all. To the first question {kinds['yes']} say yes,"
+    yield f"{kinds['no (rounding)']} round, and {kinds['no'] + kinds['refuses']} say no or refuse."
 
 
 def _table(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -144,7 +160,7 @@ def _reasons(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _shown(text: str) -> str:
-    """A sentence of the ranks, as code is not needed for it: marks that Markdown would read are taken for themselves."""
+    """A sentence of the ranks, in which marks that Markdown would read stand for themselves."""
     text = text if len(text) <= MOST_OF_A_WHY else f"{text[:MOST_OF_A_WHY]}…"
     return "".join(f"\\{c}" if c in "\\`*_<>[]|#~$" else c for c in text)
 
@@ -153,8 +169,8 @@ def _findings(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not entries:
         yield "None yet."
         return
-    yield "What a no led to, where it is a defect and no design: how a user comes to meet it, a script that imports nothing"
-    yield "of shardproof's, and whether it was public on the day of the search."
+    yield "What a no led to, where it is a defect and no design: how a user comes to meet it, a script that imports"
+    yield "nothing of shardproof's, and whether it was public on the day of the search."
     for entry in entries:
         yield ""
         yield f"### {entry['title']}"

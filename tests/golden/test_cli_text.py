@@ -35,6 +35,7 @@ COMMANDS = (
     "shrink",
     "export",
     "conformance",
+    "optimizer",
     "diff",
     "completion",
 )
@@ -77,6 +78,9 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "no night of a history": ("history", "reports/nightly", "--nights", "0"),
     "nothing to merge": ("merge", "part1", "part2", "--out", "all"),
     "no such system to check": ("conformance", "torch-fsdp3"),
+    "no path of an optimizer": ("optimizer", "AdamW"),
+    "an argument of an optimizer that is none": ("optimizer", "torch.optim.SGD", "--arg", "momentum"),
+    "a mesh that does not shard": ("optimizer", "torch.optim.AdamW", "--mesh", "1x1x1"),
     "no such checkpoint": ("inspect", "checkpoints/step-100"),
     "no such checkpoint to compare": ("diff", "checkpoints/step-100", "checkpoints/step-200"),
     "a rename that is none": ("diff", "a.pt", "b.pt", "--rename", "module"),

@@ -1,0 +1,77 @@
+"""`shardproof optimizer` on real ranks: one optimizer that is right in CI, and by night what docs/optimizers.toml says
+of all of torch.optim, and mistakes that must be noticed.
+
+*Verifies*: that answers come out of real runs as they are kept. *Does not verify*: optimizers from PyPI, which no test
+installs.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.laboratory import Laboratory
+from harness.optimizers.answers import QUESTIONS, Answer, Found
+from harness.optimizers.asked import Asked
+from harness.optimizers.examine import Examination
+from harness.optimizers.laboratory import opened
+from harness.optimizers.survey import asked_of
+from harness.scenario import Mesh
+
+ROOT = Path(__file__).parents[2]
+KEPT = [
+    entry
+    for entry in tomllib.loads((ROOT / "docs/optimizers.toml").read_text("utf-8"))["optimizer"]
+    if entry["path"].startswith("torch.optim.")
+]
+MISTAKES = "tests.conformance.mistaken_optimizers"
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def laboratory() -> Iterator[Laboratory]:
+    with opened(["torch.optim", MISTAKES], 1, 120.0) as warm:
+        yield warm
+
+
+def answers(laboratory: Laboratory, asked: Asked) -> dict[str, Found]:
+    with Examination(laboratory, asked, Mesh(1, 2, 1)) as examination:
+        return {found.question: found for found in examination.answers()}
+
+
+def test_a_sign_of_the_gradient_keeps_no_state_and_steps_alike(laboratory: Laboratory) -> None:
+    with Examination(laboratory, Asked("torch.optim.SGD"), Mesh(1, 2, 1)) as examination:
+        found = examination.answers()
+        assert next(found).answer is Answer.YES
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("entry", KEPT, ids=lambda entry: "-".join([entry["path"], *entry.get("arguments", ())]))
+def test_torch_answers_as_it_is_kept(laboratory: Laboratory, entry: dict[str, dict[str, str]]) -> None:
+    found = answers(laboratory, asked_of(entry))
+    assert {question: one.said for question, one in found.items()} == entry["answers"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("name", "question", "said"),
+    [
+        ("LocalNorm", "sharded", "no"),
+        ("WholeNorm", "sharded", "no (rounding)"),
+        ("Forgetful", "state_dict", "no"),
+        ("Forgetful", "dcp", "no"),
+        ("OneLearningRate", "groups", "no"),
+        ("Copied", "tensor_lr", "no"),
+        ("NoShards", "sharded", "refuses"),
+        ("Places", "position", "no"),
+    ],
+)
+def test_a_mistake_is_noticed(laboratory: Laboratory, name: str, question: str, said: str) -> None:
+    found = answers(laboratory, Asked(f"{MISTAKES}.{name}"))
+    assert found[question].said == said
+    assert found[question].why
+    assert list(found) == list(QUESTIONS)

@@ -144,15 +144,15 @@ class Examination:
             found += self._groups()
         return found
 
-    def _few_rows(self) -> list[Trial]:
-        return [self._whole.but(model=FEW_ROWS), self._sharded.but(model=FEW_ROWS)]
+    def _few_rows(self) -> tuple[Trial, Trial]:
+        return self._whole.but(model=FEW_ROWS), self._sharded.but(model=FEW_ROWS)
 
     def _loading(self) -> list[Trial]:
         saved = self._sharded.but(program=SAVED)
         return [saved, saved.under(load=arms.loaded_elsewhere(self.ranks))]
 
-    def _bf16(self) -> list[Trial]:
-        return [self._whole.under(dtype="bf16"), self._sharded.under(dtype="bf16")]
+    def _bf16(self) -> tuple[Trial, Trial]:
+        return self._whole.under(dtype="bf16"), self._sharded.under(dtype="bf16")
 
     def _groups(self) -> list[Trial]:
         whole = self._whole.but(groups="two", program=SAVED)
@@ -213,7 +213,13 @@ class Examination:
         return replace(found, question=question)
 
     def _ask_sharded(self) -> Found:
-        return self._twins(self._whole, self._sharded)
+        found = self._twins(self._whole, self._sharded)
+        cut = self._run(self._whole.but(arrangement="cut"))
+        if found.answer is not Answer.NO or found.failed or cut.failure:
+            return found
+        reply = self._asked(cut.files, self._run(self._sharded).files, STEPPED, ("param",), {})
+        alike = all(deviation["rounding"] for deviation in reply["deviations"])
+        return replace(found, why=f"{found.why}. {OWN_TENSORS}") if alike else found
 
     def _ask_position(self) -> Found:
         for arrangement, told in (("cut", "cut into the ranks' rows"), ("reversed", "the last element first")):
@@ -334,6 +340,9 @@ class Examination:
         reply: dict[str, Any] = self.laboratory.ask("harness.optimizers.compare:serve", request)
         return reply
 
+
+OWN_TENSORS = "The ranks step as they would if each shard were a tensor of its own"
+"""What is said where the run on shards equals the one on whole tensors that were cut up first."""
 
 UNSHARDED_QUESTIONS = ("position", "state_dict")
 """Questions about whole tensors alone."""

@@ -39,7 +39,7 @@ def asked_of(entry: dict[str, Any]) -> Asked:
 
 def answered(laboratory: Laboratory, entry: dict[str, Any]) -> dict[str, Any]:
     """An entry with what its optimizer answered today."""
-    kept = {name: entry[name] for name in ("path", "arguments", "note") if name in entry}
+    kept: dict[str, Any] = {name: entry[name] for name in ("path", "arguments", "note") if name in entry}
     try:
         with Examination(laboratory, asked_of(entry), require_mesh("1x2x1")) as examination:
             found = list(examination.answers())

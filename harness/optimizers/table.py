@@ -89,7 +89,7 @@ CELLS = {
     "yes": "yes", "no": "**no**", "no (rounding)": "round", "refuses": "refuses", "nothing to compare": "–",
     "cannot be asked": "·", "unknown": "?",
 }  # fmt: skip
-MOST_OF_A_WHY = 300
+MOST_OF_A_WHY = 420
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -150,9 +150,11 @@ def _reasons(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         reasons: dict[str, list[str]] = {}
         for question, why in entry.get("why", {}).items():
             reasons.setdefault(why, []).append(SHORT[question])
-        if not reasons and "failed" not in entry:
+        if not reasons and not {"failed", "note"} & entry.keys():
             continue
         yield f"* {_name(entry)}"
+        if "note" in entry:
+            yield f"  * {entry['note']}"
         if "failed" in entry:
             yield f"  * all: {_shown(entry['failed'])}"
         for why, questions in reasons.items():

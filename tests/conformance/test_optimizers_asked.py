@@ -43,7 +43,7 @@ def answers(laboratory: Laboratory, asked: Asked) -> dict[str, Found]:
         return {found.question: found for found in examination.answers()}
 
 
-def test_a_sign_of_the_gradient_keeps_no_state_and_steps_alike(laboratory: Laboratory) -> None:
+def test_sgd_steps_on_ranks_as_on_whole_tensors(laboratory: Laboratory) -> None:
     with Examination(laboratory, Asked("torch.optim.SGD"), Mesh(1, 2, 1)) as examination:
         found = examination.answers()
         assert next(found).answer is Answer.YES

@@ -54,6 +54,9 @@ class Sharded(TorchRank):
         self.checkpoint.load(self.state, self.context.checkpoint_path(op))
         making.enter(self.state.optimizer, "train")
 
+    def load_model_only(self, op: Op) -> None:
+        self.checkpoint.load_model_only(self.state, self.context.checkpoint_path(op))
+
     def optimizer_records(self, op: Op) -> Iterator[Record]:
         at, optimizer = (op.index, self.context.rank), self.state.optimizer
         for fqn, parameter in self.params.items():

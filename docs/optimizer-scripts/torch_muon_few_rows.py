@@ -1,0 +1,29 @@
+"""torch.optim.Muon does not step on a sharded matrix that has fewer rows than there are ranks. Two processes, gloo."""
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+
+def train(rank: int) -> None:
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29512", rank=rank, world_size=2)
+    for rows in (2, 1):
+        model = nn.Linear(6, rows, bias=False)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.Muon(model.parameters())
+        model(torch.ones(1, 6)).sum().backward()
+        try:
+            optimizer.step()
+            print(f"rank {rank}, {rows} rows: it steps")
+        except RuntimeError as error:
+            print(f"rank {rank}, {rows} rows: {error}")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    print("torch", torch.__version__)
+    mp.spawn(train, nprocs=2)

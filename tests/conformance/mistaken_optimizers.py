@@ -1,4 +1,4 @@
-"""Optimizers that are momentum SGD with one mistake each, or one peculiarity, which `shardproof optimizer` must notice."""
+"""Optimizers that are momentum SGD with one mistake or peculiarity each, which `shardproof optimizer` must notice."""
 
 from __future__ import annotations
 

@@ -118,8 +118,7 @@ def of_deviations(question: str, reply: Mapping[str, Any], between: str, *, forg
 
     Args:
         reply: of `compare.serve`. between: what was compared, as `on the ranks against whole tensors`.
-        forgiving: differences that are rounding count for nothing, since sharded steps of this optimizer round
-            otherwise than whole ones anyhow.
+        forgiving: differences that are rounding count for nothing, where two ways to compute are compared.
     """
     found = [d for d in reply["deviations"] if not (forgiving and d["rounding"])]
     if not found:

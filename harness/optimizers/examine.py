@@ -2,8 +2,8 @@
 
 The run on whole tensors comes first. Where it fails, nothing can be asked, since sharding has no part in it. Then
 comes the first question, whose answer decides about the others: an optimizer that does not step on sharded parameters
-cannot be asked what becomes of its checkpoints; of one whose sharded steps round otherwise than whole ones, by design
-or not, other questions do not count that a second time.
+cannot be asked what becomes of its checkpoints; of one whose sharded steps are others than whole ones, other questions do
+not count that a second time.
 
 A *no* is asked once more in fresh ranks, and counts if it comes again in the same words.
 """
@@ -208,8 +208,8 @@ class Examination:
     def _answer(self, question: str, stepping: Found | None) -> Found:
         if stepping is not None and not _steps(stepping) and question not in UNSHARDED_QUESTIONS:
             return Found(question, Answer.CANNOT, UNSHARDED)
-        rounds = stepping is not None and stepping.answer is Answer.NO
-        found: Found = getattr(self, f"_ask_{question}")(*((rounds,) if question in FORGIVING else ()))
+        alike = stepping is None or stepping.answer is Answer.YES
+        found: Found = getattr(self, f"_ask_{question}")(*((alike,) if question in FORGIVING else ()))
         return replace(found, question=question)
 
     def _ask_sharded(self) -> Found:
@@ -240,9 +240,8 @@ class Examination:
     def _ask_dcp(self) -> Found:
         return self._resumed(self._loading()[0], "loaded on the same mesh")
 
-    def _ask_reshard(self, rounds: bool) -> Found:
-        other = self._loading()[1]
-        return self._resumed(other, "loaded on another world size", forgiving=rounds)
+    def _ask_reshard(self, alike: bool) -> Found:
+        return self._resumed(self._loading()[1], "loaded on another world size", then=alike)
 
     def _ask_offload(self) -> Found:
         return self._twins(self._sharded, _offloaded(self._sharded), "offloaded against not offloaded")
@@ -250,7 +249,7 @@ class Examination:
     def _ask_bf16(self) -> Found:
         return self._twins(*self._bf16())
 
-    def _ask_groups(self, rounds: bool) -> Found:
+    def _ask_groups(self, alike: bool) -> Found:
         """Two groups do what two optimizers with these settings do; sharded they do the same; a checkpoint keeps
         their settings apart."""
         apart, whole, saved = self._groups()
@@ -258,23 +257,25 @@ class Examination:
         first = self._twins(apart, whole, told, ("param", "state"), pairs=SAVING)
         if first.answer is not Answer.YES:
             return first
-        stepped, told = ((1, 1), (2, 2), (4, 4)), "two groups, on the ranks against whole tensors"
-        second = self._twins(whole, saved, told, pairs=stepped, forgiving=rounds)
-        if second.answer is not Answer.YES:
-            return second
+        if alike:
+            told, stepped = "two groups, on the ranks against whole tensors", ((1, 1), (2, 2), (4, 4))
+            second = self._twins(whole, saved, told, pairs=stepped)
+            if second.answer is not Answer.YES:
+                return second
         third = self._resumed(saved, "two groups, loaded on the same mesh", ("param", "state", "own", "setting"))
         return Found("", Answer.YES) if third.answer is Answer.NOTHING else third
 
-    def _ask_tensor_lr(self, rounds: bool) -> Found:
+    def _ask_tensor_lr(self, alike: bool) -> Found:
         """A tensor does what the number does, also after a schedule changed it; sharded too; a checkpoint keeps it."""
         number, whole, saved = self._tensor_lr()
         first = self._twins(number, whole, "a tensor against a number, on whole tensors", ("param",), forgiving=True)
         if first.answer is not Answer.YES:
             return first
-        told = "a tensor, on the ranks against whole tensors"
-        second = self._twins(whole, saved, told, pairs=SAVING, forgiving=rounds)
-        if second.answer is not Answer.YES:
-            return second
+        if alike:
+            told = "a tensor, on the ranks against whole tensors"
+            second = self._twins(whole, saved, told, pairs=SAVING)
+            if second.answer is not Answer.YES:
+                return second
         third = self._resumed(saved, "a tensor, loaded on the same mesh")
         return Found("", Answer.YES) if third.answer is Answer.NOTHING else third
 
@@ -294,8 +295,9 @@ class Examination:
             return Found("", Answer.NOTHING, "no step was completed")
         return of_deviations("", reply, told, forgiving=forgiving) or Found("", Answer.YES)
 
-    def _resumed(self, trial: Trial, told: str, roles: Sequence[str] = COMPARED, *, forgiving: bool = False) -> Found:
-        """Whether a load restores what was there after the save, and the step after it does what it did without."""
+    def _resumed(self, trial: Trial, told: str, roles: Sequence[str] = COMPARED, *, then: bool = True) -> Found:
+        """Whether a load restores what was there after the save, and, with `then`, whether the step after it does what
+        it did without."""
         run = self._run(trial)
         if failure := run.failure:
             return of_failure("", failure, f"{told}, {_at(trial, failure)}", self.about["home"])
@@ -304,10 +306,12 @@ class Examination:
         loaded = of_deviations("", self._compare(trial, trial, ((SAVE, LOAD),), roles), f"{told}, after the load")
         if loaded:
             return replace(loaded, rounding=False)  # a load adds nothing up
+        if not then:
+            return Found("", Answer.YES)
         stepped = self._compare(trial, trial, ((SAVE + 1, LOAD + 1),), roles)
-        then = of_deviations("", stepped, f"{told}, in the step after the load", forgiving=forgiving)
+        other = of_deviations("", stepped, f"{told}, in the step after the load")
         elsewhere = trial.scenario.load != "same"
-        return replace(then, rounding=then.rounding and elsewhere) if then else Found("", Answer.YES)
+        return replace(other, rounding=other.rounding and elsewhere) if other else Found("", Answer.YES)
 
     def _compare(
         self, left: Trial, right: Trial, pairs: Sequence[tuple[int, int]], roles: Sequence[str]
@@ -348,7 +352,7 @@ UNSHARDED_QUESTIONS = ("position", "state_dict")
 """Questions about whole tensors alone."""
 
 FORGIVING = ("reshard", "groups", "tensor_lr")
-"""Questions that do not count rounding a second time."""
+"""Questions that leave sharded steps uncompared where the first one found that they are others than whole ones."""
 
 
 def _offloaded(trial: Trial) -> Trial:

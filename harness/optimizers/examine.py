@@ -2,8 +2,8 @@
 
 The run on whole tensors comes first. Where it fails, nothing can be asked, since sharding has no part in it. Then
 comes the first question, whose answer decides about the others: an optimizer that does not step on sharded parameters
-cannot be asked what becomes of its checkpoints; of one whose sharded steps are others than whole ones, other questions do
-not count that a second time.
+cannot be asked what becomes of its checkpoints; of one whose sharded steps are others than whole ones, other questions
+do not count that a second time.
 
 A *no* is asked once more in fresh ranks, and counts if it comes again in the same words.
 """

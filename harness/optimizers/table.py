@@ -50,10 +50,13 @@ ANSWERS = """\
 *Round* is a no whose differences are as small as another order of addition makes them: at most a thousandth of what the
 steps changed, or four times what reversing the order of rows and columns makes of it. A norm or a matrix product over a
 sharded tensor is added up in another order, so that an optimizer that looks at whole tensors and treats a sharded one
-correctly rounds, and its answer to *position* is no by design. Where the first answer is a no of either kind, *reshard*,
-*groups* and *tensor lr* do not count it again: they ask what a checkpoint restores, and what one process does. *Refuses* is the optimizer's own word that it does not
-do this. A dash is nothing to compare: no state, and empty never equals anything. A dot cannot be asked: the optimizer
-failed before it came to the question, or needs a closure or sparse gradients.
+correctly rounds, and its answer to *position* is no by design. Where the first answer is a no of either kind,
+*reshard*, *groups* and *tensor lr* do not count it again: they ask what a checkpoint restores, and what one process
+does.
+
+*Refuses* is the optimizer's own word that it does not do this. A dash is nothing to compare: no state, and empty never
+equals anything. A dot cannot be asked: the optimizer failed before it came to the question, or needs a closure or
+sparse gradients.
 
 Every no came twice, in fresh ranks. All of it ran on CPU, two ranks and gloo, with torch's plain kernels
 (`ATEN_CPU_CAPABILITY=default`) and without torch.compile: vectorised kernels may round by position where these do not.

@@ -148,7 +148,7 @@ def serve(payload: bytes) -> bytes:
     reply = {
         "deviations": [asdict(deviation) for deviation in found],
         "compared": sum(1 for _, theirs in request["pairs"] if theirs in right.ops),
-        "states": sum(role in ("state", "own") for role, _ in names),
+        "states": sum(_is_state(role, value) for (role, _), value in names.items()),
         "facts": left.facts | right.facts,
         "not_compared": sorted(skipped),
     }
@@ -243,6 +243,11 @@ def _scale(left: Held, op: int, name: Name, value: Value) -> float:
     changed = now - as_numbers(start).astype(np.float64) if start and start.shape == value.shape else now
     finite = changed[np.isfinite(changed)]
     return float(np.abs(finite).max()) if finite.size else 0.0
+
+
+def _is_state(role: str, value: Value) -> bool:
+    """Whether something is state; some optimizers keep theirs in their param groups, where numbers are settings."""
+    return role in ("state", "own") or (role == "setting" and value.dtype != "utf8" and _count(value) > 1)
 
 
 def _count(value: Value) -> int:

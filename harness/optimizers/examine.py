@@ -215,7 +215,7 @@ class Examination:
     def _ask_sharded(self) -> Found:
         found = self._twins(self._whole, self._sharded)
         cut = self._run(self._whole.but(arrangement="cut"))
-        if found.answer is not Answer.NO or found.failed or cut.failure:
+        if found.answer is not Answer.NO or found.rounding or found.failed or cut.failure:
             return found
         reply = self._asked(cut.files, self._run(self._sharded).files, STEPPED, ("param",), {})
         alike = all(deviation["rounding"] for deviation in reply["deviations"])

@@ -16,7 +16,7 @@ import pytest
 from harness.laboratory import Laboratory
 from harness.optimizers.answers import QUESTIONS, Answer, Found
 from harness.optimizers.asked import Asked
-from harness.optimizers.examine import Examination
+from harness.optimizers.examine import OWN_TENSORS, Examination
 from harness.optimizers.laboratory import opened
 from harness.optimizers.survey import asked_of
 from harness.scenario import Mesh
@@ -58,20 +58,20 @@ def test_torch_answers_as_it_is_kept(laboratory: Laboratory, entry: dict[str, di
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("name", "question", "said"),
+    ("name", "expected"),
     [
-        ("LocalNorm", "sharded", "no"),
-        ("WholeNorm", "sharded", "no (rounding)"),
-        ("Forgetful", "state_dict", "no"),
-        ("Forgetful", "dcp", "no"),
-        ("OneLearningRate", "groups", "no"),
-        ("Copied", "tensor_lr", "no"),
-        ("NoShards", "sharded", "refuses"),
-        ("Places", "position", "no"),
+        ("LocalNorm", {"sharded": "no", "position": "no", "dcp": "yes", "reshard": "yes"}),
+        ("WholeNorm", {"sharded": "no (rounding)", "position": "no", "reshard": "yes", "groups": "yes"}),
+        ("Forgetful", {"sharded": "yes", "state_dict": "no", "dcp": "no", "reshard": "no"}),
+        ("OneLearningRate", {"sharded": "yes", "groups": "no"}),
+        ("Copied", {"sharded": "yes", "tensor_lr": "no", "groups": "yes"}),
+        ("NoShards", {"sharded": "refuses", "position": "yes", "dcp": "cannot be asked", "state_dict": "yes"}),
+        ("Places", {"position": "no", "state_dict": "yes"}),
     ],
 )
-def test_a_mistake_is_noticed(laboratory: Laboratory, name: str, question: str, said: str) -> None:
+def test_a_mistake_is_noticed(laboratory: Laboratory, name: str, expected: dict[str, str]) -> None:
     found = answers(laboratory, Asked(f"{MISTAKES}.{name}"))
-    assert found[question].said == said
-    assert found[question].why
+    assert {question: found[question].said for question in expected} == expected
     assert list(found) == list(QUESTIONS)
+    assert all(found[question].why for question, said in expected.items() if said != "yes")
+    assert (OWN_TENSORS in found["sharded"].why) is (name == "LocalNorm")

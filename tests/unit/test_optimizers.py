@@ -181,6 +181,13 @@ def test_a_run_cut_off_in_the_middle_compares_nothing(tmp_path: Path) -> None:
     assert compared(whole, [str(tmp_path / "dead")])["compared"] == 0
 
 
+def test_nested_state_is_named_by_its_path() -> None:
+    from harness.optimizers.rank.seen import leaves
+
+    kept = {"a": 1, "inner": [2, {"b": 3}], (0, 1): {"m": 4}, 7: 5}
+    assert dict(leaves(kept)) == {"a": 1, "inner.0": 2, "inner.1.b": 3, "#2.m": 4, "7": 5}
+
+
 # What an answer is
 
 OWN = '  File "/site/lion/lion.py", line 3, in step\n    {line}\n{type}: no\n'

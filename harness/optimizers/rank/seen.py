@@ -27,10 +27,12 @@ Place = tuple[int, int]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """`(path, value)` of everything in nested dictionaries and lists that is neither."""
+    """`(path, value)` of everything in nested dictionaries and lists that is neither. A key that is no text or number,
+    such as a parameter, is told by its place among the others."""
     if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from leaves(inner, f"{path}.{name}" if path else str(name))
+        for place, (key, inner) in enumerate(value.items()):
+            name = str(key) if isinstance(key, str | int) else f"#{place}"
+            yield from leaves(inner, f"{path}.{name}" if path else name)
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
             yield from leaves(inner, f"{path}.{index}" if path else str(index))

@@ -110,4 +110,5 @@ def dense(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.dequantize()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    return (tensor if tensor.dtype in DTYPE_NAME else tensor.to(torch.float64)).contiguous()
+    known = tensor if tensor.dtype in DTYPE_NAME else tensor.to(torch.float64)
+    return known.clone(memory_format=torch.contiguous_format)  # `contiguous` leaves a single element its stride

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,15 @@ def _require_faults(wanted: set[str]) -> None:
 
     known = (*CATALOGUE, *BOUNDARY)
     for fault in sorted(wanted - set(known)):
-        raise UsageError.of("--fault", fault, known, "--fault stale-masters")
+        raise unknown_fault(fault, known)
+
+
+def unknown_fault(fault: str, known: Collection[str]) -> UsageError:
+    """The error of a fault that there is not. It names those that are called much the same: all would fill a screen."""
+    shown = get_close_matches(fault[:MOST_GIVEN], known, n=3, cutoff=0.5) or sorted(known)[:3]
+    others = len(known) - len(shown)
+    rest = f" and {others} others; `shardproof faults` lists them" if others else ""
+    return UsageError.of("--fault", fault, f"{', '.join(shown)}{rest}", f"--fault {shown[0]}")
 
 
 PLUGINS = "shardproof.plugins"

@@ -409,7 +409,7 @@ def faults(
     ours = set(CATALOGUE)
     modules = arguments.load_plugins(plugins)
     for fault in (fault for fault in chosen if fault not in CATALOGUE):
-        raise UsageError.of("--fault", fault, CATALOGUE, "--fault stale-masters")
+        raise arguments.unknown_fault(fault, CATALOGUE)
     added = [fault for fault in CATALOGUE if fault not in ours] if plugins else []
     if plugins and not (added or chosen):
         raise UsageError.of("--plugin", ", ".join(plugins), "a module that registers a fault", "--plugin my_faults")

@@ -61,6 +61,8 @@ def draft(case: Case) -> Draft:
     _require(case, llama=llama)
     path, _, own = case.focus.fqn.rpartition(".")
     named = _named(case, path.rpartition(".")[0] + "." if cut and case.focus.kind == TYPED else "")
+    if not named:
+        raise NoExportError("scripts for Automodel do not do tensor parallelism of a parameter outside of a layer yet")
     dtypes = {p.fqn: file_dtype(scenario, p.spec) for p in named}
     bulk = min(dtypes.values())  # bf16 and fp16 come before fp32
     pins = sorted({p.spec.name for p in spec.params if p.spec.island})

@@ -24,7 +24,7 @@ REFUSED = {
         ({"options": "one_bucket"}, "options"),
         ({"optimizer": "adamw/impl=multi_tensor"}, "FusedAdam is stepped under the rules of the systems that have it"),
         ({"sharding": "zero2"}, "zero2 reduces gradients to the same values as zero1"),
-        ({"expert_parallel": "2", "mesh": "1x2x1"}, "expert_parallel"),
+        ({"expert_parallel": "4", "mesh": "1x4x1"}, "expert_parallel"),
         ({"checkpoint": "dcp"}, "gathered, bucket_space, model_space, sharded"),
         ({"dtype": "bf16/exp_avg=fp32"}, "exp_avg"),
         ({"faults": "boundary.kill-rank"}, "boundary faults strike real ranks, and this system runs in lockstep"),

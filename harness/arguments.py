@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +67,8 @@ def _require_faults(wanted: set[str]) -> None:
 
 def unknown_fault(fault: str, known: Collection[str]) -> UsageError:
     """The error of a fault that there is not. It names those that are called much the same: all would fill a screen."""
+    from difflib import get_close_matches
+
     shown = get_close_matches(fault[:MOST_GIVEN], known, n=3, cutoff=0.5) or sorted(known)[:3]
     others = len(known) - len(shown)
     rest = f" and {others} others; `shardproof faults` lists them" if others else ""

@@ -236,15 +236,13 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
         at = [op for op in case.ops if op.index in done]
         expected |= expected_generators(scenario.seed, at, scenario.device)
     saves = [op for op in case.ops if op.kind == "save" and op.index in done - unreadable]
+    kept: Logical = {}
     if SETTING in roles:
-        expected |= kept_settings(observed, case.ops)
+        kept |= kept_settings(observed, case.ops)
     if EXTRA_STATE in roles:
-        kept = carried(observed, case.ops, left_out=not contract.stores_extra_state(scenario))
-        expected |= {
-            key: value
-            for key, value in kept.items()
-            if key.op in done and not (key.where == WRITTEN and key.op in unreadable)
-        }
+        kept |= carried(observed, case.ops, left_out=not contract.stores_extra_state(scenario))
+    readable = {(LIVE, op) for op in done} | {(WRITTEN, op) for op in done - unreadable}
+    expected |= {key: value for key, value in kept.items() if (key.where, key.op) in readable}
     live: dict[int, Logical] = {op.index: {} for op in saves}
     for key, value in truth.items() if saves else ():
         if key[0] in live:

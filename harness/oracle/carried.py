@@ -49,16 +49,22 @@ def without_addresses(record: Record) -> Record:
     return record._replace(data=data, shape=(len(data),), size=(len(data),))
 
 
+def live_by_op(observed: Logical, role: str) -> dict[int, dict[str, Value]]:
+    """The live values of a role after each operation that left any, by their names."""
+    found: dict[int, dict[str, Value]] = {}
+    for key, value in observed.items():
+        if key.role == role and key.where == LIVE:
+            found.setdefault(key.op, {})[key.fqn] = value
+    return found
+
+
 def carried(observed: Logical, ops: Sequence[Op], *, left_out: bool) -> Logical:
-    """What the extra state must be after each operation that was observed, from what it was after earlier ones.
+    """What the extra state must be after each operation, from what it was after earlier ones.
 
     Args:
         left_out: whether checkpoints are to hold none.
     """
-    live: dict[int, dict[str, Value]] = {}
-    for key, value in observed.items():
-        if key.role == EXTRA_STATE and key.where == LIVE:
-            live.setdefault(key.op, {})[key.fqn] = value
+    live = live_by_op(observed, EXTRA_STATE)
     expected: Logical = {}
     before: dict[str, Value] = {}
     saved: dict[int, dict[str, Value]] = {}

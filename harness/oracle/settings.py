@@ -14,15 +14,13 @@ from collections.abc import Sequence
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
 from harness.observe.settings import SETTING
+from harness.oracle.carried import live_by_op
 from harness.program import Op
 
 
 def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
-    """What every setting must be after each operation that was observed, from what it was after earlier ones."""
-    found: dict[int, dict[str, Value]] = {}
-    for key, value in observed.items():
-        if key.role == SETTING and key.where == LIVE:
-            found.setdefault(key.op, {})[key.fqn] = value
+    """What every setting must be after each operation, from what it was after earlier ones."""
+    found = live_by_op(observed, SETTING)
     expected: Logical = {}
     must: dict[str, Value] = {}
     saved: dict[int, dict[str, Value]] = {}
@@ -33,6 +31,5 @@ def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
             saved[op.checkpoint] = must
         elif op.kind == "load":
             must = saved[op.checkpoint]
-        if op.index in found:
-            expected |= {Key(op.index, LIVE, SETTING, name): value for name, value in must.items()}
+        expected |= {Key(op.index, LIVE, SETTING, name): value for name, value in must.items()}
     return expected

@@ -11,6 +11,8 @@ file, `logs/ray.log` of the run's folder.
 from __future__ import annotations
 
 import logging
+import re
+import socket
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -26,6 +28,11 @@ from harness.scenario import Scenario
 
 CLOSE_S = 10.0
 """So long slots may take to end by themselves."""
+
+ANSWER_S = 10.0
+"""So long an address may take to accept a connection. Ray itself goes on asking for more than five minutes."""
+
+_HOST_AND_PORT = re.compile(r"(?:ray://)?\[?(.+?)\]?:([0-9]{1,9})")
 
 
 class RayCluster:
@@ -45,8 +52,9 @@ class RayCluster:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._opened.enter_context(redirect_stdout(self._opened.enter_context(self._log.open("a", encoding="utf-8"))))
         try:
+            _require_answer(self._address)
             self._ray.init(address=self._address or None, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError, RuntimeError, self._ray.exceptions.RayError) as error:
+        except (OSError, OverflowError, ValueError, RuntimeError, self._ray.exceptions.RayError) as error:
             self._opened.close()
             why = " ".join(f"{type(error).__name__}: {error}".split())
             given, form = self._address, "--ray-address 10.0.0.7:6379"
@@ -157,3 +165,15 @@ def require_ray() -> Any:
         form = f"{sys.executable} -m pip install 'shardproof[ray]'"
         raise UsageError.of("--executor", "ray", allowed, form) from None
     return ray
+
+
+def _require_answer(address: str) -> None:
+    """Somebody listens at the address. Words such as `auto` are left to Ray.
+
+    Raises:
+        OSError: nobody does.
+        OverflowError: there is no such port.
+    """
+    told = _HOST_AND_PORT.fullmatch(address)
+    if told:
+        socket.create_connection((told[1], int(told[2])), ANSWER_S).close()

@@ -209,7 +209,7 @@ def test_an_error_of_the_nodes_code_is_unknown(nodes: Nodes, tmp_path: Path) -> 
 
 
 RELEASES = {
-    "release": ("nightly", "--system", "megatron-core@0.15.3", "--sample", 2),
+    "release": ("--system", "megatron-core@0.15.3", "--set", "model=dense", "--set", "program=train", "--sample", 2),
     "torch": (*DENSE, "--set", "program=train", "--sample", 2, "--torch", "2.15.0"),
 }
 
@@ -224,10 +224,11 @@ def test_releases_are_installed_where_scenarios_run(nodes: Nodes, tmp_path: Path
     assert all("0.15.3" in r["version"] or "2.15.0" in r["version"] for r in found)
 
 
-def test_an_address_without_a_cluster_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "nobody.invalid:6379"])
+def test_an_address_without_a_cluster_is_refused(address: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "harness", "run", "--executor", "ray", "--ray-address", "127.0.0.1:1"],
+        [sys.executable, "-m", "harness", "run", "--executor", "ray", "--ray-address", address],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--ray-address: given '127.0.0.1:1'; allowed: that of a running Ray cluster" in done.stderr
+    assert f"--ray-address: given '{address}'; allowed: that of a running Ray cluster" in done.stderr

@@ -102,6 +102,15 @@ def ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | No
     return Verdict.PASS, None
 
 
+def refused_in(outcomes: Sequence[JobOutcome]) -> tuple[str, int] | None:
+    """The text of the error that a library raised in an operation, and the operation; None where none did."""
+    chosen = (_chosen_error(outcome) for outcome in outcomes if not outcome.timed_out)
+    first = next((error for error in chosen if error is not None), None)
+    if first is None or first.ours or first.op_index is None:
+        return None
+    return first.message, first.op_index
+
+
 _ECHO = re.compile(r"Connection (closed|reset) by peer|Broken pipe|gloo.*(Timeout|timed out)|Timed out waiting")
 """What gloo says in a rank whose peer is gone: an echo of another rank's failure, not a failure of its own."""
 

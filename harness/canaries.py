@@ -20,6 +20,7 @@ from harness.attempt import NO_EFFECT
 from harness.faults.boundary import BOUNDARY, BoundaryFault
 from harness.faults.catalogue import CATALOGUE, Fault, mechanisms, scenarios_of
 from harness.faults.comparisons import PAIRS, found_kind
+from harness.faults.confusion import confusion, confusion_lines
 from harness.faults.strikes import strikes
 from harness.laboratory import Laboratory
 from harness.result import Result
@@ -181,7 +182,12 @@ def _table(detections: Sequence[Detection]) -> str:
     right = ", ".join(f"{sum(d.named_within(n) for d in explainable)} in the first {n}" for n in (1, 3))
     lines.append(f"{sum(d.detected for d in detections)} of {len(detections)} faults noticed")
     lines.append(f"{len(explainable)} can be explained: {right}")
-    return "\n".join(lines)
+    refused = sum(not d.explainable for d in detections)
+    if refused:
+        lines.append(f"{refused} end the run with the library's own error, which the fault raises: nothing to explain")
+    every = [(d.fault.mechanism, r.explanations) for d in explainable for r in d.results]
+    rows = confusion((mechanism, found[0].mechanism if found else "") for mechanism, found in every)
+    return "\n".join([*lines, *(["", *confusion_lines(rows)] if rows else [])])
 
 
 def _told(detection: Detection) -> list[str]:

@@ -33,7 +33,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from harness.diagnosis import Context, Explanation, explain
+from harness.diagnosis import Context, Explanation, explain, explain_refusal
 from harness.diff import LAZY_STATE, Difference, as_numbers, diff
 from harness.elements import pack_elements
 from harness.models import model_spec
@@ -76,6 +76,10 @@ class Judgement:
     elements: bytes = b""
 
 
+Refused = Sequence[Any]
+"""The text of an error that a library raised, and the index of the operation that it ended."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A scenario under judgement: its system, its operations, and what its contract made of it."""
@@ -97,13 +101,14 @@ def serve(payload: bytes) -> bytes:
     """Worker entry: judge what real ranks observed.
 
     The request is JSON: `scenario` (axes), `observations` (files the ranks wrote), `checkpoints` (number →
-    path) and `complete`: whether every rank finished every operation.
+    path), `complete`: whether every rank finished every operation, and, where one raised, `refused`: the error's text
+    and the operation.
     """
     request = json.loads(payload)
     found = gather(request)
     if not found.records and not request["complete"]:
         return _reply(Judgement((), (), (), ""))  # the ranks failed before anything could be compared
-    return _reply(judge_found(found), found.notes)
+    return _reply(judge_found(found, request.get("refused")), found.notes)
 
 
 @dataclass(frozen=True)
@@ -128,14 +133,14 @@ def gather(request: Mapping[str, Any]) -> Found:
     return Found(case, [*records, *written], unreadable, notes)
 
 
-def judge_found(found: Found) -> Judgement:
+def judge_found(found: Found, refused: Refused | None = None) -> Judgement:
     """Compare what was found with what must be, and add what some ranks should have recorded and did not."""
     case = found.case
     by_owners = OWNER_ROLES if case.inputs.owner_groups else frozenset()
     absent = _absences(found.records, {op.index: op.mesh.world for op in case.ops}, by_owners)
     if by_owners:
         absent += _losses(found.records)
-    return judge(case, found.records, [*found.unreadable, *absent])
+    return judge(case, found.records, [*found.unreadable, *absent], refused)
 
 
 def serve_reference(payload: bytes) -> bytes:
@@ -157,7 +162,8 @@ def run_reference(case: Case) -> tuple[Judgement, list[Record], dict[str, Any]]:
     try:
         records = reference.run(case.inputs, case.placement, faults=case.scenario.faults)
     except reference.CrashError as crash:
-        return judge(case, crash.records), crash.records, {"crash": _error(crash)}
+        refused = (str(crash.cause), crash.op.index)
+        return judge(case, crash.records, refused=refused), crash.records, {"crash": _error(crash)}
     found = judge(case, records)
     notes: dict[str, Any] = {}
     if case.scenario.faults and not found.differences:
@@ -187,12 +193,14 @@ def _passed(case: Case) -> Judgement | None:
     return Judgement((), (), (), _blind_load(case.ops, expected))
 
 
-def judge(case: Case, records: Sequence[Record], problems: Sequence[Problem] = ()) -> Judgement:
+def judge(
+    case: Case, records: Sequence[Record], problems: Sequence[Problem] = (), refused: Refused | None = None
+) -> Judgement:
     """Compare a scenario's records with what must be.
 
     Args:
         records: of all ranks, live and written, of operations that every rank completed.
-        problems: found while reading what was written.
+        problems: found while reading what was written. refused: the error that ended the run.
     """
     records = [without_addresses(record) if record.role == EXTRA_STATE else record for record in records]
     observed, found = assemble(records)
@@ -204,17 +212,24 @@ def judge(case: Case, records: Sequence[Record], problems: Sequence[Problem] = (
         distrust = distrust or _disagreement(failing)
     else:
         distrust = distrust or _oracles_disagree(case)
-    explanations = _explained(case, expected, observed, failing) if failing else ()
+    explanations = _explained(case, expected, observed, failing, records, refused) if failing or refused else ()
     elements = pack_elements(failing, expected, observed, records) if failing else b""
     return Judgement(failing, tuple(d for d in differences if not d.fails), explanations, distrust, elements)
 
 
 def _explained(
-    case: Case, expected: Logical, observed: Logical, failing: Sequence[Difference]
+    case: Case,
+    expected: Logical,
+    observed: Logical,
+    failing: Sequence[Difference],
+    records: Sequence[Record],
+    refused: Refused | None,
 ) -> tuple[Explanation, ...]:
+    """What the differences say or, where they say nothing, the text of the error that ended the run."""
     cold = twin.run(case.inputs, dict(_reported_norms(observed)), loads=False)
-    context = Context(expected, observed, case.scenario, case.ops, cold, case.inputs)
-    return tuple(explain(failing, context, case.system.rules))
+    context = Context(expected, observed, case.scenario, case.ops, cold, case.inputs, records)
+    found = explain(failing, context, case.system.rules)
+    return tuple(found or (explain_refusal(refused[0], refused[1], context) if refused else ()))
 
 
 _OP_AND_ROLE = itemgetter(Key._fields.index("op"), Key._fields.index("role"))

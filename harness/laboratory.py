@@ -35,7 +35,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from harness import __version__
-from harness.attempt import Trial, result_of, same_failure
+from harness.attempt import Trial, refused_in, result_of, same_failure
 from harness.errors import HarnessError, ServerLostError, UsageError
 from harness.program import expand, sessions
 from harness.releases import SOURCES, package
@@ -381,6 +381,7 @@ def judge_request(scenario: Scenario, directory: Path, outcomes: Sequence[JobOut
         "observations": [str(path) for outcome in outcomes for path in outcome.observations],
         "checkpoints": {op.checkpoint: str(directory / f"checkpoint{op.checkpoint}") for op in saves},
         "complete": all(outcome.ok for outcome in outcomes),
+        "refused": refused_in(outcomes),
     }
 
 

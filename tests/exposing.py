@@ -2,6 +2,9 @@
 
     python -m tests.exposing              search for every fault that has no scenarios of its own, and write both files
     python -m tests.exposing ID ...       say what becomes of these faults, and write nothing
+    python -m tests.exposing --wide N     plant each fault in N scenarios of the walk, drawn at random, and write down
+                                          how often it is explained rightly: rules are made by looking at the scenarios
+                                          that were found, which says nothing yet of others
 
 Candidates are the scenarios of the reference's nightly walk that meet a fault's conditions, the plainest first. Where
 the walk has none (a model or a program that it does not have), they are made of the conditions themselves.
@@ -16,6 +19,7 @@ import os
 
 os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first kernel runs
 
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.faults.catalogue import CATALOGUE, DOES, Fault, mechanisms
+from harness.faults.confusion import confusion, confusion_lines
 from harness.judge import Case, run_reference
 from harness.scenario import Scenario
 from harness.space.constraints import impossible
@@ -36,6 +41,7 @@ from harness.systems.registry import system_named
 ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "scenarios" / "reference" / "exposing.toml"
 RECORD = ROOT / "tests" / "golden" / "faults.toml"
+WIDE = RECORD.with_name("faults_wide.toml")
 TRIES = 60
 """How many candidates are tried for a fault."""
 
@@ -115,14 +121,47 @@ def record_of(fault: Fault) -> dict[str, Any]:
     return {
         "verdict": [a.verdict for a in answers],
         **explained,
-        "said": sorted({a.mechanisms[0] if a.mechanisms else "" for a in answers}),
+        "said": [a.mechanisms[0] if a.mechanisms else "" for a in answers],
     }
+
+
+def drawn(fault: Fault, count: int, seed: str) -> Iterator[Said]:
+    """What is said of a fault in scenarios of the walk in which it shows, drawn at random; the seed is a text.
+
+    A fault with scenarios of its own has no conditions, and where it ends a run it was planted where it cannot be.
+    """
+    candidates = [s for s in _walked() if fault.can_show_in(s)]
+    random.Random(f"{seed} {fault.id}").shuffle(candidates)
+    shown = (said(replace(s, faults=(fault.id,))) for s in candidates[: 5 * count])
+    kept = (found for found in shown if found.noticed and (fault.shows is not None or found.verdict == "mismatch"))
+    return islice(kept, count)
+
+
+def wide(count: int) -> None:
+    """Plant every fault that can be explained in some scenarios each, print how often it is, and write that down."""
+    import tomli_w
+
+    answers = [
+        (fault.mechanism, found)
+        for fault in CATALOGUE.values()
+        if mechanisms()[fault.mechanism]
+        for found in drawn(fault, count, "wide")
+    ]
+    right = [sum(bool({*mechanisms()[m]} & {*found.mechanisms[:n]}) for m, found in answers) for n in (1, 3)]
+    rows = confusion((mechanism, found.mechanisms[0] if found.mechanisms else "") for mechanism, found in answers)
+    print(f"{len(answers)} scenarios: {right[0]} right in the first explanation, {right[1]} in the first three")
+    print("\n".join(confusion_lines(rows)))
+    figures = {"each": count, "scenarios": len(answers), "top1": right[0], "top3": right[1]}
+    WIDE.write_text(tomli_w.dumps({**figures, "said": {row.mechanism: row.said for row in rows}}), "utf-8")
 
 
 def main(names: Sequence[str]) -> int:
     """Search, report, and write both files if every fault was asked for."""
     import tomli_w
 
+    if names[:1] == ["--wide"]:
+        wide(int(names[1]))
+        return 0
     found: dict[str, dict[str, str]] = {}
     missed = []
     for fault in CATALOGUE.values():

@@ -8,5 +8,6 @@ explanations that a person can read and a program can count.
 
 from harness.diagnosis.engine import explain, register, rules
 from harness.diagnosis.explanation import Confidence, Context, Explanation, Finding, Rule
+from harness.diagnosis.refusals import explain_refusal
 
-__all__ = ["Confidence", "Context", "Explanation", "Finding", "Rule", "explain", "register", "rules"]
+__all__ = ["Confidence", "Context", "Explanation", "Finding", "Rule", "explain", "explain_refusal", "register", "rules"]

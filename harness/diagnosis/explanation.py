@@ -8,7 +8,7 @@ up.weight is unchanged by operation 5 (load).*
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from harness.diff import Difference, as_numbers
 from harness.models import ModelSpec, model_spec
-from harness.observe.assemble import Bits, as_bits
+from harness.observe.assemble import Bits, as_bits, record_key
 from harness.observe.logical import Key, Logical, Value
+from harness.observe.record import Record, every_rank
 from harness.oracle.inputs import Inputs
 from harness.program import Op
 from harness.scenario import Scenario
@@ -122,7 +123,7 @@ class Context:
     """What rules may look at.
 
     cold: the values expected of a run in which no load did anything, to recognise what a load left behind. inputs: the
-    scenario as the oracles saw it.
+    scenario as the oracles saw it. records: the pieces that ranks hold, or have written, of which `observed` is joined.
     """
 
     expected: Logical
@@ -131,6 +132,7 @@ class Context:
     ops: tuple[Op, ...]
     cold: Logical
     inputs: Inputs
+    records: Sequence[Record] = ()
 
     @cached_property
     def model(self) -> ModelSpec:
@@ -166,6 +168,23 @@ class Context:
             return None
         at = np.flatnonzero(as_bits(expected) != as_bits(observed))
         return Pair(expected, observed, at) if len(at) else None
+
+    def settings(self, name: str, index: int) -> set[float]:
+        """The values that param groups have of a setting after an operation."""
+        groups = ((k, v) for k, v in self.expected.items() if k[:3] == (index, "live", "hyperparameter"))
+        found = {float(as_numbers(value)[0]) for key, value in groups if key.fqn.rpartition(".")[2] == name}
+        return found or {float(getattr(self.scenario.optimizer, name))}
+
+    def pieces(self, key: Key) -> list[Record]:
+        """What each rank holds, or has written, of a value: a record for every rank and box."""
+        return list(every_rank(self._by_key.get(key, ())))
+
+    @cached_property
+    def _by_key(self) -> dict[Key, list[Record]]:
+        found: dict[Key, list[Record]] = {}
+        for record in self.records:
+            found.setdefault(record_key(record), []).append(record)
+        return found
 
     def siblings(self, key: Key) -> Iterator[tuple[Key, Value]]:
         """Expected values of the same role after the same operation under other names."""

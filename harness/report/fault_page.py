@@ -2,17 +2,20 @@
 
     python -m harness.report.fault_page > docs/faults.md
 
-Written from `faults.toml` and `bugs.toml` of the reference's scenarios, and from the public methods of the reference,
-as its source has them. A test compares the committed page with what this module writes.
+Written from `faults.toml` and `bugs.toml` of the reference's scenarios, from what `tests/exposing.py` recorded of the
+faults, and from the public methods of the reference, as its source has them. A test compares the
+committed page with what this module writes.
 """
 
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
 from harness.faults.catalogue import CATALOGUE, FOLDER, Fault, mechanisms
+from harness.faults.confusion import Row, confusion
 from harness.scenario import load_toml
 from harness.tables import Table
 from harness.upstream import address_of
@@ -33,6 +36,11 @@ BUGS = """\
 {represented} of the {all} public bugs that the project collected are represented. A fault stands for several bugs where
 what goes wrong with the state is the same; then the reports differ in how a library came to it. {left} are left out,
 for the reason that is given.
+
+Of the {faults} faults, {refused} have the mechanism `refused`: there the planted function raises the error that the
+library raised, and *noticed* means that the run ended with it. They show that such an error is seen, attributed and
+reported, and nothing about how well wrong state is recognised. {only_refused} of the {represented} bugs are represented
+by such a fault alone.
 """
 
 KINDS = """\
@@ -40,6 +48,21 @@ KINDS = """\
 
 A fault's mechanism is written down before any rule of the diagnosis is made for it. An explanation is right if it is
 one of those that say the same. Where the run ends, no value is there to be explained.
+"""
+
+CONFUSION = """\
+## What is said of them
+
+Of each mechanism: in how many scenarios such a fault is planted, in how many the first explanation is a right one, and
+what the first explanations are, with those that are not right after a `!`. Of {faults} faults that can be explained,
+{top1} are in all of their scenarios by the first explanation, and {top3} by one of the first three. `shardproof faults`
+prints the table of what it has just planted.
+"""
+
+WIDE = """\
+Rules were made by looking at these scenarios. So each fault is also planted in {each} scenarios of the reference's
+nightly walk in which it shows, drawn at random (`python -m tests.exposing --wide {each}`): of {scenarios}, the first
+explanation is right in {top1} ({share1:.1f} %), one of the first three in {top3} ({share3:.1f} %).
 """
 
 FAULTS = """\
@@ -58,6 +81,10 @@ buffer with its padding, m elements of it that each rank owns. A seam between ba
 `trainer.finish_gradients`: what was reduced lies in `shards.reduced`, (R, S, m), and becomes `shards.main_grad`.
 """
 
+GOLDEN = FOLDER.parent.parent / "tests" / "golden"  # type: ignore[attr-defined]
+RECORD, DRAWN = "faults.toml", "faults_wide.toml"
+"""What `tests/exposing.py` recorded of every fault."""
+
 HOLDERS = (("session", "state", "Session"), ("trainer", "trainer", "Trainer"), ("saver", "checkpoint", "Saver"),
            ("loader", "restore", "Loader"), ("observer", "observe", "Observer"))  # fmt: skip
 """Attributes of `Ranks`, and the module and class of the reference that each is of."""
@@ -70,7 +97,7 @@ def main() -> None:
 
 def render() -> str:
     """The page."""
-    return "\n".join([HEAD, *_bugs(), *_kinds(), *_faults(), *_seams()])
+    return "\n".join([HEAD, *_bugs(), *_kinds(), *_said(), *_faults(), *_seams()])
 
 
 def left_out() -> dict[str, str]:
@@ -98,7 +125,11 @@ def _bug_file() -> Table:
 
 def _bugs() -> Iterator[str]:
     known, by_bug, reasons = collected(), represented(), left_out()
-    yield BUGS.format(represented=len(known.keys() & by_bug.keys()), all=len(known), left=len(reasons))
+    refused = [fault for fault in CATALOGUE.values() if not mechanisms()[fault.mechanism]]
+    yield BUGS.format(
+        represented=len(known.keys() & by_bug.keys()), all=len(known), left=len(reasons), faults=len(CATALOGUE),
+        refused=len(refused), only_refused=sum(all(f in refused for f in by_bug.get(bug, [None])) for bug in known),
+    )  # fmt: skip
     rows = []
     for bug, kind in known.items():
         address = address_of(bug)
@@ -115,6 +146,24 @@ def _kinds() -> Iterator[str]:
         for name, said_by in mechanisms().items()
     ]
     yield from _table(("mechanism", "faults", "said by"), rows)
+
+
+def _said() -> Iterator[str]:
+    """What explanations say of the faults, as the last search recorded it."""
+    record, wide = (tomllib.loads((GOLDEN / name).read_text("utf-8")) for name in (RECORD, DRAWN))
+    explained = [record[name] for name, fault in CATALOGUE.items() if mechanisms()[fault.mechanism]]
+    right = {top: sum(entry[top] for entry in explained) for top in ("top1", "top3")}
+    yield CONFUSION.format(faults=len(explained), **right)
+    first = ((CATALOGUE[name].mechanism, said) for name, entry in record.items() for said in entry["said"])
+    yield from _confusion(confusion(first))
+    shares = {f"share{n}": 100 * wide[f"top{n}"] / wide["scenarios"] for n in (1, 3)}
+    yield WIDE.format(**shares, **{key: wide[key] for key in ("each", "scenarios", "top1", "top3")})
+    yield from _confusion([Row(name, said) for name, said in wide["said"].items()])
+
+
+def _confusion(rows: Sequence[Row]) -> Iterator[str]:
+    cells = [(f"`{row.mechanism}`", str(row.planted), str(row.right), row.told) for row in rows]
+    yield from _table(("what is wrong", "scenarios", "right", "first explanations"), cells)
 
 
 def _faults() -> Iterator[str]:

@@ -7,7 +7,6 @@ then what is known, a line each; then everything, to explore.
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,12 +24,6 @@ PAGES = 500
 PAGES_A_CAUSE = 50
 """How many members of a cause have one where there are more failures, the simplest first."""
 
-TOLD = ("system", "version")
-"""Axes that a cause names anyway."""
-
-SHARED = 4
-"""How many axis values a cause's members are said to have in common."""
-
 
 @dataclass(frozen=True)
 class Link:
@@ -45,7 +38,7 @@ class Link:
 class Cause:
     """One cause of failures, in words.
 
-    * shared: axis values that all members have and not all results, the rarest first.
+    * condition: what all members have and as little as can be of what passes, with the counts; empty where too few ran.
     * seen: how many members were seen before, and how many not; empty without an earlier run.
     * upstream: where the known defects are public. compare: public bugs with the same mechanism.
     * paged: members with a page of their own. more: how many have none.
@@ -54,7 +47,7 @@ class Cause:
 
     cluster: Cluster
     wording: Wording
-    shared: tuple[str, ...]
+    condition: str
     seen: str
     upstream: tuple[Link, ...]
     compare: tuple[Link, ...]
@@ -121,8 +114,7 @@ class IndexPage:
 def index_page(report: Report) -> IndexPage:
     """What the main page of a run says."""
     clusters = report.clusters()
-    common = _Common(report.results)
-    causes = [_cause(cluster, report, common) for cluster in clusters]
+    causes = [_cause(cluster, report) for cluster in clusters]
     unjudged = [c for c in causes if c.simplest.verdict is Verdict.UNKNOWN]
     failing = [c for c in causes if c.simplest.verdict is not Verdict.UNKNOWN]
     new = [c for c in failing if c.cluster.known_issue is None]
@@ -156,7 +148,7 @@ def paged_of(cluster: Cluster, report: Report) -> tuple[Result, ...]:
     return cluster.members if len(report.failures) <= PAGES else cluster.members[:PAGES_A_CAUSE]
 
 
-def _cause(cluster: Cluster, report: Report, common: _Common) -> Cause:
+def _cause(cluster: Cluster, report: Report) -> Cause:
     simplest = cluster.simplest
     issues = report.issues.of(cluster.known_issue or "")
     bugs = dict.fromkeys(bug for e in simplest.explanations[:1] for bug in e.bug_ids)
@@ -165,7 +157,7 @@ def _cause(cluster: Cluster, report: Report, common: _Common) -> Cause:
     return Cause(
         cluster,
         wording_of(simplest, issues),
-        common.of(cluster.members),
+        condition.text if (condition := report.condition_of(cluster)) else "",
         ", ".join(_seen(n, change, len(cluster.members)) for n, change in changes),
         tuple(dict.fromkeys(_link(issue.upstream) for issue in issues if issue.upstream)),
         tuple(_link(address_of(bug), bug) for bug in bugs),
@@ -183,23 +175,6 @@ def _link(address: str, bug: str = "") -> Link:
     """A public place; `bug`, its id in our corpus, where it has one."""
     text = short(address) if address else bug
     return Link(text, address, f"{bug}: {address}" if bug and address else address)
-
-
-class _Common:
-    """What the members of a cause have in common that not every result has."""
-
-    def __init__(self, results: Sequence[Result]) -> None:
-        self._total = len(results)
-        self._counts = Counter(item for result in results for item in result.scenario.axis_values().items())
-
-    def of(self, members: Sequence[Result]) -> tuple[str, ...]:
-        """`axis=value`, the rarest first; nothing of a single member, whose scenario is told in full."""
-        if len(members) < 2:
-            return ()
-        first, *others = (member.scenario.axis_values().items() for member in members)
-        shared = set(first).intersection(*others)
-        telling = [item for item in shared if self._counts[item] < self._total and item[0] not in TOLD]
-        return tuple(f"{k}={v}" for k, v in sorted(telling, key=lambda item: (self._counts[item], item))[:SHARED])
 
 
 def _shares(report: Report) -> tuple[Share, ...]:

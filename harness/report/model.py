@@ -17,6 +17,7 @@ from functools import cached_property
 
 from harness.known_issues import KnownIssues
 from harness.report.blame import place_of
+from harness.report.conditions import Condition, condition_of
 from harness.report.history import History, history_of
 from harness.result import BY_FACE, Result, describe
 from harness.scenario import Scenario
@@ -241,6 +242,13 @@ class Report:
         named = _cause_ids(grouped)
         clusters = [_cluster(named[cause], members) for cause, members in grouped.items()]
         return sorted(clusters, key=_importance)
+
+    def condition_of(self, cluster: Cluster) -> Condition | None:
+        """Under which conditions a cause shows, among what ran of its system at its release; None where too few ran."""
+        first = cluster.simplest
+        ran = (r for r in self.results if (r.system, r.version) == (first.system, first.version))
+        passing = [result.scenario for result in ran if result.verdict is Verdict.PASS]
+        return condition_of([member.scenario for member in cluster.members], passing)
 
     def unsupported(self) -> list[tuple[str, str, int]]:
         """(system, reason, number of scenarios) of what a system refuses, most frequent first."""

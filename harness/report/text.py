@@ -204,6 +204,8 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
         lines.append(f"   {cluster.mechanism} ({best.confidence}{compared(best.bug_ids)})")
     lines.append(f"   {headline(simplest)}")
     lines.append(f"   smallest: {simplest.scenario}")
+    if condition := report.condition_of(cluster):
+        lines.append(f"   where: {condition.text}")
     if simplest.failed_op:
         lines.append(f"   failed at operation {simplest.failed_op.index} ({simplest.failed_op.name})")
     for difference in simplest.differences[:SHOWN_DIFFERENCES]:

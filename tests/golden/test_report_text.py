@@ -30,6 +30,7 @@ reference    2.13.0      1            0         0      0     0        0      1  
    wrong_dtype (certain; compare https://github.com/NVIDIA/Megatron-LM/issues/1842)
    State was cast to the parameter's dtype: exp_avg of embed.weight <script>alert(1)</script>.
    smallest: system=torch-fsdp2 dtype=bf16 mesh=1x2x1 offload=cpu
+   where: dtype=bf16: 2 such scenarios fail and none passes; 2 others pass
    failed at operation 8 (load)
      exp_avg embed.weight, operation 8 on ranks 0, 1: dtype
        dtype bf16 instead of fp32

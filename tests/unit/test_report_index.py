@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import report_samples as samples
 
-from harness.diagnosis import rules
+from harness.diagnosis import refusals, rules
 from harness.known_issues import KnownIssues, known_issues_of
 from harness.report.effects import MECHANISMS, effect_of
 from harness.report.html import render_index
@@ -24,7 +24,7 @@ from harness.verdict import Verdict
 
 
 def test_every_built_in_mechanism_says_what_it_does_to_training() -> None:
-    assert {rule.mechanism for rule in rules()} >= set(MECHANISMS)
+    assert {refusals.MECHANISM, *(rule.mechanism for rule in rules())} >= set(MECHANISMS)
     built_in = {rule.mechanism for rule in rules() if rule.find.__module__.startswith("harness.")}
     assert built_in <= set(MECHANISMS)
     for sentence in MECHANISMS.values():
@@ -78,12 +78,12 @@ def test_a_bare_assertion_tells_what_it_asserts_and_where() -> None:
     assert wording_of(bare).place == "lib/optimizer.py:642, in state_dict, on rank 1"
 
 
-def test_what_all_members_of_a_cause_share_is_told_where_not_every_result_has_it() -> None:
+def test_under_which_conditions_a_cause_shows_is_told_where_enough_ran() -> None:
     report = samples.report(samples.mismatch(), samples.mismatch(seed="3"), samples.passing(4), samples.passing(5))
     (cause,) = index_page(report).new
-    assert cause.shared == ("dtype=bf16", "mesh=1x2x1", "offload=cpu")
+    assert cause.condition == ("dtype=bf16: 2 such scenarios fail and none passes; 2 others pass")
     (alone,) = index_page(samples.report(samples.crash(), samples.passing())).new
-    assert alone.shared == ()
+    assert alone.condition == ""
 
 
 def test_an_entry_whose_regression_passes_no_longer_fails() -> None:

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from harness.diagnosis.explanation import Context, Finding, Rule, tensor
 from harness.diff import Difference, as_numbers
-from harness.observe.logical import Value
+from harness.observe.logical import Key, Value
 
 TORCH_DEFAULTS = {"lr": 1e-3, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "momentum": 0.0}
 """Defaults of torch.optim.AdamW and SGD (weight_decay: AdamW's)."""
+
+
+ROUGH = {"fp64": 2.0**-40, "fp32": 2.0**-16, "fp16": 2.0**-7, "bf16": 2.0**-5}
+"""How far, relative to itself, a moment may be off that is worked out again from rounded ones."""
 
 
 def counter_off(difference: Difference, context: Context) -> Finding | None:
@@ -21,15 +27,51 @@ def counter_off(difference: Difference, context: Context) -> Finding | None:
     counts = key.role in ("step", "scheduler", "scaler") or (key.role == "buffer" and pair and not pair.is_float)
     if pair is None or not counts or len(pair.expected.data) > 8 or key.fqn == "scale" or "last_lr" in key.fqn:
         return None
-    if key.role == "buffer" and any(pair.explained_by(value) for _, value in context.earlier(key)):
+    still = key.role == "buffer" and _stood_still(key, context)
+    if key.role == "buffer" and not still and any(pair.explained_by(value) for _, value in context.earlier(key)):
         return None  # a buffer need not be a counter, and another rule knows if it is an earlier value
     wanted, got = pair.wanted[0], pair.got[0]
     off = got - wanted
     if off != int(off):
         return None
-    how = "is back at 0" if got == 0 else f"is {abs(int(off))} {'ahead' if off > 0 else 'behind'}"
+    how = (
+        "did not count"
+        if still
+        else "is back at 0"
+        if got == 0
+        else f"is {abs(int(off))} {'ahead' if off > 0 else 'behind'}"
+    )
     clause = f"{tensor(key)} {how} after {context.op_name(key.op)}: {got:g} instead of {wanted:g}"
     return Finding("certain", clause, {"name": key.fqn, "expected": float(wanted), "observed": float(got)})
+
+
+def _stood_still(key: Key, context: Context) -> bool:
+    """Whether a live integer, right until then, was to rise by one in the step that left it as it was."""
+    before, after = (context.expected.get(key._replace(op=op)) for op in (key.op - 1, key.op))
+    if key.where != "live" or context.op_kind(key.op) != "step" or before is None or after is None:
+        return False
+    rises = as_numbers(after).astype(np.float64) - as_numbers(before).astype(np.float64)
+    return bool((rises == 1).all()) and context.observed.get(key) == before
+
+
+def counted_anew(difference: Difference, context: Context) -> Finding | None:
+    """A momentum that was right before a step is the gradient alone after it: the step was taken for the first
+    (DS-4396: state is restored, and its count is not)."""
+    key, pair = difference.key, context.pair(difference)
+    if key.role != "momentum" or context.op_kind(key.op) != "step" or pair is None or not pair.is_float:
+        return None
+    before = key._replace(op=key.op - 1)
+    held = context.expected.get(before)
+    if held is None or held.shape != pair.expected.shape or context.observed.get(before) != held:
+        return None
+    past = as_numbers(held)[pair.at].astype(np.float64)
+    decays = context.settings("momentum", before.op)
+    rough = ROUGH[pair.expected.dtype]
+    if not past.any() or not any(np.allclose(pair.got, pair.wanted - d * past, rtol=rough, atol=0) for d in decays):
+        return None
+    clause = f"{tensor(key)} after {context.op_name(key.op)} is what a first step makes, without its value of "
+    clause += context.op_name(before.op)
+    return Finding("likely", clause, {"name": key.fqn, "elements": len(pair.at)})
 
 
 def hyperparameter(difference: Difference, context: Context) -> Finding | None:
@@ -102,6 +144,7 @@ RULES = (
         counter_off,
         ("MLM-5976", "PT-164929", "DS-5104", "TT-4382", "DS-4396", "TE-3318", "PT-96251", "AO-4915", "ACC-4289"),
     ),
+    Rule("counted_anew", "A step was taken as if it were the first", counted_anew, ("DS-4396",)),
     Rule(
         "hyperparameter",
         "A param group has lost its own setting",

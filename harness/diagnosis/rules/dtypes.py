@@ -12,7 +12,7 @@ from harness.diagnosis.explanation import Context, Finding, Rule, tensor
 from harness.diff import Difference, as_numbers, numpy_dtype
 from harness.observe.assemble import as_bits
 
-NARROWER = {"fp64": ("fp32", "fp16", "bf16"), "fp32": ("fp16", "bf16"), "fp16": (), "bf16": (), "fp8e4m3": ()}
+NARROWER = {"fp64": ("fp32", "fp16", "bf16"), "fp32": ("fp16", "bf16"), "fp16": ("bf16",), "bf16": (), "fp8e4m3": ()}
 
 
 def other_dtype(difference: Difference, context: Context) -> Finding | None:

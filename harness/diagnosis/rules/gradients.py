@@ -20,6 +20,10 @@ from harness.scenario import Mesh
 
 LINEAR_ROLES = ("grad", "exp_avg", "momentum", "norm", "quant_scale")
 
+CLIPPED = {"fp32": 2.0**-20, "fp64": 2.0**-20}
+"""How far, relative to each other, the factors lie apart by which one clipping scaled gradients of a dtype; too far to
+tell anything where they have half precision."""
+
 ROUNDING = 2.0**-16
 """A factor that is closer to 1 is another rounding, not a wrong count: kernels round 1 - beta differently, say."""
 
@@ -97,9 +101,11 @@ def _assembled(
     """
     key, pair = difference.key, context.pair(difference)
     op = context.op(key.op)
-    if pair is None or op is None or key.role != "grad" or op.kind != "step" or context.scenario.optimizer.clip:
+    if pair is None or op is None or key.role != "grad" or op.kind != "step":
         return None
     contributions = _contributions(key.fqn, op, context)
+    if context.scenario.optimizer.clip:
+        return _assembled_and_clipped(difference, context, pair, hypotheses(contributions, op.mesh), contributions)
     dtype = numpy_dtype(pair.expected.dtype)
     for name, values in hypotheses(contributions, op.mesh):
         rounded = np.ascontiguousarray(values[:, pair.at].astype(dtype))
@@ -107,6 +113,34 @@ def _assembled(
             clause = f"{tensor(key)} is {name}, after {context.op_name(key.op)}"
             return Finding(pair.strength, clause, {"name": key.fqn, "is": name})
     return None
+
+
+def _assembled_and_clipped(
+    difference: Difference, context: Context, pair: Pair, hypotheses: Iterator[tuple[str, Floats]], every: Floats
+) -> Finding | None:
+    """The first hypothesis that, times one factor, is the gradient; clipping took the factor of a norm that is wrong
+    too. None where the right gradient is, times a factor: then only the norm was wrong."""
+    key, got = difference.key, as_numbers(pair.observed).astype(np.float64).reshape(-1)
+    close = CLIPPED.get(pair.expected.dtype, 0.0)
+    if _times_a_factor(every.sum(axis=(0, 1))[None], got, close):
+        return None
+    for name, values in hypotheses:
+        if close and len(np.unique(got)) > 3 and _times_a_factor(values, got, close):
+            clause = f"{tensor(key)} is {name}, and was clipped, after {context.op_name(key.op)}"
+            return Finding("likely", clause, {"name": key.fqn, "is": name})
+    return None
+
+
+def _times_a_factor(alternatives: Floats, got: Floats, close: float) -> bool:
+    """Whether one of some alternatives, each of shape (numel,), is a gradient but for one factor."""
+    for values in alternatives:
+        there = values != 0
+        if not there.any() or (got[~there] != 0).any():
+            continue
+        factors = got[there] / values[there]
+        if np.ptp(factors) <= close * np.abs(factors).max():
+            return True
+    return False
 
 
 def _contributions(fqn: str, op: Op, context: Context) -> Floats:
@@ -159,7 +193,7 @@ def _second_reductions(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]
     mixes the two. Each element may have another owner.
     """
     batches, dp, _ = every.shape
-    if dp > 1:
+    if dp > 1 and (every != every[:, :1]).any():  # else an average and one rank's own are the same
         own = every.sum(axis=0)
         mean = own.sum(axis=0)[None] / dp
         yield (
@@ -193,7 +227,27 @@ def _narrow_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
             yield f"accumulated over microbatches in {name}", accumulated.sum(axis=0)[None] / mesh.dp
             single = every.astype(dtype).astype(np.float64)
             yield f"the average of contributions rounded to {name}", single.sum(axis=(0, 1))[None] / mesh.dp
-            yield f"accumulated and reduced in {name}", _reduced_in(accumulated, dtype) / mesh.dp
+            for what, ranks in (("reduced", every.sum(axis=0)), ("accumulated and reduced", accumulated)):
+                yield f"{what} in {name}", _reduced_in(ranks, dtype) / mesh.dp
+                yield f"{what} in {name} within replicas", _reduced_in_replicas(ranks, dtype, mesh) / mesh.dp
+            if len(every) > 1:
+                of_batches = np.stack([_reduced(batch, dtype, mesh) for batch in every])
+                yield f"reduced in {name} with every microbatch", of_batches.sum(axis=0)
+
+
+def _reduced(ranks: Floats, dtype: np.dtype[Any], mesh: Mesh) -> Floats:
+    """The averages over the ranks of one microbatch, by every order of adding; the sums rounded, or the average."""
+    whole = ranks.sum(axis=0)[None] / mesh.dp
+    every = [_reduced_in(ranks, dtype) / mesh.dp, _reduced_in_replicas(ranks, dtype, mesh) / mesh.dp]
+    return np.concatenate([*every, whole.astype(dtype).astype(np.float64)])
+
+
+def _reduced_in_replicas(ranks: Floats, dtype: np.dtype[Any], mesh: Mesh) -> Floats:
+    """The sum over each replica's ranks, rounded after every addition, then that of the replicas' sums: exact, or
+    rounded too. Shape (alternatives, numel)."""
+    replicas = [_reduced_in(own, dtype) for own in ranks.reshape(mesh.dp_replicate, mesh.dp_shard, -1)]
+    exact: Floats = np.sum(replicas, axis=0)
+    return np.concatenate([exact, exact.astype(dtype).astype(np.float64)])
 
 
 def _reduced_in(ranks: Floats, dtype: np.dtype[Any]) -> Floats:
@@ -207,6 +261,22 @@ def _reduced_in(ranks: Floats, dtype: np.dtype[Any]) -> Floats:
                 reduced = (reduced + rank).astype(dtype).astype(np.float64)
             sums.append(reduced)
     return np.stack(sums)
+
+
+def no_gradient(difference: Difference, context: Context) -> Finding | None:
+    """A parameter that a step must have had a gradient of had none, while others had theirs: it was cut off from the
+    graph, or the optimizer held another object (TE-2713e)."""
+    key = difference.key
+    if difference.kind != "missing" or key.role != "grad" or context.op_kind(key.op) != "step":
+        return None
+    param = key._replace(role="param")
+    before, after = (context.observed.get(param._replace(op=op)) for op in (key.op - 1, key.op))
+    unmoved = after is not None and after == before
+    if not unmoved and not any(other[:3] == key[:3] for other in context.observed):
+        return None  # no gradient was observed at all: nothing tells this parameter from the others
+    clause = f"{tensor(key)} was not there in {context.op_name(key.op)}"
+    clause += ", and the parameter is as before it" if unmoved else ""
+    return Finding("certain" if unmoved else "likely", clause, {"name": key.fqn, "unmoved": unmoved})
 
 
 def gradient_kept(difference: Difference, context: Context) -> Finding | None:
@@ -242,6 +312,7 @@ def overflow_not_skipped(difference: Difference, context: Context) -> Finding | 
 
 
 RULES = (
+    Rule("no_gradient", "Parameters had no gradient", no_gradient, ("TE-2713e", "ACC-3835")),
     Rule(
         "missing_contribution",
         "A gradient lacks contributions",

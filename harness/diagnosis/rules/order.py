@@ -6,14 +6,16 @@ For example, twelve shards that were joined in the order of their names as text 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from harness.diagnosis.arrangement import exchanged_dims, moved_along, order_name, slice_order
 from harness.diagnosis.explanation import Context, Finding, Rule, tensor
+from harness.diagnosis.rules.pieces import exchanged_in_parts, other_offset
 from harness.diff import Difference
 from harness.observe.assemble import Bits, as_bits
-from harness.observe.logical import Value
+from harness.observe.logical import Key, Value
 
 WINDOW, WINDOWS = 6, 8
 """How many elements in a row are no chance, and at how many places of a tensor they are looked for."""
@@ -54,7 +56,12 @@ def _shorten(order: Sequence[int]) -> str:
 
 
 def misplaced(difference: Difference, context: Context) -> Finding | None:
-    """Slices along dim 0 come from elsewhere in the tensor, some twice, some not at all (PT-136228, MLM-4423)."""
+    """Slices along dim 0 come from elsewhere in the tensor, some twice, some not at all (PT-136228, MLM-4423); or each
+    rank has a stretch of it from a wrong place."""
+    return _slices_misplaced(difference, context) or _stretches_misplaced(difference, context)
+
+
+def _slices_misplaced(difference: Difference, context: Context) -> Finding | None:
     pair, key = context.pair(difference), difference.key
     if pair is None or not pair.expected.shape or permuted(difference, context) is not None:
         return None
@@ -72,16 +79,32 @@ def misplaced(difference: Difference, context: Context) -> Finding | None:
     return Finding("certain" if len(set(found)) >= 3 else "likely", clause, evidence)
 
 
+def _stretches_misplaced(difference: Difference, context: Context) -> Finding | None:
+    """Every rank that deviates has one stretch of its part from elsewhere in the tensor, whatever its rows."""
+    key, moved = difference.key, other_offset(difference, context)
+    if moved is None:
+        return None
+    told = "; ".join(
+        f"rank {rank} has elements {first} to {last} from {source} on"
+        for rank, (first, last, source) in sorted(moved.items())
+    )
+    clause = f"of {tensor(key)} after {context.op_name(key.op)}, flattened, {told}"
+    return Finding("certain", clause, {"name": key.fqn, "ranks": {str(rank): list(m) for rank, m in moved.items()}})
+
+
 def transposed(difference: Difference, context: Context) -> Finding | None:
-    """The data are those of the transposed tensor under the original shape (AM-1691, CAI-5819)."""
+    """The data are those of the transposed tensor under the original shape, as a whole or in each rank's part of it
+    (AM-1691, CAI-5819)."""
     pair, key = context.pair(difference), difference.key
     if pair is None or len(pair.expected.shape) < 2:
         return None
-    wanted = as_bits(pair.expected).reshape(pair.expected.shape)
+    wanted, where = as_bits(pair.expected).reshape(pair.expected.shape), ""
     dims = exchanged_dims(wanted, as_bits(pair.observed).reshape(wanted.shape))
     if dims is None:
+        dims, where = exchanged_in_parts(difference, context), " in each rank's part"
+    if dims is None:
         return None
-    clause = f"{tensor(key)} has dims {dims[0]} and {dims[1]} exchanged after {context.op_name(key.op)}"
+    clause = f"{tensor(key)} has dims {dims[0]} and {dims[1]} exchanged{where} after {context.op_name(key.op)}"
     return Finding(pair.strength, clause, {"name": key.fqn, "dims": list(dims)})
 
 
@@ -98,6 +121,50 @@ def shifted(difference: Difference, context: Context) -> Finding | None:
     how = f"{abs(by)} elements too {'early' if by > 0 else 'late'}"
     clause = f"{tensor(key)} is {how} from element {first} on after {context.op_name(key.op)}"
     return Finding("certain", clause, {"name": key.fqn, "from": first, "elements": by})
+
+
+def padding_counted(difference: Difference, context: Context) -> Finding | None:
+    """As many elements at the beginning of a tensor deviate as there is padding behind the one before it: a buffer was
+    walked as if the padding were not there (DS-8158).
+
+    Likely where this is so of several tensors, and no other of the role deviates; else it may be chance.
+    """
+    pair, key = context.pair(difference), difference.key
+    padding = _padding_before(key, context)
+    if pair is None or key.fqn not in padding or not _is_beginning(key, padding[key.fqn], context):
+        return None
+    of_role = [other for other in context.expected if other[:3] == key[:3]]
+    deviating = {o.fqn for o in of_role if context.observed.get(o) != context.expected[o]}
+    everywhere = len(deviating) > 1 and all(
+        fqn in padding and _is_beginning(key._replace(fqn=fqn), padding[fqn], context) for fqn in deviating
+    )
+    clause = f"the first {len(pair.at)} of {difference.total} elements of {tensor(key)} deviate after "
+    clause += f"{context.op_name(key.op)}, where {padding[key.fqn]} elements of padding precede them"
+    evidence = {"name": key.fqn, "elements": len(pair.at), "padding": padding[key.fqn]}
+    return Finding("likely" if everywhere else "possible", clause, evidence)
+
+
+def _padding_before(key: Key, context: Context) -> dict[str, int]:
+    """Parameter → the elements of padding behind the one before it, where rows are shared out evenly by padding."""
+    op = context.op(key.op)
+    if op is None or op.mesh.tp > 1:
+        return {}
+    found = {}
+    for before, param in pairwise(context.model.unique_params):
+        rows = before.spec.shape[0]
+        padding = -rows % op.mesh.dp_shard * (before.spec.numel // rows)
+        if padding:
+            found[param.fqn] = padding
+    return found
+
+
+def _is_beginning(key: Key, padding: int, context: Context) -> bool:
+    """Whether the elements that deviate are the first ones of a value, as many as padding precedes it."""
+    expected, observed = context.expected.get(key), context.observed.get(key)
+    if expected is None or observed is None or (expected.dtype, expected.shape) != (observed.dtype, observed.shape):
+        return False
+    at = np.flatnonzero(as_bits(expected) != as_bits(observed))
+    return bool(np.array_equal(at, np.arange(min(padding, len(as_bits(expected))))))
 
 
 def from_neighbours(difference: Difference, context: Context) -> Finding | None:
@@ -161,6 +228,7 @@ RULES = (
         shifted,
         ("DS-1380", "DS-8158", "MLM-5898", "MLM-2576"),
     ),
+    Rule("padding_counted", "Padding was taken for elements of the next tensor", padding_counted, ("DS-8158",)),
     Rule(
         "from_neighbours",
         "Parts of one tensor are stored under another one's name",

@@ -3,13 +3,22 @@ alone."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from harness.diagnosis.explanation import Context, Finding, Rule, tensor
+from harness.diagnosis.rules.pieces import wrong_coordinates
 from harness.diff import Difference, as_numbers
+
+ALIKE = 2.0**-6
+"""How far, relative to each other, the factors may lie apart by which clipping scaled gradients of any dtype."""
 
 
 def replicas_diverged(difference: Difference, context: Context) -> Finding | None:
-    """Ranks that hold the same box hold different bits (AM-3135, AM-3822)."""
-    if difference.kind != "replica_conflict":
+    """Ranks that hold the same box hold different bits (AM-3135, AM-3822).
+
+    Parts of a checkpoint that only claim the same box, and hold what belongs elsewhere, are no copies.
+    """
+    if difference.kind != "replica_conflict" or wrong_coordinates(difference, context) is not None:
         return None
     clause = f"{tensor(difference.key)} after {context.op_name(difference.key.op)}, {difference.detail}"
     return Finding("certain", clause, {"name": difference.key.fqn, "ranks": list(difference.ranks)})
@@ -30,7 +39,26 @@ def norm_of_a_part(difference: Difference, context: Context) -> Finding | None:
     wanted, got = (float(as_numbers(value).reshape(-1)[0]) for value in (expected, observed))
     why = "as if elements were left out" if got < wanted else "as if elements were counted more than once"
     clause = f"{difference.key.fqn} is {got:.6g} instead of {wanted:.6g} after {context.op_name(difference.key.op)}"
+    if not clipped_alike(difference.key.op, context):
+        return Finding("possible", clause, {"name": difference.key.fqn, "expected": wanted, "observed": got})
     return Finding("likely", f"{clause}, {why}", {"name": difference.key.fqn, "expected": wanted, "observed": got})
+
+
+def clipped_alike(index: int, context: Context) -> bool:
+    """Whether the gradients of a step are what they must be but for one common factor, or were not observed: then a
+    wrong norm is a mistake of its own, and no consequence of theirs."""
+    factors = []
+    for key, expected in context.expected.items():
+        observed = context.observed.get(key) if key[:3] == (index, "live", "grad") else None
+        if observed is None or (observed.dtype, observed.shape) != (expected.dtype, expected.shape):
+            continue
+        wanted, got = (as_numbers(value).astype(np.float64) for value in (expected, observed))
+        there = wanted != 0
+        if (got[~there] != 0).any():
+            return False
+        factors.append(got[there] / wanted[there])
+    every = np.concatenate(factors) if factors else np.ones(1)
+    return not every.size or bool(np.ptp(every) <= ALIKE * np.abs(every).max())
 
 
 def bad_partition(difference: Difference, context: Context) -> Finding | None:

@@ -28,6 +28,21 @@ def other_parameter(difference: Difference, context: Context) -> Finding | None:
         if pair.explained_by(value):
             clause = f"{tensor(difference.key)} holds what belongs to {other.fqn}{_after(difference.key, context)}"
             return Finding(pair.strength, clause, {"name": difference.key.fqn, "holds": other.fqn, **_where(pair)})
+    return _stretch_of_another(difference, pair, context)
+
+
+def _stretch_of_another(difference: Difference, pair: Pair, context: Context) -> Finding | None:
+    """After a load, all of a tensor lies somewhere inside of another one (DS-7585: an offset into another buffer)."""
+    key = difference.key
+    if not context.op_kind(key.op).startswith("load") or pair.strength != "certain":
+        return None
+    itemsize, shortest = pair.observed_bits.itemsize, len(pair.observed.data)
+    for other, value in context.siblings(key):
+        at = value.data.find(pair.observed.data) if value.dtype == pair.observed.dtype else -1
+        if at >= 0 and at % itemsize == 0 and len(value.data) > shortest:
+            start = at // itemsize
+            clause = f"{tensor(key)} holds what belongs to {other.fqn} from element {start} on{_after(key, context)}"
+            return Finding("certain", clause, {"name": key.fqn, "holds": other.fqn, "at": start, **_where(pair)})
     return None
 
 

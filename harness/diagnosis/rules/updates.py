@@ -5,19 +5,27 @@ These rules know how far a step can move a weight, and what is left if a wrong s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.diagnosis.explanation import Context, Finding, Floats, Rule, moment, tensor
+from harness.diagnosis.rules.counters import ROUGH
 from harness.diff import Difference, as_numbers
 from harness.models import GroupSpec
-from harness.observe.logical import Key
+from harness.observe.logical import Key, Value
 
 STEP_RADIUS = 4.0
 """How far one step may move a weight, in learning rates: an Adam update is close to 1 in most elements, and
 weight decay adds at most lr × weight decay × |weight|."""
+
+MOMENTS = {"exp_avg": "beta1", "exp_avg_sq": "beta2", "momentum": "momentum"}
+"""Moments, and the setting of an optimizer that says which share of the earlier value they keep."""
+
+ROUNDING = {"fp16": 2.0**-11, "bf16": 2.0**-8}
+"""How far, relative to itself, a weight of half precision may be off by its rounding."""
 
 KERNEL_ULPS = 8
 """FusedAdam subtracts an fp32 beta from 1 where torch subtracts a double: the rests differ by 2 units in the last
@@ -52,6 +60,40 @@ def not_finite(difference: Difference, context: Context) -> Finding | None:
 
 def continued_from(difference: Difference, context: Context) -> Finding | None:
     """The step started from an earlier value instead of the current one (MBR-3949, DS-762: stale masters win)."""
+    return _moved_from(difference, context) or _decayed_from(difference, context)
+
+
+def _decayed_from(difference: Difference, context: Context) -> Finding | None:
+    """A moment into which the decay of earlier weights went, where weight decay is a part of the gradient."""
+    key, pair = difference.key, context.pair(difference)
+    if pair is None or key.role not in ("exp_avg", "momentum") or context.op_kind(key.op) != "step":
+        return None
+    role = "master" if key._replace(role="master") in context.expected else "param"
+    last = Key(key.op - 1, "live", role, key.fqn)
+    current = context.expected.get(last)
+    if current is None or current.shape != pair.expected.shape or len(np.unique(pair.got)) < 3:
+        return None
+    held = as_numbers(current)[pair.at].astype(np.float64)
+    close = ROUGH[pair.expected.dtype] * np.abs(pair.got - pair.wanted).max() + 2.0**-22 * np.abs(pair.wanted).max()
+    keeps = context.settings(MOMENTS[key.role], last.op)
+    shares = {1 - kept for kept in keeps} if key.role == "exp_avg" else {1.0}
+    decays = {share * decay for share in shares for decay in context.settings("weight_decay", last.op) if decay}
+    for share, (index, value, run) in product(decays, _held_before(last._replace(op=key.op), context)):
+        if value.shape != current.shape:
+            continue
+        gone = share * (as_numbers(value)[pair.at].astype(np.float64) - held)
+        if gone.any() and np.abs(pair.wanted + gone - pair.got).max() <= close:
+            clause = (
+                f"{tensor(key)} after {context.op_name(key.op)} took in the weight decay that {role} would have with "
+            )
+            clause += f"{moment(index, context)}{run}"
+            return Finding("likely", clause, {"name": key.fqn, "role": role, "continued_from": index})
+    return None
+
+
+def _moved_from(difference: Difference, context: Context) -> Finding | None:
+    """Weights that are further from what they were before a step than any step moves them, and near an earlier
+    value."""
     key, pair = difference.key, context.pair(difference)
     if pair is None or context.op_kind(key.op) != "step" or key.role not in ("param", "master") or len(pair.at) < 3:
         return None
@@ -67,6 +109,42 @@ def continued_from(difference: Difference, context: Context) -> Finding | None:
     return Finding("likely", clause, {"name": key.fqn, "role": key.role, "continued_from": start})
 
 
+def moment_continued_from(difference: Difference, context: Context) -> Finding | None:
+    """A moment took in its gradient, and decayed an earlier value of its own instead of the current one (MLM-VERL4870:
+    two views of one state)."""
+    key, pair = difference.key, context.pair(difference)
+    if pair is None or key.role not in MOMENTS or context.op_kind(key.op) != "step" or len(np.unique(pair.got)) < 3:
+        return None
+    before = key._replace(op=key.op - 1)
+    current = context.expected.get(before)
+    if current is None or context.observed.get(before) != current or current.shape != pair.expected.shape:
+        return None
+    held = as_numbers(current)[pair.at].astype(np.float64)
+    close = ROUGH[pair.expected.dtype] * np.abs(pair.wanted).max()
+    decays = context.settings(MOMENTS[key.role], before.op)
+    for decay, (index, value, run) in product(decays, _held_before(key, context)):
+        if (value.dtype, value.shape) != (current.dtype, current.shape):
+            continue
+        stale = pair.wanted + decay * (as_numbers(value)[pair.at].astype(np.float64) - held)
+        if np.abs(stale - pair.got).max() <= close:
+            clause = f"{tensor(key)} after {context.op_name(key.op)} goes on from {moment(index, context)}{run}, "
+            clause += f"not from {moment(before.op, context)}"
+            return Finding("likely", clause, {"name": key.fqn, "continued_from": index})
+    return None
+
+
+def _held_before(key: Key, context: Context) -> Iterator[tuple[int, Value, str]]:
+    """`(operation, value, in which run)` of what a tensor was before its last operation, latest first; of the run in
+    which no load did anything too."""
+    for index, value in context.earlier(key):
+        if index < key.op - 1:
+            yield index, value, ""
+    for index in range(key.op - 1, -1, -1):
+        held = context.cold.get(Key(index, "live", key.role, key.fqn))
+        if held is not None:
+            yield index, held, " in the run without a load"
+
+
 def _farthest(values: npt.NDArray[np.generic], got: Floats) -> float:
     return float(np.abs(values.astype(np.float64) - got).max())
 
@@ -80,10 +158,12 @@ def weight_decay(difference: Difference, context: Context) -> Finding | None:
     if before is None or before.shape != pair.expected.shape:
         return None
     base = as_numbers(before)[pair.at].astype(np.float64)
+    rounding = ROUNDING.get(pair.expected.dtype, 0.0)
     excess = (pair.wanted - pair.got) / np.where(base == 0, 1.0, base)
     hows = ((1, "once too often"), (-1, "once too little"))
     for amount, (times, how) in product(_decays(key, context), hows):
-        if amount and base.all() and (np.abs(excess - times * amount) <= amount * 0.05).all():
+        close = amount * 0.05 + rounding
+        if amount > 2 * rounding and base.all() and (np.abs(excess - times * amount) <= close).all():
             clause = f"{tensor(key)} was decayed {how} by {context.op_name(key.op)}"
             return Finding("likely", clause, {"name": key.fqn, "lr_times_decay": amount, "times": times})
     return None
@@ -137,6 +217,12 @@ RULES = (
         "An update started from stale weights",
         continued_from,
         ("MBR-3949", "MLM-5071", "MLM-7449a", "MLM-mr2871", "DS-762"),
+    ),
+    Rule(
+        "moment_continued_from",
+        "A moment went on from an earlier value of its own",
+        moment_continued_from,
+        ("MLM-VERL4870",),
     ),
     Rule("weight_decay", "Weight decay was not applied as often as steps were taken", weight_decay, ("PT-125708",)),
     Rule("other_kernel", "The arithmetic was rounded differently", other_kernel, ("DS-7982",)),

@@ -39,7 +39,7 @@ def planned(
     axes = parse_settings(sets)
     if faults:
         axes = {**axes, "faults": (",".join(faults),)}
-    _require_faults({fault for value in axes.get("faults", ()) for fault in value.split(",") if fault})
+    require_faults({fault for value in axes.get("faults", ()) for fault in value.split(",") if fault})
     selection = Selection(
         tuple(map(placed, systems)),
         axes,
@@ -49,12 +49,17 @@ def planned(
         parse_shard(shard) if shard else (1, 1),
     )
     made = make_plan([load_space(name) for name in names or ("smoke",)], selection)
-    _require_faults({fault for scenario in made.scenarios for fault in scenario.faults})
+    require_faults({fault for scenario in made.scenarios for fault in scenario.faults})
     require_worlds(made.supported)
     return made
 
 
-def _require_faults(wanted: set[str]) -> None:
+def require_faults(wanted: set[str]) -> None:
+    """Check that faults that were asked for exist.
+
+    Raises:
+        UsageError: one does not.
+    """
     if not wanted:
         return
     from harness.faults.boundary import BOUNDARY

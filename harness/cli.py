@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness import __version__, arguments, completion, options
-from harness.cli_investigate import bisect, conformance, cures_, diff, export, optimizer, shrink, sweep
+from harness.cli_investigate import bisect, conformance, cures_, diff, explore, export, optimizer, shrink, sweep
 from harness.errors import MOST_GIVEN, HarnessError, UsageError, printable
 from harness.verdict import ExitStatus
 
@@ -468,5 +468,5 @@ def completion_(shell: str) -> int:
     return ExitStatus.OK
 
 
-for command in (shrink, export, sweep, bisect, cures_, conformance, optimizer, diff):
+for command in (shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff):
     cli.add_command(command)

@@ -77,6 +77,73 @@ def shrink(
 
 
 @click.command()
+@click.argument("system", metavar="SYSTEM[@VERSION]", shell_complete=completion.systems)
+@click.option(
+    "--budget-s", type=options.LIMIT_S, default=60.0, show_default=True, help="Seconds to draw and to shrink."
+)
+@click.option("--examples", type=options.SAMPLE, default=None, metavar="N", help="Stop after so many scenarios.")
+@click.option("--seed", type=options.SEED, default=0, show_default=True, help="Of everything that is drawn.")
+@click.option("--fault", "faults", multiple=True, metavar="ID", help="Plant this fault in each; repeatable.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("reports/explore"),
+    metavar="DIR",
+    show_default=True,
+    help="Where to write the scenarios that fail.",
+)
+@options.deadline
+@options.max_world
+@options.python
+@options.json
+@options.plugin
+def explore(
+    system: str, budget_s: float, examples: int | None, seed: int, faults: tuple[str, ...], out: Path,
+    deadline_s: float, python: str | None, json_file: Path | None, plugins: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Let Hypothesis make up programs and axes that nobody has written down, and shrink what fails.
+
+    A real library runs cured of its known defects. What fails is written as a scenario file, the simplest that was
+    found, with the command that runs it again. Needs the extra `explore`.
+
+    \b
+    shardproof explore reference --examples 20000 --budget-s 3600
+    shardproof explore torch-fsdp2 --budget-s 600 --seed 7
+
+    Exit status: 0 nothing fails, 1 something does, 2 bad input, 3 something is unknown, 4 nothing could be run.
+    """
+    from harness.explore import Explorer, report_of, require_hypothesis, simplest, status_of, to_json
+    from harness.laboratory import Laboratory
+    from harness.report.publish import publish
+    from harness.report.text import render_brief, wants_colour
+
+    modules = arguments.load_plugins(plugins)
+    require_hypothesis()
+    arguments.require_interpreter(python)
+    arguments.require_faults(set(faults))
+    arguments.require_output_files(None, json=json_file)
+    issues = arguments.shipped_issues()
+    with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
+        explorer = Explorer(
+            system, lambda scenario: laboratory.examine_one(scenario, confirm=False),
+            seed=seed, budget_s=budget_s, examples=examples, faults=faults,
+            known=lambda result: bool(issues.match(result)),
+            told=lambda line: print(line, file=sys.stderr, flush=True),
+        )  # fmt: skip
+        found = explorer.run()
+        results = [simplest(result, laboratory, explorer.left_s) for result in found.failures.values()]
+    for result in results:
+        file = arguments.writable_folder(out) / f"explored-{result.id}.toml"
+        origin = f"# Found by shardproof explore {system} --seed {seed}"
+        publish(file, f"{origin}\n{result.scenario.to_toml(result.signature)}")
+        print(render_brief(result, wants_colour(sys.stdout, os.environ)))
+        print(f"  replay: shardproof run {file}\n")
+    print(report_of(system, found, seed))
+    arguments.write_json(json_file, to_json(found, results))
+    return status_of(found, results)
+
+
+@click.command()
 @click.argument("name", metavar="SCENARIO", shell_complete=completion.scenarios)
 @click.option("--folder", type=click.Path(path_type=Path), metavar="DIR", help="Where to write  [default: exports/ID].")
 @click.option("--cured", is_flag=True, help="Also run the script with the defect cured; it must pass then.")

@@ -82,6 +82,12 @@ def render_result(result: Result, colour: bool = False, *, emulated_only: bool =
     return inert("\n".join(lines), colour) + "\n"
 
 
+def render_brief(result: Result, colour: bool = False) -> str:
+    """One result without its differences: verdict, scenario and explanations; what `explore` prints."""
+    lines = [verdict_line(result, colour), *circumstances(result, emulated_only=False)]
+    return inert("\n".join([*lines, *(f"  {line}" for line in explanation_lines(result))]), colour)
+
+
 def verdict_line(result: Result, colour: bool) -> str:
     """Verdict, library and id of a result."""
     paint: Paint = _ansi if colour else _plain

@@ -33,6 +33,7 @@ COMMANDS = (
     "inspect",
     "cures",
     "shrink",
+    "explore",
     "export",
     "conformance",
     "optimizer",

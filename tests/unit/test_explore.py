@@ -1,0 +1,102 @@
+"""Exploration of the reference: programs are legal, a planted fault is found and shrunk, clean scenarios pass."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first kernel runs
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import UsageError
+from harness.explore import Explored, Explorer, program_of, report_of, status_of, to_json
+from harness.judge import Case, run_reference
+from harness.program import KINDS, operations, require_telling
+from harness.result import Result
+from harness.scenario import Scenario
+from harness.systems.registry import system_named
+from harness.verdict import ExitStatus, Verdict
+from tests.effort import examples
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(st.sampled_from(KINDS), max_size=20), st.booleans(), st.booleans(), st.booleans())
+def test_whatever_is_drawn_is_a_legal_program(words: list[str], overflows: bool, unfreezes: bool, moves: bool) -> None:
+    program = program_of(words, overflows=overflows, unfreezes=unfreezes, moves=moves)
+    require_telling(program)
+    made = operations(program)
+    assert overflows or "overflow" not in made
+    assert unfreezes == ("unfreeze" in made)
+    assert moves or not {"reshard", "restart"} & {*made}
+    if made.count("load"):
+        assert "save" in made
+
+
+def test_what_is_legal_is_kept() -> None:
+    words = ["build", "step", "save", "step", "save", "load", "step", "restart", "load_model_only"]
+    program = program_of(words, overflows=False, unfreezes=False, moves=True)
+    assert program == "build step save step save step restart build load_model_only reload_params"
+
+
+@cache
+def examine(scenario: Scenario) -> Result:
+    """The result of a scenario of the reference, examined in this process."""
+    refused = system_named("reference").refusal(scenario)
+    if refused:
+        return Result(scenario, "reference", "", Verdict.UNSUPPORTED, reason=refused)
+    found, _, notes = run_reference(Case.of(scenario))
+    verdict = Verdict.MISMATCH if found.differences else Verdict.CRASH if "crash" in notes else Verdict.PASS
+    return Result(
+        scenario, "reference", "", Verdict.UNKNOWN if found.distrust else verdict, differences=found.differences,
+        explanations=found.explanations, reason=found.distrust,
+    )  # fmt: skip
+
+
+def explored(number: int, *faults: str, seed: int = 0, known: bool = False) -> Explored:
+    return Explorer(
+        "reference", examine, seed=seed, budget_s=600, examples=number, faults=faults, known=lambda result: known
+    ).run()
+
+
+def test_nothing_fails_on_the_clean_reference() -> None:
+    found = explored(examples(25))
+    assert found.failures == {}
+    assert found.drawn >= examples(25)
+    assert len(found.programs) > found.drawn / 3
+    assert status_of(found, []) is ExitStatus.OK
+    assert report_of("reference", found, 0).endswith("none fails")
+
+
+def test_a_planted_fault_is_found_and_shrunk() -> None:
+    found = explored(25, "no-op-load")
+    shortest = min(len(operations(result.scenario.program)) for result in found.failures.values())
+    assert shortest <= 6, "a build, a save, another build and a load are enough"
+    (first, *_) = found.failures.values()
+    assert first.explanations[0].mechanism == "load_did_nothing"
+    assert status_of(found, list(found.failures.values())) is ExitStatus.FAILURE
+    assert to_json(found, [])["drawn"] == found.drawn
+
+
+def test_what_is_known_is_no_failure() -> None:
+    assert explored(8, "no-op-load", known=True).failures == {}
+
+
+@pytest.mark.nightly
+def test_a_seed_draws_the_same_again() -> None:
+    assert explored(30, seed=5).programs == explored(30, seed=5).programs != explored(30, seed=6).programs
+
+
+def test_without_time_nothing_is_run() -> None:
+    found = Explorer("reference", examine, budget_s=0, examples=10).run()
+    assert (found.drawn, found.ended) == (0, True)
+    assert status_of(found, []) is ExitStatus.NOTHING_RUN
+    assert "the time was up" in report_of("reference", found, 0)
+
+
+def test_a_system_without_a_walk() -> None:
+    with pytest.raises(UsageError):
+        Explorer("nobody", examine)

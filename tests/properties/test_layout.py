@@ -144,3 +144,22 @@ def test_flat_and_multi_index_are_inverse(shape: tuple[int, ...], data: st.DataO
 )
 def test_inside(shape: tuple[int, ...], box: Box, expected: bool) -> None:
     assert inside(shape, box) is expected
+
+
+def test_an_index_has_as_many_entries_as_the_shape_has_dims() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        flat_index((2, 3), (1,))
+    with pytest.raises(ValueError, match="zip"):
+        flat_index((2, 3), (1, 2, 0))
+
+
+@pytest.mark.parametrize(
+    ("start", "length", "told"), [(-1, 2, r"\[-1, 1\)"), (3, -1, r"\[3, 2\)"), (5, 3, r"\[5, 8\)")]
+)
+def test_an_interval_that_leaves_the_tensor_is_told(start: int, length: int, told: str) -> None:
+    with pytest.raises(ValueError, match=f"interval {told} is not inside a tensor of 6 elements"):
+        list(interval_boxes((2, 3), start, length))
+
+
+def test_an_empty_shard_starts_at_the_end_of_the_tensor_and_not_of_its_tensor_parallel_chunk() -> None:
+    assert shard_box((4, 3), (1, 3, 2), (0, 2, 0), 0) == Box((4, 0), (0, 3))

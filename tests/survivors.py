@@ -1,0 +1,112 @@
+"""How many mistakes that a tool makes in our own code do our tests notice? `docs/mutation.md`, from mutmut's records.
+
+    pip install 'shardproof[mutation]'
+    mutmut run --max-children 2 'harness.layout*'     mutants of one module, in the copy `mutants/`; again to resume
+    python -m tests.survivors mutants 2026-11-23      takes what it found into tests/golden/mutation.toml
+    python -m tests.survivors                         writes docs/mutation.md from that
+
+A mutant is one small change: `<` to `<=`, `strict=True` to `strict=False`, a number one higher. A test that fails
+*kills* it. The score is raw: a mutant that no test can kill, because it does the same, counts as a survivor, and the
+record says why (`why`, by hand). mutmut runs of each mutant only the tests that call the changed function, in a fork of
+one process that has imported everything. It mutates no function that has a decorator, so that properties and cached
+functions are not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "tests" / "golden" / "mutation.toml"
+PAGE = ROOT / "docs" / "mutation.md"
+SURVIVED, NO_TEST = 0, 33
+"""Exit statuses that mutmut records: every test passed; no test calls the function. Others are kills."""
+
+HEAD = """\
+<!-- Written by `python -m tests.survivors` from tests/golden/mutation.toml. -->
+# Mutation score
+
+Would our own tests notice a mistake in the code that judges? [mutmut](https://github.com/boxed/mutmut) makes one small
+change after the other in it and runs the tests that call the changed function. The score is raw: what no test can
+notice, because it changes nothing, counts as a survivor.
+
+A module that stands here was run whole, on the day that is named; those that `pyproject.toml` lists under
+`[tool.mutmut]` and that do not stand here were not run yet. `python -m tests.survivors --help` says how to run one.
+
+"""
+
+
+def taken(folder: Path) -> dict[str, dict[str, Any]]:
+    """Module → `mutants`, `killed` and the names of the survivors, of the modules that were run whole."""
+    found: dict[str, dict[str, Any]] = {}
+    for meta in sorted(folder.rglob("*.py.meta")):
+        statuses: dict[str, int | None] = json.loads(meta.read_text("utf-8"))["exit_code_by_key"]
+        if not statuses or None in statuses.values():
+            continue
+        module = str(meta.relative_to(folder)).removesuffix(".meta")
+        left = [name for name, status in statuses.items() if status in (SURVIVED, NO_TEST)]
+        found[module] = {"mutants": len(statuses), "killed": len(statuses) - len(left), "survivors": left}
+    return found
+
+
+def change(name: str, folder: Path) -> str:
+    """A mutant's changed lines, as mutmut shows them."""
+    shown = subprocess.run(
+        [str(Path(sys.executable).with_name("mutmut")), "show", name],
+        cwd=folder.parent, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    lines = (line for line in shown.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---"))
+    return "\n".join(line[0] + " " + line[1:].strip() for line in lines)
+
+
+def record(folder: Path, day: str) -> None:
+    """Take what a run left behind into the record; what was said of a survivor's change stays."""
+    import tomli_w
+
+    document = tomllib.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    for module, figures in taken(folder).items():
+        known = {entry["change"]: entry.get("why", "") for entry in document.get(module, {}).get("survivor", ())}
+        changes = sorted(change(name, folder) for name in figures["survivors"])
+        survivors = [{"change": text, "why": known.get(text, "")} for text in changes]
+        document[module] = {
+            "day": day, "mutants": figures["mutants"], "killed": figures["killed"], "survivor": survivors,
+        }  # fmt: skip
+    RECORD.write_text(tomli_w.dumps(document, multiline_strings=True), "utf-8")
+
+
+def render() -> str:
+    """The page."""
+    return HEAD + "\n".join(_lines(tomllib.loads(RECORD.read_text("utf-8")))) + "\n"
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    yield "| module | day | mutants | killed | score | survivors without a reason |"
+    yield "|---|---|---|---|---|---|"
+    for module, found in document.items():
+        open_ = sum(not entry["why"] for entry in found["survivor"])
+        score = 100 * found["killed"] / found["mutants"]
+        yield f"| `{module}` | {found['day']} | {found['mutants']} | {found['killed']} | {score:.1f} % | {open_} |"
+    for module, found in document.items():
+        yield from ("", f"## Survivors of `{module}`", "")
+        for entry in found["survivor"]:
+            yield from ("```diff", entry["change"], "```", "", entry["why"] or "Not looked at yet.", "")
+
+
+def main(words: list[str]) -> None:
+    """Take a run into the record, or write the page."""
+    if words[:1] == ["--help"]:
+        print(__doc__)
+    elif words:
+        record(Path(words[0]), words[1])
+    else:
+        PAGE.write_text(render(), "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

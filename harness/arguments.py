@@ -55,11 +55,7 @@ def planned(
 
 
 def require_faults(wanted: set[str]) -> None:
-    """Check that faults that were asked for exist.
-
-    Raises:
-        UsageError: one does not.
-    """
+    """Refuse a fault that there is not, with a UsageError."""
     if not wanted:
         return
     from harness.faults.boundary import BOUNDARY

@@ -75,7 +75,7 @@ LIVE, WRITTEN = "live", "written"
 
 PER_RANK_ROLES = frozenset({"rng", "warning", "emulated", "device"})
 
-OWNER_ROLES = frozenset({"hyperparameter", "step", "exp_avg", "exp_avg_sq", "momentum", "host", "quant_scale"})
+OWNER_ROLES = frozenset({"hyperparameter", "setting", "step", "exp_avg", "exp_avg_sq", "momentum", "host", "quant_scale"})
 """Roles that, where a contract says `owner_groups`, only those ranks record that own some of the parameter."""
 
 

@@ -25,6 +25,7 @@ from harness.mechanisms.megatron.rank.state import TrainState, fused_shape, loca
 from harness.models import NamedParam, ParamSpec
 from harness.observe.numbers import number_of, numbers_of
 from harness.observe.record import LIVE, Record, whole
+from harness.observe.settings import SETTING, settings_of
 from harness.oracle.contract import Contract
 from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, Probe, local_part, tensor_bytes
 from harness.program import Op
@@ -211,6 +212,8 @@ class _Recorder:
                 yield self.whole("step", part.fqn, torch.as_tensor(step, dtype=torch.float32))
             for name, number in numbers_of(part.group):
                 yield self.number("hyperparameter", f"{part.fqn}.{name}", number)
+            for name, line in settings_of(part.group):
+                yield self.text(SETTING, f"{part.fqn}.{name}", line)
         yield from self._copies(owned)
         if self.contract.has_masters(self.state.scenario, self.op):
             yield from self._rest("master", {part.fqn for part in owned})
@@ -369,6 +372,10 @@ class _Recorder:
 
     def number(self, role: str, fqn: str, number: float) -> Record:
         return whole(self.op.index, self.state.rank, role, fqn, "fp64", (), struct.pack("<d", number))
+
+    def text(self, role: str, fqn: str, text: str) -> Record:
+        data = text.encode()
+        return whole(self.op.index, self.state.rank, role, fqn, "utf8", (len(data),), data)
 
     def integer(self, role: str, fqn: str, number: int) -> Record:
         return whole(self.op.index, self.state.rank, role, fqn, "int64", (), struct.pack("<q", number))

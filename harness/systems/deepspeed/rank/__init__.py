@@ -33,6 +33,7 @@ from harness.layout import Box
 from harness.models import NamedParam
 from harness.observe.numbers import numbers_of
 from harness.observe.record import LIVE, Record
+from harness.observe.settings import SETTING, settings_of
 from harness.probe_module import DTYPE_NAME, Slot, tensor_bytes
 from harness.program import Op
 from harness.scenario import Scenario
@@ -239,8 +240,11 @@ class Rank(TorchRank):
                     yield self._part(op, STATE_ROLES[name], piece, value)
                 elif value is not None:
                     yield self.whole(op, STATE_ROLES[name], piece.named.fqn, torch.as_tensor(value))
-            for name, number in numbers_of(self.state.optimizer.param_groups[piece.group]):
+            group = self.state.optimizer.param_groups[piece.group]
+            for name, number in numbers_of(group):
                 yield self.number(op, "hyperparameter", f"{piece.named.fqn}.{name}", number)
+            for name, line in settings_of(group):
+                yield self.text(op, SETTING, f"{piece.named.fqn}.{name}", line)
 
     def schedule_records(self, op: Op) -> Iterator[Record]:
         yield from super().schedule_records(op)

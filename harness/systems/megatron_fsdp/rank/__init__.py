@@ -34,6 +34,7 @@ from harness.mechanisms.row_buffers import owned_box
 from harness.models import NamedParam
 from harness.observe.numbers import numbers_of
 from harness.observe.record import LIVE, Record
+from harness.observe.settings import SETTING, settings_of
 from harness.probe_module import DTYPE_NAME, TORCH_DTYPE, ProbeUnit, Slot, build_model, local_part, tensor_bytes
 from harness.program import Op
 from harness.scenario import Scenario
@@ -312,6 +313,8 @@ class Rank(TorchRank):
             for fqn in (names[id(p)] for p in group["params"] if id(p) in names):
                 for name, number in numbers_of(group):
                     yield self.number(op, "hyperparameter", f"{fqn}.{name}", number)
+                for name, line in settings_of(group):
+                    yield self.text(op, SETTING, f"{fqn}.{name}", line)
 
     def _fused_records(self, op: Op, fqn: str, parameter: nn.Parameter) -> Iterator[Record]:
         named = self.spec.param(fqn)

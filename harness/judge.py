@@ -46,7 +46,7 @@ from harness.oracle import twin
 from harness.oracle.carried import EXTRA_STATE, carried, without_addresses
 from harness.oracle.inputs import Inputs, Placement
 from harness.oracle.settings import kept_settings
-from harness.program import Op, expand
+from harness.program import LOADS, Op, expand
 from harness.readers.errors import CheckpointError
 from harness.readers.stored import TorchStored
 from harness.reference import system as reference
@@ -290,21 +290,29 @@ def _twin(inputs: Inputs, norms: tuple[tuple[int, float], ...]) -> Logical:
 def _blind_load(ops: Sequence[Op], expected: Logical) -> str:
     """Why a load of this program could do nothing without being noticed; empty if none could.
 
-    If the parameters expected after a load are those expected before it, a load that does nothing passes. Then the
-    scenario proves nothing about loading, and its verdict is `unknown`.
+    If what a load restores is expected to be as it was before it, a load that does nothing passes: the parameters or,
+    of a load of the optimizer alone, its state and settings. Then the scenario proves nothing about loading, and its
+    verdict is `unknown`.
     """
-    loads = [(before, op) for before, op in itertools.pairwise(ops) if op.kind in ("load", "load_model_only")]
-    params: dict[int, dict[str, bytes]] = {op.index: {} for pair in loads for op in pair}
+    loads = [(before, op) for before, op in itertools.pairwise(ops) if op.kind in LOADS]
+    restored: dict[int, dict[str, dict[str, bytes]]] = {op.index: {} for pair in loads for op in pair}
     for (index, _, role, fqn), value in expected.items() if loads else ():
-        if role == "param" and index in params:
-            params[index][fqn] = value.data
+        if index in restored and (role == "param" or role in _OPTIMIZER_ALONE):
+            of = "optimizer" if role in _OPTIMIZER_ALONE else "model"
+            restored[index].setdefault(of, {})[f"{role} {fqn}"] = value.data
     done = {index for index, _, _, _ in expected} if loads else ()
     for before, op in loads:
         if op.index not in done:
             continue
-        if params.get(before.index, {}) == params[op.index]:
-            return f"operation {op.index} ({op.kind}) changes no parameter: a load that does nothing would pass"
+        of = "optimizer" if op.kind == "load_optimizer_only" else "model"
+        if restored.get(before.index, {}).get(of) == restored[op.index].get(of):
+            what = "nothing that it restores" if of == "optimizer" else "no parameter"
+            return f"operation {op.index} ({op.kind}) changes {what}: a load that does nothing would pass"
     return ""
+
+
+_OPTIMIZER_ALONE = frozenset({"master", "exp_avg", "exp_avg_sq", "momentum", "step", "hyperparameter"})
+"""Roles that a load of the optimizer alone restores."""
 
 
 def _oracles_disagree(case: Case) -> str:

@@ -33,11 +33,19 @@ KINDS = (
     "build",  # construct model and optimizer; parameters from the next initialisation seed
     "step",  # all microbatches, gradient reduction, optimizer step
     "overflow",  # a step one of whose gradients is infinite on one rank: must be skipped (needs a loss scale)
+    "accumulate",  # the first microbatch of a step, without synchronising: the next operation that steps has the others
+    "compute_gradients",  # a step without its optimizer step: all microbatches, and the reduction
+    "apply_gradients",  # the optimizer step that is still due
     "save",  # write a checkpoint of model, optimizer and schedule
+    "keep",  # keep a copy of the state dicts in memory
     "load",  # read the latest checkpoint into the model and optimizer that exist now
+    "load_previous",  # read the checkpoint before the latest one; a `load` in the plan
     "load_model_only",  # read only the parameters and buffers of the latest checkpoint
+    "load_optimizer_only",  # read only the optimizer's state and param groups
+    "recall",  # load the state dicts that were kept in memory
     "reload_params",  # refresh optimizer-owned master copies from the model's parameters
     "unfreeze",  # make the parameters that the model marks `later` trainable
+    "add_group",  # the same, and give them to the optimizer in a group of their own, which it has not had until then
     "reshard",
     "restart",
 )
@@ -63,9 +71,42 @@ PROGRAMS: dict[str, str] = {
     "unfreeze": "build step unfreeze step save step reshard build unfreeze load step",
     # An overflowing step in the middle must leave no trace but a smaller scale.
     "overflow": "build step overflow step save step reshard build load step",
+    # Overflows in a row.
+    "overflows": "build step overflow overflow step save step reshard build load step",
+    # Two saves with nothing between them: the second must not see a trace of the first.
+    "save_twice": "build step save save step reshard build step load step",
+    # Not the latest of two checkpoints.
+    "previous": "build step save step save step reshard build load_previous step",
+    # The optimizer's state alone, under other weights.
+    "optimizer_only": "build step step save reshard build step load_optimizer_only step",
+    # A save while gradients wait for the optimizer's step: they are no part of it, and must still be there after it.
+    "pending": "build step compute_gradients save apply_gradients reshard build load step step",
+    # The same before the first step ever, when the optimizer has no state yet.
+    "pending_first": "build compute_gradients save apply_gradients reshard build load step step",
+    # A save in the middle of gradient accumulation (needs two microbatches).
+    "accumulation": "build step accumulate save step reshard build load step",
+    # Back twice to one state that is kept in memory, as after a loss that spiked.
+    "recall": "build step keep step recall step step recall step",
+    # A group that the optimizer is given after its first step, as fine-tuning layer by layer does.
+    "add_group": "build step add_group step save step reshard build add_group load step",
     # No checkpoint at all.
     "train": "build step step step",
 }
+
+STEPS = ("step", "overflow", "accumulate", "compute_gradients", "apply_gradients")
+"""Operations that make or use gradients."""
+
+FORWARDS = ("step", "overflow", "accumulate", "compute_gradients")
+"""Those of them that run forwards, which see parameters in their compute dtype."""
+
+UPDATES = ("step", "apply_gradients")
+"""Those of them in which the optimizer steps."""
+
+KIND_OF = {"load_previous": "load"}
+"""Words of a program that are another kind of operation in its plan."""
+
+LOADS = ("load", "load_model_only", "load_optimizer_only", "recall")
+"""Kinds of operations that restore what was saved, or a part of it."""
 
 
 _provided: dict[str, str] = {}
@@ -165,9 +206,14 @@ def does(scenario: Scenario, *kinds: str) -> bool:
     return scenario.fact("program", _one_of(kinds))
 
 
+def kinds_of(program: str) -> frozenset[str]:
+    """The kinds of operations that a program has."""
+    return frozenset(KIND_OF.get(word, word) for word in operations(program))
+
+
 @lru_cache(maxsize=256)
 def _one_of(kinds: tuple[str, ...]) -> Callable[[str], bool]:
-    return lambda program: not set(operations(program)).isdisjoint(kinds)
+    return lambda program: not kinds_of(program).isdisjoint(kinds)
 
 
 @lru_cache(maxsize=4096)
@@ -216,8 +262,8 @@ def expand(scenario: Scenario) -> tuple[Op, ...]:
             "load", scenario.load, f"a relation that mesh {scenario.mesh} can follow within world 8", "same"
         )
     ops: list[Op] = []
-    session, mesh, iteration, builds, saves = 0, scenario.mesh, 0, 0, 0
-    saved_iteration = 0
+    session, mesh, iteration, builds, kept = 0, scenario.mesh, 0, 0, 0
+    saved: list[int] = []  # the iteration of each checkpoint
     arm = "main"
     for word in words:
         match word:
@@ -228,17 +274,22 @@ def expand(scenario: Scenario) -> tuple[Op, ...]:
                 continue
             case "build":
                 builds, iteration = builds + 1, 0
-                arm = "cold" if saves else "main"
+                arm = "cold" if saved else "main"
             case "save":
-                saves, saved_iteration = saves + 1, iteration
-            case "load" | "load_model_only":
-                iteration = saved_iteration if word == "load" else iteration
+                saved.append(iteration)
+            case "keep":
+                kept = iteration
+            case "load" | "load_previous":
+                iteration, arm = saved[-1 if word == "load" else -2], "resumed"
+            case "recall":
+                iteration, arm = kept, "resumed"
+            case "load_model_only" | "load_optimizer_only":
                 arm = "resumed"
-        op = Op(len(ops), word, arm, session, mesh, iteration, builds - 1)
-        if word in ("save", "load", "load_model_only"):
-            op = replace(op, checkpoint=saves - 1)
+        op = Op(len(ops), KIND_OF.get(word, word), arm, session, mesh, iteration, builds - 1)
+        if word == "save" or word.startswith("load"):
+            op = replace(op, checkpoint=len(saved) - (2 if word == "load_previous" else 1))
         ops.append(op)
-        if word == "step":
+        if word in ("step", "apply_gradients"):
             iteration += 1
         elif word == "save" and arm == "main":
             arm = "uninterrupted"
@@ -254,54 +305,100 @@ def sessions(ops: Sequence[Op]) -> list[list[Op]]:
 
 
 def _idle_load(words: Sequence[str]) -> int | None:
-    """The first load since whose checkpoint nothing has changed a parameter; None where there is none."""
-    differs = True
+    """The first load of what nothing has changed a parameter since; None where there is none."""
+    same: set[str] = set()  # what the state equals: the latest checkpoint, what is kept, both
     for position, word in enumerate(words):
-        if word.startswith("load") and not differs:
+        source = "kept" if word in ("keep", "recall") else "saved"
+        loads = word == "recall" or word.startswith("load")
+        if loads and source in same:
             return position
-        if word in ("build", "step"):
-            differs = True
-        elif word.startswith(("save", "load")):
-            differs = False
+        if word in ("build", "step", "apply_gradients"):
+            same = set()
+        elif loads:
+            same = {source} - ({"saved"} if word == "load_previous" else set())
+        elif word in ("save", "keep"):
+            same.add(source)
     return None
+
+
+@dataclass
+class _Progress:
+    """What has been done so far, as far as it decides what may follow. due: the operation whose gradients wait for an
+    optimizer step; empty where none do."""
+
+    built: bool = False
+    saves: int = 0
+    kept: bool = False
+    due: str = ""
+
+    def obstacle(self, word: str) -> tuple[str, tuple[str, ...]]:
+        """Why an operation may not follow, and what must come before it; both empty where it may."""
+        if word in ("reshard", "restart", "build"):
+            return "", ()
+        if not self.built:
+            return "comes before a build", ("build",)
+        if self.due and word not in ("save", "keep", *_COMPLETES[self.due]):
+            return f"comes while gradients of {self.due} wait for their step", _COMPLETES[self.due][:1]
+        if word == "apply_gradients" and not self.due:
+            return "has no gradients to apply", ("compute_gradients",)
+        if word.startswith("load") and not self.saves:
+            return "comes before any save", ("step", "save", "build")
+        if word == "load_previous" and self.saves < 2:
+            return "comes before a second save", ("step", "save", "step")
+        if word == "recall" and not self.kept:
+            return "comes before anything is kept", ("keep", "step")
+        return "", ()
+
+    def does(self, word: str) -> None:
+        """Note an operation."""
+        match word:
+            case "reshard" | "restart":
+                self.built, self.kept, self.due = False, False, ""
+            case "build":
+                self.built, self.due = True, ""
+            case "save":
+                self.saves += 1
+            case "keep":
+                self.kept = True
+            case "accumulate" | "compute_gradients":
+                self.due = word
+            case "step" | "apply_gradients":
+                self.due = ""
+
+
+_COMPLETES = {"accumulate": ("step", "compute_gradients"), "compute_gradients": ("apply_gradients",)}
+"""Operation that leaves gradients waiting → those that may take them up, the plainest first."""
 
 
 def _mended(words: Sequence[str]) -> str:
     """The program with what it takes to be legal, and to tell something: a build before the first operation, a save
     before a load, a step before a load that would find its checkpoint's state."""
     mended: list[str] = []
-    built, saved = False, False
+    progress = _Progress()
+
+    def add(word: str) -> None:
+        while missing := progress.obstacle(word)[1]:
+            for each in missing:
+                add(each)
+        if mended[-1:] != ["build"] or word != "build":
+            progress.does(word)
+            mended.append(word)
+
     for word in words:
-        if word == "build" and mended[-1:] == ["build"]:
-            continue
-        if word in ("reshard", "restart"):
-            built = False
-        elif not built:
-            mended += ["build"] * (word != "build")
-            built = True
-        if word.startswith("load") and not saved:
-            mended += ["step", "save", "build"]
-            saved = True
-        elif word.startswith("load") and _idle_load([*mended, word]) is not None:
-            mended.append("step")
-        saved = saved or word == "save"
-        mended.append(word)
-    return " ".join(mended if built else [*mended, "build"])
+        able = not progress.obstacle(word)[0]
+        if able and (word.startswith("load") or word == "recall") and _idle_load([*mended, word]) is not None:
+            add("step")
+        add(word)
+    return " ".join(mended if progress.built else [*mended, "build"])
 
 
 def _illegal(words: tuple[str, ...]) -> str:
-    built, saved = False, False
+    progress = _Progress()
     for position, word in enumerate(words):
-        if word in ("reshard", "restart"):
-            built = False
-        elif word == "build":
-            if position and words[position - 1] == "build":
-                return f"operation {position} (build) repeats the one before it"
-            built = True
-        elif not built:
-            return f"operation {position} ({word}) comes before a build"
-        elif word == "save":
-            saved = True
-        elif word.startswith("load") and not saved:
-            return f"operation {position} ({word}) comes before any save"
-    return "" if built else "it ends without a build"
+        if word == "build" and position and words[position - 1] == "build":
+            return f"operation {position} (build) repeats the one before it"
+        obstacle, _ = progress.obstacle(word)
+        if obstacle:
+            return f"operation {position} ({word}) {obstacle}"
+        progress.does(word)
+    return "" if progress.built else "it ends without a build"

@@ -28,6 +28,8 @@ WORKS = {
     "load_model_only": "the weights are loaded",
     "reload_params": "the masters are refreshed",
     "unfreeze": "the parameters are unfrozen",
+    "compute_gradients": "the backward passes end",
+    "apply_gradients": "the step ends",
 }
 """What must happen at an operation, for a sentence that begins with "expected that"."""
 

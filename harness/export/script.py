@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from harness.export.body import Main, functions, mains, subject
-from harness.export.case import Case
+from harness.export.case import Case, NoExportError
 from harness.program import Op
 
 WIDTH = 120
@@ -54,8 +54,14 @@ def render(draft: Draft, case: Case, title: str) -> str:
 
     Args:
         title: what goes wrong, in a sentence; it opens the script.
+
+    Raises:
+        NoExportError: its path has an operation that the draft has no calls for.
     """
     case = draft.case or case
+    unknown = sorted({op.kind for op in case.ops} - draft.calls.keys())
+    if unknown:
+        raise NoExportError.because(case.result, f"no script says how {' and '.join(unknown)} is done")
     told = mains(case, draft.calls, draft.value)
     text = (
         _environment(draft.home, draft.extends)

@@ -7,10 +7,10 @@ end of the table are each rank's own.
 
     role            under which name; in which dtype and shape; after which operations
     param           every name, tied aliases too; storage dtype, logical; every operation
-    compute_param   every name that a forward uses; compute dtype, logical; after step and overflow, as the last
+    compute_param   every name that a forward uses; compute dtype, logical; after operations with forwards, as the last
                     microbatch's forward saw it
-    grad            canonical name; as the optimizer saw it (unscaled, clipped), logical; after step, absent if the
-                    optimizer saw none
+    grad            canonical name; as the optimizer saw it (unscaled, clipped), logical; after step and
+                    apply_gradients, absent if the optimizer saw none
     master          canonical name; master dtype, logical; every operation, where a system keeps separate masters
     exp_avg, exp_avg_sq, momentum
                     canonical name; state dtype, logical; every operation, absent until created
@@ -18,8 +18,9 @@ end of the table are each rank's own.
     hyperparameter  `group{i}.{key}`: fp64, shape (), and `group{i}.params`: utf8, the canonical names joined by
                     newlines; every operation. Of a system whose contract says `owner_groups`, instead
                     `{parameter}.{key}`, recorded by every rank that owns some of the parameter
-    setting         `group{i}.{key}` of every key of a param group; utf8: the type of its value and, where no other role
-                    has it, the value (`harness.observe.settings`); every operation, of systems on the common loop
+    setting         `group{i}.{key}` of every key of a param group, under `owner_groups` `{parameter}.{key}`; utf8: the
+                    type of its value and, where no other role has it, the value (`harness.observe.settings`); every
+                    operation
     unknown         `{parameter}.{name}` of state under a name that no optimizer of ours gives; utf8: its type and
                     value; every operation. Nothing is ever expected there
     buffer          every name; its own dtype and shape; every operation
@@ -75,7 +76,9 @@ LIVE, WRITTEN = "live", "written"
 
 PER_RANK_ROLES = frozenset({"rng", "warning", "emulated", "device"})
 
-OWNER_ROLES = frozenset({"hyperparameter", "setting", "step", "exp_avg", "exp_avg_sq", "momentum", "host", "quant_scale"})
+OWNER_ROLES = frozenset(
+    {"hyperparameter", "setting", "step", "exp_avg", "exp_avg_sq", "momentum", "host", "quant_scale"}
+)
 """Roles that, where a contract says `owner_groups`, only those ranks record that own some of the parameter."""
 
 

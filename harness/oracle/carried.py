@@ -72,10 +72,12 @@ def carried(observed: Logical, ops: Sequence[Op], *, left_out: bool) -> Logical:
         now = live.get(op.index, {})
         if op.kind == "build":
             must = now
-        elif op.kind == "save":
+        elif op.kind in ("save", "keep"):
             must = saved[op.checkpoint] = before
-        elif op.kind in ("load", "load_model_only"):
+        elif op.kind in ("load", "load_model_only", "recall"):
             must = before if left_out else saved[op.checkpoint]
+        elif op.kind == "load_optimizer_only":
+            must = before
         else:
             must = {fqn: now.get(fqn, value) for fqn, value in before.items()}
         expected |= {Key(op.index, LIVE, EXTRA_STATE, fqn): value for fqn, value in must.items()}

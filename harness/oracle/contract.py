@@ -23,6 +23,7 @@ from harness.grid import Grid, choose_grid
 from harness.models import ModelSpec, ModuleSpec, NamedParam, ParamSpec, model_spec, storage_dtype
 from harness.noting import by_axes
 from harness.oracle.inputs import (
+    LATE_LR,
     Buffer,
     Build,
     Clip,
@@ -37,7 +38,7 @@ from harness.oracle.inputs import (
     Stages,
     Stepper,
 )
-from harness.program import Op, expand
+from harness.program import Op, does, expand
 from harness.scenario import DTypePolicy, Mesh, Optimizer, Scenario
 
 if TYPE_CHECKING:
@@ -319,9 +320,14 @@ class Contract:
         held = {p.fqn for p in self.parameters(scenario, mesh) if p.held}
         common = Hyper(ask.lr, ask.weight_decay, ask.beta1, ask.beta2, ask.eps, ask.momentum, ask.nesterov)
         params = [p for p in model.unique_params if p.fqn in held]
+        late: list[Group] = []
+        if does(scenario, "add_group"):
+            names = tuple(p.fqn for p in params if p.spec.trainable == "later")
+            late = [Group(replace(common, lr=ask.lr * LATE_LR), names, late=True)]
+            params = [p for p in params if p.spec.trainable != "later"]
         if ask.groups == "one":
-            return (Group(common, tuple(p.fqn for p in params)),)
-        return tuple(
+            return (Group(common, tuple(p.fqn for p in params)), *late)
+        groups = [
             Group(
                 replace(
                     common, lr=ask.lr * own.lr_scale,
@@ -330,7 +336,8 @@ class Contract:
                 tuple(p.fqn for p in params if p.spec.group == index),
             )
             for index, own in enumerate(model.groups)
-        )  # fmt: skip
+        ]  # fmt: skip
+        return (*groups, *late)
 
     def _stepper(self, scenario: Scenario) -> Stepper:
         device, host = self.kernels(scenario)

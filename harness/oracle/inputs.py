@@ -69,7 +69,7 @@ class Parameter:
 
     * names: fully qualified, its own first, then those of tied aliases.
     * uses: the names under which forwards use it.
-    * trainable: `yes`, `no` or `later` (from the program's `unfreeze` on).
+    * trainable: `yes`, `no` or `later` (from the program's `unfreeze` or `add_group` on).
     * held: the optimizer has it in a param group.
     * initial: the dtypes that its initial values pass through, the last of them the one that it is stored in.
     * bound: initial values beyond it are clipped to it first.
@@ -128,10 +128,12 @@ class Hyper:
 
 @dataclass(frozen=True)
 class Group:
-    """A param group: its numbers, and the canonical names of its parameters in the order the optimizer was given."""
+    """A param group: its numbers, and the canonical names of its parameters in the order the optimizer was given.
+    late: the optimizer has it from the program's `add_group` on."""
 
     hyper: Hyper
     names: tuple[str, ...]
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -336,6 +338,9 @@ class Placement:
     checkpoint: str
     expert_parallel: int
 
+
+LATE_LR = 0.5
+"""The learning rate of a group that joins the optimizer after its first step, as a share of the others'."""
 
 LINEAR_STEPS = 8
 """Steps after which a linear schedule has reached a learning rate of 0."""

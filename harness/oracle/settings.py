@@ -1,10 +1,11 @@
 """What the keys of a param group must be: those that it was built with, or that were saved, in the same types.
 
 No arithmetic of ours predicts them: which keys a group has is its optimizer's own affair, and its scheduler's. What a
-program may do to them is known all the same. A build makes them; a load gives back those that were live at the save;
-nothing else adds a key, drops one or changes a type. Both `torch.optim.Optimizer.load_state_dict` and the functions of
-`torch.distributed.checkpoint.state_dict` promise the group that was saved. Numbers of the keys that other roles know
-(`lr`, `betas`) are compared with the twin's, as `hyperparameter`.
+program may do to them is known all the same. A build makes them, and those of a group that joins the optimizer later
+are made then; a load gives back those that were live at the save; nothing else adds a key, drops one or changes a type.
+Both `torch.optim.Optimizer.load_state_dict` and the functions of `torch.distributed.checkpoint.state_dict` promise the
+group that was saved. Numbers of the keys that other roles know (`lr`, `betas`) are compared with the twin's, as
+`hyperparameter`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
     found = live_by_op(observed, SETTING)
     expected: Logical = {}
     must: dict[str, Value] = {}
-    saved: dict[int, dict[str, Value]] = {}
+    saved: dict[int, dict[str, Value]] = {}  # by number of the checkpoint; what is kept in memory has none
     for op in ops:
         if op.kind == "build":
             must = found.get(op.index, {})
-        elif op.kind == "save":
+        elif op.kind == "add_group":
+            must = found.get(op.index, {}) | must
+        elif op.kind in ("save", "keep"):
             saved[op.checkpoint] = must
-        elif op.kind == "load":
+        elif op.kind in ("load", "load_optimizer_only", "recall"):
             must = saved[op.checkpoint]
         expected |= {Key(op.index, LIVE, SETTING, name): value for name, value in must.items()}
     return expected

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16)
@@ -23,16 +22,16 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
-from harness import probe
 from harness.entry import resolve
-from harness.grid import Grid
 from harness.models import is_idle
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
-from harness.oracle.inputs import Buffer, Build, Inputs, Operation, Parameter, linear_share
+from harness.oracle.inputs import Build, Group, Inputs, Operation, Parameter, linear_share
 from harness.oracle.scaled_adam import SCALE, ScaledAdam
 from harness.oracle.scaler import CountedScaler
 from harness.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_state, state_of
+from harness.oracle.values import exact_gradient, initial_buffer, initial_param
+from harness.program import LOADS, STEPS
 
 NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step",
@@ -60,11 +59,13 @@ class _Model:
     def __init__(self, inputs: Inputs, build: Build) -> None:
         self.inputs, self.build = inputs, build
         self.device = torch.device(inputs.device)
+        self.groups = [group for group in build.groups if not group.late]
+        self.due = ""  # the operation whose gradients wait for an optimizer step
         self.params = {p.fqn: self._initial(p) for p in build.parameters}
         self.trainable = {p.fqn for p in build.parameters if p.trainable == "yes"}
         self.stepped = {p.fqn: self._master(p) for p in build.parameters}
         self.buffers = {
-            b.fqn: _initial_buffer(b, inputs.seed, build.seed).to(self.device, copy=True) for b in build.buffers
+            b.fqn: initial_buffer(b, inputs.seed, build.seed).to(self.device, copy=True) for b in build.buffers
         }
         self.on_host = {
             self.stepped[p.fqn]: torch.frombuffer(bytearray(p.host), dtype=torch.bool).reshape(p.shape)
@@ -77,7 +78,7 @@ class _Model:
         self.scaler = self._scaler()
 
     def _initial(self, param: Parameter) -> torch.Tensor:
-        values = _initial_param(param.fqn, param.shape, param.bound, param.initial, self.inputs.seed, self.build.seed)
+        values = initial_param(param.fqn, param.shape, param.bound, param.initial, self.inputs.seed, self.build.seed)
         return values.to(self.device, copy=True)
 
     def _master(self, param: Parameter) -> torch.Tensor:
@@ -88,21 +89,35 @@ class _Model:
         return self.params[param.fqn].to(TORCH_DTYPE[master], copy=True)
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        groups: list[dict[str, Any]] = []
-        for group in self.build.groups:
-            hyper = group.hyper
-            numbers: dict[str, Any] = {"lr": hyper.lr, "weight_decay": hyper.weight_decay}
-            if self.inputs.stepper.kind == "sgd":
-                numbers |= {"momentum": hyper.momentum, "nesterov": hyper.nesterov}
-            else:
-                numbers |= {"betas": (hyper.beta1, hyper.beta2), "eps": hyper.eps}
-            groups.append({"params": [self.stepped[name] for name in group.names], **numbers})
+        groups = [self._group(group) for group in self.groups]
         domains = {
             self.stepped[p.fqn]: torch.tensor(p.domains).reshape(p.shape)
             for p in self.build.parameters
             if p.domains is not None
         }
         return optimizer_for(self.inputs.stepper, groups, self.on_host, domains)
+
+    def _group(self, group: Group) -> dict[str, Any]:
+        """A param group as torch.optim takes it."""
+        hyper = group.hyper
+        numbers: dict[str, Any] = {"lr": hyper.lr, "weight_decay": hyper.weight_decay}
+        if self.inputs.stepper.kind == "sgd":
+            numbers |= {"momentum": hyper.momentum, "nesterov": hyper.nesterov}
+        else:
+            numbers |= {"betas": (hyper.beta1, hyper.beta2), "eps": hyper.eps}
+        return {"params": [self.stepped[name] for name in group.names], **numbers}
+
+    def unfreeze(self) -> None:
+        """Make the parameters that the model marks `later` trainable."""
+        self.trainable |= {p.fqn for p in self.build.parameters if p.trainable == "later"}
+
+    def add_group(self) -> None:
+        """Give the optimizer the groups that it has not had until now."""
+        self.unfreeze()
+        late = [group for group in self.build.groups if group.late]
+        for group in late:
+            self.optimizer.add_param_group(self._group(group))
+        self.groups += late
 
     def _schedule(self) -> LRScheduler | None:
         match self.inputs.schedule:
@@ -153,18 +168,23 @@ class _Model:
 
     def restore(self, saved: dict[str, Any]) -> None:
         self.restore_model(saved)
+        self.restore_optimizer(saved)
+        if self.scheduler:
+            self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
+        if self.scaler:
+            self.scaler.load_state_dict(copy.deepcopy(saved["scaler"]))
+
+    def restore_optimizer(self, saved: dict[str, Any]) -> None:
+        """The optimizer's state, and masters with it; not the parameters that it steps on themselves."""
         for fqn, tensor in saved["stepped"].items():
-            self.stepped[fqn].copy_(tensor)
+            if self.stepped[fqn] is not self.params[fqn]:
+                self.stepped[fqn].copy_(tensor)
             self.optimizer.state.pop(self.stepped[fqn], None)
             restore_state(self.optimizer, self.stepped[fqn], _copied(saved["state"][fqn]))
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             for name in group.keys() - values.keys() - {"params"}:
                 del group[name]  # an entry that the first step added
-            group.update(values)
-        if self.scheduler:
-            self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
-        if self.scaler:
-            self.scaler.load_state_dict(copy.deepcopy(saved["scaler"]))
+            group.update(_copied(values))
 
     def publish(self) -> None:
         """Round what was stepped into the model's parameters."""
@@ -197,6 +217,7 @@ class _Twin:
     def __init__(self, inputs: Inputs, norms: Mapping[int, float], loads: bool) -> None:
         self.inputs, self.norms, self.loads = inputs, norms, loads
         self.saved: dict[int, dict[str, Any]] = {}
+        self.kept: dict[str, Any] = {}
         self.logical: Logical = {}
 
     def run(self) -> Logical:
@@ -207,30 +228,11 @@ class _Twin:
             if op.kind == "build":
                 model = _Model(self.inputs, self.inputs.builds[op.build])
             assert model is not None
-            match op.kind:
-                case "build":
-                    pass
-                case "step" | "overflow":
-                    of_step = self._step(model, op, lasting)
-                case "save":
-                    self.saved[op.checkpoint] = model.snapshot()
-                case "load" | "load_model_only" if not self.loads:
-                    pass
-                case "load":
-                    model.restore(self.saved[op.checkpoint])
-                case "load_model_only":
-                    model.restore_model(self.saved[op.checkpoint])
-                    if self.inputs.masters_in_model:
-                        model.restore_masters(self.saved[op.checkpoint])
-                    elif self.inputs.load_refreshes:
-                        model.reload_params()
-                case "reload_params":
-                    model.reload_params()
-                case "unfreeze":
-                    model.trainable |= {p.fqn for p in model.build.parameters if p.trainable == "later"}
-                case other:
-                    raise ValueError(f"the twin has no operation {other!r}")
-            if op.kind != "save":  # which changes nothing
+            if op.kind in STEPS:
+                of_step = self._step(model, op, lasting)
+            else:
+                self._other(model, op)
+            if op.kind not in ("save", "keep"):  # which change nothing
                 lasting = {role_fqn: model.value(tensor) for role_fqn, tensor in _state(model, op)}
                 for held in _hyperparameters(model):
                     lasting.update(held)
@@ -238,21 +240,71 @@ class _Twin:
                 self.logical[_new(Key, (op.index, LIVE, role, fqn))] = value
         return self.logical
 
+    def _other(self, model: _Model, op: Operation) -> None:
+        """An operation that takes no step."""
+        match op.kind:
+            case "build":
+                pass
+            case "save":
+                self.saved[op.checkpoint] = model.snapshot()
+            case "keep":
+                self.kept = model.snapshot()
+            case kind if kind in LOADS and not self.loads:
+                pass
+            case "load":
+                model.restore(self.saved[op.checkpoint])
+            case "recall":
+                model.restore(self.kept)
+            case "load_optimizer_only":
+                model.restore_optimizer(self.saved[op.checkpoint])
+            case "load_model_only":
+                model.restore_model(self.saved[op.checkpoint])
+                if self.inputs.masters_in_model:
+                    model.restore_masters(self.saved[op.checkpoint])
+                elif self.inputs.load_refreshes:
+                    model.reload_params()
+            case "reload_params":
+                model.reload_params()
+            case "unfreeze":
+                model.unfreeze()
+            case "add_group":
+                model.add_group()
+            case other:
+                raise ValueError(f"the twin has no operation {other!r}")
+
     def _step(
         self, model: _Model, op: Operation, before: Mapping[tuple[str, str], Value]
     ) -> dict[tuple[str, str], Value]:
-        """One optimizer step or overflowing step; returns the records that only a step has. before: what lasted until
-        then, with the parameters that the forward computes with."""
+        """One optimizer step or overflowing step, or a part of one; returns the records that only a step has. before:
+        what lasted until then, with the parameters that the forward computes with."""
+        if op.kind == "apply_gradients":
+            model.due = ""
+            return self._apply(model, op)
+        seen = self._forward(model, op, before)
+        model.due = op.kind if op.kind in ("accumulate", "compute_gradients") else ""
+        return seen if model.due else seen | self._apply(model, op)
+
+    def _forward(
+        self, model: _Model, op: Operation, before: Mapping[tuple[str, str], Value]
+    ) -> dict[tuple[str, str], Value]:
+        """The forwards of an operation: what they see of the parameters, and what they count."""
+        first = model.due != "accumulate"
+        forwards = range(self.inputs.microbatches)[: 1 if op.kind == "accumulate" else None][0 if first else 1 :]
         seen: dict[tuple[str, str], Value] = {}
         for param in model.build.parameters:
-            takes_part = any(not is_idle(param.idle, op.iteration, n) for n in range(self.inputs.microbatches))
-            if takes_part:
+            if any(not is_idle(param.idle, op.iteration, n) for n in forwards):
                 own, dtype = model.params[param.fqn], TORCH_DTYPE[param.stages.compute]
                 computed = before["param", param.names[0]] if own.dtype == dtype else _value(own.to(dtype))
                 seen.update({("compute_param", use): computed for use in param.uses})
-        for buffer in model.build.buffers:
+        for buffer in model.build.buffers if first else ():
             if buffer.dtype == "int64":
                 model.buffers[buffer.fqn] += 1
+        return seen
+
+    def _apply(self, model: _Model, op: Operation) -> dict[tuple[str, str], Value]:
+        """The optimizer step on the gradients of all microbatches."""
+        seen: dict[tuple[str, str], Value] = {}
+        takes = op.kind != "overflow"
         gradients = {
             param.fqn: self._gradient(model, param, op)
             for param in model.build.parameters
@@ -260,13 +312,13 @@ class _Twin:
         }
         if isinstance(model.scaler, torch.amp.GradScaler):
             self._scale_and_unscale(model, model.scaler, op, gradients)
-        if self.inputs.clip and op.kind == "step":
+        if self.inputs.clip and takes:
             exact = torch.sqrt(
                 sum((g.double().square().sum().cpu() for g in gradients.values()), torch.zeros((), dtype=torch.float64))
             )
             resolve(self.inputs.clip.rule.twin)(gradients, self.norms.get(op.index, exact.item()), self.inputs.clip)
             seen["norm", "total_norm"] = _value(exact.to(TORCH_DTYPE[self.inputs.clip.norm_dtype]))
-        if op.kind == "step":
+        if takes:
             seen |= {("grad", fqn): _value(gradient) for fqn, gradient in gradients.items()}
         self._update(model, op, gradients)
         return seen
@@ -302,7 +354,7 @@ class _Twin:
         assert param.gradient is not None
         forwards = tuple(n for n in range(self.inputs.microbatches) if not is_idle(param.idle, op.iteration, n))
         step = (self.inputs.seed, op.iteration, forwards)
-        gradient = _exact_gradient(param.uses, param.shape, param.gradient, param.stages.main_grad, step)
+        gradient = exact_gradient(param.uses, param.shape, param.gradient, param.stages.main_grad, step)
         return gradient.to(model.device, copy=True)
 
     def _update(self, model: _Model, op: Operation, gradients: Mapping[str, torch.Tensor]) -> None:
@@ -321,52 +373,6 @@ class _Twin:
             stepped.grad = None
         if not overflow:
             model.publish()
-
-
-# What follows is asked for again and again by scenarios of one model. So it is remembered, and never changed in place.
-
-
-@lru_cache(maxsize=4096)
-def _initial_param(
-    fqn: str, shape: tuple[int, ...], bound: float, dtypes: tuple[str, ...], seed: int, init_seed: int
-) -> torch.Tensor:
-    values = torch.from_numpy(probe.initial_values(probe.element_keys(fqn, shape, seed), init_seed)).reshape(shape)
-    values = values.clamp(-bound, bound)
-    for dtype in dtypes:
-        values = values.to(TORCH_DTYPE[dtype])
-    return values
-
-
-@lru_cache(maxsize=16384)
-def _exact_gradient(
-    uses: tuple[str, ...], shape: tuple[int, ...], grid: Grid, dtype: str, step: tuple[int, int, tuple[int, ...]]
-) -> torch.Tensor:
-    """The mean gradient over ranks, summed over uses and microbatches. step: the seed, the iteration, and the
-    microbatches whose forward uses the parameter."""
-    seed, iteration, forwards = step
-    units = np.zeros(prod(shape), np.int64)
-    for use in uses:
-        keys = probe.element_keys(use, shape, seed)
-        for microbatch in forwards:
-            units += probe.mean_units(keys, iteration, microbatch, grid)
-    exact = torch.from_numpy(units * grid.unit).reshape(shape)
-    gradient = exact.to(TORCH_DTYPE[dtype])
-    if not torch.equal(gradient.double(), exact):
-        raise ArithmeticError(f"the grid is not exact in {dtype} for {uses}: a fault of the harness")
-    return gradient
-
-
-@lru_cache(maxsize=1024)
-def _initial_buffer(buffer: Buffer, seed: int, init_seed: int) -> torch.Tensor:
-    keys = probe.element_keys(buffer.fqn, buffer.shape, seed)
-    match buffer.dtype:
-        case "int64":
-            return torch.zeros(buffer.shape, dtype=torch.int64)
-        case "bool":
-            return torch.from_numpy(((keys ^ np.uint64(init_seed)) & np.uint64(1)).astype(bool)).reshape(buffer.shape)
-        case dtype:
-            values = torch.from_numpy(probe.initial_values(keys, init_seed))
-            return values.reshape(buffer.shape).to(TORCH_DTYPE[dtype])
 
 
 def _state(model: _Model, op: Operation) -> Iterator[tuple[tuple[str, str], torch.Tensor]]:
@@ -411,7 +417,7 @@ def _scaler_state(
 
 def _hyperparameters(model: _Model) -> Iterator[Mapping[tuple[str, str], Value]]:
     """The numbers of each group and the names in it, or under `owner_groups` the numbers of each parameter."""
-    for index, (group, made) in enumerate(zip(model.optimizer.param_groups, model.build.groups, strict=True)):
+    for index, (group, made) in enumerate(zip(model.optimizer.param_groups, model.groups, strict=True)):
         numbers = [("lr", float(group["lr"])), ("weight_decay", float(group["weight_decay"]))]
         if "betas" in group:
             (beta1, beta2), eps = group["betas"], group["eps"]

@@ -26,6 +26,7 @@ from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import ITEMSIZE, LIVE, Record
 from harness.oracle.carried import EXTRA_STATE
 from harness.oracle.inputs import Operation
+from harness.program import FORWARDS, UPDATES
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, NAME, Array
 from harness.reference.placement import LAYOUTS, FlatLayout, Index, pieces
@@ -256,14 +257,14 @@ class Observer:
             yield _sheet("param", shards.model, whole)
         else:
             yield _sheet("param", shards.stepped, own_view(shards.layout))
-        if op.kind in ("step", "overflow") and shards.computed is not None:
+        if op.kind in FORWARDS and shards.computed is not None:
             yield _sheet("compute_param", shards.computed, whole, self._used_in(op))
 
     def _used_in(self, op: Operation) -> Collection[str]:
         """The names under which some microbatch's forward uses a parameter."""
         if not self._sometimes_idle:
             return self.session.catalogue.used
-        microbatches = range(self.session.inputs.microbatches)
+        microbatches = self.trainer.forwards
         return {
             use
             for param in self.session.catalogue.params
@@ -285,7 +286,7 @@ class Observer:
         if shards.blueprint.on_host is not None and session.inputs.records_host:
             everywhere = np.repeat(shards.blueprint.on_host[None], len(shards.stepped), axis=0)
             yield _sheet("host", everywhere, own, session.held)
-        if op.kind == "step" and shards.main_grad is not None:
+        if op.kind in UPDATES and shards.main_grad is not None:
             yield _sheet("grad", shards.main_grad, own, {p.fqn for p in session.with_gradient})
         for role in session.moment_roles if stepped else ():
             if role in shards.moments and role not in scaled:
@@ -369,7 +370,7 @@ def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator
         numbers.append(("scaler", "growth_tracker", np.int64(session.scaler.growth_tracker)))
         if session.scaler.hysteresis_tracker is not None:
             numbers.append(("scaler", "hysteresis_tracker", np.int64(session.scaler.hysteresis_tracker)))
-    if op.kind == "step" and trainer.total_norm is not None and session.inputs.clip:
+    if op.kind in UPDATES and trainer.total_norm is not None and session.inputs.clip:
         numbers.append(("norm", "total_norm", DTYPE[session.inputs.clip.norm_dtype].type(trainer.total_norm)))
     for role, fqn, number in numbers:
         yield role, fqn, NAME[number.dtype], (), number.tobytes()

@@ -2,7 +2,7 @@
 
 A load first makes logical tensors of what was written, then every rank takes the elements it owns. What a load
 changes: `load` everything a checkpoint holds; `load_model_only` parameters and persistent buffers, while masters
-and host copies stay stale until `reload_params`.
+and host copies stay stale until `reload_params`; `load_optimizer_only` what the optimizer keeps, masters among it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,16 @@ class Loader:
         self.restore_model(logical, content)
         if self.session.inputs.masters_in_model:
             self.restore_masters(logical)
+        self.session.refresh_host_copies()
+
+    def load_optimizer_only(self, content: Content) -> None:
+        """Restore masters, moments, steps and groups; parameters, schedule and scaler stay."""
+        starts = [group.peak_lr for group in self.session.groups]
+        self.restore_optimizer(self.read(content), content["common"])
+        self.restore_groups(content["common"]["groups"])
+        for group, peak_lr in zip(self.session.groups, starts, strict=True):
+            group.peak_lr = peak_lr
+        self.place_state()
         self.session.refresh_host_copies()
 
     # -- from what was written to logical tensors

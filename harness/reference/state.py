@@ -7,6 +7,7 @@ except through the reductions and gathers of `trainer` and the loads and saves o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -146,7 +147,7 @@ class Session:
     def build(self) -> None:
         """Initialise everything from the seeds; needs no checkpoint and leaves nothing undefined."""
         self._build_shards()
-        self._build_groups()
+        self.groups += self._made_of(late=False)
         self.installed = [list(group.names) for group in self.groups]
         self.reinstall()
         self.index_map = self.build_index_map()
@@ -241,13 +242,26 @@ class Session:
         """Make the parameters that the model marks `later` trainable."""
         self._set_trainable({p.fqn for p in self.of_build.parameters if p.trainable != "no"})
 
+    def add_group(self) -> None:
+        """Unfreeze them, and give them to the optimizer in groups of their own."""
+        self.unfreeze()
+        for group in self._made_of(late=True):
+            self.groups.append(group)
+            self.installed.append(list(group.names))
+        self.reinstall()
+        self.index_map = self.build_index_map()
+        if self.placement.offload:
+            self._place_on_host()
+            self.refresh_host_copies()
+
     def _set_trainable(self, names: set[str]) -> None:
         self.trainable = names
         self.with_gradient = [
             p for p in self.catalogue.params if p.fqn in names and self.parameter(p.fqn).gradient is not None
         ]
 
-    def _build_groups(self) -> None:
+    def _made_of(self, *, late: bool) -> Iterator[Group]:
+        """The groups that the optimizer begins with, or those that it is given later."""
         stepper = self.inputs.stepper
         for group in self.of_build.groups:
             own = group.hyper
@@ -255,7 +269,8 @@ class Session:
                 stepper.kind, stepper.impl, own.lr, own.weight_decay, own.beta1, own.beta2, own.eps, own.momentum,
                 own.nesterov,
             )  # fmt: skip
-            self.groups.append(Group(hyper, group.names, hyper.lr))
+            if group.late == late:
+                yield Group(hyper, group.names, hyper.lr)
 
     def reinstall(self) -> None:
         """Put each group into the order the optimizer holds it in: parameters stepped on directly, then masters."""

@@ -13,6 +13,7 @@ from harness.models import model_spec
 from harness.observe.logical import Logical
 from harness.observe.record import Record
 from harness.oracle.inputs import Inputs, Operation, Placement
+from harness.program import STEPS
 from harness.reference.checkpoint import Content, Saver
 from harness.reference.observe import Observation, Observer, values_of
 from harness.reference.placement import Catalogue, catalogue_of
@@ -49,12 +50,14 @@ class Ranks:
         match op.kind:
             case "build":
                 self.session.build()
-            case "step" | "overflow":
+            case kind if kind in STEPS:
                 self.trainer.step(op)
-            case "save":
+            case "save" | "keep":
                 checkpoints[op.checkpoint] = self.saver.save(self.session.placement.checkpoint)
-            case "load":
+            case "load" | "recall":
                 self.loader.load(checkpoints[op.checkpoint])
+            case "load_optimizer_only":
+                self.loader.load_optimizer_only(checkpoints[op.checkpoint])
             case "load_model_only":
                 self.loader.load_model_only(checkpoints[op.checkpoint])
                 if self.session.inputs.load_refreshes and not self.session.inputs.masters_in_model:
@@ -65,6 +68,8 @@ class Ranks:
                 self.session.reload_params()
             case "unfreeze":
                 self.session.unfreeze()
+            case "add_group":
+                self.session.add_group()
             case other:
                 raise ValueError(f"the reference has no operation {other!r}")
 

@@ -15,6 +15,7 @@ import numpy as np
 from harness.entry import resolve
 from harness.models import is_idle
 from harness.oracle.inputs import Operation, linear_share
+from harness.program import FORWARDS
 from harness.reference.blueprint import gradients
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import DTYPE, Array
@@ -25,30 +26,50 @@ STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
 
 
 class Trainer:
-    """Steps a session. `total_norm` is the gradient norm of the last step, None without clipping."""
+    """Steps a session. `total_norm` is the gradient norm of the last step, None without clipping. `accumulating`: the
+    first microbatch of a step has been, and the others are to come. `forwards`: the microbatches that ran last."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.total_norm: float | None = None
+        self.accumulating, self.forwards = False, range(0)
 
     @np.errstate(all="ignore")
     def step(self, op: Operation) -> None:
-        """All microbatches, the reduction and the optimizer's step; with `overflow` one gradient is infinite."""
-        self.zero_grads()
-        self.count_forwards()
+        """All microbatches, the reduction and the optimizer's step; with `overflow` one gradient is infinite.
+        `accumulate` and `compute_gradients` end before the optimizer's step, `apply_gradients` takes it."""
+        if op.kind in FORWARDS:
+            self.compute(op)
+        if op.kind in ("step", "overflow", "apply_gradients"):
+            self.apply(op)
+
+    def compute(self, op: Operation) -> None:
+        """Forward and backward passes, and the reduction where none is left to come."""
+        microbatches = range(self.session.inputs.microbatches)
+        if self.accumulating:
+            microbatches = microbatches[1:]
+        else:
+            self.zero_grads()
+            self.count_forwards()
+        self.accumulating = op.kind == "accumulate"
+        self.forwards = microbatches[:1] if self.accumulating else microbatches
         scale = self.session.scaler.scale if self.session.scaler else 1.0
         self.forward()
-        if self.session.opaque:
+        if self.session.opaque and self.forwards.start == 0:
             self.session.opaque = after_a_step(self.session.opaque, op.iteration)
         every = self.session.placement.grad_sync == "every"
-        for microbatch in range(self.session.inputs.microbatches):
+        for microbatch in self.forwards:
             self.backward(op, microbatch, scale)
             if every:
                 self.synchronise()
-        if not every:
+        if not every and not self.accumulating:
             self.synchronise()
-        self.finish_gradients(scale)
-        if op.kind == "step":
+        if not self.accumulating:
+            self.finish_gradients(scale)
+
+    def apply(self, op: Operation) -> None:
+        """The optimizer's step on reduced gradients, unless one of them overflowed."""
+        if op.kind != "overflow":
             self.clip()
         skip = self.should_skip(self.overflowed())
         if not skip:

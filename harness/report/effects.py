@@ -78,6 +78,8 @@ RAISES = {
     "save": "No checkpoint is written, and the run ends there.",
     "load": "The checkpoint cannot be loaded, and the run cannot be resumed from it.",
     "load_model_only": "The weights cannot be loaded, and finetuning cannot begin.",
+    "load_optimizer_only": "The optimizer's state cannot be loaded under other weights.",
+    "recall": "The run cannot go back to a state that it keeps in memory.",
     "build": "The run ends before its first step.",
 }
 """Kind of operation → what an exception in it does to training."""
@@ -89,6 +91,11 @@ CHANGES = {
     "save": "What is resumed from this checkpoint is not what was training when it was written.",
     "load": "The resumed run goes on from another state than the one that was saved.",
     "load_model_only": "Training starts from other weights than the checkpoint has.",
+    "load_optimizer_only": "Training goes on with another optimizer state than the checkpoint has.",
+    "recall": "Going back to a state that was kept in memory gives another one.",
+    "compute_gradients": "The next update is made of other gradients.",
+    "apply_gradients": "From this step on the model is not the one that the same optimizer makes on a single process.",
+    "add_group": "Parameters that are trained from now on start from another state.",
     "reload_params": "The next step starts from other weights than the model holds.",
     "unfreeze": "Parameters that are trained from now on start from another state.",
 }

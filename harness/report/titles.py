@@ -37,7 +37,10 @@ NEAR_ULP = 10_000
 WHEN = {
     "build": "Building the model", "step": "The step", "overflow": "The step that overflows", "save": "Saving",
     "load": "Loading", "load_model_only": "Loading the weights alone", "reload_params": "Refreshing the masters",
-    "unfreeze": "Unfreezing", "reshard": "Resharding", "restart": "Restarting",
+    "load_optimizer_only": "Loading the optimizer alone", "keep": "Copying the state dicts",
+    "recall": "Loading kept state dicts", "accumulate": "A microbatch without synchronisation",
+    "compute_gradients": "The backward passes", "apply_gradients": "The optimizer's step",
+    "unfreeze": "Unfreezing", "add_group": "Adding a param group", "reshard": "Resharding", "restart": "Restarting",
 }  # fmt: skip
 """Kind of operation → what opens a title."""
 

@@ -108,7 +108,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "checkpoint-unused",
         "the program saves nothing: another checkpoint format than the plainest would repeat a scenario",
-        lambda s: not does(s, "save") and s.checkpoint != system_named(s.system).accepts.plainest_checkpoint,
+        lambda s: not does(s, "save", "keep") and s.checkpoint != system_named(s.system).accepts.plainest_checkpoint,
         repeats=True,
     ),
     Constraint(
@@ -148,14 +148,24 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "unfreeze-nothing",
         "the program unfreezes, and the model marks no parameter `later`",
-        lambda s: does(s, "unfreeze") and not model_spec(s.model).has_later,
+        lambda s: does(s, "unfreeze", "add_group") and not model_spec(s.model).has_later,
         repeats=True,
     ),
     Constraint(
         "later-never",
         "the model marks parameters `later`, and the program never unfreezes",
-        lambda s: not does(s, "unfreeze") and model_spec(s.model).has_later,
+        lambda s: not does(s, "unfreeze", "add_group") and model_spec(s.model).has_later,
         repeats=True,
+    ),
+    Constraint(
+        "accumulation-single",
+        "the program stops in the middle of gradient accumulation, which takes two microbatches",
+        lambda s: s.microbatches == 1 and does(s, "accumulate"),
+    ),
+    Constraint(
+        "group-schedule",
+        "a group joins the optimizer after the schedule was made, of which torch's schedules know nothing",
+        lambda s: s.optimizer.schedule != "none" and does(s, "add_group"),
     ),
     Constraint(
         "master-sharding",

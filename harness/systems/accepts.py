@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Protocol
 
-from harness.program import named_programs, operations
+from harness.program import kinds_of, named_programs
 from harness.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
 
 
@@ -173,7 +173,7 @@ class Operations:
     because: str = ""
 
     def refuses(self, value: str) -> bool:
-        return not set(operations(value)) <= {*self.kinds, "reshard", "restart"}
+        return not kinds_of(value) <= {*self.kinds, "reshard", "restart"}
 
     @property
     def text(self) -> str:
@@ -218,7 +218,12 @@ NUMBERS = {name: Anything() for name in ("lr", "weight_decay", "beta1", "beta2",
 """Parts of an optimizer that every system takes as they come."""
 
 EVERY_STEP = ("build", "step", "overflow", "save", "load", "load_model_only", "reload_params", "unfreeze")
-"""Every operation of a program."""
+"""Every operation of a program, but for what a loop that a library closes cannot do from outside."""
+
+OPEN_LOOP = (
+    "accumulate", "compute_gradients", "apply_gradients", "keep", "recall", "load_optimizer_only", "add_group",
+)  # fmt: skip
+"""What takes a training loop that is the user's own: halves of a step, state dicts in memory, groups that join."""
 
 _ALWAYS = ("system", "version")
 _PARTED = {"dtype": DTypePolicy, "optimizer": Optimizer, "offload": Offload}

@@ -7,9 +7,10 @@ which its library differs; no system derives from another one's. The order in wh
 
     make_model → shard → held_parameters → make_optimizer (param_groups) → make_scheduler → make_scaler
 
-and `step`: `backward` (the passes) → `between` → unscale → `clip` → `capture_gradients` → `update`. Checkpoints are the
-system's own. For example, FSDP2's rank overrides `shard` with calls of `fully_shard`, and `save` and `load` with
-distributed checkpoints; everything else is this loop.
+and `step`: `backward` (the passes) → `between` → unscale → `clip` → `capture_gradients` → `update`; the operations
+`compute_gradients` and `apply_gradients` are its two halves. Checkpoints are the system's own. For example, FSDP2's
+rank overrides `shard` with calls of `fully_shard`, and `save` and `load` with distributed checkpoints; everything else
+is this loop.
 
 The process group exists already and spans the mesh. What a record's box is comes from `harness.layout`, never from the
 library: a local tensor of another shape than its box keeps its own shape in the record, so that assembly reports it.
@@ -39,6 +40,7 @@ from harness.models import NamedParam, model_spec
 from harness.observe.numbers import numbers_of
 from harness.observe.record import LIVE, Record, whole
 from harness.observe.settings import SETTING, UNKNOWN, line_of, settings_of
+from harness.oracle.inputs import LATE_LR
 from harness.probe_module import (
     DTYPE_NAME,
     Box,
@@ -49,7 +51,7 @@ from harness.probe_module import (
     local_part,
     tensor_bytes,
 )
-from harness.program import Op, expand
+from harness.program import FORWARDS, UPDATES, Op, does, expand
 from harness.scenario import Optimizer, Scenario
 from harness.systems.protocol import RankContext, RankSystem
 from harness.systems.registry import contract_of
@@ -94,7 +96,8 @@ class TorchRank:
 
     Attributes for hooks: `context`, `scenario`, `spec` (the model's), `contract` (the system's), `mesh` (DeviceMesh),
     `probe`; after a build `state`, and `params`: what the optimizer was given, by canonical name; during a step
-    `gradients` (local pieces as the optimizer is about to see them, by name) and `norm` (what clipping reported).
+    `gradients` (local pieces as the optimizer is about to see them, by name), `norm` (what clipping reported) and
+    `microbatches` (those that the next backward passes are of).
     """
 
     def __init__(self, context: RankContext) -> None:
@@ -106,6 +109,7 @@ class TorchRank:
         self.params: dict[str, nn.Parameter] = {}
         self.gradients: dict[str, torch.Tensor] = {}
         self.norm: torch.Tensor | None = None
+        self.microbatches = range(self.scenario.microbatches)
 
     # Operations of a program
 
@@ -119,7 +123,21 @@ class TorchRank:
 
     def step(self, op: Op) -> None:
         """One optimizer step: all microbatches, unscaling, clipping, update, schedule."""
+        self.compute_gradients(op)
+        self.apply_gradients(op)
+
+    def compute_gradients(self, op: Op) -> None:
+        """All microbatches of a step, or those that `accumulate` has left; gradients stay where they are."""
         self.backward(op, overflow=False)
+
+    def accumulate(self, op: Op) -> None:
+        """The first microbatch of a step alone, which leaves its gradients unsynchronised."""
+        self.microbatches = self.microbatches[:1]
+        self.backward(op, overflow=False)
+        self.microbatches = range(1, self.scenario.microbatches)
+
+    def apply_gradients(self, op: Op) -> None:
+        """The rest of a step: the optimizer's own, on the gradients that are there."""
         self.between(op)
         if self.state.scaler:
             self.state.scaler.unscale_(self.state.optimizer)
@@ -151,14 +169,23 @@ class TorchRank:
             if named.spec.trainable == "later":
                 self.params[named.fqn].requires_grad_(True)
 
+    def add_group(self, op: Op) -> None:
+        """Make them trainable, and give them to the optimizer as a group of their own."""
+        late = [p.fqn for p in self.spec.unique_params if p.spec.trainable == "later"]
+        self.params |= {fqn: self.state.model.get_parameter(fqn) for fqn in late}
+        for fqn in late:
+            self.params[fqn].requires_grad_(True)
+        ask = self.contract.at_build(self.scenario, op.init_seed)
+        self.state.optimizer.add_param_group({"params": [self.params[fqn] for fqn in late], "lr": ask.lr * LATE_LR})
+
     def observe(self, op: Op) -> Iterable[Record]:
         """Everything that this rank holds (`harness.observe.record`). Reads only."""
         yield from self.model_records(op)
         yield from self.optimizer_records(op)
         yield from self.schedule_records(op)
-        if op.kind in ("step", "overflow"):
+        if op.kind in FORWARDS:
             yield from self.compute_records(op)
-        if op.kind == "step":
+        if op.kind in UPDATES:
             for fqn, gradient in self.gradients.items():
                 yield self.sharded(op, "grad", self.spec.param(fqn), gradient)
             if self.norm is not None:
@@ -186,11 +213,10 @@ class TorchRank:
 
     def held_parameters(self, root: nn.Module) -> dict[str, nn.Parameter]:
         """The parameters that the optimizer is given, by canonical name."""
-        return {
-            p.fqn: root.get_parameter(p.fqn)
-            for p in self.spec.unique_params
-            if p.spec.trainable == "yes" or not self.contract.trainable_only
-        }
+        wanted = {"yes"} if self.contract.trainable_only else {"yes", "no", "later"}
+        if does(self.scenario, "add_group"):
+            wanted -= {"later"}
+        return {p.fqn: root.get_parameter(p.fqn) for p in self.spec.unique_params if p.spec.trainable in wanted}
 
     def make_optimizer(self, init_seed: int) -> torch.optim.Optimizer:
         """The optimizer over `param_groups`, with the hyperparameters of this build."""
@@ -235,11 +261,12 @@ class TorchRank:
         """All microbatches' forward and backward passes; the loss of each is the forward's output."""
         self.start_step()
         root, last = self.state.model, self.scenario.microbatches - 1
-        for microbatch in range(self.scenario.microbatches):
+        for microbatch in self.microbatches:
             self.probe.slot = Slot(op.iteration, microbatch, overflow)
             if isinstance(root, FSDPModule):
                 root.set_requires_gradient_sync(self.scenario.grad_sync == "every" or microbatch == last)
             self.backward_of(root(torch.ones(1, device=self.scenario.device, requires_grad=True)).sum())
+        self.microbatches = range(self.scenario.microbatches)
 
     def start_step(self) -> None:
         """Forget what the last step left to observe."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from harness.program import operations
+from harness.program import does
 from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
     NUMBERS,
+    OPEN_LOOP,
     Accepts,
     Anything,
     Constraint,
@@ -37,7 +38,7 @@ LIMITS = (
         lambda s: (
             (s.optimizer.kind, s.optimizer.impl) == ("sgd", "fused")
             and s.optimizer.momentum != 0
-            and "unfreeze" in operations(s.program)
+            and does(s, "unfreeze", "add_group")
         ),
         "torch's fused SGD, and so the twin, raises TypeError when some parameters of a group have no momentum yet",
     ),
@@ -84,7 +85,7 @@ ACCEPTS = Accepts(
     microbatches=Anything(),
     grad_sync=Only("last", "every"),
     checkpoint=Formats({"gathered": (), "bucket_space": (), "model_space": (), "sharded": ()}),
-    program=Operations(EVERY_STEP),
+    program=Operations((*EVERY_STEP, *OPEN_LOOP)),
     faults=Faults(logical=True),
     seed=Anything(),
     limits=LIMITS,

@@ -11,6 +11,7 @@ from harness.scenario import DTypePolicy, Mesh, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
     NUMBERS,
+    OPEN_LOOP,
     Accepts,
     Anything,
     Faults,
@@ -53,7 +54,7 @@ ACCEPTS = Accepts(
     microbatches=Anything(),
     grad_sync=Only("last", "every"),
     checkpoint=Formats(FORMATS),
-    program=Operations(EVERY_STEP),
+    program=Operations((*EVERY_STEP, *OPEN_LOOP)),
     faults=Faults(),
     seed=Anything(),
     limits=(

@@ -91,6 +91,16 @@ class StateDictCheckpoint:
         state_dict_loader.load(target, checkpoint_id=path)
         self._set_model(state, model)
 
+    def load_optimizer_only(self, state: TrainState, path: Path) -> None:
+        """Read only the optimizer's state and param groups of a checkpoint."""
+        if self.plan.form == "full":
+            self._set_optimizer(state, _read_full(self.plan, path)["optim"])
+            return
+        part = get_optimizer_state_dict(state.model, state.optimizer, options=_options(self.plan))
+        target: dict[str, Any] = {"app": {"optim": part}} if self.plan.form == "dcp-stateful" else {"optim": part}
+        state_dict_loader.load(target, checkpoint_id=path)
+        self._set_optimizer(state, part)
+
     def content(self, state: TrainState) -> dict[str, Any]:
         """What is stored, and what a load reads into."""
         return {
@@ -103,8 +113,11 @@ class StateDictCheckpoint:
         """Give a training state what was read."""
         self._set_model(state, loaded["model"])
         for _ in range(self.loads):
-            set_optimizer_state_dict(state.model, state.optimizer, loaded["optim"], options=_options(self.plan))
+            self._set_optimizer(state, loaded["optim"])
         state.set_extra(loaded["extra"])
+
+    def _set_optimizer(self, state: TrainState, part: dict[str, Any]) -> None:
+        set_optimizer_state_dict(state.model, state.optimizer, part, options=_options(self.plan))
 
     def _model(self, state: TrainState) -> dict[str, Any]:
         part = get_model_state_dict(state.model, options=_options(self.plan))

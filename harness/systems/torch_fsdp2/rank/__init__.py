@@ -7,9 +7,11 @@ On cuda the mesh is one of GPUs, the model is moved there before it is sharded, 
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -30,6 +32,7 @@ class Rank(TorchRank):
     def __init__(self, context: RankContext) -> None:
         super().__init__(context)
         self.checkpoint = StateDictCheckpoint.of(self.scenario.checkpoint)
+        self.kept: dict[str, Any] = {}
 
     def shard(self, root: nn.Module) -> None:
         fully_shard_units(root, self.context, self.mesh)
@@ -42,6 +45,15 @@ class Rank(TorchRank):
 
     def load_model_only(self, op: Op) -> None:
         self.checkpoint.load_model_only(self.state, self.context.checkpoint_path(op))
+
+    def load_optimizer_only(self, op: Op) -> None:
+        self.checkpoint.load_optimizer_only(self.state, self.context.checkpoint_path(op))
+
+    def keep(self, op: Op) -> None:
+        self.kept = copy.deepcopy(self.checkpoint.content(self.state))
+
+    def recall(self, op: Op) -> None:
+        self.checkpoint.restore(self.state, self.kept)
 
 
 REHEARSAL_MESH = Mesh(1, 16, 1)  # larger than any world of ranks, so that no entry that it leaves in a cache fits one

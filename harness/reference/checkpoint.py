@@ -61,7 +61,7 @@ class Saver:
             "groups": [{"hyper": g.hyper, "params": g.names, "peak_lr": g.peak_lr} for g in session.groups],
             "buffers": self.persistent_buffers(),
             "opaque": self.opaque_bytes(),
-            "schedule": None if session.schedule_epoch is None else session.schedule_epoch,
+            "schedule": session.schedule,
             "scaler": None if scaler is None else (scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker),
         }
 

@@ -361,10 +361,10 @@ def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator
     for fqn, data in session.opaque.items():
         yield EXTRA_STATE, fqn, "uint8", (len(data),), data
     numbers: list[tuple[str, str, Any]] = []
-    if session.schedule_epoch is not None:
-        numbers.append(("scheduler", "last_epoch", np.int64(session.schedule_epoch)))
-        for index, group in enumerate(session.groups if session.inputs.last_lr else ()):
-            numbers.append(("scheduler", f"last_lr.{index}", np.float64(group.hyper.lr)))
+    if session.schedule is not None:
+        numbers.append(("scheduler", "last_epoch", np.int64(session.schedule.epoch)))
+        for index, rate in enumerate(session.schedule.last_lr if session.inputs.last_lr else ()):
+            numbers.append(("scheduler", f"last_lr.{index}", np.float64(rate)))
     if session.scaler is not None:
         numbers.append(("scaler", "scale", np.float32(session.scaler.scale)))
         numbers.append(("scaler", "growth_tracker", np.int64(session.scaler.growth_tracker)))

@@ -79,9 +79,9 @@ def _common(common: Content, op: int) -> Iterator[Record]:
         yield whole(op, 0, "hyperparameter", f"group{index}.params", "utf8", text.shape, text.tobytes(), WRITTEN)
     values += [("buffer", fqn, value) for fqn, value in common["buffers"].items()]
     if common["schedule"] is not None:
-        values.append(("scheduler", "last_epoch", np.int64(common["schedule"])))
-        rates = [group["hyper"].lr for group in common["groups"]]
-        values += [("scheduler", f"last_lr.{index}", np.float64(rate)) for index, rate in enumerate(rates)]
+        values.append(("scheduler", "last_epoch", np.int64(common["schedule"].epoch)))
+        rates = enumerate(common["schedule"].last_lr)
+        values += [("scheduler", f"last_lr.{index}", np.float64(rate)) for index, rate in rates]
     if common["scaler"] is not None:
         scale, growth, hysteresis = common["scaler"]
         values += [("scaler", "scale", np.float32(scale)), ("scaler", "growth_tracker", np.int64(growth))]

@@ -204,6 +204,6 @@ class Loader:
 
     def restore_schedule(self, common: Content) -> None:
         """Schedule and loss scaler."""
-        self.session.schedule_epoch = common["schedule"]
+        self.session.schedule = common["schedule"]
         if common["scaler"] is not None:
             self.session.scaler = Scaler(*common["scaler"])

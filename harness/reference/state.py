@@ -112,6 +112,14 @@ class Scaler:
     hysteresis_tracker: int | None = None
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How often a learning-rate schedule has stepped, and the rates that it set last, one a group."""
+
+    epoch: int
+    last_lr: tuple[float, ...]
+
+
 class Session:
     """Model, optimizer, schedule and scaler of all ranks, freshly built.
 
@@ -140,7 +148,7 @@ class Session:
         self.opaque: Opaque = {}
         self.steps: dict[str, int] = {}
         self.scaler: Scaler | None = None
-        self.schedule_epoch: int | None = None
+        self.schedule: Schedule | None = None
         self.places = dict.fromkeys(("step", "moments"), "device")
         self._set_trainable({p.fqn for p in self.of_build.parameters if p.trainable == "yes"})
 
@@ -159,7 +167,7 @@ class Session:
         if self.inputs.scale:
             self.scaler = Scaler(self.inputs.scale.initial, 0, self.inputs.scale.hysteresis)
         if self.inputs.schedule != "none":
-            self.schedule_epoch = 0
+            self.schedule = Schedule(0, tuple(group.hyper.lr for group in self.groups))
 
     @property
     def flat(self) -> bool:

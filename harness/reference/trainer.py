@@ -20,7 +20,7 @@ from harness.reference.blueprint import gradients
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import after_a_step
-from harness.reference.state import Session, Shards
+from harness.reference.state import Schedule, Session, Shards
 
 STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
 
@@ -311,14 +311,15 @@ class Trainer:
 
     def advance_schedule(self) -> None:
         """Move every group's learning rate one step on, if there is a schedule."""
-        if self.session.schedule_epoch is None:
+        if self.session.schedule is None:
             return
-        self.session.schedule_epoch += 1
+        epoch = self.session.schedule.epoch + 1
         for group in self.session.groups:
             rate = group.hyper.lr * 0.5
             if self.session.inputs.schedule == "linear":
-                rate = group.peak_lr * linear_share(self.session.schedule_epoch)
+                rate = group.peak_lr * linear_share(epoch)
             group.hyper = replace(group.hyper, lr=rate)
+        self.session.schedule = Schedule(epoch, tuple(group.hyper.lr for group in self.session.groups))
 
     def update_scale(self, skipped: bool) -> None:
         """Shrink the loss scale after an overflow, double it after enough steps without one."""

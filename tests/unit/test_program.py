@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.errors import UsageError
-from harness.program import PROGRAMS, expand, operations, require_telling, sessions
+from harness.program import PROGRAMS, does, expand, operations, require_telling, sessions
 from harness.scenario import Mesh, Scenario
 
 
@@ -43,6 +43,15 @@ WRONG = {
     "build save reshard load": "build save reshard build load",
     "build step save restart": "build step save restart build",
     "reshard step": "reshard build step",
+    "build step save load_previous step": "build step save step save step load_previous step",
+    "build load_previous": "build step save build step save step load_previous",
+    "build step recall step": "build step keep step recall step",
+    "build keep restart build recall": "build keep restart build keep step recall",
+    "build keep recall": "build keep step recall",
+    "build apply_gradients": "build compute_gradients apply_gradients",
+    "build compute_gradients step": "build compute_gradients apply_gradients step",
+    "build step save accumulate load step": "build step save accumulate step load step",
+    "build compute_gradients accumulate": "build compute_gradients apply_gradients accumulate",
 }
 
 
@@ -58,6 +67,30 @@ def test_a_wrong_program_is_refused_with_one_that_is_right(program: str) -> None
 def test_every_named_program_tells_something() -> None:
     for name in PROGRAMS:
         require_telling(name)
+
+
+def test_a_load_of_the_checkpoint_before_the_latest_is_a_load_in_the_plan() -> None:
+    ops = expand(Scenario(program="previous"))
+    (load,) = (op for op in ops if op.kind.startswith("load"))
+    assert (load.kind, load.checkpoint, load.iteration) == ("load", 0, 1)
+    assert does(Scenario(program="previous"), "load")
+
+
+def test_what_is_kept_in_memory_has_its_own_iteration() -> None:
+    ops = expand(Scenario(program="build keep step step save step recall step load step"))
+    assert [op.iteration for op in ops if op.kind == "step"] == [0, 1, 2, 0, 2]
+
+
+def test_half_a_step_takes_none_and_its_other_half_does() -> None:
+    ops = expand(Scenario(program="pending"))
+    found = [(op.kind, op.iteration) for op in ops if op.kind.endswith("gradients") or op.kind == "step"]
+    assert found[:3] == [("step", 0), ("compute_gradients", 1), ("apply_gradients", 1)]
+
+
+@pytest.mark.parametrize("between", ["step", "unfreeze", "reload_params", "load"])
+def test_gradients_that_wait_are_stepped_with_before_anything_else(between: str) -> None:
+    with pytest.raises(UsageError, match="comes while gradients of compute_gradients wait"):
+        operations(f"build save compute_gradients {between} apply_gradients")
 
 
 def test_a_load_that_crashes_needs_no_step_before_it() -> None:

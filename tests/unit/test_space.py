@@ -67,6 +67,8 @@ EXCLUDED = [
     ("reshard-zero1", {"sharding": "zero1", "reshard_after_forward": "false"}),
     ("sync-single", {"grad_sync": "every"}),
     ("overflow-scale", {"program": "overflow"}),
+    ("accumulation-single", {"program": "accumulation"}),
+    ("group-schedule", {"program": "add_group", "model": "later", "optimizer": "adamw/schedule=halve"}),
     ("unfreeze-nothing", {"program": "unfreeze"}),
     ("later-never", {"model": "later"}),
     ("master-sharding", {"dtype": "bf16/master=fp32"}),

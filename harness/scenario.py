@@ -155,6 +155,8 @@ DEVICES = ("cpu", "cuda")
 
 OPTIMIZER_KINDS = ("sgd", "adam", "adamw")
 OPTIMIZER_IMPLEMENTATIONS = ("forloop", "foreach", "fused", "multi_tensor")
+SCHEDULES = ("none", "halve", "linear", "cosine", "onecycle", "warmup")
+"""Described in `harness.schedules`."""
 
 
 @dataclass(frozen=True, order=True)
@@ -165,9 +167,9 @@ class Optimizer:
     `beta1`, `beta2`, `eps` to adam and adamw. `groups=model` applies the model's per-group overrides;
     `groups=one` puts every parameter into one group. `impl`: torch.optim's `forloop`, `foreach` and `fused`, or
     `multi_tensor`, the FusedAdam and FusedSGD of apex and TransformerEngine. `clip` is the global-norm bound (0 = off),
-    `loss_scale` the initial dynamic loss scale, a power of two (0 = off), `schedule` the LR schedule: `none`, `halve`
-    (multiply by 0.5 after every step) or `linear` (from lr to 0 in 8 steps). `capturable`: the switch of torch.optim's
-    Adam, which keeps step counters and bias corrections on the GPU.
+    `loss_scale` the initial dynamic loss scale, a power of two (0 = off), `schedule` the LR schedule, by its name in
+    `harness.schedules`. `capturable`: the switch of torch.optim's Adam, which keeps step counters and bias corrections
+    on the GPU. `tensor_lr`: the learning rate of each group is given as a tensor.
     """
 
     kind: str = "adamw"
@@ -184,12 +186,13 @@ class Optimizer:
     loss_scale: float = 0.0
     schedule: str = "none"
     capturable: bool = False
+    tensor_lr: bool = False
 
     def __post_init__(self) -> None:
         _one_of("optimizer kind", self.kind, OPTIMIZER_KINDS, "adamw")
         _one_of("optimizer impl", self.impl, OPTIMIZER_IMPLEMENTATIONS, "adamw/impl=fused")
         _one_of("optimizer groups", self.groups, ("model", "one"), "adamw/groups=one")
-        _one_of("optimizer schedule", self.schedule, ("none", "halve", "linear"), "adamw/schedule=halve")
+        _one_of("optimizer schedule", self.schedule, SCHEDULES, "adamw/schedule=halve")
         for name in ("lr", "weight_decay", "eps", "momentum", "clip"):
             if not 0.0 <= getattr(self, name) < inf:
                 raise UsageError.of(

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from harness.reference.checkpoint import Content, Logical
     from harness.reference.numerics import Array
     from harness.reference.placement import FlatLayout, Fragment
-    from harness.reference.state import Group, Shards
+    from harness.reference.schedule import Group
+    from harness.reference.state import Shards
     from harness.reference.system import Ranks
 
 

@@ -26,6 +26,8 @@ end of the table are each rank's own.
     buffer          every name; its own dtype and shape; every operation
     scheduler       `last_epoch`: int64, the steps it has counted; `last_lr.{i}`: fp64, of torch's schedules;
                     every operation, if there is a schedule
+    schedule        what else a schedule of torch's keeps, by its name there (`harness.schedules`); utf8, a line as of
+                    `setting`; every operation
     scaler          `scale`: fp32, `growth_tracker`: int64, and Megatron's `hysteresis_tracker`: int64; every operation,
                     if there is a dynamic loss scale
     norm            `total_norm`: the dtype that the system reports it in and clips with (fp32; Megatron's Python float:

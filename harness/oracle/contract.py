@@ -64,7 +64,7 @@ class Contract:
     * zero_gradients: a trainable parameter that no forward uses has a gradient of zeros.
     * trainable_only: the optimizer holds trainable parameters only.
     * owner_groups: hyperparameters are recorded parameter by parameter, by the ranks that own some of it.
-    * last_lr: the schedule keeps the learning rates that it set last.
+    * last_lr: the schedule is torch's, which keeps the learning rates that it set last.
     * load_refreshes: loading the model alone also refreshes the masters from it, without a `reload_params`.
     * sharded_masters: there are separate masters under per-parameter sharding too.
     """
@@ -344,7 +344,8 @@ class Contract:
         ask = scenario.optimizer
         return Stepper(
             ask.kind, device, host, scenario.device if scenario.offload.fraction < 1 else "cpu",
-            self.mixes_kernels(scenario), ask.capturable, self.precise_state(scenario), self.stepper_entry(scenario),
+            self.mixes_kernels(scenario), ask.capturable, ask.tensor_lr, self.precise_state(scenario),
+            self.stepper_entry(scenario),
         )  # fmt: skip
 
 

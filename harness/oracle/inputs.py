@@ -181,6 +181,7 @@ class Stepper:
       offloaded to the host.
     * device: where the first of them steps, `cpu` or `cuda`.
     * mixed: the two implementations round differently, so that it matters which of them steps an element.
+    * capturable, tensor_lr: as the scenario's optimizer has them.
     * precise: the dtypes of a FusedAdam that keeps its state in dtypes of its own; None for every other optimizer.
     * make: `module:function` of a plugin that builds the optimizer instead, called with `(stepper, groups)`, where
       groups are torch's param groups with every number in them.
@@ -192,6 +193,7 @@ class Stepper:
     device: str = "cpu"
     mixed: bool = False
     capturable: bool = False
+    tensor_lr: bool = False
     precise: PreciseState | None = None
     make: str = ""
 
@@ -276,9 +278,9 @@ class Inputs:
 
     * seed: of initial values and gradients.
     * device: where the oracle holds its tensors.
-    * schedule: `none`, `halve` (times 0.5 after every step) or `linear` (to 0 in `LINEAR_STEPS`).
+    * schedule: by its name in `harness.schedules`.
     * owner_groups: hyperparameters are recorded by parameter, not by group.
-    * last_lr: the schedule records the learning rates that it set.
+    * last_lr: the schedule is torch's: it records the rates that it set and what else it keeps.
     * masters_in_model: loading the model alone restores the masters too, and `reload_params` does nothing.
     * load_refreshes: loading the model alone refreshes the masters from it.
     * masters_undefined: between a load of the model alone and the refresh after it no master has a definite value.
@@ -341,11 +343,3 @@ class Placement:
 
 LATE_LR = 0.5
 """The learning rate of a group that joins the optimizer after its first step, as a share of the others'."""
-
-LINEAR_STEPS = 8
-"""Steps after which a linear schedule has reached a learning rate of 0."""
-
-
-def linear_share(steps: int) -> float:
-    """The share of the learning rate that a linear schedule leaves after so many steps."""
-    return max(0.0, 1.0 - steps / LINEAR_STEPS)

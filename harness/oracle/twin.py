@@ -20,18 +20,19 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16)
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
 
 from harness.entry import resolve
 from harness.models import is_idle
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
-from harness.oracle.inputs import Build, Group, Inputs, Operation, Parameter, linear_share
+from harness.oracle.inputs import Build, Group, Inputs, Operation, Parameter
 from harness.oracle.scaled_adam import SCALE, ScaledAdam
 from harness.oracle.scaler import CountedScaler
 from harness.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_state, state_of
 from harness.oracle.values import exact_gradient, initial_buffer, initial_param
 from harness.program import LOADS, STEPS
+from harness.schedules import SCHEDULE, lines_of_schedule
+from harness.torch_schedules import torch_schedule
 
 NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step",
@@ -74,7 +75,7 @@ class _Model:
         }
         self._seen: dict[int, tuple[torch.Tensor, str, tuple[int, ...], np.ndarray[Any, Any]]] = {}
         self.optimizer = self._optimizer()
-        self.scheduler = self._schedule()
+        self.scheduler = torch_schedule(inputs.schedule, self.optimizer)
         self.scaler = self._scaler()
 
     def _initial(self, param: Parameter) -> torch.Tensor:
@@ -100,7 +101,8 @@ class _Model:
     def _group(self, group: Group) -> dict[str, Any]:
         """A param group as torch.optim takes it."""
         hyper = group.hyper
-        numbers: dict[str, Any] = {"lr": hyper.lr, "weight_decay": hyper.weight_decay}
+        lr = torch.tensor(hyper.lr) if self.inputs.stepper.tensor_lr else hyper.lr
+        numbers: dict[str, Any] = {"lr": lr, "weight_decay": hyper.weight_decay}
         if self.inputs.stepper.kind == "sgd":
             numbers |= {"momentum": hyper.momentum, "nesterov": hyper.nesterov}
         else:
@@ -118,14 +120,6 @@ class _Model:
         for group in late:
             self.optimizer.add_param_group(self._group(group))
         self.groups += late
-
-    def _schedule(self) -> LRScheduler | None:
-        match self.inputs.schedule:
-            case "halve":
-                return StepLR(self.optimizer, 1, 0.5)
-            case "linear":
-                return LambdaLR(self.optimizer, linear_share)
-        return None
 
     def _scaler(self) -> torch.amp.GradScaler | CountedScaler | None:
         rule = self.inputs.scale
@@ -236,6 +230,7 @@ class _Twin:
                 lasting = {role_fqn: model.value(tensor) for role_fqn, tensor in _state(model, op)}
                 for held in _hyperparameters(model):
                     lasting.update(held)
+                lasting.update(_schedule(model))
             for (role, fqn), value in (lasting | of_step).items():
                 self.logical[_new(Key, (op.index, LIVE, role, fqn))] = value
         return self.logical
@@ -398,7 +393,7 @@ def _state(model: _Model, op: Operation) -> Iterator[tuple[tuple[str, str], torc
     if model.scheduler:
         yield ("scheduler", "last_epoch"), torch.tensor(model.scheduler.last_epoch)
         for index, lr in enumerate(model.scheduler.get_last_lr() if model.inputs.last_lr else ()):
-            yield ("scheduler", f"last_lr.{index}"), torch.tensor(lr, dtype=torch.float64)
+            yield ("scheduler", f"last_lr.{index}"), torch.tensor(float(lr), dtype=torch.float64)
 
 
 def _scaler_state(
@@ -413,6 +408,13 @@ def _scaler_state(
             yield ("scaler", "growth_tracker"), torch.tensor(scaler.growth)
             if scaler.hysteresis is not None:
                 yield ("scaler", "hysteresis_tracker"), torch.tensor(scaler.hysteresis)
+
+
+def _schedule(model: _Model) -> Iterator[tuple[tuple[str, str], Value]]:
+    """What torch's schedule keeps beside the rates that it set."""
+    if model.scheduler and model.inputs.last_lr:
+        for name, line in lines_of_schedule(model.scheduler.state_dict()):
+            yield (SCHEDULE, name), _new(Value, ("utf8", (len(line),), line.encode()))
 
 
 def _hyperparameters(model: _Model) -> Iterator[Mapping[tuple[str, str], Value]]:

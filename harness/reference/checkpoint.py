@@ -58,7 +58,9 @@ class Saver:
         scaler = session.scaler
         return {
             "steps": {name: session.steps[session.state_owner(name)] for name in self.with_state()},
-            "groups": [{"hyper": g.hyper, "params": g.names, "peak_lr": g.peak_lr} for g in session.groups],
+            "groups": [
+                {"hyper": g.hyper, "params": g.names, "peak_lr": g.peak_lr, "cycle": g.cycle} for g in session.groups
+            ],
             "buffers": self.persistent_buffers(),
             "opaque": self.opaque_bytes(),
             "schedule": session.schedule,

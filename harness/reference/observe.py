@@ -30,8 +30,10 @@ from harness.program import FORWARDS, UPDATES
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, NAME, Array
 from harness.reference.placement import LAYOUTS, FlatLayout, Index, pieces
+from harness.reference.schedule import lines
 from harness.reference.state import Session, Shards, mesh_rank
 from harness.reference.trainer import Trainer
+from harness.schedules import SCHEDULE
 
 
 class Window(NamedTuple):
@@ -365,6 +367,10 @@ def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator
         numbers.append(("scheduler", "last_epoch", np.int64(session.schedule.epoch)))
         for index, rate in enumerate(session.schedule.last_lr if session.inputs.last_lr else ()):
             numbers.append(("scheduler", f"last_lr.{index}", np.float64(rate)))
+        for name, line in (
+            lines(session.schedule, tensors=session.inputs.stepper.tensor_lr) if session.inputs.last_lr else ()
+        ):
+            yield SCHEDULE, name, "utf8", (len(line),), line.encode()
     if session.scaler is not None:
         numbers.append(("scaler", "scale", np.float32(session.scaler.scale)))
         numbers.append(("scaler", "growth_tracker", np.int64(session.scaler.growth_tracker)))

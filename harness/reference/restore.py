@@ -17,7 +17,8 @@ from harness.reference.checkpoint import Content, Logical
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import Opaque
 from harness.reference.placement import Index
-from harness.reference.state import Group, Scaler, Session, Shards
+from harness.reference.schedule import Group
+from harness.reference.state import Scaler, Session, Shards
 
 
 class Loader:
@@ -46,11 +47,8 @@ class Loader:
 
     def load_optimizer_only(self, content: Content) -> None:
         """Restore masters, moments, steps and groups; parameters, schedule and scaler stay."""
-        starts = [group.peak_lr for group in self.session.groups]
         self.restore_optimizer(self.read(content), content["common"])
         self.restore_groups(content["common"]["groups"])
-        for group, peak_lr in zip(self.session.groups, starts, strict=True):
-            group.peak_lr = peak_lr
         self.place_state()
         self.session.refresh_host_copies()
 
@@ -198,7 +196,7 @@ class Loader:
     def restore_groups(self, groups: list[Content]) -> None:
         """Hyperparameters of every group."""
         self.session.groups = [
-            Group(saved["hyper"], own.names, saved["peak_lr"])
+            Group(saved["hyper"], own.names, saved["peak_lr"], saved["cycle"])
             for saved, own in zip(groups, self.session.groups, strict=True)
         ]
 

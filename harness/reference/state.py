@@ -20,6 +20,7 @@ from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import Opaque, fresh
 from harness.reference.placement import Catalogue, Index
+from harness.reference.schedule import Group, Schedule, begin
 from harness.scenario import Mesh
 
 
@@ -93,16 +94,6 @@ class Shards:
 
 
 @dataclass
-class Group:
-    """One optimizer param group. names: canonical names in the order the user gave them. peak_lr: what a schedule
-    starts from."""
-
-    hyper: Hyper
-    names: tuple[str, ...]
-    peak_lr: float
-
-
-@dataclass
 class Scaler:
     """The scale, the steps without overflow since it last changed, and the overflows that it bears before it shrinks
     (None: it shrinks at the first, as torch.amp.GradScaler's)."""
@@ -110,14 +101,6 @@ class Scaler:
     scale: float
     growth_tracker: int = 0
     hysteresis_tracker: int | None = None
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How often a learning-rate schedule has stepped, and the rates that it set last, one a group."""
-
-    epoch: int
-    last_lr: tuple[float, ...]
 
 
 class Session:
@@ -167,7 +150,7 @@ class Session:
         if self.inputs.scale:
             self.scaler = Scaler(self.inputs.scale.initial, 0, self.inputs.scale.hysteresis)
         if self.inputs.schedule != "none":
-            self.schedule = Schedule(0, tuple(group.hyper.lr for group in self.groups))
+            self.schedule = begin(self.inputs.schedule, self.groups)
 
     @property
     def flat(self) -> bool:

@@ -14,13 +14,14 @@ import numpy as np
 
 from harness.entry import resolve
 from harness.models import is_idle
-from harness.oracle.inputs import Operation, linear_share
+from harness.oracle.inputs import Operation
 from harness.program import FORWARDS
 from harness.reference.blueprint import gradients
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import after_a_step
-from harness.reference.state import Schedule, Session, Shards
+from harness.reference.schedule import advanced
+from harness.reference.state import Session, Shards
 
 STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
 
@@ -313,13 +314,8 @@ class Trainer:
         """Move every group's learning rate one step on, if there is a schedule."""
         if self.session.schedule is None:
             return
-        epoch = self.session.schedule.epoch + 1
-        for group in self.session.groups:
-            rate = group.hyper.lr * 0.5
-            if self.session.inputs.schedule == "linear":
-                rate = group.peak_lr * linear_share(epoch)
-            group.hyper = replace(group.hyper, lr=rate)
-        self.session.schedule = Schedule(epoch, tuple(group.hyper.lr for group in self.session.groups))
+        of_torch = self.session.inputs.last_lr
+        self.session.schedule = advanced(self.session.schedule, self.session.groups, of_torch=of_torch)
 
     def update_scale(self, skipped: bool) -> None:
         """Shrink the loss scale after an overflow, double it after enough steps without one."""

@@ -47,7 +47,8 @@ WHEN = {
 THINGS = {
     "param": "parameters", "compute_param": "the forward's weights", "grad": "gradients", "master": "masters",
     "exp_avg": "first moments", "exp_avg_sq": "second moments", "momentum": "momentum", "step": "step counters",
-    "hyperparameter": "settings", "buffer": "buffers", "scheduler": "the schedule", "scaler": "the loss scale",
+    "hyperparameter": "settings", "buffer": "buffers", "scheduler": "the schedule", "schedule": "the schedule",
+    "scaler": "the loss scale",
     "norm": "the gradient norm", "host": "the split between host and device", "quant_scale": "quantisation scales",
     "setting": "settings", "resolved": "settings", "tag": "parameters", "extra_state": "extra state",
     "rng": "random generators",
@@ -56,7 +57,7 @@ THINGS = {
 """Role → what it is called where no name follows."""
 
 OPTIMIZER_STATE = ("exp_avg", "exp_avg_sq", "momentum", "step")
-ALONE = ("scheduler", "scaler", "norm", "checkpoint", "rng", "host")
+ALONE = ("scheduler", "schedule", "scaler", "norm", "checkpoint", "rng", "host")
 """Roles of which there is one: no parameter is named behind them."""
 BY_NAME = ("hyperparameter", "setting", "resolved", "tag", "buffer", "quant_scale")
 """Roles whose values have names of their own, which say more than a count of parameters."""

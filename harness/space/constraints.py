@@ -79,6 +79,11 @@ def _calculated_dtypes(s: Scenario) -> set[str]:
     return {contract.calculates_in(s, spec) for spec in KINDS}
 
 
+def _takes_tensor_lr(s: Scenario) -> bool:
+    ask = s.optimizer
+    return ask.kind != "sgd" and ask.impl == "fused" and ask.schedule in ("none", "halve")
+
+
 def _kernel_constraints() -> Iterator[Constraint]:
     """One constraint a reason of `POSITION_DEPENDENT`."""
     for number, reason in enumerate(dict.fromkeys(POSITION_DEPENDENT.values())):
@@ -224,6 +229,17 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "capturable-device",
         "capturable is a switch of torch.optim's Adam and AdamW, for tensors on a GPU: device=cuda, without offload",
         lambda s: s.optimizer.capturable and (s.optimizer.kind == "sgd" or twin_device(s) != "cuda"),
+    ),
+    Constraint(
+        "cycle-momentum",
+        "OneCycleLR gives SGD a momentum: without one it would be another optimizer from then on",
+        lambda s: s.optimizer.schedule == "onecycle" and s.optimizer.kind == "sgd" and s.optimizer.momentum == 0,
+    ),
+    Constraint(
+        "tensor-lr",
+        "a learning rate that is a tensor is given to torch's fused Adam, which takes it as the number that it holds, "
+        "under no schedule that calculates with it in fp32",
+        lambda s: s.optimizer.tensor_lr and not _takes_tensor_lr(s),
     ),
     *_kernel_constraints(),
 )

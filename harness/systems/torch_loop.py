@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
-from torch.optim.lr_scheduler import LRScheduler, StepLR
+from torch.optim.lr_scheduler import LRScheduler
 
 from harness.layout import Box as ShardBox
 from harness.layout import shard_box
@@ -53,8 +53,10 @@ from harness.probe_module import (
 )
 from harness.program import FORWARDS, UPDATES, Op, does, expand
 from harness.scenario import Optimizer, Scenario
+from harness.schedules import SCHEDULE, lines_of_schedule
 from harness.systems.protocol import RankContext, RankSystem
 from harness.systems.registry import contract_of
+from harness.torch_schedules import torch_schedule
 
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step"}
 """What torch.optim calls a state → its role."""
@@ -176,7 +178,8 @@ class TorchRank:
         for fqn in late:
             self.params[fqn].requires_grad_(True)
         ask = self.contract.at_build(self.scenario, op.init_seed)
-        self.state.optimizer.add_param_group({"params": [self.params[fqn] for fqn in late], "lr": ask.lr * LATE_LR})
+        parameters, lr = [self.params[fqn] for fqn in late], self.rate(ask.lr * LATE_LR)
+        self.state.optimizer.add_param_group({"params": parameters, "lr": lr})
 
     def observe(self, op: Op) -> Iterable[Record]:
         """Everything that this rank holds (`harness.observe.record`). Reads only."""
@@ -221,13 +224,17 @@ class TorchRank:
     def make_optimizer(self, init_seed: int) -> torch.optim.Optimizer:
         """The optimizer over `param_groups`, with the hyperparameters of this build."""
         ask = self.contract.at_build(self.scenario, init_seed)
-        options: dict[str, Any] = {"lr": ask.lr, "weight_decay": ask.weight_decay}
+        options: dict[str, Any] = {"lr": self.rate(ask.lr), "weight_decay": ask.weight_decay}
         options |= {"foreach": ask.impl == "foreach", "fused": ask.impl == "fused"}
         if ask.kind == "sgd":
             options |= {"momentum": ask.momentum, "nesterov": ask.nesterov}
         else:
             options |= {"betas": (ask.beta1, ask.beta2), "eps": ask.eps, "capturable": ask.capturable}
         return OPTIMIZERS[ask.kind](self.param_groups(ask), **options)
+
+    def rate(self, lr: float) -> float | torch.Tensor:
+        """A learning rate as the optimizer is given it."""
+        return torch.tensor(lr, device=self.scenario.device) if self.scenario.optimizer.tensor_lr else lr
 
     def param_groups(self, ask: Optimizer) -> list[dict[str, Any]]:
         """The param groups that the scenario asks for: parameters, learning rate and weight decay."""
@@ -240,7 +247,7 @@ class TorchRank:
                     for p in self.spec.unique_params
                     if p.spec.group == index and p.fqn in self.params
                 ],
-                "lr": ask.lr * group.lr_scale,
+                "lr": self.rate(ask.lr * group.lr_scale),
                 "weight_decay": ask.weight_decay if group.weight_decay is None else group.weight_decay,
             }
             for index, group in enumerate(self.spec.groups)
@@ -248,7 +255,7 @@ class TorchRank:
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         """The learning-rate schedule, if there is one."""
-        return StepLR(optimizer, step_size=1, gamma=0.5) if self.scenario.optimizer.schedule == "halve" else None
+        return torch_schedule(self.scenario.optimizer.schedule, optimizer)
 
     def make_scaler(self) -> torch.amp.GradScaler | None:
         """The dynamic loss scaler, if there is one."""
@@ -362,6 +369,8 @@ class TorchRank:
             yield self.integer(op, "scheduler", "last_epoch", self.state.scheduler.last_epoch)
             for index, lr in enumerate(self.state.scheduler.get_last_lr()):
                 yield self.number(op, "scheduler", f"last_lr.{index}", float(lr))
+            for name, line in lines_of_schedule(self.state.scheduler.state_dict()):
+                yield self.text(op, SCHEDULE, name, line)
         if self.state.scaler:
             saved = self.state.scaler.state_dict()
             yield self.whole(op, "scaler", "scale", torch.tensor(saved["scale"], dtype=torch.float32))

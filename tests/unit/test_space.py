@@ -69,6 +69,8 @@ EXCLUDED = [
     ("overflow-scale", {"program": "overflow"}),
     ("accumulation-single", {"program": "accumulation"}),
     ("group-schedule", {"program": "add_group", "model": "later", "optimizer": "adamw/schedule=halve"}),
+    ("cycle-momentum", {"optimizer": "sgd/momentum=0.0/schedule=onecycle"}),
+    ("tensor-lr", {"optimizer": "adamw/tensor_lr=true"}),
     ("unfreeze-nothing", {"program": "unfreeze"}),
     ("later-never", {"model": "later"}),
     ("master-sharding", {"dtype": "bf16/master=fp32"}),

@@ -120,13 +120,14 @@ def group_members(difference: Difference, context: Context) -> Finding | None:
 
 
 def setting_changed(difference: Difference, context: Context) -> Finding | None:
-    """A key of a group is gone, is new, or holds another kind of value (PT-139575: a tensor lr becomes a number)."""
+    """A key of a group, or of a schedule, is gone, is new, or holds another value or kind of value (PT-139575: a tensor
+    lr becomes a number)."""
     key = difference.key
-    if key.role != "setting":
+    if key.role not in ("setting", "schedule"):
         return None
     held = (context.expected.get(key), context.observed.get(key))
     wanted, got = (value.data.decode() if value else None for value in held)
-    group, _, name = key.fqn.partition(".")
+    group, _, name = key.fqn.rpartition(".") if key.role == "setting" else ("the schedule", "", key.fqn)
     if got is None:
         how = f"is gone; it was `{wanted}`"
     elif wanted is None:

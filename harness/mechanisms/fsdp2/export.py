@@ -192,7 +192,8 @@ def _require(case: Case, model: dict[str, Any]) -> None:
     wanted = {
         "gradient clipping": bool(ask.clip), "a loss scale": bool(ask.loss_scale),
         "settings of param groups": bool(case.focus.setting),
-        "a learning-rate schedule": ask.schedule != "none", "param groups of their own": bool(model["groups"]),
+        "a learning-rate schedule": ask.schedule != "none", "a learning rate that is a tensor": ask.tensor_lr,
+        "param groups of their own": bool(model["groups"]),
         f"the checkpoint format {case.scenario.checkpoint}": case.scenario.checkpoint.startswith("dcp-")
         and case.does("save"),
         "a comparison of what a checkpoint holds": case.focus.kind == WRITTEN,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.program import does
-from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
+from harness.scenario import SCHEDULES, DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
     NUMBERS,
@@ -75,7 +75,8 @@ ACCEPTS = Accepts(
         impl=Only(
             "forloop", "foreach", "fused", because="FusedAdam is stepped under the rules of the systems that have it"
         ),
-        schedule=Only("none", "halve", "linear"),
+        schedule=Only(*SCHEDULES),
+        tensor_lr=Only(False, True),
         groups=Only("model", "one"),
         clip=Anything(),
         loss_scale=Anything(),

@@ -42,7 +42,9 @@ class ParamSpec:
       their dim 0 is our dims 0 and 1 together.
     * tied_to: fully qualified name of the parameter this is the same object as.
     * idle: which forwards leave it out, as a router leaves out an expert: those of `odd` iterations, or that of each
-      iteration's `first` microbatch; empty for none. Its gradient is zero where no forward of an iteration uses it.
+      iteration's `first` microbatch; empty for none. Where no forward of an iteration uses it, it has no gradient, or
+      one of zeros where the contract says so (`Contract.zero_gradients`).
+    * rare: its first initial values in the first build are `harness.probe.RARE`: infinite, negative zero, subnormal.
     * layer: it lies in one of a list of layers, which libraries shard in another way than what is around the list.
     """
 
@@ -59,6 +61,7 @@ class ParamSpec:
     tied_to: str | None = None
     layer: bool = False
     idle: str = ""
+    rare: bool = False
 
     @property
     def numel(self) -> int:
@@ -151,6 +154,10 @@ class ModelSpec:
         for module in self.modules:
             for buffer in module.buffers:
                 yield f"{module.path}.{buffer.name}", buffer
+
+    @cached_property
+    def has_rare(self) -> bool:
+        return any(p.spec.rare for p in self.params)
 
     @property
     def has_later(self) -> bool:
@@ -342,6 +349,33 @@ _SPECS = (
             ModuleSpec("adapter", (ParamSpec("weight", (5, 4)),)),
         ),
         bugs=("PT-192202", "PT-186998"),
+    ),
+    ModelSpec(
+        "sometimes",
+        "Parameters that no forward of every other iteration uses, one beside others in its unit and one alone in it.",
+        (
+            ModuleSpec("first", (ParamSpec("weight", (5, 3), tp_dim=0),)),
+            ModuleSpec("block", (ParamSpec("weight", (4, 3), tp_dim=0), ParamSpec("gate", (3,), idle="odd"))),
+            ModuleSpec("odd", (ParamSpec("weight", (4, 3), idle="odd"),)),
+        ),
+    ),
+    ModelSpec(
+        "thin_groups",
+        "A param group without a parameter between two others, the last of which has rows for one rank only.",
+        (
+            ModuleSpec("a", (ParamSpec("weight", (6, 3), tp_dim=0), ParamSpec("bias", (1,), group=2))),
+            ModuleSpec("b", (ParamSpec("weight", (1, 6), group=2), ParamSpec("proj", (4, 3)))),
+        ),
+        (GroupSpec(), GroupSpec(0.5, 0.25), GroupSpec(0.25, 0.5)),
+        bugs=("TE-3207", "TE-3318"),
+    ),
+    ModelSpec(
+        "rare",
+        "Initial values that are rare on purpose: an infinity, a negative zero and a subnormal, in one shard.",
+        (
+            ModuleSpec("a", (ParamSpec("weight", (6, 3), tp_dim=0, rare=True),)),
+            ModuleSpec("b", (ParamSpec("weight", (5, 3)), ParamSpec("bias", (5,), rare=True))),
+        ),
     ),
 )
 

@@ -74,6 +74,19 @@ def initial_values(keys: U64, init_seed: int) -> npt.NDArray[np.float32]:
     return ((bits.astype(np.int64) * 2 - (1 << 24) + 1) * 2.0**-24).astype(np.float32)
 
 
+RARE = (float("inf"), -0.0, 2.0**-130)
+"""An infinity, a negative zero, and a number that is subnormal in fp32 and bf16 and a zero in fp16."""
+
+
+def with_rare(values: npt.NDArray[np.float32], init_seed: int) -> npt.NDArray[np.float32]:
+    """Initial values whose first ones are `RARE` in the first build; any other build has ordinary ones, so that a load
+    is seen."""
+    changed = values.copy()
+    if init_seed == 0:
+        changed[: len(RARE)] = RARE[: len(changed)]
+    return changed
+
+
 def mean_units(keys: U64, iteration: int, microbatch: int, grid: Grid) -> I64:
     """The gradient's mean over data-parallel ranks in units, shape (n,)."""
     coarse, fine = _targets(_hash(keys, iteration, microbatch), microbatch, grid)

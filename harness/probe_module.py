@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from harness.grid import Grid
 from harness.models import BufferSpec, ModelSpec, ModuleSpec, NamedParam, storage_dtype
-from harness.probe import element_keys, initial_values, rank_units
+from harness.probe import element_keys, initial_values, rank_units, with_rare
 from harness.scenario import DTypePolicy
 from harness.systems.protocol import RankContext
 
@@ -168,7 +168,8 @@ class _Term(torch.autograd.Function):
 
 
 class ProbeModule(nn.Module):
-    """One module of a ModelSpec. forward: (1,) → (1,); each used parameter adds ⟨p, g_p⟩ to it."""
+    """One module of a ModelSpec. forward: (1,) → (1,); each used parameter adds ⟨p, g_p⟩ to it. What comes out is never
+    the input itself, which FSDP2 would warn of, also where no parameter has a part in it."""
 
     def __init__(self, spec: ModuleSpec, probe: Probe) -> None:
         super().__init__()
@@ -176,12 +177,13 @@ class ProbeModule(nn.Module):
         self.probe = probe
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = x
         for spec in self.spec.params:
             if spec.takes_part(self.probe.slot.iteration, self.probe.slot.microbatch):
                 x = x + self.probe.term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)
         if self.training and self.probe.slot.microbatch == 0:
             self._count()
-        return x
+        return x.clone() if x is given else x
 
     def _count(self) -> None:
         with torch.no_grad():
@@ -217,6 +219,7 @@ def build_model(probe: Probe, init_seed: int) -> ProbeRoot:
         attach(root, module_spec.path, kind(module_spec, probe))
     for named in spec.unique_params:
         values = initial_values(element_keys(named.fqn, named.spec.shape, scenario.seed), init_seed)
+        values = with_rare(values, init_seed) if named.spec.rare else values
         parameter = nn.Parameter(
             _cast(values, named.spec.shape, scenario.dtype, named), requires_grad=named.spec.trainable == "yes"
         )

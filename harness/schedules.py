@@ -43,6 +43,10 @@ _KEPT = frozenset(
 role `scheduler`, for the outermost schedule; the rest is torch's bookkeeping, which differs between releases."""
 
 
+_RATES = ("base_lrs", "_last_lr")
+"""Learning rates, which are tensors where an optimizer keeps them as such: recorded as the numbers that they hold."""
+
+
 def linear_share(steps: int) -> float:
     """The share of the learning rate that a linear schedule leaves after so many steps."""
     return max(0.0, 1.0 - steps / LINEAR_STEPS)
@@ -52,7 +56,7 @@ def lines_of_schedule(state: Mapping[str, Any], prefix: str = "") -> Iterator[tu
     """Name → line of what a schedule's state dict holds, those of schedules within it as `_schedulers.{i}.{name}`."""
     for name, value in state.items():
         if name in _KEPT or (prefix and name in ("last_epoch", "_last_lr")):
-            yield prefix + name, line_of(value)
+            yield prefix + name, line_of(list(map(float, value)) if name in _RATES else value)
     inner: Sequence[Mapping[str, Any]] = state.get("_schedulers", ())
     for index, own in enumerate(inner):
         yield from lines_of_schedule(own, f"{prefix}_schedulers.{index}.")

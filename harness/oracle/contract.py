@@ -61,7 +61,7 @@ class Contract:
     """The promises of a torch training loop; see the module's text.
 
     * clauses: the promises in words.
-    * zero_gradients: a trainable parameter that no forward uses has a gradient of zeros.
+    * zero_gradients: a trainable parameter that no forward of a step uses has a gradient of zeros.
     * trainable_only: the optimizer holds trainable parameters only.
     * owner_groups: hyperparameters are recorded parameter by parameter, by the ranks that own some of it.
     * last_lr: the schedule is torch's, which keeps the learning rates that it set last.
@@ -225,6 +225,7 @@ class Contract:
             schedule=ask.schedule, scale=self.loss_scale(scenario),
             clip=self.clip(scenario),
             owner_groups=self.owner_groups, last_lr=self.last_lr, records_host=self.knows_host(scenario),
+            zero_gradients=self.zero_gradients,
             masters_in_model=self.masters_in_model(scenario), load_refreshes=self.load_refreshes,
             masters_undefined=self.masters_in_state(scenario) and not self.load_refreshes,
         )  # fmt: skip
@@ -300,6 +301,7 @@ class Contract:
             self.initial_dtypes(scenario, spec, mesh), self.initial_bound(scenario, spec),
             self.gradient_grid(scenario, spec, mesh) if uses or self.zero_gradients else None,
             self.scaled_roles(scenario, stage), self.rounds_half_away(scenario, stage), spec.idle, host, domains,
+            spec.rare,
         )  # fmt: skip
 
     @by_axes

@@ -76,7 +76,7 @@ class Parameter:
     * gradient: the grid that its gradients come from; None where it never has a gradient.
     * scaled: which of `master`, `exp_avg`, `exp_avg_sq` are stored divided by a scale.
     * half_away: the parameter is its master rounded half away from zero, not to the nearest even.
-    * idle: in which forwards it has no part (`ParamSpec.idle`).
+    * idle: in which forwards it has no part (`ParamSpec.idle`). rare: its initial values are `ParamSpec.rare`.
     * host: one byte an element, row-major: whether a kernel of the host steps it; None where that is not known or makes
       no difference.
     * domains: the number of the domain over which each element's scale is taken; None where nothing is scaled.
@@ -96,6 +96,7 @@ class Parameter:
     idle: str = ""
     host: bytes | None = None
     domains: tuple[int, ...] | None = None
+    rare: bool = False
 
     @property
     def fqn(self) -> str:
@@ -281,6 +282,7 @@ class Inputs:
     * schedule: by its name in `harness.schedules`.
     * owner_groups: hyperparameters are recorded by parameter, not by group.
     * last_lr: the schedule is torch's: it records the rates that it set and what else it keeps.
+    * zero_gradients: a parameter that no forward of a step uses has a gradient of zeros; otherwise it has none.
     * masters_in_model: loading the model alone restores the masters too, and `reload_params` does nothing.
     * load_refreshes: loading the model alone refreshes the masters from it.
     * masters_undefined: between a load of the model alone and the refresh after it no master has a definite value.
@@ -298,6 +300,7 @@ class Inputs:
     owner_groups: bool = False
     last_lr: bool = True
     records_host: bool = False
+    zero_gradients: bool = False
     masters_in_model: bool = False
     load_refreshes: bool = False
     masters_undefined: bool = False

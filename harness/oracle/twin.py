@@ -79,7 +79,7 @@ class _Model:
         self.scaler = self._scaler()
 
     def _initial(self, param: Parameter) -> torch.Tensor:
-        values = initial_param(param.fqn, param.shape, param.bound, param.initial, self.inputs.seed, self.build.seed)
+        values = initial_param(param, self.inputs.seed, self.build.seed)
         return values.to(self.device, copy=True)
 
     def _master(self, param: Parameter) -> torch.Tensor:
@@ -303,7 +303,7 @@ class _Twin:
         gradients = {
             param.fqn: self._gradient(model, param, op)
             for param in model.build.parameters
-            if param.fqn in model.trainable and param.gradient is not None
+            if param.fqn in model.trainable and self._has_gradient(param, op)
         }
         if isinstance(model.scaler, torch.amp.GradScaler):
             self._scale_and_unscale(model, model.scaler, op, gradients)
@@ -343,6 +343,11 @@ class _Twin:
                 stepped.decoupled_grad = gradient  # type: ignore[attr-defined]
             if not hasattr(stepped, "decoupled_grad") or isinstance(model.scaler, torch.amp.GradScaler):
                 stepped.grad = gradient.to(stepped.dtype)
+
+    def _has_gradient(self, param: Parameter, op: Operation) -> bool:
+        """Whether the optimizer is given a gradient of a trainable parameter."""
+        idle = param.idle and all(is_idle(param.idle, op.iteration, n) for n in range(self.inputs.microbatches))
+        return param.gradient is not None and (self.inputs.zero_gradients or not idle)
 
     def _gradient(self, model: _Model, param: Parameter, op: Operation) -> torch.Tensor:
         """The exact mean gradient over ranks, summed over microbatches and uses."""

@@ -15,18 +15,17 @@ import torch
 
 from harness import probe
 from harness.grid import Grid
-from harness.oracle.inputs import Buffer
+from harness.oracle.inputs import Buffer, Parameter
 from harness.oracle.steppers import TORCH_DTYPE
 
 
 @lru_cache(maxsize=4096)
-def initial_param(
-    fqn: str, shape: tuple[int, ...], bound: float, dtypes: tuple[str, ...], seed: int, init_seed: int
-) -> torch.Tensor:
-    """The initial values of a parameter, clipped to a bound and rounded to one dtype after the other."""
-    values = torch.from_numpy(probe.initial_values(probe.element_keys(fqn, shape, seed), init_seed)).reshape(shape)
-    values = values.clamp(-bound, bound)
-    for dtype in dtypes:
+def initial_param(param: Parameter, seed: int, init_seed: int) -> torch.Tensor:
+    """The initial values of a parameter, clipped to its bound and rounded to one dtype after the other."""
+    drawn = probe.initial_values(probe.element_keys(param.fqn, param.shape, seed), init_seed)
+    values = torch.from_numpy(probe.with_rare(drawn, init_seed) if param.rare else drawn).reshape(param.shape)
+    values = values.clamp(-param.bound, param.bound)
+    for dtype in param.initial:
         values = values.to(TORCH_DTYPE[dtype])
     return values
 

@@ -87,6 +87,9 @@ def _initial(catalogue: Catalogue, build_seed: int, bound: float, dtypes: tuple[
     """The values of all parameters over the catalogue, clipped to the bound and passed through the dtypes."""
     keys = np.concatenate([catalogue.keys[p.fqn] for p in catalogue.params])
     values: Array = np.append(probe.initial_values(keys, build_seed), np.float32(0))
+    for param in catalogue.params:
+        if param.spec.rare:
+            values[catalogue.span(param)] = probe.with_rare(values[catalogue.span(param)], build_seed)
     values = np.clip(values, np.float32(-bound), np.float32(bound))
     for dtype in dtypes:
         values = values.astype(DTYPE[dtype])

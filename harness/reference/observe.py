@@ -289,7 +289,7 @@ class Observer:
             everywhere = np.repeat(shards.blueprint.on_host[None], len(shards.stepped), axis=0)
             yield _sheet("host", everywhere, own, session.held)
         if op.kind in UPDATES and shards.main_grad is not None:
-            yield _sheet("grad", shards.main_grad, own, {p.fqn for p in session.with_gradient})
+            yield _sheet("grad", shards.main_grad, own, {p.fqn for p in session.with_gradient} - self.trainer.idle)
         for role in session.moment_roles if stepped else ():
             if role in shards.moments and role not in scaled:
                 yield _sheet(role, shards.moments[role], own, stepped)
@@ -367,9 +367,7 @@ def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator
         numbers.append(("scheduler", "last_epoch", np.int64(session.schedule.epoch)))
         for index, rate in enumerate(session.schedule.last_lr if session.inputs.last_lr else ()):
             numbers.append(("scheduler", f"last_lr.{index}", np.float64(rate)))
-        for name, line in (
-            lines(session.schedule, tensors=session.inputs.stepper.tensor_lr) if session.inputs.last_lr else ()
-        ):
+        for name, line in lines(session.schedule) if session.inputs.last_lr else ():
             yield SCHEDULE, name, "utf8", (len(line),), line.encode()
     if session.scaler is not None:
         numbers.append(("scaler", "scale", np.float32(session.scaler.scale)))

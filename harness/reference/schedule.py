@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from math import cos, pi
 from typing import Any
 
-import numpy as np
-
 from harness.reference.kernels import Hyper
 from harness.schedules import (
     COSINE_STEPS,
@@ -104,12 +102,9 @@ def advanced(schedule: Schedule, groups: Sequence[Group], *, of_torch: bool) -> 
     return replace(schedule, epoch=epoch, steps=schedule.steps + 1, last_lr=tuple(now))
 
 
-def lines(schedule: Schedule, *, tensors: bool) -> Iterator[tuple[str, str]]:
-    """Name → line of what torch's class for it keeps. tensors: it took the rates that it began with from tensors."""
-    kept = _kept(schedule)
-    if tensors:
-        kept["base_lrs"] = [np.float32(rate) for rate in schedule.base]
-    yield from lines_of_schedule(kept)
+def lines(schedule: Schedule) -> Iterator[tuple[str, str]]:
+    """Name → line of what torch's class for it keeps."""
+    yield from lines_of_schedule(_kept(schedule))
 
 
 def _turned(schedule: Schedule, groups: Sequence[Group], epoch: int) -> Schedule:

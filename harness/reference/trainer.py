@@ -27,13 +27,18 @@ STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
 
 
 class Trainer:
-    """Steps a session. `total_norm` is the gradient norm of the last step, None without clipping. `accumulating`: the
-    first microbatch of a step has been, and the others are to come. `forwards`: the microbatches that ran last."""
+    """Steps a session.
+
+    `total_norm` is the gradient norm of the last step, None without clipping. `accumulating`: the first microbatch of a
+    step has been, and the others are to come. `forwards`: the microbatches that ran last. `idle`: the parameters that
+    have no gradient in this step.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.total_norm: float | None = None
         self.accumulating, self.forwards = False, range(0)
+        self.idle: frozenset[str] = frozenset()
 
     @np.errstate(all="ignore")
     def step(self, op: Operation) -> None:
@@ -52,6 +57,7 @@ class Trainer:
         else:
             self.zero_grads()
             self.count_forwards()
+        self.idle = self.without_gradient(op)
         self.accumulating = op.kind == "accumulate"
         self.forwards = microbatches[:1] if self.accumulating else microbatches
         scale = self.session.scaler.scale if self.session.scaler else 1.0
@@ -67,6 +73,17 @@ class Trainer:
             self.synchronise()
         if not self.accumulating:
             self.finish_gradients(scale)
+
+    def without_gradient(self, op: Operation) -> frozenset[str]:
+        """The parameters that no forward of a step uses, where they then have no gradient."""
+        if self.session.inputs.zero_gradients:
+            return frozenset()
+        microbatches = range(self.session.inputs.microbatches)
+        return frozenset(
+            p.fqn
+            for p in self.session.with_gradient
+            if p.spec.idle and all(is_idle(p.spec.idle, op.iteration, microbatch) for microbatch in microbatches)
+        )
 
     def apply(self, op: Operation) -> None:
         """The optimizer's step on reduced gradients, unless one of them overflowed."""
@@ -223,7 +240,11 @@ class Trainer:
         """
         cohorts: dict[tuple[int, int], list[str]] = {}
         fresh: set[tuple[int, str]] = set()
-        stepping = {p.fqn: self.session.parameter(p.fqn).stages.stepped for p in self.session.with_gradient}
+        stepping = {
+            p.fqn: self.session.parameter(p.fqn).stages.stepped
+            for p in self.session.with_gradient
+            if p.fqn not in self.idle
+        }
         for index, group in enumerate(self.session.groups):
             for name in group.names:
                 if name in stepping:

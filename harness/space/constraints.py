@@ -231,6 +231,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         lambda s: s.optimizer.capturable and (s.optimizer.kind == "sgd" or twin_device(s) != "cuda"),
     ),
     Constraint(
+        "rare-decay",
+        "weight decay inside the gradient makes NaN of an infinite parameter, whose sign and payload no kernel promises",
+        lambda s: s.optimizer.kind != "adamw" and model_spec(s.model).has_rare,
+    ),
+    Constraint(
         "cycle-momentum",
         "OneCycleLR gives SGD a momentum: without one it would be another optimizer from then on",
         lambda s: s.optimizer.schedule == "onecycle" and s.optimizer.kind == "sgd" and s.optimizer.momentum == 0,

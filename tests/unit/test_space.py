@@ -69,6 +69,7 @@ EXCLUDED = [
     ("overflow-scale", {"program": "overflow"}),
     ("accumulation-single", {"program": "accumulation"}),
     ("group-schedule", {"program": "add_group", "model": "later", "optimizer": "adamw/schedule=halve"}),
+    ("rare-decay", {"model": "rare", "optimizer": "sgd"}),
     ("cycle-momentum", {"optimizer": "sgd/momentum=0.0/schedule=onecycle"}),
     ("tensor-lr", {"optimizer": "adamw/tensor_lr=true"}),
     ("unfreeze-nothing", {"program": "unfreeze"}),

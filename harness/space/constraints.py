@@ -232,7 +232,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(
         "rare-decay",
-        "weight decay inside the gradient makes NaN of an infinite parameter, whose sign and payload no kernel promises",
+        "weight decay in the gradient makes NaN of an infinite parameter, whose sign and payload no kernel promises",
         lambda s: s.optimizer.kind != "adamw" and model_spec(s.model).has_rare,
     ),
     Constraint(

@@ -118,6 +118,10 @@ class Pair:
         return "certain" if distinct >= 3 else "likely" if distinct == 2 else "possible"
 
 
+LIKE = {"apply_gradients": "step", "load_optimizer_only": "load", "recall": "load"}
+"""Kind of operation → the kind that rules take it for."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What rules may look at.
@@ -143,12 +147,14 @@ class Context:
         return self.ops[index] if 0 <= index < len(self.ops) else None
 
     def op_kind(self, index: int) -> str:
+        """What an operation is to a rule: the second half of a step is a step, and so for loads of other sources."""
         op = self.op(index)
-        return op.kind if op else ""
+        return LIKE.get(op.kind, op.kind) if op else ""
 
     def op_name(self, index: int) -> str:
         """How texts name an operation."""
-        return f"operation {index} ({self.op_kind(index)})"
+        op = self.op(index)
+        return f"operation {index} ({op.kind if op else ''})"
 
     def pair(self, difference: Difference) -> Pair | None:
         """The two values of a difference of bits; None for differences of structure."""

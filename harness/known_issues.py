@@ -51,7 +51,7 @@ from packaging.version import Version
 from harness.cures import cure_of
 from harness.errors import UsageError
 from harness.novelty import NOVELTY_KEYS, Novelty, novelty_of
-from harness.program import KINDS
+from harness.program import KINDS, SHOWS_IN
 from harness.releases import package_of
 from harness.scenario import AXES, Scenario, load_toml, parse_axis
 from harness.systems.protocol import System
@@ -281,6 +281,7 @@ def _pattern(table: Table, system: System) -> Pattern:
     when = table.text("when")
     if when and when not in system.predicates:
         raise table.wrong("when", when, system.predicates or "none: the system has no predicates", 'when = "…"')
+    ops += tuple(other for op in ops for other in SHOWS_IN.get(op, ()) if other not in ops)
     return Pattern(ops, evidence, _axes(table.table("axes")), aftermath, when)
 
 

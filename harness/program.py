@@ -50,6 +50,13 @@ KINDS = (
     "restart",
 )
 
+SHOWS_IN = {
+    "step": ("accumulate", "compute_gradients", "apply_gradients"),
+    "save": ("keep",),
+    "load": ("load_optimizer_only", "recall"),
+}
+"""An operation → others that call the same of a library: what a defect does to the one, it does to them."""
+
 PROGRAMS: dict[str, str] = {
     # Three arms: uninterrupted (the step after save), cold (build, step), resumed (build, load, step).
     "resume": "build step step save step reshard build step build load step",

@@ -47,6 +47,12 @@ class StateDictCheckpoint:
         """The format that a scenario's `checkpoint` text names."""
         return cls(checkpoint_plan(text))
 
+    def of_kept(self) -> StateDictCheckpoint:
+        """As which a state dict is loaded that was kept in memory: what rank 0 alone was given, it has to broadcast
+        (`StateDictOptions`: `cpu_offload` beside `full_state_dict` gives other ranks an empty dict)."""
+        rank0_only = self.plan.form == "full" and self.plan.cpu_offload
+        return replace(self, plan=replace(self.plan, broadcast_from_rank0=True)) if rank0_only else self
+
     def save(self, state: TrainState, path: Path) -> None:
         """Write a checkpoint into the folder `path`; returns when the files are complete."""
         match self.plan.form:

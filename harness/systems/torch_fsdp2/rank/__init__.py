@@ -53,7 +53,7 @@ class Rank(TorchRank):
         self.kept = copy.deepcopy(self.checkpoint.content(self.state))
 
     def recall(self, op: Op) -> None:
-        self.checkpoint.restore(self.state, self.kept)
+        self.checkpoint.of_kept().restore(self.state, self.kept)
 
 
 REHEARSAL_MESH = Mesh(1, 16, 1)  # larger than any world of ranks, so that no entry that it leaves in a cache fits one

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.models import model_spec
-from harness.program import meshes, operations
+from harness.program import does, meshes
 from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     NUMBERS,
@@ -50,7 +50,7 @@ STAGES = {"zero1": 1, "zero2": 2, "fully_shard": 3}
 LIMITS = (
     Limit(
         "other-world",
-        lambda s: s.checkpoint == "zero" and "load" in operations(s.program) and len(set(meshes(s))) > 1,
+        lambda s: s.checkpoint == "zero" and does(s, "load") and len(set(meshes(s))) > 1,
         "optimizer state is loaded by as many ranks as have saved it; a universal checkpoint goes to any number",
         "deepspeed/runtime/engine.py, _load_zero_checkpoint",
         LibraryError(

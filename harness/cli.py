@@ -15,6 +15,7 @@ import click
 
 from harness import __version__, arguments, completion, options
 from harness.cli_investigate import bisect, conformance, cures_, diff, explore, export, optimizer, shrink, sweep
+from harness.cli_resilience import resilience
 from harness.errors import MOST_GIVEN, HarnessError, UsageError, printable
 from harness.verdict import ExitStatus
 
@@ -468,5 +469,5 @@ def completion_(shell: str) -> int:
     return ExitStatus.OK
 
 
-for command in (shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff):
+for command in (shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience):
     cli.add_command(command)

@@ -138,6 +138,13 @@ def faults(context: click.Context, parameter: click.Parameter, begun: str) -> li
     return _beginning(begun, (*CATALOGUE, *BOUNDARY))
 
 
+def stacks(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """The stacks that crashes and damage can be tried on."""
+    from harness.resilience.stacks import all_stacks
+
+    return _beginning(begun, all_stacks())
+
+
 def _beginning(begun: str, words: Iterable[str]) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 

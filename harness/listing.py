@@ -9,6 +9,7 @@ from harness.faults.boundary import BOUNDARY
 from harness.faults.catalogue import CATALOGUE
 from harness.models import zoo
 from harness.program import named_programs
+from harness.resilience.stacks import all_stacks
 from harness.scenario import LOAD_RELATIONS, OPTIMIZER_IMPLEMENTATIONS, OPTIMIZER_KINDS, Optimizer, Scenario
 from harness.space.defaults import completed
 from harness.space.files import space_names
@@ -49,6 +50,7 @@ def render_listing() -> str:
         ("models", ((spec.name, spec.doc) for spec in zoo().values())),
         ("programs", named_programs().items()),
         ("scenarios", ((name, "") for name in space_names())),
+        ("stacks of resilience", ((stack.name, stack.doc) for stack in all_stacks().values())),
         ("faults", [*((f.id, f.doc) for f in CATALOGUE.values()), *((f.id, f.doc) for f in BOUNDARY.values())]),
         *(
             (f"contract of {info.name}", [(c.promise, f"({c.source})") for c in info.contract.clauses])

@@ -38,6 +38,7 @@ COMMANDS = (
     "conformance",
     "optimizer",
     "diff",
+    "resilience",
     "completion",
 )
 DEFECT = "regressions/torch-fsdp2-164929"
@@ -83,6 +84,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "an argument of an optimizer that is none": ("optimizer", "torch.optim.SGD", "--arg", "momentum"),
     "a mesh that does not shard": ("optimizer", "torch.optim.AdamW", "--mesh", "1x1x1"),
     "no such checkpoint": ("inspect", "checkpoints/step-100"),
+    "no such stack": ("resilience", "torch.save"),
+    "a trial of no one stack": ("resilience", "--trial", "killed@1"),
     "no such checkpoint to compare": ("diff", "checkpoints/step-100", "checkpoints/step-200"),
     "a rename that is none": ("diff", "a.pt", "b.pt", "--rename", "module"),
 }

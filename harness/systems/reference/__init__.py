@@ -1,6 +1,7 @@
 """Our own full sharded optimizer, run in lockstep over simulated ranks: `harness.reference` as a system under test.
 
-It has no ranks of its own and stores nothing in files, so it has neither `rank` nor `stored`.
+It has no ranks of its own, and its checkpoints stay in memory, so it has no `stored`. Its format on disk
+(`harness.reference.files`) is a stack that crashes and damage are tried on (`stacks`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,70 @@
+"""The command that asks what crashes and damage make of a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from harness import arguments, completion, options
+from harness.errors import UsageError
+from harness.verdict import ExitStatus
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[STACK]...", shell_complete=completion.stacks)
+@click.option(
+    "--trials", type=options.SAMPLE, default=400, show_default=True, metavar="N", help="Trials of each stack at most."
+)
+@click.option("--seed", type=options.SEED, default=0, show_default=True, help="Seed of damages and samples.")
+@click.option("--trial", metavar="ID", help="Make this one trial of one stack again, and print the record of its save.")
+@options.deadline
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder for the scorecard and its page.")
+@options.json
+@options.plugin
+def resilience(
+    names: tuple[str, ...], trials: int, seed: int, trial: str | None, deadline_s: float, out: Path | None,
+    json_file: Path | None, plugins: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Try what crashes and damage on disk make of a checkpoint: STACK is a way to keep one, as `list` shows them.
+
+    Every change that a save makes to its folder is recorded, by strace. Each folder that a crash may leave by that
+    record, and damaged ones, are loaded in processes of their own, and what comes out is compared bit by bit.
+
+    \b
+    shardproof resilience
+    shardproof resilience torch-save dcp --trials 2000 --out reports/resilience
+    shardproof resilience dcp --trial flip-payload-0
+
+    Exit status: 0 every load gave a whole state or an error, 1 one gave something else, hung or crashed, 2 bad input.
+    """
+    from harness.resilience import page, scorecard
+    from harness.resilience.progress import Progress
+    from harness.resilience.run import replay, try_stack
+    from harness.resilience.stacks import chosen
+    from harness.resilience.trace import require_strace
+
+    arguments.load_plugins(plugins)
+    arguments.require_output_files(None, json=json_file)
+    stacks = chosen(names)
+    require_strace()
+    if trial is not None:
+        if len(names) != 1:
+            form = "shardproof resilience dcp --trial killed@3"
+            raise UsageError.of("--trial", trial, "with the name of the one stack that it is of", form)
+        tried, trace = replay(stacks[0], trial, seed, deadline_s)
+        print(scorecard.told(tried, trace), end="")
+        return ExitStatus.FAILURE if tried.outcome in scorecard.WRONG else ExitStatus.OK
+    folder = arguments.writable_folder(out) if out else None
+    found = []
+    with Progress(sys.stderr) as progress:
+        for stack in stacks:
+            progress.stack(stack.name)
+            found.append(try_stack(stack, trials, seed, deadline_s, progress.told))
+    document = scorecard.document_of(found, trials, seed)
+    print(scorecard.render(document), end="")
+    if folder is not None:
+        print(f"report: {page.write_files(document, folder)}")
+    arguments.write_json(json_file, document)
+    return scorecard.exit_status(document)

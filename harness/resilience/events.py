@@ -1,0 +1,90 @@
+"""What a save does to the file system, as plain values: the folder before it, and its changes in order.
+
+Paths are relative to the checkpoint's folder, with `/`; the folder itself is the empty path. An event that names a file
+names it as it is called at that moment, so that a file which was renamed while it was open goes by its new name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Tree = Mapping[str, bytes | None]
+"""Path → the bytes of a file, or None for a folder. Parents come with their children."""
+
+Kind = Literal[
+    "create", "mkdir", "link", "rename", "unlink", "rmdir", "write", "truncate", "sync_file", "sync_dir", "sync_all"
+]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One change of the file system, or one sync.
+
+    Attributes:
+        path: what is changed or synced; of a rename or a link, the name that was there before.
+        target: the new name of a rename or a link.
+        offset: where a write begins, in bytes; the new size of a truncation.
+        data: what is written.
+    """
+
+    kind: Kind
+    path: str
+    target: str = ""
+    offset: int = 0
+    data: bytes = b""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "write":
+                return f"write {self.path} {self.offset}+{len(self.data)}"
+            case "truncate":
+                return f"truncate {self.path} to {self.offset}"
+            case "rename" | "link":
+                return f"{self.kind} {self.path} to {self.target}"
+            case kind:
+                return f"{kind} {self.path or '.'}"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A save as it was recorded: the folder before it, taken to be wholly on disk, and the events in order."""
+
+    base: Tree
+    events: tuple[Event, ...]
+
+
+def tree_of(folder: Path) -> dict[str, bytes | None]:
+    """What a folder holds now."""
+    found: dict[str, bytes | None] = {}
+    for path in sorted(folder.rglob("*")):
+        found[path.relative_to(folder).as_posix()] = None if path.is_dir() else path.read_bytes()
+    return found
+
+
+def write_tree(tree: Tree, folder: Path) -> None:
+    """Make a folder that holds this; it must not be there yet."""
+    folder.mkdir()
+    for path, data in sorted(tree.items()):
+        if data is None:
+            (folder / path).mkdir(parents=True, exist_ok=True)
+        else:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+
+
+def digest_of(tree: Tree) -> bytes:
+    """A digest by which equal trees are told."""
+    found = hashlib.blake2b(digest_size=16)
+    for path, data in sorted(tree.items()):
+        content = b"/" if data is None else b"=" + hashlib.blake2b(data, digest_size=16).digest()
+        found.update(path.encode("utf-8", "surrogateescape") + b"\0" + content)
+    return found.digest()
+
+
+def describe(events: Iterable[Event]) -> str:
+    """The events as numbered lines."""
+    return "".join(f"{number:4d}  {event}\n" for number, event in enumerate(events))

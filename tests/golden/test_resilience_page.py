@@ -1,0 +1,43 @@
+"""docs/resilience.md is what `python -m harness.resilience.table` writes; the scripts of its findings stand alone."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from harness.resilience.page import page_of
+from harness.resilience.table import render
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = tomllib.loads((ROOT / "docs/resilience.toml").read_text("utf-8"))
+FINDINGS = tomllib.loads((ROOT / "docs/resilience-findings.toml").read_text("utf-8"))
+LONGEST_SCRIPT = 60
+
+
+def test_the_page_is_what_was_tried() -> None:
+    written = (ROOT / "docs/resilience.md").read_text("utf-8")
+    assert written == render(DOCUMENT, FINDINGS), "write it anew: python -m harness.resilience.table"
+
+
+def test_the_reference_is_the_example() -> None:
+    (own,) = (stack for stack in DOCUMENT["stack"] if stack["name"] == "reference")
+    outcomes = {outcome for cells in own["kind"].values() for outcome in cells}
+    assert outcomes <= {"old", "new", "other", "error"}
+    assert {"old", "new"} >= set(own["kind"]["killed"])
+
+
+def test_scripts_of_findings_are_short_and_import_nothing_of_ours() -> None:
+    scripts = sorted((ROOT / "docs/resilience-scripts").glob("*.py"))
+    assert [path.name for path in scripts] == sorted(finding["script"] for finding in FINDINGS["finding"])
+    for path in scripts:
+        text = path.read_text("utf-8")
+        assert text.count("\n") <= LONGEST_SCRIPT
+        assert not re.search(r"^\s*(from|import) (harness|tests)\b", text, re.MULTILINE)
+    assert all(re.match(r"Public: |Not found public on \d{4}-\d\d-\d\d; searched", f["public"]) for f in FINDINGS["finding"])
+
+
+def test_the_report_page_has_every_stack_and_loads_nothing() -> None:
+    page = page_of(DOCUMENT)
+    assert all(f'id="{stack["name"]}"' in page for stack in DOCUMENT["stack"])
+    assert not re.search(r'(?:src|href)="(?!#)', page)

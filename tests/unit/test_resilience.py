@@ -1,0 +1,202 @@
+"""What is recorded of a save, damage, verdicts, and the whole command; the reference's files refuse what is not theirs.
+
+*Verifies*: in CI everything but the stacks of torch and safetensors, which the nightly tests try, each a little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.cli import entry
+from harness.errors import UsageError
+from harness.resilience import scorecard
+from harness.resilience.corruptions import KINDS, Folders, damaged
+from harness.resilience.events import Event, Trace, tree_of, write_tree
+from harness.resilience.run import Found, Tried, try_stack
+from harness.resilience.stacks import Stack, all_stacks, chosen
+from harness.resilience.trace import TraceError, events_of, require_complete, require_strace
+from harness.resilience.trial import Known, classify
+from harness.verdict import ExitStatus
+
+traced = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+
+
+def quoted(text: str) -> str:
+    return '"' + "".join(f"\\x{byte:02x}" for byte in text.encode()) + '"'
+
+
+def at(number: int, path: str) -> str:
+    return f"{number}<{quoted(path)[1:-1]}>"
+
+
+def read(*lines: str, base: dict[str, bytes | None] | None = None) -> list[str]:
+    return [str(event) for event in events_of(lines, Path("/ck"), base or {})]
+
+
+def test_writes_go_where_the_descriptor_stands() -> None:
+    assert read(
+        f"1 openat(AT_FDCWD<{quoted('/ck')[1:-1]}>, {quoted('a')}, O_WRONLY|O_CREAT|O_TRUNC, 0666) = {at(3, '/ck/a')}",
+        f"1 write({at(3, '/ck/a')}, {quoted('12345')}, 5) = 5",
+        f"1 lseek({at(3, '/ck/a')}, 2, SEEK_SET) = 2",
+        f"1 writev({at(3, '/ck/a')}, [{{iov_base={quoted('xy')}}}, {{iov_base={quoted('z')}}}], 2) = 3",
+        f"1 pwrite64({at(3, '/ck/a')}, {quoted('p')}, 1, 9) = 1",
+        f"1 fsync({at(3, '/ck/a')}) = 0",
+        f"1 close({at(3, '/ck/a')}) = 0",
+    ) == ["create a", "write a 0+5", "write a 2+3", "write a 9+1", "sync_file a"]
+
+
+def test_a_thread_writes_through_the_descriptor_that_another_opened() -> None:
+    assert read(
+        "1 clone3({flags=CLONE_VM|CLONE_FILES|CLONE_THREAD} => {parent_tid=[2]}, 88) = 2",
+        f"1 openat(AT_FDCWD<>, {quoted('/ck/a')}, O_WRONLY|O_APPEND) = {at(3, '/ck/a')}",
+        f"2 write({at(3, '/ck/a')},  <unfinished ...>",
+        "1 fsync(9<\\x2f\\x78>) = 0",
+        f"2 <... write resumed>{quoted('more')}, 4) = 4",
+        base={"a": b"123"},
+    ) == ["write a 3+4"]
+
+
+def test_names_and_syncs_of_folders() -> None:
+    assert read(
+        f"1 mkdir({quoted('/ck/new')}, 0777) = 0",
+        f"1 openat(AT_FDCWD<>, {quoted('/ck/new/x')}, O_RDWR|O_CREAT, 0666) = {at(3, '/ck/new/x')}",
+        f"1 openat(AT_FDCWD<>, {quoted('/ck/new')}, O_RDONLY|O_DIRECTORY) = {at(4, '/ck/new')}",
+        f"1 fsync({at(4, '/ck/new')}) = 0",
+        f"1 rename({quoted('/ck/new')}, {quoted('/ck/gen')}) = 0",
+        f"1 write({at(3, '/ck/gen/x')}, {quoted('1')}, 1) = 1",
+        f"1 fsync({at(5, '/ck')}) = 0",
+        f"1 unlinkat({at(4, '/ck/gen')}, {quoted('x')}, 0) = 0",
+        f"1 unlinkat(AT_FDCWD<>, {quoted('/ck/gen')}, AT_REMOVEDIR) = 0",
+        f"1 unlink({quoted('/ck/none')}) = -1 ENOENT (No such file or directory)",
+    ) == [
+        "mkdir new", "create new/x", "sync_dir new", "rename new to gen", "write gen/x 0+1", "sync_dir .",
+        "unlink gen/x", "rmdir gen",
+    ]  # fmt: skip
+
+
+def test_a_record_that_does_not_explain_the_folder_is_refused() -> None:
+    trace = Trace({}, (Event("create", "a"), Event("write", "a", data=b"1")))
+    require_complete(trace, {"a": b"1"})
+    with pytest.raises(TraceError, match="does not explain 'a'"):
+        require_complete(trace, {"a": b"12"})
+    with pytest.raises(TraceError, match="copy_file_range"):
+        read(f"1 copy_file_range({at(3, '/ck/a')}, NULL, {at(4, '/ck/b')}, NULL, 9, 0) = 9")
+
+
+def test_without_strace_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="apt-get install strace"):
+        require_strace()
+
+
+FOLDERS = Folders(
+    new={"x": bytes(range(256)) * 20, "y": b"new" * 700, "m": b"new metadata", "d": None},
+    old={"x": bytes(5120), "y": b"old" * 700, "m": b"old metadata", "d": None},
+    other={"x": bytes(5121), "y": b"its" * 700, "m": b"its metadata", "d": None},
+)
+
+
+@settings(max_examples=4)
+@given(st.integers(0, 10**6))
+def test_damage_is_the_same_for_a_seed_and_always_changes_something(seed: int) -> None:
+    first, second = ([(d.label, d.tree) for d in damaged(FOLDERS, seed, 40)] for _ in range(2))
+    assert first == second
+    assert all(tree != FOLDERS.new for _, tree in first)
+    assert {label.rpartition("-")[0] for label, _ in first} == set(KINDS)
+
+
+def test_damage_of_one_file_has_no_swaps_and_ends() -> None:
+    one = Folders({"a": b"n"}, {"a": b"o"}, {"a": b"x"})
+    found = list(damaged(one, 0, 2_000))
+    assert "swapped" not in {damage.kind for damage in found}
+    assert len({json.dumps(list(map(str, damage.tree.values()))) for damage in found}) == len(found)
+
+
+KNOWN = Known(
+    old={"w": "1", "b": "1", "s": "0"}, new={"w": "2", "b": "2", "s": "0"}, other={"w": "3", "b": "3", "s": "0"}
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ({"ended": "ok", "found": KNOWN.old}, "old"), ({"ended": "ok", "found": KNOWN.new}, "new"),
+        ({"ended": "ok", "found": KNOWN.other}, "other"), ({"ended": "error", "why": "EOFError: "}, "error"),
+        ({"ended": "hang"}, "hang"), ({"ended": "crash", "why": "killed by SIGSEGV"}, "crash"),
+        ({"ended": "ok", "found": {}}, "silent"), ({"ended": "ok", "found": {**KNOWN.new, "more": "1"}}, "silent"),
+    ],
+)  # fmt: skip
+def test_outcomes(answer: dict[str, object], outcome: str) -> None:
+    assert classify(answer, KNOWN).outcome == outcome
+
+
+def test_a_mixture_says_which_parts_are_of_which_state() -> None:
+    assert classify({"ended": "ok", "found": {"w": "1", "b": "2", "s": "0"}}, KNOWN).why == "old: w; new: b"
+    assert classify({"ended": "ok", "found": {"w": "9", "s": "0"}}, KNOWN).why == "neither: w; missing: b"
+
+
+def test_the_scorecard_counts_and_has_a_command_for_each_cell() -> None:
+    stack = Stack("s", "a stack", "m:a")
+    tried = [Tried("killed@1", "killed", True, "", "old", ""), Tried("zeroed-0", "zeroed", False, "z", "silent", "w")]
+    document = scorecard.document_of([Found(stack, 3, 1, 5, tried)], 2, 7)
+    text = scorecard.render(document)
+    assert "shardproof resilience s --trial zeroed-0 --seed 7" in text
+    assert text.endswith("2 trials: 1 old, 1 silent\n")
+    assert scorecard.exit_status(document) == ExitStatus.FAILURE
+    assert scorecard.exit_status(scorecard.document_of([Found(stack, 3, 1, 5, tried[:1])], 1, 7)) == ExitStatus.OK
+    assert scorecard.exit_status(scorecard.document_of([], 1, 7)) == ExitStatus.NOTHING_RUN
+
+
+def test_an_unknown_stack_is_told_with_those_that_there_are() -> None:
+    with pytest.raises(UsageError, match="dcp-files"):
+        chosen(("nothing",))
+
+
+def test_a_tree_is_written_and_read_as_it_is(tmp_path: Path) -> None:
+    tree = {"d": None, "d/e": b"1", "f": b""}
+    write_tree(tree, tmp_path / "t")
+    assert tree_of(tmp_path / "t") == tree
+
+
+@traced
+def test_the_reference_survives_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    out, document = tmp_path / "out", tmp_path / "found.json"
+    asked = ["resilience", "reference", "--trials", "40", "--out", str(out), "--json", str(document)]
+    assert entry(asked) == ExitStatus.OK, capsys.readouterr().out
+    found = json.loads(document.read_text("utf-8"))["stack"][0]
+    assert found["trials"] == 40
+    assert found["syncs"] >= 5
+    assert sorted(path.name for path in out.iterdir()) == ["resilience.html", "resilience.toml", "resilience.txt"]
+    assert list((tmp_path / "scratch").iterdir()) == []
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+@traced
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(set(all_stacks()) - {"reference"}))
+def test_a_stack_can_be_tried(name: str) -> None:
+    found = try_stack(all_stacks()[name], 80, 0, 120.0)
+    assert len(found.tried) == 80 or len(found.tried) >= found.states
+    assert {"new", "error"} <= {one.outcome for one in found.tried}
+    assert not [one for one in found.tried if one.outcome in ("hang", "crash")]
+
+
+@traced
+@pytest.mark.nightly
+def test_ten_thousand_trials_of_the_reference_are_none_of_them_silent() -> None:
+    found = try_stack(all_stacks()["reference"], 10_500, 0, 120.0)
+    assert len(found.tried) >= 10_000
+    assert not [one for one in found.tried if one.outcome not in ("old", "new", "other", "error")]
+    assert all(one.outcome in ("old", "new") for one in found.tried if one.crash)

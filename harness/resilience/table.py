@@ -32,7 +32,7 @@ command tries it, on any stack that saves and loads (`shardproof list` shows the
 ```console
 $ shardproof resilience torch-save
 $ shardproof resilience dcp-files reference --trials 1000 --out reports/resilience
-$ shardproof resilience dcp-files --trial killed@10
+$ shardproof resilience dcp-files --trial killed@4
 ```
 
 It needs strace (`apt-get install strace`) and no root. A stack saves an old state; then it saves a new one while strace

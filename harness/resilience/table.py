@@ -57,14 +57,15 @@ fsync(2) promises no more: a name without its bytes, bytes without their name, a
 
 * `killed`: the process dies, the machine lives. Every prefix of the record.
 * `torn`: as before, and of the write that was going on its first block of 4096 bytes, half, or all but its last block.
-* `lost`: the power fails. Of what was not synced nothing is left, or all but the bytes of one file, of all files, or one
-  folder's names; or the bytes are zeros.
-* `reordered`: the power fails. Of what was not synced all but one or two changes are left, or one or two alone, with what
-  they need; one write may be there in part. Pairs are taken right before each sync and at the end, of the latest 45
-  changes. CrashMonkey (OSDI 2018) bounds its states in the same way, by barriers and by how many requests change places.
+* `lost`: the power fails. Of what was not synced nothing is left, or all but the bytes of one file, of all files, or
+  one folder's names; or the bytes are zeros.
+* `reordered`: the power fails. Of what was not synced all but one or two changes are left, or one or two alone, with
+  what they need; one write may be there in part. Pairs are taken right before each sync and at the end, of the latest
+  45 changes. CrashMonkey (OSDI 2018) bounds its states in the same way, by barriers and by how many requests change
+  places.
 
-These are the weakest rules, not those of one file system: ext4 in its usual mode is luckier. `killed` and `torn` need no
-power cut. Damage goes round its kinds: bits flipped in the first 512 bytes of a file (`flip-head`), the last 512
+These are the weakest rules, not those of one file system: ext4 in its usual mode is luckier. `killed` and `torn` need
+no power cut. Damage goes round its kinds: bits flipped in the first 512 bytes of a file (`flip-head`), the last 512
 (`flip-tail`) or between (`flip-payload`); files truncated, extended, zeroed in part, swapped, duplicated, missing, or
 taken from the step before or from another run.
 
@@ -83,7 +84,7 @@ def render(document: Document, findings: Mapping[str, Any]) -> str:
 
 
 def _summary(document: Document) -> Iterator[str]:
-    yield "Crash: of the crash states that were tried, how many were a whole state, an error, or silent. Damage: the same."
+    yield "Crash: of the crash states that were tried, how many gave a whole state, an error, or were silent."
     yield ""
     yield "| stack | events, syncs | crash: whole | error | silent | damage: whole | error | silent | hang or crash |"
     yield "|---|---|---|---|---|---|---|---|---|"
@@ -100,8 +101,8 @@ def _summary(document: Document) -> Iterator[str]:
 def _section(stack: Document) -> Iterator[str]:
     yield f"### {stack['name']}"
     yield ""
-    yield f"{stack['doc']}. {stack['crash_states']} crash states, {stack['trials']} trials. A cell has the count and one"
-    yield f"trial, which `shardproof resilience {stack['name']} --trial ID` makes again."
+    yield f"{stack['doc']}. {stack['crash_states']} crash states, {stack['trials']} trials."
+    yield f"A cell has the count and one trial, which `shardproof resilience {stack['name']} --trial ID` makes again."
     yield ""
     shown = [outcome for outcome in OUTCOMES if total(stack, (outcome,))]
     yield f"| kind | {' | '.join(f'**{o}**' if o in WRONG else o for o in shown)} |"

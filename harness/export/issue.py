@@ -7,10 +7,11 @@ result itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from harness import cures
+from harness.cure_table import scenario_of
 from harness.export.body import subject
 from harness.export.case import Case
 from harness.export.script import SCRIPT, Draft, body_lines
@@ -20,6 +21,7 @@ from harness.report.model import headline
 from harness.report.text import difference_lines
 from harness.report.titles import title
 from harness.result import Evidence, Result, describe
+from harness.scenario import Scenario
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
 from harness.tables import text_of
@@ -72,6 +74,9 @@ def told_of(case: Case, known: str | None) -> Told:
     """
     system = system_named(case.scenario.system)
     found = told_about(system, _shown_first(case, system, known) if known else known)
+    names = _cures_shown_by(system, case.scenario)
+    if found and names and found.cure not in names:
+        found = replace(found, cure=names[0], patch=_patch(system, names[0]))
     return found or Told(headline(case.result), f"It shows in {subject_of(case)}.")
 
 
@@ -85,6 +90,23 @@ def _shown_first(case: Case, system: System, known: str) -> str:
     return "+".join(sorted(known.split("+"), key=lambda name: not entries[name].match.covers(item)))
 
 
+def _cures_shown_by(system: System, scenario: Scenario) -> list[str]:
+    """The cures that name a scenario as one of theirs. An entry has one cure, that of the scenario it names, but some
+    of its scenarios need another. For example, the assertion of `megatron-core-4423-odd` goes with `4423-silent`."""
+    return [
+        cure.id
+        for cure in cures.available(system)
+        if any(scenario_of(cures.home_of(system, cure.id), name) == scenario for name in cure.shown_by)
+    ]
+
+
+def _patch(system: System, cure: str) -> str:
+    """The diff of a cure; empty where there is none."""
+    home = cures.home_of(system, cure) if any(cure == one.id for one in cures.available(system)) else system
+    file = home.folder.joinpath("cures", f"{cure}.patch")
+    return _diff(text_of(file, f"{home.name}/cures/{cure}.patch")) if cure and file.is_file() else ""
+
+
 def told_about(system: System, known: str | None) -> Told | None:
     """What a system's entries say of known issues, joined by `+`; None where there is none."""
     findings = _findings_of(system.name) if known else {}
@@ -94,9 +116,6 @@ def told_about(system: System, known: str | None) -> Told | None:
     first = found[0]
     cause = findings.get(first.cause, first)
     cure = first.cure  # that of a cause may not reach this face of it
-    home = cures.home_of(system, cure) if any(cure == one.id for one in cures.available(system)) else system
-    file = home.folder.joinpath("cures", f"{cure}.patch")
-    patch = text_of(file, f"{home.name}/cures/{cure}.patch") if cure and file.is_file() else ""
     return Told(
         _first_sentence(first.what),
         first.what,
@@ -104,7 +123,7 @@ def told_about(system: System, known: str | None) -> Told | None:
         first.novelty.upstream or cause.novelty.upstream,
         first.novelty.harm,
         cure,
-        _diff(patch),
+        _patch(system, cure),
         repaired_in(first.fixed or cause.fixed),
     )
 
@@ -131,12 +150,20 @@ def _diff(patch: str) -> str:
     return patch[at:] if at >= 0 else patch
 
 
-def render_issue(made: Written, observed: str, versions: Mapping[str, str], python: str, passes: str = "") -> str:
+def render_issue(
+    made: Written,
+    observed: str,
+    versions: Mapping[str, str],
+    python: str,
+    passes: str = "",
+    with_cure: str = "With this change the script ends with status 0:",
+) -> str:
     """The text.
 
     Args:
         observed: what the script printed. versions: what was installed, by name. python: the interpreter's release.
-        passes: the release on which the script was run and passes; empty for none.
+        passes: the release on which the script was run and passes; empty for none. with_cure: what comes of the script
+            with the cure, as the sentence above its diff.
     """
     case, draft, told = made.case, made.draft, made.told
     sections = [
@@ -157,7 +184,7 @@ def render_issue(made: Written, observed: str, versions: Mapping[str, str], pyth
         + "".join(f" Without a GPU it needs `{name}` beside it." for name in draft.shims),
         _code(made.script),
         f"The script passes on {next(iter(versions), case.result.system)} {passes}." if passes else "",
-        *_cure(told),
+        *_cure(told, with_cure),
         f"Already public: {told.upstream}" if told.upstream else "",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -192,7 +219,7 @@ def render_draft(result: Result, told: Told | None, calls: str) -> str:
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _cure(told: Told, with_it: str = "With this change the script ends with status 0:") -> list[str]:
+def _cure(told: Told, with_it: str) -> list[str]:
     if not told.line:
         return []
     text = ["## Where it seems to lie", told.line + "."]

@@ -28,31 +28,42 @@ from harness.world.torches import with_torch
 
 ISSUE = "issue.md"
 
+ALONE = "With this change the script ends with status 0:"
+BEHIND = "With this change another known defect shows; with that repaired too the script ends with status 0:"
+"""What an issue says of a cure, by whether it is enough."""
+
 
 @dataclass(frozen=True)
 class Exported:
-    """What came of an export. plain: how the script ended. cured: how it ended with the
-    cure; None where it was not run so, or there is no cure. repaired: how it ended on the release that repaired the
-    defect; None where there is none, or it cannot be installed."""
+    """What came of an export. plain: how the script ended. cured: how it ended with the cure; None where it was not run
+    so, or there is no cure. together: how it ended with all cures of the library, where it does not pass with its own
+    alone, since another defect comes behind it. repaired: how it ended on the release that repaired the defect; None
+    where there is none, or it cannot be installed."""
 
     written: Written
     folder: Path
     plain: Outcome
     cured: Outcome | None
+    together: Outcome | None
     repaired: Outcome | None
 
     @property
     def wrong(self) -> bool:
-        """Whether the script fails with the cure too, or on the release that repaired the defect."""
-        return any(outcome is not None and not outcome.passes for outcome in (self.cured, self.repaired))
+        """Whether the script fails with all cures too, or on the release that repaired the defect."""
+        ended = (self.together or self.cured, self.repaired)
+        return any(outcome is not None and not outcome.passes for outcome in ended)
 
     def text(self) -> str:
         """What was written and how it ended, for the terminal."""
         lines = [f"{self.folder / name}" for name in (SCRIPT, ISSUE, *self.written.draft.shims)]
         lines.append(f"in a clean interpreter: {self.plain.told}")
         if self.cured is not None:
-            how = "it passes" if self.cured.passes else "IT DOES NOT PASS"
+            unless = "IT DOES NOT PASS" if self.wrong else "another defect comes behind it"
+            how = "it passes" if self.cured.passes else unless
             lines.append(f"with the cure {self.written.told.cure}: {how}; {self.cured.told}")
+        if self.together is not None:
+            how = "it passes" if self.together.passes else "IT DOES NOT PASS"
+            lines.append(f"with all cures of {self.written.case.scenario.system}: {how}; {self.together.told}")
         if self.repaired is not None:
             how = "it passes" if self.repaired.passes else "IT DOES NOT PASS"
             lines.append(f"on {self.written.told.repaired}, which repaired it: {how}; {self.repaired.told}")
@@ -113,10 +124,12 @@ def export(result: Result, known: str | None, folder: Path, python: str | None, 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
     made, plain = _shown(result, known, folder, ranks, paths)
-    with_cure = _cured(system, made, folder, ranks, paths) if cured and made.told.cure else None
-    found = Exported(made, folder, plain, with_cure, _repaired(result, known, made, ranks))
+    own = _cured(system, made, folder, ranks, paths, made.told.cure) if cured and made.told.cure else None
+    together = _cured(system, made, folder, ranks, paths, "") if own is not None and not own.passes else None
+    found = Exported(made, folder, plain, own, together, _repaired(result, known, made, ranks))
     passes = made.told.repaired if found.repaired is not None and found.repaired.passes else ""
-    text = render_issue(made, plain.said, versions(system, result, ranks), ranks.python, passes)
+    how = BEHIND if together is not None and together.passes else ALONE
+    text = render_issue(made, plain.said, versions(system, result, ranks), ranks.python, passes, how)
     (folder / ISSUE).write_text(text, "utf-8")
     return found
 
@@ -185,8 +198,14 @@ def versions(system: System, result: Result, ranks: Interpreter) -> Mapping[str,
     return {first: result.version, **{name: release for name, release in others.items() if release and name != first}}
 
 
-def _cured(system: System, made: Written, folder: Path, ranks: Interpreter, paths: tuple[Path, ...]) -> Outcome:
-    """The script on a copy of the library with the defect cured."""
+def _cured(
+    system: System, made: Written, folder: Path, ranks: Interpreter, paths: tuple[Path, ...], wanted: str
+) -> Outcome:
+    """The script on a copy of the library with the defect cured.
+
+    Args:
+        wanted: the cure's id; empty for all cures.
+    """
 
     places = (*paths, Path(ranks.site))  # a cure may be that of a library that this one stands on
 
@@ -194,7 +213,7 @@ def _cured(system: System, made: Written, folder: Path, ranks: Interpreter, path
         file = next((path / name for path in places if (path / name).is_file()), None)
         return file.read_text("utf-8") if file else None
 
-    found = cures.apply(cures.chosen(system, made.told.cure), source)
-    if not found.applied:
-        return Outcome(-1, "", f"the cure {made.told.cure} does not apply: {'; '.join(found.left.values())}")
+    found = cures.apply(cures.chosen(system, wanted), source)
+    if made.told.cure not in found.applied:
+        return Outcome(-1, "", f"the cure {made.told.cure} does not apply: {found.left[made.told.cure]}")
     return run(folder / SCRIPT, ranks.path, places, found.sources)

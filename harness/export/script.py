@@ -76,7 +76,6 @@ def render(draft: Draft, case: Case, title: str) -> str:
             functions=functions(case, draft.calls),
             opening=_opening(title, draft.library, told),
             subject=subject(case),
-            port=29500 + int(case.result.id, 16) % 1000,
             **draft.values,
         )
     )

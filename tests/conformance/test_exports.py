@@ -47,9 +47,11 @@ SHORT = FOUNDING | GRAVEST
 BEHIND = {
     ("megatron-core", "5929"): "another defect raises once this one is cured",
     ("megatron-core", "hybrid-sharded"): "5929 raises once this one is cured",
+    ("megatron-core", "1553-replicate"): "5929 raises once this one is cured",
+    ("megatron-core", "4423-odd"): "4423's other face, a missing to_local, raises once this one is cured",
     ("megatron-bridge", "finetune-fp32-offload"): "Megatron-Core's refresh does nothing then: its reload-fp32-offload",
 }
-"""Regressions whose script does not pass with the cure alone → why."""
+"""Regressions whose script does not pass with its cure alone, but with all of the library's → why."""
 
 ABLE = [system for system in BUILT_IN if system.export_entry]
 CASES = [
@@ -78,7 +80,9 @@ def test_a_regression_is_a_script(system: System, name: str, laboratory: Laborat
         pytest.skip(str(limit))
     found = export(result, known, tmp_path, None, cured=True)
     assert found.plain.shows, found.plain
-    assert found.cured is None or found.cured.passes or (system.name, name) in BEHIND, found.cured
+    hidden = (system.name, name) in BEHIND
+    cured = found.together if hidden else found.cured
+    assert cured.passes if cured else not hidden, (found.cured, found.together)
     assert found.repaired is None or found.repaired.passes, found.repaired
     script = (tmp_path / SCRIPT).read_text("utf-8")
     assert imported(script).isdisjoint({"harness", "scenarios"})

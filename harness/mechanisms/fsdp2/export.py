@@ -218,17 +218,15 @@ def mesh_call(case: Case, device: str) -> str:
     names, sizes = _dims(case, case.ops[-1].mesh)
     given = f"({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)})"
     if len(case.parts) > 1:
-        return _mesh_of_world(case)
+        return _mesh_of_world(case, device)
     return f'init_device_mesh("{device}", {given}, mesh_dim_names={_quoted(names)})'
 
 
-def _mesh_of_world(case: Case) -> str:
+def _mesh_of_world(case: Case, device: str) -> str:
     """The mesh of a script whose two parts have worlds of different size: told by that size."""
     names, _ = _dims(case, case.ops[-1].mesh)
     told = {part[0].mesh.world: _dims(case, part[0].mesh)[1] for part in case.parts}
-    return (
-        f'init_device_mesh("{case.scenario.device}", {told!r}[dist.get_world_size()], mesh_dim_names={_quoted(names)})'
-    )
+    return f'init_device_mesh("{device}", {told!r}[dist.get_world_size()], mesh_dim_names={_quoted(names)})'
 
 
 def _quoted(names: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ neither TransformerEngine nor apex is installed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.export.case import KEPT, OTHER, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError, case_of
@@ -26,6 +26,26 @@ from harness.oracle.contract import half_dtype
 STATE_KEYS = {"momentum": "momentum_buffer"}
 
 
+HOME = "harness.mechanisms.megatron"
+INNER = "optimizer.chained_optimizers[0]"
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What of the template a script takes. lean: one parameter, and its master on the host. fused_linear: one fused
+    layer, its path and sizes; empty for none. idle: moments of a parameter that no forward uses. With none of these it
+    has all parameters that the case needs."""
+
+    lean: bool
+    fused_linear: Mapping[str, Any]
+    idle: bool
+
+    @property
+    def alone(self) -> bool:
+        """Whether one rank shows it."""
+        return self.lean or bool(self.fused_linear) or self.idle
+
+
 def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
     """The draft of a case.
 
@@ -37,37 +57,70 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
     """
     case = _stepped(_copies(case))
     case.require_comparable()
-    lean, fused_linear, idle = _is_lean(case, store), _fused_linear(case, store), _is_idle(case)
-    case = case.on_one_rank() if lean or fused_linear or idle else case
-    scenario = case.scenario
+    form = _Form(_is_lean(case, store), _fused_linear(case, store), _is_idle(case))
+    case = case.on_one_rank() if form.alone else case
     _require(case, store)
+    return Draft(
+        HOME,
+        "megatron.py.j2",
+        _calls(case, store, form),
+        _value(form),
+        _values(case, store, form),
+        f"{case.scenario.system} {case.result.version}",
+        _shims(case, store, local_state=local_state),
+        case=case,
+    )
+
+
+def _values(case: Case, store: Store, form: _Form) -> dict[str, Any]:
+    """What the template needs to know: of the model, of what is compared, and of the checkpoint's format."""
     nested = any("." in m.path for m in case.spec.modules)
     model = model_values(case, nested=nested)
-    half = half_dtype(scenario.dtype)
-    values = {
+    return {
         **model,
+        **_model_class(case, store, model, nested=nested),
+        **_compared(case),
+        "form": store.form,
+        "metadata": store.metadata,
+        "written_name": model["fqn"],
+        "config": calls_of.call("TransformerConfig", calls_of.config(half_dtype(case.scenario.dtype))),
+        "wrapped": bool(store.fsdp and half_dtype(case.scenario.dtype)) or bool(form.fused_linear),
+        "shim": MODULE,
+        "lean": form.lean,
+        "fused_linear": form.fused_linear,
+        "shape": repr(case.spec.param(case.focus.fqn).spec.shape) if form.lean else "",
+    }
+
+
+def _model_class(case: Case, store: Store, model: Mapping[str, Any], *, nested: bool) -> dict[str, Any]:
+    """Of the model's class: its shapes, and whether a table of blocks says all of it."""
+    one_class = not (store.fsdp or nested or "overlap_param_gather" in case.scenario.options)
+    return {
         "shapes": _fused(case, model),
         "stepping": case.does("step", "overflow"),
         "nested": nested,
-        "by_block": not (store.fsdp or nested or "overlap_param_gather" in scenario.options) and _whole_islands(model),
+        "by_block": one_class and _whole_islands(model),
         "expert_blocks": _expert_blocks(case),
         "fp32_blocks": list(dict.fromkeys(name.rpartition(".")[0] for name in model["islands"])),
-        "config": calls_of.call("TransformerConfig", calls_of.config(half)),
-        "wrapped": bool(store.fsdp and half) or bool(fused_linear),
-        "form": store.form,
-        "metadata": store.metadata,
-        "offload": scenario.offload.fraction > 0,
-        "precise": calls_of.is_precise(scenario),
-        "remainder": calls_of.is_precise(scenario) and half == "bf16" and not scenario.offload.fraction,
-        "gathers": _gathers(case),
-        "inner": "optimizer.chained_optimizers[0]",
-        "state_key": STATE_KEYS.get(case.focus.role, case.focus.role),
-        "written_name": model["fqn"],
-        "shim": MODULE,
-        "lean": lean,
-        "fused_linear": fused_linear,
-        "shape": repr(case.spec.param(case.focus.fqn).spec.shape) if lean else "",
     }
+
+
+def _compared(case: Case) -> dict[str, Any]:
+    """Where a master or a moment lies, for the functions that read one."""
+    precise, offload = calls_of.is_precise(case.scenario), case.scenario.offload.fraction > 0
+    return {
+        "offload": offload,
+        "precise": precise,
+        "remainder": precise and half_dtype(case.scenario.dtype) == "bf16" and not offload,
+        "gathers": _gathers(case),
+        "inner": INNER,
+        "state_key": STATE_KEYS.get(case.focus.role, case.focus.role),
+    }
+
+
+def _calls(case: Case, store: Store, form: _Form) -> dict[str, str]:
+    """The library's calls, by kind of operation."""
+    half = half_dtype(case.scenario.dtype)
     calls = {
         "start": "\n".join(calls_of.joined(case)),
         "build": "\n".join(calls_of.build(case, store, half)),
@@ -75,39 +128,41 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
         "reload_params": "optimizer.reload_model_params()",
         **calls_of.checkpoint(store, case),
     }
-    if idle:
+    if form.idle:
         calls["expected"] = f"torch.zeros({case.spec.param(case.focus.fqn).spec.numel})"
     if groups.scheduled(case):
         calls["state"] = groups.STATE
-    value = "read(model, optimizer)"
-    if fused_linear:
-        calls |= _fused_calls(case, store, half, fused_linear["columns"])
-    if lean:
-        calls |= {"expected": f"model.module.{_own(case)}.detach().flatten().float().cpu()"}
-        calls |= {"build": "\n".join(_lean_build(case, half))}
-        calls |= {"save": "torch.save(model.state_dict(), CHECKPOINT)"}
-        calls |= {"load_model_only": "model.load_state_dict(torch.load(CHECKPOINT))"}
-        masters = "optimizer.chained_optimizers[0].optimizer.param_to_inner_param.values()"
-        value = f"next(iter({masters})).detach().flatten().cpu()"
-    library = f"{case.scenario.system} {case.result.version}"
-    fused = scenario.optimizer.impl == "multi_tensor" and scenario.optimizer.kind != "sgd"
-    precise = calls_of.is_precise(scenario)
-    shims = gpu_on_cpu(
-        fused=fused,
+    if form.fused_linear:
+        calls |= _fused_calls(case, store, half, form.fused_linear["columns"])
+    return calls | (_lean_calls(case, half) if form.lean else {})
+
+
+def _lean_calls(case: Case, half: str | None) -> dict[str, str]:
+    """Of a script of one parameter: its weight goes through a file by itself."""
+    return {
+        "expected": f"model.module.{_own(case)}.detach().flatten().float().cpu()",
+        "build": "\n".join(_lean_build(case, half)),
+        "save": "torch.save(model.state_dict(), CHECKPOINT)",
+        "load_model_only": "model.load_state_dict(torch.load(CHECKPOINT))",
+    }
+
+
+def _value(form: _Form) -> str:
+    """The expression of what is compared."""
+    if form.lean:
+        return f"next(iter({INNER}.optimizer.param_to_inner_param.values())).detach().flatten().cpu()"
+    return "read(model, optimizer)"
+
+
+def _shims(case: Case, store: Store, *, local_state: bool) -> dict[str, str]:
+    """What stands in for a GPU, as far as the case needs it."""
+    scenario, precise = case.scenario, calls_of.is_precise(case.scenario)
+    return gpu_on_cpu(
+        fused=scenario.optimizer.impl == "multi_tensor" and scenario.optimizer.kind != "sgd",
         local_state=local_state,
         precise=precise,
         offload=precise and scenario.offload.fraction > 0,
         random=bool(store.fsdp) and case.ops[-1].mesh.tp > 1,
-    )
-    return Draft(
-        "harness.mechanisms.megatron",
-        "megatron.py.j2",
-        calls,
-        value,
-        values,
-        library,
-        shims,
-        case=case,
     )
 
 

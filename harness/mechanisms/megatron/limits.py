@@ -124,149 +124,183 @@ def _has_unused(model: str) -> bool:
     return any(p.spec.trainable == "yes" and not p.spec.used for p in model_spec(model).unique_params)
 
 
+REFUSED: tuple[Limit, ...] = (
+    Limit(
+        "precision-aware-without-te",
+        lambda s: has("precision_aware")(s) and s.optimizer.impl == "forloop",
+        "the precision-aware optimizer needs TransformerEngine; without it the library compares its version with "
+        "None",
+        "megatron/core/optimizer/optimizer_config.py, __post_init__",
+    ),
+    Limit(
+        "precision-aware-replicate",
+        lambda s: has("precision_aware")(s) and s.sharding == "replicate" and s.optimizer.kind != "sgd",
+        "the precision-aware optimizer is a distributed one",
+        "megatron/core/optimizer/optimizer_config.py, __post_init__",
+        LibraryError(
+            "AssertionError", "only supported with distributed optimizer", "build",
+            {"options": "precision_aware", "sharding": "replicate", "checkpoint": "plain"},
+        ),
+    ),
+    Limit(
+        "precision-aware-sgd",
+        lambda s: has("precision_aware")(s) and s.optimizer.kind == "sgd",
+        "the precision-aware optimizer is Adam",
+        "megatron/core/optimizer/optimizer_config.py, __post_init__",
+        LibraryError(
+            "AssertionError", "only supported with adam", "build",
+            {"options": "precision_aware", "optimizer": "sgd/impl=multi_tensor"},
+        ),
+    ),
+    Limit(
+        "dtypes-without-precision-aware",
+        lambda s: _precision_aware_dtypes(s) and not has("precision_aware")(s),
+        "gradients, masters and moments in half are the precision-aware optimizer's",
+        "megatron/core/optimizer/optimizer_config.py, __post_init__",
+        LibraryError(
+            "AssertionError", "can only be fp32 when not using precision-aware optimizer", "build",
+            {"dtype": "bf16/master=fp32/exp_avg=bf16"},
+        ),
+    ),
+    Limit(
+        "distributed-sgd",
+        lambda s: s.sharding == "zero1" and s.optimizer.kind == "sgd" and not s.offload.fraction,
+        "the distributed optimizer takes Adam only",
+        "megatron/core/optimizer/distrib_optimizer.py, __init__",
+        LibraryError(
+            "AssertionError", "Only Adam and HybridDeviceOptimizer currently supported", "build",
+            {"optimizer": "sgd/impl=multi_tensor"},
+        ),
+    ),
+    Limit(
+        "overlap-unused",
+        lambda s: has("overlap_grad_reduce")(s) and _unused_in_bucket(s),
+        "with overlap_grad_reduce every parameter of a bucket must get a gradient",
+        "megatron/core/distributed/param_and_grad_buffer.py, _ParamAndGradBucketGroup.reset",
+        LibraryError("AssertionError", "", "step", {"model": "unused", "options": "overlap_grad_reduce"}),
+    ),
+    Limit(
+        "expert-instances",
+        _indivisible_instances,
+        "distributed optimizer instances must divide the data-parallel ranks of an expert",
+        "megatron/core/parallel_state.py, initialize_model_parallel",
+        LibraryError(
+            "AssertionError", "Expert data parallel size should be divisible by partial DistOpt", "build",
+            {"model": "moe", "expert_parallel": "2", "mesh": "2x1x1"},
+        ),
+    ),
+)  # fmt: skip
+"""Combinations that the library refuses by itself, mostly with the error that the conformance kit has it raise."""
+
+DTYPES: tuple[Limit, ...] = (
+    Limit(
+        "average-of-seven",
+        _rounds_average,
+        "DDP averages by multiplying with 1/7, which fp32 rounds: sums of the exact grid are no longer exact",
+        "megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync",
+    ),
+    Limit("dtype-reduce", _reduces_otherwise, "gradients are reduced in the storage dtype or all of them in fp32"),
+    Limit(
+        "dtype-master",
+        lambda s: _halves(s) and s.dtype.master is None,
+        "parameters in half have masters: dtype …/master=fp32",
+    ),
+    Limit(
+        "master-of-fp32",
+        lambda s: not _halves(s) and s.dtype.master not in (None, "fp32"),
+        "parameters in fp32 are their own masters",
+    ),
+)  # fmt: skip
+"""Dtypes that have no meaning together, or whose arithmetic is not exact."""
+
+SCALING: tuple[Limit, ...] = (
+    Limit(
+        "scaler",
+        lambda s: s.optimizer.loss_scale > 0 and not _fp16(s),
+        "the dynamic loss scaler comes with fp16 storage only",
+        "megatron/core/optimizer/__init__.py, _get_megatron_optimizer_based_on_param_groups",
+    ),
+    Limit(
+        "fp16-range",
+        lambda s: s.optimizer.loss_scale > MAX_FP16_LOSS_SCALE,
+        f"the probe's gradients leave fp16's range with a loss scale above {MAX_FP16_LOSS_SCALE:g}",
+    ),
+)  # fmt: skip
+"""Loss scales that the library does not use, or that leave a dtype's range."""
+
+OFFLOADING: tuple[Limit, ...] = (
+    Limit(
+        "offload-sgd",
+        lambda s: s.offload.fraction > 0 and s.optimizer.kind == "sgd",
+        "offload is driven with Adam",
+    ),
+    Limit(
+        "offload-options",
+        lambda s: has("torch_offload", "overlap_offload")(s) and not s.offload.fraction,
+        "torch_offload and overlap_offload are ways to offload",
+    ),
+)  # fmt: skip
+"""Offload that is not driven, and options that mean nothing without it."""
+
+GATHERING: tuple[Limit, ...] = (
+    Limit(
+        "gather-replicate",
+        lambda s: has("overlap_param_gather")(s) and s.sharding == "replicate",
+        "only a distributed optimizer gathers parameters",
+    ),
+    Limit(
+        "gather-reduce",
+        lambda s: has("overlap_param_gather")(s) and not has("overlap_grad_reduce")(s),
+        "the training script allows overlap_param_gather only with overlap_grad_reduce",
+        "megatron/training/arguments.py, validate_args",
+    ),
+    Limit(
+        "instances-replicate",
+        lambda s: s.sharding == "replicate" and any(mesh.dp_replicate > 1 for mesh in meshes(s)),
+        "dp_replicate is the number of distributed optimizer instances: it needs zero1",
+    ),
+)  # fmt: skip
+"""Ways to communicate that need a distributed optimizer, or one another."""
+
+MESHES: tuple[Limit, ...] = (
+    Limit("tp-divides", _indivisible_tp, "tensor parallelism must divide the dims it shards"),
+    Limit("ep-divides", _indivisible_ep, "expert parallelism must divide the experts and the data-parallel ranks"),
+    Limit(
+        "ep-tp",
+        lambda s: s.expert_parallel > 1 and any(mesh.tp > 1 for mesh in meshes(s)),
+        "expert parallelism is driven without tensor parallelism",
+    ),
+)  # fmt: skip
+"""Meshes that do not divide what they share out, or that are not driven together."""
+
+GROUPS: tuple[Limit, ...] = (
+    Limit("groups-decay", _decay_of_nothing, "a group's weight decay is a multiple of the optimizer's, which is 0"),
+    Limit(
+        "precision-aware-grad",
+        lambda s: s.dtype.grad is not None and s.dtype.grad != (s.dtype.reduce or half_dtype(s.dtype) or "fp32"),
+        "a precision-aware optimizer reads gradients in the dtype of their buffer (grad_reduce_in_fp32)",
+        "megatron/core/optimizer/distrib_optimizer.py, _copy_model_grads_to_main_grads",
+    ),
+    Limit(
+        "new-decay-groups",
+        lambda s: has("new_decay")(s) and bool(group_decays(s, model_spec(s.model)) - {0.0}),
+        "groups are matched by their multiple of the optimizer's weight decay, which new_decay changes",
+    ),
+)  # fmt: skip
+"""Param groups and gradients whose settings depend on each other."""
+
+
 def limits(contract: MegatronContract) -> tuple[Limit, ...]:
     """The limits within what the allow-lists of `AXES` leave."""
-    return (
-        Limit(
-            "precision-aware-without-te",
-            lambda s: has("precision_aware")(s) and s.optimizer.impl == "forloop",
-            "the precision-aware optimizer needs TransformerEngine; without it the library compares its version with "
-            "None",
-            "megatron/core/optimizer/optimizer_config.py, __post_init__",
-        ),
-        Limit(
-            "precision-aware-replicate",
-            lambda s: has("precision_aware")(s) and s.sharding == "replicate" and s.optimizer.kind != "sgd",
-            "the precision-aware optimizer is a distributed one",
-            "megatron/core/optimizer/optimizer_config.py, __post_init__",
-            LibraryError(
-                "AssertionError", "only supported with distributed optimizer", "build",
-                {"options": "precision_aware", "sharding": "replicate", "checkpoint": "plain"},
-            ),
-        ),
-        Limit(
-            "precision-aware-sgd",
-            lambda s: has("precision_aware")(s) and s.optimizer.kind == "sgd",
-            "the precision-aware optimizer is Adam",
-            "megatron/core/optimizer/optimizer_config.py, __post_init__",
-            LibraryError(
-                "AssertionError", "only supported with adam", "build",
-                {"options": "precision_aware", "optimizer": "sgd/impl=multi_tensor"},
-            ),
-        ),
-        Limit(
-            "dtypes-without-precision-aware",
-            lambda s: _precision_aware_dtypes(s) and not has("precision_aware")(s),
-            "gradients, masters and moments in half are the precision-aware optimizer's",
-            "megatron/core/optimizer/optimizer_config.py, __post_init__",
-            LibraryError(
-                "AssertionError", "can only be fp32 when not using precision-aware optimizer", "build",
-                {"dtype": "bf16/master=fp32/exp_avg=bf16"},
-            ),
-        ),
-        Limit(
-            "distributed-sgd",
-            lambda s: s.sharding == "zero1" and s.optimizer.kind == "sgd" and not s.offload.fraction,
-            "the distributed optimizer takes Adam only",
-            "megatron/core/optimizer/distrib_optimizer.py, __init__",
-            LibraryError(
-                "AssertionError", "Only Adam and HybridDeviceOptimizer currently supported", "build",
-                {"optimizer": "sgd/impl=multi_tensor"},
-            ),
-        ),
-        Limit(
-            "overlap-unused",
-            lambda s: has("overlap_grad_reduce")(s) and _unused_in_bucket(s),
-            "with overlap_grad_reduce every parameter of a bucket must get a gradient",
-            "megatron/core/distributed/param_and_grad_buffer.py, _ParamAndGradBucketGroup.reset",
-            LibraryError("AssertionError", "", "step", {"model": "unused", "options": "overlap_grad_reduce"}),
-        ),
-        Limit(
-            "expert-instances",
-            _indivisible_instances,
-            "distributed optimizer instances must divide the data-parallel ranks of an expert",
-            "megatron/core/parallel_state.py, initialize_model_parallel",
-            LibraryError(
-                "AssertionError", "Expert data parallel size should be divisible by partial DistOpt", "build",
-                {"model": "moe", "expert_parallel": "2", "mesh": "2x1x1"},
-            ),
-        ),
-        Limit(
-            "average-of-seven",
-            _rounds_average,
-            "DDP averages by multiplying with 1/7, which fp32 rounds: sums of the exact grid are no longer exact",
-            "megatron/core/distributed/param_and_grad_buffer.py, start_grad_sync",
-        ),
-        Limit("dtype-reduce", _reduces_otherwise, "gradients are reduced in the storage dtype or all of them in fp32"),
-        Limit(
-            "dtype-master",
-            lambda s: _halves(s) and s.dtype.master is None,
-            "parameters in half have masters: dtype …/master=fp32",
-        ),
-        Limit(
-            "master-of-fp32",
-            lambda s: not _halves(s) and s.dtype.master not in (None, "fp32"),
-            "parameters in fp32 are their own masters",
-        ),
-        Limit(
-            "scaled-state-device",
-            lambda s: s.device != "cpu" and contract.has_scales(s),
-            "the twin takes scales shard by shard in the emulated FusedAdam's arithmetic, which is not a GPU's",
-        ),
-        Limit(
-            "scaler",
-            lambda s: s.optimizer.loss_scale > 0 and not _fp16(s),
-            "the dynamic loss scaler comes with fp16 storage only",
-            "megatron/core/optimizer/__init__.py, _get_megatron_optimizer_based_on_param_groups",
-        ),
-        Limit(
-            "fp16-range",
-            lambda s: s.optimizer.loss_scale > MAX_FP16_LOSS_SCALE,
-            f"the probe's gradients leave fp16's range with a loss scale above {MAX_FP16_LOSS_SCALE:g}",
-        ),
-        Limit("offload-sgd", lambda s: s.offload.fraction > 0 and s.optimizer.kind == "sgd", "offload is driven with "
-                                                                                             "Adam"),
-        Limit(
-            "offload-options",
-            lambda s: has("torch_offload", "overlap_offload")(s) and not s.offload.fraction,
-            "torch_offload and overlap_offload are ways to offload",
-        ),
-        Limit(
-            "gather-replicate",
-            lambda s: has("overlap_param_gather")(s) and s.sharding == "replicate",
-            "only a distributed optimizer gathers parameters",
-        ),
-        Limit(
-            "gather-reduce",
-            lambda s: has("overlap_param_gather")(s) and not has("overlap_grad_reduce")(s),
-            "the training script allows overlap_param_gather only with overlap_grad_reduce",
-            "megatron/training/arguments.py, validate_args",
-        ),
-        Limit(
-            "instances-replicate",
-            lambda s: s.sharding == "replicate" and any(mesh.dp_replicate > 1 for mesh in meshes(s)),
-            "dp_replicate is the number of distributed optimizer instances: it needs zero1",
-        ),
-        Limit("tp-divides", _indivisible_tp, "tensor parallelism must divide the dims it shards"),
-        Limit("ep-divides", _indivisible_ep, "expert parallelism must divide the experts and the data-parallel ranks"),
-        Limit(
-            "ep-tp",
-            lambda s: s.expert_parallel > 1 and any(mesh.tp > 1 for mesh in meshes(s)),
-            "expert parallelism is driven without tensor parallelism",
-        ),
-        Limit("groups-decay", _decay_of_nothing, "a group's weight decay is a multiple of the optimizer's, which is 0"),
-        Limit(
-            "precision-aware-grad",
-            lambda s: s.dtype.grad is not None and s.dtype.grad != (s.dtype.reduce or half_dtype(s.dtype) or "fp32"),
-            "a precision-aware optimizer reads gradients in the dtype of their buffer (grad_reduce_in_fp32)",
-            "megatron/core/optimizer/distrib_optimizer.py, _copy_model_grads_to_main_grads",
-        ),
-        Limit(
-            "new-decay-groups",
-            lambda s: has("new_decay")(s) and bool(group_decays(s, model_spec(s.model)) - {0.0}),
-            "groups are matched by their multiple of the optimizer's weight decay, which new_decay changes",
-        ),
-    )  # fmt: skip
+    return (*REFUSED, *DTYPES, _scales_on_a_device(contract), *SCALING, *OFFLOADING, *GATHERING, *MESHES, *GROUPS)
+
+
+def _scales_on_a_device(contract: MegatronContract) -> Limit:
+    return Limit(
+        "scaled-state-device",
+        lambda s: s.device != "cpu" and contract.has_scales(s),
+        "the twin takes scales shard by shard in the emulated FusedAdam's arithmetic, which is not a GPU's",
+    )
 
 
 def constraints(contract: MegatronContract) -> tuple[Constraint, ...]:

@@ -18,8 +18,6 @@ def draft(case: Case, store: Store) -> Draft | None:
     first = case.first
     if not store.fsdp or first is None or case.ops[-1].mesh.tp > 1:
         return None
-    if "overlap_grad_reduce" in case.scenario.options:
-        return None  # the first moment of such a script has a rank's own gradient with the cure too
     if case.focus.kind == TRAINED and case.focus.op.kind == "step" and not first.key.role.startswith("compute"):
         return drafted(_step(case, store), store)
     if case.focus.kind == OTHER and first.key.role == "compute_param" and case.does("load"):
@@ -47,10 +45,18 @@ def _step(case: Case, store: Store) -> Scene:
         "gradient that exp_avg has taken up, exp_avg / (1 - beta1)",
         f"[{_mean(case)}]  # everywhere: the mean of the ranks' gradients",
         "gradient(optimizer)",
-        {"build": "\n".join(build_lines(case, store, adam(case))), "step": "\n".join(step_lines(_loss(case)))},
+        {"build": "\n".join(build_lines(case, store, adam(case))), "step": "\n".join(_steps(case))},
         forward="self.block(x)",
         block=tensor(case, SIZE),
     )
+
+
+def _steps(case: Case) -> list[str]:
+    """One step. With overlap_grad_reduce the training script enters `no_sync` for all microbatches but the last; the
+    library knows by that alone which one is the last, and only then reduces gradients that are not sharded."""
+    enters = "overlap_grad_reduce" in case.scenario.options
+    before = ["with model.no_sync():", "    pass  # no microbatch before the last one"]
+    return [*before * enters, *step_lines(_loss(case))]
 
 
 def _load(case: Case, store: Store) -> Scene:

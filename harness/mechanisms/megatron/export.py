@@ -101,6 +101,7 @@ def _model_class(case: Case, store: Store, model: Mapping[str, Any], *, nested: 
         "nested": nested,
         "by_block": one_class and _whole_islands(model),
         "expert_blocks": _expert_blocks(case),
+        "delta_nets": _delta_nets(case),
         "fp32_blocks": list(dict.fromkeys(name.rpartition(".")[0] for name in model["islands"])),
     }
 
@@ -310,6 +311,19 @@ def _expert_blocks(case: Case) -> list[str]:
     """Blocks whose parameters expert parallelism shares out."""
     found = [m.path for m in case.spec.modules if any(p.ep_dim is not None for p in m.params)]
     return found if case.scenario.expert_parallel > 1 else []
+
+
+def _delta_nets(case: Case) -> dict[str, str]:
+    """Path of a gated delta net → the line in which it says the sizes of its fused projection, by which the library
+    knows it."""
+    found = {}
+    for named in case.spec.params:
+        sizes = dict(named.spec.sections)
+        if {".query", ".value", ".beta"} <= sizes.keys():
+            told = f"{sizes['.query']}, {sizes['.value']}, {sizes['.beta']}, {sum(sizes.values())}"
+            net = named.fqn.rpartition(".")[0].rpartition(".")[0]
+            found[net] = f"net.qk_dim, net.v_dim, net.num_value_heads, net.in_proj_dim = {told}"
+    return found
 
 
 def _cuts_nothing(case: Case) -> bool:

@@ -264,12 +264,14 @@ def _strictness(case: Case) -> str:
     return ", strict=StrictHandling.RAISE_ALL" if refused else ""
 
 
+SPLITS = {"_w": "handle_swiglu_in_state_dict", ".query": "handle_gdn_in_state_dict"}
+"""The first section of a fused weight → the library's function that takes the state of such weights apart."""
+
+
 def _fsdp_checkpoint(case: Case) -> dict[str, str]:
     sections = {name for named in case.spec.params for name, _ in named.spec.sections}
-    split = []
-    if "_w" in sections:
-        call = 'handle_swiglu_in_state_dict(model.module, state["model"], state["optimizer"])'
-        split = [f'state["model"], state["optimizer"] = {call}']
+    given = 'model.module, state["model"], state["optimizer"]'
+    split = [f'state["model"], state["optimizer"] = {name}({given})' for at, name in SPLITS.items() if at in sections]
     prepared = [*split, "preprocess_state_dict_for_uneven_dtensor(state)"]
     save = ["state = fsdp_state(model, optimizer, is_loading=False)", *prepared]
     load = ["state = fsdp_state(model, optimizer, is_loading=True)", *prepared]

@@ -9,10 +9,12 @@ it gives the CPU that name, and runs TransformerEngine's Python, which the libra
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
+from typing import Any
 
-from harness.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
+from harness.export.case import KEPT, OTHER, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
 from harness.export.model import TORCH_NAME, flat, optimizer_call, start, tensor_call
 from harness.export.script import Draft
 from harness.mechanisms.fsdp2.export import CLASSES, WRAPPED
@@ -37,26 +39,17 @@ def draft(case: Case) -> Draft:
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
+    if _is_warned(case):
+        return _warned(case)
     stale = _is_stale(case)
     case = _as_a_step(case) if stale else case
     case.require_comparable()
     scenario, mesh, focus = case.scenario, case.ops[-1].mesh, case.focus
     _require(case)
     stepped = _is_stepped(case)
-    values = {
-        "stepping": case.does("step"),
-        "stepped": stepped,
-        "meta": "meta" in scenario.options,
-        "tp_cut": mesh.tp > 1,
-        "fqn": flat(focus.fqn),
-        "state_key": STATE_KEYS.get(focus.role, focus.role),
-        "shim": MODULE,
-    }
+    values = _values(case, stepped=stepped)
     calls = {
-        "start": "\n".join(
-            [*(['torch.cuda.set_device(int(os.environ["RANK"]))'] * (mesh.world > 1)), start(case, "nccl")]
-        ),
-        "build": "\n".join(_build(case)),
+        **_begun(case),
         "step": "\n".join(_step(case)),
         **_checkpoint(),
         **(WRAPPED if focus.op.kind in ("save", "load", "load_model_only") else {}),
@@ -78,8 +71,62 @@ def draft(case: Case) -> Draft:
         calls["subject"] = f"{what} right after fully_shard_optimizer"
         calls["expected"], value = ("0.0", "momentum(optimizer)") if focus.role == "momentum" else ("False", _MASTER)
         value = value.replace("NAME", flat(focus.fqn))
+    return _drafted(case, calls, value, values)
+
+
+def _drafted(case: Case, calls: Mapping[str, str], value: str, values: Mapping[str, Any]) -> Draft:
     library = f"megatron-fsdp {case.result.version}"
     return Draft(HOME, "megatron_fsdp.py.j2", calls, value, values, library, gpu_on_cpu(extension=True), case=case)
+
+
+def _values(case: Case, *, stepped: bool) -> dict[str, Any]:
+    """What the template needs to know."""
+    focus = case.focus
+    return {
+        "stepping": case.does("step"),
+        "stepped": stepped,
+        "meta": "meta" in case.scenario.options,
+        "tp_cut": case.ops[-1].mesh.tp > 1,
+        "skipped": _skipped(case),
+        "fqn": flat(focus.fqn),
+        "state_key": STATE_KEYS.get(focus.role, focus.role),
+        "shim": MODULE,
+    }
+
+
+def _begun(case: Case) -> dict[str, str]:
+    """The calls before the first step."""
+    device = ['torch.cuda.set_device(int(os.environ["RANK"]))'] * (case.ops[-1].mesh.world > 1)
+    return {"start": "\n".join([*device, start(case, "nccl")]), "build": "\n".join(_build(case))}
+
+
+def _skipped(case: Case) -> list[str]:
+    """The blocks that no forward uses."""
+    return [m.path.replace(".", "_") for m in case.spec.modules if m.params and not any(p.used for p in m.params)]
+
+
+def _is_warned(case: Case) -> bool:
+    """Whether a step warns where nothing is wrong."""
+    first = case.first
+    return case.focus.kind == OTHER and case.focus.op.kind == "step" and bool(first and first.key.role == "warning")
+
+
+def _warned(case: Case) -> Draft:
+    """The draft of a step that must not warn. What the library says of its own buffers, behind the first comma, is left
+    out."""
+    step = [
+        "with warnings.catch_warnings(record=True) as said:",
+        '    warnings.simplefilter("always")',
+        *(f"    {line}" for line in _step(case)),
+    ]
+    calls = {
+        **_begun(case),
+        "step": "\n".join(step),
+        "subject": "what Megatron-FSDP warns of in a step",
+        "expected": "[]",
+    }
+    seen = 'sorted({str(w.message).partition(",")[0] for w in said if "megatron_fsdp" in w.filename})'
+    return _drafted(case, calls, seen, {**_values(case, stepped=False), "fqn": ""})
 
 
 _FORWARD = 'model(torch.zeros(1, device="cuda")).item()'
@@ -203,7 +250,7 @@ def _build(case: Case) -> list[str]:
     names = ", ".join(f'"{name}"' for name in dims) + ("," if len(dims) == 1 else "")
     sizes = ", ".join(map(str, dims.values())) + ("," if len(dims) == 1 else "")
     lines = [f'mesh = init_device_mesh("cuda", ({sizes}), mesh_dim_names=({names}))']
-    made = _made(_blocks(case))
+    made = _made(_blocks(case), "Model" if _skipped(case) else "nn.Sequential")
     if "meta" in scenario.options:
         made = ['with torch.device("meta"):', *(f"    {line}" for line in made)]
     elif any("randn" in line for line in made):
@@ -224,12 +271,10 @@ def _build(case: Case) -> list[str]:
     return lines
 
 
-def _made(blocks: list[str]) -> list[str]:
-    line = f"model = nn.Sequential(OrderedDict({', '.join(blocks)}))"
+def _made(blocks: list[str], name: str) -> list[str]:
+    line = f"model = {name}(OrderedDict({', '.join(blocks)}))"
     return (
-        [line]
-        if len(line) <= 112
-        else ["model = nn.Sequential(OrderedDict(", *(f"    {block}," for block in blocks), "))"]
+        [line] if len(line) <= 112 else [f"model = {name}(OrderedDict(", *(f"    {block}," for block in blocks), "))"]
     )
 
 

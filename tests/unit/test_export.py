@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from harness.cure_table import scenario_of
 from harness.diff import Difference
 from harness.export.case import NoExportError, case_of, path_to
-from harness.export.job import written
+from harness.export.job import Exported, written
 from harness.export.script import without_unused
-from harness.export.trial import cured_copy, run
+from harness.export.trial import Outcome, cured_copy, run
 from harness.known_issues import repaired_in
 from harness.observe.logical import Key
 from harness.program import expand
 from harness.result import FailedOp, Failure, Result
 from harness.scenario import Scenario
+from harness.systems.registry import system_named
 from harness.verdict import Verdict
 
 RESUME = Scenario(system="torch-fsdp2", program="resume")
@@ -40,12 +42,12 @@ def mismatch(
     )  # fmt: skip
 
 
-def crash(scenario: Scenario, op: int) -> Result:
-    error = Failure("RuntimeError", "no such key", 0, "", op)
+def crash(scenario: Scenario, op: int, kind: str = "RuntimeError", version: str = "2.13.0") -> Result:
+    error = Failure(kind, "no such key", 0, "", op)
     return Result(
         scenario,
         scenario.system,
-        "2.13.0",
+        version,
         Verdict.CRASH,
         error=error,
         failed_op=FailedOp(op, expand(scenario)[op].kind),
@@ -194,6 +196,56 @@ def test_of_two_known_issues_the_one_that_a_script_shows_comes_first() -> None:
     result = mismatch(PRECISE.with_axes(axes), 4, "param", version="0.16.1")
     told = written(result, "megatron-core-7449+megatron-core-dummy-step").told
     assert told.cure == "dummy-step"
+
+
+def test_a_load_that_the_library_refuses_is_as_strict_as_ours() -> None:
+    scenario = CORE.with_axes({"sharding": "replicate", "checkpoint": "sharded", "program": "save_first"})
+    load = next(op.index for op in expand(scenario) if op.kind == "load")
+    refused = crash(scenario, load, "megatron.core.dist_checkpointing.core.CheckpointingException", "0.16.1")
+    other = crash(scenario, load, "KeyError", "0.16.1")
+    assert "CHECKPOINT, strict=StrictHandling.RAISE_ALL)" in written(refused, None).script
+    assert "StrictHandling" not in written(other, None).script
+
+
+def test_the_cure_is_the_one_that_names_the_scenario() -> None:
+    core = system_named("megatron-core")
+    first, odd = scenario_of(core, "4423"), scenario_of(core, "4423-odd")
+    told = [written(crash(each, 2, version="0.16.1"), "megatron-core-4423").told for each in (first, odd)]
+    assert [each.cure for each in told] == ["4423", "4423-silent"]
+    assert "shape = dist_param.shape" in told[1].patch
+
+
+def outcome(status: int) -> Outcome:
+    return Outcome(status, "expected 1, observed 2\n", "")
+
+
+@pytest.mark.parametrize(
+    ("cured", "together", "wrong", "said"),
+    [
+        (0, None, False, "with the cure 4423-silent: it passes"),
+        (2, 0, False, "with the cure 4423-silent: another defect comes behind it"),
+        (1, 1, True, "with all cures of megatron-core: IT DOES NOT PASS"),
+    ],
+)
+def test_a_cure_may_uncover_another_defect(cured: int, together: int | None, wrong: bool, said: str) -> None:
+    made = written(
+        crash(scenario_of(system_named("megatron-core"), "4423-odd"), 2, version="0.16.1"), "megatron-core-4423"
+    )
+    all_of_them = None if together is None else outcome(together)
+    found = Exported(made, Path("exports"), outcome(1), outcome(cured), all_of_them, None)
+    assert (found.wrong, said in found.text()) == (wrong, True)
+
+
+def test_a_warning_is_compared_with_none() -> None:
+    scenario = Scenario(system="megatron-fsdp").with_axes({"model": "unused", "program": "build step", "mesh": "1x2x1"})
+    script = written(mismatch(scenario, 1, "warning", fqn="rank0.0", kind="extra", version="0.6.1"), None).script
+    assert "with warnings.catch_warnings(record=True) as said:" in script
+    assert 'if name not in ["dead"]:' in script
+
+
+def test_two_runs_of_a_script_do_not_meet_at_one_port() -> None:
+    script = written(crash(RESUME.with_axes({"mesh": "1x2x1"}), 1), None).script
+    assert "port = 20000 + os.getppid() % 10000" in script
 
 
 def test_what_does_not_fail_is_refused() -> None:

@@ -155,7 +155,7 @@ def _value(form: _Form) -> str:
     return "read(model, optimizer)"
 
 
-def _shims(case: Case, store: Store, *, local_state: bool) -> dict[str, str]:
+def _shims(case: Case, store: Store, *, local_state: bool) -> Mapping[str, str]:
     """What stands in for a GPU, as far as the case needs it."""
     scenario, precise = case.scenario, calls_of.is_precise(case.scenario)
     return gpu_on_cpu(

@@ -277,7 +277,7 @@ def _require(case: Case, store: Store) -> None:
     wanted = {
         "a GPTModel": scenario.model == GPT_MODEL,
         "expert parallelism in a comparison": scenario.expert_parallel > 1 and case.focus.kind != RAISES,
-        "tensor parallelism": any(op.mesh.tp > 1 for op in case.ops) and not _cuts_nothing(case),
+        "parameters cut by tensor parallelism": any(op.mesh.tp > 1 for op in case.ops) and not _cuts_nothing(case),
         "tied parameters": scenario.model == "tied",
         "a schedule in other formats than dp_zero": groups.scheduled(case) and store.form != "dp_zero",
         "param groups of their own but for their settings": groups.own_groups(case) and not case.focus.setting,

@@ -3,6 +3,7 @@
     pip install 'shardproof[mutation]'
     mutmut run --max-children 2 'harness.layout*'     mutants of one module, in the copy `mutants/`; again to resume
     python -m tests.survivors mutants 2026-11-23      takes what it found into tests/golden/mutation.toml
+    python -m tests.survivors mutants --timeouts      has the next run try again what took too long
     python -m tests.survivors                         writes docs/mutation.md from that
 
 A mutant is one small change: `<` to `<=`, `strict=True` to `strict=False`, a number one higher. A test that fails
@@ -25,8 +26,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "golden" / "mutation.toml"
 PAGE = ROOT / "docs" / "mutation.md"
-SURVIVED, NO_TEST = 0, 33
-"""Exit statuses that mutmut records: every test passed; no test calls the function. Others are kills."""
+SURVIVED, NO_TEST, TIMED_OUT = 0, 33, (24, 36, 152, 255, -24)
+"""Exit statuses that mutmut records: every test passed; no test calls the function; it took too long, which on a busy
+machine says nothing. Others are kills."""
 
 HEAD = """\
 <!-- Written by `python -m tests.survivors` from tests/golden/mutation.toml. -->
@@ -37,7 +39,7 @@ change after the other in it and runs the tests that call the changed function. 
 notice, because it changes nothing, counts as a survivor.
 
 A module that stands here was run whole, on the day that is named; those that `pyproject.toml` lists under
-`[tool.mutmut]` and that do not stand here were not run yet. `python -m tests.survivors --help` says how to run one.
+`[tool.mutmut]` and that do not stand here were not run yet. `tests/survivors.py` says how to run one.
 
 """
 
@@ -47,12 +49,25 @@ def taken(folder: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for meta in sorted(folder.rglob("*.py.meta")):
         statuses: dict[str, int | None] = json.loads(meta.read_text("utf-8"))["exit_code_by_key"]
-        if not statuses or None in statuses.values():
-            continue
+        if not statuses or {None, *TIMED_OUT} & {*statuses.values()}:
+            continue  # not run whole
         module = str(meta.relative_to(folder)).removesuffix(".meta")
         left = [name for name, status in statuses.items() if status in (SURVIVED, NO_TEST)]
         found[module] = {"mutants": len(statuses), "killed": len(statuses) - len(left), "survivors": left}
     return found
+
+
+def forget_timeouts(folder: Path) -> int:
+    """Have the next run of mutmut try again what timed out; how many that is."""
+    forgotten = 0
+    for meta in folder.rglob("*.py.meta"):
+        document = json.loads(meta.read_text("utf-8"))
+        late = [name for name, status in document["exit_code_by_key"].items() if status in TIMED_OUT]
+        document["exit_code_by_key"] |= dict.fromkeys(late)
+        forgotten += len(late)
+        if late:
+            meta.write_text(json.dumps(document), "utf-8")
+    return forgotten
 
 
 def change(name: str, folder: Path) -> str:
@@ -102,6 +117,8 @@ def main(words: list[str]) -> None:
     """Take a run into the record, or write the page."""
     if words[:1] == ["--help"]:
         print(__doc__)
+    elif words[1:] == ["--timeouts"]:
+        print(f"{forget_timeouts(Path(words[0]))} will be tried again")
     elif words:
         record(Path(words[0]), words[1])
     else:

@@ -15,6 +15,7 @@ import numpy as np
 from harness import probe
 from harness.diagnosis.explanation import Context, Finding, Floats, Pair, Rule, tensor
 from harness.diff import Difference, as_numbers, numpy_dtype
+from harness.observe.logical import Key
 from harness.program import Op
 from harness.scenario import Mesh
 
@@ -272,11 +273,18 @@ def no_gradient(difference: Difference, context: Context) -> Finding | None:
     param = key._replace(role="param")
     before, after = (context.observed.get(param._replace(op=op)) for op in (key.op - 1, key.op))
     unmoved = after is not None and after == before
-    if not unmoved and not any(other[:3] == key[:3] for other in context.observed):
-        return None  # no gradient was observed at all: nothing tells this parameter from the others
+    if not any(other[:3] == key[:3] for other in context.observed) and not (unmoved and _stateless(key, context)):
+        return None  # no gradient was observed of any parameter: the step may have been skipped
     clause = f"{tensor(key)} was not there in {context.op_name(key.op)}"
     clause += ", and the parameter is as before it" if unmoved else ""
     return Finding("certain" if unmoved else "likely", clause, {"name": key.fqn, "unmoved": unmoved})
+
+
+def _stateless(key: Key, context: Context) -> bool:
+    """Whether a parameter that must have optimizer state by now has none."""
+    kept = [key._replace(role=role) for role in ("exp_avg", "exp_avg_sq", "momentum")]
+    wanted = [state for state in kept if state in context.expected]
+    return bool(wanted) and not any(state in context.observed for state in wanted)
 
 
 def gradient_kept(difference: Difference, context: Context) -> Finding | None:

@@ -124,24 +124,23 @@ def shifted(difference: Difference, context: Context) -> Finding | None:
 
 
 def padding_counted(difference: Difference, context: Context) -> Finding | None:
-    """As many elements at the beginning of a tensor deviate as there is padding behind the one before it: a buffer was
-    walked as if the padding were not there (DS-8158).
-
-    Likely where this is so of several tensors, and no other of the role deviates; else it may be chance.
-    """
+    """As many elements at the beginning of several tensors deviate as there is padding behind the one before each, and
+    no other of the role does: a buffer was walked as if the padding were not there (DS-8158)."""
     pair, key = context.pair(difference), difference.key
     padding = _padding_before(key, context)
-    if pair is None or key.fqn not in padding or not _is_beginning(key, padding[key.fqn], context):
+    if pair is None or key.fqn not in padding:
         return None
     of_role = [other for other in context.expected if other[:3] == key[:3]]
     deviating = {o.fqn for o in of_role if context.observed.get(o) != context.expected[o]}
-    everywhere = len(deviating) > 1 and all(
+    everywhere = all(
         fqn in padding and _is_beginning(key._replace(fqn=fqn), padding[fqn], context) for fqn in deviating
     )
+    if len(deviating) < 2 or not everywhere:
+        return None  # one may be chance
     clause = f"the first {len(pair.at)} of {difference.total} elements of {tensor(key)} deviate after "
     clause += f"{context.op_name(key.op)}, where {padding[key.fqn]} elements of padding precede them"
     evidence = {"name": key.fqn, "elements": len(pair.at), "padding": padding[key.fqn]}
-    return Finding("likely" if everywhere else "possible", clause, evidence)
+    return Finding("likely", clause, evidence)
 
 
 def _padding_before(key: Key, context: Context) -> dict[str, int]:

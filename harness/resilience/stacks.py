@@ -94,7 +94,8 @@ def all_stacks() -> dict[str, Stack]:
 
     found = list(STACKS)
     for system in all_systems():
-        if importlib.util.find_spec(f"{system.home}.stacks") is not None:
+        package = hasattr(importlib.import_module(system.home), "__path__")  # a plugin's system may be a module
+        if package and importlib.util.find_spec(f"{system.home}.stacks") is not None:
             found += importlib.import_module(f"{system.home}.stacks").STACKS
     return {stack.name: stack for stack in found}
 

@@ -72,7 +72,7 @@ def test_nothing_fails_on_the_clean_reference() -> None:
 
 
 def test_a_planted_fault_is_found_and_shrunk() -> None:
-    found = explored(25, "no-op-load")
+    found = explored(60, "no-op-load")
     shortest = min(len(operations(result.scenario.program)) for result in found.failures.values())
     assert shortest <= 6, "a build, a save, another build and a load are enough"
     (first, *_) = found.failures.values()

@@ -159,7 +159,8 @@ def weight_decay(difference: Difference, context: Context) -> Finding | None:
         return None
     base = as_numbers(before)[pair.at].astype(np.float64)
     rounding = ROUNDING.get(pair.expected.dtype, 0.0)
-    excess = (pair.wanted - pair.got) / np.where(base == 0, 1.0, base)
+    with np.errstate(invalid="ignore"):  # infinities, which some models have on purpose
+        excess = (pair.wanted - pair.got) / np.where(base == 0, 1.0, base)
     hows = ((1, "once too often"), (-1, "once too little"))
     for amount, (times, how) in product(_decays(key, context), hows):
         close = amount * 0.05 + rounding

@@ -32,6 +32,10 @@ def walks(name: str) -> tuple[Walk, Walk]:
     return own[""], own["fsdp"]
 
 
+ANOTHER_LOOP = {"unfreeze", "add_group", "optimizer_only", "pending", "pending_first", "accumulation", "recall"}
+"""Programs that need a training loop of one's own, which Megatron-Core's scenarios have not."""
+
+
 @pytest.mark.parametrize("name", ["nightly", "weekly"])
 def test_no_model_program_relation_or_format_is_left_out(name: str) -> None:
     walk, under_fsdp = walks(name)
@@ -39,9 +43,11 @@ def test_no_model_program_relation_or_format_is_left_out(name: str) -> None:
     assert {"dtype", "mesh", "offload"} <= set(walk.exhaustive)
     assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
     cannot_unfreeze = {"later"}
-    assert set(walk.axes["model"]) == (set(reference.axes["model"]) - OF_THE_REFERENCE | SHOWN_HERE) - cannot_unfreeze
+    not_yet = {"sometimes", "thin_groups", "rare"}  # written for FSDP2 first, never run on Megatron-Core
+    everywhere = set(reference.axes["model"]) - OF_THE_REFERENCE
+    assert set(walk.axes["model"]) == (everywhere | SHOWN_HERE) - cannot_unfreeze - not_yet
     assert set(under_fsdp.axes["model"]) >= SPLIT
-    assert set(walk.axes["program"]) == set(PROGRAMS) - {"unfreeze"}
+    assert set(walk.axes["program"]) == set(PROGRAMS) - ANOTHER_LOOP
     assert {text.partition("+")[0] for text in walk.axes["checkpoint"]} == set(FORMATS) - FOREIGN[name]
     assert set(under_fsdp.axes["checkpoint"]) == {"fsdp_dtensor"}
 

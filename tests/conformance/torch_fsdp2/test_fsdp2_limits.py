@@ -24,7 +24,6 @@ OUTSIDE = {
     "sharding": {"sharding": "zero1"},
     "offload-fraction": {"offload": "cpu=0.5"},
     "optimizer-impl": {"optimizer": "adamw/impl=multi_tensor"},
-    "optimizer-schedule": {"optimizer": "adamw/schedule=linear"},
     "checkpoint": {"checkpoint": "bucket"},
     "options": {"options": "precision_aware"},
     "faults": {"faults": "swapped-states"},

@@ -7,7 +7,7 @@ from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.mechanisms.fsdp2.formats import FORMATS
 from harness.models import model_spec
 from harness.program import load_mesh
-from harness.scenario import DTypePolicy, Mesh, Offload, Optimizer, Scenario
+from harness.scenario import SCHEDULES, DTypePolicy, Mesh, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
     NUMBERS,
@@ -43,7 +43,7 @@ ACCEPTS = Accepts(
         Optimizer,
         kind=Only("sgd", "adam", "adamw"),
         impl=Only("forloop", "foreach", "fused", because="the optimizer is torch.optim's"),
-        schedule=Anything(),
+        schedule=Only(*SCHEDULES),
         tensor_lr=Only(False, True),
         groups=Only("model", "one"),
         clip=Anything(),

@@ -114,6 +114,8 @@ def _calls(case: Case, model: dict[str, Any], values: dict[str, Any], plan: Chec
     put = [f"set_state_dict(model, optimizer, {where}{given})"]
     if given:
         put = ["set_state_dict(", f"    model, optimizer, {where}{given}", ")"]
+    if plan.broadcast_from_rank0 and not plan.combined:
+        put = [one, f'set_optimizer_state_dict(model, optimizer, state["optim"]{given})']
     if plan.form == "full":
         save = [
             "state = state_dicts(model, optimizer)",

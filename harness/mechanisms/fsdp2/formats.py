@@ -1,6 +1,7 @@
 """Checkpoint formats of PyTorch's distributed checkpoints, as systems over FSDP2 write them. Values only, no torch.
 
-A format is written as its name and the options of torch's StateDictOptions: `full+cpu_offload`, `dcp+flatten`.
+A format is written as its name and the options of torch's StateDictOptions: `full+cpu_offload`, `dcp+flatten`. One option
+is not of those: with `combined`, model and optimizer are asked and given together, by get_state_dict and set_state_dict.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 from harness.errors import UsageError
 
 FORMATS: dict[str, tuple[str, ...]] = {
-    "dcp": ("cpu_offload", "no_strict", "flatten"),
-    "dcp-async": ("cpu_offload", "no_strict", "flatten"),
-    "dcp-stateful": ("cpu_offload", "no_strict", "flatten"),
-    "full": ("cpu_offload", "no_strict", "flatten", "broadcast_from_rank0"),
+    "dcp": ("cpu_offload", "no_strict", "flatten", "combined"),
+    "dcp-async": ("cpu_offload", "no_strict", "flatten", "combined"),
+    "dcp-stateful": ("cpu_offload", "no_strict", "flatten", "combined"),
+    "full": ("cpu_offload", "no_strict", "flatten", "broadcast_from_rank0", "combined"),
 }
 """Checkpoint format → the options that may follow it, each after a `+`.
 
@@ -32,6 +33,7 @@ class CheckpointPlan:
     strict: bool = True
     flatten: bool = False
     broadcast_from_rank0: bool = False
+    combined: bool = False
 
 
 def checkpoint_plan(text: str) -> CheckpointPlan:
@@ -49,4 +51,5 @@ def checkpoint_plan(text: str) -> CheckpointPlan:
         strict="no_strict" not in options,
         flatten="flatten" in options,
         broadcast_from_rank0="broadcast_from_rank0" in options,
+        combined="combined" in options,
     )

@@ -21,7 +21,7 @@ from tests.oracles import by_twin
 pytestmark = pytest.mark.real
 
 MODELS = {"tied": "adamw/schedule=halve", "short": "sgd/loss_scale=8.0", "frozen_tower": "adam"}
-FORMATS = ("dcp", "dcp+flatten", "dcp-async", "dcp-stateful", "full", "full+flatten+cpu_offload")
+FORMATS = ("dcp", "dcp+flatten", "dcp-async", "dcp-stateful", "full", "full+flatten+cpu_offload", "dcp+combined")
 SCENARIOS = [
     Scenario(
         system="torch-fsdp2",

@@ -19,8 +19,10 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
+    get_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
+    set_state_dict,
 )
 
 from harness.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
@@ -109,29 +111,49 @@ class StateDictCheckpoint:
 
     def content(self, state: TrainState) -> dict[str, Any]:
         """What is stored, and what a load reads into."""
-        return {
-            "model": self._model(state),
-            "optim": get_optimizer_state_dict(state.model, state.optimizer, options=_options(self.plan)),
-            "extra": state.extra(),
-        }
+        options = _options(self.plan)
+        if self.plan.combined:
+            model, optim = get_state_dict(state.model, state.optimizer, options=options)
+            return {"model": self._stored(model), "optim": optim, "extra": state.extra()}
+        optim = get_optimizer_state_dict(state.model, state.optimizer, options=options)
+        return {"model": self._model(state), "optim": optim, "extra": state.extra()}
 
     def restore(self, state: TrainState, loaded: dict[str, Any]) -> None:
         """Give a training state what was read."""
-        self._set_model(state, loaded["model"])
-        for _ in range(self.loads):
+        if self.plan.combined:
+            self._set_both(state, loaded)
+        else:
+            self._set_model(state, loaded["model"])
+            self._set_optimizer(state, loaded["optim"])
+        for _ in range(self.loads - 1):
             self._set_optimizer(state, loaded["optim"])
         state.set_extra(loaded["extra"])
+
+    def _set_both(self, state: TrainState, loaded: dict[str, Any]) -> None:
+        set_state_dict(
+            state.model,
+            state.optimizer,
+            model_state_dict=loaded["model"],
+            optim_state_dict=loaded["optim"],
+            options=self._lenient(),
+        )
 
     def _set_optimizer(self, state: TrainState, part: dict[str, Any]) -> None:
         set_optimizer_state_dict(state.model, state.optimizer, part, options=_options(self.plan))
 
     def _model(self, state: TrainState) -> dict[str, Any]:
-        part = get_model_state_dict(state.model, options=_options(self.plan))
+        return self._stored(get_model_state_dict(state.model, options=_options(self.plan)))
+
+    def _stored(self, part: dict[str, Any]) -> dict[str, Any]:
         return {k: v for k, v in part.items() if not (self.left_out and k.endswith(self.left_out))}
 
     def _set_model(self, state: TrainState, part: dict[str, Any]) -> None:
+        set_model_state_dict(state.model, part, options=self._lenient())
+
+    def _lenient(self) -> StateDictOptions:
+        """The options of a load: what was left out of the checkpoint may be missing."""
         options = _options(self.plan)
-        set_model_state_dict(state.model, part, options=replace(options, strict=False) if self.left_out else options)
+        return replace(options, strict=False) if self.left_out else options
 
 
 class _Application:

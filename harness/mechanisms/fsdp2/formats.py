@@ -1,7 +1,8 @@
 """Checkpoint formats of PyTorch's distributed checkpoints, as systems over FSDP2 write them. Values only, no torch.
 
-A format is written as its name and the options of torch's StateDictOptions: `full+cpu_offload`, `dcp+flatten`. One option
-is not of those: with `combined`, model and optimizer are asked and given together, by get_state_dict and set_state_dict.
+A format is written as its name and the options of torch's StateDictOptions: `full+cpu_offload`, `dcp+flatten`. One
+option is not of those: with `combined`, model and optimizer are asked and given together, by get_state_dict and
+set_state_dict.
 """
 
 from __future__ import annotations

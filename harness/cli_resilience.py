@@ -1,4 +1,4 @@
-"""The command that asks what crashes and damage make of a checkpoint."""
+"""The command that asks what crashes, failing disks and damage make of a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,29 +19,37 @@ from harness.verdict import ExitStatus
 )
 @click.option("--seed", type=options.SEED, default=0, show_default=True, help="Seed of damages and samples.")
 @click.option("--trial", metavar="ID", help="Make this one trial of one stack again, and print the record of its save.")
+@click.option("-j", "--jobs", type=options.JOBS, default=2, show_default=True, help="Trials side by side.")
 @options.deadline
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder for the scorecard and its page.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of the trials, the scorecard and its page; a run that was cut off goes on there.",
+)
 @options.json
 @options.plugin
 def resilience(
-    names: tuple[str, ...], trials: int, seed: int, trial: str | None, deadline_s: float, out: Path | None,
-    json_file: Path | None, plugins: tuple[str, ...],
+    names: tuple[str, ...], trials: int, seed: int, trial: str | None, jobs: int, deadline_s: float,
+    out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
 ) -> int:  # fmt: skip
-    """Try what crashes and damage on disk make of a checkpoint: STACK is a way to keep one, as `list` shows them.
+    """Try what crashes, failing disks and damage make of a checkpoint: STACK is a way to keep one (see `list`).
 
     Every change that a save makes to its folder is recorded, by strace. Each folder that a crash may leave by that
-    record, and damaged ones, are loaded in processes of their own, and what comes out is compared bit by bit.
+    record, and damaged ones, are loaded in processes of their own, and what comes out is compared bit by bit. Saves and
+    loads are also struck by errors of the disk, and asked what they say.
 
     \b
     shardproof resilience
     shardproof resilience torch-save dcp --trials 2000 --out reports/resilience
     shardproof resilience dcp --trial flip-payload-0
 
-    Exit status: 0 every load gave a whole state or an error, 1 one gave something else, hung or crashed, 2 bad input.
+    Exit status: 0 every load gave a whole state or an error, 1 one gave something else, hung or crashed, or a save
+    lied, 2 bad input, 130 interrupted.
     """
     from harness.resilience import page, scorecard
     from harness.resilience.progress import Progress
-    from harness.resilience.run import replay, try_stack
+    from harness.resilience.run import Request, replay, try_stacks
     from harness.resilience.stacks import chosen
     from harness.resilience.trace import require_strace
 
@@ -57,14 +65,16 @@ def resilience(
         print(scorecard.told(tried, trace), end="")
         return ExitStatus.FAILURE if tried.outcome in scorecard.WRONG else ExitStatus.OK
     folder = arguments.writable_folder(out) if out else None
-    found = []
     with Progress(sys.stderr) as progress:
-        for stack in stacks:
-            progress.stack(stack.name)
-            found.append(try_stack(stack, trials, seed, deadline_s, progress.told))
-    document = scorecard.document_of(found, trials, seed)
+        request = Request(stacks, trials, seed, deadline_s, jobs, folder, progress)
+        outcome = try_stacks(request)
+    document = scorecard.document_of(outcome.found, trials, seed)
     print(scorecard.render(document), end="")
     if folder is not None:
         print(f"report: {page.write_files(document, folder)}")
     arguments.write_json(json_file, document)
+    if outcome.interrupted:
+        again = "the same command goes on from here" if folder else "with --out DIR, the same command would go on"
+        print(f"interrupted: {again}", file=sys.stderr)
+        return 130
     return scorecard.exit_status(document)

@@ -7,7 +7,7 @@ names it as it is called at that moment, so that a file which was renamed while 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -50,11 +50,34 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Call:
+    """A system call as strace finds it again: which one, on which file, and the how manieth of its thread.
+
+    Attributes:
+        name: of the system call.
+        path: what it names, relative to the checkpoint's folder.
+        nth: how many calls of that name the thread had made on that path, this one included.
+        rank: of the process that made it; 0 where a stack is one process.
+        stage: between which collectives of the save it was made. Within a stage ranks do not wait for each other.
+    """
+
+    name: str
+    path: str
+    nth: int
+    rank: int = 0
+    stage: int = 0
+
+
+@dataclass(frozen=True)
 class Trace:
-    """A save as it was recorded: the folder before it, taken to be wholly on disk, and the events in order."""
+    """A save as it was recorded: the folder before it, taken to be wholly on disk, and the events in order.
+
+    calls: the system call behind each event; empty where nobody asks for them.
+    """
 
     base: Tree
     events: tuple[Event, ...]
+    calls: tuple[Call, ...] = ()
 
 
 def tree_of(folder: Path) -> dict[str, bytes | None]:
@@ -85,6 +108,10 @@ def digest_of(tree: Tree) -> bytes:
     return found.digest()
 
 
-def describe(events: Iterable[Event]) -> str:
-    """The events as numbered lines."""
-    return "".join(f"{number:4d}  {event}\n" for number, event in enumerate(events))
+def describe(trace: Trace) -> str:
+    """The events as numbered lines, with the rank of each where there are several."""
+    ranks = [call.rank for call in trace.calls]
+    told = [f"rank {rank}  " for rank in ranks] if any(ranks) else [""] * len(trace.events)
+    return "".join(
+        f"{number:4d}  {rank}{event}\n" for number, (rank, event) in enumerate(zip(told, trace.events, strict=True))
+    )

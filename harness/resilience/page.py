@@ -8,8 +8,8 @@ import tomli_w
 
 from harness.report.html import render as render_html
 from harness.report.publish import publish
+from harness.resilience.cases import family_of
 from harness.resilience.scorecard import WRONG, Document, render, replay_of, total
-from harness.resilience.states import KINDS as CRASHES
 from harness.resilience.trial import OUTCOMES
 
 PAGE, TEXT, DATA = "resilience.html", "resilience.txt", "resilience.toml"
@@ -30,8 +30,8 @@ def page_of(document: Document) -> str:
     """The page as text."""
     trials = sum(stack["trials"] for stack in document["stack"])
     wrong = sum(total(stack, WRONG) for stack in document["stack"])
-    sentence = f"{wrong} of {trials} crashes and damages of checkpoints went unnoticed" if wrong else (
-        f"None of {trials} crashes and damages of checkpoints went unnoticed"
+    sentence = f"{wrong} of {trials} crashes, faults and damages of checkpoints went unnoticed" if wrong else (
+        f"None of {trials} crashes, faults and damages of checkpoints went unnoticed"
     )  # fmt: skip
     return render_html(
         "resilience.html",
@@ -39,7 +39,7 @@ def page_of(document: Document) -> str:
         sentence=sentence,
         outcomes=OUTCOMES,
         wrong=WRONG,
-        crashes=CRASHES,
+        family_of=family_of,
         total=total,
         replay_of=replay_of,
     )

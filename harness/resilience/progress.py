@@ -38,6 +38,10 @@ class Progress:
         if self._bar:
             self._bar.reset(self._task, description=name, total=None)
 
+    def resumed(self, name: str, done: int, of: int) -> None:
+        """So many trials of a stack had been made by an earlier run."""
+        print(f"resuming {name}: {done} of {of} trials done", file=self._stream, flush=True)
+
     def told(self, done: int, of: int) -> None:
         """So many trials of the stack are made."""
         if self._bar:

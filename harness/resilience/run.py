@@ -1,68 +1,93 @@
-"""All trials of a stack: save, record, work out the states, damage the result, load each, and count.
+"""All trials of a stack: save, record, work out what to try, make each trial, and count.
 
 The steps of one stack, in a folder of its own that is gone afterwards: 1. The old state is saved, and taken to be on
 disk for good. 2. The new state is saved and recorded. 3. The whole folder must load as the new state, or nothing that
-follows would mean anything. 4. Another run saves both of its states elsewhere, for files of another run. 5. Every crash
-state and then damages are loaded, up to the number of trials. Where there are more crash states than half of the
-trials, reordered ones are left out as the seed draws them; the scorecard says how many there are.
+follows would mean anything; that load is recorded, too. 4. Another run saves both of its states elsewhere, for files of
+another run. 5. The cases (`cases`) are tried, several side by side. Each is a pure function of the two records, the
+folders and the seed, and has processes and a folder of its own, so that it comes to the same however many run at once.
+
+Each trial is kept as soon as it is made (`kept`), so that a run which is cut off goes on where it was.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
 
 from harness.errors import UsageError
-from harness.resilience.corruptions import Damage, Folders, damaged
+from harness.folders import at_work_in
+from harness.resilience.bench import Bench, HostError, Lane
+from harness.resilience.cases import Case, Counts, Source, Tried, cases, cases_like
+from harness.resilience.corruptions import Folders
 from harness.resilience.events import Trace, Tree, tree_of
+from harness.resilience.kept import Kept
 from harness.resilience.stacks import Stack
-from harness.resilience.states import KINDS, State, crash_states
-from harness.resilience.steps import ZEROS
-from harness.resilience.trial import Bench, HostError, Known, Outcome, Verdict, classify
+from harness.resilience.struck import struck
+from harness.resilience.trial import Known, classify
 
 FIRST, OLD, NEW = 1, 2, 3
 """The generations that a trial has to do with. There is one before the old one, since some stacks remove it."""
-MOST_REPLAYED = 100_000
-"""So many damages are gone through to find one by its label."""
 OWN, OTHER = 1, 2
 """Training runs, whose states differ in everything."""
+_DISTRIBUTIONS = ("torch", "numpy")
+
+
+class Watch(Protocol):
+    """Who is told how far the trials are."""
+
+    def stack(self, name: str) -> None:
+        """The trials of a stack begin."""
+
+    def resumed(self, name: str, done: int, of: int) -> None:
+        """So many trials of a stack had been made by an earlier run."""
+
+    def told(self, done: int, of: int) -> None:
+        """So many trials of the stack are made."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """A folder to load. label: what replays it. what: how it came to be."""
+class Request:
+    """What is asked for. out: the folder that keeps the trials, if any. watch: is told how far it is."""
 
-    label: str
-    kind: str
-    crash: bool
-    what: str
-    tree: Tree
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A trial that was made."""
-
-    label: str
-    kind: str
-    crash: bool
-    what: str
-    outcome: Outcome
-    why: str
+    stacks: Sequence[Stack]
+    trials: int
+    seed: int
+    deadline_s: float
+    jobs: int = 1
+    out: Path | None = None
+    watch: Watch | None = None
 
 
 @dataclass
 class Found:
-    """All that the trials of one stack showed. states: how many crash states there are, tried or not."""
+    """All that the trials of one stack showed.
+
+    Attributes:
+        counts: how many crash states and strikes there are, tried or not.
+        planned: how many trials there should be; after an interruption fewer were made.
+    """
 
     stack: Stack
     steps: int
     syncs: int
-    states: int
+    counts: Counts
+    planned: int
     tried: list[Tried] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """What a request led to."""
+
+    found: list[Found] = field(default_factory=list)
+    interrupted: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,33 +96,58 @@ class Prepared:
 
     bench: Bench
     known: Known
-    trace: Trace
-    folders: Folders
+    source: Source
+
+    @property
+    def key(self) -> str:
+        """Says how the stack saves: what it is made of, and the changes that it makes, in order and without bytes,
+        since a save may write down its own time."""
+        stack = self.bench.stack
+        parts = [
+            stack.driver, repr(stack.options), *stack.requires, *_releases(), *map(str, self.source.trace.events),
+            *map(str, self.source.loads),
+        ]  # fmt: skip
+        return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _releases() -> Iterator[str]:
+    for name in _DISTRIBUTIONS:
+        try:
+            yield f"{name}=={version(name)}"
+        except PackageNotFoundError:
+            yield name
 
 
 @contextmanager
-def prepared(stack: Stack, deadline_s: float) -> Iterator[Prepared]:
+def prepared(stack: Stack, deadline_s: float, jobs: int = 1) -> Iterator[Prepared]:
     """A stack with its two states saved, the second one recorded.
 
     Raises:
         HostError: it cannot save, or not load what it saved. TraceError: its save cannot be recorded.
     """
-    with Bench(stack, deadline_s, _libraries(stack)) as bench:
+    with Bench(stack, deadline_s, _libraries(stack), jobs) as bench:
+        lane = bench.lanes[0]
         folder, other = bench.root / "own", bench.root / "other"
         folder.mkdir()
         other.mkdir()
-        first = bench.save(folder, FIRST, OWN)
-        old = bench.save(folder, OLD, OWN)
+        first = lane.save(folder, FIRST, OWN)
+        old = lane.save(folder, OLD, OWN)
         before = tree_of(folder)
-        new, trace = bench.record(folder, NEW, OWN)
+        new, trace = lane.record(folder, NEW, OWN)
         after = tree_of(folder)
-        bench.save(other, FIRST, OTHER)
-        bench.save(other, OLD, OTHER)
-        known = Known(old, new, bench.save(other, NEW, OTHER), first)
-        for tree, wanted in ((before, "old"), (after, "new")):
-            if (said := classify(bench.load(tree), known)).outcome != wanted:
-                raise HostError(f"stack {stack.name} does not load its {wanted} state whole: {said.outcome} {said.why}")
-        yield Prepared(bench, known, trace, Folders(after, before, tree_of(other)))
+        lane.save(other, FIRST, OTHER)
+        lane.save(other, OLD, OTHER)
+        known = Known(old, new, lane.save(other, NEW, OTHER), first)
+        _require(lane.load(before), known, "old", stack)
+        answer, loads = lane.record_load(after)
+        _require(answer, known, "new", stack)
+        folders = Folders(after, before, tree_of(other))
+        yield Prepared(bench, known, Source(trace, loads, folders, stack.ranks))
+
+
+def _require(answer: Mapping[str, object], known: Known, wanted: str, stack: Stack) -> None:
+    if (said := classify(answer, known)).outcome != wanted:
+        raise HostError(f"stack {stack.name} does not load its {wanted} state whole: {said.outcome} {said.why}")
 
 
 def _libraries(stack: Stack) -> Sequence[Path]:
@@ -108,65 +158,75 @@ def _libraries(stack: Stack) -> Sequence[Path]:
     return [install(stack.requires, interpreter())] if stack.requires else []
 
 
-def cases(ready: Prepared, trials: int, seed: int) -> tuple[list[Case], int]:
-    """The folders to load, and how many crash states there are in all."""
-    crashes = [_of_crash(state, ready.trace) for state in crash_states(ready.trace)]
-    damages = list(damaged(ready.folders, seed, max(trials // 2, trials - len(crashes))))
-    return [*_drawn(crashes, trials - len(damages), seed), *map(_of_damage, damages)], len(crashes)
-
-
-def _drawn(crashes: Sequence[Case], most: int, seed: int) -> list[Case]:
-    """As many of the crash states, in their order; those of the last kind, the most numerous one, are drawn last."""
-    first = [index for index, case in enumerate(crashes) if case.kind != KINDS[-1]]
-    last = [index for index, case in enumerate(crashes) if case.kind == KINDS[-1]]
-    draw = random.Random(seed)
-    chosen = draw.sample(first, min(len(first), most))
-    chosen += draw.sample(last, min(len(last), most - len(chosen)))
-    return [crashes[index] for index in sorted(chosen)]
-
-
-def _of_crash(state: State, trace: Trace) -> Case:
-    events = trace.events
-    where = (
-        f"right before event {state.crash}, {events[state.crash]}" if state.crash < len(events) else "after the save"
-    )
-    gone = [
-        index for index in range(state.crash) if index not in state.kept and not events[index].kind.startswith("sync")
-    ]
-    parts = [f"of {events[index]}, {size} bytes" for index, size in state.kept.items() if size >= 0]
-    parts += [f"zeros of {events[index]}" for index, size in state.kept.items() if size == ZEROS]
-    parts += (
-        [f"not on disk: {'; '.join(str(events[index]) for index in gone[:4])}{' …' if gone[4:] else ''}"]
-        if gone
-        else []
-    )
-    return Case(state.label, state.kind, True, ", ".join([f"crash {where}", *parts]), state.tree)
-
-
-def _of_damage(damage: Damage) -> Case:
-    return Case(damage.label, damage.kind, False, damage.what, damage.tree)
-
-
-def try_stack(
-    stack: Stack, trials: int, seed: int, deadline_s: float, told: Callable[[int, int], None] = lambda done, of: None
-) -> Found:
-    """Make the trials of a stack.
-
-    Args:
-        told: is told how many are done, of how many.
+def try_stacks(request: Request) -> Outcome:
+    """Make the trials of each stack; a Ctrl-C ends them, and what was made by then is kept.
 
     Raises:
-        HostError, TraceError: as `prepared`.
+        HostError, TraceError: as `prepared`. UsageError: another process is at work in the folder, or its trials are
+            not ours. StoreFull: the disk is full.
     """
-    with prepared(stack, deadline_s) as ready:
-        every, states = cases(ready, trials, seed)
-        syncs = sum(event.kind.startswith("sync") for event in ready.trace.events)
-        found = Found(stack, len(ready.trace.events), syncs, states)
-        for number, case in enumerate(every, 1):
-            said = _made(ready, case)
-            found.tried.append(Tried(case.label, case.kind, case.crash, case.what, said.outcome, said.why))
-            told(number, len(every))
-        return found
+    outcome = Outcome()
+    with ExitStack() as open_:
+        kept = None
+        if request.out is not None:
+            open_.enter_context(at_work_in(request.out))
+            kept = open_.enter_context(Kept(request.out, {"seed": request.seed, "trials": request.trials}))
+        try:
+            for stack in request.stacks:
+                if request.watch is not None:
+                    request.watch.stack(stack.name)
+                _try(stack, request, kept, outcome)
+        except KeyboardInterrupt:
+            outcome.interrupted = True
+        else:
+            if kept is not None:
+                kept.end()
+    return outcome
+
+
+def _try(stack: Stack, request: Request, kept: Kept | None, outcome: Outcome) -> None:
+    with prepared(stack, request.deadline_s, request.jobs) as ready:
+        every, counts = cases(ready.source, request.trials, request.seed)
+        events = ready.source.trace.events
+        found = Found(stack, len(events), sum(e.kind.startswith("sync") for e in events), counts, len(every))
+        outcome.found.append(found)
+        made = kept.begun(stack.name, ready.key) if kept is not None else {}
+        made = {case.label: made[case.label] for case in every if case.label in made}
+        if made and request.watch is not None:
+            request.watch.resumed(stack.name, len(made), len(every))
+        try:
+            for tried in _side_by_side(ready, [case for case in every if case.label not in made]):
+                if kept is not None:
+                    kept.add(stack.name, tried)
+                made[tried.label] = tried
+                if request.watch is not None:
+                    request.watch.told(len(made), len(every))
+        finally:
+            found.tried = [made[case.label] for case in every if case.label in made]
+
+
+def _side_by_side(ready: Prepared, every: Sequence[Case]) -> Iterator[Tried]:
+    """The cases' trials in the order in which they end, one in each lane at a time."""
+    free: SimpleQueue[Lane] = SimpleQueue()
+    ended: SimpleQueue[Future[Tried]] = SimpleQueue()
+
+    def work(case: Case) -> Tried:
+        lane = free.get()
+        try:
+            return _made(ready, lane, case)
+        finally:
+            free.put(lane)
+
+    for lane in ready.bench.lanes:
+        free.put(lane)
+    pool = ThreadPoolExecutor(len(ready.bench.lanes), thread_name_prefix="trial")
+    try:
+        for case in every:
+            pool.submit(work, case).add_done_callback(ended.put)
+        for _ in every:
+            yield ended.get().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def replay(stack: Stack, label: str, seed: int, deadline_s: float) -> tuple[Tried, Trace]:
@@ -176,21 +236,22 @@ def replay(stack: Stack, label: str, seed: int, deadline_s: float) -> tuple[Trie
         UsageError: the stack's trials have none of that label.
     """
     with prepared(stack, deadline_s) as ready:
-        for case in _until(label, ready, seed):
+        for case in cases_like(label, ready.source, seed):
             if case.label == label:
-                said = _made(ready, case)
-                return Tried(case.label, case.kind, case.crash, case.what, said.outcome, said.why), ready.trace
+                return _made(ready, ready.bench.lanes[0], case), ready.source.trace
     form = "shardproof resilience torch-save --trial killed@1"
     raise UsageError.of("--trial", label, f"a trial of stack {stack.name} with seed {seed}", form)
 
 
-def _until(label: str, ready: Prepared, seed: int) -> Iterator[Case]:
-    """All cases among which one of that label would be."""
-    if "@" in label:
-        yield from (_of_crash(state, ready.trace) for state in crash_states(ready.trace))
+def _made(ready: Prepared, lane: Lane, case: Case) -> Tried:
+    if case.strike is not None:
+        folders = ready.source.folders
+        said = struck(lane, case.strike, folders.old, folders.new, ready.known, NEW, OWN)
     else:
-        yield from map(_of_damage, damaged(ready.folders, seed, MOST_REPLAYED))
+        said = classify(lane.load(_tree(case)), ready.known)
+    return Tried(case.label, case.kind, case.what, said.outcome, said.why)
 
 
-def _made(ready: Prepared, case: Case) -> Verdict:
-    return classify(ready.bench.load(case.tree), ready.known)
+def _tree(case: Case) -> Tree:
+    assert case.tree is not None
+    return case.tree

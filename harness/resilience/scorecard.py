@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from harness.resilience.cases import Tried, family_of
 from harness.resilience.events import Trace, describe
-from harness.resilience.run import Found, Tried
-from harness.resilience.states import KINDS as CRASHES
+from harness.resilience.run import Found
 from harness.resilience.trial import OUTCOMES
 from harness.verdict import ExitStatus
 
 Document = Mapping[str, Any]
 
-WRONG = ("silent", "hang", "crash")
+WRONG = ("silent", "lied", "hang", "crash")
 """Outcomes that no stack should have."""
 MOST_KEPT = 25
 """So many trials with such an outcome are kept in words, for each stack, spread over the kinds."""
@@ -35,16 +35,17 @@ def _stack(found: Found) -> dict[str, Any]:
         wrong += [{"trial": one.label, "outcome": one.outcome, "what": one.what, "why": one.why} for one in of_cell[:3]]
     return {
         "name": found.stack.name, "doc": found.stack.doc, "events": found.steps, "syncs": found.syncs,
-        "crash_states": found.states, "trials": len(found.tried), "kind": counts, "wrong": wrong[:MOST_KEPT],
+        "crash_states": found.counts.states, "strikes": found.counts.strikes, "trials": len(found.tried),
+        "planned": found.planned, "kind": counts, "wrong": wrong[:MOST_KEPT],
     }  # fmt: skip
 
 
-def total(stack: Document, outcomes: Sequence[str], crash: bool | None = None) -> int:
-    """How many trials of a stack had one of these outcomes: after crashes, after damage, or (None) both."""
+def total(stack: Document, outcomes: Sequence[str], family: str | None = None) -> int:
+    """How many trials of a stack had one of these outcomes, of one family of kinds or (None) of all."""
     return sum(
         cell["count"]
         for kind, cells in stack["kind"].items()
-        if crash is None or (kind in CRASHES) is crash
+        if family is None or family_of(kind) == family
         for outcome, cell in cells.items()
         if outcome in outcomes
     )
@@ -70,7 +71,8 @@ def render(document: Document) -> str:
 def _lines(stack: Document, document: Document) -> Iterator[str]:
     yield f"{stack['name']}: {stack['doc']}"
     synced = f"{stack['syncs']} of them syncs" if stack["syncs"] else "no sync"
-    states = f"{stack['crash_states']} crash states; {stack['trials']} trials"
+    of = f" of {stack['planned']}" if stack["trials"] < stack["planned"] else ""
+    states = f"{stack['crash_states']} crash states, {stack['strikes']} strikes; {stack['trials']}{of} trials"
     yield f"  {stack['events']} events of a save, {synced}; {states}"
     yield f"  {'':<14}{''.join(f'{outcome:>8}' for outcome in OUTCOMES)}"
     for kind, cells in stack["kind"].items():
@@ -94,4 +96,4 @@ def _sum(document: Document) -> str:
 def told(tried: Tried, trace: Trace) -> str:
     """One trial as text, with the record that it was worked out of."""
     lines = [f"{tried.label}: {tried.outcome}", f"  {tried.what}", *([f"  {tried.why}"] if tried.why else [])]
-    return "\n".join(lines) + "\n\nwhat the save did:\n" + describe(trace.events)
+    return "\n".join(lines) + "\n\nwhat the save did:\n" + describe(trace)

@@ -26,6 +26,7 @@ class Stack:
         driver: the `module:attribute` of a `Driver`, or of what makes one.
         options: arguments of that, by name.
         requires: what pip installs beside torch, pinned.
+        ranks: how many processes save, each of which the driver's own process forks.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Stack:
     driver: str
     options: tuple[tuple[str, Any], ...] = ()
     requires: tuple[str, ...] = ()
+    ranks: int = 1
 
 
 class Driver(Protocol):
@@ -56,6 +58,7 @@ class Driver(Protocol):
 
 
 _TORCH = "harness.resilience.rank.torch_stacks"
+_RANKS = "harness.resilience.rank.ranks"
 
 STACKS: tuple[Stack, ...] = (
     Stack("torch-save", "torch.save over the file that is there", f"{_TORCH}:TorchSave"),
@@ -83,6 +86,22 @@ STACKS: tuple[Stack, ...] = (
     Stack(
         "dcp-steps", "a new folder for each step, the newest with .metadata is loaded", f"{_TORCH}:Distributed",
         (("steps", True),),
+    ),
+    Stack(
+        "dcp-2-ranks", "torch.distributed.checkpoint.save by 2 ranks into one folder, a shard of each tensor on each",
+        f"{_RANKS}:DistributedRanks", (("world", 2),), ranks=2,
+    ),
+    Stack(
+        "dcp-2-ranks-at-1", "the same, loaded by 1 rank", f"{_RANKS}:DistributedRanks",
+        (("world", 2), ("load_world", 1)), ranks=2,
+    ),
+    Stack(
+        "dcp-4-ranks", "torch.distributed.checkpoint.save by 4 ranks into one folder", f"{_RANKS}:DistributedRanks",
+        (("world", 4),), ranks=4,
+    ),
+    Stack(
+        "dcp-4-ranks-at-3", "the same, loaded by 3 ranks", f"{_RANKS}:DistributedRanks",
+        (("world", 4), ("load_world", 3)), ranks=4,
     ),
     Stack("dcp-async", "torch.distributed.checkpoint.async_save into one folder", f"{_TORCH}:DistributedAsync"),
 )  # fmt: skip

@@ -6,6 +6,9 @@ of the steps before it, those that a sync had put on disk are there, and of the 
 nothing is on disk without what it needs (`steps.needs`). That is exponentially many folders, so they are bounded:
 
 * `killed`: the process dies and the machine lives. Every step before the crash point is there: all prefixes.
+* `apart`: of several ranks, all die at once and the machine lives. Within a stage of a save, where no rank waits for
+  another, each may be anywhere. Bounded: one of them is anywhere, and each other one has done all of the stage or
+  nothing of it. (`killed` has the ranks one after the other.)
 * `torn`: as `killed`, and of the write that was going on its first block, half, or all but the last block.
 * `lost`: the machine dies. Of what was not synced: nothing; all but the bytes of one file, of all files or of one
   folder's names; or bytes that are zeros, for one file or for all.
@@ -34,7 +37,7 @@ BLOCK = 4096
 MOST_PAIRS = 45
 """So many steps at most are combined in pairs, the latest of an epoch; 45 give 990 pairs."""
 
-KINDS = ("killed", "torn", "lost", "reordered")
+KINDS = ("killed", "apart", "torn", "lost", "reordered")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class State:
     Attributes:
         label: kind, crash point and what is special, such as `lost@17-bytes-3`; unique, and the same for equal traces.
         kept: index of each step that reached the disk → how much of it (`steps.result`).
-        crash: how many steps had been issued.
+        crash: how many steps had been issued; of `apart` the step that one rank would have made next.
         tree: what is on disk.
     """
 
@@ -78,6 +81,7 @@ class _World:
         built = Steps(trace)
         self.result = built.result
         self.steps = built.steps
+        self.calls = trace.calls
         self.needs = needs(self.steps)
         self.needed_by: list[set[int]] = [set() for _ in self.steps]
         for index, before in enumerate(self.needs):
@@ -89,12 +93,30 @@ class _World:
         match kind:
             case "killed":
                 yield "", everything
+            case "apart":
+                yield from self._apart(crash)
             case "torn":
                 yield from self._torn(crash, everything)
             case "lost":
                 yield from self._lost(crash, everything)
             case "reordered":
                 yield from self._reordered(crash, everything)
+
+    def _apart(self, crash: int) -> Labelled:
+        if crash >= len(self.calls):
+            return
+        here = self.calls[crash]
+        before = [i for i, call in enumerate(self.calls) if call.stage < here.stage]
+        before += [i for i in self._of_rank(here.stage, here.rank) if i < crash]
+        others = sorted({call.rank for call in self.calls if call.stage == here.stage} - {here.rank})
+        for count in range(len(others) + 1):
+            for done in combinations(others, count):
+                kept = [*before, *(i for rank in done for i in self._of_rank(here.stage, rank))]
+                label = f"-with-{'-'.join(map(str, done))}" if done else "-alone"
+                yield label, {i: ALL for i in kept if not isinstance(self.steps[i], Sync)}
+
+    def _of_rank(self, stage: int, rank: int) -> list[int]:
+        return [i for i, call in enumerate(self.calls) if (call.stage, call.rank) == (stage, rank)]
 
     def _torn(self, crash: int, everything: dict[int, int]) -> Labelled:
         if crash < len(self.steps):

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.resilience.cases import family_of
 from harness.resilience.scorecard import WRONG, Document, total
-from harness.resilience.states import KINDS as CRASHES
 from harness.resilience.trial import OUTCOMES
 
 DATA, FINDINGS = Path("docs/resilience.toml"), Path("docs/resilience-findings.toml")
@@ -26,8 +26,8 @@ HEAD = """\
 <!-- Written by `python -m harness.resilience.table` from docs/resilience.toml and -findings.toml: change those. -->
 # Resilience of checkpoints
 
-What is left of a checkpoint when the machine dies while it is saved, or when its files are damaged afterwards? One
-command tries it, on any stack that saves and loads (`shardproof list` shows them):
+What is left of a checkpoint when the machine dies while it is saved, when the disk fails under it, or when its files
+are damaged afterwards? One command tries it, on any stack that saves and loads (`shardproof list` shows them):
 
 ```console
 $ shardproof resilience torch-save
@@ -38,7 +38,11 @@ $ shardproof resilience dcp-files --trial killed@4
 It needs strace (`apt-get install strace`) and no root. A stack saves an old state; then it saves a new one while strace
 records every write, rename and sync. From the record follows every folder that a crash may leave, within bounds; the
 finished folder is also damaged in many ways. Each of these folders is loaded in a process of its own, with a deadline
-and bounded memory, and what the library gives is compared bit by bit with the states that were saved.
+and bounded memory, and what the library gives is compared bit by bit with the states that were saved. Saves and loads
+are also *struck*: one of their system calls goes wrong while they run.
+
+`--jobs` says how many trials are made side by side; what they come to does not depend on it. With `--out`, a run that
+was interrupted or killed goes on where it was when the same command is given again.
 
 ## Outcomes
 
@@ -48,7 +52,12 @@ and bounded memory, and what the library gives is compared bit by bit with the s
 | other | exactly the state of another run, whose files replaced all that was there |
 | error | the library raised; after a crash this means that the old state is lost, too |
 | **silent** | the load succeeded with something that was never saved: a mixture, or damaged values |
-| hang, crash | the load did not end before the deadline, or its process died |
+| **lied** | the save was struck, raised nothing, and the folder does not give the new state; or a sync failed unsaid |
+| hang, crash | the load, or the struck save, did not end before the deadline, or its process died |
+| missed | the call that should have failed did not come, or more than one failed; the trial says nothing |
+
+Of a save that was struck and raised, the outcome is what the folder gives afterwards: after an error, is the old state
+still there?
 
 ## Crashes and their bounds
 
@@ -56,7 +65,10 @@ A crash comes between two events of the record. What a sync had put on disk is t
 fsync(2) promises no more: a name without its bytes, bytes without their name, a later write without an earlier one.
 
 * `killed`: the process dies, the machine lives. Every prefix of the record.
-* `torn`: as before, and of the write that was going on its first block of 4096 bytes, half, or all but its last block.
+* `apart`: of several ranks, all die at once, each of them elsewhere in the same stage of the save. Bounded: one rank is
+  anywhere, and each other one has done all of the stage or nothing of it.
+* `torn`: as `killed`, and of the write that was going on its first block of 4096 bytes, half, or all but its last
+  block.
 * `lost`: the power fails. Of what was not synced nothing is left, or all but the bytes of one file, of all files, or
   one folder's names; or the bytes are zeros.
 * `reordered`: the power fails. Of what was not synced all but one or two changes are left, or one or two alone, with
@@ -69,7 +81,26 @@ no power cut. Damage goes round its kinds: bits flipped in the first 512 bytes o
 (`flip-tail`) or between (`flip-payload`); files truncated, extended, zeroed in part, swapped, duplicated, missing, or
 taken from the step before or from another run.
 
-Not tried yet: several ranks, errors of the disk during a save (ENOSPC, EIO), processes killed during a load.
+## Strikes
+
+* `ENOSPC`, `EIO`, `EACCES`: one call of the save is not made and gives this error. Each recorded call gets, once, each
+  error that it can give: a write no EACCES, a sync EIO and ENOSPC.
+* `short`: a file cannot grow beyond the middle of a write (RLIMIT_FSIZE), so that the kernel takes the first half and
+  refuses what comes after. Only where no earlier file of the save is larger.
+* `slow`: one call takes 0.2 s longer.
+* `killed-rank`, `stopped-rank`: of several ranks, one is killed right before a call (SIGKILL), or stopped right after
+  it (SIGSTOP). The others go on as far as they can; those that still wait after 6 s are killed. What is left is loaded.
+* `load-EIO`, `load-EACCES`, `load-slow`: the same for the calls of a load that open, read or look. What a library maps
+  into memory is read without a call, and cannot be struck.
+
+Each is made by strace (`-e inject`) or the kernel, with no library of ours below the stack, and strace's record must
+show that exactly one call was struck.
+
+The events of several ranks are put in an order that does not depend on chance: by stage of the save, between two
+collectives, and by rank within a stage. `--trial` shows them with their ranks.
+
+Not tried: errors that come back later and elsewhere (a close on NFS), short writes that go on afterwards, short reads,
+SIGBUS in a mapped file.
 """
 
 
@@ -83,16 +114,21 @@ def render(document: Document, findings: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_WHOLE = ("old", "new", "other")
+_COLUMNS = {"crash": ("silent",), "damage": ("silent",), "disk": ("silent", "lied"), "ranks": ("silent", "lied")}
+
+
 def _summary(document: Document) -> Iterator[str]:
-    yield "Crash: of the crash states that were tried, how many gave a whole state, an error, or were silent."
+    yield "How many trials gave a whole state / an error / something silent (of disk and ranks: silent or lied)."
     yield ""
-    yield "| stack | events, syncs | crash: whole | error | silent | damage: whole | error | silent | hang or crash |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "| stack | events, syncs | crash | damage | disk | ranks | hang or crash |"
+    yield "|---|---|---|---|---|---|---|"
     for stack in document["stack"]:
         cells = [
-            str(total(stack, outcomes, crash))
-            for crash in (True, False)
-            for outcomes in (("old", "new", "other"), ("error",), ("silent",))
+            " / ".join(str(total(stack, outcomes, family)) for outcomes in (_WHOLE, ("error",), bad))
+            if total(stack, OUTCOMES, family)
+            else "–"
+            for family, bad in _COLUMNS.items()
         ]
         cells.append(str(total(stack, ("hang", "crash"))))
         yield f"| [{stack['name']}](#{stack['name']}) | {stack['events']}, {stack['syncs']} | {' | '.join(cells)} |"
@@ -101,7 +137,8 @@ def _summary(document: Document) -> Iterator[str]:
 def _section(stack: Document) -> Iterator[str]:
     yield f"### {stack['name']}"
     yield ""
-    yield f"{stack['doc']}. {stack['crash_states']} crash states, {stack['trials']} trials."
+    there = f"{stack['crash_states']} crash states, {stack['strikes']} strikes"
+    yield f"{stack['doc']}. {there}; {stack['trials']} trials."
     yield f"A cell has the count and one trial, which `shardproof resilience {stack['name']} --trial ID` makes again."
     yield ""
     shown = [outcome for outcome in OUTCOMES if total(stack, (outcome,))]
@@ -109,7 +146,7 @@ def _section(stack: Document) -> Iterator[str]:
     yield "|---|" + "---|" * len(shown)
     for kind, cells in stack["kind"].items():
         texts = [f"{cells[o]['count']} `{cells[o]['trial']}`" if o in cells else "–" for o in shown]
-        yield f"| {kind}{'' if kind in CRASHES else ' (damage)'} | {' | '.join(texts)} |"
+        yield f"| {kind} ({family_of(kind)}) | {' | '.join(texts)} |"
 
 
 def _findings(findings: Mapping[str, Any]) -> Iterator[str]:

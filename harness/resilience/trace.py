@@ -4,9 +4,9 @@ strace sees the calls of Python and of native writers alike, of all threads and 
 processes of one's own, and is a Debian package. The process is attached to right before the save begins, so that the
 record holds the save and nothing else.
 
-`events_of` reads strace's lines. What it cannot know is checked rather than trusted: `require_complete` lets the events
-happen on the folder's old content and compares with the folder as it is. A writer that maps a file into memory, or uses
-a call that is not listed here, is refused in this way, and never reported on from half a record.
+`recorded_of` reads strace's lines. What it cannot know is checked rather than trusted: `require_complete` lets the
+events happen on the folder's old content and compares with the folder as it is. A writer that maps a file into memory,
+or uses a call that is not listed here, is refused in this way, and never reported on from half a record.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import HarnessError, UsageError
-from harness.resilience.events import Event, Trace, tree_of
+from harness.resilience.events import Call, Event, Trace, tree_of
 from harness.resilience.steps import ALL, Steps, Sync
 
 CALLS = (
@@ -30,12 +30,21 @@ CALLS = (
     "sendfile", "fsync", "fdatasync", "syncfs", "sync", "rename", "renameat", "renameat2", "link", "linkat", "unlink",
     "unlinkat", "mkdir", "mkdirat", "rmdir",
 )  # fmt: skip
+_BY_DESCRIPTOR = (
+    "close", "dup", "dup2", "dup3", "fcntl", "lseek", "write", "writev", "pwrite64", "pwritev", "pwritev2", "ftruncate",
+    "fallocate", "fsync", "fdatasync", "syncfs", "read", "readv", "pread64", "preadv", "preadv2", "getdents64", "fstat",
+)  # fmt: skip
+"""Calls whose texts are no paths."""
 LONGEST_WRITE = 1 << 27
 """Bytes of one write that are recorded."""
+
+MARK = ".shardproof-stage-"
+"""A rank that asks for a path of this name says which stage of a save it begins (`rank.ranks`)."""
 
 _LINE = re.compile(r"^(\d+) +(\w+)\((.*)\) += (-?\d+|\?)(.*)$", re.DOTALL)
 _UNFINISHED = re.compile(r"^(\d+) +(.*) <unfinished \.\.\.>$", re.DOTALL)
 _RESUMED = re.compile(r"^(\d+) +<\.\.\. \w+ resumed>(.*)$", re.DOTALL)
+_STARTS = re.compile(r"^\d+ +(clone3?|v?fork)\(")
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 _DESCRIPTOR = re.compile(r"^(-?\d+|AT_FDCWD)(?:<((?:\\x[0-9a-f]{2})*)>)?")
 
@@ -58,20 +67,22 @@ def require_strace() -> str:
 
 
 @contextmanager
-def attached(process: int, record: Path, *more: str) -> Iterator[None]:
+def attached(process: int, record: Path, *more: str, calls: Sequence[str] = CALLS) -> Iterator[None]:
     """Trace a process of ours, and all that it starts, into a file, while this block lasts or until it ends.
 
     Args:
-        more: further options of strace.
+        more: further options of strace. calls: which system calls.
 
     Raises:
         TraceError: strace cannot attach.
     """
     command = [
-        require_strace(), "-f", "-y", "-xx", "-s", str(LONGEST_WRITE), "-e", f"trace={','.join(CALLS)}",
+        require_strace(), "-f", "-y", "-xx", "-s", str(LONGEST_WRITE), "-e", f"trace={','.join(calls)}",
         "-e", "signal=none", *more, "-o", str(record), "-p", str(process),
     ]  # fmt: skip
-    tracer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    tracer = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
     assert tracer.stderr is not None
     try:
         said = tracer.stderr.readline().decode("utf-8", "replace")
@@ -90,13 +101,23 @@ def attached(process: int, record: Path, *more: str) -> Iterator[None]:
 def read_trace(record: Path, folder: Path, base: dict[str, bytes | None]) -> Trace:
     """The trace of a save into a folder, whose content before it was `base`.
 
+    The changes of several ranks are put in an order that does not depend on chance: by stage, then by rank. It could
+    have happened as well as the recorded one, since ranks of one stage do not wait for each other, and it is checked to
+    lead to the same folder.
+
     Raises:
         TraceError: the record does not explain what the folder holds now.
     """
-    lines = record.read_text("utf-8", "surrogateescape").splitlines()
-    trace = Trace(base, tuple(events_of(lines, folder, base)))
+    recorded = list(recorded_of(lines_of(record), folder, base))
+    recorded.sort(key=lambda pair: (pair[1].stage, pair[1].rank))
+    trace = Trace(base, tuple(event for event, _ in recorded), tuple(call for _, call in recorded))
     require_complete(trace, tree_of(folder))
     return trace
+
+
+def lines_of(record: Path) -> list[str]:
+    """The lines of a file that strace wrote."""
+    return record.read_text("utf-8", "surrogateescape").splitlines()
 
 
 def require_complete(trace: Trace, after: dict[str, bytes | None]) -> None:
@@ -240,8 +261,10 @@ class _Reader:
                 self.sizes[new] = self.sizes.pop(old)
 
 
-def events_of(lines: Iterable[str], folder: Path, base: dict[str, bytes | None]) -> Iterator[Event]:
-    """The events that lines of `strace -f -y -xx` tell of, inside of a folder.
+def recorded_of(
+    lines: Iterable[str], folder: Path, base: dict[str, bytes | None]
+) -> Iterator[tuple[Event, Call]]:  # fmt: skip
+    """The events that lines of `strace -f -y -xx` tell of, inside of a folder, each with the call that made it.
 
     Args:
         base: what the folder held before.
@@ -251,21 +274,97 @@ def events_of(lines: Iterable[str], folder: Path, base: dict[str, bytes | None])
     """
     sizes = {path: len(data) for path, data in base.items() if data is not None}
     reader = _Reader(str(folder.resolve()), {path: data is None for path, data in base.items()}, sizes)
-    for line in _whole(lines):
-        if (found := _LINE.match(line)) and found[4] != "?" and int(found[4]) >= 0:
-            yield from reader.read(found[1], found[2], found[3], int(found[4]))
+    for process, name, given, result, call in _calls(lines, reader.inside):
+        if result is not None and result >= 0:
+            for event in reader.read(process, name, given, result):
+                yield event, call or Call(name, event.path, 1)
 
 
-def _whole(lines: Iterable[str]) -> Iterator[str]:
-    """Lines with the two halves of an interrupted call put together, where it ended."""
-    begun: dict[str, str] = {}
+def calls_of(lines: Iterable[str], folder: Path) -> list[Call]:
+    """Every call on the folder or on something in it, in order, also those that failed."""
+    reader = _Reader(str(folder.resolve()), {}, {})
+    return [call for *_, call in _calls(lines, reader.inside) if call is not None]
+
+
+Recorded = tuple[str, str, str, int | None, Call | None]
+"""The thread, the name of the call, what it was given, what it gave (None: it did not end), and the call to be found
+again, if it names something in the folder."""
+
+
+def _calls(lines: Iterable[str], inside: Callable[[str], str | None]) -> Iterator[Recorded]:
+    counts: dict[tuple[str, str, str], int] = {}
+    whole = _whole(lines)
+    ranks = _ranks_of(whole)
+    stages: dict[int, int] = {}
+    for line in whole:
+        if (found := _LINE.match(line)) is None:
+            continue
+        process, name, given = found[1], found[2], found[3]
+        result = None if found[4] == "?" else int(found[4])
+        places = list(dict.fromkeys(path for place in _places(name, given) if (path := inside(place)) is not None))
+        for path in places:
+            counts[process, name, path] = counts.get((process, name, path), 0) + 1
+        rank = ranks.get(process, 0)
+        if places and places[0].startswith(MARK):
+            stages[rank] = int(places[0].removeprefix(MARK))
+            continue
+        nth = counts[process, name, places[0]] if places else 0
+        call = Call(name, places[0], nth, rank, stages.get(rank, 0)) if places else None
+        yield process, name, given, result, call
+
+
+def _places(name: str, given: str) -> list[str]:
+    """The paths by which strace's own filter finds a call: those of its descriptors, and those written out whole."""
+    found = []
+    if _descriptor(given):
+        found.append(_descriptor(given))
+    if name in _BY_DESCRIPTOR:
+        return found
+    for match in _TEXT.finditer(given):
+        text = os.fsdecode(_unescaped(match[1]))
+        if text.startswith("/"):
+            found.append(text)
+    return found
+
+
+def _ranks_of(lines: Iterable[str]) -> dict[str, int]:
+    """Which thread or process is part of which rank: the first process forks the ranks, in order, and what a rank
+    starts is part of it."""
+    found: dict[str, int] = {}
+    first, forked = "", 0
     for line in lines:
-        if found := _UNFINISHED.match(line):
-            begun[found[1]] = f"{found[1]} {found[2]}"
-        elif found := _RESUMED.match(line):
-            yield begun.pop(found[1], found[1]) + found[2]
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        process, name, given, result = match[1], match[2], match[3], match[4]
+        first = first or process
+        if name in ("clone", "clone3", "fork", "vfork") and result.isdigit():
+            if process == first and "CLONE_THREAD" not in given:
+                found[result] = forked
+                forked += 1
+            else:
+                found[result] = found.get(process, 0)
+    return found
+
+
+def _whole(lines: Iterable[str]) -> list[str]:
+    """Lines with the two halves of an interrupted call put together, where it ended; of a call that starts a process,
+    where it began, since what it starts may be seen before it ends."""
+    found: list[str] = []
+    begun: dict[str, tuple[str, int]] = {}
+    for line in lines:
+        if half := _UNFINISHED.match(line):
+            begun[half[1]] = (f"{half[1]} {half[2]}", len(found))
+            found.append("")
+        elif half := _RESUMED.match(line):
+            first, place = begun.pop(half[1], (half[1], len(found)))
+            if _STARTS.match(first):
+                found[place] = first + half[2]
+            else:
+                found.append(first + half[2])
         else:
-            yield line
+            found.append(line)
+    return [line for line in found if line]
 
 
 def _number(given: str) -> int:

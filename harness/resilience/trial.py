@@ -8,6 +8,11 @@ Outcomes:
 * `silent`: the load succeeded, and what it gave is none of the known states.
 * `hang`: it did not end before the deadline, and was killed. `crash`: the process ended without a word.
 
+Of a save that is struck (`strikes`), the outcome is that of the load after it, with two exceptions:
+
+* `lied`: the save raised nothing although it failed, and the folder does not give the new state.
+* `missed`: the call that should have failed did not come. That says nothing.
+
 *Verifies*: that equal states are equal bit by bit, by digests that the child takes of what the library gave it.
 *Does not verify*: the child's word. It is a process of the library's, which could say anything; ours executes nothing
 of the checkpoint and reads nothing of it but these digests.
@@ -15,32 +20,15 @@ of the checkpoint and reads nothing of it but these digests.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from harness.errors import HarnessError
-from harness.resilience.events import Trace, Tree, tree_of, write_tree
-from harness.resilience.stacks import Stack
-from harness.resilience.trace import attached, read_trace
-
-Outcome = Literal["old", "new", "other", "error", "silent", "hang", "crash"]
-OUTCOMES: tuple[Outcome, ...] = ("old", "new", "other", "error", "silent", "hang", "crash")
+Outcome = Literal["old", "new", "other", "error", "silent", "lied", "hang", "crash", "missed"]
+OUTCOMES: tuple[Outcome, ...] = ("old", "new", "other", "error", "silent", "lied", "hang", "crash", "missed")
 
 Digests = Mapping[str, str]
 MOST_SHOWN = 4
-_START_S = 300.0
-
-
-class HostError(HarnessError):
-    """A process of ours that should have served ended, or could not save what it should have saved."""
 
 
 @dataclass(frozen=True)
@@ -96,99 +84,3 @@ def _mixture(found: Digests, known: Known) -> str:
             more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
             told.append(f"{side}: {', '.join(names[:MOST_SHOWN])}{more}")
     return "; ".join(told)
-
-
-@dataclass
-class Bench:
-    """A stack's host process and the folder in which its trials lie. Leaving the block ends the one and removes the
-    other.
-
-    Attributes:
-        deadline_s: seconds that a save or a load may take.
-        path: folders that come first where the host looks for libraries.
-    """
-
-    stack: Stack
-    deadline_s: float
-    path: Sequence[Path] = ()
-    root: Path = field(init=False)
-
-    def __enter__(self) -> Self:
-        self.root = Path(tempfile.mkdtemp(prefix="shardproof-resilience-"))
-        places = [*map(str, self.path), str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default"}
-        options = json.dumps(dict(self.stack.options))
-        self._log = (self.root / "host.log").open("wb")
-        self._host = subprocess.Popen(
-            [sys.executable, "-m", "harness.resilience.rank.host", self.stack.driver, options, str(self.root)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd="/",
-            env={**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, places))}, start_new_session=True,
-        )  # fmt: skip
-        try:
-            self._answer()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._host.stdin is not None
-        assert self._host.stdout is not None
-        self._host.kill()
-        self._host.wait()
-        self._host.stdin.close()
-        self._host.stdout.close()
-        self._log.close()
-        shutil.rmtree(self.root, ignore_errors=True)
-
-    def save(self, folder: Path, generation: int, run: int) -> Digests:
-        """Have the stack save a state; what it saved."""
-        return self._saved(self._ask({"do": "save", "folder": str(folder), "generation": generation, "run": run}))
-
-    def record(self, folder: Path, generation: int, run: int) -> tuple[Digests, Trace]:
-        """Have the stack save a state while every change of the folder is recorded; what it saved, and the record.
-
-        Raises:
-            TraceError: it cannot be recorded. HostError: the save failed.
-        """
-        base, record = tree_of(folder), self.root / "record.strace"
-        asked = {"do": "save", "folder": str(folder), "generation": generation, "run": run}
-        ready = self._ask({**asked, "wait": True})
-        if "pid" not in ready:
-            raise HostError(f"stack {self.stack.name} ended before its save began")
-        with attached(ready["pid"], record):
-            known = self._saved(self._ask({"do": "go"}))
-        return known, read_trace(record, folder, base)
-
-    def load(self, tree: Tree) -> Mapping[str, Any]:
-        """Have the stack load a folder that holds this; the host's answer."""
-        folder = self.root / "trial"
-        write_tree(tree, folder)
-        try:
-            return self._ask({"do": "load", "folder": str(folder)})
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _saved(self, answer: Mapping[str, Any]) -> Digests:
-        if answer["ended"] != "ok":
-            raise HostError(f"stack {self.stack.name} cannot save: {answer.get('why', answer['ended'])}")
-        found: Digests = answer["found"]
-        return found
-
-    def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._host.stdin is not None
-        try:
-            self._host.stdin.write(json.dumps({"deadline_s": self.deadline_s, "wait": False, **asked}) + "\n")
-            self._host.stdin.flush()
-        except BrokenPipeError:
-            pass
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._host.stdout is not None
-        line = self._host.stdout.readline()
-        if not line:
-            log = (self.root / "host.log").read_text("utf-8", "replace").strip().splitlines()
-            raise HostError(f"the process of stack {self.stack.name} ended: {log[-1] if log else 'it said nothing'}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from harness.cli import entry
 from harness.errors import UsageError
+from harness.folders import LOCK
 from harness.resilience import scorecard
+from harness.resilience.cases import Counts, Tried, family_of
 from harness.resilience.corruptions import KINDS, Folders, damaged
 from harness.resilience.events import Event, Trace, tree_of, write_tree
-from harness.resilience.run import Found, Tried, try_stack
+from harness.resilience.run import Found, Request, try_stacks
 from harness.resilience.stacks import Stack, all_stacks, chosen
-from harness.resilience.trace import TraceError, events_of, require_complete, require_strace
+from harness.resilience.trace import TraceError, recorded_of, require_complete, require_strace
 from harness.resilience.trial import Known, classify
 from harness.verdict import ExitStatus
 
@@ -37,7 +39,7 @@ def at(number: int, path: str) -> str:
 
 
 def read(*lines: str, base: dict[str, bytes | None] | None = None) -> list[str]:
-    return [str(event) for event in events_of(lines, Path("/ck"), base or {})]
+    return [str(event) for event, _ in recorded_of(lines, Path("/ck"), base or {})]
 
 
 def test_writes_go_where_the_descriptor_stands() -> None:
@@ -144,13 +146,15 @@ def test_a_mixture_says_which_parts_are_of_which_state() -> None:
 
 def test_the_scorecard_counts_and_has_a_command_for_each_cell() -> None:
     stack = Stack("s", "a stack", "m:a")
-    tried = [Tried("killed@1", "killed", True, "", "old", ""), Tried("zeroed-0", "zeroed", False, "z", "silent", "w")]
-    document = scorecard.document_of([Found(stack, 3, 1, 5, tried)], 2, 7)
+    tried = [Tried("killed@1", "killed", "", "old", ""), Tried("zeroed-0", "zeroed", "z", "silent", "w")]
+    counts = Counts(5, 6)
+    document = scorecard.document_of([Found(stack, 3, 1, counts, 2, tried)], 2, 7)
     text = scorecard.render(document)
     assert "shardproof resilience s --trial zeroed-0 --seed 7" in text
     assert text.endswith("2 trials: 1 old, 1 silent\n")
     assert scorecard.exit_status(document) == ExitStatus.FAILURE
-    assert scorecard.exit_status(scorecard.document_of([Found(stack, 3, 1, 5, tried[:1])], 1, 7)) == ExitStatus.OK
+    fine = scorecard.document_of([Found(stack, 3, 1, counts, 1, tried[:1])], 1, 7)
+    assert scorecard.exit_status(fine) == ExitStatus.OK
     assert scorecard.exit_status(scorecard.document_of([], 1, 7)) == ExitStatus.NOTHING_RUN
 
 
@@ -191,7 +195,8 @@ def test_the_reference_survives_and_leaves_nothing_behind(
     found = json.loads(document.read_text("utf-8"))["stack"][0]
     assert found["trials"] == 40
     assert found["syncs"] >= 5
-    assert sorted(path.name for path in out.iterdir()) == ["resilience.html", "resilience.toml", "resilience.txt"]
+    written = ["resilience.html", "resilience.toml", "resilience.txt", "trials.jsonl"]
+    assert sorted(path.name for path in out.iterdir() if path.name != LOCK) == written
     assert list((tmp_path / "scratch").iterdir()) == []
     assert children() <= before
 
@@ -200,8 +205,8 @@ def test_the_reference_survives_and_leaves_nothing_behind(
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(set(all_stacks()) - {"reference"}))
 def test_a_stack_can_be_tried(name: str) -> None:
-    found = try_stack(all_stacks()[name], 80, 0, 120.0)
-    assert len(found.tried) == 80 or len(found.tried) >= found.states
+    (found,) = try_stacks(Request([all_stacks()[name]], 80, 0, 120.0)).found
+    assert len(found.tried) == 80 or len(found.tried) >= found.counts.states + found.counts.strikes
     assert {"new", "error"} <= {one.outcome for one in found.tried}
     assert not [one for one in found.tried if one.outcome in ("hang", "crash")]
 
@@ -209,7 +214,7 @@ def test_a_stack_can_be_tried(name: str) -> None:
 @traced
 @pytest.mark.nightly
 def test_ten_thousand_trials_of_the_reference_are_none_of_them_silent() -> None:
-    found = try_stack(all_stacks()["reference"], 10_500, 0, 120.0)
+    (found,) = try_stacks(Request([all_stacks()["reference"]], 10_500, 0, 120.0)).found
     assert len(found.tried) >= 10_000
     assert not [one for one in found.tried if one.outcome not in ("old", "new", "other", "error")]
-    assert all(one.outcome in ("old", "new") for one in found.tried if one.crash)
+    assert all(one.outcome in ("old", "new") for one in found.tried if family_of(one.kind) == "crash")

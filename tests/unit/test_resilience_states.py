@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.resilience.events import Event, Trace
+from harness.resilience.events import Call, Event, Trace
 from harness.resilience.states import BLOCK, State, crash_states
 from harness.resilience.steps import ALL, Data, Name, Steps, Sync
 
@@ -158,3 +158,21 @@ def test_short_traces_have_every_legal_state_at_their_end(trace: Trace) -> None:
             kept = dict.fromkeys(some, ALL)
             if legal(steps, kept, end):
                 assert steps.result(kept) in found
+
+
+def of_ranks(*calls: tuple[str, int, int]) -> Trace:
+    """A trace of writes to files of ranks: path, rank and stage of each."""
+    events = tuple(Event("write", path, data=bytes([number + 1])) for number, (path, _, _) in enumerate(calls))
+    base = {path: b"0" for path, _, _ in calls}
+    return Trace(base, events, tuple(Call("write", path, 1, rank, stage) for path, rank, stage in calls))
+
+
+def test_ranks_of_one_stage_are_apart_and_a_later_stage_has_all_of_the_earlier() -> None:
+    trace = of_ranks(("a", 0, 1), ("b", 1, 1), ("c", 2, 1), ("m", 0, 2))
+    found = {state.label: "".join(p for p, d in state.tree.items() if d != b"0") for state in crash_states(trace)}
+    apart = {label: there for label, there in found.items() if label.startswith("apart@")}
+    assert sorted(apart.values()) == ["ac", "b", "bc", "c"]  # beside the prefixes "", "a", "ab", "abc" and "abcm"
+    assert apart["apart@0-with-1"] == "b"
+    assert {there for there in found.values() if "m" in there} == {"abcm"} | {
+        there for label, there in found.items() if "m" in there and label.startswith(("lost", "reordered"))
+    }

@@ -1,11 +1,13 @@
 """A process that has imported a stack's library once, and forks a child for each save and each load.
 
-    python -m harness.resilience.rank.host MODULE:DRIVER OPTIONS FOLDER
+    python -m harness.resilience.rank.host MODULE:DRIVER OPTIONS FOLDER LANES PARENT
 
-Requests come as lines of JSON on stdin, and an answer to each goes to stdout. A child has a session, a deadline and a
-bound of memory of its own; when it ends, or its time is up, its whole session is killed. What a checkpoint makes the
-library do, it does in that child. When there are no more requests, also because the process that asked was killed, the
-folder in which the trials lay is removed.
+The host forks a lane for each pair of descriptors in LANES. To a lane requests come as lines of JSON, and it answers
+each. A lane's child has a session, a deadline and a bound of memory of its own; when it ends, or its time is up, its
+whole session is killed. What a checkpoint makes the library do, it does in that child.
+
+When process PARENT ends, however it does, or has nothing more to ask, the host kills all its descendants, also those
+that have left their session, and removes the folder in which the trials lay.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from harness.entry import resolve
 from harness.resilience.stacks import Driver
+from harness.world.process import adopt_orphans, die_with_parent, fork, kill_children
 
 MEMORY = 4 << 30
 """Bytes of address space that a child may have beyond those of this process."""
@@ -37,18 +41,22 @@ _ALLOW_TRACING, _BY_ANYONE, _END_WITH_PARENT = 0x59616D61, ctypes.c_ulong(-1), 1
 Answer = dict[str, Any]
 
 
-class Host:
+class Lane:
     """Forks a child for each request."""
 
-    def __init__(self, driver: Driver, answers: TextIO) -> None:
-        self.driver, self._answers = driver, answers
+    def __init__(self, driver: Driver, requests: TextIO, answers: TextIO) -> None:
+        self.driver, self._requests, self._answers = driver, requests, answers
         self.memory = _address_space() + MEMORY
 
     def serve(self) -> None:
         """Answer requests until there are no more."""
-        for line in sys.stdin:
+        self.say({"ready": True})
+        while line := self._requests.readline():
             asked = json.loads(line)
-            self.say(self.answer(asked))
+            try:
+                self.say(self.answer(asked))
+            except BrokenPipeError:
+                return  # who asked has gone
 
     def say(self, answer: Answer) -> None:
         """Tell the asker."""
@@ -59,7 +67,13 @@ class Host:
         """The answer to one request."""
         folder, deadline_s = Path(asked["folder"]), asked["deadline_s"]
         if asked["do"] == "load":
-            return self.run(lambda: self.driver.digests(self.driver.load(folder)), deadline_s, False)
+
+            def load() -> Any:
+                if asked["wait"]:
+                    _wait_for_tracer()
+                return self.driver.digests(self.driver.load(folder))
+
+            return self.run(load, folder, deadline_s, asked["wait"])
         generation, run = asked["generation"], asked["run"]
 
         def save() -> Any:
@@ -67,27 +81,30 @@ class Host:
             known = self.driver.digests(state)
             if asked["wait"]:
                 _wait_for_tracer()
+            if asked.get("most_bytes"):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (asked["most_bytes"],) * 2)
             self.driver.save(folder, state, generation, run)
             return known
 
-        return self.run(save, deadline_s, asked["wait"])
+        return self.run(save, folder, deadline_s, asked["wait"])
 
-    def run(self, what: Callable[[], Any], deadline_s: float, waits: bool) -> Answer:
+    def run(self, what: Callable[[], Any], folder: Path, deadline_s: float, waits: bool) -> Answer:
         """Let a child do something, and say how it ended.
 
         Args:
+            folder: in which it does it; messages call it `FOLDER`, so that they are the same in every lane.
             waits: tell the asker the child's number first, and go on when it answers.
         """
         told, tells = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(told)
-            self._be_child(what, tells)
+            self._be_child(what, folder, tells)
         os.close(tells)
         if waits:
             os.waitpid(child, os.WUNTRACED)
             self.say({"pid": child})
-            sys.stdin.readline()
+            self._requests.readline()
             os.kill(child, signal.SIGCONT)
         said, late = _read(told, deadline_s)
         os.close(told)
@@ -101,7 +118,7 @@ class Host:
         answer: Answer = json.loads(said)
         return {**answer, "cpu_s": used.ru_utime + used.ru_stime}
 
-    def _be_child(self, what: Callable[[], Any], tells: int) -> None:
+    def _be_child(self, what: Callable[[], Any], folder: Path, tells: int) -> None:
         """Do it, say how it went, and end without any clean-up of the parent's."""
         os.setsid()
         ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
@@ -113,7 +130,7 @@ class Host:
         try:
             answer: Answer = {"ended": "ok", "found": dict(what())}
         except BaseException as error:
-            answer = {"ended": "error", "why": f"{type(error).__name__}: {error}"[:MOST_SAID]}
+            answer = {"ended": "error", "why": _told(error).replace(str(folder), "FOLDER")[:MOST_SAID]}
         data = json.dumps(answer).encode()
         while data:
             data = data[os.write(tells, data) :]
@@ -124,6 +141,12 @@ def _wait_for_tracer() -> None:
     """Let any process of this user trace this one, and stop until it does."""
     ctypes.CDLL(None).prctl(_ALLOW_TRACING, _BY_ANYONE, 0, 0, 0)
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _told(error: BaseException) -> str:
+    """An error in one line: of a message that holds a traceback, as those of several ranks do, the last one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 def _read(told: int, deadline_s: float) -> tuple[bytes, bool]:
@@ -151,16 +174,30 @@ def _address_space() -> int:
 
 
 def _main() -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
-    driver: Driver = resolve(sys.argv[1])(**dict(json.loads(sys.argv[2])))
+    driver_name, options, folder, lanes, parent = sys.argv[1:]
+
+    def clean_up() -> None:
+        kill_children()
+        shutil.rmtree(folder, ignore_errors=True)  # who asked is gone, or will remove it, too
+
+    adopt_orphans()
+    die_with_parent(int(parent), clean_up)
+    driver: Driver = resolve(driver_name)(**dict(json.loads(options)))
     driver.warm()
-    host = Host(driver, answers)
     gc.collect()
     gc.freeze()  # children copy fewer pages
-    host.say({"ready": True})
-    host.serve()
-    shutil.rmtree(sys.argv[3], ignore_errors=True)  # who asked is gone, or has removed it already
+    ends: list[tuple[int, int]] = json.loads(lanes)
+    host = os.getpid()
+    for process in [fork(partial(_lane, driver, own, ends, host)) for own in ends]:
+        os.waitpid(process, 0)
+    clean_up()
+
+
+def _lane(driver: Driver, own: tuple[int, int], ends: list[tuple[int, int]], host: int) -> None:
+    die_with_parent(host)
+    for number in {number for two in ends for number in two} - set(own):
+        os.close(number)
+    Lane(driver, os.fdopen(own[0], "r"), os.fdopen(own[1], "w")).serve()
 
 
 if __name__ == "__main__":

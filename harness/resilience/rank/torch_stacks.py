@@ -35,7 +35,7 @@ def digests_of(state: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-class _Torch:
+class Tensors:
     """States of tensors, all of one layout, as a small model and its Adam moments have them."""
 
     def state(self, generation: int, run: int) -> State:
@@ -65,7 +65,7 @@ class _Torch:
         return {name: torch.full_like(value, 77) for name, value in self.state(0, 9).items()}
 
 
-class TorchSave(_Torch):
+class TorchSave(Tensors):
     """`torch.save` and `torch.load` as they are by default."""
 
     def __init__(self, renames: bool = False) -> None:
@@ -83,7 +83,7 @@ class TorchSave(_Torch):
         return found
 
 
-class SafeTensors(_Torch):
+class SafeTensors(Tensors):
     """`save_file` and `load_file`."""
 
     def save(self, folder: Path, state: State, generation: int, run: int) -> None:
@@ -98,7 +98,7 @@ class SafeTensors(_Torch):
         return found
 
 
-class Distributed(_Torch):
+class Distributed(Tensors):
     """`torch.distributed.checkpoint.save` and `load` in one process, without a process group."""
 
     def __init__(self, steps: bool = False, **options: Any) -> None:

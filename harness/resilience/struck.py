@@ -1,0 +1,107 @@
+"""Makes a strike: has a stack save or load while strace lets one call go wrong, and says what came of it.
+
+A save is struck in a folder that holds the old state, and what it leaves is then loaded without any fault. Two things
+are asked: what the save said, and what the folder gives. The worst answer has a name of its own, `lied`: the save said
+that it had saved, or at least raised nothing, and the folder does not give the new state. A failed sync counts as such
+even if the folder gives the new state at once: after it the kernel may drop what it could not write, as fsync(2) says.
+
+*Verifies*: by strace's record that exactly one call was struck (of a load by several ranks: at least one); else the
+trial is `missed`, and says nothing.
+*Does not verify*: that the record of the save, from which the call was taken, is what every save does; a call that does
+not come, or comes in another thread, is how a trial is missed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.resilience.bench import Lane
+from harness.resilience.events import Tree
+from harness.resilience.strikes import LOAD_CALLS, RANKS, SYNCS, Strike
+from harness.resilience.trace import CALLS, attached, calls_of, lines_of
+from harness.resilience.trial import Known, Verdict, classify
+
+STOPPED_S = 6.0
+"""Seconds that the other ranks get when one has been stopped. What they can do without it takes them less."""
+
+
+def struck(lane: Lane, strike: Strike, before: Tree, after: Tree, known: Known, generation: int, run: int) -> Verdict:
+    """What a strike led to.
+
+    Args:
+        before, after: the folder before and after the recorded save. generation, run: of that save.
+    """
+    folder = lane.folder(after if strike.of_load else before)
+    record = lane.bench.root / f"strike-{lane.number}.strace"
+    try:
+        if strike.of_load:
+            answer = _answer(lane, {"do": "load", "folder": str(folder)}, strike, folder, record)
+            return classify(answer, known) if _hit(strike, folder, record) else _missed()
+        asked = {"do": "save", "folder": str(folder), "generation": generation, "run": run}
+        said = _answer(lane, asked, strike, folder, record)
+        if not _hit(strike, folder, record):
+            return _missed()
+        return judged(strike, said, classify(lane.ask({"do": "load", "folder": str(folder)}), known))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        record.unlink(missing_ok=True)
+
+
+def judged(strike: Strike, said: Mapping[str, Any], gives: Verdict) -> Verdict:
+    """The verdict over a struck save.
+
+    Args:
+        said: how the save ended. gives: what the folder gave afterwards.
+    """
+    why = f"{_said(said)}; the folder gives: {gives.outcome}{f' ({gives.why})' if gives.why else ''}"
+    if said["ended"] == "ok" and gives.outcome != "new":
+        return Verdict("lied", why)
+    if said["ended"] == "ok" and strike.call.name in SYNCS and strike.kind in ("EIO", "ENOSPC"):
+        return Verdict("lied", f"{why}, but what was not synced may be lost")
+    if said["ended"] in ("hang", "crash") and strike.kind not in RANKS:
+        return Verdict(said["ended"], why)
+    return Verdict(gives.outcome, why)
+
+
+def _said(answer: Mapping[str, Any]) -> str:
+    match answer["ended"]:
+        case "ok":
+            return "the save raised nothing"
+        case "error":
+            return f"the save raised {answer['why']}"
+        case "hang":
+            return "the save did not end"
+        case _:
+            return f"the save was {answer['why']}"
+
+
+def _missed() -> Verdict:
+    return Verdict("missed", "the call did not come, or more than one was struck")
+
+
+def _answer(lane: Lane, asked: dict[str, Any], strike: Strike, folder: Path, record: Path) -> dict[str, Any]:
+    stopped = {"deadline_s": min(STOPPED_S, lane.bench.deadline_s)} if strike.kind == "stopped-rank" else {}
+    if not strike.injected:
+        return lane.ask({**asked, "most_bytes": strike.most})
+    options = ("-P", os.path.join(folder, strike.call.path).rstrip("/"), "-e", f"inject={strike.injected}")
+    process = lane.begun({**asked, **stopped})
+    with attached(process, record, *options, calls=LOAD_CALLS if strike.of_load else CALLS):
+        return lane.ask({"do": "go"})
+
+
+def _hit(strike: Strike, folder: Path, record: Path) -> bool:
+    """Whether exactly one call was struck."""
+    if not strike.injected:
+        return True
+    lines = lines_of(record)
+    if strike.kind in RANKS:
+        calls = calls_of(lines, folder)
+        return [(call.name, call.path, call.nth) for call in calls].count(
+            (strike.call.name, strike.call.path, strike.call.nth)
+        ) == 1  # fmt: skip
+    hits = sum(line.endswith(("(INJECTED)", "(DELAYED)")) for line in lines)
+    return hits >= 1 if strike.of_load else hits == 1

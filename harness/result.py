@@ -311,9 +311,19 @@ def _raised_at(error: Failure) -> str:
     return f" at {frames[-1][0]}, {frames[-1][1]}" if frames and error.type != "deadline" else ""
 
 
+_PEER_WENT = (
+    r"(?:Read|Write) error (\[\S+\]:\d+): (?:Connection reset by peer|Broken pipe)\. "
+    r"This is typically caused by a remote worker hanging or bugs in the application\."
+)
+"""Another text of gloo's for a peer that ended. Which of them comes is a race of its sockets, not another failure."""
+
+
 def _first_line(message: str) -> str:
     """The first line of an error, with what varies between scenarios masked: numbers, tensors, addresses and paths."""
-    line = message.strip().split("\n", 1)[0][:200]
+    line = message.strip().split("\n", 1)[0]
+    gone = r"Connection closed by peer \1. This is typically caused by a remote worker crashing."
+    line = re.sub(_PEER_WENT, gone, line)
+    line = line[:200]
     line = re.sub(r"(/[\w.\-]+){2,}", "PATH", line)
     line = re.sub(r"\btensor\(.*", "tensor(…)", line)
     return re.sub(r"0x[0-9a-fA-F]+|\d+", "N", line)

@@ -81,6 +81,18 @@ def test_signatures_of_one_error_agree_across_sizes_ranks_addresses_and_paths() 
     assert first.signature == second.signature
 
 
+def test_a_peer_that_went_away_is_one_error_whatever_gloo_says_of_it() -> None:
+    texts = (
+        "[/x/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:43945. This is typically caused by a remote "
+        "worker crashing. Check the logs of the remote worker before reporting an error.",
+        "[/y/gloo/pair.cc:537] Read error [127.0.0.1]:30126: Connection reset by peer. This is typically caused by a "
+        "remote worker hanging or bugs in the application. Check the logs of the remote worker before reporting an "
+        "error.",
+    )
+    crash = samples.crash()
+    assert len({replace(crash, error=Failure("RuntimeError", text)).signature for text in texts}) == 1
+
+
 def test_only_failures_have_a_signature() -> None:
     assert samples.passing().signature == ""
     assert samples.unsupported().signature == ""

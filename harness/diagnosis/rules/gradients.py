@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness import probe
+from harness.diagnosis.arrangement import DISTINCT
 from harness.diagnosis.explanation import Context, Finding, Floats, Pair, Rule, tensor
 from harness.diff import Difference, as_numbers, numpy_dtype
 from harness.observe.logical import Key
@@ -21,9 +22,11 @@ from harness.scenario import Mesh
 
 LINEAR_ROLES = ("grad", "exp_avg", "momentum", "norm", "quant_scale")
 
-CLIPPED = {"fp32": 2.0**-20, "fp64": 2.0**-20}
-"""How far, relative to each other, the factors lie apart by which one clipping scaled gradients of a dtype; too far to
-tell anything where they have half precision."""
+CLIPPED = {"fp32": 2.0**-20, "fp64": 2.0**-20, "fp16": 2.0**-9, "bf16": 2.0**-6}
+"""How far, relative to each other, the factors lie apart by which one clipping scaled gradients of a dtype: a value is
+rounded before it is scaled and after it."""
+
+HALF = ("fp16", "bf16")
 
 ROUNDING = 2.0**-16
 """A factor that is closer to 1 is another rounding, not a wrong count: kernels round 1 - beta differently, say."""
@@ -122,11 +125,12 @@ def _assembled_and_clipped(
     """The first hypothesis that, times one factor, is the gradient; clipping took the factor of a norm that is wrong
     too. None where the right gradient is, times a factor: then only the norm was wrong."""
     key, got = difference.key, as_numbers(pair.observed).astype(np.float64).reshape(-1)
-    close = CLIPPED.get(pair.expected.dtype, 0.0)
-    if _times_a_factor(every.sum(axis=(0, 1))[None], got, close):
+    close, right = CLIPPED[pair.expected.dtype], every.sum(axis=(0, 1)) / every.shape[1]
+    if _times_a_factor(right[None], got, close) or len(np.unique(got)) <= DISTINCT:
         return None
+    factors = [] if pair.expected.dtype in HALF else _clipping_factors(key, right, context)
     for name, values in hypotheses:
-        if close and len(np.unique(got)) > 3 and _times_a_factor(values, got, close):
+        if _times_a_factor(values, got, close) or any(_each_times(f, values, got, close) for f in factors):
             clause = f"{tensor(key)} is {name}, and was clipped, after {context.op_name(key.op)}"
             return Finding("likely", clause, {"name": key.fqn, "is": name})
     return None
@@ -139,9 +143,27 @@ def _times_a_factor(alternatives: Floats, got: Floats, close: float) -> bool:
         if not there.any() or (got[~there] != 0).any():
             continue
         factors = got[there] / values[there]
-        if np.ptp(factors) <= close * np.abs(factors).max():
+        if factors.min() > 0 and np.ptp(factors) <= close * factors.max():
             return True
     return False
+
+
+def _clipping_factors(key: Key, right: Floats, context: Context) -> list[float]:
+    """By what a gradient may have been clipped: as it must be, since the norm that a library clips by may be rounded;
+    and by the norm that was observed."""
+    expected, there = as_numbers(context.expected[key]).astype(np.float64).reshape(-1), right != 0
+    if not there.any():
+        return []
+    due = float(np.median(expected[there] / right[there]))
+    norm = key._replace(role="norm", fqn="total_norm")
+    wanted, got = (float(as_numbers(n).reshape(-1)[0]) if n else 0.0 for n in (
+        context.expected.get(norm), context.observed.get(norm)))  # fmt: skip
+    return [due, due * wanted / got] if got and np.isfinite(got) else [due]
+
+
+def _each_times(factor: float, alternatives: Floats, got: Floats, close: float) -> bool:
+    """Whether every element is, times a factor, that of some alternative, each of shape (numel,)."""
+    return bool((np.abs(alternatives * factor - got) <= close * np.abs(got)).any(axis=0).all())
 
 
 def _contributions(fqn: str, op: Op, context: Context) -> Floats:
@@ -229,18 +251,35 @@ def _narrow_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
             single = every.astype(dtype).astype(np.float64)
             yield f"the average of contributions rounded to {name}", single.sum(axis=(0, 1))[None] / mesh.dp
             for what, ranks in (("reduced", every.sum(axis=0)), ("accumulated and reduced", accumulated)):
-                yield f"{what} in {name}", _reduced_in(ranks, dtype) / mesh.dp
-                yield f"{what} in {name} within replicas", _reduced_in_replicas(ranks, dtype, mesh) / mesh.dp
+                yield f"{what} in {name}", _averaged(_reduced_in(ranks, dtype), dtype, mesh)
+                within = _averaged(_reduced_in_replicas(ranks, dtype, mesh), dtype, mesh)
+                yield f"{what} in {name} within replicas", within
+            once = _rounded(every.sum(axis=(0, 1))[None], dtype)
+            yield f"an average whose sum was rounded to {name}", _averaged(once, dtype, mesh)
             if len(every) > 1:
                 of_batches = np.stack([_reduced(batch, dtype, mesh) for batch in every])
                 yield f"reduced in {name} with every microbatch", of_batches.sum(axis=0)
+                in_fp32 = of_batches.astype(np.float32).sum(axis=0, dtype=np.float32)
+                yield f"reduced in {name} with every microbatch, and added in fp32", in_fp32.astype(np.float64)
 
 
 def _reduced(ranks: Floats, dtype: np.dtype[Any], mesh: Mesh) -> Floats:
-    """The averages over the ranks of one microbatch, by every order of adding; the sums rounded, or the average."""
-    whole = ranks.sum(axis=0)[None] / mesh.dp
-    every = [_reduced_in(ranks, dtype) / mesh.dp, _reduced_in_replicas(ranks, dtype, mesh) / mesh.dp]
-    return np.concatenate([*every, whole.astype(dtype).astype(np.float64)])
+    """The averages over the ranks of one microbatch, by every order of adding; the sums rounded after each addition, or
+    once, or the average."""
+    whole = ranks.sum(axis=0)[None]
+    sums = [_reduced_in(ranks, dtype), _reduced_in_replicas(ranks, dtype, mesh), _rounded(whole, dtype)]
+    return np.concatenate([*(_averaged(each, dtype, mesh) for each in sums), _rounded(whole / mesh.dp, dtype)])
+
+
+def _averaged(sums: Floats, dtype: np.dtype[Any], mesh: Mesh) -> Floats:
+    """Sums over the number of ranks: divided exactly, or in the narrower dtype too, which shows unless the number is a
+    power of two."""
+    return np.concatenate([sums / mesh.dp, _rounded(sums / mesh.dp, dtype)])
+
+
+def _rounded(values: Floats, dtype: np.dtype[Any]) -> Floats:
+    rounded: Floats = values.astype(dtype).astype(np.float64)
+    return rounded
 
 
 def _reduced_in_replicas(ranks: Floats, dtype: np.dtype[Any], mesh: Mesh) -> Floats:
@@ -300,7 +339,32 @@ def gradient_kept(difference: Difference, context: Context) -> Finding | None:
                 f"{tensor(key)} after {context.op_name(key.op)} contains the gradients since {context.op_name(index)}"
             )
             return Finding(pair.strength, clause, {"name": key.fqn, "since_op": index})
+    return _kept_and_clipped(difference, context, pair) if context.scenario.optimizer.clip else None
+
+
+def _kept_and_clipped(difference: Difference, context: Context, pair: Pair) -> Finding | None:
+    """As above where both steps clip: what was kept is the sum before clipping, known from the contributions."""
+    key, got = difference.key, as_numbers(pair.observed).astype(np.float64).reshape(-1)
+    steps = [op for op in context.ops[: key.op + 1] if op.kind == "step"][::-1]
+    if not steps or steps[0].index != key.op or len(np.unique(got)) <= DISTINCT:
+        return None
+    close = CLIPPED[pair.expected.dtype]
+    total = _average(key.fqn, steps[0], context)
+    if _times_a_factor(total[None], got, close):
+        return None  # only the norm was wrong
+    for op in steps[1:]:
+        total = total + _average(key.fqn, op, context)
+        if _times_a_factor(total[None], got, close):
+            clause = f"{tensor(key)} after {context.op_name(key.op)} contains the gradients since "
+            clause += f"{context.op_name(op.index)}, and was clipped"
+            return Finding("likely", clause, {"name": key.fqn, "since_op": op.index})
     return None
+
+
+def _average(fqn: str, op: Op, context: Context) -> Floats:
+    """What a step's gradient is before it is clipped, shape (numel,)."""
+    average: Floats = _contributions(fqn, op, context).sum(axis=(0, 1)) / op.mesh.dp
+    return average
 
 
 def overflow_not_skipped(difference: Difference, context: Context) -> Finding | None:

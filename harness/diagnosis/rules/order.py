@@ -5,17 +5,19 @@ For example, twelve shards that were joined in the order of their names as text 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 
-from harness.diagnosis.arrangement import exchanged_dims, moved_along, order_name, slice_order
-from harness.diagnosis.explanation import Context, Finding, Rule, tensor
+from harness.diagnosis.arrangement import DISTINCT, exchanged_dims, moved_along, order_name, slice_order
+from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, tensor
 from harness.diagnosis.rules.pieces import exchanged_in_parts, other_offset
-from harness.diff import Difference
-from harness.observe.assemble import Bits, as_bits
+from harness.diff import Difference, as_numbers
+from harness.observe.assemble import Bits, as_bits, elements_of
 from harness.observe.logical import Key, Value
+from harness.observe.record import Record
+from harness.scenario import Mesh
 
 WINDOW, WINDOWS = 6, 8
 """How many elements in a row are no chance, and at how many places of a tensor they are looked for."""
@@ -58,7 +60,11 @@ def _shorten(order: Sequence[int]) -> str:
 def misplaced(difference: Difference, context: Context) -> Finding | None:
     """Slices along dim 0 come from elsewhere in the tensor, some twice, some not at all (PT-136228, MLM-4423); or each
     rank has a stretch of it from a wrong place."""
-    return _slices_misplaced(difference, context) or _stretches_misplaced(difference, context)
+    return (
+        _slices_misplaced(difference, context)
+        or _stretches_misplaced(difference, context)
+        or _runs_misplaced(difference, context)
+    )
 
 
 def _slices_misplaced(difference: Difference, context: Context) -> Finding | None:
@@ -90,6 +96,37 @@ def _stretches_misplaced(difference: Difference, context: Context) -> Finding | 
     )
     clause = f"of {tensor(key)} after {context.op_name(key.op)}, flattened, {told}"
     return Finding("certain", clause, {"name": key.fqn, "ranks": {str(rank): list(m) for rank, m in moved.items()}})
+
+
+def _runs_misplaced(difference: Difference, context: Context) -> Finding | None:
+    """All that deviates is several stretches from elsewhere in the tensor, with zeros between them: shares were put
+    together by offsets that do not fit their sizes (MLM-2769: a share of a fused weight is cut in halves)."""
+    pair, key = context.pair(difference), difference.key
+    if pair is None or not pair.is_float or permuted(difference, context) is not None:
+        return None
+    runs = _runs(pair, as_bits(pair.expected), as_bits(pair.observed))
+    if len({source - at for at, source, _ in runs}) < 2:
+        return None  # one stretch that moved as a whole is another rule's
+    told = "; ".join(f"{length} from {at} on are those from {source} on" for at, source, length in runs[:4])
+    clause = f"of {tensor(key)} after {context.op_name(key.op)}, in elements, {told}{'; …' if len(runs) > 4 else ''}"
+    return Finding("certain", clause, {"name": key.fqn, "runs": [list(run) for run in runs]})
+
+
+def _runs(pair: Pair, wanted: Bits, got: Bits) -> list[tuple[int, int, int]]:
+    """`(place, source, length)` of the stretches of which all that deviates and is not zero consists; empty if some of
+    it is of no stretch."""
+    found: list[tuple[int, int, int]] = []
+    end = 0
+    for at in pair.at.tolist():
+        if at < end or not got[at]:
+            continue
+        source = _found(got[at : at + DISTINCT], pair.expected)
+        length = 0 if source is None else _common(got[at:], wanted[source:])
+        if source is None or len(np.unique(got[at : at + length])) < DISTINCT:
+            return []
+        end = at + length
+        found.append((at, source, length))
+    return found
 
 
 def transposed(difference: Difference, context: Context) -> Finding | None:
@@ -124,46 +161,66 @@ def shifted(difference: Difference, context: Context) -> Finding | None:
 
 
 def padding_counted(difference: Difference, context: Context) -> Finding | None:
-    """As many elements at the beginning of several tensors deviate as there is padding behind the one before each, and
-    no other of the role does: a buffer was walked as if the padding were not there (DS-8158)."""
-    pair, key = context.pair(difference), difference.key
-    padding = _padding_before(key, context)
-    if pair is None or key.fqn not in padding:
+    """As many elements at the beginning of every tensor deviate as there is padding behind the one before it, and
+    nothing else of the role does: a buffer was walked as if the padding were not there (DS-8158).
+
+    Padding that is longer than the tensor behind it says little, so that one must deviate in a part.
+    """
+    key = difference.key
+    if difference.kind not in ("bits", "replica_conflict"):
         return None
-    of_role = [other for other in context.expected if other[:3] == key[:3]]
-    deviating = {o.fqn for o in of_role if context.observed.get(o) != context.expected[o]}
-    everywhere = all(
-        fqn in padding and _is_beginning(key._replace(fqn=fqn), padding[fqn], context) for fqn in deviating
-    )
-    if len(deviating) < 2 or not everywhere:
-        return None  # one may be chance
-    clause = f"the first {len(pair.at)} of {difference.total} elements of {tensor(key)} deviate after "
-    clause += f"{context.op_name(key.op)}, where {padding[key.fqn]} elements of padding precede them"
-    evidence = {"name": key.fqn, "elements": len(pair.at), "padding": padding[key.fqn]}
-    return Finding("likely", clause, evidence)
+    padding = _padding_before(key, context)
+    if not all(_is_beginning(key._replace(fqn=fqn), own, context) for fqn, own in padding.items()):
+        return None
+    behind = {fqn: max(own.values()) for fqn, own in padding.items() if any(own.values())}
+    partly = any(n < prod(context.expected[key._replace(fqn=fqn)].shape) for fqn, n in behind.items())
+    elements = behind.get(key.fqn, 0)
+    if not partly or not elements or (len(behind) == 1 and elements == 1):
+        return None  # one element may be chance
+    clause = f"{tensor(key)} deviates after {context.op_name(key.op)} in its first elements on every rank, "
+    clause += f"as many as there is padding before it, {elements}"
+    confidence: Confidence = "likely" if len(behind) > 1 else "possible"
+    return Finding(confidence, clause, {"name": key.fqn, "padding": elements})
 
 
-def _padding_before(key: Key, context: Context) -> dict[str, int]:
-    """Parameter → the elements of padding behind the one before it, where rows are shared out evenly by padding."""
+def _padding_before(key: Key, context: Context) -> dict[str, dict[int, int]]:
+    """Parameter → rank → the elements of padding behind the parameter before it, where rows are shared out evenly by
+    padding; of what each rank has gathered for its forwards."""
     op = context.op(key.op)
-    if op is None or op.mesh.tp > 1:
+    if op is None or key.role != "compute_param":
         return {}
-    found = {}
-    for before, param in pairwise(context.model.unique_params):
-        rows = before.spec.shape[0]
-        padding = -rows % op.mesh.dp_shard * (before.spec.numel // rows)
-        if padding:
-            found[param.fqn] = padding
+    found: dict[str, dict[int, int]] = {}
+    before: dict[int, Record] = {}
+    for param in context.model.unique_params:
+        gathered = {piece.rank: piece for piece in context.pieces(key._replace(fqn=param.fqn))}
+        if gathered:
+            found[param.fqn] = {rank: _padding(before.get(rank), op.mesh) for rank in gathered}
+            before = gathered
     return found
 
 
-def _is_beginning(key: Key, padding: int, context: Context) -> bool:
-    """Whether the elements that deviate are the first ones of a value, as many as padding precedes it."""
-    expected, observed = context.expected.get(key), context.observed.get(key)
-    if expected is None or observed is None or (expected.dtype, expected.shape) != (observed.dtype, observed.shape):
+def _padding(piece: Record | None, mesh: Mesh) -> int:
+    """The elements of padding behind what a rank has gathered of a parameter."""
+    if piece is None or piece.flat or not piece.data:
+        return 0
+    rows = piece.size[0] if piece.size else 1
+    return -rows % mesh.dp_shard * (prod(piece.size) // rows)
+
+
+def _is_beginning(key: Key, padding: Mapping[int, int], context: Context) -> bool:
+    """Whether the elements that deviate on each rank are the first ones, as many as padding precedes them; infinities,
+    to which anything may be added, count as they are."""
+    expected = context.expected.get(key)
+    if expected is None:
         return False
-    at = np.flatnonzero(as_bits(expected) != as_bits(observed))
-    return bool(np.array_equal(at, np.arange(min(padding, len(as_bits(expected))))))
+    for piece in context.pieces(key):
+        if piece.dtype != expected.dtype or piece.shape != expected.shape:
+            return False
+        due, own = as_numbers(expected)[elements_of(piece)], as_numbers(Value(piece.dtype, piece.shape, piece.data))
+        first = np.arange(len(own)) < padding[piece.rank]
+        if not np.array_equal(np.flatnonzero(due != own), np.flatnonzero(first & np.isfinite(due.astype(np.float64)))):
+            return False
+    return True
 
 
 def from_neighbours(difference: Difference, context: Context) -> Finding | None:

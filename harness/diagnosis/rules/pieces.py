@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.diagnosis.arrangement import DISTINCT
-from harness.diagnosis.explanation import Context, Finding, Rule, tensor
+from harness.diagnosis.explanation import Context, Finding, Pair, Rule, tensor
+from harness.diagnosis.rules.shares import empty_share_restored, filed_as_whole, share_of_another_rank
 from harness.diff import Difference
 from harness.observe.assemble import Bits, as_bits, elements_of
 from harness.observe.logical import Key, Value
@@ -41,6 +42,11 @@ def other_rank(difference: Difference, context: Context) -> Finding | None:
     pair, key = context.pair(difference), difference.key
     if pair is None or key.role not in OWNED:
         return None
+    return _part_of_another(difference, pair, context) or share_of_another_rank(difference, context)
+
+
+def _part_of_another(difference: Difference, pair: Pair, context: Context) -> Finding | None:
+    key = difference.key
     own = _owners(key, context)
     wanted, got = as_bits(pair.expected), as_bits(pair.observed)
     for other, value in context.siblings(key):
@@ -163,8 +169,11 @@ PARTS = ("gap", "overlap", "size", "bits", "replica_conflict")
 
 
 def wrong_coordinates(difference: Difference, context: Context) -> Finding | None:
-    """Pieces of a checkpoint say that they lie elsewhere than what they hold must lie (TE-2795, PT-110762)."""
+    """Pieces of a checkpoint say that they lie elsewhere than what they hold must lie (TE-2795, PT-110762); or a state
+    dict does, by what a load makes of it."""
     key, expected = difference.key, context.expected.get(difference.key)
+    if key.where == "live":
+        return filed_as_whole(difference, context)
     if key.where != "written" or expected is None or difference.kind not in PARTS:
         return None
     moved = []
@@ -201,7 +210,9 @@ def empty_part_kept(difference: Difference, context: Context) -> Finding | None:
     Shown by the whole save: nothing else of the role is missing, and all of which some rank holds nothing is.
     """
     key = difference.key
-    if difference.kind not in ("missing", "gap") or key.where != "written":
+    if key.where == "live":
+        return empty_share_restored(difference, context)
+    if difference.kind not in ("missing", "gap"):
         return None
     lost = {fqn for fqn in _names(key, context) if key._replace(fqn=fqn) not in context.observed}
     empty = {fqn: _without(key._replace(fqn=fqn), context) for fqn in _names(key, context)}

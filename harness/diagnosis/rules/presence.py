@@ -21,10 +21,30 @@ _ITEM = re.compile(r"key '(?P<name>[^']*)': stored item: given '(?P<held>[^']*)'
 
 
 def not_saved(difference: Difference, context: Context) -> Finding | None:
-    """A checkpoint lacks a value that the format stores (AM-3250, PT-192202, APEX-704)."""
+    """A checkpoint lacks a value that the format stores (AM-3250, PT-192202, APEX-704); or a state dict that was kept
+    in memory may, of which nothing is seen but what a load makes of it."""
+    key = difference.key
+    if difference.kind == "missing" and key.where == "live" and _kind(key.op, context) == "recall":
+        return _perhaps_not_kept(key, context)
     if difference.kind != "missing" or difference.key.where != "written":
         return None
     return _finding(difference, f"{tensor(difference.key)} is not in the checkpoint of", context)
+
+
+def _kind(index: int, context: Context) -> str:
+    op = context.op(index)
+    return op.kind if op else ""
+
+
+def _perhaps_not_kept(key: Key, context: Context) -> Finding | None:
+    """State of a parameter that is gone after a load, while that of others is there."""
+    kept = next((i for i in range(key.op - 1, -1, -1) if _kind(i, context) == "keep"), None)
+    loaded = any(other[:3] == key[:3] for other in context.observed)
+    if kept is None or not loaded or key.role in SPOKEN or key._replace(op=kept) not in context.observed:
+        return None
+    clause = f"{tensor(key)} was there when {context.op_name(kept)} took the state, and is not after "
+    clause += f"{context.op_name(key.op)}, which may have left it out as well"
+    return Finding("possible", clause, {"name": key.fqn, "role": key.role, "kept_by": kept})
 
 
 def state_missing(difference: Difference, context: Context) -> Finding | None:

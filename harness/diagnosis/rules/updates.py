@@ -11,10 +11,12 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from harness.diagnosis.explanation import Context, Finding, Floats, Rule, moment, tensor
+from harness.diagnosis.arrangement import DISTINCT
+from harness.diagnosis.explanation import Confidence, Context, Finding, Floats, Pair, Rule, moment, tensor
 from harness.diagnosis.rules.counters import ROUGH
 from harness.diff import Difference, as_numbers
 from harness.models import GroupSpec
+from harness.observe.assemble import as_bits, elements_of
 from harness.observe.logical import Key, Value
 
 STEP_RADIUS = 4.0
@@ -27,6 +29,9 @@ MOMENTS = {"exp_avg": "beta1", "exp_avg_sq": "beta2", "momentum": "momentum"}
 ROUNDING = {"fp16": 2.0**-11, "bf16": 2.0**-8}
 """How far, relative to itself, a weight of half precision may be off by its rounding."""
 
+FAR = 3
+"""How many roundings two values must lie apart, or a match of one of them may be one of the other."""
+
 KERNEL_ULPS = 8
 """FusedAdam subtracts an fp32 beta from 1 where torch subtracts a double: the rests differ by 2 units in the last
 place, and the moments by a few more."""
@@ -38,12 +43,38 @@ def not_updated(difference: Difference, context: Context) -> Finding | None:
     if context.op_kind(key.op) != "step" or key.role not in ("param", "master", "exp_avg", "exp_avg_sq", "momentum"):
         return None
     before = context.expected.get(key._replace(op=key.op - 1))
+    if difference.kind == "replica_conflict" and before is not None:
+        return _copies_not_updated(key, before, context)
     if pair is None or before is None or not pair.explained_by(before):
         return None
     where = f" on ranks {list(difference.ranks)}" if difference.ranks else ""
     clause = f"{len(pair.at)} of {difference.total} elements of {tensor(key)} are as before {context.op_name(key.op)}"
     confidence = "likely" if pair.strength == "possible" else pair.strength
     return Finding(confidence, clause + where, {"name": key.fqn, "role": key.role, "ranks": list(difference.ranks)})
+
+
+def _copies_not_updated(key: Key, before: Value, context: Context) -> Finding | None:
+    """Of the copies of a value those that differ from what it must be are as they were before the step."""
+    due = context.expected[key]
+    if (due.dtype, due.shape) != (before.dtype, before.shape):
+        return None
+    ranks: list[int] = []
+    left = 0
+    for piece in context.pieces(key):
+        at, own = elements_of(piece), as_bits(piece)
+        if piece.dtype != due.dtype or len(own) != len(at):
+            return None
+        unlike = own != as_bits(due)[at]
+        if not (own[unlike] == as_bits(before)[at][unlike]).all():
+            return None
+        if unlike.any():
+            ranks.append(piece.rank)
+            left += int(unlike.sum())
+    if not ranks:
+        return None
+    clause = f"{tensor(key)} is as before {context.op_name(key.op)} on ranks {sorted(ranks)}, and not on others"
+    confidence: Confidence = "certain" if left >= DISTINCT else "likely"
+    return Finding(confidence, clause, {"name": key.fqn, "role": key.role, "ranks": sorted(ranks)})
 
 
 def not_finite(difference: Difference, context: Context) -> Finding | None:
@@ -60,7 +91,37 @@ def not_finite(difference: Difference, context: Context) -> Finding | None:
 
 def continued_from(difference: Difference, context: Context) -> Finding | None:
     """The step started from an earlier value instead of the current one (MBR-3949, DS-762: stale masters win)."""
-    return _moved_from(difference, context) or _decayed_from(difference, context)
+    return (
+        _moved_from(difference, context)
+        or _decayed_from(difference, context)
+        or _right_update_of_another(difference, context)
+    )
+
+
+def _right_update_of_another(difference: Difference, context: Context) -> Finding | None:
+    """Weights that differ from what they must be by as much as an earlier value differs from that of before the step:
+    the update is right, and where it started is not."""
+    key, pair = difference.key, context.pair(difference)
+    if pair is None or context.op_kind(key.op) != "step" or key.role not in ("param", "master") or not pair.is_float:
+        return None
+    current = context.expected.get(key._replace(op=key.op - 1))
+    if current is None or current.shape != pair.expected.shape or len(np.unique(pair.got)) < DISTINCT:
+        return None
+    held = as_numbers(current)[pair.at].astype(np.float64)
+    finite = np.isfinite(pair.wanted) & np.isfinite(pair.got) & np.isfinite(held)
+    off = (pair.got - pair.wanted)[finite]
+    rounding = ROUNDING.get(pair.expected.dtype, 2.0**-20) * (np.abs(pair.got) + np.abs(pair.wanted))[finite]
+    decay = max(_decays(key, context))
+    for index, value in context.earlier(key):
+        if index == key.op - 1 or value.shape != current.shape:
+            continue
+        gone = as_numbers(value)[pair.at][finite].astype(np.float64) - held[finite]
+        close = rounding + decay * np.abs(gone)
+        if (np.abs(gone) > FAR * close).sum() >= DISTINCT and (np.abs(off - gone) <= close).all():
+            clause = f"{tensor(key)} after {context.op_name(key.op)} is the right update of {moment(index, context)}, "
+            clause += f"not of {moment(key.op - 1, context)}"
+            return Finding("likely", clause, {"name": key.fqn, "role": key.role, "continued_from": index})
+    return None
 
 
 def _decayed_from(difference: Difference, context: Context) -> Finding | None:
@@ -81,8 +142,10 @@ def _decayed_from(difference: Difference, context: Context) -> Finding | None:
     for share, (index, value, run) in product(decays, _held_before(last._replace(op=key.op), context)):
         if value.shape != current.shape:
             continue
-        gone = share * (as_numbers(value)[pair.at].astype(np.float64) - held)
-        if gone.any() and np.abs(pair.wanted + gone - pair.got).max() <= close:
+        with np.errstate(invalid="ignore"):  # infinities, which some models have on purpose
+            gone = share * (as_numbers(value)[pair.at].astype(np.float64) - held)
+            off = np.abs(pair.wanted + gone - pair.got).max()
+        if gone.any() and off <= close:
             clause = (
                 f"{tensor(key)} after {context.op_name(key.op)} took in the weight decay that {role} would have with "
             )
@@ -164,20 +227,40 @@ def weight_decay(difference: Difference, context: Context) -> Finding | None:
     hows = ((1, "once too often"), (-1, "once too little"))
     for amount, (times, how) in product(_decays(key, context), hows):
         close = amount * 0.05 + rounding
-        if amount > 2 * rounding and base.all() and (np.abs(excess - times * amount) <= close).all():
+        near = amount > 2 * rounding and base.all() and (np.abs(excess - times * amount) <= close).all()
+        if near or (before is pair.expected and _is_decayed(pair, times * amount)):
             clause = f"{tensor(key)} was decayed {how} by {context.op_name(key.op)}"
             return Finding("likely", clause, {"name": key.fqn, "lr_times_decay": amount, "times": times})
     return None
 
 
+def _is_decayed(pair: Pair, amount: float) -> bool:
+    """Whether every element is the right one, less a share of it, rounded: where a decay is less than a rounding it
+    shows in some elements only."""
+    own = as_numbers(pair.expected)
+    with np.errstate(invalid="ignore"):
+        decayed = (own.astype(np.float64) * (1 - amount)).astype(own.dtype)
+    return amount != 0 and decayed.tobytes() == pair.observed.data
+
+
 def _decays(key: Key, context: Context) -> list[float]:
-    """What a step may take off a weight, as a share of it: by the scenario's hyperparameters, and by those that a later
-    build begins with, which a step inside of a load still has."""
+    """What a step may take off a weight, as a share of it: by the scenario's hyperparameters, by those that a later
+    build begins with, which a step inside of a load still has, and by those that groups have, which a schedule sets."""
     group, asked, op = _group(key.fqn, context), context.scenario.optimizer, context.op(key.op)
     found = dict.fromkeys((asked, asked.at_build(op.init_seed) if op else asked))
-    return [
+    amounts = [
         o.lr * group.lr_scale * (o.weight_decay if group.weight_decay is None else group.weight_decay) for o in found
     ]
+    return list(dict.fromkeys((*amounts, *_decays_of_groups(key.op - 1, context), *_decays_of_groups(key.op, context))))
+
+
+def _decays_of_groups(index: int, context: Context) -> Iterator[float]:
+    """Learning rate times weight decay of every param group after an operation."""
+    for key, value in context.expected.items():
+        if key[:3] == (index, "live", "hyperparameter") and key.fqn.endswith(".lr"):
+            decay = context.expected.get(key._replace(fqn=f"{key.fqn.rpartition('.')[0]}.weight_decay"))
+            if decay is not None:
+                yield float(as_numbers(value)[0]) * float(as_numbers(decay)[0])
 
 
 def _group(fqn: str, context: Context) -> GroupSpec:

@@ -13,6 +13,7 @@ import pytest
 
 from harness.diff import LAZY_STATE, NOTHING, RUNS, Difference, diff, digest, norm_bound, numpy_dtype
 from harness.observe.logical import Key, Problem, Value
+from harness.observe.record import Record
 
 KEY = Key(2, "live", "param", "a.weight")
 ZERO = "all bits zero, at step 0"
@@ -162,3 +163,30 @@ def test_a_scale_without_its_moment_is_judged_by_itself() -> None:
     assert found.detail.startswith("absent against zeros")
     (found,) = diff({KEY: ONE, scale: value("fp32", 2.0)}, {KEY: ONE}, equivalences=[LAZY_STATE])
     assert (found.kind, found.detail) == ("missing", "")
+
+
+def test_a_digest_has_sixteen_digits_and_is_of_dtype_and_shape_too() -> None:
+    flat, square = value("fp32", [1.0, 2.0, 3.0, 4.0]), value("fp32", [[1.0, 2.0], [3.0, 4.0]])
+    assert len(digest(flat)) == 16
+    assert len({digest(flat), digest(square), digest(flat._replace(dtype="int32"))}) == 3
+
+
+def test_nothing_is_shown_of_what_has_no_element() -> None:
+    (found,) = diff({KEY: ONE}, {KEY: value("fp32", [])})
+    assert (found.kind, found.observed_first) == ("shape", "")
+
+
+def test_the_ranks_of_what_nobody_expects() -> None:
+    extra = Record(2, 3, "live", "param", "b", "fp32", (1,), (0,), (1,), ONE.data)
+    found = diff({KEY: ONE}, {KEY: ONE, KEY._replace(fqn="b"): ONE}, records=[extra])
+    assert [d.ranks for d in found] == [(3,)]
+
+
+@pytest.mark.parametrize("counted", [value("fp32", 3.0), Value("utf8", (1,), b"X"), Value("utf8", (1,), b" ")])
+def test_zeros_beside_a_count_are_no_lack_of_state(counted: Value) -> None:
+    state, step = KEY._replace(role="exp_avg"), KEY._replace(role="step")
+    zeros = {KEY: ONE, state: value("fp32", [0.0])}
+    for expected, observed in (
+        ({KEY: ONE, step: counted}, zeros), (zeros, {KEY: ONE, step: counted}), ({KEY: ONE}, {**zeros, step: counted})
+    ):  # fmt: skip
+        assert state in {d.key for d in diff(expected, observed, equivalences=[LAZY_STATE]) if d.fails}

@@ -126,3 +126,21 @@ def test_elements_are_numbered_in_the_whole_tensor() -> None:
     assert elements_of(ROWS[1]).tolist() == [6, 7, 8, 9, 10, 11]
     assert elements_of(RUNS[2]).tolist() == [10, 11]
     assert elements_of(whole(0, 0, "param", "w", "fp32", (2, 1, 2), b"")).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [SHAPE, (2, 3)])
+@pytest.mark.parametrize("data", [NUMBERS, NUMBERS[:3]])
+def test_a_single_piece_with_other_bytes_than_its_box_takes_is_refused(size: tuple[int, ...], data: np.ndarray) -> None:  # type: ignore[type-arg]
+    if data.shape == size:
+        assert assemble([piece(0, (0, 0), data)])[1] == []
+        return
+    _, (problem,) = assemble([piece(0, (0, 0), NUMBERS)._replace(size=size, data=data.tobytes())])
+    assert (problem.kind, problem.ranks) == ("size", (0,))
+
+
+def test_problems_of_one_kind_are_one_with_all_their_ranks() -> None:
+    other = [row._replace(rank=row.rank + 2, data=(row.data[::-1])) for row in ROWS]
+    third = [row._replace(rank=row.rank + 4) for row in ROWS]
+    _, (problem,) = assemble([*ROWS, *other, *third])
+    assert (problem.kind, problem.ranks) == ("replica_conflict", (2, 3))
+    assert problem.detail.startswith("[0:2, 0:3]")

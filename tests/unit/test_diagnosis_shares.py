@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness import judge
 from harness.diagnosis import Explanation, explain
 from harness.diff import diff, numpy_dtype
 from harness.judge import Case
 from harness.observe.assemble import assemble
+from harness.observe.logical import Logical
 from harness.observe.record import Record
 from harness.reference import system as reference
 from harness.scenario import Scenario
-from tests.unit.test_diagnosis import context_of
+from tests.unit.test_diagnosis import context_of, diagnose, live
 
 Records = tuple[Record, ...]
 
@@ -150,3 +152,34 @@ def test_a_planted_fault_is_said_among_the_first_three(name: str) -> None:
 )
 def test_where_another_element_is_wrong_too_that_is_not_said(name: str, spoilt: dict[str, Any]) -> None:
     assert CASES[name][1] not in said(name, spoilt)
+
+
+UP = "up.weight"
+AGAIN = Scenario.from_axes({"mesh": "1x2x1", "program": "recall"})
+RECALLED = 7
+"""The operation of that program at which what was kept is recalled the second time; the first is 4."""
+
+
+@pytest.mark.parametrize(("wrong_before", "said_so"), [(False, True), (True, False)])
+def test_a_state_dict_that_restored_once_and_then_not_has_changed(wrong_before: bool, said_so: bool) -> None:
+    def mutate(state: Logical) -> None:
+        for op in (4, RECALLED) if wrong_before else (RECALLED,):
+            state[live(op, "exp_avg", UP)] = state[live(op - 1, "exp_avg", UP)]
+
+    found = [e.mechanism for e in diagnose(AGAIN, mutate, since=RECALLED)]
+    assert (found[0] == "kept_state_changed") is said_so
+    assert ("kept_state_changed" in found) is said_so
+
+
+def test_what_torch_cannot_step_without_a_load_is_explained_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's fused SGD raises where some parameters have momentum and others none."""
+    run = judge.twin.run
+
+    def without_partial_momentum(*args: Any, **options: Any) -> Logical:
+        if not options.get("loads", True):
+            raise TypeError("expected Tensor as element 2 in argument 2, but got NoneType")
+        return run(*args, **options)
+
+    monkeypatch.setattr(judge.twin, "run", without_partial_momentum)
+    found, _, _ = judge.run_reference(Case.of(Scenario.from_axes(CASES["perhaps-not-kept"][0])))
+    assert "state_missing" in [e.mechanism for e in found.explanations]

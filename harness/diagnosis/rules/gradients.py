@@ -43,7 +43,7 @@ def scaled(difference: Difference, context: Context) -> Finding | None:
     factor = float(np.median(factors))
     if abs(factors - factor).max() > abs(factor) * 2.0**-6 or factor == 0.0 or abs(factor - 1.0) < ROUNDING:
         return None
-    known = next((name for name, number in _known_factors(context, key.op) if _exactly(pair, number)), "")
+    known = " or ".join(name for name, number in _known_factors(context, key.op) if _exactly(pair, number))
     if not known and abs(factors - factor).max() > abs(factor) * 2.0**-20:
         return None
     clause = f"{tensor(key)} is {known or f'{factor:.6g}'} times what it must be after {context.op_name(key.op)}"

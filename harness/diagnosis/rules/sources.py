@@ -120,6 +120,27 @@ def load_did_nothing(difference: Difference, context: Context) -> Finding | None
     return Finding(_at_least_likely(pair), clause, evidence)
 
 
+def kept_state_changed(difference: Difference, context: Context) -> Finding | None:
+    """A state dict that is kept in memory restored a value once, and the next time leaves it as the steps in between
+    made it: what was kept is the live state itself."""
+    key, pair = difference.key, context.pair(difference)
+    before = context.expected.get(key._replace(op=key.op - 1))
+    if key.where != "live" or pair is None or before is None or not pair.explained_by(before):
+        return None
+    again = [i for i in range(key.op) if _recalls(i, context)] if _recalls(key.op, context) else []
+    then = [key._replace(op=index) for index in again]
+    if not then or any(context.observed.get(earlier) != context.expected.get(earlier) for earlier in then):
+        return None
+    clause = f"{tensor(key)} is unchanged by {context.op_name(key.op)}, though {context.op_name(again[-1])} restored it"
+    evidence = {"name": key.fqn, "role": key.role, "restored_by": again[-1]}
+    return Finding(_at_least_likely(pair), clause, evidence)
+
+
+def _recalls(index: int, context: Context) -> bool:
+    op = context.op(index)
+    return op is not None and op.kind == "recall"
+
+
 def _copy_of_loaded(key: Key, context: Context) -> bool:
     """Whether a value is the optimizer's copy of a parameter that does have the right value."""
     param = key._replace(role="param")
@@ -253,6 +274,7 @@ def _where(pair: Pair) -> dict[str, int]:
 
 
 RULES = (
+    Rule("kept_state_changed", "What was kept in memory has changed since", kept_state_changed),
     Rule(
         "load_did_nothing",
         "The load had no effect on some state",

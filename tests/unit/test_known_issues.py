@@ -165,6 +165,12 @@ def test_a_hang_matches_by_its_deadline(load: Load) -> None:
     assert issues.match(replace(samples.hang(), scenario=samples.scenario(program="resume"))) is None
 
 
+def test_a_rank_that_ended_without_a_word_is_of_any_operation(load: Load) -> None:
+    died = replace(samples.crash(), error=Failure("died", "rank 0 ended without a word: signal SIGABRT"))
+    assert load('op = "step"\nevidence = ["died: rank N ended without a word: signal SIGABRT"]').match(died) == "issue-0"
+    assert load('op = "step"\nevidence = ["deadline: *"]').match(died) is None
+
+
 def test_two_known_defects_in_one_scenario_are_known_under_both(load: Load) -> None:
     both = replace(samples.mismatch(), error=Failure("KeyError", "lost", op=samples.mismatch().failed_op.index))
     issues = load(MISMATCH, 'op = "load"\nevidence = ["KeyError: *"]')

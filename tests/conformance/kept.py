@@ -12,7 +12,10 @@ from harness.systems.protocol import System
 from harness.versions import split_cures
 from harness.world.overlay import clone_variable
 
-HANGS = {("torch-fsdp2", "empty-tp-hang"), ("megatron-fsdp", "clip-empty-rank")}
+HANGS = {
+    ("torch-fsdp2", "empty-tp-hang"), ("torch-fsdp2", "combined-broadcast"), ("megatron-fsdp", "clip-empty-rank"),
+    ("transformer-engine", "fp8-empty-hang"),
+}  # fmt: skip
 """(system, regression) of those that hang. They have a laboratory with less patience, the fixture `hasty`."""
 
 

@@ -167,7 +167,7 @@ def test_a_hang_matches_by_its_deadline(load: Load) -> None:
 
 def test_a_rank_that_ended_without_a_word_is_of_any_operation(load: Load) -> None:
     died = replace(samples.crash(), error=Failure("died", "rank 0 ended without a word: signal SIGABRT"))
-    assert load('op = "step"\nevidence = ["died: rank N ended without a word: signal SIGABRT"]').match(died) == "issue-0"
+    assert load('op = "step"\nevidence = ["died: rank N ended without a word: signal *"]').match(died) == "issue-0"
     assert load('op = "step"\nevidence = ["deadline: *"]').match(died) is None
 
 

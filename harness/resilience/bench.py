@@ -127,7 +127,7 @@ class Lane:
         asked = {"do": "save", "folder": str(folder), "generation": generation, "run": run}
         with attached(self.begun(asked), record):
             known = self.saved(self.ask({"do": "go"}))
-        return known, read_trace(record, folder, base)
+        return known, read_trace(record, folder, base, self.bench.stack.ranks)
 
     def load(self, tree: Tree) -> Mapping[str, Any]:
         """Have the stack load a folder that holds this; the host's answer."""
@@ -142,7 +142,7 @@ class Lane:
         folder, record = self.folder(tree), self.bench.root / "load.strace"
         with attached(self.begun({"do": "load", "folder": str(folder)}), record, calls=LOAD_CALLS):
             answer = self.ask({"do": "go"})
-        return answer, calls_of(lines_of(record), folder)
+        return answer, calls_of(lines_of(record), folder, self.bench.stack.ranks)
 
     def folder(self, tree: Tree) -> Path:
         """A folder of this lane that holds this, in the place of the one before."""

@@ -100,13 +100,12 @@ class Prepared:
 
     @property
     def key(self) -> str:
-        """Says how the stack saves: what it is made of, and the changes that it makes, in order and without bytes,
-        since a save may write down its own time."""
+        """Says how the stack saves: what it is made of, and the changes that it makes, in order. Bytes and names are
+        left out, since a save may write down its own time, and name a file by chance before it renames it."""
         stack = self.bench.stack
-        parts = [
-            stack.driver, repr(stack.options), *stack.requires, *_releases(), *map(str, self.source.trace.events),
-            *map(str, self.source.loads),
-        ]  # fmt: skip
+        events = [f"{event.kind} {event.offset}+{len(event.data)}" for event in self.source.trace.events]
+        loads = [f"{call.rank} {call.name} {call.nth}" for call in self.source.loads]
+        parts = [stack.driver, repr(stack.options), *stack.requires, *_releases(), *events, *loads]
         return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 

@@ -54,7 +54,7 @@ was interrupted or killed goes on where it was when the same command is given ag
 | **silent** | the load succeeded with something that was never saved: a mixture, or damaged values |
 | **lied** | the save was struck, raised nothing, and the folder does not give the new state; or a sync failed unsaid |
 | hang, crash | the load, or the struck save, did not end before the deadline, or its process died |
-| missed | the call that should have failed did not come, or more than one failed; the trial says nothing |
+| missed | the call that should have failed did not come in time, or more than one failed; the trial says nothing |
 
 Of a save that was struck and raised, the outcome is what the folder gives afterwards: after an error, is the old state
 still there?
@@ -89,7 +89,8 @@ taken from the step before or from another run.
   refuses what comes after. Only where no earlier file of the save is larger.
 * `slow`: one call takes 0.2 s longer.
 * `killed-rank`, `stopped-rank`: of several ranks, one is killed right before a call (SIGKILL), or stopped right after
-  it (SIGSTOP). The others go on as far as they can; those that still wait after 6 s are killed. What is left is loaded.
+  it (SIGSTOP). The others go on as far as they can; those that still wait after 20 s are killed, and what is left is
+  loaded.
 * `load-EIO`, `load-EACCES`, `load-slow`: the same for the calls of a load that open, read or look. What a library maps
   into memory is read without a call, and cannot be struck.
 

@@ -98,7 +98,7 @@ def attached(process: int, record: Path, *more: str, calls: Sequence[str] = CALL
         tracer.stderr.close()
 
 
-def read_trace(record: Path, folder: Path, base: dict[str, bytes | None]) -> Trace:
+def read_trace(record: Path, folder: Path, base: dict[str, bytes | None], ranks: int) -> Trace:
     """The trace of a save into a folder, whose content before it was `base`.
 
     The changes of several ranks are put in an order that does not depend on chance: by stage, then by rank. It could
@@ -108,7 +108,7 @@ def read_trace(record: Path, folder: Path, base: dict[str, bytes | None]) -> Tra
     Raises:
         TraceError: the record does not explain what the folder holds now.
     """
-    recorded = list(recorded_of(lines_of(record), folder, base))
+    recorded = list(recorded_of(lines_of(record), folder, base, ranks))
     recorded.sort(key=lambda pair: (pair[1].stage, pair[1].rank))
     trace = Trace(base, tuple(event for event, _ in recorded), tuple(call for _, call in recorded))
     require_complete(trace, tree_of(folder))
@@ -262,28 +262,28 @@ class _Reader:
 
 
 def recorded_of(
-    lines: Iterable[str], folder: Path, base: dict[str, bytes | None]
-) -> Iterator[tuple[Event, Call]]:  # fmt: skip
+    lines: Iterable[str], folder: Path, base: dict[str, bytes | None], ranks: int = 1
+) -> Iterator[tuple[Event, Call]]:
     """The events that lines of `strace -f -y -xx` tell of, inside of a folder, each with the call that made it.
 
     Args:
-        base: what the folder held before.
+        base: what the folder held before. ranks: how many the first process forks; of one, what it forks are helpers.
 
     Raises:
         TraceError: a call is among them whose effect is not known.
     """
     sizes = {path: len(data) for path, data in base.items() if data is not None}
     reader = _Reader(str(folder.resolve()), {path: data is None for path, data in base.items()}, sizes)
-    for process, name, given, result, call in _calls(lines, reader.inside):
+    for process, name, given, result, call in _calls(lines, reader.inside, ranks):
         if result is not None and result >= 0:
             for event in reader.read(process, name, given, result):
                 yield event, call or Call(name, event.path, 1)
 
 
-def calls_of(lines: Iterable[str], folder: Path) -> list[Call]:
+def calls_of(lines: Iterable[str], folder: Path, ranks: int = 1) -> list[Call]:
     """Every call on the folder or on something in it, in order, also those that failed."""
     reader = _Reader(str(folder.resolve()), {}, {})
-    return [call for *_, call in _calls(lines, reader.inside) if call is not None]
+    return [call for *_, call in _calls(lines, reader.inside, ranks) if call is not None]
 
 
 Recorded = tuple[str, str, str, int | None, Call | None]
@@ -291,10 +291,10 @@ Recorded = tuple[str, str, str, int | None, Call | None]
 again, if it names something in the folder."""
 
 
-def _calls(lines: Iterable[str], inside: Callable[[str], str | None]) -> Iterator[Recorded]:
+def _calls(lines: Iterable[str], inside: Callable[[str], str | None], ranks: int) -> Iterator[Recorded]:
     counts: dict[tuple[str, str, str], int] = {}
     whole = _whole(lines)
-    ranks = _ranks_of(whole)
+    rank_of = _ranks_of(whole) if ranks > 1 else {}
     stages: dict[int, int] = {}
     for line in whole:
         if (found := _LINE.match(line)) is None:
@@ -304,7 +304,7 @@ def _calls(lines: Iterable[str], inside: Callable[[str], str | None]) -> Iterato
         places = list(dict.fromkeys(path for place in _places(name, given) if (path := inside(place)) is not None))
         for path in places:
             counts[process, name, path] = counts.get((process, name, path), 0) + 1
-        rank = ranks.get(process, 0)
+        rank = rank_of.get(process, 0)
         if places and places[0].startswith(MARK):
             stages[rank] = int(places[0].removeprefix(MARK))
             continue

@@ -156,8 +156,9 @@ RANKS = (
 
 
 def test_a_record_of_several_ranks_knows_who_did_what_and_in_which_stage() -> None:
-    calls = [call for _, call in recorded_of(RANKS, Path("/ck"), {})]
+    calls = [call for _, call in recorded_of(RANKS, Path("/ck"), {}, 2)]
     assert [(call.path, call.rank, call.stage) for call in calls] == [("r1", 1, 0), ("r1", 1, 0), ("r0", 0, 1)]
+    assert {call.rank for _, call in recorded_of(RANKS, Path("/ck"), {})} == {0}
 
 
 def test_what_several_ranks_read_alike_is_struck_once() -> None:

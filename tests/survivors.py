@@ -39,7 +39,7 @@ change after the other in it and runs the tests that call the changed function. 
 notice, because it changes nothing, counts as a survivor.
 
 A module that stands here was run whole, on the day that is named; those that `pyproject.toml` lists under
-`[tool.mutmut]` and that do not stand here were not run yet. `tests/survivors.py` says how to run one.
+`[tool.mutmut]` and that do not stand here were not run whole yet. `tests/survivors.py` says how to run one.
 
 """
 

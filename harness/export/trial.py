@@ -95,9 +95,12 @@ def cured_copy(copy: Path, paths: Sequence[Path], name: str, text: str) -> None:
     for part in Path(name).parts[:-1]:
         folder, origin = folder / part, origin / part
         folder.mkdir(parents=True, exist_ok=True)
-        for entry in origin.iterdir():
-            if entry.name != "__pycache__" and not (folder / entry.name).exists():
-                (folder / entry.name).symlink_to(entry)
+        compiled = folder / "__pycache__"  # else every rank would compile what lies beside the changed file
+        compiled.mkdir(exist_ok=True)
+        for entry in [*origin.iterdir(), *origin.glob("__pycache__/*.pyc")]:
+            link = (compiled if entry.suffix == ".pyc" else folder) / entry.name
+            if not link.exists():
+                link.symlink_to(entry)
         following = folder / Path(name).parts[len(folder.relative_to(copy).parts)]
         following.unlink(missing_ok=True) if following.is_symlink() else None
     (folder / Path(name).name).write_text(text, "utf-8")

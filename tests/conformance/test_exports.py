@@ -48,10 +48,18 @@ BEHIND = {
     ("megatron-core", "5929"): "another defect raises once this one is cured",
     ("megatron-core", "hybrid-sharded"): "5929 raises once this one is cured",
     ("megatron-core", "1553-replicate"): "5929 raises once this one is cured",
+    ("megatron-core", "plain-no-state"): "plain-load-step raises once this one is cured",
+    ("megatron-core", "shared-step"): "another defect changes the step once this one is cured",
     ("megatron-core", "4423-odd"): "4423's other face, a missing to_local, raises once this one is cured",
     ("megatron-bridge", "finetune-fp32-offload"): "Megatron-Core's refresh does nothing then: its reload-fp32-offload",
 }
 """Regressions whose script does not pass with its cure alone, but with all of the library's → why."""
+
+UNCURED = {
+    ("megatron-core", "fsdp-fp32-swiglu"): "cured, the library refuses the chunks of the script's split halves, and takes "
+    "those of the scenario: not understood",
+}
+"""Regressions whose script does not pass with any cure → what is known of that."""
 
 ABLE = [system for system in BUILT_IN if system.export_entry]
 CASES = [
@@ -60,6 +68,11 @@ CASES = [
         id=f"{system.name}-{file.name.removesuffix('.toml')}",
         marks=[
             pytest.mark.xdist_group(system.name),
+            *[
+                pytest.mark.xfail(reason=why)
+                for (of, name), why in UNCURED.items()
+                if (of, f"{name}.toml") == (system.name, file.name)
+            ],
             *[pytest.mark.nightly] * ((system.name, file.name.removesuffix(".toml")) not in IN_CI),
         ],
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from harness.export.case import WRITTEN, Case
 from harness.export.model import TORCH_NAME, start
+from harness.mechanisms.fsdp2.export import WRAPPED
 from harness.mechanisms.megatron import export_groups as groups
 from harness.mechanisms.megatron.switches import BUCKET_SIZE
 from harness.scenario import Scenario
@@ -275,7 +276,9 @@ def _fsdp_checkpoint(case: Case) -> dict[str, str]:
     prepared = [*split, "preprocess_state_dict_for_uneven_dtensor(state)"]
     save = ["state = fsdp_state(model, optimizer, is_loading=False)", *prepared]
     load = ["state = fsdp_state(model, optimizer, is_loading=True)", *prepared]
+    raised = case.result.error
     return {
+        **(WRAPPED if raised and "torch/distributed/checkpoint/" in raised.traceback else {}),
         "save": "\n".join([*save, "dcp.save(state, checkpoint_id=CHECKPOINT)"]),
         "load": "\n".join(
             [

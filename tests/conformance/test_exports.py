@@ -56,9 +56,8 @@ BEHIND = {
 """Regressions whose script does not pass with its cure alone, but with all of the library's → why."""
 
 UNCURED = {
-    ("megatron-core", "fsdp-fp32-swiglu"): "cured, the library refuses the chunks of the script's split halves, and takes "
-    "those of the scenario: not understood",
-}
+    ("megatron-core", "fsdp-fp32-swiglu"): "cured, the library refuses chunks that it takes of the scenario: not understood",
+}  # fmt: skip
 """Regressions whose script does not pass with any cure → what is known of that."""
 
 ABLE = [system for system in BUILT_IN if system.export_entry]

@@ -56,8 +56,8 @@ BEHIND = {
 """Regressions whose script does not pass with its cure alone, but with all of the library's → why."""
 
 UNCURED = {
-    ("megatron-core", "fsdp-fp32-swiglu"): "cured, the library refuses chunks that it takes of the scenario: not understood",
-}  # fmt: skip
+    ("megatron-core", "fsdp-fp32-swiglu"): "cured, the library refuses chunks that the scenario's has: not understood",
+}
 """Regressions whose script does not pass with any cure → what is known of that."""
 
 ABLE = [system for system in BUILT_IN if system.export_entry]

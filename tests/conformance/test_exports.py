@@ -60,6 +60,11 @@ UNCURED = {
 }
 """Regressions whose script does not pass with any cure → what is known of that."""
 
+TORCHS_ADAM = "beside torch's Adam, which a script steps with, ranks wait before that (fsdp-empty-shard-state)"
+HIDDEN = {("megatron-core", "fsdp-save-first"): TORCHS_ADAM, ("megatron-core", "fsdp-fp32-load"): TORCHS_ADAM}
+"""Regressions whose script meets another defect before it shows its own → which. `export` refuses it after ten minutes:
+it is not run here."""
+
 ABLE = [system for system in BUILT_IN if system.export_entry]
 CASES = [
     pytest.param(
@@ -68,9 +73,9 @@ CASES = [
         marks=[
             pytest.mark.xdist_group(system.name),
             *[
-                pytest.mark.xfail(reason=why)
-                for (of, name), why in UNCURED.items()
-                if (of, f"{name}.toml") == (system.name, file.name)
+                pytest.mark.xfail(reason=why, run=case in UNCURED)
+                for case, why in {**UNCURED, **HIDDEN}.items()
+                if case == (system.name, file.name.removesuffix(".toml"))
             ],
             *[pytest.mark.nightly] * ((system.name, file.name.removesuffix(".toml")) not in IN_CI),
         ],

@@ -93,9 +93,10 @@ class Pattern:
         return inside and (not self.when or system_named(scenario.system).predicates[self.when](scenario))
 
     def covers(self, item: Evidence) -> bool:
-        """Whether this is what the pattern describes. What is of no operation, as a rank's end without a word, may be
-        of any."""
-        return (not item.op or item.op in self.ops) and _any_match(item.text, self.evidence)
+        """Whether this is what the pattern describes. A rank's end without a word is of no operation, so it may be of
+        any."""
+        placed = item.op in self.ops or (not item.op and item.text.startswith("died: "))
+        return placed and _any_match(item.text, self.evidence)
 
 
 @dataclass(frozen=True)

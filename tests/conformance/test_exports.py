@@ -73,7 +73,7 @@ CASES = [
         marks=[
             pytest.mark.xdist_group(system.name),
             *[
-                pytest.mark.xfail(reason=why, run=case in UNCURED)
+                pytest.mark.xfail(reason=why, run=case in UNCURED, strict=True)
                 for case, why in {**UNCURED, **HIDDEN}.items()
                 if case == (system.name, file.name.removesuffix(".toml"))
             ],

@@ -30,8 +30,13 @@ WORKS = {
     "unfreeze": "the parameters are unfrozen",
     "compute_gradients": "the backward passes end",
     "apply_gradients": "the step ends",
+    "keep": "the state dicts are copied",
+    "recall": "the kept state dicts are loaded",
 }
 """What must happen at an operation, for a sentence that begins with "expected that"."""
+
+INLINE = ("keep", "recall")
+"""Operations that never become a function: what they keep is a variable of the main function."""
 
 STATE = "model, optimizer"
 """What a build returns, and what other operations are given, where a system does not say otherwise (`state`)."""
@@ -64,7 +69,8 @@ def mains(case: Case, calls: Mapping[str, str], values: str) -> list[Main]:
 def repeated(case: Case) -> dict[str, bool]:
     """The kinds of operations that a case does more than once; whether they differ in their number."""
     counts = Counter(op.kind for op in case.ops)
-    return {kind: kind in ("build", "step", "overflow") for kind, count in counts.items() if count > 1}
+    numbered = ("build", "step", "overflow", "compute_gradients")
+    return {kind: kind in numbered for kind, count in counts.items() if count > 1 and kind not in INLINE}
 
 
 def functions(case: Case, calls: Mapping[str, str]) -> str:
@@ -187,6 +193,7 @@ def _compared(case: Case, world: int, calls: Mapping[str, str]) -> list[str]:
     """The last lines of a comparison: a sentence with the first element that differs, and the exit status."""
     speaker = calls.get("speaker", str(case.speaker))
     lines = [f"if dist.get_rank() != {speaker}:", "    return 0"] if world > 1 else []
+    flush = ", flush=True" if world > 1 else ""
     if (
         _is_told(calls)
         or case.focus.role in ("step", SETTING)
@@ -195,12 +202,12 @@ def _compared(case: Case, world: int, calls: Mapping[str, str]) -> list[str]:
         or case.is_missing
     ):
         told = f"{calls['subject'] if _is_told(calls) else subject(case)}: expected {{expected}}, observed {{observed}}"
-        return [*lines, f'print(f"{told}")', "return int(expected != observed)"]
+        return [*lines, f'print(f"{told}"{flush})', "return int(expected != observed)"]
     told = "element {at}: expected {expected[at]}, observed {observed[at]}"
     return [
         *lines,
         "wrong = (expected != observed).nonzero().tolist()",
         "at = tuple(wrong[0] if wrong else [0] * expected.dim())",
-        f'print(f"{subject(case)}, {told}")',
+        f'print(f"{subject(case)}, {told}"{flush})',
         "return int(len(wrong) > 0)",
     ]

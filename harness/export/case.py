@@ -33,13 +33,16 @@ live state has another dtype than was asked for, or something else, which only a
 SETTING = "hyperparameter"
 """The role of a param group's own setting, such as its learning rate."""
 
+GROUP = "group"
+"""What a param group is called by, before its number, where its settings are not known by a parameter."""
+
 ROLES = ("step", "param", "master", "momentum", "exp_avg", "exp_avg_sq", SETTING)
 """What a script can compare, what a reader understands at once first."""
 
 TYPED_ROLES = (*ROLES, "compute_param", "buffer")
 """Of what a script can compare the dtype."""
 
-MOVES = ("load", "load_model_only", "reload_params")
+MOVES = ("load", "load_model_only", "reload_params", "recall")
 """Operations that give a model, or an optimizer's masters, weights from elsewhere."""
 
 UNCOMPARED = ("unreadable", "gap", "overlap", "replica_conflict")
@@ -80,6 +83,12 @@ class Focus:
     def setting(self) -> str:
         """Of a param group's setting that is compared: its name, such as `lr`."""
         return self.difference.key.fqn.rpartition(".")[2] if self.difference and self.role == SETTING else ""
+
+    @property
+    def group(self) -> int | None:
+        """Of a param group's setting that is compared: the group's number, where it is known by that."""
+        number = self.fqn.removeprefix(GROUP) if self.setting else ""
+        return int(number) if number.isdecimal() else None
 
     @property
     def expected_dtype(self) -> str:
@@ -208,10 +217,12 @@ class Case:
         none where masters must be those of the weights that it has loaded."""
         if self.focus.kind not in (KEPT, WRITTEN):
             return None
-        if self.focus.op.kind == "save":
+        if self.focus.op.kind in ("save", "keep"):
             return self.focus.op
         if self.focus.op.kind == "load_model_only" and self.focus.role != "param":
             return None if self.focus.role == "master" else self.focus.op
+        if self.focus.op.kind == "recall":
+            return next((op for op in reversed(self.ops) if op.kind == "keep"), None)
         saves = (op for op in self.ops if op.kind == "save" and op.checkpoint == self.focus.op.checkpoint)
         return next(saves, None)
 
@@ -241,7 +252,10 @@ def path_to(ops: Sequence[Op], last: Op) -> tuple[Op, ...]:
     own = tuple(ops[start : last.index + 1])
     wanted = {op.checkpoint for op in own if op.kind.startswith("load")}
     before = [op for op in ops[:start] if op.kind == "save" and op.checkpoint in wanted]
-    return (path_to(ops, before[-1]) if before else ()) + own
+    kinds = [op.kind for op in own]
+    if "recall" in kinds and "keep" not in kinds[: kinds.index("recall")]:
+        before += [op for op in ops[:start] if op.kind == "keep"]
+    return (path_to(ops, max(before, key=lambda op: op.index)) if before else ()) + own
 
 
 def _focus(result: Result, ops: Sequence[Op]) -> Focus:
@@ -280,9 +294,10 @@ def _chosen(result: Result, ops: Sequence[Op]) -> Difference | None:
 
 def _roles(difference: Difference, op: Op) -> tuple[str, ...]:
     """The roles of which a script can compare what differs. Of a setting that is its value in the run's own groups,
-    after a load that must restore it."""
+    after a load that must restore it; one that a group lacks altogether is known by the group's number."""
     live = difference.key.where == LIVE
     if difference.kind == "dtype" and live:
         return TYPED_ROLES
-    restored = live and difference.kind == "bits" and op.kind == "load"
+    kinds = ("bits", "missing") if difference.key.fqn.startswith(GROUP) else ("bits",)
+    restored = live and difference.kind in kinds and op.kind == "load"
     return ROLES if restored else tuple(role for role in ROLES if role != SETTING)

@@ -151,10 +151,14 @@ def _require(answer: Mapping[str, object], known: Known, wanted: str, stack: Sta
 
 def _libraries(stack: Stack) -> Sequence[Path]:
     """Folders with what a stack needs beside torch, installed on the spot."""
+    from harness.releases import package_of
+    from harness.systems.registry import system_named
     from harness.world.interpreter import interpreter
-    from harness.world.overlay import install
+    from harness.world.overlay import build, install
 
-    return [install(stack.requires, interpreter())] if stack.requires else []
+    own = system_named(stack.system) if stack.system else None
+    found = [install(stack.requires, interpreter())] if stack.requires else []
+    return [*found, *(build(package_of(own), "", interpreter()).paths if own and own.package else ())]
 
 
 def try_stacks(request: Request) -> Outcome:

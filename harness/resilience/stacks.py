@@ -25,7 +25,8 @@ class Stack:
         name: what the command line calls it. doc: one line on which calls it makes.
         driver: the `module:attribute` of a `Driver`, or of what makes one.
         options: arguments of that, by name.
-        requires: what pip installs beside torch, pinned.
+        requires: what pip installs beside torch, pinned. system: the system whose newest release is used, with what
+            goes beside it; empty for none.
         ranks: how many processes save, each of which the driver's own process forks.
     """
 
@@ -35,6 +36,15 @@ class Stack:
     options: tuple[tuple[str, Any], ...] = ()
     requires: tuple[str, ...] = ()
     ranks: int = 1
+    system: str = ""
+
+
+def stack_of_system(
+    name: str, doc: str, system: str, axes: Mapping[str, str], *, tracker: str, by_script: bool = False
+) -> Stack:
+    """A stack whose saves and loads are those of a system's rank (`harness.resilience.rank.systems`)."""
+    options = {"system": system, "axes": dict(axes), "tracker": tracker, "by_script": by_script}
+    return Stack(name, doc, "harness.resilience.rank.systems:OfSystem", tuple(options.items()), system=system)
 
 
 class Driver(Protocol):

@@ -104,10 +104,15 @@ Not tried: errors that come back later and elsewhere (a close on NFS), short wri
 SIGBUS in a mapped file.
 """
 
+OF_SYSTEMS = """\
+The stack of a system is one rank of it: a small model after three steps, with its masters and moments, saved and
+loaded as the system's scenarios do it. Each step has a folder, and a file beside them names the newest. The library
+writes that file itself, or the training script around it does, after the save."""
+
 
 def render(document: Document, findings: Mapping[str, Any]) -> str:
     """The page."""
-    lines = [HEAD, "## Stacks", "", *_summary(document), ""]
+    lines = [HEAD, "## Stacks", "", OF_SYSTEMS, "", *_summary(document), ""]
     for stack in document["stack"]:
         lines += [*_section(stack), ""]
     lines += ["## Larger runs", "", *(f"* {one['text']}" for one in findings.get("large", ())), ""]

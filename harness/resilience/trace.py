@@ -45,6 +45,8 @@ _LINE = re.compile(r"^(\d+) +(\w+)\((.*)\) += (-?\d+|\?)(.*)$", re.DOTALL)
 _UNFINISHED = re.compile(r"^(\d+) +(.*) <unfinished \.\.\.>$", re.DOTALL)
 _RESUMED = re.compile(r"^(\d+) +<\.\.\. \w+ resumed>(.*)$", re.DOTALL)
 _STARTS = re.compile(r"^\d+ +(clone3?|v?fork)\(")
+_SENT = re.compile(r", \d+<((?:\\x[0-9a-f]{2})*)>, \[(\d+)\]")
+"""Of sendfile: the file that it reads, and from where on."""
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 _DESCRIPTOR = re.compile(r"^(-?\d+|AT_FDCWD)(?:<((?:\\x[0-9a-f]{2})*)>)?")
 
@@ -180,7 +182,9 @@ class _Reader:
                 yield from self._write(table, call, given, result)
             case "ftruncate" | "truncate":
                 yield from self._truncate(call, given)
-            case "copy_file_range" | "sendfile" | "fallocate":
+            case "sendfile":
+                yield from self._sendfile(table, call, given, result)
+            case "copy_file_range" | "fallocate":
                 self._refuse(call, given)
             case "fsync" | "fdatasync" | "syncfs" | "sync":
                 yield from self._sync(call, given)
@@ -215,6 +219,23 @@ class _Reader:
             opened.at = at + count
         self.sizes[path] = max(self.sizes[path], at + count)
         yield Event("write", path, offset=at, data=data)
+
+    def _sendfile(self, table: dict[int, _Open], call: str, given: str, count: int) -> Iterator[Event]:
+        """A file from elsewhere that is copied into the folder, as shutil does it."""
+        number, path = _number(given), self.inside(_descriptor(given))
+        if path is None or number not in table or path not in self.names:
+            return
+        source = _SENT.search(given)
+        if source is None or self.inside(name := os.fsdecode(_unescaped(source[1]))) is not None:
+            self._refuse(call, given)
+            return
+        offset = int(source[2])
+        data = Path(name).read_bytes()[offset : offset + count]  # which no save changes
+        opened = table[number]
+        at, opened.at = opened.at, opened.at + count
+        self.sizes[path] = max(self.sizes[path], at + count)
+        if data:
+            yield Event("write", path, offset=at, data=data)
 
     def _truncate(self, call: str, given: str) -> Iterator[Event]:
         path = self.inside(_descriptor(given) if call == "ftruncate" else _paths(given)[0])

@@ -192,5 +192,5 @@ def test_a_command_is_copied(visit: Visit, written: Written) -> None:
 def test_a_link_to_folded_text_opens_it(visit: Visit, written: Written) -> None:
     page = visit(written(samples.crash()))
     page.click("a[href='#issue']")
-    assert page.locator("#issue[open]").count() == 1
+    page.wait_for_selector("#issue[open]")  # the browser tells of the new target a moment after the click
     assert "## What comes out" in page.inner_text("#issue-text")

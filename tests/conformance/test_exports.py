@@ -2,8 +2,8 @@
 
 *Verifies*: with real libraries, that what `shardproof export` writes shows the failure where our package cannot be
 imported, and does not on a copy of the library with the defect cured, nor on the release that repaired it; that the
-scripts of the founding bugs and of the gravest findings have fewer than 80 lines; what no script can be written of yet
-is skipped with the reason. In CI one regression. *Does not verify*: that a script fails on a GPU.
+scripts of the founding bugs and of the gravest findings have fewer than 80 lines. In CI one regression.
+*Does not verify*: that a script fails on a GPU.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.cure_table import scenario_of
-from harness.export.case import NoExportError
-from harness.export.job import export, written
+from harness.export.job import export
 from harness.export.script import SCRIPT
 from harness.known_issues import KnownIssues, known_issues_of
 from harness.laboratory import Laboratory
@@ -55,16 +54,6 @@ BEHIND = {
 }
 """Regressions whose script does not pass with its cure alone, but with all of the library's → why."""
 
-UNCURED = {
-    ("megatron-core", "fsdp-fp32-swiglu"): "cured, the library refuses chunks that the scenario's has: not understood",
-}
-"""Regressions whose script does not pass with any cure → what is known of that."""
-
-TORCHS_ADAM = "beside torch's Adam, which a script steps with, ranks wait before that (fsdp-empty-shard-state)"
-HIDDEN = {("megatron-core", "fsdp-save-first"): TORCHS_ADAM, ("megatron-core", "fsdp-fp32-load"): TORCHS_ADAM}
-"""Regressions whose script meets another defect before it shows its own → which. `export` refuses it after ten minutes:
-it is not run here."""
-
 ABLE = [system for system in BUILT_IN if system.export_entry]
 CASES = [
     pytest.param(
@@ -72,11 +61,6 @@ CASES = [
         id=f"{system.name}-{file.name.removesuffix('.toml')}",
         marks=[
             pytest.mark.xdist_group(system.name),
-            *[
-                pytest.mark.xfail(reason=why, run=case in UNCURED, strict=True)
-                for case, why in {**UNCURED, **HIDDEN}.items()
-                if case == (system.name, file.name.removesuffix(".toml"))
-            ],
             *[pytest.mark.nightly] * ((system.name, file.name.removesuffix(".toml")) not in IN_CI),
         ],
     )
@@ -91,10 +75,6 @@ def test_a_regression_is_a_script(system: System, name: str, laboratory: Laborat
     needs_clone(scenario)
     result = laboratory.examine_one(scenario)
     known = KnownIssues(known_issues_of(system)).match(result)
-    try:
-        written(result, known)
-    except NoExportError as limit:
-        pytest.skip(str(limit))
     found = export(result, known, tmp_path, None, cured=True)
     assert found.plain.shows, found.plain
     hidden = (system.name, name) in BEHIND

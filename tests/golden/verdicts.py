@@ -23,7 +23,8 @@ _OF_WHAT_IS_STEPPED = ("name", "role", "kind", "op_index", "total")
 _STEPPED = ("param", "compute_param", "master")
 """What is recorded of a difference: which elements are wrong, and where. Not the bits that they have: torch takes fp32
 square roots from MKL, which rounds other elements up on AMD's CPUs than on Intel's (`harness/world/server.py`). Of what
-an optimizer steps, not even how many: an update that is wrong by little may round to the same bits on one of them."""
+an optimizer steps, not even how many: an update that is wrong by little may round to the same bits on one of them. Nor
+of anything behind a gradient that was clipped: its norm is a square root."""
 _RACES = {"ed1610516a16": {"crash": "nondeterministic"}}
 """Scenario id → a verdict that it has as often as another, and that other one. In megatron-fsdp-clip-empty-rank a rank
 fails while others wait for it: whether the second attempt fails in the same place is chance."""
@@ -42,14 +43,16 @@ def facts(result: Mapping[str, Any]) -> list[Any]:
     verdict = _RACES.get(result["id"], {}).get(result["verdict"], result["verdict"])
     if result["error"] is not None:
         return [result["system"], verdict, place, _message(result["error"]), "", [], result["known_issue"]]
-    rows = sorted(json.dumps([d[key] for key in _recorded(d)]) for d in result["differences"])
+    clipped = "/clip=" in result["scenario"]["optimizer"]
+    rows = sorted(json.dumps([d[key] for key in _recorded(d, clipped)]) for d in result["differences"])
     digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16] if rows else ""
     mechanisms = [e["mechanism"] for e in result["explanations"]]
     return [result["system"], verdict, place, result["signature"], digest, mechanisms, result["known_issue"]]
 
 
-def _recorded(difference: Mapping[str, Any]) -> tuple[str, ...]:
-    rounded = difference["kind"] == "bits" and difference["role"] in _STEPPED
+def _recorded(difference: Mapping[str, Any], clipped: bool) -> tuple[str, ...]:
+    by_value = difference["kind"] == "bits" or (difference["kind"] == "dtype" and difference["op_index"] > 0)
+    rounded = by_value and (clipped or difference["role"] in _STEPPED)
     return _OF_WHAT_IS_STEPPED if rounded else _OF_A_DIFFERENCE
 
 

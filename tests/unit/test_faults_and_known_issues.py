@@ -104,4 +104,4 @@ def test_entries_that_are_known_by_their_face_alone_become_fewer() -> None:
     assert len([issue for issue in EVERY if not issue.cure]) <= FACE_ONLY
 
 
-FACE_ONLY = 22
+FACE_ONLY = 20

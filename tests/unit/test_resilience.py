@@ -54,6 +54,22 @@ def test_writes_go_where_the_descriptor_stands() -> None:
     ) == ["create a", "write a 0+5", "write a 2+3", "write a 9+1", "sync_file a"]
 
 
+def test_a_file_that_is_copied_into_the_folder_is_written_there(tmp_path: Path) -> None:
+    source = tmp_path / "script.py"
+    source.write_bytes(b"0123456789")
+    assert read(
+        f"1 openat(AT_FDCWD<>, {quoted('/ck/a')}, O_WRONLY|O_CREAT|O_TRUNC, 0666) = {at(3, '/ck/a')}",
+        f"1 sendfile({at(3, '/ck/a')}, {at(4, str(source))}, [0] => [6], 6) = 6",
+        f"1 sendfile({at(3, '/ck/a')}, {at(4, str(source))}, [6] => [10], 6) = 4",
+        f"1 sendfile({at(3, '/ck/a')}, {at(4, str(source))}, [10], 6) = 0",
+    ) == ["create a", "write a 0+6", "write a 6+4"]
+    with pytest.raises(TraceError, match="sendfile"):
+        read(
+            f"1 openat(AT_FDCWD<>, {quoted('/ck/a')}, O_WRONLY|O_CREAT|O_TRUNC, 0666) = {at(3, '/ck/a')}",
+            f"1 sendfile({at(3, '/ck/a')}, {at(4, '/ck/b')}, [0] => [6], 6) = 6",
+        )
+
+
 def test_a_thread_writes_through_the_descriptor_that_another_opened() -> None:
     assert read(
         "1 clone3({flags=CLONE_VM|CLONE_FILES|CLONE_THREAD} => {parent_tid=[2]}, 88) = 2",

@@ -18,6 +18,10 @@ WRAPPED = {
     "unwrap": "error = next(iter(error.failures.values()))[0]  # the first rank's",
 }
 STATE_KEYS = {"momentum": "momentum_buffer"}
+SETTING_OF = {"beta1": "betas", "beta2": "betas", "eps": "eps"}
+"""Setting of a param group that a script compares → the key that torch has it under."""
+STEPS = ("step", "compute_gradients")
+"""Operations with a backward pass."""
 
 
 def draft(case: Case) -> Draft:
@@ -36,10 +40,10 @@ def draft(case: Case) -> Draft:
     cut = any(op.mesh.tp > 1 for op in case.ops)
     values = {
         **model,
-        "optimizer": optimizer_call(case, CLASSES, _kernel(scenario)),
+        "optimizer": _optimizer(case, model),
         "exact": case.focus.kind == TRAINED,
-        "stepping": case.does("step"),
-        "model_call": _model_call(model, exact=case.focus.kind == TRAINED, used=not case.does("step")),
+        "stepping": case.does(*STEPS),
+        "model_call": _model_call(model, exact=case.focus.kind == TRAINED, used=not case.does(*STEPS)),
         "dp": mesh.dp,
         "tp_size": mesh.tp,
         "tp_cut": cut,
@@ -49,9 +53,45 @@ def draft(case: Case) -> Draft:
         "local": case.is_local,
         "unfrozen_at": next((op.iteration for op in case.ops if op.kind == "unfreeze"), 0),
     }
-    calls = _calls(case, model, values, plan)
+    calls, value = _calls(case, model, values, plan), "read(model, optimizer)"
+    if case.focus.group is not None:
+        told, value = _setting(case, case.focus.group)
+        calls |= told
     library = f"torch {case.result.version}"
-    return Draft("harness.mechanisms.fsdp2", "fsdp2.py.j2", calls, "read(model, optimizer)", values, library)
+    return Draft("harness.mechanisms.fsdp2", "fsdp2.py.j2", calls, value, values, library)
+
+
+def _optimizer(case: Case, model: dict[str, Any]) -> str:
+    """The call that makes the optimizer."""
+    text = optimizer_call(case, CLASSES, _kernel(case.scenario))
+    return text.replace("parameters", "param_groups(model)") if model["groups"] else text
+
+
+def _rebuilt(case: Case) -> str:
+    """Further arguments of the optimizer: where a setting is compared that a load must restore, each build has another
+    value of it."""
+    key = SETTING_OF.get(case.focus.setting)
+    if key is None:
+        return ""
+    first, later = (_value_of(case, key, build) for build in (0, 1))
+    return f", {key}={first!r} if $number == 0 else {later!r}"
+
+
+def _value_of(case: Case, key: str, build: int) -> object:
+    ask = case.scenario.optimizer.at_build(build)
+    return (ask.beta1, ask.beta2) if key == "betas" else ask.eps
+
+
+def _setting(case: Case, group: int) -> tuple[dict[str, str], str]:
+    """What is compared of a param group's setting after a load: the words and the expected value, and the expression
+    of what is observed."""
+    key = SETTING_OF[case.focus.setting]
+    told = {
+        "subject": f"{key} of optimizer.param_groups[{group}] after the load",
+        "expected": repr(_value_of(case, key, 0)),
+    }
+    observed = f'optimizer.param_groups[{group}].get("{key}"'
+    return told, f"tuple({observed}, ()))" if key == "betas" else f"{observed})"
 
 
 def _draft_of_weights(case: Case) -> Draft:
@@ -131,12 +171,18 @@ def _calls(case: Case, model: dict[str, Any], values: dict[str, Any], plan: Chec
     else:
         save = ["dcp.save(state_dicts(model, optimizer), checkpoint_id=CHECKPOINT)"]
         load = ["state = state_dicts(model, optimizer)", "dcp.load(state, checkpoint_id=CHECKPOINT)", *put]
-    wrapped = case.focus.op.kind in ("save", "load", "load_model_only") and plan.form != "full"
+    error = case.result.error
+    bare = error is not None and bool(error.traceback) and WRAPPED["except"] not in error.traceback
+    wrapped = case.focus.op.kind in ("save", "load", "load_model_only") and plan.form != "full" and not bare
     return {
         **(WRAPPED if wrapped else {}),
         "start": start(case, "gloo"),
         "build": "\n".join(_build(case, model, values)),
-        "step": "\n".join(_step(case)),
+        "step": "\n".join([*_backward(case), *STEP]),
+        "compute_gradients": "\n".join(_backward(case)),
+        "apply_gradients": "\n".join(STEP),
+        "keep": "kept = copy.deepcopy(state_dicts(model, optimizer))",
+        "recall": "\n".join(put).replace("state[", "kept["),
         "unfreeze": "\n".join(f"model.{block}.requires_grad_(True)" for block in model["later"]),
         "save": "\n".join(save),
         "load": "\n".join(load),
@@ -171,37 +217,41 @@ def _build(case: Case, model: dict[str, Any], values: dict[str, Any]) -> list[st
     each = [f"fully_shard(model.{unit}, {told})" for unit in model["units"]]
     lines += each or ["for block in model:", f"    fully_shard(block, {told})"]
     lines.append(f"fully_shard(model, {told})")
-    return [*lines, f"optimizer = {values['optimizer'].replace('parameters', 'model.parameters()')}"]
+    made = values["optimizer"].replace("parameters", "model.parameters()")
+    return [*lines, f"optimizer = {made[:-1]}{_rebuilt(case)})"]
 
 
-def _step(case: Case) -> list[str]:
+STEP = ("optimizer.step()", "optimizer.zero_grad()")
+
+
+def _backward(case: Case) -> list[str]:
     scenario, count = case.scenario, case.scenario.microbatches
     exact = case.focus.kind == TRAINED
     ones = "torch.ones(1, requires_grad=True)"
-    end = ["optimizer.step()", "optimizer.zero_grad()"]
     if count == 1:
-        return [f"model(({ones}, $number))[0].backward()" if exact else f"model({ones}).backward()", *end]
+        return [f"model(({ones}, $number))[0].backward()" if exact else f"model({ones}).backward()"]
     lines = [f"for batch in range({count}):"]
     if scenario.grad_sync == "last":
         lines.append(f"    model.set_requires_gradient_sync(batch == {count - 1})")
     batch = f"{count} * $number + batch"
     lines.append(f"    model(({ones}, {batch}))[0].backward()" if exact else f"    model({ones}).backward()")
-    return [*lines, *end]
+    return lines
 
 
 def _require(case: Case, model: dict[str, Any]) -> None:
-    ask = case.scenario.optimizer
+    scenario, ask = case.scenario, case.scenario.optimizer
     wanted = {
         "gradient clipping": bool(ask.clip), "a loss scale": bool(ask.loss_scale),
-        "settings of param groups": bool(case.focus.setting),
+        "settings of param groups but betas and eps": bool(case.focus.setting) and case.focus.setting not in SETTING_OF,
         "a learning-rate schedule": ask.schedule != "none", "a learning rate that is a tensor": ask.tensor_lr,
-        "param groups of their own": bool(model["groups"]),
-        f"the checkpoint format {case.scenario.checkpoint}": case.scenario.checkpoint.startswith("dcp-")
-        and case.does("save"),
+        "param groups of their own in a comparison of steps": bool(model["groups"]) and case.focus.kind == TRAINED,
+        "full state dicts that rank 0 alone keeps": case.does("recall") and scenario.checkpoint.startswith("full+cpu"),
+        f"the checkpoint format {scenario.checkpoint}": scenario.checkpoint.startswith("dcp-")
+        and case.does("save", "keep"),
         "a comparison of what a checkpoint holds": case.focus.kind == WRITTEN,
         "a comparison of dtypes": case.focus.kind == TYPED,
-        "tied parameters in a comparison": case.focus.kind not in (RAISES, HANGS) and case.scenario.model == "tied",
-        "microbatches in a comparison": case.focus.kind == TRAINED and case.scenario.microbatches > 1,
+        "tied parameters in a comparison": case.focus.kind not in (RAISES, HANGS) and scenario.model == "tied",
+        "microbatches in a comparison": case.focus.kind == TRAINED and scenario.microbatches > 1,
         "tensor parallelism in a comparison of steps": case.focus.kind == TRAINED and case.ops[-1].mesh.tp > 1,
     }  # fmt: skip
     lacking = [what for what, asked in wanted.items() if asked]

@@ -83,7 +83,9 @@ def _values(case: Case, store: Store, form: _Form) -> dict[str, Any]:
         "form": store.form,
         "metadata": store.metadata,
         "written_name": model["fqn"],
-        "config": calls_of.call("TransformerConfig", calls_of.config(half_dtype(case.scenario.dtype))),
+        "config": calls_of.call(
+            "TransformerConfig", calls_of.config(half_dtype(case.scenario.dtype), _cut(case, store))
+        ),
         "wrapped": bool(store.fsdp and half_dtype(case.scenario.dtype)) or bool(form.fused_linear),
         "shim": MODULE,
         "lean": form.lean,
@@ -96,12 +98,13 @@ def _model_class(case: Case, store: Store, model: Mapping[str, Any], *, nested: 
     """Of the model's class: its shapes, and whether a table of blocks says all of it."""
     one_class = not (store.fsdp or nested or "overlap_param_gather" in case.scenario.options)
     return {
-        "shapes": _fused(case, model),
+        "shapes": _fused(case, model, _cut(case, store)),
         "stepping": case.does("step", "overflow"),
         "nested": nested,
         "by_block": one_class and _whole_islands(model),
         "expert_blocks": _expert_blocks(case),
-        "delta_nets": _delta_nets(case),
+        "delta_nets": _delta_nets(case, _cut(case, store)),
+        "cuts": {name: dim for name, dim in model["tp"].items() if _cut(case, store) > 1},
         "fp32_blocks": list(dict.fromkeys(name.rpartition(".")[0] for name in model["islands"])),
     }
 
@@ -277,7 +280,9 @@ def _require(case: Case, store: Store) -> None:
     wanted = {
         "a GPTModel": scenario.model == GPT_MODEL,
         "expert parallelism in a comparison": scenario.expert_parallel > 1 and case.focus.kind != RAISES,
-        "parameters cut by tensor parallelism": any(op.mesh.tp > 1 for op in case.ops) and not _cuts_nothing(case),
+        "parameters cut by tensor parallelism": any(op.mesh.tp > 1 for op in case.ops)
+        and not _cuts_nothing(case)
+        and _cut(case, store) == 1,
         "tied parameters": scenario.model == "tied",
         "a schedule in other formats than dp_zero": groups.scheduled(case) and store.form != "dp_zero",
         "param groups of their own but for their settings": groups.own_groups(case) and not case.focus.setting,
@@ -313,7 +318,7 @@ def _expert_blocks(case: Case) -> list[str]:
     return found if case.scenario.expert_parallel > 1 else []
 
 
-def _delta_nets(case: Case) -> dict[str, str]:
+def _delta_nets(case: Case, share: int) -> dict[str, str]:
     """Path of a gated delta net → the line in which it says the sizes of its fused projection, by which the library
     knows it."""
     found = {}
@@ -323,12 +328,20 @@ def _delta_nets(case: Case) -> dict[str, str]:
             told = f"{sizes['.query']}, {sizes['.value']}, {sizes['.beta']}, {sum(sizes.values())}"
             net = named.fqn.rpartition(".")[0].rpartition(".")[0]
             found[net] = f"net.qk_dim, net.v_dim, net.num_value_heads, net.in_proj_dim = {told}"
+            found[net] += f"\n        net.tp_size = {share}" if share > 1 else ""
     return found
 
 
 def _cuts_nothing(case: Case) -> bool:
     """Whether tensor parallelism has to cut no parameter for it, since the model cannot even be built."""
     return case.focus.kind == RAISES and case.focus.op.kind == "build"
+
+
+def _cut(case: Case, store: Store) -> int:
+    """Of how many ranks' parts a parameter of the script is one, by tensor parallelism. Nothing of them is compared
+    then."""
+    cuts = case.focus.kind == RAISES and bool(store.fsdp) and not _cuts_nothing(case)
+    return case.ops[-1].mesh.tp if cuts and not any(p.spec.stacked for p in case.spec.params) else 1
 
 
 def _knows_overrides(case: Case) -> bool:
@@ -349,19 +362,22 @@ def _gathers(case: Case) -> bool:
     return case.focus.role == "master" and case.ops[-1].mesh.world > 1 and case.scenario.offload.fraction > 0
 
 
-def _fused(case: Case, model: Mapping[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
+def _fused(case: Case, model: Mapping[str, Any], cut: int = 1) -> dict[str, dict[str, tuple[int, ...]]]:
     """Shapes as the library has them: what is fused of equal sections has no dim for them, and of experts there are
     those of one rank."""
     stacked = {p.spec.name for p in case.spec.params if p.spec.stacked}
     experts = {p.spec.name: p.spec.ep_dim for p in case.spec.params if p.spec.ep_dim is not None}
     share = case.scenario.expert_parallel
 
-    def of_rank(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(size // share if dim == experts.get(name) else size for dim, size in enumerate(shape))
+    def of_rank(block: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        parts = {experts.get(name): share} | ({model["tp"].get(f"{block}.{name}"): cut} if cut > 1 else {})
+        return tuple(size // parts.get(dim, 1) for dim, size in enumerate(shape))
 
     return {
         block: {
-            name: (shape[0] * shape[1], *shape[2:]) if name in stacked and len(shape) > 1 else of_rank(name, shape)
+            name: (shape[0] * shape[1], *shape[2:])
+            if name in stacked and len(shape) > 1
+            else of_rank(block, name, shape)
             for name, shape in shapes.items()
         }
         for block, shapes in model["shapes"].items()

@@ -55,9 +55,10 @@ def spread(target: str, name: str, values: Mapping[str, str]) -> list[str]:
     return [*lines, row, ")"]
 
 
-def config(half: str | None) -> dict[str, str]:
-    """The arguments of a TransformerConfig."""
+def config(half: str | None, tp: int = 1) -> dict[str, str]:
+    """The arguments of a TransformerConfig. tp: ranks of tensor parallelism."""
     values = {"num_layers": "1", "hidden_size": "8", "num_attention_heads": "2"}
+    values |= {"tensor_model_parallel_size": str(tp)} if tp > 1 else {}
     return values | ({half: "True"} if half else {})
 
 

@@ -35,6 +35,8 @@ from harness.world.process import adopt_orphans, die_with_parent, fork, kill_chi
 MEMORY = 4 << 30
 """Bytes of address space that a child may have beyond those of this process."""
 MOST_SAID = 300
+_END = b"\n"
+"""What ends an answer, which is a line of JSON."""
 _ALLOW_TRACING, _BY_ANYONE, _END_WITH_PARENT = 0x59616D61, ctypes.c_ulong(-1), 1
 """Of prctl(2): PR_SET_PTRACER, PR_SET_PTRACER_ANY, PR_SET_PDEATHSIG."""
 
@@ -131,7 +133,7 @@ class Lane:
             answer: Answer = {"ended": "ok", "found": dict(what())}
         except BaseException as error:
             answer = {"ended": "error", "why": _told(error).replace(str(folder), "FOLDER")[:MOST_SAID]}
-        data = json.dumps(answer).encode()
+        data = json.dumps(answer).encode() + _END
         while data:
             data = data[os.write(tells, data) :]
         os._exit(0)
@@ -150,7 +152,8 @@ def _told(error: BaseException) -> str:
 
 
 def _read(told: int, deadline_s: float) -> tuple[bytes, bool]:
-    """What a child says until it ends, and whether it was too late."""
+    """What a child says until its answer is whole or it ends, and whether it was too late. Workers that a library has
+    started, and that live on, have the descriptor too."""
     end, said = time.monotonic() + deadline_s, b""
     while True:
         ready, _, _ = select.select([told], [], [], max(0.0, end - time.monotonic()))
@@ -160,6 +163,8 @@ def _read(told: int, deadline_s: float) -> tuple[bytes, bool]:
         if not data:
             return said, False
         said += data
+        if said.endswith(_END):
+            return said, False
 
 
 def _how(status: int) -> str:

@@ -3,11 +3,14 @@ equal. Scenes of `export_scene`. No torch."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.export.case import Case
 from harness.export.script import Draft
 from harness.mechanisms.megatron import export_calls as calls_of
 from harness.mechanisms.megatron.export_calls import Store
 from harness.oracle.contract import half_dtype
+from harness.scenario import Mesh
 from harness.systems.megatron_core.export_scene import Scene, adam, build_lines, drafted, step_lines, tensor
 
 
@@ -20,6 +23,12 @@ def draft(case: Case, store: Store) -> Draft | None:
         return drafted(_norm(case, store), store)
     if first.key.role == "scaler" and case.scenario.expert_parallel > 1 and case.does("overflow"):
         return drafted(_scales(case, store), store)
+    if (
+        (first.key.role, first.kind) == ("step", "gap")
+        and case.scenario.expert_parallel > 1
+        and store.form == "dp_zero"
+    ):
+        return drafted(_steps(case, store), store)
     return None
 
 
@@ -44,6 +53,34 @@ def _norm(case: Case, store: Store) -> Scene:
         forward="x + self.linear.weight.sum()",
         config={"tensor_model_parallel_size": str(tp), "perform_initialization": "False"}
         | ({"params_dtype": "torch.bfloat16"} if half_dtype(case.scenario.dtype) == "bf16" else {}),
+    )
+
+
+def _steps(case: Case, store: Store) -> Scene:
+    """Steps that ranks have counted after a load, of which one had nothing of a param group when it was saved.
+
+    Two ranks save: a dense parameter of 48 elements lies on the first of them alone. Four load: the second has a part.
+    """
+    case = case.until("load")
+    saving, loading = Mesh(1, 2, 1), Mesh(1, 4, 1)
+    ops = tuple(replace(op, mesh=saving if op in case.parts[0] else loading) for op in case.ops)
+    lines = calls_of.checkpoint(store, case)["load"].splitlines()
+    own = '[g.get("step") for o in optimizer.chained_optimizers for g in o.optimizer.param_groups if g["params"]]'
+    gather = [f"steps = [None] * {loading.world}", f"own = {own}", "dist.all_gather_object(steps, own)"]
+    return Scene(
+        case.only(ops),
+        "Its loss is the sum of a dense parameter and of one of an expert.",
+        [
+            f"self.dense = nn.Parameter({tensor(case, '48')})",
+            f"self.expert = nn.Parameter({tensor(case, '4')})",
+            "self.expert.allreduce = False  # marks a parameter of experts",
+        ],
+        "steps that each rank has counted for its param groups after the load",
+        f"[[{sum(op.kind == 'step' for op in ops)}] * len(counted) for counted in steps]",
+        "steps",
+        {"build": "\n".join(build_lines(case, store, adam(case))), "load": "\n".join([*lines, *gather])},
+        forward="self.dense.sum() + self.expert.sum() * x",
+        fused=True,
     )
 
 

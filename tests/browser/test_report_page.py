@@ -40,6 +40,11 @@ def shown(page: Any) -> str:
     return str(page.inner_text("#shown"))
 
 
+def wait_for_shown(page: Any, text: str) -> None:
+    """Wait until the page says so; it follows its address a moment after the address has changed."""
+    page.wait_for_selector(f"#shown:text-is('{text}')")
+
+
 def pick(page: Any, name: str, *values: str) -> None:
     """Choose values of a filter."""
     page.click(f"[id='by-{name}'] summary")
@@ -62,7 +67,7 @@ def test_every_id_of_a_failure_leads_to_its_page(visit: Visit, index: Path) -> N
     links.first.click()
     assert "/failures/" in page.url
     page.go_back()
-    assert shown(page) == "3 of 10 results"
+    wait_for_shown(page, "3 of 10 results")
 
 
 def test_a_tile_filters_and_the_address_says_so(visit: Visit, index: Path) -> None:
@@ -74,7 +79,7 @@ def test_a_tile_filters_and_the_address_says_so(visit: Visit, index: Path) -> No
     assert shown(page) == "10 of 10 results"
     assert "#" not in page.url
     page.go_back()
-    assert shown(page) == "1 of 10 results"
+    wait_for_shown(page, "1 of 10 results")
 
 
 def test_a_view_can_be_sent(visit: Visit, large: Path) -> None:
@@ -231,7 +236,7 @@ def test_a_link_to_a_cause_holds_and_unfolds_what_is_known(visit: Visit, index: 
     assert page.is_visible("text=Loading after unfreezing hangs. state_dict.py")
     page.click(".known-causes .num a")
     assert page.url.endswith("#issue=torch-fsdp2-1")
-    assert shown(page) == "1 of 10 results"
+    wait_for_shown(page, "1 of 10 results")
     assert shown(visit(index, f"cause={cause}")) == "1 of 10 results"
 
 

@@ -155,7 +155,7 @@ class FusedAdam(torch.optim.Optimizer):
             stored.copy_(unscaled)
             return
         low, high = torch.aminmax(unscaled.to(stored.device))
-        scale.copy_(torch.maximum(-low, high).reshape(1).div(_LARGEST[dtype]))
+        scale.copy_(kernels.maximum(-low, high).reshape(1).div(_LARGEST[dtype]))
         if dtype is torch.uint8:
             stored.copy_(unscaled.to(stored.device).mul(1 / scale))
         else:

@@ -252,6 +252,7 @@ def library(device: str = "cpu") -> str:
         package = importlib.import_module("transformer_engine")
         package.common = common  # type: ignore[attr-defined]
         importlib.import_module("transformer_engine.pytorch")
+    torch.maximum = kernels.maximum  # FusedAdam's scale of a state of zeros depends on it
     return kind
 
 

@@ -159,18 +159,15 @@ def scaled(values: Array, dtype: np.dtype[Any], domains: Domains | None = None) 
     """`(stored, scale)` of fp32 values in fp16 or fp8, shape (n,) each. A domain's scale is its largest magnitude over
     `TOP`.
 
-    A domain with a NaN in it has a NaN for a scale. A domain of zeros has a scale of zero, with the opposite sign:
-    torch takes the larger of minus the least and the greatest value, which for equal ones is the first.
+    A domain with a NaN in it has a NaN for a scale. A domain of zeros has the scale 0, never -0: it is the larger of
+    minus the least and the greatest value, and a GPU takes 0 for larger than -0 (`harness.emulation.kernels.maximum`).
     TransformerEngine multiplies an fp8 domain of zeros by the infinite inverse of that and stores NaN, which is a
     defect; here zeros stay zeros.
     """
     ids = np.zeros(values.shape, np.int64) if domains is None else domains
     _, index = np.unique(ids, return_inverse=True)
     largest = np.zeros(index.max(initial=0) + 1, np.float32)
-    last = largest.copy()
-    last[index] = values
     np.maximum.at(largest, index, np.abs(values))
-    largest = np.where(largest == 0, -last, largest)
     scale = (largest / np.float32(TOP[dtype]))[index]
     inverse = np.where(scale == 0, np.float32(0), _ONE / scale)
     if dtype == FP8:

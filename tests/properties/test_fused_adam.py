@@ -120,8 +120,6 @@ def exact_correction(beta: float, step: int) -> float:
 def exact_scaled(values: list[float], dtype: np.dtype[Any]) -> tuple[list[float], float]:
     """One domain as it is stored, and its scale; zeros stay zeros."""
     magnitude = math.nan if any(map(math.isnan, values)) else max(map(abs, values))
-    if magnitude == 0:
-        magnitude = -values[-1]
     scale = exact.div(magnitude, 448.0 if dtype == FP8 else 32752.0)
     inverse = 0.0 if scale == 0 or (math.isnan(scale) and dtype == FP16) else exact.div(1.0, scale)
     return [exact.convert(exact.mul(x, inverse), FORMATS[dtype]) for x in values], scale

@@ -69,6 +69,8 @@ class OfSystem:
         rank = self._rank(folder, 1)
         rank.build(replace(self._op("build"), init_seed=9))
         rank.load(self._op("load", int(number[0])))
+        if getattr(rank, "loaded", folder) is None:  # the library returns that it found nothing, and raises nothing
+            raise FileNotFoundError(f"{self.system.name} says that it loaded nothing")
         return rank
 
     def digests(self, state: RankSystem) -> Mapping[str, str]:

@@ -9,4 +9,8 @@ STACKS = (
         "deepspeed", "DeepSpeed's save_checkpoint under ZeRO 1: a folder for each step, `latest` says which",
         "deepspeed", {"sharding": "zero1", "dtype": "bf16", "checkpoint": "zero"}, tracker="latest",
     ),
+    stack_of_system(
+        "deepspeed-3", "DeepSpeed's save_checkpoint under ZeRO 3: a folder for each step, `latest` says which",
+        "deepspeed", {"sharding": "fully_shard", "dtype": "bf16", "checkpoint": "zero"}, tracker="latest",
+    ),
 )  # fmt: skip

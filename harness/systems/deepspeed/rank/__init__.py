@@ -109,6 +109,8 @@ class Rank(TorchRank):
         library()
         super().__init__(context)
         self.engine: Any = None
+        self.loaded: str | None = ""
+        """What DeepSpeed says it loaded last, None for nothing; it raises nothing then."""
         self.pieces: tuple[Piece, ...] = pieces(context.scenario, context.mesh, context.rank)
         self.flat_gradients: dict[int, torch.Tensor] = {}
         """Identity of a flat tensor → its gradient as the optimizer saw it in the last step."""
@@ -151,7 +153,7 @@ class Rank(TorchRank):
 
     def load(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
-        self.engine.load_checkpoint(str(path.parent), tag=path.name)
+        self.loaded, _ = self.engine.load_checkpoint(str(path.parent), tag=path.name)
 
     def load_model_only(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)

@@ -19,19 +19,19 @@ from harness.emulation.touched import touch
 _maximum = torch.maximum
 
 
-def maximum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def maximum(input: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:  # noqa: A002
     """torch.maximum as a GPU computes it: of 0 and -0 it is 0, in either order, where a CPU gives the first of equals.
 
     Source: PTX ISA, `max` of floating-point numbers; `fmaxf` in aten/src/ATen/native/cuda/MaxMinElementwiseKernel.cu.
     """
-    found = _maximum(one, other)
+    found = _maximum(input, other, out=out)
     if type(found) is not torch.Tensor or not found.is_floating_point() or not found.is_cpu:
         return found
     signed = (found == 0) & torch.signbit(found)
     if not signed.any():
         return found
     touch("torch.maximum of 0 and -0")
-    return torch.where(signed, one + other, found)  # 0 + -0 is 0, -0 + -0 is -0
+    return torch.where(signed, input + other, found, out=out)  # 0 + -0 is 0, -0 + -0 is -0
 
 
 @dataclass(frozen=True)

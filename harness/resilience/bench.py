@@ -93,7 +93,8 @@ class Bench:
     def _environment(self) -> dict[str, str]:
         places = [*map(str, self.path), str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default"}
-        return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+        own = {"TMPDIR": str(self.root), "PYTHONPATH": os.pathsep.join(filter(None, places))}
+        return {**os.environ, **threads, **own}
 
     def ended(self) -> HostError:
         """The error of a host that does not answer."""

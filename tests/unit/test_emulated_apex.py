@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import subprocess
 import sys
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from harness.emulation import apex, kernels
 from harness.emulation.apex import FusedAdam, FusedSGD
+from harness.emulation.touched import symbols
 
 F = np.float32
 PRECISION_AWARE: dict[str, Any] = {"master_weights": True, "use_decoupled_grad": True}
@@ -278,3 +280,16 @@ assert x.grad is not None
 
 def test_installing_gives_the_names_asked_for_and_leaves_te_absent() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", INSTALLING], check=True)
+
+
+def test_the_larger_of_zeros_is_the_positive_one_as_on_a_gpu() -> None:
+    symbols.clear()
+    one, other = torch.tensor([0.0, -0.0, -0.0, 1.0, math.nan]), torch.tensor([-0.0, 0.0, -0.0, 2.0, -0.0])
+    for found in (kernels.maximum(one, other), kernels.maximum(other, one)):
+        assert found[:2].signbit().tolist() == [False, False]
+        assert found[2].signbit()
+        assert found[3] == 2.0
+        assert found[4].isnan()
+    assert symbols == {"torch.maximum of 0 and -0": 2}
+    whole = torch.tensor([3, -1])
+    assert torch.equal(kernels.maximum(whole, whole.neg()), torch.tensor([3, 1]))

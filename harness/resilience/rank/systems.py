@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -48,9 +49,9 @@ class OfSystem:
         if self.system.warm_up:
             resolve(self.system.entry(self.system.warm_up))()
 
-    def state(self, generation: int, run: int) -> RankSystem:
+    def state(self, generation: int, run: int) -> Any:
         """The rank after so many steps of a run."""
-        rank = self._rank(Path(), run)
+        rank = self._rank(run)
         for op in expand(replace(self.scenario, program=" ".join(["build", *["step"] * generation]))):
             getattr(rank, op.kind)(op)
         return rank
@@ -62,12 +63,13 @@ class OfSystem:
             with (folder / self.tracker).open("w", encoding="ascii") as file:
                 file.write(str(generation))
 
-    def load(self, folder: Path) -> RankSystem:
+    def load(self, folder: Path) -> Any:
         number = re.search(r"\d+$", (folder / self.tracker).read_text("utf-8"))
         if number is None:
             raise ValueError(f"{self.tracker} names no step")
-        rank = self._rank(folder, 1)
+        rank = self._rank(1)
         rank.build(replace(self._op("build"), init_seed=9))
+        rank.context = replace(rank.context, directory=folder)
         rank.load(self._op("load", int(number[0])))
         if getattr(rank, "loaded", folder) is None:  # the library returns that it found nothing, and raises nothing
             raise FileNotFoundError(f"{self.system.name} says that it loaded nothing")
@@ -86,12 +88,13 @@ class OfSystem:
         op = next(op for op in expand(self.scenario) if op.kind == kind)
         return replace(op, checkpoint=checkpoint)
 
-    def _rank(self, folder: Path, run: int) -> RankSystem:
+    def _rank(self, run: int) -> Any:
+        """A rank that is not built yet. What a build writes goes to a folder of its own among the trials'."""
         if dist.is_initialized():
             dist.destroy_process_group()
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         scenario = replace(self.scenario, seed=run)
-        context = RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, folder, self.system.contract)
-        made: RankSystem = resolve(self.system.entry(self.system.rank))(context)
-        return made
+        own = Path(tempfile.mkdtemp(prefix="built-"))
+        context = RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, own, self.system.contract)
+        return resolve(self.system.entry(self.system.rank))(context)

@@ -15,7 +15,6 @@ import torch
 
 from harness.emulation.touched import touch
 
-
 _maximum = torch.maximum
 
 

@@ -24,7 +24,7 @@ def maximum(input: torch.Tensor, other: torch.Tensor, *, out: torch.Tensor | Non
     Source: PTX ISA, `max` of floating-point numbers; `fmaxf` in aten/src/ATen/native/cuda/MaxMinElementwiseKernel.cu.
     """
     found = _maximum(input, other, out=out)
-    if type(found) is not torch.Tensor or not found.is_floating_point() or not found.is_cpu:
+    if type(found) is not torch.Tensor or found.is_meta or not found.is_floating_point():
         return found
     signed = (found == 0) & torch.signbit(found)
     if not signed.any():

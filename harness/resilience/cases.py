@@ -8,14 +8,14 @@ strikes than places, some are left out as the seed draws them; the scorecard say
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.resilience.corruptions import KINDS as DAMAGES
 from harness.resilience.corruptions import Damage, Folders, damaged
 from harness.resilience.events import Call, Trace, Tree
 from harness.resilience.states import KINDS as CRASHES
-from harness.resilience.states import State, crash_states
+from harness.resilience.states import State, crash_states, states_called
 from harness.resilience.steps import ZEROS
 from harness.resilience.strikes import DISK, RANKS, Strike, load_strikes_of, strikes_of
 from harness.resilience.trial import Outcome
@@ -74,13 +74,13 @@ def family_of(kind: str) -> str:
 
 def cases(source: Source, trials: int, seed: int) -> tuple[list[Case], Counts]:
     """What to try, and how much there is."""
-    crashes = list(_crashes(source))
+    crashes = [(state.label, state.kind) for state in crash_states(source.trace)]  # all trees at once are gigabytes
     strikes = list(_strikes(source))
     most = max(trials // 4, trials - len(crashes) - trials // 2)
     struck = _drawn(strikes, most, seed)
     left = trials - len(struck)
     damages = list(_damages(source, seed, max(trials // 2, left - len(crashes))))[:left]
-    chosen = _drawn_crashes(crashes, left - len(damages), seed)
+    chosen = _crashes(_drawn_crashes(crashes, left - len(damages), seed), source)
     return [*chosen, *damages, *struck], Counts(len(crashes), len(strikes))
 
 
@@ -88,11 +88,11 @@ def cases_like(label: str, source: Source, seed: int) -> Iterator[Case]:
     """All cases among which one of that label would be."""
     if "@" not in label:
         return _damages(source, seed, MOST_REPLAYED)
-    return _crashes(source) if label.partition("@")[0] in CRASHES else _strikes(source)
+    return _crashes({label}, source) if label.partition("@")[0] in CRASHES else _strikes(source)
 
 
-def _crashes(source: Source) -> Iterator[Case]:
-    return (_of_crash(state, source.trace) for state in crash_states(source.trace))
+def _crashes(labels: Collection[str], source: Source) -> Iterator[Case]:
+    return (_of_crash(state, source.trace) for state in states_called(labels, source.trace))
 
 
 def _damages(source: Source, seed: int, most: int) -> Iterator[Case]:
@@ -126,14 +126,15 @@ def _round(waiting: dict[str, list[int]]) -> Iterator[str]:
         yield from (kind for kind in waiting if waiting[kind])
 
 
-def _drawn_crashes(crashes: Sequence[Case], most: int, seed: int) -> list[Case]:
-    """As many of the crash states, in their order; those of the last kind, the most numerous one, are drawn last."""
-    first = [index for index, case in enumerate(crashes) if case.kind != CRASHES[-1]]
-    last = [index for index, case in enumerate(crashes) if case.kind == CRASHES[-1]]
+def _drawn_crashes(crashes: Sequence[tuple[str, str]], most: int, seed: int) -> set[str]:
+    """The labels of as many crash states, given the label and kind of each; those of the last kind, the most numerous
+    one, are drawn last."""
+    first = [index for index, (_, kind) in enumerate(crashes) if kind != CRASHES[-1]]
+    last = [index for index, (_, kind) in enumerate(crashes) if kind == CRASHES[-1]]
     draw = random.Random(seed)
     chosen = draw.sample(first, min(len(first), most))
     chosen += draw.sample(last, min(len(last), most - len(chosen)))
-    return [crashes[index] for index in sorted(chosen)]
+    return {crashes[index][0] for index in chosen}
 
 
 def _of_crash(state: State, trace: Trace) -> Case:

@@ -13,9 +13,9 @@ nothing is on disk without what it needs (`steps.needs`). That is exponentially 
 * `lost`: the machine dies. Of what was not synced: nothing; all but the bytes of one file, of all files or of one
   folder's names; or bytes that are zeros, for one file or for all.
 * `reordered`: the machine dies. Of what was not synced, all but at most two steps and what needs them, or at most two
-  steps and what they need; also one write in part. Pairs are taken where reordering ends: right before a sync, and at
-  the end of the save. CrashMonkey (Mohan et al., OSDI 2018) bounds its crash states in the same way, by the barriers
-  and by how many requests change places.
+  steps and what they need; also one write in part. Only the latest 45 steps are left out or kept so. Pairs are taken
+  where reordering ends: right before a sync, and at the end of the save. CrashMonkey (Mohan et al., OSDI 2018) bounds
+  its crash states in the same way, by the barriers and by how many requests change places.
 
 Folders with equal content are one state, under the first label that leads to it.
 
@@ -25,7 +25,7 @@ Folders with equal content are one state, under the first label that leads to it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -34,8 +34,8 @@ from harness.resilience.steps import ALL, ZEROS, Data, Name, Steps, Sync, durabl
 
 BLOCK = 4096
 """Bytes that a device writes as one."""
-MOST_PAIRS = 45
-"""So many steps at most are combined in pairs, the latest of an epoch; 45 give 990 pairs."""
+MOST_LOOSE = 45
+"""So many steps at most are left out or kept alone and in pairs, the latest of an epoch; 45 give 990 pairs."""
 
 KINDS = ("killed", "apart", "torn", "lost", "reordered")
 
@@ -62,13 +62,19 @@ def crash_states(trace: Trace) -> Iterator[State]:
     """Every state within the bounds above, each content once, prefixes first."""
     world = _World(trace)
     seen: set[bytes] = set()
-    for kind in KINDS:
-        for crash in range(len(world.steps) + 1):
-            for label, kept in world.of_kind(kind, crash):
-                tree = world.result(kept)
-                if (digest := digest_of(tree)) not in seen:
-                    seen.add(digest)
-                    yield State(f"{kind}@{crash}{label}", kind, crash, kept, tree)
+    for label, kind, crash, kept in world.every():
+        tree = world.result(kept)
+        if (digest := digest_of(tree)) not in seen:
+            seen.add(digest)
+            yield State(label, kind, crash, kept, tree)
+
+
+def states_called(labels: Collection[str], trace: Trace) -> Iterator[State]:
+    """The states of these labels, in the order of `crash_states`, without working out what is in the others."""
+    world = _World(trace)
+    for label, kind, crash, kept in world.every():
+        if label in labels:
+            yield State(label, kind, crash, kept, world.result(kept))
 
 
 Labelled = Iterator[tuple[str, dict[int, int]]]
@@ -87,6 +93,13 @@ class _World:
         for index, before in enumerate(self.needs):
             for earlier in before:
                 self.needed_by[earlier].add(index)
+
+    def every(self) -> Iterator[tuple[str, str, int, dict[int, int]]]:
+        """Label, kind, crash point and what is kept, of each state; some have equal content."""
+        for kind in KINDS:
+            for crash in range(len(self.steps) + 1):
+                for label, kept in self.of_kind(kind, crash):
+                    yield f"{kind}@{crash}{label}", kind, crash, kept
 
     def of_kind(self, kind: str, crash: int) -> Labelled:
         everything = {i: ALL for i in range(crash) if not isinstance(self.steps[i], Sync)}
@@ -146,13 +159,14 @@ class _World:
     def _reordered(self, crash: int, everything: dict[int, int]) -> Labelled:
         loose = self._loose(crash, everything)
         sure = {i: ALL for i in everything if i not in loose}
-        for one in loose:
+        latest = sorted(loose)[-MOST_LOOSE:]
+        for one in latest:
             yield f"-less-{one}", self._without(everything, [one])
             yield f"-only-{one}", self._with(sure, [one])
             for size in sizes_of(self.steps[one]):
                 yield f"-part-{one}-{size}", {**everything, one: size}
         if crash == len(self.steps) or isinstance(self.steps[crash], Sync):
-            for two in combinations(sorted(loose)[-MOST_PAIRS:], 2):
+            for two in combinations(latest, 2):
                 yield f"-less-{two[0]}-{two[1]}", self._without(everything, two)
                 yield f"-only-{two[0]}-{two[1]}", self._with(sure, two)
 

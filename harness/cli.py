@@ -390,19 +390,27 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
 @options.json
 @options.plugin
 @click.option("--fault", "chosen", multiple=True, metavar="ID", help="Plant this fault only; repeatable.")
+@click.option(
+    "--strike", "struck", multiple=True, metavar="SYSTEM", shell_complete=completion.systems,
+    help="Strike the ranks of this system only; repeatable.",
+)  # fmt: skip
 @click.option("-j", "--jobs", type=options.JOBS, default=None, help="Scenarios at once (default: cores).")
 def faults(
-    out: Path, json_file: Path | None, plugins: tuple[str, ...], chosen: tuple[str, ...], jobs: int | None
-) -> int:
+    out: Path, json_file: Path | None, plugins: tuple[str, ...], chosen: tuple[str, ...], struck: tuple[str, ...],
+    jobs: int | None,
+) -> int:  # fmt: skip
     """Plant every fault of the catalogue and make every comparison that must differ; fail if one goes unnoticed.
 
     With --plugin, plant the faults that these modules add; with --fault, those. Of each it is said what explains it.
+    With --strike, let memory, collectives, files and ranks of a system fail, and say what notices it.
 
     \b
     shardproof faults --json faults.json
     shardproof faults --plugin my_package.my_faults
     shardproof faults --fault stale-masters
+    shardproof faults --strike torch-fsdp2
     """
+    from harness import struck as ranks
     from harness.canaries import run_canaries
     from harness.faults.catalogue import CATALOGUE
 
@@ -415,6 +423,11 @@ def faults(
     if plugins and not (added or chosen):
         raise UsageError.of("--plugin", ", ".join(plugins), "a module that registers a fault", "--plugin my_faults")
     arguments.require_output_files(None, json=json_file)
+    if struck:
+        found = ranks.strike(ranks.strikable(struck), jobs or os.cpu_count() or 1, modules)
+        print(ranks.table(found))
+        arguments.write_json(json_file, {"struck": [one.plain for one in found]})
+        return ExitStatus.OK
     only = (*added, *chosen) if plugins or chosen else None
     return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1, modules, only)
 

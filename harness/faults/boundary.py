@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.faults import collectives, memory
 from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
 
@@ -241,5 +242,33 @@ BOUNDARY: dict[str, BoundaryFault] = {
             "boundary.kill-in-save", "rank 0 is killed while it writes a checkpoint", "crash", _kill_in_save
         ),
         BoundaryFault("boundary.stuck-rank", "rank 0 never returns from its first step", "hang", _stick),
+        BoundaryFault(
+            "boundary.memory-param", "a bit of rank 0's parameters flips after its first step", "mismatch",
+            memory.flip_in("param"),
+        ),
+        BoundaryFault(
+            "boundary.memory-moment", "a bit of rank 0's first moments flips after its first step", "mismatch",
+            memory.flip_in("exp_avg"),
+        ),
+        BoundaryFault(
+            "boundary.memory-step", "a bit of rank 0's step counter flips after its first step", "mismatch",
+            memory.flip_in("step"),
+        ),
+        BoundaryFault(
+            "boundary.collective-late", "rank 0 is half a second late at its first collective", "pass",
+            collectives.first_collective(collectives.late),
+        ),
+        BoundaryFault(
+            "boundary.collective-error", "rank 0's first collective raises there", "crash",
+            collectives.first_collective(collectives.broken),
+        ),
+        BoundaryFault(
+            "boundary.collective-flip", "a bit of what rank 0 receives in its first collective is wrong", "mismatch",
+            collectives.first_collective(collectives.flipped),
+        ),
+        BoundaryFault(
+            "boundary.collective-swap", "rank 0 receives two ranks' parts of its first collective the wrong way round",
+            "mismatch", collectives.first_collective(collectives.swapped),
+        ),
     )
 }  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import combinations
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.resilience.events import Call, Event, Trace
-from harness.resilience.states import BLOCK, State, crash_states
+from harness.resilience.states import BLOCK, MOST_LOOSE, State, crash_states, states_called
 from harness.resilience.steps import ALL, Data, Name, Steps, Sync
 
 BASE = {"a": b"old"}
@@ -158,6 +159,22 @@ def test_short_traces_have_every_legal_state_at_their_end(trace: Trace) -> None:
             kept = dict.fromkeys(some, ALL)
             if legal(steps, kept, end):
                 assert steps.result(kept) in found
+
+
+@given(traces(), st.randoms())
+def test_states_are_found_again_by_their_labels(trace: Trace, draw: Random) -> None:
+    every = list(crash_states(trace))
+    some = [state for state in every if draw.random() < 0.5]
+    assert list(states_called({state.label for state in some}, trace)) == some
+
+
+def test_a_long_save_has_a_bounded_number_of_states() -> None:
+    """A save of 203 events had more states than fit into memory."""
+    long = [Event("create", "b"), *(Event("write", "b", offset=n, data=bytes([n])) for n in range(200))]
+    last = [state.label for state in crash_states(Trace({}, tuple(long[: MOST_LOOSE + 20])))]
+    dropped = {label for label in last if label.startswith(f"reordered@{MOST_LOOSE + 20}-less-")}
+    assert len(dropped) <= MOST_LOOSE * (MOST_LOOSE + 1) // 2
+    assert not any(label.endswith("-less-5") for label in dropped), "an early one"
 
 
 def of_ranks(*calls: tuple[str, int, int]) -> Trace:

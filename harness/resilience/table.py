@@ -2,7 +2,8 @@
 
     python -m harness.resilience.table > docs/resilience.md
 
-docs/resilience.toml holds the `[[stack]]` tables that `shardproof resilience --out DIR` wrote as DIR/resilience.toml.
+docs/resilience.toml holds the `[[stack]]` tables that `shardproof resilience --out DIR` wrote as DIR/resilience.toml,
+docs/struck.json what `shardproof faults --strike SYSTEM --json docs/struck.json` wrote, of several systems.
 docs/resilience-findings.toml is written by hand: `[[finding]]` with `title`, `text`, `script` and `public`, `[[known]]`
 with `text` and `public`, and `[[large]]` for runs that are too large for a page. A test compares the committed page
 with what this module writes.
@@ -10,9 +11,10 @@ with what this module writes.
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,10 @@ from harness.resilience.cases import family_of
 from harness.resilience.scorecard import WRONG, Document, total
 from harness.resilience.trial import OUTCOMES
 
-DATA, FINDINGS = Path("docs/resilience.toml"), Path("docs/resilience-findings.toml")
+DATA, FINDINGS, STRUCK = Path("docs/resilience.toml"), Path("docs/resilience-findings.toml"), Path("docs/struck.json")
 
 HEAD = """\
-<!-- Written by `python -m harness.resilience.table` from docs/resilience.toml and -findings.toml: change those. -->
+<!-- Written by `python -m harness.resilience.table` from docs/resilience.toml, -findings.toml and docs/struck.json. -->
 # Resilience of checkpoints
 
 What is left of a checkpoint when the machine dies while it is saved, when the disk fails under it, or when its files
@@ -110,11 +112,53 @@ loaded as the system's scenarios do it. Each step has a folder, and a file besid
 writes that file itself, or the training script around it does, after the save."""
 
 
-def render(document: Document, findings: Mapping[str, Any]) -> str:
+STRUCK_RANKS = """\
+## Memory, collectives and ranks
+
+What is there to notice when something fails beside the disk? One command plants each of these faults in a small
+scenario of a system on real ranks (two steps, a save and a load on two ranks), and compares every value with the
+reference:
+
+```console
+$ shardproof faults --strike torch-fsdp2
+```
+
+A fault of memory flips one bit of what rank 0 keeps, after its first step. A fault of a collective strikes the first
+one that rank 0 makes in its first step, below the library: it is half a second late, raises, or gives this rank
+something that was not sent.
+
+* *error*: the library raised, or a rank was lost, so that whoever trains hears of it.
+* *mismatch*: nothing raised, and values are wrong. The cell says where that is seen first; *saved* says that the
+  checkpoint which is saved next holds it, so that a restart brings it back.
+* *pass*: as it must be, nothing differs. *no effect*: the fault found nothing to strike, such as a second replica.
+* *hang*: no end before the deadline."""
+
+
+def _struck(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    systems = list(dict.fromkeys(one["system"] for one in found))
+    at = {(one["fault"], one["system"]): one for one in found}
+    releases = {one["system"]: one["version"] for one in found}
+    yield f"| fault | {' | '.join(f'{system} {releases[system]}' for system in systems)} |"
+    yield "|---|" + "---|" * len(systems)
+    for fault in dict.fromkeys(one["fault"] for one in found):
+        cells = [_struck_cell(at.get((fault, system))) for system in systems]
+        yield f"| `{fault.removeprefix('boundary.')}` | {' | '.join(cells)} |"
+
+
+def _struck_cell(one: Mapping[str, Any] | None) -> str:
+    if one is None:
+        return "–"
+    seen = f": {one['seen'].partition(' ')[2]}" if one["outcome"] == "mismatch" else ""
+    carried = ", saved" if one["carried"] else ""
+    return f"{one['outcome']}{seen}{carried}"
+
+
+def render(document: Document, findings: Mapping[str, Any], struck: Sequence[Mapping[str, Any]]) -> str:
     """The page."""
     lines = [HEAD, "## Stacks", "", OF_SYSTEMS, "", *_summary(document), ""]
     for stack in document["stack"]:
         lines += [*_section(stack), ""]
+    lines += [STRUCK_RANKS, "", *_struck(struck), ""]
     lines += ["## Larger runs", "", *(f"* {one['text']}" for one in findings.get("large", ())), ""]
     lines += ["## Findings", "", *_findings(findings)]
     return "\n".join(lines) + "\n"
@@ -166,5 +210,5 @@ def _findings(findings: Mapping[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    loaded = [tomllib.loads(path.read_text("utf-8")) for path in (DATA, FINDINGS)]
-    sys.stdout.write(render(*loaded))
+    document, findings = (tomllib.loads(path.read_text("utf-8")) for path in (DATA, FINDINGS))
+    sys.stdout.write(render(document, findings, json.loads(STRUCK.read_text("utf-8"))["struck"]))

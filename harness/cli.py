@@ -413,6 +413,7 @@ def faults(
     from harness import struck as ranks
     from harness.canaries import run_canaries
     from harness.faults.catalogue import CATALOGUE
+    from harness.resilience.progress import Progress
 
     arguments.load_plugins(())
     ours = set(CATALOGUE)
@@ -424,10 +425,13 @@ def faults(
         raise UsageError.of("--plugin", ", ".join(plugins), "a module that registers a fault", "--plugin my_faults")
     arguments.require_output_files(None, json=json_file)
     if struck:
-        found = ranks.strike(ranks.strikable(struck), jobs or os.cpu_count() or 1, modules)
+        systems = ranks.strikable(struck)
+        with Progress(sys.stderr) as progress:
+            progress.stack("faults")
+            found, cut_off = ranks.strike(systems, jobs or os.cpu_count() or 1, modules, progress.told)
         print(ranks.table(found))
         arguments.write_json(json_file, {"struck": [one.plain for one in found]})
-        return ExitStatus.OK
+        return 130 if cut_off else ExitStatus.OK
     only = (*added, *chosen) if plugins or chosen else None
     return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1, modules, only)
 

@@ -9,7 +9,8 @@ checkpoint that is saved next carries it on; of a reduction that is late nothing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -86,8 +87,16 @@ def strikable(names: Sequence[str]) -> list[System]:
     return [system_named(name) for name in names]
 
 
-def strike(systems: Sequence[System], jobs: int, plugins: Sequence[str] = ()) -> list[Struck]:
+def strike(
+    systems: Sequence[System], jobs: int, plugins: Sequence[str], told: Callable[[int, int], None]
+) -> tuple[list[Struck], bool]:
     """What comes of every boundary fault in the plain scenario of each system, which passes without it.
+
+    Args:
+        told: is called with how many faults are done, of how many.
+
+    Returns:
+        The faults in the order of the systems' names, and whether an interrupt cut them off.
 
     Raises:
         HarnessError: a rank's server does not start.
@@ -96,11 +105,16 @@ def strike(systems: Sequence[System], jobs: int, plugins: Sequence[str] = ()) ->
     for system in systems:
         plain = plain_scenario(system)
         planted |= {plain.with_axes({"faults": fault.id}): fault for fault in BOUNDARY.values()}
+    found: list[Struck] = []
     with Laboratory(jobs=jobs, deadline_s=DEADLINE_S, plugins=plugins) as laboratory:
         once = partial(laboratory.examine_one, confirm=False)
-        found = [Struck(planted[result.scenario], result) for result in laboratory.side_by_side(once, planted)]
+        with suppress(KeyboardInterrupt):
+            for result in laboratory.side_by_side(once, planted):
+                found.append(Struck(planted[result.scenario], result))
+                told(len(found), len(planted))
     order = list(BOUNDARY)
-    return sorted(found, key=lambda struck: (struck.result.system, order.index(struck.fault.id)))
+    found.sort(key=lambda struck: (struck.result.system, order.index(struck.fault.id)))
+    return found, len(found) < len(planted)
 
 
 def table(found: Sequence[Struck]) -> str:

@@ -1,8 +1,8 @@
 """Faults of collectives: the first collective that rank 0 makes in its first step goes wrong, below the library.
 
 The call is struck where torch dispatches it, so that any library over torch.distributed is struck alike: it is late, it
-is never made, it raises, or what the rank receives is not what was sent. Ids start with `boundary.collective-`. Imports
-torch in ranks only.
+raises, or what the rank receives is not what was sent. Ids start with `boundary.collective-`. Imports torch in ranks
+only.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def broken(call: Call, args: Any, world: int) -> Any:
 def flipped(call: Call, args: Any, world: int) -> Any:
     """One bit of what this rank receives is wrong."""
     made = _finished(call())
-    flip(_received(args))
+    flip(_received(made, args))
     return made
 
 
@@ -77,7 +77,7 @@ def swapped(call: Call, args: Any, world: int) -> Any:
     import torch
 
     made = _finished(call())
-    parts = _received(args).detach().view(-1).chunk(world)
+    parts = _received(made, args).detach().view(-1).chunk(world)
     if len(parts) > 1 and parts[0].shape == parts[1].shape:
         first = parts[0].clone()
         with torch.no_grad():
@@ -88,11 +88,14 @@ def swapped(call: Call, args: Any, world: int) -> Any:
 
 def _finished(made: Any) -> Any:
     """The same when the collective has ended, with a handle that has ended too: operators of c10d give their handle
-    last, and gloo's writes the result of a reduce-scatter anew whenever somebody waits for it."""
+    last, and gloo's writes the result of a reduce-scatter anew whenever somebody waits for it. Functional ones give the
+    tensor itself."""
     import torch
     from torch._C._distributed_c10d import _create_work_from_future as _of_future  # type: ignore[attr-defined]
     from torch.distributed import Work
 
+    if isinstance(made, torch.Tensor):
+        return torch.ops._c10d_functional.wait_tensor(made)
     if not isinstance(made, tuple | list) or not made:
         return made
     *given, handle = made
@@ -102,9 +105,10 @@ def _finished(made: Any) -> Any:
     return type(made)([*given, _of_future(ended).boxed()])
 
 
-def _received(args: Any) -> Any:
-    """What the collective writes to: the first tensor among its arguments."""
+def _received(made: Any, args: Any) -> Any:
+    """What the collective gives, or else writes to, which is the first tensor among its arguments."""
     import torch
     from torch.utils._pytree import tree_leaves
 
-    return next(leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor) and leaf.numel())
+    given = [made] if isinstance(made, torch.Tensor) else tree_leaves(args)
+    return next(leaf for leaf in given if isinstance(leaf, torch.Tensor) and leaf.numel())

@@ -120,7 +120,7 @@ scenario of a system on real ranks (two steps, a save and a load on two ranks), 
 reference:
 
 ```console
-$ shardproof faults --strike torch-fsdp2
+$ shardproof faults --strike SYSTEM
 ```
 
 A fault of memory flips one bit of what rank 0 keeps, after its first step. A fault of a collective strikes the first
@@ -158,7 +158,7 @@ def render(document: Document, findings: Mapping[str, Any], struck: Sequence[Map
     lines = [HEAD, "## Stacks", "", OF_SYSTEMS, "", *_summary(document), ""]
     for stack in document["stack"]:
         lines += [*_section(stack), ""]
-    lines += [STRUCK_RANKS, "", *_struck(struck), ""]
+    lines += [STRUCK_RANKS.replace("SYSTEM", struck[0]["system"]), "", *_struck(struck), ""]
     lines += ["## Larger runs", "", *(f"* {one['text']}" for one in findings.get("large", ())), ""]
     lines += ["## Findings", "", *_findings(findings)]
     return "\n".join(lines) + "\n"

@@ -4,7 +4,8 @@ Of each fault it is said what came of it, which comparison saw it first and at w
 the checkpoint. For example, a bit of a parameter that flips after a step is seen at that step, in `param`, and a
 checkpoint that is saved next carries it on; of a reduction that is late nothing is seen, as it must be.
 
-*Does not verify* that the fault is noticed by whoever trains: only what the library raises is.
+*Does not verify* that the fault is noticed by whoever trains: only what the library raises is. Nor that the scenario
+passes without the fault, which the conformance kit does; nor, of an error, whether the library or the fault raised it.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def strikable(names: Sequence[str]) -> list[System]:
 def strike(
     systems: Sequence[System], jobs: int, plugins: Sequence[str], told: Callable[[int, int], None]
 ) -> tuple[list[Struck], bool]:
-    """What comes of every boundary fault in the plain scenario of each system, which passes without it.
+    """What comes of every boundary fault in the plain scenario of each system.
 
     Args:
         told: is called with how many faults are done, of how many.

@@ -14,7 +14,7 @@ from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
 
 _BIT = 8
-"""Which bit of the byte below the highest one: of the mantissa in fp32, the lowest of the exponent in bf16."""
+"""Which bit of the byte below the highest one: one of the mantissa, in fp32, bf16 and fp16 alike."""
 
 
 def flip_in(name: str) -> Callable[[Callable[[], None], Op, RankContext, RankSystem], None]:

@@ -17,8 +17,13 @@ TORCH_DEFAULTS = {"lr": 1e-3, "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999
 """Defaults of torch.optim.AdamW and SGD (weight_decay: AdamW's)."""
 
 
-ROUGH = {"fp64": 2.0**-40, "fp32": 2.0**-16, "fp16": 2.0**-7, "bf16": 2.0**-5}
-"""How far, relative to itself, a moment may be off that is worked out again from rounded ones."""
+_ROUGH = {"fp64": 2.0**-40, "fp32": 2.0**-16, "fp16": 2.0**-7, "bf16": 2.0**-5}
+
+
+def roughly(dtype: str) -> float:
+    """How far, relative to itself, a moment of a dtype may be off that is worked out again from rounded ones; 0 in any
+    other dtype, such as fp8, where within the roundings any value would do."""
+    return _ROUGH.get(dtype, 0.0)
 
 
 def counter_off(difference: Difference, context: Context) -> Finding | None:
@@ -66,7 +71,7 @@ def counted_anew(difference: Difference, context: Context) -> Finding | None:
         return None
     past = as_numbers(held)[pair.at].astype(np.float64)
     decays = context.settings("momentum", before.op)
-    rough = ROUGH[pair.expected.dtype]
+    rough = roughly(pair.expected.dtype)
     if not past.any() or not any(np.allclose(pair.got, pair.wanted - d * past, rtol=rough, atol=0) for d in decays):
         return None
     clause = f"{tensor(key)} after {context.op_name(key.op)} is what a first step makes, without its value of "

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from harness.diagnosis.arrangement import DISTINCT
 from harness.diagnosis.explanation import Confidence, Context, Finding, Floats, Pair, Rule, moment, tensor
-from harness.diagnosis.rules.counters import ROUGH
+from harness.diagnosis.rules.counters import roughly
 from harness.diff import Difference, as_numbers
 from harness.models import GroupSpec
 from harness.observe.assemble import as_bits, elements_of
@@ -135,7 +135,7 @@ def _decayed_from(difference: Difference, context: Context) -> Finding | None:
     if current is None or current.shape != pair.expected.shape or len(np.unique(pair.got)) < 3:
         return None
     held = as_numbers(current)[pair.at].astype(np.float64)
-    close = ROUGH[pair.expected.dtype] * np.abs(pair.got - pair.wanted).max() + 2.0**-22 * np.abs(pair.wanted).max()
+    close = roughly(pair.expected.dtype) * np.abs(pair.got - pair.wanted).max() + 2.0**-22 * np.abs(pair.wanted).max()
     keeps = context.settings(MOMENTS[key.role], last.op)
     shares = {1 - kept for kept in keeps} if key.role == "exp_avg" else {1.0}
     decays = {share * decay for share in shares for decay in context.settings("weight_decay", last.op) if decay}
@@ -183,7 +183,7 @@ def moment_continued_from(difference: Difference, context: Context) -> Finding |
     if current is None or context.observed.get(before) != current or current.shape != pair.expected.shape:
         return None
     held = as_numbers(current)[pair.at].astype(np.float64)
-    close = ROUGH[pair.expected.dtype] * np.abs(pair.wanted).max()
+    close = roughly(pair.expected.dtype) * np.abs(pair.wanted).max()
     decays = context.settings(MOMENTS[key.role], before.op)
     for decay, (index, value, run) in product(decays, _held_before(key, context)):
         if (value.dtype, value.shape) != (current.dtype, current.shape):

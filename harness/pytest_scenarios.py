@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from harness import arguments
-from harness.errors import HarnessError, UsageError
+from harness.errors import HarnessError, UsageError, printable
 from harness.known_issues import KnownIssues
 from harness.report.model import headline
 from harness.report.text import render_result
@@ -229,7 +229,7 @@ class Examination:
 def told(result: Result, *, emulated_only: bool = False) -> str:
     """A failure as the message of an assertion: what kind it is, everything that differs, and the scenario's file."""
     mismatch = result.verdict is Verdict.MISMATCH
-    first = "Tensor-likes are not equal!" if mismatch else f"{result.verdict.value}: {headline(result)}"
+    first = "Tensor-likes are not equal!" if mismatch else f"{result.verdict.value}: {printable(headline(result))}"
     return (
         f"{first}\n\n{render_result(result, emulated_only=emulated_only)}\n"
         f"The scenario as a file, for `shardproof run FILE.toml`:\n\n{result.scenario.to_toml()}"
@@ -258,7 +258,7 @@ def examination(item: pytest.Item, scenario: Scenario, known: bool) -> Examinati
     item.user_properties += _properties(results[0])
     for result in results:
         if result.verdict is Verdict.UNKNOWN:
-            raise HarnessFailedError(f"no verdict on scenario {result.id}: {result.reason}")
+            raise HarnessFailedError(f"no verdict on scenario {result.id}: {printable(result.reason)}")
     if results[0].verdict is Verdict.UNSUPPORTED:
         raise pytest.skip.Exception(results[0].reason, _use_item_location=True)
     return Examination(scenario, results, at.issues)

@@ -58,6 +58,7 @@ def columns_of(report: Report, causes: Mapping[str, str], headlines: Mapping[str
         "seconds": [float(f"{r.duration_s:.3g}") for r in results],
         "columns": columns + axes,
         "same": same,
+        "place": report.place,
         "headlines": dict(headlines),
         "unpaged": unpaged,
     }

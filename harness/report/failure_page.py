@@ -92,8 +92,8 @@ class FailurePage:
         return first_picture(self.operations)
 
 
-def failure_page(result: Result, issues: KnownIssues) -> FailurePage:
-    """All that is said of one result."""
+def failure_page(result: Result, issues: KnownIssues, place: str = "") -> FailurePage:
+    """All that is said of one result. place: what commands have after its id, as `Report.place` says."""
     known = result.known_issue or issues.match(result) or ""
     filing = filing_of(result, known or None)
     elements = unpack_elements(result.elements)
@@ -104,23 +104,25 @@ def failure_page(result: Result, issues: KnownIssues) -> FailurePage:
         place=place_of(result.error) if result.error else None,
         known=known,
         filing=filing,
-        commands=tuple(commands(result, filing)),
+        commands=tuple(commands(result, filing, place)),
         operations=grouped(result, elements),
         elements=elements,
         packed=base64.b64encode(result.elements).decode() if elements.pictures else "",
     )
 
 
-def commands(result: Result, filing: Filing) -> Iterator[Command]:
+def commands(result: Result, filing: Filing, place: str) -> Iterator[Command]:
     """What a reader can do about a failure."""
-    yield Command("Replay", result.replay, "runs it again in fresh processes and prints what it shows")
+    yield Command("Replay", result.replay + place, "runs it again in fresh processes and prints what it shows")
     if result.verdict.is_failure:
-        yield Command("Shrink", f"shardproof shrink {result.id} --toml bug.toml", "the simplest that fails alike")
+        yield Command(
+            "Shrink", f"shardproof shrink {result.id}{place} --toml bug.toml", "the simplest that fails alike"
+        )
         if filing.calls:
             cured = " --cured" if filing.told and filing.told.patch else ""
-            text = f"shardproof export {result.id}{cured}"
+            text = f"shardproof export {result.id}{place}{cured}"
             yield Command("Export", text, "a script of the library's own calls, and the text of an issue")
-    yield Command("Explain", f"shardproof explain {result.id}", "this page on a terminal")
+    yield Command("Explain", f"shardproof explain {result.id}{place}", "this page on a terminal")
 
 
 def element_of(tensor: Tensor) -> Element | None:

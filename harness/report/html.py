@@ -86,7 +86,7 @@ def render_failure(report: Report, result: Result, index: str = INDEX) -> str:
     """The page of one failure. index: the page beside it that leads here."""
     from harness.report import failure_page as page
 
-    told = page.failure_page(result, report.issues)
+    told = page.failure_page(result, report.issues, report.place)
     return render("failure.html", report=report, result=result, index=index, page=told, **page.FOR_TEMPLATES)
 
 

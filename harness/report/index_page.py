@@ -43,6 +43,7 @@ class Cause:
     * upstream: where the known defects are public. compare: public bugs with the same mechanism.
     * paged: members with a page of their own. more: how many have none.
     * emulated_only: it was seen under emulation, and not yet on a GPU.
+    * resembled: ids of the known issues that its simplest member, which is new, looks like; empty for none.
     """
 
     cluster: Cluster
@@ -54,6 +55,7 @@ class Cause:
     paged: tuple[Result, ...]
     more: int
     emulated_only: bool
+    resembled: str
 
     @property
     def simplest(self) -> Result:
@@ -164,6 +166,7 @@ def _cause(cluster: Cluster, report: Report) -> Cause:
         paged,
         len(cluster.members) - len(paged),
         report.emulated_only(simplest),
+        report.resembled(simplest),
     )
 
 
@@ -213,7 +216,7 @@ def _because(report: Report) -> str:
         told.append("What shardproof could not judge is no pass: read those first.")
     elif standings[Standing.NEW]:
         more = f" {_count(standings[Standing.KNOWN], 'more')} failed as is known." if standings[Standing.KNOWN] else ""
-        told.append(f"Exit status {int(status)}.{more}")
+        told.append(f"Exit status {int(status)}, since something new failed.{more}")
     if report.missing:
         told.append(f"{_count(len(report.missing), 'planned scenario')} did not finish: run the same command again.")
     if report.by_face:

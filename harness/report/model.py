@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from itertools import pairwise
+from pathlib import PurePath
 
 from harness.known_issues import KnownIssues
 from harness.report.blame import place_of
@@ -125,12 +128,24 @@ class Report:
         """The standings in one line: `12 pass, 1 new, 2 known`."""
         return ", ".join(f"{n} {standing.value}" for standing, n in self.standings.items() if n) or "no results"
 
+    @cached_property
+    def place(self) -> str:
+        """What a command about a result of this run has after its id: nothing, or ` --out DIR` where the run's folder
+        is none of those below `reports/`, which are looked through without it."""
+        command = self.run.command
+        given = next((value for word, value in pairwise(command) if word == "--out"), "")
+        return f" --out {shlex.quote(given)}" if given and PurePath(given).parts[:-1] != ("reports",) else ""
+
     @property
     def resembling(self) -> dict[str, int]:
         """Ids of known issues → how many new failures have just their face. In a walk something else hides behind it; a
         scenario file is not compared with what is known."""
-        new = (r for r in self.results if r.counts_as is Standing.NEW and not r.behind)
-        return dict(Counter(ids for r in new if (ids := self.issues.match(r))))
+        return dict(Counter(ids for result in self.results if (ids := self.resembled(result))))
+
+    def resembled(self, result: Result) -> str:
+        """Ids of the known issues whose face a new failure has; empty for none."""
+        is_new = result.counts_as is Standing.NEW and not result.behind
+        return (self.issues.match(result) if is_new else None) or ""
 
     @property
     def known(self) -> int:

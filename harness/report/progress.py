@@ -95,7 +95,7 @@ class Tally:
         problems = "".join(
             f", {self.problems[word]} {word}" for word in _ORDER if word != Standing.PASS.value and self.problems[word]
         )
-        return f"{self.done}/{self.total} scenarios, {self.rate:.1f}/s{left}{problems}"
+        return f"{self.done}/{self.total} scenarios, {_rate(self.rate)}{left}{problems}"
 
 
 class Display(Protocol):
@@ -173,6 +173,13 @@ class _TerminalDisplay:
 
     def close(self, tally: Tally) -> None:
         self._bar.stop()
+
+
+def _rate(a_second: float) -> str:
+    """A rate in the smallest unit of time in which it is no 0.0: a scenario can take minutes."""
+    units = (("s", 1), ("min", 60), ("h", 3600))
+    unit, seconds = next((each for each in units if a_second * each[1] >= 0.1), units[0])
+    return f"{a_second * seconds:.1f}/{unit}"
 
 
 def _duration(seconds: float) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.bisect import Finding, State, names
+from harness.errors import unlike_a_broken_node
 from harness.report.model import brief
 from harness.result import Result
 from harness.sweep import Sweep
@@ -123,4 +124,4 @@ def _drawn(above: str, table: Table, below: list[str], width: int, colour: bool)
 
 def _inert(text: str) -> Text:
     """Text as it is: no markup, and no control characters, so that a library's words cannot drive the terminal."""
-    return Text(re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "", text))
+    return Text(unlike_a_broken_node(re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "", text)))

@@ -41,7 +41,7 @@ def _cluster(cluster: Cluster, report: Report) -> str:
     changes = "".join(f", {n} {change.shown}" for change, n in report.changes_of(cluster).items() if n)
     return (
         f"\n**{_escape(cluster.signature)}** ({len(cluster.members)} scenarios{changes}{known})  \n"
-        f"{_escape(headline(simplest))}  \n`{simplest.replay}`: {_escape(str(simplest.scenario))}\n"
+        f"{_escape(headline(simplest))}  \n`{simplest.replay}{report.place}`: {_escape(str(simplest.scenario))}\n"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from harness.diff import Difference
-from harness.errors import printable
+from harness.errors import printable, unlike_a_broken_node
 from harness.report.model import Change, Cluster, Report, cures_line, headline
 from harness.report.repaired import repaired
 from harness.result import Result
@@ -219,7 +219,7 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
     hidden = len(simplest.differences) - SHOWN_DIFFERENCES
     if hidden > 0:
         lines.append(f"     … and {hidden} more differences")
-    lines.append(f"   replay: {paint(simplest.replay, '1')}")
+    lines.append(f"   replay: {paint(simplest.replay + report.place, '1')}")
     return "\n".join(lines)
 
 
@@ -246,7 +246,7 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     if report.in_spite:
         lines.append(report.in_spite)
     for ids, n in report.resembling.items():
-        lines.append(f"{n} of the new with the face of known issue {ids}")
+        lines.append(f"{n} of the new looks like known issue {ids}")
     for one in repaired(report):
         lines.append(
             f"no longer fails: known issue {one.issue.id}, on {one.issue.system} {one.version} ({one.result_id})"
@@ -269,8 +269,9 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 def inert(text: str, colour: bool) -> str:
-    """Without control characters, so that text from a library cannot drive the terminal; colours stay if wanted."""
-    return re.sub(_CONTROL_BUT_COLOUR if colour else _CONTROL, "", text)
+    """Without control characters, so that text from a library cannot drive the terminal; colours stay if wanted. Nor
+    does it make a launcher that reads the log run the job again."""
+    return unlike_a_broken_node(re.sub(_CONTROL_BUT_COLOUR if colour else _CONTROL, "", text))
 
 
 def _plain(text: str, code: str) -> str:

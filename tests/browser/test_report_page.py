@@ -251,6 +251,14 @@ def test_a_failure_without_a_page_is_no_link(visit: Visit, tmp_path: Path, monke
     assert "shardproof explain" in page.inner_text("#detail code")
 
 
+def test_the_row_of_a_single_result_says_what_ran(visit: Visit, tmp_path: Path) -> None:
+    """Then no axis varies, and a row of the axes that vary would say nothing."""
+    result = samples.mismatch()
+    page = visit(write_html(samples.report(result), tmp_path))
+    assert page.inner_text("#body .c-scenario") == str(result.scenario).removeprefix("system=torch-fsdp2 ")
+    assert page.inner_text("#explore h2") == "The one result"
+
+
 @pytest.mark.parametrize("fragment", ["", "standing=new", "q=crash"])
 def test_nothing_sticks_out_of_a_phone(visit: Visit, index: Path, large: Path, fragment: str) -> None:
     """Wide tables scroll inside their own box, the page itself never sideways."""

@@ -116,6 +116,7 @@ def test_links_to_pages_lead_to_files(tmp_path: Path) -> None:
 def test_the_index_says_everything_a_reader_needs() -> None:
     text = render_index(samples.report())
     for needed in (
+        "<b>torch-fsdp2</b> 2.13.0</span>", "1/3: of three scenarios one fails",
         "Not all could be judged, since the harness failed", "3 pass, 3 new, 1 known",
         "shardproof replay " + samples.mismatch().id,
         samples.mismatch().signature, "MLM-1842", "Megatron-LM #1842",

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
+import pytest
 import report_samples as samples
 
+from harness.report.html import render_failure, render_index
 from harness.report.model import Change, Report, headline
+from harness.report.summary import render_summary
+from harness.report.text import render_text
 from harness.store import Past, Store
 from harness.verdict import Verdict
 
@@ -61,6 +66,25 @@ def test_a_known_member_never_hides_among_new_ones_nor_the_other_way_round() -> 
 def test_causes_are_ordered_by_urgency() -> None:
     verdicts = [c.simplest.verdict for c in samples.report().clusters()]
     assert verdicts == [Verdict.UNKNOWN, Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG]
+
+
+@pytest.mark.parametrize(
+    ("out", "place"),
+    [("reports/nightly", ""), ("", ""), ("elsewhere/it's mine", " --out 'elsewhere/it'\"'\"'s mine'"),
+     ("/reports/nightly", " --out /reports/nightly"), ("reports/tonight/nightly", " --out reports/tonight/nightly")],
+)  # fmt: skip
+def test_commands_name_a_folder_that_is_not_looked_through(out: str, place: str) -> None:
+    report = samples.report(samples.crash())
+    run = replace(report.run, command=("run", "nightly", *(("--out", out) if out else ()), "-j", "2"))
+    report = replace(report, run=run)
+    assert report.place == place
+    asked = f"{samples.crash().id}{place}"
+    assert f"replay {asked}\n" in render_text(report)
+    page = unescape(render_failure(report, samples.crash()))
+    assert all(f"shardproof {command} {asked}<" in page for command in ("replay", "explain"))
+    assert f"shardproof shrink {asked} --toml" in page
+    assert f"shardproof replay {asked}<" in unescape(render_index(report))
+    assert f"replay {asked}`" in render_summary(report)
 
 
 def test_what_was_left_out_is_counted() -> None:

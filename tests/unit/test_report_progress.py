@@ -45,7 +45,7 @@ def test_results_are_counted_in_the_words_of_every_report() -> None:
     for result in RESULTS:
         clock.now += 2000.0
         tally.add(result)
-    assert str(tally) == "4/4 scenarios, 0.0/s, 1 new, 1 known, 1 unknown"
+    assert str(tally) == "4/4 scenarios, 1.8/h, 1 new, 1 known, 1 unknown"
     verdicts = Tally(ESTIMATES_S, clock, verdict_of)
     for result in RESULTS:
         verdicts.add(result)

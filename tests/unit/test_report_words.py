@@ -12,7 +12,7 @@ import pytest
 import report_samples as samples
 
 from harness.known_issues import KnownIssues
-from harness.report.html import render_index
+from harness.report.html import render_failure, render_index
 from harness.report.json_report import to_json
 from harness.report.junit import render_junit
 from harness.report.progress import Progress
@@ -84,4 +84,7 @@ def test_a_file_says_that_its_failure_looks_known() -> None:
     assert report.resembling == {}
     object.__setattr__(issues, "match", lambda result: "torch-fsdp2-9")
     assert report.resembling == {"torch-fsdp2-9": 1}
-    assert "\n1 of the new with the face of known issue torch-fsdp2-9\n" in render_text(report)
+    assert "\n1 of the new looks like known issue torch-fsdp2-9\n" in render_text(report)
+    new = next(result for result in report.results if report.resembled(result))
+    for page in (render_index(report), render_failure(report, new)):
+        assert page.count("looks like known issue torch-fsdp2-9</span>") == 1

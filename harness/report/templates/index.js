@@ -135,8 +135,9 @@ let rowHeight = 31;
 const frame = byId("rows");
 
 function scenarioOf(row) {
-  const told = axes.filter((column) => column.values[column.codes[row]] !== column.default);
-  return told.map((column) => `${column.name}=${column.values[column.codes[row]]}`).join(" ") || "defaults";
+  const told = axes.filter((column) => column.values[column.codes[row]] !== column.default).map((column) => [column.name, column.values[column.codes[row]]]);
+  const all = told.length ? told : Object.entries(data.same);
+  return all.map(([name, value]) => `${name}=${value}`).join(" ") || "defaults";
 }
 
 function order() {
@@ -216,7 +217,7 @@ function detail(row) {
     ...axes.map((column) => [column.name, column.values[column.codes[row]]])];
   const list = told.map(([name, value]) => make("div", {}, make("dt", { text: name }), make("dd", { text: value || "–" })));
   const how = failed(row) ? [make("p", {}, make("a", { href: `#cause-${valueOf("cause", row)}`, text: data.headlines[valueOf("cause", row)] }))] : [];
-  const command = `shardproof ${link ? "replay" : "explain"} ${idOf(row)}${failed(row) && !link ? " --page" : ""}`;
+  const command = `shardproof ${link ? "replay" : "explain"} ${idOf(row)}${failed(row) && !link ? " --page" : ""}${data.place}`;
   box.replaceChildren(
     make("h3", {}, badge(row), " ", link ? make("a", { class: "mono", href: `failures/${idOf(row)}.html`, text: idOf(row) }) : make("span", { class: "mono", text: idOf(row) })),
     ...how, make("dl", { class: "axes" }, ...list), make("p", {}, make("code", { text: command })),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from browser_parts import absent
 from effort import examples
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 os.environ["ATEN_CPU_CAPABILITY"] = "default"
 os.environ["MKL_CBWR"] = "COMPATIBLE"
@@ -24,7 +24,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """Tests that a script starts in its background inherit that Ctrl-C is ignored, and so would what they start."""
 
-settings.register_profile("shardproof", deadline=None, max_examples=examples(40))  # a busy machine is no failure
+# A busy machine is no failure.
+settings.register_profile(
+    "shardproof", deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shardproof")
 
 ROOT = Path(__file__).parents[1]

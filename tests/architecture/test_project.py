@@ -39,6 +39,9 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     "axe-playwright-python": (),
     "greenlet": (),
     "lxml": (),
+    "check-jsonschema": ("click", "jsonschema", "regress", "requests", "ruamel-yaml"),
+    "regress": (),
+    "ruamel-yaml": (),
     "pytest-reportlog": (),
     "myst-parser": ("sphinx", "docutils", "markdown-it-py", "mdit-py-plugins", "pyyaml"),
     "sphinx": _SPHINX,
@@ -49,8 +52,8 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(["mdit-py-plugins", "pyyaml", "certifi", "charset-normalizer", "idna", "urllib3"], ()),
     **dict.fromkeys(["attrs", "jsonschema-specifications", "msgpack", "protobuf", "referencing", "rpds-py"], ()),
 }
-"""Packages without which tests run, less those in a browser, of the site, of JUnit and of Ray, and what is pinned for
-them."""
+"""Packages without which tests run, less those in a browser, of the site, of JUnit, of CI's files and of Ray, and what
+is pinned for them."""
 
 
 def is_installed(name: str) -> bool:

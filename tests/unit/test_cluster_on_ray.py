@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,9 +36,10 @@ class Nodes:
     """The cluster, and the command line that runs on it."""
 
     def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the cluster; a pipe would fill)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.unit.ray_nodes"],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
         )  # fmt: skip
         self.address = self._said()
 
@@ -47,7 +49,10 @@ class Nodes:
         for line in self._process.stdout:
             if line.startswith("lost") or re.fullmatch(r"[0-9.]+:[0-9]+", line.strip()):
                 return line.strip()
-        raise AssertionError("the cluster is gone")
+        self._process.communicate()
+        with self._errors:
+            self._errors.seek(0)
+            raise AssertionError(f"the cluster is gone: {self._errors.read()[-4000:]}")
 
     def lose_one(self) -> None:
         """Kill everything of a node, and put another in its place."""
@@ -58,6 +63,7 @@ class Nodes:
 
     def close(self) -> None:
         self._process.communicate()
+        self._errors.close()
 
     def start(self, folder: Path, *words: object, **environment: str) -> subprocess.Popen[str]:
         folder.mkdir(exist_ok=True)

@@ -38,7 +38,11 @@ from tests.effort import examples
 
 SOON_S = 5.0
 HEAD = 'schema = 1\n[scenario]\nsystem = "reference"\n'
-DRAWN = settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+DRAWN = settings(
+    max_examples=examples(25),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
 
 
 def said(*words: str) -> tuple[int, str, str]:

@@ -96,19 +96,19 @@ def _code(number: int, width: int) -> str:
 
 
 def _rank(name: str) -> Callable[[str], Any]:
-    return _by_world if name == "mesh" else _naturally
+    return _by_world if name == "mesh" else naturally
 
 
 def _by_world(text: str) -> tuple[int, Any]:
     try:
         mesh = Mesh.parse(text)
     except UsageError:  # that of a release which knows other meshes
-        return 0, _naturally(text)
-    return mesh.world, _naturally(text)
+        return 0, naturally(text)
+    return mesh.world, naturally(text)
 
 
-def _naturally(text: str) -> list[tuple[int, int, str]]:
-    """`release 2.9` before `release 2.10`."""
+def naturally(text: str) -> list[tuple[int, int, str]]:
+    """How a person sorts: `release 2.9` before `release 2.10`."""
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d{1,18})", text)]
 
 

@@ -18,6 +18,7 @@ from harness.errors import UsageError
 from harness.known_issues import KnownIssues, known_issues_of
 from harness.releases import package
 from harness.report.came_and_went import Entry, conclusive, contradictions, others, told
+from harness.report.columns import naturally
 from harness.report.files import RELEASES
 from harness.report.findings import section_of
 from harness.report.html import render, write_failure
@@ -94,7 +95,7 @@ def _table(system: str, rows: Sequence[Swept]) -> Table:
     entries = _entries(system)
     declared = [release.version for release in package(system_named(system).under_test).releases]
     lines = [_line(row, columns, entries.get(row.scenario.id), declared) for row in rows]
-    return Table(system, columns, tuple(sorted(lines, key=lambda line: line.name)))
+    return Table(system, columns, tuple(sorted(lines, key=lambda line: naturally(line.name))))
 
 
 def _columns(versions: Iterable[str]) -> tuple[str, ...]:

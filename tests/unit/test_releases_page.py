@@ -132,6 +132,14 @@ def keep(folder: Path, name: str, scenario: Scenario, results: dict[str, Result]
         return keeper.fresh
 
 
+def test_regressions_are_in_the_order_of_a_person(tmp_path: Path) -> None:
+    for n in (10, 9):
+        keep(tmp_path, f"bug-{n}.toml", replace(SCENARIO, seed=n), {"2.11.0": samples.passing()})
+    with Store(tmp_path / DATABASE) as store:
+        (table,) = tables(joined(store))
+    assert [line.name for line in table.lines] == ["bug-9.toml", "bug-10.toml"]
+
+
 def test_sweeps_of_one_folder_join(tmp_path: Path) -> None:
     passed, failed = samples.passing(), samples.mismatch()
     keep(tmp_path, "bug.toml", SCENARIO, {"2.10.0": passed, "2.11.0": failed})

@@ -104,11 +104,11 @@ def _names_plugins(folder: Path) -> bool:
 def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
     """Import installed plugins and those named, which register their systems, models, faults and rules.
 
-    Returns all their modules, for the ranks to import too. A module beside the user is found, as `python -m` and the
-    ranks find it.
+    Returns all their modules, for the ranks to import too. A module beside the user is found, here and in the ranks,
+    but no other module gives way to one that lies there.
     """
     if modules and not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     installed = installed_plugins()
     wanted = tuple(dict.fromkeys((*installed, *modules)))
     for module in wanted:

@@ -25,7 +25,7 @@ from harness.space.files import load_space
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
 from harness.world.devices import Gpus, gpus
-from harness.world.interpreter import Interpreter, interpreter
+from harness.world.interpreter import SAFE_PATH, Interpreter, interpreter
 from harness.world.overlay import cache_folder, clone_variable, is_cached
 from harness.world.server import ForkServer
 
@@ -178,7 +178,9 @@ def _newer(declared: Package, ranks: Interpreter) -> list[str]:
     """Whether the package index has a newer release than the newest one that is declared."""
     command = [ranks.path, "-m", "pip", "index", "versions", "--disable-pip-version-check", declared.name]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=INDEX_S, check=True).stdout
+        said = subprocess.run(
+            command, env={**os.environ, **SAFE_PATH}, capture_output=True, text=True, timeout=INDEX_S, check=True
+        ).stdout
         newest = Version(said.split("(", 1)[1].split(")", 1)[0])
     except (OSError, subprocess.SubprocessError, IndexError, InvalidVersion):
         return ["the package index does not say which release is the newest"]

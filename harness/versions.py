@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 
 CURED = "+cured"
+TREE = "path:"
+"""What stands before the folder of a working tree, in the place of a release."""
 _VERSION = re.compile(r"(?P<release>.*?)\+cured(?::(?P<wanted>[^:]*))?", re.DOTALL)
 
 

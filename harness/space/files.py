@@ -54,7 +54,7 @@ from harness.space.defaults import completed
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
 from harness.tables import Table
-from harness.versions import CURED
+from harness.versions import CURED, TREE
 
 WALKED_AXES = tuple(axis for axis in AXES if axis not in ("system", "version"))
 MAX_STRENGTH = 4
@@ -140,9 +140,10 @@ class Space:
         that one; without, as the space has them.
 
         Raises:
-            UsageError: an unknown system.
+            UsageError: an unknown system; or none is named, and the file itself names a working tree.
         """
         if not names:
+            self._require_releases()
             return self
         chosen = [split_system(name) for name in names]
         own: dict[str, list[Walk]] = {}
@@ -155,6 +156,16 @@ class Space:
         ]
         stated = [{**axes, "system": name, "version": version} for axes in self.stated for name, version in chosen]
         return replace(self, walks=tuple(walks), stated=tuple(stated))
+
+    def _require_releases(self) -> None:
+        """Refuse a working tree that nobody but the file has named: its code would run, and a file can come from
+        anywhere."""
+        for axes in self.stated:
+            version = axes.get("version", "")
+            if version.startswith(TREE):
+                allowed = "a release; a working tree is named on the command line, since its code runs"
+                form = f"--system {axes.get('system', 'NAME')}@{version}"
+                raise UsageError.of(f"version in {self.name}", version, allowed, form)
 
     def with_axes(self, values: Mapping[str, Sequence[str]]) -> Space:
         """The space with some axes replaced by, or widened to, the given values.

@@ -19,6 +19,7 @@ from functools import cache
 
 from harness.errors import UsageError
 from harness.scenario import Mesh
+from harness.world.interpreter import SAFE_PATH
 
 GLOO = "gloo"
 NCCL = "cpu:gloo,cuda:nccl"
@@ -97,7 +98,7 @@ def gpus(python: str) -> Gpus:
     driver = _driver()
     if not driver:
         return Gpus(reason="no NVIDIA driver here: libcuda.so.1 cannot be loaded")
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    environment = {**os.environ, **SAFE_PATH, "ATEN_CPU_CAPABILITY": "default"}
     try:
         done = subprocess.run(
             [python, "-c", _PROBE], env=environment, capture_output=True, text=True, timeout=PROBE_S, check=True

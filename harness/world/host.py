@@ -53,18 +53,22 @@ class _Host:
 
 
 def main(
-    control_fd: int, parent: int, warm_up: Sequence[str], plugins: Sequence[str], scratch: str, device: str, ranks: bool
-) -> None:
+    control_fd: int, parent: int, warm_up: Sequence[str], plugins: Sequence[str], scratch: str, device: str,
+    ranks: bool, beside: str,
+) -> None:  # fmt: skip
     """Warm up, prove that ranks can run, say so, and serve until the parent is gone.
 
     Args:
         scratch: the parent's folder, which a parent that was killed cannot remove itself; may be empty. device: of the
-            scenarios. ranks: whether ranks will be forked.
+            scenarios. ranks: whether ranks will be forked. beside: the user's folder, where modules that he named may
+            lie; it is searched last.
     """
     process.adopt_orphans()
     process.die_with_parent(parent, lambda: _leave(parent, scratch))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)
+    if beside:
+        sys.path.append(beside)
     try:
         curing.install(os.environ.pop(curing.VARIABLE, ""))
         warm([*(RANKS_IMPORT if ranks else ()), *plugins], warm_up if ranks else (), device)

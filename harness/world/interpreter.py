@@ -26,6 +26,10 @@ ASK_S = 20.0
 
 MOST_SAID_BYTES = 4 << 20
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Keeps the current folder off the `sys.path` of a Python that is given this in its environment, as `-P` does. Whoever
+runs a scenario file in the folder in which he got it has not asked for the `json.py` that lies beside it."""
+
 _QUESTION = """
 import json, pathlib, re, sys, sysconfig
 from importlib.metadata import distributions
@@ -96,7 +100,10 @@ def _answer(command: str) -> object:
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         words = [command, "-c", _QUESTION]
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
+        process = subprocess.Popen(
+            words, env={**os.environ, **SAFE_PATH}, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            start_new_session=True,
+        )  # fmt: skip
         try:
             with suppress(ProcessLookupError):
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (MOST_SAID_BYTES, MOST_SAID_BYTES))

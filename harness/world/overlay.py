@@ -32,7 +32,7 @@ from filelock import FileLock, Timeout
 from harness.errors import HarnessError, UsageError
 from harness.releases import Package
 from harness.versions import is_version
-from harness.world.interpreter import Interpreter
+from harness.world.interpreter import SAFE_PATH, Interpreter
 from harness.world.process import cpu_s
 from harness.world.server import DETERMINISM
 
@@ -375,7 +375,7 @@ def _imported(
                 return text.rstrip("\n")
     what = f"{package.name} {expected} cannot be imported".replace("  ", " ") + f" by {python.path}"
     environment = {
-        **os.environ, **DETERMINISM, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "" if lasting else "1",
+        **os.environ, **DETERMINISM, "PYTHONDONTWRITEBYTECODE": "" if lasting else "1",
         "PYTHONPATH": os.pathsep.join(map(str, (*paths, *([_OURS] if package.importer else [])))),
     }  # fmt: skip
     command = [python.path, "-c", _IMPORT, package.imports, package.importer]
@@ -435,8 +435,8 @@ def _run(
     """
     started = time.monotonic()
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment,
-        errors="replace",
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+        env={**environment, **SAFE_PATH}, errors="replace",
     ) as running:  # fmt: skip
         while True:
             try:

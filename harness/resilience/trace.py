@@ -35,6 +35,8 @@ _BY_DESCRIPTOR = (
     "fallocate", "fsync", "fdatasync", "syncfs", "read", "readv", "pread64", "preadv", "preadv2", "getdents64", "fstat",
 )  # fmt: skip
 """Calls whose texts are no paths."""
+END_S = 120.0
+"""Seconds that strace may take to end after what it traced, and to write its record, also on a machine that is busy."""
 LONGEST_WRITE = 1 << 27
 """Bytes of one write that are recorded."""
 
@@ -91,7 +93,7 @@ def attached(process: int, record: Path, *more: str, calls: Sequence[str] = CALL
         if " attached" not in said:
             raise TraceError(f"strace cannot attach to a process of ours: {said.strip() or 'it says nothing'}")
         yield
-        tracer.wait(30)
+        tracer.wait(END_S)
     except subprocess.TimeoutExpired:
         raise TraceError("strace did not end with the process that it traced") from None
     finally:

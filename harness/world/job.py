@@ -13,12 +13,12 @@ from typing import Any
 
 from harness.program import Op, expand, sessions
 from harness.scenario import Scenario
+from harness.world.process import LONGEST_DEADLINE
 
 STAGES = ("start", "construct", "op", "observe", "record", "done")
 
 TRACEBACK_CHARACTERS = 12_000
 BACKSTOP_S = 15.0  # a supervisor that has not answered this long after its deadline is killed itself
-LONGEST_DEADLINE = 4  # how many times its deadline a session may take on a machine that leaves its ranks no CPU
 
 
 @dataclass(frozen=True)

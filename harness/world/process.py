@@ -18,6 +18,9 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NoReturn
 
+LONGEST_DEADLINE = 4
+"""How many times its deadline something may take on a machine that leaves its processes no CPU."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 4
@@ -189,6 +192,19 @@ def starved_s(pid: int) -> float:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
         return 0.0
+
+
+def in_session(session: int) -> list[int]:
+    """The processes of the session that process `session` leads."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session:
+            found.append(int(folder.name))
+    return found
 
 
 def _kill(pid: int) -> None:

@@ -221,7 +221,7 @@ def test_the_reference_survives_and_leaves_nothing_behind(
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(set(all_stacks()) - {"reference"}))
 def test_a_stack_can_be_tried(name: str) -> None:
-    (found,) = try_stacks(Request([all_stacks()[name]], 80, 0, 120.0)).found
+    (found,) = try_stacks(Request([all_stacks()[name]], 80, 0, 120.0, 2)).found
     assert len(found.tried) == 80 or len(found.tried) >= found.counts.states + found.counts.strikes
     assert {"new", "error"} <= {one.outcome for one in found.tried}
     assert not [one for one in found.tried if one.outcome in ("hang", "crash")]
@@ -230,7 +230,7 @@ def test_a_stack_can_be_tried(name: str) -> None:
 @traced
 @pytest.mark.nightly
 def test_ten_thousand_trials_of_the_reference_are_none_of_them_silent() -> None:
-    (found,) = try_stacks(Request([all_stacks()["reference"]], 10_500, 0, 120.0)).found
+    (found,) = try_stacks(Request([all_stacks()["reference"]], 10_500, 0, 120.0, 2)).found
     assert len(found.tried) >= 10_000
     assert not [one for one in found.tried if one.outcome not in ("old", "new", "other", "error")]
     assert all(one.outcome in ("old", "new") for one in found.tried if family_of(one.kind) == "crash")

@@ -23,6 +23,7 @@ from harness.errors import UsageError
 from harness.resilience.bench import Bench
 from harness.resilience.cases import Tried
 from harness.resilience.kept import NAME, Kept
+from harness.resilience.rank import host
 from harness.resilience.run import Request, try_stacks
 from harness.resilience.scorecard import document_of
 from harness.store import StoreFull
@@ -131,6 +132,24 @@ def test_a_lane_that_is_killed_takes_its_children_along(tmp_path: Path, monkeypa
         assert len(processes_with(str(tmp_path))) >= 3  # host, lane, and the child that stands still
     assert waited_for(lambda: not processes_with(f"SHARDPROOF_TEST_MARK={tmp_path}"))
     assert not bench.root.exists()
+
+
+@pytest.mark.parametrize("starved", [0.0, 1000.0])
+def test_what_a_child_waits_for_a_cpu_does_not_count_to_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, starved: float
+) -> None:
+    """It answers only when its time is up and somebody asks how long it had to wait."""
+    told, tells = os.pipe()
+
+    def asked(process: int) -> float:
+        if starved:
+            os.write(tells, b"{}\n")
+        return starved
+
+    monkeypatch.setattr(host, "starved_s", asked)
+    assert host._read(told, 0.1, os.getsid(0)) == ((b"{}\n", False) if starved else (b"", True))
+    os.close(told)
+    os.close(tells)
 
 
 TRIED = Tried("killed@1", "killed", "a crash", "old", "")

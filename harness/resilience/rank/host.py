@@ -30,7 +30,15 @@ from typing import Any, TextIO
 
 from harness.entry import resolve
 from harness.resilience.stacks import Driver
-from harness.world.process import adopt_orphans, die_with_parent, fork, kill_children
+from harness.world.process import (
+    LONGEST_DEADLINE,
+    adopt_orphans,
+    die_with_parent,
+    fork,
+    in_session,
+    kill_children,
+    starved_s,
+)
 
 MEMORY = 4 << 30
 """Bytes of address space that a child may have beyond those of this process."""
@@ -108,7 +116,7 @@ class Lane:
             self.say({"pid": child})
             self._requests.readline()
             os.kill(child, signal.SIGCONT)
-        said, late = _read(told, deadline_s)
+        said, late = _read(told, deadline_s, child)
         os.close(told)
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
@@ -151,13 +159,22 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
-def _read(told: int, deadline_s: float) -> tuple[bytes, bool]:
+def _read(told: int, deadline_s: float, child: int) -> tuple[bytes, bool]:
     """What a child says until its answer is whole or it ends, and whether it was too late. Workers that a library has
-    started, and that live on, have the descriptor too."""
-    end, said = time.monotonic() + deadline_s, b""
+    started, and that live on, have the descriptor too.
+
+    What a process of its session waited for a CPU does not count, up to `LONGEST_DEADLINE` times the deadline: on a
+    busy machine a slow load is not a hang.
+    """
+    began, said = time.monotonic(), b""
+    end = began + deadline_s
     while True:
         ready, _, _ = select.select([told], [], [], max(0.0, end - time.monotonic()))
         if not ready:
+            starved = max(map(starved_s, in_session(child)), default=0.0)
+            end = began + min(deadline_s + starved, deadline_s * LONGEST_DEADLINE)
+            if end > time.monotonic():
+                continue
             return said, True
         data = os.read(told, 1 << 16)
         if not data:

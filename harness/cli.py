@@ -16,7 +16,7 @@ import click
 from harness import __version__, arguments, completion, options
 from harness.cli_investigate import bisect, conformance, cures_, diff, explore, export, optimizer, shrink, sweep
 from harness.cli_resilience import resilience
-from harness.errors import MOST_GIVEN, HarnessError, UsageError, printable
+from harness.errors import DISK_FAILED, MOST_GIVEN, HarnessError, UsageError, printable
 from harness.verdict import ExitStatus
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 """What the system says of a path that leads nowhere, whatever is asked of it."""
+
+UNWRITTEN = (*DISK_FAILED, errno.EPIPE)
+"""What it says of a write that failed for no fault of whoever asked for it; a pipe, when its reader has gone."""
 
 
 def entry(words: Sequence[str]) -> int:
@@ -37,6 +40,8 @@ def entry(words: Sequence[str]) -> int:
         status = cli.main(args=list(words), prog_name="shardproof", standalone_mode=False)
     except click.exceptions.Abort:
         return 130
+    except SystemExit:  # click's, with status 1, where the reader of a pipe has gone
+        return unwritten(OSError(errno.EPIPE, os.strerror(errno.EPIPE)))
     except click.ClickException as error:
         said = io.StringIO()
         error.show(said)
@@ -49,6 +54,8 @@ def entry(words: Sequence[str]) -> int:
         print(f"shardproof: the harness failed: {printable(str(error))}", file=sys.stderr)
         return ExitStatus.HARNESS
     except OSError as error:
+        if error.errno in UNWRITTEN:
+            return unwritten(error)
         if error.errno not in NO_PATH or error.filename is None:
             return _failed()
         wrong = UsageError.of("path", str(error.filename), f"one that can be followed ({error.strerror})", "bug.toml")
@@ -57,6 +64,13 @@ def entry(words: Sequence[str]) -> int:
     except Exception:
         return _failed()
     return int(status or 0)
+
+
+def unwritten(error: OSError) -> int:
+    """The status where something could not be written, which is told; results that were stored are kept."""
+    where = printable(str(error.filename or "what there is to say"))
+    print(f"shardproof: the harness failed: cannot write {where}: {error.strerror}", file=sys.stderr)
+    return ExitStatus.HARNESS
 
 
 def _failed() -> int:

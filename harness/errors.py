@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterable
 from functools import cache
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the kernel says where there is no more room: on the disk, for this user, for this process (RLIMIT_FSIZE)."""
+DISK_FAILED = (*NO_SPACE, errno.EIO)
+"""What it says of a write that failed for no fault of whoever asked for it. A terminal that is gone says EIO, too."""
 MOST_GIVEN = 300
 """Characters of what was given that an error repeats; of something longer, the beginning."""
 MOST_OF_A_LINE = 4000

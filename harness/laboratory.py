@@ -15,7 +15,6 @@ every core busy. Whatever goes wrong on our side becomes `unknown`, never a pass
 
 from __future__ import annotations
 
-import errno
 import json
 import shutil
 import struct
@@ -36,7 +35,7 @@ from typing import Any, Self, TypeVar
 
 from harness import __version__
 from harness.attempt import Trial, refused_in, result_of, same_failure
-from harness.errors import HarnessError, ServerLostError, UsageError
+from harness.errors import NO_SPACE, HarnessError, ServerLostError, UsageError
 from harness.program import expand, sessions
 from harness.releases import SOURCES, package
 from harness.result import (
@@ -53,6 +52,7 @@ from harness.world.bounds import require_world
 from harness.world.environments import Environments
 from harness.world.interpreter import interpreter
 from harness.world.job import Job, JobOutcome, RankError
+from harness.world.scratch import HeldFolder
 from harness.world.server import ForkServer
 from harness.world.torches import with_torch
 
@@ -64,7 +64,6 @@ RAM_DISK = Path("/dev/shm")
 RAM_DISK_BYTES = 512 << 20  # a smaller one, such as the 64 MiB of a container, cannot hold checkpoints
 LEAST_FREE_BYTES = 1 << 20  # with less than this left on the scratch disk, a failure says nothing about the system
 PLENTY_BYTES = 256 << 20  # with more than this free, a library that says "no space" is mistaken
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Laboratory:
@@ -91,7 +90,9 @@ class Laboratory:
         systems: Collection[str] | None = None,
     ) -> None:
         self.jobs, self.deadline_s, self.keep = jobs, deadline_s, keep
-        self._scratch = Path(tempfile.mkdtemp(prefix="shardproof-", dir=scratch_folder()))
+        place = scratch_folder()
+        self._held = HeldFolder(place, sweeps=place == RAM_DISK)
+        self._scratch = self._held.path
         wanted = [info for info in all_systems() if systems is None or info.name in systems]
         warm_up = [*dict.fromkeys(info.entry(info.warm_up) for info in wanted if info.warm_up and not info.package)]
         self._python, self._closing = python, False
@@ -121,7 +122,7 @@ class Laboratory:
     ) -> None:
         self._closing = True
         with ExitStack() as stack:
-            stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            stack.callback(self._held.remove)
             for server in self._servers.values():
                 stack.callback(server.__exit__, kind, error, trace)
             for laboratory in filter(None, self._torches.values()):
@@ -202,7 +203,7 @@ class Laboratory:
         except (HarnessError, UsageError) as error:
             result = self._unknown(scenario, str(error))
         except Exception as error:
-            if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            if isinstance(error, OSError) and error.errno in NO_SPACE:
                 raise StoreFull(f"no space left while observing scenario {scenario.id}: {error}") from error
             reason = "an error of shardproof's own: " + "".join(traceback.format_exception(error))
             result = self._unknown(scenario, reason)
@@ -420,7 +421,7 @@ def _require_space(scenario: Scenario, directory: Path, outcome: JobOutcome) -> 
         StoreFull: a rank says that there was no space, or there is next to nothing left.
     """
     free = shutil.disk_usage(directory).free
-    said = any(error.errno in _NO_SPACE for error in outcome.errors)
+    said = any(error.errno in NO_SPACE for error in outcome.errors)
     if free < LEAST_FREE_BYTES or (said and free < PLENTY_BYTES):
         raise StoreFull(f"no space left for scenario {scenario.id}: {free} bytes are free in {directory}")
 

@@ -146,9 +146,8 @@ def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
         todo = store.unfinished(latest)
         print(f"resuming run {latest}: {len(planned) - len(todo)} of {len(planned)} done", file=sys.stderr)
         return latest, todo
-    run_id = store.begin_run(request.command, request.seed, releases, request.plan.excluded)
-    store.plan(run_id, request.plan.scenarios)
-    return run_id, list(request.plan.scenarios)
+    every = list(request.plan.scenarios)
+    return store.begin_run(request.command, request.seed, releases, request.plan.excluded, every), every
 
 
 def _goes_on(store: Store, run: Run, planned: Set[str], releases: Mapping[str, str]) -> bool:
@@ -301,8 +300,8 @@ def merge_runs(parts: Sequence[Part], target: Path, known: KnownIssues) -> Repor
     with Store(target) as store:
         exclusions = {reason: n for run, _, _ in parts for reason, n in run.exclusions.items()}
         versions = {name: version for run, _, _ in parts for name, version in _releases(parts, run).items()}
-        run_id = store.begin_run(first.command, first.seed, versions, exclusions)
-        store.plan(run_id, [scenario for _, planned, _ in parts for scenario in planned])
+        every = [scenario for _, planned, _ in parts for scenario in planned]
+        run_id = store.begin_run(first.command, first.seed, versions, exclusions, every)
         store.finished_many(run_id, [result for _, _, results in parts for result in results])
         store.end_run(run_id)
         return Report.of(store, run_id, known)

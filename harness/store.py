@@ -133,8 +133,11 @@ class Store:
         seed: int,
         versions: Mapping[str, str],
         exclusions: Mapping[str, int] | None = None,
+        planned: Iterable[Scenario] = (),
     ) -> str:
-        """Start a run; its id sorts by time and is unique across machines, so that shards can be merged."""
+        """Start a run, and store what it is going to execute in the same commit, so that a run which is killed leaves
+        no other that planned nothing. Its id sorts by time and is unique across machines, so that shards can be
+        merged."""
         begun = now()
         run_id = f"{begun[:19].translate(_STAMP)}-{secrets.token_hex(2)}"
         with self._writing() as cursor:
@@ -142,17 +145,21 @@ class Store:
                 "INSERT INTO runs (id, started_at, command, seed, versions, exclusions) VALUES (?, ?, ?, ?, ?, ?)",
                 (run_id, begun, _json(list(command)), seed, _json(dict(versions)), _json(dict(exclusions or {}))),
             )
+            self._plan(cursor, run_id, planned)
         return run_id
 
     def plan(self, run_id: str, scenarios: Iterable[Scenario]) -> None:
-        """Store what the run is going to execute, all in one commit. A scenario that is planned twice is stored
-        once."""
+        """Store what a run executes beyond what it has planned, all in one commit. A scenario that is planned twice is
+        stored once."""
+        with self._writing() as cursor:
+            self._plan(cursor, run_id, scenarios)
+
+    def _plan(self, cursor: sqlite3.Cursor, run_id: str, scenarios: Iterable[Scenario]) -> None:
         rows = (
             (run_id, position, s.id, s.system, s.version, _json(s.axis_values(only_changed=True)))
             for position, s in enumerate(scenarios)
         )
-        with self._writing() as cursor:
-            cursor.executemany("INSERT OR IGNORE INTO planned VALUES (?, ?, ?, ?, ?, ?)", rows)
+        cursor.executemany("INSERT OR IGNORE INTO planned VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def observed(self, run_id: str, scenario_id: str, blob: bytes) -> None:
         """Store a scenario's packed observation; a later one of the same scenario replaces it."""
@@ -321,10 +328,7 @@ class Store:
                     yield self._connection.cursor()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode in _NO_SPACE:
-                    raise StoreFull(
-                        f"cannot write to {self.path}: {error}; everything committed before is kept: free some space"
-                        " and resume the run"
-                    ) from error
+                    raise _full(self.path, error) from error
                 raise HarnessError(f"cannot write to {self.path}: {error}") from error
 
     def _read(self, query: str, *parameters: object) -> list[tuple[Any, ...]]:
@@ -371,6 +375,12 @@ def _run(key: str, start: str, end: str | None, command: str, seed: int, version
     )  # fmt: skip
 
 
+def _full(path: Path, error: Exception) -> StoreFull:
+    return StoreFull(
+        f"cannot write to {path}: {error}; everything committed before is kept: free some space and resume the run"
+    )
+
+
 _FORM = "a path to a new file, or to one that shardproof wrote"
 
 
@@ -386,8 +396,8 @@ def _open(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         raise UsageError.of("results database", str(path), f"{_FORM} ({error})", "--out reports/nightly") from None
     try:
-        problem = _guarded(lambda: _problem(connection))
-        problem = problem or _guarded(lambda: _prepare(connection))
+        problem = _guarded(path, lambda: _problem(connection))
+        problem = problem or _guarded(path, lambda: _prepare(connection))
     except BaseException:
         connection.close()
         raise
@@ -397,10 +407,12 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _guarded(check: Callable[[], str]) -> str:
+def _guarded(path: Path, check: Callable[[], str]) -> str:
     try:
         return check()
     except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", None) in _NO_SPACE:
+            raise _full(path, error) from error
         return str(error)
 
 

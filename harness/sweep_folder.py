@@ -96,7 +96,7 @@ class Keeper:
     def _begin(self, scenario: Scenario) -> str:
         versions = [word for version in self._asked for word in ("--versions", version)]
         command = (COMMAND, self._names[scenario], "--system", scenario.system, *versions)
-        run = self.store.begin_run(command, 0, {})
-        self.store.plan(run, [replace(scenario, version=version) for version in self._asked])
+        asked = [replace(scenario, version=version) for version in self._asked]
+        run = self.store.begin_run(command, 0, {}, planned=asked)
         self._runs[scenario], self._absent[run] = run, len(self._asked)
         return run

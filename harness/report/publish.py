@@ -14,7 +14,6 @@ is not followed.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -22,7 +21,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from harness.errors import UsageError
+from harness.errors import DISK_FAILED, UsageError
 from harness.store import StoreFull
 
 _MARKS = re.compile(
@@ -33,7 +32,6 @@ _MARKS = re.compile(
 """How each kind of file that shardproof writes begins."""
 
 _HEAD_BYTES = 4096
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _ALLOWED = "a new file, an empty one, or one that shardproof wrote"
 
 
@@ -54,7 +52,7 @@ def publish(path: Path, text: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         _replace(target, data)
     except OSError as error:
-        if error.errno in _NO_SPACE:
+        if error.errno in DISK_FAILED:
             raise StoreFull(f"cannot write {path}: {error.strerror}; the results themselves are kept") from error
         raise UsageError.of(
             "output file", str(path), f"a writable place ({error.strerror})", "reports/run.json"

@@ -15,7 +15,6 @@ next one begins anew, as `run` does.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness import __version__
-from harness.errors import UsageError
+from harness.errors import NO_SPACE, UsageError
 from harness.resilience.cases import Tried
 from harness.store import StoreFull
 
@@ -135,7 +134,7 @@ class Kept:
                 data = data[os.write(self._handle, data) :]
         except OSError as error:
             os.ftruncate(self._handle, end)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in NO_SPACE:
                 said = f"cannot write to {self.path}: {error.strerror}; the trials before it are kept"
                 raise StoreFull(said) from None
             raise

@@ -40,6 +40,7 @@ _COMMAND = re.compile(r"(?:^\$ |`|^    )(shardproof [^`\n]*)", re.MULTILINE)
 _MODULE = re.compile(r"python -m ((?:harness|benchmarks)[\w.]*)")
 _TARGET = re.compile(r"(?:`|^\$ )make ([a-z-]+)", re.MULTILINE)
 _QUOTED = re.compile(r"`(?P<path>[\w/.-]+\.py)`:\n\n(?P<blocks>(?:```python\n.*?```\n+)+)", re.DOTALL)
+_TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 _NAMES = re.compile(r"[A-Z]{2,}|<\w+>|^my[_-]")
 """A word in capitals or brackets, or one of mine, stands for something of the reader's: ID, <bug>, my_plugin."""
 
@@ -208,6 +209,12 @@ def test_what_a_docstring_names_is_there(path: Path) -> None:
 def test_a_cell_of_a_table_is_no_paragraph(document: str) -> None:
     rows = [line for line in (ROOT / document).read_text("utf-8").splitlines() if line.startswith("|")]
     assert [cell for row in rows for cell in row.strip("|").split(" | ") if len(cell.strip()) > LONGEST_CELL] == []
+
+
+@pytest.mark.parametrize(("file", "test"), sorted(set(_TEST.findall((ROOT / "tests/README.md").read_text("utf-8")))))
+def test_a_test_that_the_guide_to_tests_names_is_there(file: str, test: str) -> None:
+    path = ROOT / "tests" / (file if "/" in file else f"unit/{file}")
+    assert f"def {test}(" in path.read_text("utf-8")
 
 
 def test_there_is_something_to_check() -> None:

@@ -1,4 +1,5 @@
-"""A plugin for servers: boundary faults that strike once, and judges that die, hang, raise or are wrong.
+"""A plugin for servers: boundary faults that strike once, some of them at processes of ours, and judges that die, hang,
+raise or are wrong.
 
 A scenario's fault chooses the first, its seed the second. Imported in the parent it would make the parent's own judge
 fail: give it to a Laboratory or a subprocess as a plugin.
@@ -7,6 +8,7 @@ fail: give it to a Laboratory or a subprocess as a plugin.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,16 +23,40 @@ from harness.oracle.inputs import Inputs
 from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
 
-DIES, HANGS, RAISES, DISAGREES = 101, 102, 103, 104
+DIES, HANGS, RAISES, DISAGREES, KILLS_SERVER = 101, 102, 103, 104, 105
 MARKERS = "SHARDPROOF_TEST_MARKERS"
+
+
+def _is_first(name: str) -> bool:
+    """Whether no process of this test has asked for that name before."""
+    marker = Path(os.environ[MARKERS]) / name
+    try:
+        marker.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _flaky(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     """Fails in the first step that any process of this test takes."""
-    marker = Path(os.environ[MARKERS]) / context.scenario.id
-    if op.kind == "step" and not marker.exists():
-        marker.touch()
+    if op.kind == "step" and _is_first(context.scenario.id):
         raise ConnectionError("once")
+    act()
+
+
+def _parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _kills_supervisor(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
+    if op.kind == "step" and _is_first(context.scenario.id):
+        os.kill(os.getppid(), signal.SIGKILL)
+    act()
+
+
+def _kills_server(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
+    if op.kind == "step" and _is_first(context.scenario.id):
+        os.kill(_parent_of(os.getppid()), signal.SIGKILL)
     act()
 
 
@@ -49,6 +75,8 @@ for _fault in (
     BoundaryFault("boundary.flaky", "raises in the first step of all", "nondeterministic", _flaky),
     BoundaryFault("boundary.broken", "raises in every step", "crash", _broken),
     BoundaryFault("boundary.slow", "takes its time", "pass", _slow),
+    BoundaryFault("boundary.kills-supervisor", "kills what runs the job, once", "pass", _kills_supervisor),
+    BoundaryFault("boundary.kills-server", "kills the fork server, once", "pass", _kills_server),
 ):
     BOUNDARY[_fault.id] = _fault
 
@@ -56,6 +84,7 @@ _FAILING: dict[int, Callable[[], object]] = {
     DIES: lambda: os._exit(9),
     HANGS: lambda: time.sleep(600),
     RAISES: lambda: {}["absent"],
+    KILLS_SERVER: lambda: os.kill(os.getppid(), signal.SIGKILL) if _is_first("judge") else None,
 }
 _judge, _passed, _twin = judge.judge, judge._passed, twin.run
 

@@ -6,6 +6,7 @@ Nothing here starts a rank: where a command gets past its checks and would run, 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -535,3 +536,29 @@ def test_ctrl_c_before_the_run_is_130(shardproof: Cli, monkeypatch: pytest.Monke
     monkeypatch.setattr(arguments, "load_plugins", interrupted)
     assert shardproof("list") == 130
     assert "Traceback" not in shardproof.err
+
+
+@pytest.mark.parametrize(
+    ("words", "stdout", "stderr", "status"),
+    [
+        ("list", "/dev/full", "pipe", ExitStatus.HARNESS),
+        ("plan absent", "pipe", "/dev/full", ExitStatus.USAGE),
+        ("list", "/dev/full", "/dev/full", ExitStatus.HARNESS),
+        ("list", "closed", "pipe", ExitStatus.HARNESS),
+    ],
+)
+def test_what_cannot_be_said_is_no_verdict(words: str, stdout: str, stderr: str, status: ExitStatus) -> None:
+    """On a full disk, or into a pipe whose reader is gone: the status is none that says something of a library."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    streams = {"/dev/full": os.open("/dev/full", os.O_WRONLY), "closed": writes, "pipe": subprocess.PIPE}
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *words.split()], cwd=ROOT, check=False, text=True,
+        stdout=streams[stdout], stderr=streams[stderr],
+    )  # fmt: skip
+    for each in ("/dev/full", "closed"):
+        os.close(streams[each])
+    assert done.returncode == status
+    if stderr == "pipe":
+        assert "cannot write what there is to say" in done.stderr
+        assert "Traceback" not in done.stderr

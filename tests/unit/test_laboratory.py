@@ -36,7 +36,8 @@ from tests.unit.flow_system import ECHO
 from tests.unit.world_stub import ACTIONS
 
 PLUGINS = ("tests.unit.world_stub", "tests.unit.flow_system", "tests.unit.flow_faults")
-DIES, HANGS, RAISES, DISAGREES = 101, 102, 103, 104  # seeds, as in `flow_faults`, which the parent does not import
+DIES, HANGS, RAISES, DISAGREES, KILLS_SERVER = 101, 102, 103, 104, 105
+"""Seeds, as in `flow_faults`, which the parent does not import."""
 SMALL = Scenario(model="short", checkpoint="sharded", mesh=Mesh(1, 2, 1))
 
 
@@ -155,6 +156,33 @@ def test_a_server_that_dies_costs_what_was_running_only(lab: Laboratory) -> None
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     assert [lab.examine_one(ECHO).verdict for _ in range(2)] == [Verdict.PASS] * 2
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(with_faults(ECHO, "boundary.kills-supervisor"), id="supervisor while ranks run"),
+        pytest.param(
+            with_faults(ECHO, "boundary.kills-server"), id="server while ranks run", marks=pytest.mark.nightly
+        ),
+        pytest.param(replace(ECHO, seed=KILLS_SERVER), id="server while a worker judges", marks=pytest.mark.nightly),
+    ],
+)
+def test_what_is_killed_under_a_scenario_costs_one_more_run(lab: Laboratory, scenario: Scenario) -> None:
+    """Beside it runs another one, which the end of a server costs one more run, too."""
+    struck, beside = sorted(lab.examine([scenario, ECHO], lambda s, blob: None), key=lambda r: r.scenario == ECHO)
+    assert (struck.verdict, beside.verdict) == (Verdict.PASS, Verdict.PASS)
+    assert "died" in struck.restarted or "ended" in struck.restarted
+
+
+@pytest.mark.nightly
+def test_a_server_that_is_killed_while_it_imports_costs_one_more_start(lab: Laboratory) -> None:
+    lab._servers["cpu"].close()
+    lab._servers["cpu"].start()
+    while (pid := lab._servers["cpu"].pid) is None:
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    assert lab.examine_one(ECHO).verdict is Verdict.PASS
 
 
 def test_a_server_that_is_stopped_is_killed_and_started_again(lab: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.attempt import ranks_verdict
 from harness.errors import HarnessError
 from harness.observe.record import Record
 from harness.scenario import Mesh, Scenario
+from harness.verdict import Verdict
 from harness.world.job import Job, JobOutcome, shortened
 from harness.world.observations import read_observations
 from harness.world.process import Board, is_ending, starved_s
@@ -167,6 +169,30 @@ def test_a_library_without_space_differs_from_us_without_space(server: ForkServe
         (tmp_path / f"session0.rank{rank}.obs").symlink_to("/dev/full")
     ours = run(server, tmp_path).errors[0]
     assert (ours.stage, ours.type, ours.errno) == ("record", "OSError", 28)
+
+
+@pytest.mark.parametrize(("fault", "error"), [("descriptors", "OSError"), ("memory", "MemoryError")])
+def test_a_rank_that_uses_up_what_it_may_have_crashes_alone(
+    server: ForkServer, tmp_path: Path, fault: str, error: str
+) -> None:
+    outcome = run(server, tmp_path, fault)
+    verdict, failure = ranks_verdict([outcome])
+    assert (verdict, outcome.timed_out, outcome.first_failed) == (Verdict.CRASH, False, 1)
+    assert failure is not None
+    assert (failure.type, failure.rank, failure.op) == (error, 1, 1)
+    assert run(server, tmp_path).ok, "it cost its own job only"
+
+
+@pytest.mark.parametrize("fault", ["no_descriptors", "no_memory"])
+def test_a_rank_that_may_have_nothing_more_ends_and_harms_no_other(
+    server: ForkServer, tmp_path: Path, fault: str
+) -> None:
+    """Whether the rest of its session needs any, and so whether it ends well, is not said; that it ends is."""
+    (tmp_path / "beside").mkdir()
+    beside = server.submit(Job(BASE, 0, tmp_path / "beside", 30))
+    assert not run(server, tmp_path, fault).timed_out
+    assert beside.result(timeout=60).ok
+    assert run(server, tmp_path).ok
 
 
 def test_a_system_that_cannot_be_imported_is_the_jobs_error(server: ForkServer, tmp_path: Path) -> None:

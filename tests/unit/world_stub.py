@@ -6,12 +6,14 @@ The server imports this module as a plugin. `die`, `raise`, `hang` and so on str
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from harness.observe.record import Record, whole
@@ -31,6 +33,7 @@ register(STUB)
 register(replace(STUB, name="missing", doc="cannot be imported", rank="no_such_module:Rank"))
 
 warmed: list[str] = []
+KEPT: list[int] = []
 
 
 def warm_up() -> None:
@@ -61,6 +64,33 @@ def fill_disk() -> NoReturn:
     raise OSError(28, "No space left on device")
 
 
+def use_up_descriptors() -> NoReturn:
+    """Open files until this process may have no more, and keep them."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    while True:
+        KEPT.append(os.open(os.devnull, os.O_RDONLY))
+
+
+def use_up_memory() -> NoReturn:
+    """Take memory until this process may have no more."""
+    bound = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (256 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    held = []
+    while True:
+        held.append(bytearray(16 << 20))
+
+
+def allow_no_more_descriptors() -> None:
+    """What is open stays open, and nothing else can be opened."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+
+
+def allow_no_more_memory() -> None:
+    """What is taken stays taken, and nothing else can be taken from the kernel."""
+    bound = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+
+
 def group_signal() -> None:
     os.killpg(0, signal.SIGKILL)
 
@@ -78,6 +108,10 @@ ACTIONS: dict[str, Callable[[], object]] = {
     "fork_bomb": fork_bomb,
     "disk": fill_disk,
     "killpg": group_signal,
+    "descriptors": use_up_descriptors,
+    "memory": use_up_memory,
+    "no_descriptors": allow_no_more_descriptors,
+    "no_memory": allow_no_more_memory,
 }
 
 

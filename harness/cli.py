@@ -16,7 +16,7 @@ import click
 from harness import __version__, arguments, completion, options
 from harness.cli_investigate import bisect, conformance, cures_, diff, explore, export, optimizer, shrink, sweep
 from harness.cli_resilience import resilience
-from harness.errors import DISK_FAILED, MOST_GIVEN, HarnessError, UsageError, printable
+from harness.errors import MOST_GIVEN, UNWRITTEN, HarnessError, UsageError, printable
 from harness.verdict import ExitStatus
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 """What the system says of a path that leads nowhere, whatever is asked of it."""
-
-UNWRITTEN = (*DISK_FAILED, errno.EPIPE)
-"""What it says of a write that failed for no fault of whoever asked for it; a pipe, when its reader has gone."""
 
 
 def entry(words: Sequence[str]) -> int:
@@ -54,10 +51,8 @@ def entry(words: Sequence[str]) -> int:
         print(f"shardproof: the harness failed: {printable(str(error))}", file=sys.stderr)
         return ExitStatus.HARNESS
     except OSError as error:
-        if error.errno in UNWRITTEN:
-            return unwritten(error)
         if error.errno not in NO_PATH or error.filename is None:
-            return _failed()
+            return unwritten(error) if error.errno in UNWRITTEN else _failed()
         wrong = UsageError.of("path", str(error.filename), f"one that can be followed ({error.strerror})", "bug.toml")
         print(f"shardproof: {printable(str(wrong))}", file=sys.stderr)
         return ExitStatus.USAGE

@@ -11,6 +11,8 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the kernel says where there is no more room: on the disk, for this user, for this process (RLIMIT_FSIZE)."""
 DISK_FAILED = (*NO_SPACE, errno.EIO)
 """What it says of a write that failed for no fault of whoever asked for it. A terminal that is gone says EIO, too."""
+UNWRITTEN = (*DISK_FAILED, errno.EPIPE)
+"""The same of an output; a pipe says EPIPE, when its reader has gone."""
 MOST_GIVEN = 300
 """Characters of what was given that an error repeats; of something longer, the beginning."""
 MOST_OF_A_LINE = 4000

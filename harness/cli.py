@@ -63,8 +63,8 @@ def entry(words: Sequence[str]) -> int:
 
 def unwritten(error: OSError) -> int:
     """The status where something could not be written, which is told; results that were stored are kept."""
-    where = printable(str(error.filename or "what there is to say"))
-    print(f"shardproof: the harness failed: cannot write {where}: {error.strerror}", file=sys.stderr)
+    said = f"cannot write {error.filename or 'what there is to say'}: {error.strerror}"
+    print(f"shardproof: the harness failed: {printable(said)}", file=sys.stderr)
     return ExitStatus.HARNESS
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import __version__
 from harness.errors import MOST_GIVEN, UsageError
+from harness.faults.asked import require_faults
 from harness.versions import split_cures, with_cures
 
 if TYPE_CHECKING:
@@ -52,28 +53,6 @@ def planned(
     require_faults({fault for scenario in made.scenarios for fault in scenario.faults})
     require_worlds(made.supported)
     return made
-
-
-def require_faults(wanted: set[str]) -> None:
-    """Refuse a fault that there is not, with a UsageError."""
-    if not wanted:
-        return
-    from harness.faults.boundary import BOUNDARY
-    from harness.faults.catalogue import CATALOGUE
-
-    known = (*CATALOGUE, *BOUNDARY)
-    for fault in sorted(wanted - set(known)):
-        raise unknown_fault(fault, known)
-
-
-def unknown_fault(fault: str, known: Collection[str]) -> UsageError:
-    """The error of a fault that there is not. It names those that are called much the same: all would fill a screen."""
-    from difflib import get_close_matches
-
-    shown = get_close_matches(fault[:MOST_GIVEN], known, n=3, cutoff=0.5) or sorted(known)[:3]
-    others = len(known) - len(shown)
-    rest = f" and {others} others; `shardproof faults` lists them" if others else ""
-    return UsageError.of("--fault", fault, f"{', '.join(shown)}{rest}", f"--fault {shown[0]}")
 
 
 PLUGINS = "shardproof.plugins"

@@ -29,16 +29,19 @@ REFERENCE_NOT_COMPARED = (
 )
 
 NO_EFFECT = "the planted fault had no effect: nothing that was observed is other than without it"
+NEVER_STRUCK = "the planted fault never struck: what it strikes did not come"
 
 
 @dataclass
 class Trial:
-    """One attempt at a scenario: what its ranks reported, before it is judged."""
+    """One attempt at a scenario: what its ranks reported, before it is judged. idle: it has a boundary fault, which
+    found nothing to strike."""
 
     blob: bytes = b""
     outcomes: list[JobOutcome] = field(default_factory=list)
     judgement: dict[str, Any] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
+    idle: bool = False
 
 
 def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, Any]) -> Result:
@@ -58,7 +61,7 @@ def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, 
         differences=differences,
         explanations=explanations_from_json(trial.judgement["explanations"]),
         error=failure,
-        reason=distrust or (NO_EFFECT if trial.judgement.get("no_effect") else ""),
+        reason=distrust or _without_effect(trial),
         normalisations=differences_from_json(trial.judgement["normalisations"]),
         emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
         not_exercised=(*info.not_exercised(scenario), *_not_compared(scenario)),
@@ -67,6 +70,13 @@ def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, 
         elements=base64.b64decode(trial.judgement.get("elements", "")),
         **{"chosen": info.chosen(scenario.device), **ran},
     )  # fmt: skip
+
+
+def _without_effect(trial: Trial) -> str:
+    """Why a fault that was planted says nothing; empty if it does, or if there is none."""
+    if trial.idle:
+        return NEVER_STRUCK
+    return NO_EFFECT if trial.judgement.get("no_effect") else ""
 
 
 def _not_compared(scenario: Scenario) -> tuple[str, ...]:
@@ -93,7 +103,8 @@ def ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | No
                 f"rank {first.rank} in {first.op or 'start-up'}: {first.type}: {first.message}\n{first.traceback}"
             )
         if first:
-            return Verdict.CRASH, Failure(first.type, first.message, first.rank, first.traceback, first.op_index)
+            said = (first.type, first.message, first.rank, first.traceback, first.op_index, first.planted)
+            return Verdict.CRASH, Failure(*said)
         if outcome.died:
             rank, how = next((d for d in outcome.died if d[0] == outcome.first_failed), outcome.died[0])
             return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}", rank)

@@ -1,8 +1,8 @@
 """Canaries: what must be noticed in every CI run. A run in which one goes unnoticed has failed.
 
 *Verifies*: every logical fault, planted in its scenarios, gives a mismatch, a crash or a hang, and the same
-scenarios without it pass; every boundary fault comes to the verdict that it must in the real ranks of each of its
-systems; every comparison of `faults.comparisons` finds the kind of difference that it must.
+scenarios without it pass; every boundary fault strikes, and comes to the verdict that it must, in the real ranks of
+each of its systems; every comparison of `faults.comparisons` finds the kind of difference that it must.
 *Does not verify*: that a fault's explanation is right; the table says whether the first one, or one of the first
 three, names what the catalogue says is wrong. Nor does it confirm failures: the reference runs in lockstep, the same
 each time.
@@ -17,13 +17,14 @@ from pathlib import Path
 
 from harness.arguments import write_json
 from harness.attempt import NO_EFFECT
-from harness.faults.boundary import BOUNDARY, BoundaryFault
+from harness.faults.boundary import boundary_fault
 from harness.faults.catalogue import CATALOGUE, Fault, mechanisms, scenarios_of
 from harness.faults.comparisons import PAIRS, found_kind
 from harness.faults.confusion import confusion, confusion_lines
 from harness.faults.strikes import strikes
 from harness.laboratory import Laboratory
 from harness.result import Result
+from harness.struck import Struck
 from harness.verdict import ExitStatus, Verdict
 
 STUCK_S = 10.0  # deadline of a session with a stuck rank; it is paid twice, since failures are confirmed
@@ -76,38 +77,6 @@ class Detection:
         right = set(mechanisms().get(self.fault.mechanism, ()))
         named = ({e.mechanism for e in r.explanations[:first]} for r in self.results)
         return bool(self.results) and all(right & found for found in named)
-
-
-@dataclass(frozen=True)
-class Strike:
-    """One boundary fault in the real ranks of one scenario."""
-
-    fault: BoundaryFault
-    result: Result
-
-    @property
-    def noticed(self) -> bool:
-        """Whether it came to the verdict that it must, and to no other."""
-        return self.result.verdict.value == self.fault.verdict
-
-    @property
-    def line(self) -> str:
-        """Its line of the table; of a strike that was not noticed, with the reason that the result gives."""
-        said = "noticed" if self.noticed else "NOT NOTICED"
-        because = f" ({self.result.reason})" if self.result.reason and not self.noticed else ""
-        return f"{self.fault.id:<28} {self.result.system:<14} {said}: {self.result.verdict.value}{because}"
-
-    @property
-    def plain(self) -> dict[str, object]:
-        """Its object of the machine report."""
-        return {
-            "id": self.fault.id,
-            "system": self.result.system,
-            "version": self.result.version,
-            "scenario": self.result.id,
-            "verdict": self.result.verdict.value,
-            "detected": self.noticed,
-        }
 
 
 def run_canaries(
@@ -163,11 +132,11 @@ def _plant_all(jobs: int, out: Path, plugins: Sequence[str] = (), only: Sequence
     ]
 
 
-def _strike_all(jobs: int, plugins: Sequence[str] = ()) -> list[Strike]:
+def _strike_all(jobs: int, plugins: Sequence[str] = ()) -> list[Struck]:
     """The outcome of every boundary fault, in every system that names it."""
-    struck = {scenario: BOUNDARY[scenario.faults[0]] for scenario in strikes()}
+    struck = {scenario: boundary_fault(scenario.faults[0]) for scenario in strikes()}
     with Laboratory(jobs=jobs, deadline_s=STUCK_S, plugins=plugins) as laboratory:
-        found = [Strike(struck[r.scenario], r) for r in laboratory.examine(struck, lambda scenario, blob: None)]
+        found = [Struck(struck[r.scenario], r) for r in laboratory.examine(struck, lambda scenario, blob: None)]
     return sorted(found, key=lambda strike: (strike.result.system, strike.fault.id))
 
 

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -403,33 +403,39 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     "--strike", "struck", multiple=True, metavar="SYSTEM", shell_complete=completion.systems,
     help="Strike the ranks of this system only; repeatable.",
 )  # fmt: skip
+@click.option("--every", is_flag=True, help="Strike every collective and every read of a system, not only the first.")
 @click.option("-j", "--jobs", type=options.JOBS, default=None, help="Scenarios at once (default: cores).")
 def faults(
     out: Path, json_file: Path | None, plugins: tuple[str, ...], chosen: tuple[str, ...], struck: tuple[str, ...],
-    jobs: int | None,
+    every: bool, jobs: int | None,
 ) -> int:  # fmt: skip
     """Plant every fault of the catalogue and make every comparison that must differ; fail if one goes unnoticed.
 
     With --plugin, plant the faults that these modules add; with --fault, those. Of each it is said what explains it.
-    With --strike, let memory, collectives, files and ranks of a system fail, and say what notices it.
+    With --strike, let memory, collectives, files, saves and ranks of a system fail, and say what notices it.
 
     \b
     shardproof faults --json faults.json
     shardproof faults --plugin my_package.my_faults
     shardproof faults --fault stale-masters
-    shardproof faults --strike torch-fsdp2
+    shardproof faults --strike torch-fsdp2 --every
     """
     from harness import struck as ranks
     from harness.canaries import run_canaries
+    from harness.faults.asked import unknown_fault
+    from harness.faults.boundary import BOUNDARY
     from harness.faults.catalogue import CATALOGUE
     from harness.resilience.progress import Progress
 
     arguments.load_plugins(())
     ours = set(CATALOGUE)
     modules = arguments.load_plugins(plugins)
-    for fault in (fault for fault in chosen if fault not in CATALOGUE):
-        raise arguments.unknown_fault(fault, CATALOGUE)
+    known: Collection[str] = BOUNDARY if struck else CATALOGUE
+    for fault in (fault for fault in chosen if fault not in known):
+        raise unknown_fault(fault, known)
     added = [fault for fault in CATALOGUE if fault not in ours] if plugins else []
+    if every and not struck:
+        raise UsageError.of("--every", "alone", "beside --strike", "--strike torch-fsdp2 --every")
     if plugins and not (added or chosen):
         raise UsageError.of("--plugin", ", ".join(plugins), "a module that registers a fault", "--plugin my_faults")
     arguments.require_output_files(None, json=json_file)
@@ -437,9 +443,11 @@ def faults(
         systems = ranks.strikable(struck)
         with Progress(sys.stderr) as progress:
             progress.stack("faults")
-            found, cut_off = ranks.strike(systems, jobs or os.cpu_count() or 1, modules, progress.told)
+            found, cut_off = ranks.strike(
+                systems, jobs or os.cpu_count() or 1, modules, progress.told, every=every, only=chosen
+            )
         print(ranks.table(found))
-        arguments.write_json(json_file, {"struck": [one.plain for one in found]})
+        arguments.write_json(json_file, {"struck": [one.told for one in found]})
         return 130 if cut_off else ExitStatus.OK
     only = (*added, *chosen) if plugins or chosen else None
     return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1, modules, only)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness import arguments, completion, options
+from harness.faults.asked import require_faults
 from harness.verdict import ExitStatus
 from harness.versions import with_cures
 
@@ -120,7 +121,7 @@ def explore(
     modules = arguments.load_plugins(plugins)
     require_hypothesis()
     arguments.require_interpreter(python)
-    arguments.require_faults(set(faults))
+    require_faults(set(faults))
     arguments.require_output_files(None, json=json_file)
     issues = arguments.shipped_issues()
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:

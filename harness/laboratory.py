@@ -36,6 +36,7 @@ from typing import Any, Self, TypeVar
 from harness import __version__
 from harness.attempt import Trial, refused_in, result_of, same_failure
 from harness.errors import NO_SPACE, HarnessError, ServerLostError, UsageError
+from harness.faults.boundary import never_struck
 from harness.program import expand, sessions
 from harness.releases import SOURCES, package
 from harness.result import (
@@ -262,6 +263,7 @@ class Laboratory:
             trial = self._forked(scenario, directory, self.deadline_s * patience, quiet=False)
             observed(scenario, trial.blob)
             trial.judgement = self._judged(scenario, directory, trial)
+            trial.idle = never_struck(scenario, directory)
             result = result_of(scenario, info, trial, self._ran(info, scenario))
             if self.keep and result.verdict.is_failure:
                 _keep_logs(directory, self.keep / scenario.id)

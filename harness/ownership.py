@@ -3,7 +3,8 @@
 An error belongs to whoever owns the innermost frame of its traceback. Three kinds of code are looked at:
 
 * Files of this package, and of the package of a plugin's system, are ours. A `KeyError` of our own rank code says
-  nothing about the library. Faults are the exception: what `harness/faults` raises was planted.
+  nothing about the library, and no more does one of a fault that does not fit the library. An error that a fault raises
+  on purpose carries the mark of `planted`: it is nobody's mistake.
 * The emulation (`harness/emulation`) stands in for a device and for a library's kernels. It refuses some calls on
   purpose, as the real device does, and marks the error with `refused`. It passes most calls on to torch through
   `hand_on`. In both cases the error is its caller's, so that the emulation's frames are passed over. For example,
@@ -23,10 +24,9 @@ from typing import Any, TypeVar
 E = TypeVar("E", bound=BaseException)
 R = TypeVar("R")
 
-_MARK = "shardproof_refusal"
+_MARK, _PLANTED = "shardproof_refusal", "shardproof_planted"
 _HERE = Path(__file__).parent
 _EMULATION = str(_HERE / "emulation") + "/"
-_FAULTS = str(_HERE / "faults") + "/"
 _DEVICE = tuple(f"{_EMULATION}{name}.py" for name in ("functions", "memory", "symbols", "cuda", "cpu_for_cuda"))
 """The files that stand between Python and torch as the device does. What the emulated kernels ask of torch is our
 own doing, and passes through none of them."""
@@ -36,6 +36,17 @@ def refused(error: E) -> E:
     """Mark an error that the emulation raises because the real thing would: `raise refused(RuntimeError(…))`."""
     setattr(error, _MARK, True)
     return error
+
+
+def planted(error: E) -> E:
+    """Mark an error that a fault raises on purpose: `raise planted(RuntimeError(…))`."""
+    setattr(error, _PLANTED, True)
+    return error
+
+
+def is_planted(error: BaseException) -> bool:
+    """Whether a fault raised this very error; not one that a library raises because of it."""
+    return getattr(error, _PLANTED, False)
 
 
 def hand_on(function: Callable[..., R], *args: Any, **named: Any) -> R:
@@ -58,9 +69,11 @@ def is_ours(error: BaseException, frames: Sequence[FrameSummary], folders: Seque
     """Whether an error is shardproof's own.
 
     Args:
-        error: what was raised; it carries the mark of `refused`, also after it was pickled.
+        error: what was raised; it carries the mark of `refused` or `planted`, also after it was pickled.
         frames: of its traceback, outermost first. folders: see `folders_of`.
     """
+    if is_planted(error):
+        return False
     inner_first = list(reversed(frames))
     if getattr(error, _MARK, False):
         inner_first = _outside(inner_first, (_EMULATION,))
@@ -69,7 +82,7 @@ def is_ours(error: BaseException, frames: Sequence[FrameSummary], folders: Seque
     if not inner_first:
         return False
     file = inner_first[0].filename
-    return file.startswith(tuple(folders)) and not file.startswith(_FAULTS)
+    return file.startswith(tuple(folders))
 
 
 def _hands_on(frame: FrameSummary) -> bool:

@@ -37,7 +37,7 @@ class Failure:
     """An exception, a death or a deadline in a rank.
 
     type: qualified name of the exception, or `killed` / `deadline`. rank: None where no single rank is to
-    blame. op: index of the operation that the rank was in, if known.
+    blame. op: index of the operation that the rank was in, if known. planted: whether a fault raised it, on purpose.
     """
 
     type: str
@@ -45,6 +45,7 @@ class Failure:
     rank: int | None = None
     traceback: str = ""
     op: int | None = None
+    planted: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
-"""What notices a fault outside the library: every boundary fault, planted in a plain scenario of a system.
+"""What notices a fault outside the library: a boundary fault, planted in a plain scenario of a system, and its result.
 
 Of each fault it is said what came of it, which comparison saw it first and at which operation, and whether it got into
 the checkpoint. For example, a bit of a parameter that flips after a step is seen at that step, in `param`, and a
 checkpoint that is saved next carries it on; of a reduction that is late nothing is seen, as it must be.
 
+*Verifies* that the fault struck: each leaves a note when it does (`harness.faults.boundary`).
 *Does not verify* that the fault is noticed by whoever trains: only what the library raises is. Nor that the scenario
-passes without the fault, which the conformance kit does; nor, of an error, whether the library or the fault raised it.
+passes without the fault, which the conformance kit does.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
+from harness.attempt import NEVER_STRUCK
 from harness.errors import UsageError
-from harness.faults.boundary import BOUNDARY, BoundaryFault
-from harness.faults.strikes import plain_scenario
+from harness.faults.boundary import BOUNDARY, BoundaryFault, boundary_fault
+from harness.faults.strikes import struck_scenario
 from harness.laboratory import Laboratory
 from harness.observe.record import WRITTEN
 from harness.result import Result
@@ -29,22 +30,43 @@ from harness.verdict import Verdict
 DEADLINE_S = 20.0
 """Of a session, of which some are stuck on purpose."""
 
+MOST_EVENTS = 1000
+"""How many events of one kind are struck one after the other, at most."""
+
 
 @dataclass(frozen=True)
 class Struck:
-    """A boundary fault in the real ranks of a system, and what came of it."""
+    """A boundary fault in the real ranks of one scenario, and what came of it."""
 
     fault: BoundaryFault
     result: Result
 
     @property
+    def hit(self) -> bool:
+        """Whether it found something to strike."""
+        return self.result.reason != NEVER_STRUCK
+
+    @property
+    def noticed(self) -> bool:
+        """Whether it struck, and came to the verdict that it must and to no other."""
+        return self.hit and self.result.verdict.value == self.fault.verdict
+
+    @property
     def outcome(self) -> str:
-        """The verdict; `error` where the library raised, so that whoever trains hears of it; `no effect` where nothing
-        differs that must, such as a second replica that is struck where there is one."""
-        if self.result.verdict is Verdict.CRASH:
-            return "error"
-        idle = self.result.verdict is Verdict.PASS and self.fault.verdict != "pass"
-        return "no effect" if idle else self.result.verdict.value
+        """The verdict; `error` where an error ended the run, so that whoever trains hears of it; `no effect` where the
+        fault found nothing to strike; `unseen` where it struck and nothing differs that must."""
+        verdict = self.result.verdict
+        if verdict is Verdict.PASS:
+            return ("pass" if self.fault.verdict == "pass" else "unseen") if self.hit else "no effect"
+        return "error" if verdict is Verdict.CRASH else verdict.value
+
+    @property
+    def raised(self) -> str:
+        """Whose error ended the run: the library's or the fault's own, or that a rank was lost; empty without one."""
+        error = self.result.error
+        if self.result.verdict is not Verdict.CRASH or error is None:
+            return ""
+        return "fault" if error.planted else "rank lost" if error.type == "died" else "library"
 
     @property
     def seen(self) -> str:
@@ -62,17 +84,29 @@ class Struck:
         return any(difference.key.where == WRITTEN for difference in self.result.differences)
 
     @property
+    def line(self) -> str:
+        """Its line of the canaries' table; of one that was not noticed, with the reason that the result gives."""
+        said = "noticed" if self.noticed else "NOT NOTICED"
+        because = f" ({self.result.reason})" if self.result.reason and not self.noticed else ""
+        return f"{self.fault.id:<28} {self.result.system:<14} {said}: {self.result.verdict.value}{because}"
+
+    @property
     def plain(self) -> dict[str, object]:
         """Its object of the machine report."""
         return {
-            "fault": self.fault.id,
+            "id": self.fault.id,
             "system": self.result.system,
             "version": self.result.version,
             "scenario": self.result.id,
-            "outcome": self.outcome,
-            "seen": self.seen,
-            "carried": self.carried,
+            "verdict": self.result.verdict.value,
+            "detected": self.noticed,
         }
+
+    @property
+    def told(self) -> dict[str, object]:
+        """The same, and what of it is seen where."""
+        seen = {"outcome": self.outcome, "raised": self.raised, "seen": self.seen, "carried": self.carried}
+        return {**self.plain, **seen}
 
 
 def strikable(names: Sequence[str]) -> list[System]:
@@ -89,12 +123,20 @@ def strikable(names: Sequence[str]) -> list[System]:
 
 
 def strike(
-    systems: Sequence[System], jobs: int, plugins: Sequence[str], told: Callable[[int, int], None]
+    systems: Sequence[System],
+    jobs: int,
+    plugins: Sequence[str],
+    told: Callable[[int, int], None],
+    *,
+    every: bool = False,
+    only: Sequence[str] = (),
 ) -> tuple[list[Struck], bool]:
-    """What comes of every boundary fault in the plain scenario of each system.
+    """What comes of every boundary fault in a scenario of each system: the first that the system's file names for it,
+    or its plain one.
 
     Args:
-        told: is called with how many faults are done, of how many.
+        told: is called with how many faults are done, of how many. every: faults that strike one of many events strike
+            each of them, one after the other, until one finds nothing to strike. only: the faults; all without any.
 
     Returns:
         The faults in the order of the systems' names, and whether an interrupt cut them off.
@@ -102,20 +144,36 @@ def strike(
     Raises:
         HarnessError: a rank's server does not start.
     """
-    planted: dict[Scenario, BoundaryFault] = {}
-    for system in systems:
-        plain = plain_scenario(system)
-        planted |= {plain.with_axes({"faults": fault.id}): fault for fault in BOUNDARY.values()}
+    planted = [struck_scenario(system, fault) for system in systems for fault in only or BOUNDARY]
     found: list[Struck] = []
+    done = 0
     with Laboratory(jobs=jobs, deadline_s=DEADLINE_S, plugins=plugins) as laboratory:
-        once = partial(laboratory.examine_one, confirm=False)
+
+        def struck(scenario: Scenario) -> list[Struck]:
+            return _each_event(laboratory, scenario, every=every)
+
         with suppress(KeyboardInterrupt):
-            for result in laboratory.side_by_side(once, planted):
-                found.append(Struck(planted[result.scenario], result))
-                told(len(found), len(planted))
+            for more in laboratory.side_by_side(struck, planted):
+                found += more
+                done += 1
+                told(done, len(planted))
     order = list(BOUNDARY)
-    found.sort(key=lambda struck: (struck.result.system, order.index(struck.fault.id)))
-    return found, len(found) < len(planted)
+    found.sort(key=lambda one: (one.result.system, order.index(one.fault.id.partition("@")[0])))
+    return found, done < len(planted)
+
+
+def _each_event(laboratory: Laboratory, scenario: Scenario, *, every: bool) -> list[Struck]:
+    """What comes of the fault of a scenario; with `every` at each of its events, which are in order."""
+    (first,) = scenario.faults
+    found = [Struck(boundary_fault(first), laboratory.examine_one(scenario, confirm=False))]
+    while every and boundary_fault(first).at and found[-1].hit and len(found) < MOST_EVENTS:
+        fault = boundary_fault(f"{first}@{len(found) + 1}")
+        again = scenario.with_axes({"faults": fault.id})
+        found.append(Struck(fault, laboratory.examine_one(again, confirm=False)))
+    return found[:-1] if len(found) > 1 and not found[-1].hit else found
+
+
+_RAISED = {"library": "the library raised", "fault": "the fault's own error", "rank lost": "a rank was lost"}
 
 
 def table(found: Sequence[Struck]) -> str:
@@ -130,5 +188,6 @@ def table(found: Sequence[Struck]) -> str:
                 f"  {'fault':<28} outcome   in a checkpoint  seen first",
             ]
         carried = "yes" if struck.carried else "-"
-        lines.append(f"  {struck.fault.id:<28} {struck.outcome:<9} {carried:<16} {struck.seen}".rstrip())
+        raised = f" ({_RAISED[struck.raised]})" if struck.raised else ""
+        lines.append(f"  {struck.fault.id:<28} {struck.outcome:<9} {carried:<16} {struck.seen}{raised}".rstrip())
     return "\n".join(lines)

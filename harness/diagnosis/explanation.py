@@ -22,7 +22,7 @@ from harness.observe.assemble import Bits, as_bits, record_key
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import Record, every_rank
 from harness.oracle.inputs import Inputs
-from harness.program import Op
+from harness.program import LOADS, Op
 from harness.scenario import Scenario
 
 Confidence = Literal["certain", "likely", "possible"]
@@ -204,6 +204,15 @@ class Context:
             value = self.expected.get(Key(index, "live", key.role, key.fqn))
             if value is not None:
                 yield index, value
+
+    def later(self, key: Key) -> Iterator[tuple[int, Value]]:
+        """The same after later operations that go on from there in the same ranks, earliest first."""
+        for op in self.ops[key.op + 1 :]:
+            if op.kind in ("build", *LOADS) or op.session != self.ops[key.op].session:
+                return
+            value = self.expected.get(Key(op.index, "live", key.role, key.fqn))
+            if value is not None:
+                yield op.index, value
 
 
 def tensor(key: Key) -> str:

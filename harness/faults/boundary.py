@@ -3,6 +3,9 @@
 They show what the harness makes of a lost operation, a broken checkpoint, a corrupted tensor, a dead rank and a stuck
 one, and, with a library that promises to survive such a thing, whether it does. Ids start with `boundary.`. Imports
 torch in ranks only.
+
+A fault says when it strikes, `context.struck()`. A scenario whose fault never did so says nothing about anybody, even
+if it comes to the verdict that it must: a collective may never be made, or a parameter have no such state.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from harness.faults import collectives, memory
+from harness.errors import UsageError
+from harness.faults import collectives, memory, overlap, reorder
+from harness.faults.collectives import Around
 from harness.program import Op
-from harness.systems.protocol import RankContext, RankSystem
+from harness.scenario import Scenario
+from harness.systems.protocol import RankContext, RankSystem, strike_note
 
 Perform = Callable[[], None]
 
@@ -29,13 +36,36 @@ _POLL_S = 0.0005
 @dataclass(frozen=True)
 class BoundaryFault:
     """One fault. around: performs an operation on one rank, with the fault in it; it is given what performs the
-    operation, the operation, what the rank knows, and the system on that rank. verdict: what every scenario must
-    come to that a system names for it in its `conformance.toml` (`harness.faults.strikes`)."""
+    operation, the operation, what the rank knows, and the system on that rank; it calls `context.struck()` when it
+    strikes. verdict: what every scenario must come to that a system names for it in its `conformance.toml`
+    (`harness.faults.strikes`). at: of a fault that strikes one of many events, what gives its `around` for the event's
+    number, from 1; `ID@3` is such a fault at the third, and the id alone at the first."""
 
     id: str
     doc: str
     verdict: str
-    around: Callable[[Perform, Op, RankContext, RankSystem], None] = field(repr=False)
+    around: Around = field(repr=False)
+    at: Callable[[int], Around] | None = field(default=None, repr=False)
+
+
+@lru_cache(maxsize=1024)
+def boundary_fault(fault_id: str) -> BoundaryFault:
+    """The fault of an id, which may name the event that it strikes. The same object for the same id, so that a fault
+    can remember one operation in another one.
+
+    Raises:
+        UsageError: there is none of that id, or it strikes no numbered events.
+    """
+    name, mark, number = fault_id.partition("@")
+    fault = BOUNDARY.get(name)
+    if fault is None:
+        raise UsageError.of("fault", fault_id, BOUNDARY, "boundary.kill-rank")
+    if not mark:
+        return fault
+    if fault.at is None or not number.isdecimal() or number.startswith("0"):
+        able = [each.id for each in BOUNDARY.values() if each.at]
+        raise UsageError.of("fault", fault_id, f"@N, from 1, behind {', '.join(able)}", f"{able[0]}@2")
+    return replace(fault, id=fault_id, around=fault.at(int(number)), at=None)
 
 
 def perform(system: RankSystem, op: Op, context: RankContext) -> None:
@@ -44,17 +74,25 @@ def perform(system: RankSystem, op: Op, context: RankContext) -> None:
     for fault_id in context.scenario.faults:
         if not fault_id.startswith("boundary."):  # a system of a plugin may have faults of its own
             continue
-        act = _wrapped(BOUNDARY[fault_id], act, op, context, system)
+        act = _wrapped(boundary_fault(fault_id), act, op, context, system)
     act()
 
 
 def _wrapped(fault: BoundaryFault, act: Perform, op: Op, context: RankContext, system: RankSystem) -> Perform:
-    return lambda: fault.around(act, op, context, system)
+    return lambda: fault.around(act, op, replace(context, fault=fault.id), system)
+
+
+def never_struck(scenario: Scenario, directory: Path) -> bool:
+    """Whether a boundary fault of a scenario that ran in this folder found nothing to strike."""
+    planted = (fault for fault in scenario.faults if fault.startswith("boundary."))
+    return any(not strike_note(directory, fault).exists() for fault in planted)
 
 
 def _skip_load(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     if not op.kind.startswith("load"):
         act()
+    else:
+        context.struck()
 
 
 def _flip_bit(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
@@ -64,9 +102,10 @@ def _flip_bit(act: Perform, op: Op, context: RankContext, system: RankSystem) ->
         file = _largest(context.checkpoint_path(op))
         data = bytearray(file.read_bytes())
         at = data.find(b"/data/0")  # the name of the first stored tensor; its elements follow, aligned to 64 bytes
-        at += 64 + 64 - (at + 64) % 64
+        at = at + 64 + 64 - (at + 64) % 64 if at >= 0 else len(data) // 2
         data[at] ^= 1
         file.write_bytes(data)
+        context.struck()
 
 
 def _truncate(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
@@ -74,6 +113,7 @@ def _truncate(act: Perform, op: Op, context: RankContext, system: RankSystem) ->
     if op.kind == "save" and context.rank == 0:
         file = _largest(context.checkpoint_path(op))
         os.truncate(file, file.stat().st_size // 2)
+        context.struck()
 
 
 def _largest(folder: Path) -> Path:
@@ -88,6 +128,7 @@ def _struck(op: Op, context: RankContext) -> bool:
 
 def _kill(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     if _struck(op, context):
+        context.struck()
         os.kill(os.getpid(), signal.SIGKILL)
     act()
 
@@ -103,6 +144,7 @@ def _kill_in_save(act: Perform, op: Op, context: RankContext, system: RankSystem
     def watch() -> None:
         while not any(f.is_file() and f.stat().st_size for f in folder.rglob("*")):
             time.sleep(_POLL_S)
+        context.struck()
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -112,6 +154,7 @@ def _kill_in_save(act: Perform, op: Op, context: RankContext, system: RankSystem
 
 def _stick(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     if _struck(op, context):
+        context.struck()
         time.sleep(3600)
     act()
 
@@ -138,6 +181,7 @@ def _corrupt_parameter(act: Perform, op: Op, context: RankContext, system: RankS
             shard = next(t for t in (*shards, *module.parameters()) if t.numel())
             with torch._C.DisableTorchFunction():
                 shard.data.view(-1)[:1].add_(1.0)
+            context.struck()
 
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
     act()
@@ -161,6 +205,7 @@ def _lose_contribution(act: Perform, op: Op, context: RankContext, system: RankS
                     for sent in tree_leaves(args):
                         if isinstance(sent, torch.Tensor):
                             sent.zero_()
+                            context.struck()
                 return func(*args, **(kwargs or {}))
 
     with Lossy():  # type: ignore[no-untyped-call]
@@ -181,6 +226,7 @@ def _corrupt_gradient(act: Perform, op: Op, context: RankContext, system: RankSy
                 if local is not None and local.numel():
                     with torch._C.DisableTorchFunction():
                         local.view(-1)[:1].add_(1.0)
+                    context.struck()
                     return
 
     with between(system, change):
@@ -210,9 +256,19 @@ def _drop_replica_state(act: Perform, op: Op, context: RankContext, system: Rank
         return
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    hook = register_optimizer_step_post_hook(lambda optimizer, *_: optimizer.state.clear())
+    def forget(optimizer: Any, *_: Any) -> None:
+        if optimizer.state:
+            context.struck()
+        optimizer.state.clear()
+
+    hook = register_optimizer_step_post_hook(forget)
     act()
     hook.remove()
+
+
+def _numbered(fault_id: str, doc: str, verdict: str, at: Callable[[int], Around]) -> BoundaryFault:
+    """A fault that strikes the first of many events, or another one of them."""
+    return BoundaryFault(fault_id, doc, verdict, at(1), at)
 
 
 BOUNDARY: dict[str, BoundaryFault] = {
@@ -254,21 +310,41 @@ BOUNDARY: dict[str, BoundaryFault] = {
             "boundary.memory-step", "a bit of rank 0's step counter flips after its first step", "mismatch",
             memory.flip_in("step"),
         ),
-        BoundaryFault(
+        _numbered(
             "boundary.collective-late", "rank 0 is half a second late at its first collective", "pass",
-            collectives.first_collective(collectives.late),
+            collectives.at_collective(collectives.late),
         ),
-        BoundaryFault(
+        _numbered(
             "boundary.collective-error", "rank 0's first collective raises there", "crash",
-            collectives.first_collective(collectives.broken),
+            collectives.at_collective(collectives.broken),
         ),
-        BoundaryFault(
+        _numbered(
             "boundary.collective-flip", "a bit of what rank 0 receives in its first collective is wrong", "mismatch",
-            collectives.first_collective(collectives.flipped),
+            collectives.at_collective(collectives.flipped),
         ),
-        BoundaryFault(
+        _numbered(
             "boundary.collective-swap", "rank 0 receives two ranks' parts of its first collective the wrong way round",
-            "mismatch", collectives.first_collective(collectives.swapped),
+            "mismatch", collectives.at_collective(collectives.swapped),
+        ),
+        _numbered(
+            "boundary.collective-drop", "rank 0 never makes its first collective, and goes on", "crash",
+            collectives.at_collective(collectives.dropped),
+        ),
+        _numbered(
+            "boundary.collective-lost", "no rank makes its first collective, and all go on", "mismatch",
+            collectives.at_collective(collectives.dropped, everywhere=True),
+        ),
+        _numbered(
+            "boundary.collective-reorder", "two collectives that are under way at once end in the other order", "pass",
+            reorder.exchanged,
+        ),
+        _numbered(
+            "boundary.async-late", "an asynchronous save is held at its first read until the next step is over", "pass",
+            overlap.late_read,
+        ),
+        _numbered(
+            "boundary.async-live", "the same, of torch's asynchronous save without the copy that it makes", "mismatch",
+            overlap.late_read_of_live,
         ),
     )
 }  # fmt: skip

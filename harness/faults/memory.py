@@ -41,6 +41,7 @@ def flip_in(name: str) -> Callable[[Callable[[], None], Op, RankContext, RankSys
             kept = next((tensor for optimizer in stepped for tensor in _kept(optimizer, name)), None)
             if kept is not None:
                 flip(kept)
+                context.struck()
 
     return around
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harness.errors import UsageError
-from harness.faults.boundary import BOUNDARY
+from harness.faults.boundary import BOUNDARY, boundary_fault
 from harness.scenario import AXES, Scenario, load_toml
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
@@ -49,6 +49,17 @@ def strikes() -> list[Scenario]:
     return [scenario for system in all_systems() for scenario in _strikes_of(system)]
 
 
+def struck_scenario(system: System, fault: str) -> Scenario:
+    """The scenario in which a boundary fault strikes a system: the first that its file names for it, or else its plain
+    one.
+
+    Raises:
+        UsageError: the file is malformed.
+    """
+    named = (scenario for scenario in _strikes_of(system) if scenario.faults == (fault,))
+    return next(named, plain_scenario(system).with_axes({"faults": fault}))
+
+
 def _strikes_of(system: System) -> list[Scenario]:
     document = _document(system)
     common = _common(system, document)
@@ -57,8 +68,9 @@ def _strikes_of(system: System) -> list[Scenario]:
         table.only(("faults", "axes"), needed=("faults",))
         own = {**common, **_axes(table), "system": system.name}
         for fault in table.texts("faults"):
-            if fault not in BOUNDARY:
+            if fault.partition("@")[0] not in BOUNDARY:
                 raise table.wrong("faults", fault, BOUNDARY, 'faults = ["boundary.kill-rank"]')
+            boundary_fault(fault)
             found.append(Scenario.from_axes({**own, "faults": fault}))
     return found
 

@@ -56,6 +56,7 @@ MECHANISMS = {
     "remainder_as_value": "The fp32 weights are noise.",
     "stale_remainder": "The fp32 weights are joined from the halves of two different values.",
     "stale_value": "State goes back in time; where the copy wins, what was loaded or learned is lost.",
+    "later_value": "The checkpoint mixes steps; a run that loads it goes on from a state that never was.",
     "load_without_effect": "The run starts from scratch and says that it resumed.",
     "kept_state_changed": "Going back to it goes back to another moment than the one that was kept.",
     "stale_copy_won": "What was loaded is lost at the first step.",

@@ -109,6 +109,7 @@ PHRASES = {
     "remainder_as_value": "{When} took remainders for masters: {what}",
     "stale_remainder": "{When} did not refresh the low bits of {what}",
     "stale_value": "{When} did not refresh {what}",
+    "later_value": "{When} wrote {what} of a later step than its own",
     "kept_state_changed": "{When} went back to {what} of a later moment than the one that was kept in memory",
     "stale_copy_won": "{When} undid the load: a stale copy won in {what}",
     "zeroed": "{When} dropped {what}, or never filled it in",

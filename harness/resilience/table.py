@@ -116,31 +116,58 @@ STRUCK_RANKS = """\
 ## Memory, collectives and ranks
 
 What is there to notice when something fails beside the disk? One command plants each of these faults in a small
-scenario of a system on real ranks (two steps, a save and a load on two ranks), and compares every value with the
-reference:
+scenario of a system on real ranks (two steps, a save and a load on two ranks, unless the system's `conformance.toml`
+names another one for the fault), and compares every value with the reference:
 
 ```console
 $ shardproof faults --strike SYSTEM
+$ shardproof faults --strike SYSTEM --every
+$ shardproof run smoke --system SYSTEM --fault boundary.collective-drop@3
 ```
 
-A fault of memory flips one bit of what rank 0 keeps, after its first step. A fault of a collective strikes the first
-one that rank 0 makes in its first step, below the library: it is half a second late, raises, or gives this rank
-something that was not sent.
+A fault of memory flips one bit of what rank 0 keeps, after its first step. A fault of a collective strikes one that
+rank 0 makes in its first step, below the library: the first, or with `@N` behind the fault's id the N-th. It is half
+a second late, raises, or gives this rank something that was not sent. `drop` is never made on rank 0, which goes on
+with its buffer as it was while the others wait; `lost` is made on no rank. `reorder` lets two that are under way at
+once end in the other order, on every rank alike. With `--every` each fault that has a number strikes every such
+event, one after the other. Sends, receives and barriers are not struck, nor what C++ code calls.
 
-* *error*: the library raised, or a rank was lost, so that whoever trains hears of it.
+* *error*: an error ended the run, so that whoever trains hears of it. It says whose it was: *the library* raised, a
+  *rank was lost*, or what arrived is *the fault's own* error, which nobody swallowed.
 * *mismatch*: nothing raised, and values are wrong. The cell says where that is seen first; *saved* says that the
   checkpoint which is saved next holds it, so that a restart brings it back.
-* *pass*: as it must be, nothing differs. *no effect*: the fault found nothing to strike, such as a second replica.
-* *hang*: no end before the deadline."""
+* *pass*: as it must be, nothing differs.
+* *no effect*: the fault found nothing to strike: every fault leaves a note when it does. *unseen*: it struck, and
+  nothing differs that must.
+* *hang*: no end before the deadline of 20 s. Nobody is told: torch's own timeout comes after half an hour."""
+
+IN_FLIGHT = """\
+## Training that goes on while a save is in flight
+
+An asynchronous save returns before its files are complete. Does it have its own copy of everything by then, or does
+it still read the tensors that the next step changes? Which one it is shows only if the save is slow at the right
+moment, so that moment is forced. `async-late@K` counts what the save reads after it has returned (torch's operations
+on tensors, and the bytes that go into files, in every thread and forked process that it has started), holds it at the
+K-th read until the next step is over, and compares what was written with what there was when the save was called.
+With `--every`, K goes from 1 until nothing is left to hold, so that each point between two reads is forced once. A
+tensor of the next step is a mismatch, which names the step of each tensor.
+
+`async-live@K` is the same over a copy that was never made: torch's stager hands on the live tensors. It must be a
+mismatch, as long as something is left to read; this is how we know that the first one could see anything.
+
+Not verified: a tensor that is read while the step writes it, half old and half new; two steps during one save; a
+process that is spawned and not forked; reads by C++ code that no operation of torch comes before; copies on streams
+of a real GPU.
+"""
 
 
 def _struck(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     systems = list(dict.fromkeys(one["system"] for one in found))
-    at = {(one["fault"], one["system"]): one for one in found}
+    at = {(one["id"], one["system"]): one for one in found}
     releases = {one["system"]: one["version"] for one in found}
     yield f"| fault | {' | '.join(f'{system} {releases[system]}' for system in systems)} |"
     yield "|---|" + "---|" * len(systems)
-    for fault in dict.fromkeys(one["fault"] for one in found):
+    for fault in dict.fromkeys(one["id"] for one in found):
         cells = [_struck_cell(at.get((fault, system))) for system in systems]
         yield f"| `{fault.removeprefix('boundary.')}` | {' | '.join(cells)} |"
 
@@ -150,7 +177,19 @@ def _struck_cell(one: Mapping[str, Any] | None) -> str:
         return "–"
     seen = f": {one['seen'].partition(' ')[2]}" if one["outcome"] == "mismatch" else ""
     carried = ", saved" if one["carried"] else ""
-    return f"{one['outcome']}{seen}{carried}"
+    raised = f" ({_RAISED[one['raised']]})" if one["raised"] else ""
+    return f"{one['outcome']}{raised}{seen}{carried}"
+
+
+_RAISED = {"library": "library", "fault": "the fault's own", "rank lost": "rank lost"}
+
+
+def _in_flight(findings: Mapping[str, Any]) -> Iterator[str]:
+    yield "| system | save | points | late reads of a copy | live tensors: mismatch | pass |"
+    yield "|---|---|---|---|---|---|"
+    for one in findings["in_flight"]:
+        cells = (one[key] for key in ("system", "save", "points", "late", "mismatch", "passed"))
+        yield f"| {' | '.join(str(cell) for cell in cells)} |"
 
 
 def render(document: Document, findings: Mapping[str, Any], struck: Sequence[Mapping[str, Any]]) -> str:
@@ -158,7 +197,8 @@ def render(document: Document, findings: Mapping[str, Any], struck: Sequence[Map
     lines = [HEAD, "## Stacks", "", OF_SYSTEMS, "", *_summary(document), ""]
     for stack in document["stack"]:
         lines += [*_section(stack), ""]
-    lines += [STRUCK_RANKS.replace("SYSTEM", struck[0]["system"]), "", *_struck(struck), ""]
+    lines += [STRUCK_RANKS.replace("SYSTEM", struck[0]["system"]), "", *_struck(struck), "", IN_FLIGHT]
+    lines += [*_in_flight(findings), ""] if findings.get("in_flight") else []
     lines += ["## Larger runs", "", *(f"* {one['text']}" for one in findings.get("large", ())), ""]
     lines += ["## Findings", "", *_findings(findings)]
     return "\n".join(lines) + "\n"

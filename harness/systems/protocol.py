@@ -44,7 +44,8 @@ class RankContext:
     """What a rank knows.
 
     rank: global rank in `mesh`, row-major. directory: the scenario's own folder, shared by its ranks and sessions;
-    checkpoints go to `directory / "checkpoint{n}"`. contract: the system's.
+    checkpoints go to `directory / "checkpoint{n}"`. contract: the system's. fault: the boundary fault that is given
+    this context; empty for the system's own.
     """
 
     scenario: Scenario
@@ -53,9 +54,19 @@ class RankContext:
     rank: int
     directory: Path
     contract: Contract
+    fault: str = ""
 
     def checkpoint_path(self, op: Op) -> Path:
         return self.directory / f"checkpoint{op.checkpoint}"
+
+    def struck(self) -> None:
+        """Leave a note that the fault strikes now. It outlives the rank, which the fault may be about to kill."""
+        strike_note(self.directory, self.fault).touch()
+
+
+def strike_note(directory: Path, fault: str) -> Path:
+    """The file that is there once a boundary fault has struck in a scenario with this folder."""
+    return directory / f"{fault}.struck"
 
 
 class RankSystem(Protocol):

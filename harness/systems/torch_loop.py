@@ -21,7 +21,7 @@ library: a local tensor of another shape than its box keeps its own shape in the
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,11 @@ class TorchRank:
     def between(self, op: Op) -> None:
         """Between the backward passes and the optimizer's step: gradients are reduced, and neither unscaled nor
         clipped. Nothing happens here; it is a seam for boundary faults (`harness.faults.boundary.between`)."""
+
+    def in_flight(self, finish: Callable[[], None]) -> None:
+        """An asynchronous save has begun, and `finish` waits for its end: at once. It is a seam for boundary faults
+        (`harness.faults.overlap`)."""
+        finish()
 
     def overflow(self, op: Op) -> None:
         """A step one of whose gradients is infinite: the loss scaler must leave it out."""

@@ -85,6 +85,7 @@ class RankError:
     * op_index, op: -1 and "" before the first op.
     * errno: of an OSError, else None.
     * ours: whether it is shardproof's own (`harness.ownership`).
+    * planted: whether a fault raised it, on purpose.
     """
 
     rank: int
@@ -96,6 +97,7 @@ class RankError:
     errno: int | None
     traceback: str
     ours: bool = False
+    planted: bool = False
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from harness.entry import resolve
 from harness.faults.boundary import perform
 from harness.models import model_spec
 from harness.observe.record import pack
-from harness.ownership import folders_of, is_ours
+from harness.ownership import folders_of, is_ours, is_planted
 from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
 from harness.systems.registry import system_named
@@ -148,6 +148,7 @@ def _described(error: BaseException, place: _Place) -> RankError:
         errno=error.errno if isinstance(error, OSError) else None,
         traceback=shortened(text),
         ours=place.stage == OBSERVE or is_ours(error, frames, folders_of(home)),
+        planted=is_planted(error),
     )
 
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from harness import canaries
-from harness.attempt import NO_EFFECT
-from harness.canaries import Detection, Strike, run_canaries
+from harness.attempt import NEVER_STRUCK, NO_EFFECT
+from harness.canaries import Detection, run_canaries
 from harness.cli import entry
 from harness.diagnosis import Explanation
 from harness.errors import UsageError
@@ -22,10 +22,11 @@ from harness.faults.catalogue import CATALOGUE, Fault, mechanisms, scenarios_of
 from harness.faults.strikes import strikes
 from harness.result import Result
 from harness.space.constraints import impossible
+from harness.struck import Struck
 from harness.systems.accepts import Accepts
 from harness.systems.registry import system_named
 from harness.verdict import ExitStatus, Verdict
-from tests.struck import strikes_with
+from tests.struck import REORDER, strikes_with
 
 FAULT = CATALOGUE["no-op-load"]
 RIGHT = mechanisms()[FAULT.mechanism][0]
@@ -88,9 +89,9 @@ def test_a_fault_without_effect_is_told_from_one_that_is_missed(
     assert "NOT NOTICED" not in shown
 
 
-def struck(fault: BoundaryFault, verdict: Verdict, reason: str = "") -> Strike:
+def struck(fault: BoundaryFault, verdict: Verdict, reason: str = "") -> Struck:
     scenario = strikes_with(fault.id)[0]
-    return Strike(fault, Result(scenario, scenario.system, "1", verdict, reason=reason))
+    return Struck(fault, Result(scenario, scenario.system, "1", verdict, reason=reason))
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[st
     """What the canaries find, to be spoilt by a test; everything is noticed."""
     found: dict[str, object] = {
         "planted": [detection(Verdict.MISMATCH, Verdict.MISMATCH)],
-        "struck": [struck(fault, Verdict(fault.verdict)) for fault in BOUNDARY.values()],
+        "struck": [struck(fault, Verdict(fault.verdict)) for fault in BOUNDARY.values() if fault.id != REORDER],
     }
     monkeypatch.setattr(canaries, "_plant_all", lambda *_: found["planted"])
     monkeypatch.setattr(canaries, "_strike_all", lambda *_: found["struck"])
@@ -147,6 +148,15 @@ def test_a_boundary_fault_with_another_verdict_fails_the_run(
     assert (row["id"], row["system"], row["detected"]) == (fault.id, strike.result.system, False)
 
 
+def test_a_boundary_fault_that_never_struck_fails_the_run_whatever_the_verdict(
+    outcome: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = BOUNDARY["boundary.collective-late"]
+    outcome["struck"] = [struck(late, Verdict.PASS, NEVER_STRUCK)]
+    assert run_canaries(Path(), None, 1) == ExitStatus.HARNESS
+    assert f"({NEVER_STRUCK})" in capsys.readouterr().out
+
+
 def test_a_comparison_that_finds_nothing_fails_the_run(
     outcome: dict[str, object], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +174,9 @@ def test_every_canary_is_a_scenario_that_its_system_runs() -> None:
 
 
 def test_every_boundary_fault_strikes_some_system() -> None:
-    assert {scenario.faults for scenario in strikes()} == {(fault,) for fault in BOUNDARY}
+    named = {fault.partition("@")[0] for scenario in strikes() for fault in scenario.faults}
+    assert named | {REORDER} == set(BOUNDARY)
+    assert REORDER not in named, "a system has two collectives under way at once here: it need no longer stand alone"
     assert len(set(strikes())) == len(strikes())
 
 

@@ -20,7 +20,7 @@ from harness.diff import LAZY_STATE, Difference, as_numbers, diff, numpy_dtype
 from harness.grid import choose_grid
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
-from harness.observe.record import Record
+from harness.observe.record import WRITTEN, Record
 from harness.oracle import twin
 from harness.program import expand
 from harness.scenario import DTypePolicy, Mesh, Optimizer, Scenario
@@ -195,6 +195,22 @@ def test_a_stale_copy_names_its_moment() -> None:
     found = top(diagnose(DENSE, stale, since=LATER_STEP))
     assert (found.mechanism, found.evidence[0]["value_of_op"]) == ("stale_value", 2)
     assert "has its value of operation 2 (step)" in found.text
+
+
+def test_a_save_that_was_still_reading_when_training_went_on_names_the_step_of_each_tensor() -> None:
+    save, step = 2, 3
+    names = [("exp_avg", "up.weight"), ("step", "up.weight"), ("param", "norm.weight")]
+
+    scenario = replace(DENSE, program="build step save step build load step")
+    expected = dict(predicted(scenario))
+    expected |= {key._replace(where=WRITTEN): value for key, value in expected.items() if key.op == save}
+    mixed = expected | {Key(save, WRITTEN, role, name): expected[live(step, role, name)] for role, name in names}
+    found = top(explain(diff(expected, mixed, equivalences=(LAZY_STATE,)), context_of(expected, mixed, scenario)))
+    assert found.mechanism == "later_value"
+    assert {(e["role"], e["name"], e["of_step"], e["save_of_step"]) for e in found.evidence} == {
+        (role, name, 2, 1) for role, name in names
+    }
+    assert "written exp_avg of up.weight is of step 2 (operation 3 (step)), the save of step 1" in found.text
 
 
 def test_an_initial_value_that_was_never_overwritten() -> None:

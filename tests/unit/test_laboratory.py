@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import pytest
 
 from harness import laboratory
+from harness.attempt import NEVER_STRUCK
 from harness.errors import ServerLostError
 from harness.faults.boundary import BOUNDARY
 from harness.laboratory import Laboratory
@@ -31,7 +32,7 @@ from harness.scenario import Mesh, Scenario
 from harness.store import StoreFull
 from harness.verdict import Verdict
 from harness.world import watchdog
-from tests.struck import strikes_with
+from tests.struck import REORDER, strikes_with
 from tests.unit.flow_system import ECHO
 from tests.unit.world_stub import ACTIONS
 
@@ -350,13 +351,14 @@ def test_a_disk_that_fills_under_a_librarys_save_is_no_crash_of_the_library(
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("fault", [name for name, fault in BOUNDARY.items() if fault.verdict != "hang"])
+@pytest.mark.parametrize("fault", [name for name in BOUNDARY if name not in ("boundary.stuck-rank", REORDER)])
 def test_a_boundary_fault_comes_to_its_verdict(lab: Laboratory, fault: str) -> None:
     scenarios = strikes_with(fault)
     assert scenarios
     for scenario in scenarios:
         result = lab.examine_one(scenario)
         assert result.verdict.value == BOUNDARY[fault].verdict, result
+        assert result.reason != NEVER_STRUCK
         assert result.reproduced == (None if result.verdict is Verdict.PASS else Reproduced(1, 1))
 
 

@@ -12,7 +12,7 @@ import torch
 import harness
 from harness import ownership
 from harness.emulation import cuda
-from harness.ownership import folders_of, hand_on, is_ours, refused
+from harness.ownership import folders_of, hand_on, is_ours, is_planted, planted, refused
 from tests.unit import lent_library
 
 HERE = Path(harness.__file__).parent
@@ -41,8 +41,8 @@ def frames(*files: str) -> list[FrameSummary]:
         ((LIBRARY, FUSED), True),
         ((LIBRARY, FUSED, KERNELS, DEVICE, PASSED_ON), True),
         ((LIBRARY, DEVICE, PASSED_ON, LIBRARY), False),
-        ((FAULT,), False),
-        ((RANK, FAULT), False),
+        ((FAULT,), True),
+        ((RANK, FAULT), True),
         ((), False),
     ],
 )
@@ -67,6 +67,13 @@ def test_a_refusal_of_the_emulation_is_its_callers_also_after_it_was_pickled(
 ) -> None:
     error = pickle.loads(pickle.dumps(refused(RuntimeError("two devices"))))
     assert is_ours(error, frames(*files), FOLDERS) is ours
+
+
+def test_what_a_fault_raises_on_purpose_is_not_ours_and_what_a_library_makes_of_it_is_not_planted() -> None:
+    error = pickle.loads(pickle.dumps(planted(RuntimeError("as planted"))))
+    assert not is_ours(error, frames(RANK, FAULT), FOLDERS)
+    assert is_planted(error)
+    assert not is_planted(RuntimeError("as planted"))
 
 
 def test_files_of_a_plugins_package_are_ours_and_a_module_alone_is_not() -> None:

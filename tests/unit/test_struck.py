@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
+from torch.distributed import Work
 
+from harness.attempt import NEVER_STRUCK
 from harness.cli import entry
 from harness.diff import Difference
+from harness.errors import UsageError
 from harness.faults import collectives, memory
-from harness.faults.boundary import BOUNDARY
+from harness.faults.boundary import BOUNDARY, boundary_fault
 from harness.faults.strikes import plain_scenario
+from harness.laboratory import Laboratory
 from harness.observe.logical import Key
 from harness.observe.record import LIVE, WRITTEN
-from harness.result import FailedOp, Result
-from harness.struck import Struck, table
+from harness.ownership import is_planted
+from harness.result import FailedOp, Failure, Result
+from harness.scenario import Scenario
+from harness.struck import Struck, _each_event, table
 from harness.systems.registry import system_named
 from harness.verdict import Verdict
 
@@ -35,10 +44,33 @@ def test_what_is_seen_first_and_what_a_checkpoint_carries_on() -> None:
     assert not Struck(FLIP, replace(SEEN, differences=SEEN.differences[:1])).carried
 
 
-def test_what_changes_nothing_had_no_effect_unless_nothing_must_change() -> None:
+def test_what_changes_nothing_went_unseen_unless_nothing_must_change_or_nothing_was_struck() -> None:
     passed = replace(RESULT, verdict=Verdict.PASS)
-    assert Struck(FLIP, passed).outcome == "no effect"
+    assert Struck(FLIP, passed).outcome == "unseen"
+    assert Struck(FLIP, replace(passed, reason=NEVER_STRUCK)).outcome == "no effect"
     assert Struck(LATE, passed).outcome == "pass"
+    assert Struck(LATE, replace(passed, reason=NEVER_STRUCK)).outcome == "no effect"
+
+
+def test_only_what_struck_is_noticed() -> None:
+    assert Struck(LATE, replace(RESULT, verdict=Verdict.PASS)).noticed
+    assert not Struck(LATE, replace(RESULT, verdict=Verdict.PASS, reason=NEVER_STRUCK)).noticed
+    assert not Struck(FLIP, replace(SEEN, reason=NEVER_STRUCK)).noticed
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (Failure("RuntimeError", "no"), "library", "the library raised"),
+        (Failure("RuntimeError", "no", planted=True), "fault", "the fault's own error"),
+        (Failure("died", "rank 0 ended without a word"), "rank lost", "a rank was lost"),
+    ],
+)
+def test_an_error_is_told_by_whom_it_is(error: Failure, raised: str, said: str) -> None:
+    struck = Struck(FLIP, replace(RESULT, verdict=Verdict.CRASH, error=error))
+    assert (struck.outcome, struck.raised) == ("error", raised)
+    assert table([struck]).endswith(f"({said})")
+    assert Struck(FLIP, SEEN).raised == ""
 
 
 def test_the_table_has_a_line_for_each_fault_below_its_system() -> None:
@@ -65,15 +97,73 @@ def test_one_bit_of_the_first_element_flips(dtype: torch.dtype) -> None:
     assert torch.equal(tensor, before)
 
 
+def collective(
+    make: Callable[..., object], *args: object, func: object = None, world: int = 2
+) -> tuple[collectives.Collective, list[str]]:
+    """One call of a collective, and what it notes."""
+    struck: list[str] = []
+    return collectives.Collective(func or make, args, {}, world, lambda: struck.append("struck")), struck
+
+
 def test_two_ranks_parts_change_places() -> None:
     received = torch.arange(6.0)
-    collectives.swapped(lambda: None, (received,), 3)
-    assert received.tolist() == [2, 3, 0, 1, 4, 5]
+    one, struck = collective(lambda *_: None, received, world=3)
+    collectives.swapped(one)
+    assert (received.tolist(), struck) == ([2, 3, 0, 1, 4, 5], ["struck"])
     uneven = torch.arange(3.0)
-    collectives.swapped(lambda: None, (uneven,), 2)
-    assert uneven.tolist() == [0, 1, 2], "parts of several sizes have no places to change"
+    one, struck = collective(lambda *_: None, uneven)
+    collectives.swapped(one)
+    assert (uneven.tolist(), struck) == ([0, 1, 2], []), "parts of several sizes have no places to change"
 
 
 def test_a_broken_collective_says_who_broke_it() -> None:
-    with pytest.raises(RuntimeError, match=r"boundary\.collective-error"):
-        collectives.broken(lambda: None, (), 2)
+    one, struck = collective(lambda *_: None)
+    with pytest.raises(RuntimeError, match=r"boundary\.collective-error") as raised:
+        collectives.broken(one)
+    assert is_planted(raised.value)
+    assert struck == ["struck"]
+
+
+def test_a_dropped_collective_leaves_what_it_would_have_written_and_has_ended() -> None:
+    output, never = torch.full((4,), 7.0), SimpleNamespace(namespace="c10d", _schema=SimpleNamespace(returns=(1, 2)))
+    one, struck = collective(lambda *_: None, output, torch.ones(2), func=never)
+    given, handle = collectives.dropped(one)
+    assert given is output
+    assert Work.unbox(handle).wait()
+    assert (output.tolist(), struck) == ([7.0] * 4, ["struck"])
+    one, _ = collective(
+        lambda *_: None, torch.ones(2), 2, "none", func=torch.ops._c10d_functional.all_gather_into_tensor.default
+    )
+    assert collectives.dropped(one).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    "fault", ["boundary.none", "boundary.none@2", "boundary.kill-rank@2", "boundary.collective-late@0"]
+)
+def test_only_faults_of_many_events_take_a_number(fault: str) -> None:
+    with pytest.raises(UsageError, match="given 'boundary"):
+        boundary_fault(fault)
+
+
+def test_a_number_chooses_the_collective() -> None:
+    fault = boundary_fault("boundary.collective-lost@3")
+    assert (fault.id, fault.verdict) == ("boundary.collective-lost@3", "mismatch")
+    assert fault is boundary_fault("boundary.collective-lost@3")
+
+
+def test_every_event_is_struck_until_one_finds_nothing() -> None:
+    asked: list[str] = []
+
+    def examine(scenario: Scenario, *, confirm: bool) -> Result:
+        asked.extend(scenario.faults)
+        reason = NEVER_STRUCK if scenario.faults[0].endswith("@3") else ""
+        return replace(RESULT, scenario=scenario, verdict=Verdict.PASS, reason=reason)
+
+    laboratory = cast("Laboratory", SimpleNamespace(examine_one=examine))
+    late, lost = (
+        RESULT.scenario.with_axes({"faults": f"boundary.{name}"}) for name in ("collective-late", "kill-rank")
+    )
+    found = _each_event(laboratory, late, every=True)
+    assert [one.fault.id for one in found] == [LATE.id, f"{LATE.id}@2"]
+    assert asked == [LATE.id, f"{LATE.id}@2", f"{LATE.id}@3"]
+    assert len(_each_event(laboratory, late, every=False)) == len(_each_event(laboratory, lost, every=True)) == 1

@@ -15,6 +15,7 @@ from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Ru
 from harness.diff import Difference
 from harness.observe.assemble import as_bits
 from harness.observe.logical import Key
+from harness.observe.record import WRITTEN
 
 STATE_ROLES = ("param", "master", "grad", "exp_avg", "exp_avg_sq", "momentum")
 
@@ -150,6 +151,20 @@ def _copy_of_loaded(key: Key, context: Context) -> bool:
 def stale_value(difference: Difference, context: Context) -> Finding | None:
     """The deviating elements are those expected after an earlier operation (PT-163130, DS-7707, TT-4598)."""
     return _earlier(difference, context, initial=False)
+
+
+def later_value(difference: Difference, context: Context) -> Finding | None:
+    """A save wrote what a later step has made of a tensor: it was still reading when training went on."""
+    key, pair = difference.key, context.pair(difference)
+    if pair is None or key.where != WRITTEN or context.op_kind(key.op) != "save":
+        return None
+    source = next((index for index, value in context.later(key) if pair.explained_by(value)), None)
+    if source is None:
+        return None
+    then, now = context.ops[source].iteration + 1, context.ops[key.op].iteration
+    clause = f"{tensor(key)} is of step {then} ({context.op_name(source)}), the save of step {now}"
+    evidence = {"name": key.fqn, "role": key.role, "of_step": then, "save_of_step": now, **_where(pair)}
+    return Finding(_at_least_likely(pair), clause, evidence)
 
 
 def initial_value(difference: Difference, context: Context) -> Finding | None:
@@ -323,6 +338,7 @@ RULES = (
         stale_value,
         ("DS-7707", "PT-163130", "PT-138575", "MBR-3397", "MLM-7449a", "MLM-6871", "TT-4598", "PT-176076"),
     ),
+    Rule("later_value", "The save was still reading when training went on", later_value),
     Rule("load_without_effect", "The load did nothing", load_without_effect, ("PT-140898",)),
     Rule(
         "stale_copy_won",

@@ -7,8 +7,10 @@ iteration) is stored beside model and optimizer under `extra`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,14 @@ from harness.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
 from harness.systems.torch_loop import TrainState
 
 FULL_FILE = "full.pt"
+
+InFlight = Callable[[Callable[[], None]], None]
+"""Is given what waits for an asynchronous save that has begun, and sees to it that it is called."""
+
+
+def at_once(finish: Callable[[], None]) -> None:
+    """Wait for an asynchronous save right where it begins."""
+    finish()
 
 
 @dataclass(frozen=True)
@@ -55,15 +65,17 @@ class StateDictCheckpoint:
         rank0_only = self.plan.form == "full" and self.plan.cpu_offload
         return replace(self, plan=replace(self.plan, broadcast_from_rank0=True)) if rank0_only else self
 
-    def save(self, state: TrainState, path: Path) -> None:
-        """Write a checkpoint into the folder `path`; returns when the files are complete."""
+    def save(self, state: TrainState, path: Path, in_flight: InFlight = at_once) -> None:
+        """Write a checkpoint into the folder `path`; the files are complete when this returns and, of an asynchronous
+        save, what `in_flight` was given has been called."""
         match self.plan.form:
             case "dcp":
                 state_dict_saver.save(self.content(state), checkpoint_id=path)
             case "dcp-async":
-                pending = state_dict_saver.async_save(self.content(state), checkpoint_id=path)
+                group = dist.new_group(backend="gloo")  # its own, since training goes on beside it
+                pending = state_dict_saver.async_save(self.content(state), checkpoint_id=path, process_group=group)
                 assert isinstance(pending, Future)
-                pending.result()
+                in_flight(partial(_finish, pending, group))
             case "dcp-stateful":
                 state_dict_saver.save({"app": _Application(self, state)}, checkpoint_id=path)
             case "full":
@@ -167,6 +179,12 @@ class _Application:
 
     def load_state_dict(self, loaded: dict[str, Any]) -> None:
         self.keeper.restore(self.state, loaded)
+
+
+def _finish(pending: Future[Any], group: dist.ProcessGroup) -> None:
+    """Wait for an asynchronous save, and give its process group back."""
+    pending.result()
+    dist.destroy_process_group(group)
 
 
 def _options(plan: CheckpointPlan) -> StateDictOptions:

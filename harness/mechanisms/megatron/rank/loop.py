@@ -254,6 +254,11 @@ class MegatronLoop:
         """Between the backward passes and the optimizer's step. Nothing happens here; it is a seam for boundary faults
         (`harness.faults.boundary.between`)."""
 
+    def in_flight(self, finish: Callable[[], None]) -> None:
+        """An asynchronous save has begun, and `finish` waits for its end: at once. It is a seam for boundary faults
+        (`harness.faults.overlap`)."""
+        finish()
+
     def _backward(self, slot: Slot) -> None:
         """Forward and backward of one microbatch."""
         self.probe.slot = slot

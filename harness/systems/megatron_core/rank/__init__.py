@@ -40,7 +40,7 @@ class Rank(MegatronLoop):
         from harness.systems.megatron_core.rank import checkpoint
 
         with self.gathered():
-            checkpoint.save(self.state, self.plan, self.context.checkpoint_path(op))
+            checkpoint.save(self.state, self.plan, self.context.checkpoint_path(op), self.in_flight)
 
     @emulated
     def load(self, op: Op) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.emulation import device as devices
 from harness.mechanisms.megatron.rank.state import TrainState
 from harness.systems.megatron_core.formats import CheckpointPlan
 from harness.systems.megatron_core.rank import fsdp
@@ -31,14 +32,19 @@ CHECKPOINT_VERSION = 3.0
 TRUST_VARIABLE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
-def save(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
-    """Write a checkpoint into the folder `path`. Runs on all ranks; returns when the files are complete."""
+InFlight = Callable[[Callable[[], None]], None]
+"""Is given what waits for an asynchronous save that has begun, and sees to it that it is called."""
+
+
+def save(state: TrainState, plan: CheckpointPlan, path: Path, in_flight: InFlight) -> None:
+    """Write a checkpoint into the folder `path`. Runs on all ranks; the files are complete when this returns and, of an
+    asynchronous save, what `in_flight` was given has been called."""
     if plan.form == "fsdp_dtensor":
         fsdp.save(state, path)
     elif plan.legacy:
         _save_files(state, plan, path)
     else:
-        _save_distributed(state, plan, path)
+        _save_distributed(state, plan, path, in_flight)
     dist.barrier()
 
 
@@ -111,7 +117,7 @@ def _folder(state: TrainState, path: Path) -> Path:
     return path / (f"mp_rank_{state.tp_index:02d}" + (f"_{state.dp_index % experts:03d}" if experts > 1 else ""))
 
 
-def _save_distributed(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
+def _save_distributed(state: TrainState, plan: CheckpointPlan, path: Path, in_flight: InFlight) -> None:
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
     from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
@@ -134,8 +140,13 @@ def _save_distributed(state: TrainState, plan: CheckpointPlan, path: Path) -> No
     if request is not None:
         queue = AsyncCallsQueue()
         queue.schedule_async_request(request)
-        queue.maybe_finalize_async_calls(blocking=True)
-        queue.close()
+
+        def finish() -> None:
+            with devices.on(state.scenario.device):
+                queue.maybe_finalize_async_calls(blocking=True)
+                queue.close()
+
+        in_flight(finish)
 
 
 def _read_distributed(state: TrainState, plan: CheckpointPlan, path: Path, *, whole: bool) -> dict[str, Any]:

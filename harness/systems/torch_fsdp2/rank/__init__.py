@@ -38,7 +38,7 @@ class Rank(TorchRank):
         fully_shard_units(root, self.context, self.mesh)
 
     def save(self, op: Op) -> None:
-        self.checkpoint.save(self.state, self.context.checkpoint_path(op))
+        self.checkpoint.save(self.state, self.context.checkpoint_path(op), self.in_flight)
 
     def load(self, op: Op) -> None:
         self.checkpoint.load(self.state, self.context.checkpoint_path(op))

@@ -75,7 +75,7 @@ class Rank(TorchRank):
 
     def save(self, op: Op) -> None:
         with self._extra_state():
-            self.checkpoint.save(self.state, self.context.checkpoint_path(op))
+            self.checkpoint.save(self.state, self.context.checkpoint_path(op), self.in_flight)
 
     def load(self, op: Op) -> None:
         with self._extra_state():

@@ -1,0 +1,171 @@
+"""Saves that are in flight while training goes on, and collectives that change places: on toys, in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from harness.faults import overlap, reorder
+from harness.faults.collectives import Collective
+from harness.program import Op, expand
+from harness.scenario import Scenario
+from harness.systems.protocol import RankContext, RankSystem
+
+NAMES = ("a", "b", "c")
+
+
+class Toy:
+    """A stack that saves in a thread: copies of its tensors, or the tensors themselves. A step adds one to each."""
+
+    def __init__(self, folder: Path, *, copies: bool) -> None:
+        self.folder, self.copies = folder, copies
+        self.tensors = {name: torch.zeros(2) for name in NAMES}
+
+    def build(self, op: Op) -> None:
+        """Nothing to do."""
+
+    def step(self, op: Op) -> None:
+        for tensor in self.tensors.values():
+            tensor += 1
+
+    def save(self, op: Op) -> None:
+        content = {name: tensor.clone() if self.copies else tensor for name, tensor in self.tensors.items()}
+        thread = threading.Thread(target=self._write, args=(content,))
+        thread.start()
+        self.in_flight(thread.join)
+
+    def in_flight(self, finish: Callable[[], None]) -> None:
+        finish()
+
+    def _write(self, content: dict[str, torch.Tensor]) -> None:
+        for name, tensor in content.items():
+            torch.save(tensor.detach(), self.folder / name)
+
+    def saved(self) -> list[float]:
+        return [float(torch.load(self.folder / name)[0]) for name in NAMES]
+
+
+def driven(
+    folder: Path, number: int, *, copies: bool, program: str = "build step save step"
+) -> tuple[list[float], bool]:
+    """What a toy has saved, with the save held at its read of this number; whether it was held."""
+    folder.mkdir()
+    scenario, toy, struck = Scenario(program=program), Toy(folder, copies=copies), list[str]()
+    told = SimpleNamespace(scenario=scenario, directory=folder, rank=0, struck=lambda: struck.append("held"))
+    context, system, around = cast("RankContext", told), cast("RankSystem", toy), overlap.late_read(number)
+    for op in expand(scenario):
+        around(lambda op=op: getattr(toy, op.kind)(op), op, context, system)  # type: ignore[misc]
+    return toy.saved(), bool(struck)
+
+
+def test_a_copy_is_of_its_step_wherever_the_save_is_held(tmp_path: Path) -> None:
+    runs = [driven(tmp_path / str(number), number, copies=True) for number in range(1, 5)]
+    assert runs == [([1, 1, 1], True)] * 3 + [([1, 1, 1], False)]
+
+
+def test_live_tensors_are_of_the_next_step_from_the_read_on_that_was_held(tmp_path: Path) -> None:
+    runs = [driven(tmp_path / str(number), number, copies=False)[0] for number in range(1, 4)]
+    assert runs == [[2, 2, 2], [1, 2, 2], [1, 1, 2]]
+
+
+@pytest.mark.parametrize("program", ["build step save", "build step save build step", "build step save save step"])
+def test_a_save_that_no_step_follows_at_once_is_waited_for(tmp_path: Path, program: str) -> None:
+    saved, held = driven(tmp_path / "x", 1, copies=False, program=program)
+    assert held is program.endswith("save save step")
+    assert saved == ([2, 2, 2] if held else [1, 1, 1])
+
+
+class Handles:
+    """Collectives that say when they are made, and give a handle as torch's operators do."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.struck = 0
+
+    def one(self, name: str) -> Collective:
+        def make(*_: Any) -> Any:
+            self.made.append(name)
+            return torch.zeros(1), ended()
+
+        func = cast("Any", make)
+        func.namespace, func._schema = "c10d", SimpleNamespace(returns=(1, 2))
+        return Collective(func, (torch.zeros(1),), {}, 2, self._strikes)
+
+    def _strikes(self) -> None:
+        self.struck += 1
+
+
+def ended() -> Any:
+    from harness.faults.collectives import _ended
+
+    return _ended()
+
+
+def waited(made: Any) -> None:
+    torch.distributed.Work.unbox(made[-1]).wait()
+
+
+def test_two_that_are_under_way_at_once_end_in_the_other_order() -> None:
+    calls, order = Handles(), reorder._Order(1)
+    first, second = order.meet(calls.one("first")), order.meet(calls.one("second"))
+    assert (calls.made, calls.struck) == (["second"], 1)
+    waited(second)
+    waited(first)
+    order.meet(calls.one("third"))
+    assert calls.made == ["second", "first", "third"], "each is made once, and the rest as they come"
+
+
+def test_one_that_is_waited_for_at_once_changes_places_with_none() -> None:
+    calls, order = Handles(), reorder._Order(1)
+    waited(order.meet(calls.one("first")))
+    second = order.meet(calls.one("second"))
+    assert calls.made == ["first"]
+    order.catch_up()
+    waited(second)
+    assert (calls.made, calls.struck) == (["first", "second"], 0)
+
+
+def test_the_number_chooses_the_pair() -> None:
+    calls, order = Handles(), reorder._Order(2)
+    for name in ("first", "second", "third", "fourth"):
+        order.meet(calls.one(name))
+    assert (calls.made, calls.struck) == (["first", "third", "second", "fourth"], 1)
+
+
+def _sums_of_two(rank: int, folder: str, relies: bool) -> None:
+    """Two reductions under way at once, over gloo. relies: the first is taken to be over when the second is."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    first, second = torch.full((3,), 1.0 + rank), torch.full((3,), 10.0 * (1 + rank))
+    struck = list[str]()
+    told = SimpleNamespace(struck=lambda: struck.append("struck"), mesh=SimpleNamespace(world=2))
+    seen = list[float]()
+
+    def step() -> None:
+        one, two = dist.all_reduce(first, async_op=True), dist.all_reduce(second, async_op=True)
+        two.wait()
+        if relies:
+            seen.append(float(first[0]))
+        one.wait()
+        seen.extend((float(first[0]), float(second[0])))
+
+    op = next(op for op in expand(Scenario(program="build step")) if op.kind == "step")
+    reorder.exchanged(1)(step, op, cast("RankContext", told), cast("RankSystem", None))
+    Path(folder, f"rank{rank}").write_text(f"{seen} {struck}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("relies", [False, True])
+def test_over_gloo_two_reductions_change_places_and_come_to_the_same(tmp_path: Path, *, relies: bool) -> None:
+    torch.multiprocessing.spawn(_sums_of_two, (str(tmp_path), relies), nprocs=2)
+    for rank in range(2):
+        early = [1.0 + rank] if relies else []
+        assert (tmp_path / f"rank{rank}").read_text() == f"{[*early, 3.0, 30.0]} ['struck']"

@@ -178,10 +178,11 @@ def _corrupt_parameter(act: Perform, op: Op, context: RankContext, system: RankS
         depth -= 1
         if not depth:
             shards = [p._local_tensor for p in module.parameters() if hasattr(p, "_local_tensor")]
-            shard = next(t for t in (*shards, *module.parameters()) if t.numel())
-            with torch._C.DisableTorchFunction():
-                shard.data.view(-1)[:1].add_(1.0)
-            context.struck()
+            for shard in (t for t in (*shards, *module.parameters()) if t.numel()):
+                with torch._C.DisableTorchFunction():
+                    shard.data.view(-1)[:1].add_(1.0)
+                context.struck()
+                return
 
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
     act()

@@ -105,8 +105,9 @@ def broken(one: Collective) -> Any:
 def flipped(one: Collective) -> Any:
     """One bit of what this rank receives is wrong."""
     made = _finished(one.make())
-    flip(_received(made, one.args))
-    one.struck()
+    for received in _received(made, one.args):
+        flip(received)
+        one.struck()
     return made
 
 
@@ -115,7 +116,7 @@ def swapped(one: Collective) -> Any:
     import torch
 
     made = _finished(one.make())
-    parts = _received(made, one.args).detach().view(-1).chunk(one.world)
+    parts = [part for received in _received(made, one.args) for part in received.detach().view(-1).chunk(one.world)]
     if len(parts) > 1 and parts[0].shape == parts[1].shape:
         first = parts[0].clone()
         with torch.no_grad():
@@ -169,10 +170,11 @@ def _ended() -> Any:
     return _of_future(ended).boxed()
 
 
-def _received(made: Any, args: Any) -> Any:
-    """What the collective gives, or else writes to, which is the first tensor among its arguments."""
+def _received(made: Any, args: Any) -> list[Any]:
+    """What the collective gives, or else writes to, which is the first tensor among its arguments; nothing where that
+    has no elements."""
     import torch
     from torch.utils._pytree import tree_leaves
 
     given = [made] if isinstance(made, torch.Tensor) else tree_leaves(args)
-    return next(leaf for leaf in given if isinstance(leaf, torch.Tensor) and leaf.numel())
+    return [leaf for leaf in given if isinstance(leaf, torch.Tensor) and leaf.numel()][:1]

@@ -5,8 +5,8 @@
 docs/resilience.toml holds the `[[stack]]` tables that `shardproof resilience --out DIR` wrote as DIR/resilience.toml,
 docs/struck.json what `shardproof faults --strike SYSTEM --json docs/struck.json` wrote, of several systems.
 docs/resilience-findings.toml is written by hand: `[[finding]]` with `title`, `text`, `script` and `public`, `[[known]]`
-with `text` and `public`, and `[[large]]` for runs that are too large for a page. A test compares the committed page
-with what this module writes.
+with `text` and `public`, `[[in_flight]]` with what was held where, and `[[large]]` for runs that are too large for a
+page. A test compares the committed page with what this module writes.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ once end in the other order, on every rank alike. With `--every` each fault that
 event, one after the other. Sends, receives and barriers are not struck, nor what C++ code calls.
 
 * *error*: an error ended the run, so that whoever trains hears of it. It says whose it was: *the library* raised, a
-  *rank was lost*, or what arrived is *the fault's own* error, which nobody swallowed.
+  *rank was lost*, or what arrived is *the fault's own* error, which nobody swallowed. A cell that names
+  nobody was recorded before that was told.
 * *mismatch*: nothing raised, and values are wrong. The cell says where that is seen first; *saved* says that the
   checkpoint which is saved next holds it, so that a restart brings it back.
 * *pass*: as it must be, nothing differs.
@@ -184,21 +185,13 @@ def _struck_cell(one: Mapping[str, Any] | None) -> str:
 _RAISED = {"library": "library", "fault": "the fault's own", "rank lost": "rank lost"}
 
 
-def _in_flight(findings: Mapping[str, Any]) -> Iterator[str]:
-    yield "| system | save | points | late reads of a copy | live tensors: mismatch | pass |"
-    yield "|---|---|---|---|---|---|"
-    for one in findings["in_flight"]:
-        cells = (one[key] for key in ("system", "save", "points", "late", "mismatch", "passed"))
-        yield f"| {' | '.join(str(cell) for cell in cells)} |"
-
-
 def render(document: Document, findings: Mapping[str, Any], struck: Sequence[Mapping[str, Any]]) -> str:
     """The page."""
     lines = [HEAD, "## Stacks", "", OF_SYSTEMS, "", *_summary(document), ""]
     for stack in document["stack"]:
         lines += [*_section(stack), ""]
     lines += [STRUCK_RANKS.replace("SYSTEM", struck[0]["system"]), "", *_struck(struck), "", IN_FLIGHT]
-    lines += [*_in_flight(findings), ""] if findings.get("in_flight") else []
+    lines += [*(f"* {one['text']}" for one in findings.get("in_flight", ())), ""]
     lines += ["## Larger runs", "", *(f"* {one['text']}" for one in findings.get("large", ())), ""]
     lines += ["## Findings", "", *_findings(findings)]
     return "\n".join(lines) + "\n"

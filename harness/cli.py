@@ -420,12 +420,11 @@ def faults(
     shardproof faults --fault stale-masters
     shardproof faults --strike torch-fsdp2 --every
     """
-    from harness import struck as ranks
     from harness.canaries import run_canaries
     from harness.faults.asked import unknown_fault
     from harness.faults.boundary import BOUNDARY
     from harness.faults.catalogue import CATALOGUE
-    from harness.resilience.progress import Progress
+    from harness.struck import run_strikes
 
     arguments.load_plugins(())
     ours = set(CATALOGUE)
@@ -440,15 +439,7 @@ def faults(
         raise UsageError.of("--plugin", ", ".join(plugins), "a module that registers a fault", "--plugin my_faults")
     arguments.require_output_files(None, json=json_file)
     if struck:
-        systems = ranks.strikable(struck)
-        with Progress(sys.stderr) as progress:
-            progress.stack("faults")
-            found, cut_off = ranks.strike(
-                systems, jobs or os.cpu_count() or 1, modules, progress.told, every=every, only=chosen
-            )
-        print(ranks.table(found))
-        arguments.write_json(json_file, {"struck": [one.told for one in found]})
-        return 130 if cut_off else ExitStatus.OK
+        return run_strikes(struck, json_file, jobs or os.cpu_count() or 1, modules, every=every, only=chosen)
     only = (*added, *chosen) if plugins or chosen else None
     return run_canaries(arguments.writable_folder(out), json_file, jobs or os.cpu_count() or 1, modules, only)
 

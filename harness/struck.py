@@ -11,21 +11,25 @@ passes without the fault, which the conformance kit does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from harness.arguments import write_json
 from harness.attempt import NEVER_STRUCK
 from harness.errors import UsageError
 from harness.faults.boundary import BOUNDARY, BoundaryFault, boundary_fault
 from harness.faults.strikes import struck_scenario
 from harness.laboratory import Laboratory
 from harness.observe.record import WRITTEN
+from harness.resilience.progress import Progress
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
-from harness.verdict import Verdict
+from harness.verdict import ExitStatus, Verdict
 
 DEADLINE_S = 20.0
 """Of a session, of which some are stuck on purpose."""
@@ -120,6 +124,25 @@ def strikable(names: Sequence[str]) -> list[System]:
         if not system_named(name).rank:
             raise UsageError.of("--strike", name, able, f"--strike {able[0]}")
     return [system_named(name) for name in names]
+
+
+def run_strikes(
+    names: Sequence[str],
+    json_file: Path | None,
+    jobs: int,
+    plugins: Sequence[str],
+    *,
+    every: bool,
+    only: Sequence[str],
+) -> int:
+    """Strike the systems of these names, print the table; the contract's exit status. every, only: see `strike`."""
+    systems = strikable(names)
+    with Progress(sys.stderr) as progress:
+        progress.stack("faults")
+        found, cut_off = strike(systems, jobs, plugins, progress.told, every=every, only=only)
+    print(table(found))
+    write_json(json_file, {"struck": [one.told for one in found]})
+    return 130 if cut_off else ExitStatus.OK
 
 
 def strike(

@@ -67,7 +67,7 @@ FAILS = {
     "EIO": ("pwrite64", "write", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "mkdir"),
 }
 CHANCE = re.compile(r"\.\w{8}\.(partial|writable)|shardproof-\w{8}")
-"""Names that `publish` and `scratch_folder` draw, and that nobody removes after a kill in their moment. To be mended."""
+"""Names that `publish` and `scratch_folder` draw, and that nobody removes after a kill in their moment."""
 DRAWN = 6
 SEED = 0
 

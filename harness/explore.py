@@ -2,9 +2,9 @@
 
 A walk takes the programs that have names, in every combination of axes. What it never tries is `build step save step
 save load reload_params load step`: two saves in a row, a load twice, a refresh between. Here Hypothesis draws the
-operations one after the other, and beside them a scenario of the system's nightly walk with up to three of its axes at
-other values of that walk. What one draw leaves illegal (a load before any save) is left out, so that taking one
-operation away, which is how Hypothesis shrinks, leaves a program.
+operations one after the other, of all that occur in the system's nightly walk, and beside them a scenario of that walk
+with up to three of its axes at other values. What one draw leaves illegal (a load before any save) is left out, so that
+taking one operation away, which is how Hypothesis shrinks, leaves a program.
 
 Each drawn scenario is examined like any other: on the reference in lockstep, on a real library in real ranks, cured
 of its known defects. Scenarios that a system refuses, or that have no single right answer, are drawn again. Hypothesis
@@ -28,7 +28,7 @@ from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from harness.errors import UsageError
-from harness.program import KINDS, operations, require_telling
+from harness.program import KINDS, completion, is_telling, operations, require_telling
 from harness.scenario import Scenario
 from harness.shrink import shrink
 from harness.space.constraints import impossible
@@ -71,36 +71,78 @@ class Explored:
     ended: bool = False
 
 
-def program_of(words: Sequence[str], *, overflows: bool, unfreezes: bool, moves: bool) -> str:
+def program_of(
+    words: Sequence[str], *, overflows: bool = False, unfreezes: bool = False, moves: bool = False,
+    accumulates: bool = False,
+) -> str:  # fmt: skip
     """The legal program that drawn operations come to, beginning with a build; illegal ones are left out.
 
+    Where gradients wait for their step, an operation that may not come before it has it come first.
+
     Args:
-        overflows: whether a step may overflow. unfreezes: whether the model has parameters to unfreeze; then every
-            build is followed by it sooner or later. moves: whether the load relation leads anywhere.
+        overflows: whether a step may overflow. unfreezes: whether the model has parameters that are trained later;
+            then they join before the program ends, in the way that is drawn first. moves: whether the load relation
+            leads anywhere. accumulates: whether a step has several microbatches, between which it can stop.
     """
-    made = ["build"]
-    saved, differs, frozen = False, True, unfreezes
+    joins = next((word for word in words if word in JOINS), JOINS[0]) if unfreezes else ""
+    left_out = {word for word in JOINS if word != joins}
+    left_out |= set() if overflows else {"overflow"}
+    left_out |= set() if moves else {"reshard", "restart"}
+    left_out |= set() if accumulates else {"accumulate"}
+    made: list[str] = ["build"]
     for word in words:
-        last = made[-1]
-        if word == "build" and last != "build":
-            made.append("build")
-            frozen, differs = unfreezes, True
-        elif word in ("reshard", "restart") and moves:
-            made += [word, "build"]
-            frozen, differs = unfreezes, True
-        elif word == "step" or (word == "overflow" and overflows):
-            made.append(word)
-            differs = differs or word == "step"
-        elif word == "save":
-            made.append(word)
-            saved, differs = True, False
-        elif word in ("load", "load_model_only") and saved and differs:
-            made += [word, "reload_params"] if word == "load_model_only" else [word]
-            differs = False
-        elif word == "unfreeze" and frozen:
-            made.append(word)
-            frozen = False
-    return " ".join([*made, *(["unfreeze"] if frozen else [])])
+        added = _WITH.get(word, (word,))
+        for before in ((), completion(made)):
+            program = [*made, *before, *added]
+            if word not in left_out and is_telling(program) and _joined_alike(program, joins):
+                made = program
+                break
+    if joins and joins not in _since_build(made):
+        made += completion(made)
+        made.append(joins)
+    return " ".join(made)
+
+
+JOINS = ("unfreeze", "add_group")
+"""The ways in which parameters that are trained later join; a program takes one of them."""
+
+_WITH = {
+    "reshard": ("reshard", "build"),
+    "restart": ("restart", "build"),
+    "load_model_only": ("load_model_only", "reload_params"),
+}
+"""Operation → what goes with it."""
+
+
+def _since_build(words: Sequence[str]) -> Sequence[str]:
+    last = max(position for position, word in enumerate(words) if word == "build")
+    return words[last + 1 :]
+
+
+def _joined_alike(words: Sequence[str], joins: str) -> bool:
+    """Whether parameters join once a build, and whether every load finds the groups that were there at its save."""
+    if joins and _since_build(words).count(joins) > 1:
+        return False
+    if joins != "add_group":
+        return True
+    joined, saved, kept = False, [False], False
+    for word in words:
+        match word:
+            case "build":
+                joined = False
+            case "add_group":
+                joined = True
+            case "save":
+                saved.append(joined)
+            case "keep":
+                kept = joined
+            case "recall" if kept != joined:
+                return False
+            case "load" | "load_optimizer_only" if saved[-1] != joined:
+                return False
+            case "load_previous" if saved[-2] != joined:
+                return False
+    return True
 
 
 class Explorer:
@@ -126,6 +168,7 @@ class Explorer:
     ) -> None:
         self._base = _walk(system)
         self._values = _values(self._base)
+        self._drawn = {word for scenario in self._base for word in operations(scenario.program)}
         self._examine, self._seed, self._faults, self._told = examine, seed, tuple(faults), told
         self._known = known
         self._examples, self._until = examples, time.monotonic() + budget_s
@@ -201,7 +244,7 @@ class Explorer:
         """Scenarios of the walk with other programs and some other axes; of these, that can be run at all."""
         from hypothesis import strategies as st
 
-        words = tuple(kind for kind in KINDS if kind != "reload_params")
+        words = tuple(kind for kind in KINDS if kind in self._drawn and kind != "reload_params")
 
         def operations_of(length: int) -> SearchStrategy[list[str]]:
             return st.lists(st.sampled_from(words), min_size=length, max_size=length)
@@ -233,6 +276,7 @@ class Explorer:
             overflows=bool(scenario.optimizer.loss_scale),
             unfreezes=model_spec(scenario.model).has_later,
             moves=True,
+            accumulates=scenario.microbatches > 1,
         )
         kinds = operations(program)
         still = replace(scenario, load="same") if not {"reshard", "restart"} & {*kinds} else scenario

@@ -257,7 +257,7 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
     truth = contract.completed(_twin(case.inputs, norms), observed, scenario, done)
     whole = len(done) == len(case.ops)
     expected = dict(truth) if whole else {key: value for key, value in truth.items() if key.op in done}
-    if "rng" in roles:
+    if "rng" in roles and case.system.world != "lockstep":  # whose ranks are no processes
         at = [op for op in case.ops if op.index in done]
         expected |= expected_generators(scenario.seed, at, scenario.device)
     saves = [op for op in case.ops if op.kind == "save" and op.index in done - unreadable]
@@ -340,11 +340,24 @@ def _reference_against_twin(inputs: Inputs, placement: Placement) -> str:
     problems: list[Problem] = []
     if observed is None:
         observed, problems = assemble(r for r in reference.run(inputs, placement) if r.where == LIVE)
-    if any(module.opaque for module in model_spec(placement.model).modules):  # of which the twin knows nothing
-        observed = {key: value for key, value in observed.items() if key.role != EXTRA_STATE}
     expected = _twin(inputs, _reported_norms(observed))
+    observed, expected = (_known_to_both(logical, placement.model) for logical in (observed, expected))
     found = [d for d in diff(expected, observed, problems, (LAZY_STATE,)) if d.fails]
     return _disagreement([d for d in found if not (inputs.steps_on_gpu and d.kind in ("bits", "norm"))])
+
+
+def _known_to_both(logical: Logical, model: str) -> Logical:
+    """Values without those that the reference has beside training state proper, of which the twin knows nothing."""
+    modules = model_spec(model).modules
+    if not any(module.opaque or module.draws or module.quantised for module in modules):
+        return logical
+    in_fp8 = {f"{module.path}.{param.name}" for module in modules if module.quantised for param in module.params}
+    return {
+        key: value
+        for key, value in logical.items()
+        if key.role not in (EXTRA_STATE, "rng", "quantised", "quant_scale")
+        and not (key.role == "compute_param" and key.fqn in in_fp8)
+    }
 
 
 def _disagreement(found: Sequence[Difference]) -> str:

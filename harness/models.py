@@ -86,13 +86,17 @@ class BufferSpec:
 @dataclass(frozen=True)
 class ModuleSpec:
     """One module. path: dotted path from the root. unit: sharded as a unit (a bucket) of its own. opaque: the bytes
-    that it keeps of its own: none, a `history` that grows, or `empty` ones (`harness.reference.opaque`)."""
+    that it keeps of its own: none, a `history` that grows, or `empty` ones (`harness.reference.opaque`). draws: the
+    stream of random numbers that its dropout draws from; empty for none (`harness.reference.streams`). quantised: the
+    recipe by which its matrices are kept in fp8 too; empty for none (`harness.reference.quantised`)."""
 
     path: str
     params: tuple[ParamSpec, ...] = ()
     buffers: tuple[BufferSpec, ...] = ()
     unit: bool = True
     opaque: str = ""
+    draws: str = ""
+    quantised: str = ""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ is a `build`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from harness.errors import UsageError
@@ -256,6 +256,19 @@ def require_telling(program: str) -> None:
         raise UsageError(f"program {program!r}: {problem}; correct form: {_mended(words)!r}")
 
 
+def is_telling(words: Sequence[str]) -> bool:
+    """Whether operations are a legal program in which no load restores what is there already."""
+    return not _illegal(tuple(words)) and _idle_load(words) is None
+
+
+def completion(words: Sequence[str]) -> tuple[str, ...]:
+    """The operations that take up gradients which a program leaves waiting."""
+    progress = _Progress()
+    for word in words:
+        progress.does(word)
+    return _COMPLETES[progress.due][:1] if progress.due else ()
+
+
 def expand(scenario: Scenario) -> tuple[Op, ...]:
     """The scenario's program with all arguments resolved; `reshard` and `restart` leave no Op of their own.
 
@@ -312,13 +325,16 @@ def sessions(ops: Sequence[Op]) -> list[list[Op]]:
 
 
 def _idle_load(words: Sequence[str]) -> int | None:
-    """The first load of what nothing has changed a parameter since; None where there is none."""
+    """The first load of what nothing has changed a parameter since, or of an optimizer that has what it would get; None
+    where there is none."""
     same: set[str] = set()  # what the state equals: the latest checkpoint, what is kept, both
+    optimizer = _Optimizer()
     for position, word in enumerate(words):
         source = "kept" if word in ("keep", "recall") else "saved"
         loads = word == "recall" or word.startswith("load")
-        if loads and source in same:
+        if loads and (source in same or (word == "load_optimizer_only" and optimizer.now == optimizer.saved[-1])):
             return position
+        optimizer.does(position, word)
         if word in ("build", "step", "apply_gradients"):
             same = set()
         elif loads:
@@ -326,6 +342,33 @@ def _idle_load(words: Sequence[str]) -> int | None:
         elif word in ("save", "keep"):
             same.add(source)
     return None
+
+
+@dataclass
+class _Optimizer:
+    """When an optimizer's state came to be: at the position of an operation or, before its first step, in the first
+    build (-1) or in a later one (-2), which has other hyperparameters. Of the live one, of each checkpoint, of what is
+    kept."""
+
+    now: int = 0
+    kept: int = 0
+    saved: list[int] = field(default_factory=list)
+
+    def does(self, position: int, word: str) -> None:
+        """Note an operation."""
+        match word:
+            case "build":
+                self.now = -2 if position else -1
+            case "step" | "apply_gradients" | "add_group":
+                self.now = position
+            case "save":
+                self.saved.append(self.now)
+            case "keep":
+                self.kept = self.now
+            case "recall":
+                self.now = self.kept
+            case "load" | "load_optimizer_only" | "load_previous":
+                self.now = self.saved[-2 if word == "load_previous" else -1]
 
 
 @dataclass

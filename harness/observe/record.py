@@ -38,11 +38,15 @@ end of the table are each rank's own.
                     (`Contract.scaled_roles`): fp32, in the parameter's shape, for each element the scale of its domain;
                     every operation, where there is the state. `{parameter}.param` of a parameter that is stored in
                     fp8e4m3: the inverse of its scale, which is stored beside it
+    quantised       canonical name; fp8e4m3, logical: a weight as matrix products read it, beside what the optimizer steps
+                    on; every operation, of modules that keep one. `{parameter}.quantised` of `quant_scale` is its
+                    inverse scale, `{parameter}.amax_history` the magnitudes that a delayed one is taken from
     resolved        any name; utf8: what the texts of a recipe came to; after build, of systems that parse recipes
     tag             name; int64, shape (): the dim along which a parameter is marked as tensor-parallel; after build, of
                     systems that record marks
     extra_state     name; uint8: what a layer's own get_extra_state gives; every operation (`harness.oracle.carried`)
-    rng, warning    each rank's own, no box: see `harness.observe.ambient`; every operation
+    rng, warning    each rank's own, no box: see `harness.observe.ambient`, and of the reference's simulated ranks
+                    `harness.reference.streams`; every operation
     emulated        `symbols`: utf8, the emulated symbols touched so far, joined by newlines; each rank's own,
                     collected and not compared
     device          `note`: utf8, which GPU and which collectives the rank has; each rank's own, collected and not

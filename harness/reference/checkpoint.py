@@ -9,7 +9,8 @@ A checkpoint is a plain dict of numpy arrays, kept in memory:
 * `bucket_space`: for each rank, its share of every bucket, padding included, with a table of what lies where
   (Megatron's dp_reshardable); `zero1` only. Parameters are filed as boxes.
 
-`common` holds what is the same on every rank: steps, groups, buffers, schedule and scaler. Of replicas only the
+`common` holds what is the same on every rank: steps, groups, buffers, schedule and scaler; and the states of random
+generators, which are not. Of replicas only the
 first writes, of parameters that tensor parallelism replicates only its first coordinate. `restore` loads it,
 `readback` reads it independently of both.
 """
@@ -24,7 +25,9 @@ import numpy as np
 from harness.reference.numerics import Array
 from harness.reference.opaque import Opaque
 from harness.reference.placement import Fragment, Piece, pieces, runs_of
+from harness.reference.quantised import Kept
 from harness.reference.state import Session, Shards, mesh_rank
+from harness.reference.streams import Streams, collected, coordinates
 
 Content = dict[str, Any]
 Logical = dict[str, dict[str, Array]]
@@ -53,7 +56,8 @@ class Saver:
         return content
 
     def common(self) -> Content:
-        """What is the same on every rank: steps, groups, persistent buffers, schedule and scaler."""
+        """What is the same on every rank: steps, groups, persistent buffers, schedule and scaler; and the states of
+        random generators."""
         session = self.session
         scaler = session.scaler
         return {
@@ -63,6 +67,8 @@ class Saver:
             ],
             "buffers": self.persistent_buffers(),
             "opaque": self.opaque_bytes(),
+            "streams": self.stream_states(),
+            "weights": self.quantised_weights(),
             "schedule": session.schedule,
             "scaler": None if scaler is None else (scaler.scale, scaler.growth_tracker, scaler.hysteresis_tracker),
         }
@@ -88,6 +94,41 @@ class Saver:
     def opaque_bytes(self) -> Opaque:
         """The bytes that modules keep of their own."""
         return dict(self.session.opaque)
+
+    def quantised_weights(self) -> dict[str, Kept]:
+        """The weights that are kept in fp8: bytes, inverse scales and histories."""
+        session = self.session
+        found: dict[str, Kept] = {}
+        for name, history in session.histories.items():
+            parts = [shards for shards in session.shards if shards.weights is not None]
+            data, inverse = (
+                self._logical(parts, [getattr(shards.weights, part)[0] for shards in parts])
+                for part in ("data", "inverse")
+            )
+            span = session.catalogue.span(session.model.param(name))
+            found[name] = Kept(self.staged(data[span]), self.staged(inverse[span]), history.copy())
+        return found
+
+    def staged(self, values: Array) -> Array:
+        """A copy for the writer, so that training can go on while it writes."""
+        return values.copy()
+
+    def _logical(self, parts: list[Shards], values: list[Array]) -> Array:
+        """What the ranks of a replica have of the parameters kept in fp8, over the catalogue."""
+        logical = np.zeros(self.session.catalogue.padding + 1, values[0].dtype)
+        for shards, own in zip(parts, values, strict=True):
+            assert shards.weights is not None
+            mask = shards.weights.mask
+            logical[shards.layout.shard_element[mask]] = own[mask]
+        return logical
+
+    def stream_states(self) -> Streams:
+        """The random generators' states, one for each coordinate of a stream."""
+        own = self.session
+        return {
+            stream: collected(states, coordinates(stream, own.mesh, own.placement.expert_parallel))
+            for stream, states in own.streams.items()
+        }
 
     def parameters(self, shards: Shards) -> Array:
         """The parameters as the first replica holds them, (S, m) in storage dtype."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from harness.models import is_idle
 from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import ITEMSIZE, LIVE, Record
+from harness.observe.record import ITEMSIZE, LIVE, Record, whole
 from harness.oracle.carried import EXTRA_STATE
 from harness.oracle.inputs import Operation
 from harness.program import FORWARDS, UPDATES
@@ -202,17 +202,19 @@ def own_view(layout: FlatLayout) -> View:
 
 
 Shared = tuple[str, str, str, tuple[int, ...], bytes]
-"""Role, name, dtype, shape and bytes of a value that every rank holds alike."""
+"""Role, name, dtype, shape and bytes of a value that every rank holds alike, or that one rank has."""
 
 
 @dataclass(frozen=True)
 class Observation:
     """What all ranks hold after one operation. sheets: each with the number of the parameters it is of, which is the
-    same on every tensor-parallel coordinate. shared: what every rank holds alike. world: ranks."""
+    same on every tensor-parallel coordinate. shared: what every rank holds alike. alone: what each rank has of its own,
+    with its rank. world: ranks."""
 
     op: Operation
     sheets: list[tuple[int, Sheet]]
     shared: list[Shared]
+    alone: list[tuple[int, Shared]]
     world: int
 
     def records(self) -> Iterator[Record]:
@@ -223,6 +225,8 @@ class Observation:
         for role, fqn, name, shape, data in self.shared:
             start = (0,) * len(shape)
             yield Record(self.op.index, 0, LIVE, role, fqn, name, shape, start, shape, data, False, 0, others)
+        for rank, (role, fqn, name, shape, data) in self.alone:
+            yield whole(self.op.index, rank, role, fqn, name, shape, data)
 
 
 class Observer:
@@ -250,7 +254,12 @@ class Observer:
         if session.inputs.stepper.kind != "sgd":
             for fqn in stepped:
                 shared.append(("step", fqn, "fp32", (), np.float32(session.steps[fqn]).tobytes()))
-        return Observation(op, sheets, shared, session.mesh.world)
+        alone = [
+            (rank, ("rng", stream, "int64", state.shape, state.tobytes()))
+            for stream, states in session.streams.items()
+            for rank, state in enumerate(states)
+        ]
+        return Observation(op, sheets, shared, alone, session.mesh.world)
 
     def _parameters(self, shards: Shards, op: Operation) -> Iterator[Sheet]:
         """`param` under every name, and after a forward `compute_param` under every name used in it."""
@@ -288,6 +297,9 @@ class Observer:
         if shards.blueprint.on_host is not None and session.inputs.records_host:
             everywhere = np.repeat(shards.blueprint.on_host[None], len(shards.stepped), axis=0)
             yield _sheet("host", everywhere, own, session.held)
+        if shards.weights is not None:
+            yield _sheet("quantised", shards.weights.data, own, session.recipes)
+            yield _sheet("quant_scale", shards.weights.inverse, own, session.recipes, ".quantised")
         if op.kind in UPDATES and shards.main_grad is not None:
             yield _sheet("grad", shards.main_grad, own, {p.fqn for p in session.with_gradient} - self.trainer.idle)
         for role in session.moment_roles if stepped else ():
@@ -319,6 +331,8 @@ def values_of(observations: Iterable[Observation]) -> Logical | None:
             return None
         for role, fqn, dtype, shape, data in observation.shared:
             logical[_new(Key, (index, LIVE, role, fqn))] = _new(Value, (dtype, shape, data))
+        for rank, (role, fqn, dtype, shape, data) in observation.alone:
+            logical[_new(Key, (index, LIVE, role, f"rank{rank}.{fqn}"))] = _new(Value, (dtype, shape, data))
     return logical
 
 
@@ -362,6 +376,8 @@ def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator
         yield "buffer", fqn, NAME[value.dtype], value.shape, value.tobytes()
     for fqn, data in session.opaque.items():
         yield EXTRA_STATE, fqn, "uint8", (len(data),), data
+    for fqn, history in session.histories.items():
+        yield "quant_scale", f"{fqn}.amax_history", "fp32", history.shape, history.tobytes()
     numbers: list[tuple[str, str, Any]] = []
     if session.schedule is not None:
         numbers.append(("scheduler", "last_epoch", np.int64(session.schedule.epoch)))

@@ -33,7 +33,7 @@ def read_back(content: Content, model: ModelSpec, op: int) -> Iterator[Record]:
                 yield from _pieces(parts, int(rank.removeprefix("rank_")), role, key, model, op)
     if "buckets" in content:
         yield from _buckets(content, model, op)
-    yield from _common(content["common"], op)
+    yield from _common(content["common"], model, op)
 
 
 def _pieces(parts: list[dict[str, Any]], rank: int, role: str, key: str, model: ModelSpec, op: int) -> Iterator[Record]:
@@ -67,7 +67,7 @@ def _buckets(content: Content, model: ModelSpec, op: int) -> Iterator[Record]:
                     yield Record(op, tp_index, WRITTEN, role, fqn, dtype, shape, start, size, data.tobytes())
 
 
-def _common(common: Content, op: int) -> Iterator[Record]:
+def _common(common: Content, model: ModelSpec, op: int) -> Iterator[Record]:
     adaptive = all(group["hyper"].kind != "sgd" for group in common["groups"])
     values: list[tuple[str, str, Any]] = []
     if adaptive:
@@ -89,5 +89,11 @@ def _common(common: Content, op: int) -> Iterator[Record]:
             values.append(("scaler", "hysteresis_tracker", np.int64(hysteresis)))
     for fqn, data in common["opaque"].items():
         yield whole(op, 0, EXTRA_STATE, fqn, "uint8", (len(data),), data, WRITTEN)
+    for fqn, kept in common["weights"].items():
+        shape = model.param(fqn).spec.shape
+        values += [("quantised", fqn, kept.data.reshape(shape))]
+        values += [("quant_scale", f"{fqn}.quantised", kept.inverse.reshape(shape))]
+        values += [("quant_scale", f"{fqn}.amax_history", kept.history)]
+    values += [("rng", stream, states) for stream, states in common["streams"].items()]
     for role, fqn, value in values:
         yield whole(op, 0, role, fqn, NAME[value.dtype], value.shape, value.tobytes(), WRITTEN)

@@ -17,8 +17,10 @@ from harness.reference.checkpoint import Content, Logical
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import Opaque
 from harness.reference.placement import Index
+from harness.reference.quantised import Kept
 from harness.reference.schedule import Group
 from harness.reference.state import Scaler, Session, Shards
+from harness.reference.streams import Streams, coordinates, handed_out
 
 
 class Loader:
@@ -28,12 +30,13 @@ class Loader:
         self.session = session
 
     def load(self, content: Content) -> None:
-        """Restore model, optimizer, schedule and scaler."""
+        """Restore model, optimizer, schedule, scaler and random generators."""
         logical = self.read(content)
         self.restore_model(logical, content)
         self.restore_optimizer(logical, content["common"])
         self.restore_groups(content["common"]["groups"])
         self.restore_schedule(content["common"])
+        self.restore_streams(content["common"]["streams"])
         self.place_state()
         self.session.refresh_host_copies()
 
@@ -126,13 +129,14 @@ class Loader:
     # -- from logical tensors to every rank
 
     def restore_model(self, logical: Logical, content: Content) -> None:
-        """Parameters and persistent buffers."""
+        """Parameters, persistent buffers, and what else a module keeps."""
         for shards in self.session.shards:
             storage = DTYPE[shards.stages.storage]
             values = self._over_catalogue(shards, logical["param"], storage)
             self.session.place_params(shards, values, self.owned(shards))
         self.restore_buffers(content["common"]["buffers"])
         self.restore_opaque(content["common"]["opaque"])
+        self.restore_weights(content["common"]["weights"])
 
     def restore_buffers(self, buffers: dict[str, Array]) -> None:
         """Persistent buffers, which every rank has whole."""
@@ -186,6 +190,28 @@ class Loader:
     def restore_opaque(self, opaque: Opaque) -> None:
         """The bytes that modules keep of their own, however many there are."""
         self.session.opaque = dict(opaque)
+
+    def restore_weights(self, saved: dict[str, Kept]) -> None:
+        """The weights that are kept in fp8, as they were written."""
+        session = self.session
+        for name, kept in saved.items():
+            session.histories[name] = kept.history.copy()
+            span = session.catalogue.span(session.model.param(name))
+            for shards in session.shards:
+                own = session.owns(name, shards)
+                if shards.weights is None or not own.any():
+                    continue
+                for target, values in ((shards.weights.data, kept.data), (shards.weights.inverse, kept.inverse)):
+                    logical = np.zeros(session.catalogue.padding + 1, values.dtype)
+                    logical[span] = values
+                    target[:, own] = logical[shards.layout.shard_element[own]]
+
+    def restore_streams(self, saved: Streams) -> None:
+        """The random generators' states: every rank takes that of its coordinate."""
+        own = self.session
+        for stream, states in own.streams.items():
+            at = coordinates(stream, own.mesh, own.placement.expert_parallel)
+            own.streams[stream] = handed_out(states, saved[stream], at)
 
     def place_state(self) -> None:
         """Move what was read from a file, which lies on the host, to the device that its parameter is stepped on."""

@@ -20,7 +20,10 @@ from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import Opaque, fresh
 from harness.reference.placement import Catalogue, Index
+from harness.reference.quantised import HISTORY, Weights, empty, greatest, quantise, recipes, scales_for
 from harness.reference.schedule import Group, Schedule, begin
+from harness.reference.streams import SEED_OF_A_BUILD, Streams
+from harness.reference.streams import fresh as seeded
 from harness.scenario import Mesh
 
 
@@ -43,6 +46,7 @@ class Shards:
     * offloaded: which elements live on the host, (S, m); host: the copies they are stepped on, (R, S, m).
     * scaled: role → (as stored, scale), (R, S, m) each, of state that FusedAdam scales: `moments`, or `stepped` for a
       master, is then what they stand for, in fp32.
+    * weights: what of them is kept in fp8 too; None where nothing is.
     * computed: parameters as the last forward saw them, (R, S, n).
     * accumulated: gradients before reduction, (R, S, n).
     * reduced, main_grad: gradients after reduction, and as the optimizer sees them, (R, S, m).
@@ -55,6 +59,7 @@ class Shards:
     offloaded: Array | None = None
     host: Array | None = None
     scaled: dict[str, tuple[Array, Array]] = field(default_factory=dict)
+    weights: Weights | None = None
     computed: Array | None = None
     accumulated: Array | None = None
     reduced: Array | None = None
@@ -109,7 +114,8 @@ class Session:
     Attributes beside the constructor's: `shards` (all storage dtypes of tensor-parallel coordinate 0, then 1 …),
     `groups`, `steps` (canonical name → steps taken; absent: no optimizer state), `trainable` (canonical names),
     `with_gradient` (the trainable parameters that some forward uses),
-    `buffers` and `opaque` (equal on every rank), `installed` (the groups' parameters in the order the optimizer holds
+    `buffers` and `opaque` (equal on every rank), `streams` (the random generators of each), `recipes` and
+    `histories` (of the weights that are kept in fp8, by name), `installed` (the groups' parameters in the order the optimizer holds
     them: fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`),
     `held` (the parameters that the optimizer holds), `moment_roles` (of the moments that it keeps),
     `places` (where the optimizer's own state lies, beside what is offloaded: `device`, or `host` where a load left it;
@@ -129,6 +135,9 @@ class Session:
         self.groups: list[Group] = []
         self.buffers: dict[str, Array] = {}
         self.opaque: Opaque = {}
+        self.streams: Streams = {}
+        self.recipes = dict(recipes(model))
+        self.histories = {name: np.zeros(HISTORY, np.float32) for name in self.recipes}
         self.steps: dict[str, int] = {}
         self.scaler: Scaler | None = None
         self.schedule: Schedule | None = None
@@ -147,6 +156,11 @@ class Session:
             self.refresh_host_copies()
         self.buffers = {buffer.fqn: self.initial_buffer(buffer) for buffer in self.of_build.buffers}
         self.opaque = fresh(self.model)
+        self.streams = self.seed_streams()
+        for shards in self.shards:
+            mask = self.catalogue.belongs_to(self.recipes, shards.layout.shard_element)
+            shards.weights = empty(shards.stepped.shape, mask) if mask.any() else None
+        self.quantise()
         if self.inputs.scale:
             self.scaler = Scaler(self.inputs.scale.initial, 0, self.inputs.scale.hysteresis)
         if self.inputs.schedule != "none":
@@ -289,6 +303,39 @@ class Session:
             masks = offloaded(tuple(s.layout for s in column), groups, self.placement.offload)
             for shards, mask in zip(column, masks, strict=True):
                 shards.offloaded = mask
+
+    def quantise(self) -> None:
+        """Make the weights in fp8 anew of what the optimizer steps on."""
+        for name, recipe in self.recipes.items():
+            history = self.histories[name]
+            latest = np.float32(0)
+            for shards in self.shards:
+                own = self.owns(name, shards)
+                amax = self.amax(name, shards.tp_index)
+                latest = np.maximum(latest, amax.max())
+                if shards.weights is not None:
+                    scales = scales_for(amax if recipe == "current" else np.full(amax.shape, history.max()))
+                    scale = np.broadcast_to(scales[:, None, None], shards.stepped.shape)[:, own]
+                    shards.weights.data[:, own] = quantise(shards.stepped[:, own], scale)
+                    shards.weights.inverse[:, own] = np.float32(1) / scale
+            self.histories[name] = np.append(history[1:], latest)
+
+    def amax(self, name: str, tp_index: int) -> Array:
+        """The greatest magnitude of a weight on all ranks that share it with those of a tensor-parallel coordinate:
+        all ranks of a replica, fp32, (R,)."""
+        found = np.zeros(self.mesh.dp_replicate, np.float32)
+        for shards in self.shards:
+            found = np.maximum(found, greatest(shards.stepped, self.owns(name, shards)))
+        return found
+
+    def owns(self, name: str, shards: Shards) -> Array:
+        """Which elements of what ranks own are a parameter's, (S, m)."""
+        return self.catalogue.belongs_to({name}, shards.layout.shard_element)
+
+    def seed_streams(self) -> Streams:
+        """The random generators of every rank, as a training script seeds them."""
+        seed = self.inputs.seed % 2**31 + SEED_OF_A_BUILD * self.of_build.seed
+        return seeded(self.model, self.mesh, self.placement.expert_parallel, seed)
 
     def initial_buffer(self, buffer: Buffer) -> Array:
         """A module's buffer as its constructor makes it, in its own dtype and shape."""

@@ -20,8 +20,10 @@ from harness.reference.blueprint import gradients
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import after_a_step
+from harness.reference.quantised import dequantised
 from harness.reference.schedule import advanced
 from harness.reference.state import Session, Shards
+from harness.reference.streams import after_a_forward
 
 STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
 
@@ -66,6 +68,7 @@ class Trainer:
             self.session.opaque = after_a_step(self.session.opaque, op.iteration)
         every = self.session.placement.grad_sync == "every"
         for microbatch in self.forwards:
+            self.draw()
             self.backward(op, microbatch, scale)
             if every:
                 self.synchronise()
@@ -98,6 +101,7 @@ class Trainer:
             self.publish()
             self.session.settle(masters=True)
             self.session.settle(masters=False)
+            self.session.quantise()
             self.advance_schedule()
         self.update_scale(skip)
 
@@ -116,6 +120,20 @@ class Trainer:
         """Gather the parameters and cast them to the compute dtype."""
         for shards in self.session.shards:
             shards.computed = self.cast_to_stage("compute", self.gather(shards), shards.stages.compute)
+            if shards.weights is not None:
+                self.read_weights(shards)
+
+    def read_weights(self, shards: Shards) -> None:
+        """Let forwards see what is kept in fp8 as that says."""
+        assert shards.weights is not None and shards.computed is not None
+        read = shards.gathered(dequantised(shards.weights)).astype(shards.computed.dtype)
+        own = self.session.catalogue.belongs_to(self.session.recipes, shards.layout.element)
+        shards.computed = np.where(own, read, shards.computed)
+
+    def draw(self) -> None:
+        """Draw the masks of one microbatch's dropout."""
+        if self.session.streams:
+            self.session.streams = after_a_forward(self.session.streams, self.session.model)
 
     def gather(self, shards: Shards) -> Array:
         """The whole parameters in storage dtype, as every rank has them for its forward, (R, S, n)."""

@@ -49,6 +49,7 @@ THINGS = {
     "exp_avg": "first moments", "exp_avg_sq": "second moments", "momentum": "momentum", "step": "step counters",
     "hyperparameter": "settings", "buffer": "buffers", "scheduler": "the schedule", "schedule": "the schedule",
     "scaler": "the loss scale",
+    "quantised": "fp8 weights",
     "norm": "the gradient norm", "host": "the split between host and device", "quant_scale": "quantisation scales",
     "setting": "settings", "resolved": "settings", "tag": "parameters", "extra_state": "extra state",
     "rng": "random generators",

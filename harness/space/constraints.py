@@ -232,8 +232,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     ),
     Constraint(
         "rare-decay",
-        "weight decay in the gradient makes NaN of an infinite parameter, whose sign and payload no kernel promises",
-        lambda s: s.optimizer.kind != "adamw" and model_spec(s.model).has_rare,
+        "weight decay in the gradient, or in FusedAdam's update, makes NaN of an infinite parameter, whose sign and "
+        "payload no kernel promises",
+        lambda s: (s.optimizer.kind != "adamw" or s.optimizer.impl == "multi_tensor") and model_spec(s.model).has_rare,
     ),
     Constraint(
         "cycle-momentum",

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UsageError
-from harness.explore import Explored, Explorer, program_of, report_of, status_of, to_json
+from harness.explore import JOINS, Explored, Explorer, program_of, report_of, status_of, to_json
 from harness.judge import Case, run_reference
 from harness.program import KINDS, operations, require_telling
 from harness.result import Result
@@ -24,13 +24,16 @@ from tests.effort import examples
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(st.lists(st.sampled_from(KINDS), max_size=20), st.booleans(), st.booleans(), st.booleans())
-def test_whatever_is_drawn_is_a_legal_program(words: list[str], overflows: bool, unfreezes: bool, moves: bool) -> None:
-    program = program_of(words, overflows=overflows, unfreezes=unfreezes, moves=moves)
+@given(st.lists(st.sampled_from(KINDS), max_size=20), st.booleans(), st.booleans(), st.booleans(), st.booleans())
+def test_whatever_is_drawn_is_a_legal_program(
+    words: list[str], overflows: bool, unfreezes: bool, moves: bool, accumulates: bool
+) -> None:
+    program = program_of(words, overflows=overflows, unfreezes=unfreezes, moves=moves, accumulates=accumulates)
     require_telling(program)
     made = operations(program)
     assert overflows or "overflow" not in made
-    assert unfreezes == ("unfreeze" in made)
+    assert accumulates or "accumulate" not in made
+    assert len({"unfreeze", "add_group"} & {*made}) == unfreezes
     assert moves or not {"reshard", "restart"} & {*made}
     if made.count("load"):
         assert "save" in made
@@ -40,6 +43,20 @@ def test_what_is_legal_is_kept() -> None:
     words = ["build", "step", "save", "step", "save", "load", "step", "restart", "load_model_only"]
     program = program_of(words, overflows=False, unfreezes=False, moves=True)
     assert program == "build step save step save step restart build load_model_only reload_params"
+
+
+@pytest.mark.parametrize("word", KINDS)
+def test_every_operation_is_drawn(word: str) -> None:
+    words = ["step", "save", "step", "save", "keep", "step", "compute_gradients", word, "step"]
+    program = program_of(words, overflows=True, unfreezes=word in JOINS, moves=True, accumulates=True)
+    assert word in program.split() or word == "reload_params", "which goes with a load of the model alone"
+
+
+def test_a_load_finds_the_groups_that_were_there_at_its_save() -> None:
+    words = ["step", "save", "add_group", "step", "load", "save", "step", "load", "restart", "load"]
+    assert program_of(words, unfreezes=True, moves=True) == (
+        "build step save add_group step save step load restart build add_group"
+    )
 
 
 @cache

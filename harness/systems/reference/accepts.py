@@ -46,6 +46,11 @@ LIMITS = (
 
 CONSTRAINTS = (
     Constraint(
+        "experts-mesh",
+        "expert parallelism must divide the data-parallel ranks",
+        lambda s: s.mesh.dp % s.expert_parallel != 0,
+    ),
+    Constraint(
         "bucket-sharding",
         "bucket_space checkpoints hold flat bucket buffers: per-parameter sharding has none",
         lambda s: s.checkpoint == "bucket_space" and s.sharding != "zero1",

@@ -3,8 +3,14 @@ loop does."""
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
 from harness.oracle.contract import Clause, Contract
 from harness.scenario import Scenario
+
+if TYPE_CHECKING:
+    from harness.observe.logical import Logical
 
 
 class ReferenceContract(Contract):
@@ -25,7 +31,23 @@ class ReferenceContract(Contract):
             "an equal range of each bucket",
             "Megatron _ParamAndGradBuffer",
         ),
+        Clause(
+            "a checkpoint holds the random generators' states, one for each coordinate of a stream; a load gives every "
+            "rank that of its own, unless the number of coordinates has changed",
+            "Megatron model_parallel_cuda_manual_seed, get_rng_state; training/checkpointing.py, load_checkpoint",
+        ),
+        Clause(
+            "a weight in fp8 is what the optimizer steps on times a scale, over all ranks that share the weight; a "
+            "checkpoint holds its bytes, and a load quantises nothing anew",
+            "TransformerEngine Float8CurrentScaling, DelayedScaling, pull requests 2713 and 2974; Megatron-LM pull "
+            "request 6666",
+        ),
     )
+
+    def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: AbstractSet[int]) -> Logical:
+        from harness.systems.reference.beside import beside
+
+        return beside(truth, scenario, self)
 
     def reference_sharding(self, scenario: Scenario) -> str:
         return scenario.sharding

@@ -31,7 +31,7 @@ from harness.mechanisms.megatron.switches import GPT_MODEL
 from harness.mechanisms.megatron.zoo import GDN_IN_PROJ
 from harness.models import ModelSpec, ParamSpec, storage_dtype
 from harness.oracle.contract import half_dtype
-from harness.probe import element_keys, initial_values
+from harness.probe import element_keys, initial_values, with_rare
 from harness.probe_module import TORCH_DTYPE, Probe, ProbeModule, attach, initial_buffer
 from harness.scenario import Mesh, Scenario
 
@@ -236,7 +236,8 @@ def _initialise(root: nn.Module, probe: Probe, init_seed: int) -> None:
 def _initial_value(probe: Probe, fqn: str, init_seed: int) -> torch.Tensor:
     """This rank's piece of a parameter's initial value, in fp32, on the host."""
     spec = probe.spec.param(fqn).spec
-    whole = initial_values(element_keys(fqn, spec.shape, probe.scenario.seed), init_seed).reshape(spec.shape)
+    drawn = initial_values(element_keys(fqn, spec.shape, probe.scenario.seed), init_seed)
+    whole = (with_rare(drawn, init_seed) if spec.rare else drawn).reshape(spec.shape)
     start, size = local_box(spec, probe.mesh, probe.rank, probe.scenario.expert_parallel)
     piece = torch.tensor(whole[tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))])
     return piece.reshape(fused_shape(spec, size))

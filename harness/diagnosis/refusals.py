@@ -1,7 +1,9 @@
 """What the text of an error says where nothing was there to be compared: a library refused what it was given.
 
 An error that names a parameter and the sizes of two tensors often says which one was taken for it. For example, *state
-of 'a.bias' has 15 elements where its parameter's shard has 6*: of all parameters, one has 15 elements on a rank.
+of 'a.bias' has 15 elements where its parameter's shard has 6*: of all parameters, one has 15 elements on a rank. An
+error that names two sizes and no parameter says less: *could not broadcast input array from shape (6,) into shape
+(15,)* is explained only if no parameter has both sizes.
 
 *Verifies*: that the sizes in the text are those that the ranks' pieces have.
 *Does not verify*: that the tensor of that size is the one that was given; another may have it by chance. So nothing
@@ -11,6 +13,7 @@ here is certain.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from math import prod
 
 from harness.diagnosis.explanation import Confidence, Context, Explanation
@@ -29,6 +32,8 @@ def explain_refusal(message: str, index: int, context: Context) -> list[Explanat
     """
     sizes = _sizes(context)
     names = [fqn for fqn in sizes if re.search(rf"(?<![\w.]){re.escape(fqn)}(?![\w.])", message)]
+    if not names:
+        return _of_two_sizes(message, index, sizes, context)
     if len(names) != 1:
         return []
     name, told = names[0], _told(message.replace(names[0], ""))
@@ -44,6 +49,20 @@ def explain_refusal(message: str, index: int, context: Context) -> list[Explanat
     evidence = {"name": name, "elements": foreign[0], "as_many_as": owners}
     confidence: Confidence = "likely" if len(owners) == 1 else "possible"
     return [Explanation(MECHANISM, confidence, text, (evidence,), ("PT-54736",))]
+
+
+def _of_two_sizes(message: str, index: int, sizes: Mapping[str, set[int]], context: Context) -> list[Explanation]:
+    """An error that names no parameter, and two sizes, each of which some parameters have, and none both: what some
+    parameter has was put where another one's belongs."""
+    told = sorted(_told(message) - {0})
+    owners = [[fqn for fqn, own in sizes.items() if elements in own] for elements in told]
+    if len(told) != 2 or not all(owners) or set(owners[0]) & set(owners[1]):
+        return []
+    each = [f"{elements} elements, as many as {' or '.join(of)}" for elements, of in zip(told, owners, strict=True)]
+    text = f"What was refused for one parameter has the size of another: {context.op_name(index)} met {each[0]}, and "
+    text += f"{each[1]}."
+    evidence = {"elements": told, "as_many_as": owners}
+    return [Explanation(MECHANISM, "possible", text, (evidence,), ("PT-54736",))]
 
 
 def _sizes(context: Context) -> dict[str, set[int]]:

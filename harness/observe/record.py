@@ -38,8 +38,8 @@ end of the table are each rank's own.
                     (`Contract.scaled_roles`): fp32, in the parameter's shape, for each element the scale of its domain;
                     every operation, where there is the state. `{parameter}.param` of a parameter that is stored in
                     fp8e4m3: the inverse of its scale, which is stored beside it
-    quantised       canonical name; fp8e4m3, logical: a weight as matrix products read it, beside what the optimizer steps
-                    on; every operation, of modules that keep one. `{parameter}.quantised` of `quant_scale` is its
+    quantised       canonical name; fp8e4m3, logical: a weight as matrix products read it, beside what the optimizer
+                    steps on; every operation, of modules that keep one. `{parameter}.quantised` of `quant_scale` is its
                     inverse scale, `{parameter}.amax_history` the magnitudes that a delayed one is taken from
     resolved        any name; utf8: what the texts of a recipe came to; after build, of systems that parse recipes
     tag             name; int64, shape (): the dim along which a parameter is marked as tensor-parallel; after build, of

@@ -114,8 +114,8 @@ class Session:
     Attributes beside the constructor's: `shards` (all storage dtypes of tensor-parallel coordinate 0, then 1 …),
     `groups`, `steps` (canonical name → steps taken; absent: no optimizer state), `trainable` (canonical names),
     `with_gradient` (the trainable parameters that some forward uses),
-    `buffers` and `opaque` (equal on every rank), `streams` (the random generators of each), `recipes` and
-    `histories` (of the weights that are kept in fp8, by name), `installed` (the groups' parameters in the order the optimizer holds
+    `buffers` and `opaque` (equal on every rank), `streams` (the random generators of each), `recipes` and `histories`
+    (of the weights that are kept in fp8, by name), `installed` (the groups' parameters in the order the optimizer holds
     them: fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`),
     `held` (the parameters that the optimizer holds), `moment_roles` (of the moments that it keeps),
     `places` (where the optimizer's own state lies, beside what is offloaded: `device`, or `host` where a load left it;

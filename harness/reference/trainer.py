@@ -125,7 +125,8 @@ class Trainer:
 
     def read_weights(self, shards: Shards) -> None:
         """Let forwards see what is kept in fp8 as that says."""
-        assert shards.weights is not None and shards.computed is not None
+        assert shards.weights is not None
+        assert shards.computed is not None
         read = shards.gathered(dequantised(shards.weights)).astype(shards.computed.dtype)
         own = self.session.catalogue.belongs_to(self.session.recipes, shards.layout.element)
         shards.computed = np.where(own, read, shards.computed)

@@ -17,7 +17,7 @@ from harness.diagnosis.arrangement import DISTINCT
 from harness.diagnosis.explanation import Context, Finding, Floats, Pair, Rule, tensor
 from harness.diff import Difference, as_numbers, numpy_dtype
 from harness.observe.logical import Key
-from harness.program import Op
+from harness.program import STEPS, Op
 from harness.scenario import Mesh
 
 LINEAR_ROLES = ("grad", "exp_avg", "momentum", "norm", "quant_scale")
@@ -326,6 +326,22 @@ def _stateless(key: Key, context: Context) -> bool:
     return bool(wanted) and not any(state in context.observed for state in wanted)
 
 
+def skipped_again(difference: Difference, context: Context) -> Finding | None:
+    """The step after one that overflowed is skipped as well, and halves the loss scale once more: the gradient that
+    overflowed is still there (MLM-6871)."""
+    key, pair = difference.key, context.pair(difference)
+    if (key.role, key.fqn, key.where) != ("scaler", "scale", "live") or pair is None or not key.op:
+        return None
+    taken = [op.kind for op in context.ops[: key.op + 1] if op.kind in STEPS]
+    if context.op_kind(key.op) != "step" or taken[-2:-1] != ["overflow"]:
+        return None
+    before = context.observed.get(key._replace(op=key.op - 1))
+    if before is None or float(as_numbers(before)[0]) != 2 * pair.got[0]:
+        return None
+    clause = f"{context.op_name(key.op)} halved the loss scale to {pair.got[0]:g}, as the overflow before it did"
+    return Finding("certain", clause, {"name": key.fqn, "expected": pair.wanted[0], "observed": pair.got[0]})
+
+
 def gradient_kept(difference: Difference, context: Context) -> Finding | None:
     """The gradient of an earlier step was added, or not yet cleared."""
     key, pair = difference.key, context.pair(difference)
@@ -404,4 +420,5 @@ RULES = (
 
 OVERFLOW = (
     Rule("overflow_not_skipped", "A step that overflowed was not skipped", overflow_not_skipped, ("ACC-4289",)),
+    Rule("skipped_again", "A step was skipped for an overflow before it", skipped_again, ("MLM-6871",)),
 )

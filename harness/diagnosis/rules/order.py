@@ -14,9 +14,10 @@ from harness.diagnosis.arrangement import DISTINCT, exchanged_dims, moved_along,
 from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, tensor
 from harness.diagnosis.rules.pieces import exchanged_in_parts, other_offset
 from harness.diff import Difference, as_numbers
+from harness.models import NamedParam
 from harness.observe.assemble import Bits, as_bits, elements_of
 from harness.observe.logical import Key, Value
-from harness.observe.record import Record
+from harness.observe.record import Record, whole
 from harness.scenario import Mesh
 
 WINDOW, WINDOWS = 6, 8
@@ -185,7 +186,8 @@ def padding_counted(difference: Difference, context: Context) -> Finding | None:
 
 def _padding_before(key: Key, context: Context) -> dict[str, dict[int, int]]:
     """Parameter → rank → the elements of padding behind the parameter before it, where rows are shared out evenly by
-    padding; of what each rank has gathered for its forwards."""
+    padding; of what each rank has gathered for its forwards. A parameter that no forward uses lies between all the
+    same: it is as large as its model says, where tensor parallelism leaves it whole."""
     op = context.op(key.op)
     if op is None or key.role != "compute_param":
         return {}
@@ -196,7 +198,15 @@ def _padding_before(key: Key, context: Context) -> dict[str, dict[int, int]]:
         if gathered:
             found[param.fqn] = {rank: _padding(before.get(rank), op.mesh) for rank in gathered}
             before = gathered
+        elif not param.spec.used and (op.mesh.tp == 1 or param.spec.tp_dim is None):
+            before = {rank: _unused(param, key) for rank in range(op.mesh.world)}
     return found
+
+
+def _unused(param: NamedParam, key: Key) -> Record:
+    """A parameter as every rank would gather it."""
+    shape = param.spec.shape
+    return whole(key.op, 0, key.role, param.fqn, "uint8", shape, bytes(param.spec.numel))
 
 
 def _padding(piece: Record | None, mesh: Mesh) -> int:

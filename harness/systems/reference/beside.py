@@ -81,14 +81,19 @@ def _stream(stream: str, each: int, scenario: Scenario, ops: tuple[Op, ...]) -> 
 
 
 def _coordinates(stream: str, mesh: Mesh, expert_parallel: int) -> list[int]:
-    places = [(mesh.dp_index(rank), mesh.coordinate(rank)[2]) for rank in range(mesh.world)]
-    number = {
-        "replicated": lambda dp, tp: 0,
-        "tensor": lambda dp, tp: tp,
-        "expert": lambda dp, tp: dp % expert_parallel * mesh.tp + tp,
-        "data": lambda dp, tp: dp,
-    }[stream]
-    return [number(*place) for place in places]
+    """Of every rank the number of its place among those that have a stream of their own."""
+
+    def place(dp: int, tp: int) -> int:
+        match stream:
+            case "tensor":
+                return tp
+            case "expert":
+                return dp % expert_parallel * mesh.tp + tp
+            case "data":
+                return dp
+        return 0
+
+    return [place(mesh.dp_index(rank), mesh.coordinate(rank)[2]) for rank in range(mesh.world)]
 
 
 def _seed(stream: str, seed: int, coordinate: int, tp: int) -> int:

@@ -42,8 +42,9 @@ ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "scenarios" / "reference" / "exposing.toml"
 RECORD = ROOT / "tests" / "golden" / "faults.toml"
 WIDE = RECORD.with_name("faults_wide.toml")
-DRAWS = ("wide", "unseen")
-"""Seeds of the scenarios drawn at random. The misses of the second are never looked at."""
+DRAWS = {"wide": "wide", "unseen": "third"}
+"""Of the scenarios drawn at random the name of each draw, and its seed. The misses of the second are never looked at.
+Those of the seed that it had before were, when rules were made; so it has another."""
 
 TRIES = 60
 """How many candidates are tried for a fault."""
@@ -146,12 +147,12 @@ def wide(count: int) -> None:
     import tomli_w
 
     figures: dict[str, Any] = {"each": count}
-    for draw in DRAWS:
+    for draw, seed in DRAWS.items():
         answers = [
             (fault.mechanism, found)
             for fault in CATALOGUE.values()
             if mechanisms()[fault.mechanism]
-            for found in drawn(fault, count, draw)
+            for found in drawn(fault, count, seed)
         ]
         right = [sum(bool({*mechanisms()[m]} & {*found.mechanisms[:n]}) for m, found in answers) for n in (1, 3)]
         rows = confusion((mechanism, found.mechanisms[0] if found.mechanisms else "") for mechanism, found in answers)

@@ -79,12 +79,11 @@ LEFT = """\
 Some of what is missed cannot be told from what ranks hold, and no rule pretends to:
 
 * The planted mistake ends the run before any value differs, with an error that names no parameter, as *cannot reshape
-  array of size 8 into shape (4,4)*. Where a text names a parameter beside the size of another one, that is said.
+  array of size 8 into shape (4,4)*. Where a text names a parameter beside the size of another one, or two sizes that no
+  parameter has both, that is said.
 * A load that looks for a parameter in a buffer that does not have it, and leaves its masters as they were
   (`buffers-of-the-first-kind`), has made of them what a load makes that never asked for them: it is called stale.
 * A single element deviates, or several that are equal: any other place may have the same bits.
-* A gradient that overflowed outlives its step, and the next step is skipped for it (`gradients-kept`): what is seen is
-  a step that did not happen.
 * Rows that are counted over the whole catalogue of parameters, by a fault of ours and by no library, reach into the
   tensors before (`floor-chunks` under tensor parallelism).
 """

@@ -111,8 +111,8 @@ def _precision_aware_dtypes(scenario: Scenario) -> bool:
 
 
 def _unused_in_bucket(scenario: Scenario) -> bool:
-    """Whether a program steps more than once with a model that has a parameter which never gets a gradient, beside
-    others in its bucket."""
+    """Whether a program steps more than once with a model that has a parameter which does not get a gradient in every
+    step, beside others in its bucket."""
     return scenario.fact("program", _steps_again) and scenario.fact("model", _has_unused)
 
 
@@ -121,7 +121,8 @@ def _steps_again(program: str) -> bool:
 
 
 def _has_unused(model: str) -> bool:
-    return any(p.spec.trainable == "yes" and not p.spec.used for p in model_spec(model).unique_params)
+    params = model_spec(model).unique_params
+    return any(p.spec.trainable == "yes" and (not p.spec.used or p.spec.idle == "odd") for p in params)
 
 
 REFUSED: tuple[Limit, ...] = (

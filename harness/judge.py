@@ -341,12 +341,12 @@ def _reference_against_twin(inputs: Inputs, placement: Placement) -> str:
     if observed is None:
         observed, problems = assemble(r for r in reference.run(inputs, placement) if r.where == LIVE)
     expected = _twin(inputs, _reported_norms(observed))
-    observed, expected = (_known_to_both(logical, placement.model) for logical in (observed, expected))
+    observed, expected = (known_to_both(logical, placement.model) for logical in (observed, expected))
     found = [d for d in diff(expected, observed, problems, (LAZY_STATE,)) if d.fails]
     return _disagreement([d for d in found if not (inputs.steps_on_gpu and d.kind in ("bits", "norm"))])
 
 
-def _known_to_both(logical: Logical, model: str) -> Logical:
+def known_to_both(logical: Logical, model: str) -> Logical:
     """Values without those that the reference has beside training state proper, of which the twin knows nothing."""
     modules = model_spec(model).modules
     if not any(module.opaque or module.draws or module.quantised for module in modules):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.faults.logical import nothing, override, to_bf16
-from harness.reference.quantised import FP8, Kept, greatest, quantise, scales_for
 
 if TYPE_CHECKING:
     from harness.reference.numerics import Array
+    from harness.reference.quantised import Kept
     from harness.reference.streams import Streams
     from harness.reference.system import Ranks
 
@@ -51,6 +51,8 @@ def streams_loaded_as_one(ranks: Ranks) -> None:
 
 def scale_of_the_shard_group(ranks: Ranks) -> None:
     """Reduce a weight's greatest magnitude over the data-parallel shards alone, not over all ranks that share it."""
+    from harness.reference.quantised import greatest
+
     session = ranks.session
 
     def amax(name: str, tp_index: int) -> Array:
@@ -63,6 +65,8 @@ def scale_of_the_shard_group(ranks: Ranks) -> None:
 
 def _anew(kept: Kept, values: Array) -> Kept:
     """A weight quantised from values that have been through fp8 once."""
+    from harness.reference.quantised import quantise, scales_for
+
     scale = scales_for(np.abs(values.astype(np.float32)).max(keepdims=True))
     return replace(kept, data=quantise(values, scale), inverse=np.repeat(np.float32(1) / scale, values.size))
 
@@ -89,7 +93,7 @@ def staged_as_plain_tensors(ranks: Ranks) -> None:
 
     def restore_weights(saved: dict[str, Kept]) -> None:
         original_load({
-            name: kept if kept.data.dtype == FP8 else _anew(kept, kept.data) for name, kept in saved.items()
+            name: kept if kept.data.itemsize == 1 else _anew(kept, kept.data) for name, kept in saved.items()
         })  # fmt: skip
 
     original = override(ranks.saver, "quantised_weights", quantised_weights)
@@ -100,7 +104,7 @@ def quantised_not_copied(ranks: Ranks) -> None:
     """Copy what a background writer is handed in a way that quantised tensors have not."""
 
     def staged(values: Array) -> Array:
-        if values.dtype == FP8:
+        if values.itemsize == 1:
             raise NotImplementedError("a quantised tensor has no way to be copied to the host")
         copied: Array = original(values)
         return copied

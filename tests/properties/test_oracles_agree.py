@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from harness.diff import LAZY_STATE, as_numbers, diff
+from harness.judge import known_to_both
 from harness.models import zoo
 from harness.observe.assemble import assemble
 from harness.observe.logical import Logical
 from harness.observe.record import LIVE
 from harness.oracle import twin
-from harness.oracle.carried import EXTRA_STATE
 from harness.oracle.inputs import Inputs, Placement
 from harness.program import PROGRAMS, load_mesh, operations
 from harness.reference import system as reference
@@ -95,8 +95,8 @@ def test_twin_and_reference_agree_under_megatrons_contract(scenario: Scenario) -
     inputs, placement = contract_of(scenario).resolve(scenario)
     logical = observed(inputs, placement)
     norms = {key.op: float(as_numbers(value)[0]) for key, value in logical.items() if key.role == "norm"}
-    expected = twin.run(inputs, norms)
-    logical = {key: value for key, value in logical.items() if key.role != EXTRA_STATE}  # no twin predicts these bytes
+    expected = known_to_both(twin.run(inputs, norms), scenario.model)
+    logical = known_to_both(logical, scenario.model)
     assert [d for d in diff(expected, logical, (), (LAZY_STATE,)) if d.fails] == []
     assert {key.role for key in expected} == {key.role for key in logical}
     params = np.concatenate([as_numbers(v).astype(np.float64).ravel() for k, v in logical.items() if k.role == "param"])

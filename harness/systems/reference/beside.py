@@ -48,11 +48,6 @@ def beside(truth: Logical, scenario: Scenario, contract: Contract) -> Logical:
     return expected
 
 
-def names_in_fp8(model: ModelSpec) -> frozenset[str]:
-    """The parameters that are kept in fp8 too."""
-    return frozenset(_weights(model))
-
-
 # -- random generators
 
 

@@ -246,7 +246,7 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
     if report.in_spite:
         lines.append(report.in_spite)
     for ids, n in report.resembling.items():
-        lines.append(f"{n} of the new looks like known issue {ids}")
+        lines.append(f"{n} of the new {'looks' if n == 1 else 'look'} like known issue {ids}")
     for one in repaired(report):
         lines.append(
             f"no longer fails: known issue {one.issue.id}, on {one.issue.system} {one.version} ({one.result_id})"

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,9 @@ def entry(words: Sequence[str]) -> int:
         status = cli.main(args=list(words), prog_name="shardproof", standalone_mode=False)
     except click.exceptions.Abort:
         return 130
-    except SystemExit:  # click's, with status 1, where the reader of a pipe has gone
+    except SystemExit as ended:  # click's: a completion has been told, or, with 1, the reader of a pipe has gone
+        if completion.VARIABLE in os.environ or ended.code != 1:
+            return int(ended.code or 0)
         return unwritten(OSError(errno.EPIPE, os.strerror(errno.EPIPE)))
     except click.ClickException as error:
         said = io.StringIO()
@@ -421,17 +423,14 @@ def faults(
     shardproof faults --strike torch-fsdp2 --every
     """
     from harness.canaries import run_canaries
-    from harness.faults.asked import unknown_fault
-    from harness.faults.boundary import BOUNDARY
+    from harness.faults.asked import require_boundary, require_logical
     from harness.faults.catalogue import CATALOGUE
     from harness.struck import run_strikes
 
     arguments.load_plugins(())
     ours = set(CATALOGUE)
     modules = arguments.load_plugins(plugins)
-    known: Collection[str] = BOUNDARY if struck else CATALOGUE
-    for fault in (fault for fault in chosen if fault not in known):
-        raise unknown_fault(fault, known)
+    (require_boundary if struck else require_logical)(chosen)
     added = [fault for fault in CATALOGUE if fault not in ours] if plugins else []
     if every and not struck:
         raise UsageError.of("--every", "alone", "beside --strike", "--strike torch-fsdp2 --every")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 PROGRAM = "shardproof"
+VARIABLE = "_SHARDPROOF_COMPLETE"
+"""With this in its environment the command answers a shell that completes a line, and runs nothing."""
 SHELLS = {
     "bash": 'eval "$(shardproof completion bash)"         # in ~/.bashrc',
     "zsh": 'eval "$(shardproof completion zsh)"          # in ~/.zshrc',
@@ -49,7 +51,7 @@ def script(shell: str, command: click.Command) -> str:
     found = get_completion_class(shell)
     if found is None:
         raise HarnessError(f"this release of click cannot complete in {shell}")
-    return f"# Turn this on with:  {SHELLS[shell]}\n" + found(command, {}, PROGRAM, "_SHARDPROOF_COMPLETE").source()
+    return f"# Turn this on with:  {SHELLS[shell]}\n" + found(command, {}, PROGRAM, VARIABLE).source()
 
 
 def names(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:

@@ -23,7 +23,6 @@ comes before.
 
 from __future__ import annotations
 
-import multiprocessing.process
 import os
 import threading
 import time
@@ -31,7 +30,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from harness.faults.collectives import Around
 from harness.program import Op, expand
@@ -53,6 +51,8 @@ def late_read_of_live(number: int) -> Around:
     inner = _Overlap(number).around
 
     def around(act: Finish, op: Op, context: RankContext, system: RankSystem) -> None:
+        from unittest import mock
+
         from torch.distributed.checkpoint.staging import DefaultStager
 
         with mock.patch.object(DefaultStager, "stage", lambda stager, state, **_: state):
@@ -163,6 +163,9 @@ class _Reader(threading.local):
 def _reads_watched(signs: _Signs, number: int, struck: Finish) -> Iterator[None]:
     """Count the reads of every thread and forked process that is started from here on, and hold each at its read of
     this number."""
+    from multiprocessing.process import BaseProcess
+    from unittest import mock
+
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -217,12 +220,11 @@ def _reads_watched(signs: _Signs, number: int, struck: Finish) -> Iterator[None]
         reader.wrote = True
         write(writer, name, *args)
 
-    process = multiprocessing.process.BaseProcess
     with (
         mock.patch.object(threading.Thread, "start", noted(threading.Thread.start)),
         mock.patch.object(threading.Thread, "run", watched(threading.Thread.run)),
-        mock.patch.object(process, "start", noted(process.start)),
-        mock.patch.object(process, "run", watched(process.run)),
+        mock.patch.object(BaseProcess, "start", noted(BaseProcess.start)),
+        mock.patch.object(BaseProcess, "run", watched(BaseProcess.run)),
         mock.patch.object(torch._C.PyTorchFileWriter, "write_record", written),
     ):
         yield

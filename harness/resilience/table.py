@@ -122,7 +122,7 @@ names another one for the fault), and compares every value with the reference:
 ```console
 $ shardproof faults --strike SYSTEM
 $ shardproof faults --strike SYSTEM --every
-$ shardproof run smoke --system SYSTEM --fault boundary.collective-drop@3
+$ shardproof faults --strike SYSTEM --fault boundary.collective-drop@3
 ```
 
 A fault of memory flips one bit of what rank 0 keeps, after its first step. A fault of a collective strikes one that

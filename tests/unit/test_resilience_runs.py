@@ -147,6 +147,7 @@ def test_what_a_child_waits_for_a_cpu_does_not_count_to_its_deadline(
         return starved
 
     monkeypatch.setattr(host, "starved_s", asked)
+    monkeypatch.setattr(host, "in_session", lambda session: [session])
     assert host._read(told, 0.1, os.getsid(0)) == ((b"{}\n", False) if starved else (b"", True))
     os.close(told)
     os.close(tells)

@@ -17,6 +17,7 @@ from harness.cli import entry
 from harness.diff import Difference
 from harness.errors import UsageError
 from harness.faults import collectives, memory
+from harness.faults.asked import require_boundary
 from harness.faults.boundary import BOUNDARY, boundary_fault
 from harness.faults.strikes import plain_scenario
 from harness.laboratory import Laboratory
@@ -167,3 +168,23 @@ def test_every_event_is_struck_until_one_finds_nothing() -> None:
     assert [one.fault.id for one in found] == [LATE.id, f"{LATE.id}@2"]
     assert asked == [LATE.id, f"{LATE.id}@2", f"{LATE.id}@3"]
     assert len(_each_event(laboratory, late, every=False)) == len(_each_event(laboratory, lost, every=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--fault", "stale-masters@3"), "given 'stale-masters@3'"),
+        (("--strike", "torch-fsdp2", "--fault", "stale-masters"), "allowed: boundary."),
+        (("--strike", "torch-fsdp2", "--fault", "boundary.kill-rank@2"), "allowed: @N, from 1, behind boundary."),
+        (("--strike", "torch-fsdp2", "--fault", "boundary.collective-drop@0"), "allowed: @N, from 1, behind boundary."),
+    ],
+)
+def test_a_fault_that_there_is_not_or_that_has_no_events_is_refused(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry(["faults", *words, "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_event_of_a_fault_is_one_of_what_may_be_asked_for() -> None:
+    require_boundary(["boundary.collective-drop@3", "boundary.kill-rank"])

@@ -423,14 +423,14 @@ def faults(
     shardproof faults --strike torch-fsdp2 --every
     """
     from harness.canaries import run_canaries
-    from harness.faults.asked import require_boundary, require_logical
+    from harness.faults.asked import require_faults
     from harness.faults.catalogue import CATALOGUE
     from harness.struck import run_strikes
 
     arguments.load_plugins(())
     ours = set(CATALOGUE)
     modules = arguments.load_plugins(plugins)
-    (require_boundary if struck else require_logical)(chosen)
+    require_faults(chosen, logical=not struck, boundary=bool(struck))
     added = [fault for fault in CATALOGUE if fault not in ours] if plugins else []
     if every and not struck:
         raise UsageError.of("--every", "alone", "beside --strike", "--strike torch-fsdp2 --every")

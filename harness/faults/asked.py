@@ -7,36 +7,21 @@ from collections.abc import Collection, Iterable
 from harness.errors import MOST_GIVEN, UsageError
 
 
-def require_faults(wanted: set[str]) -> None:
-    """Refuse a fault that there is not, with a UsageError."""
-    if not wanted:
+def require_faults(wanted: Iterable[str], *, logical: bool = True, boundary: bool = True) -> None:
+    """Refuse a fault that there is not, or an event of one that has none, with a UsageError.
+
+    Args:
+        logical, boundary: which kinds may be asked for.
+    """
+    if not (asked := set(wanted)):
         return
     from harness.faults.boundary import BOUNDARY, boundary_fault
     from harness.faults.catalogue import CATALOGUE
 
-    known = (*CATALOGUE, *BOUNDARY)
-    for fault in sorted(wanted - set(known)):
-        if fault.partition("@")[0] not in BOUNDARY:
+    known = (*(CATALOGUE if logical else ()), *(BOUNDARY if boundary else ()))
+    for fault in sorted(asked - set(known)):
+        if not boundary or fault.partition("@")[0] not in BOUNDARY:
             raise unknown_fault(fault, known)
-        boundary_fault(fault)
-
-
-def require_logical(wanted: Iterable[str]) -> None:
-    """Refuse what is no logical fault, with a UsageError."""
-    from harness.faults.catalogue import CATALOGUE
-
-    for fault in wanted:
-        if fault not in CATALOGUE:
-            raise unknown_fault(fault, CATALOGUE)
-
-
-def require_boundary(wanted: Iterable[str]) -> None:
-    """Refuse what is no boundary fault, or names an event of one that has none, with a UsageError."""
-    from harness.faults.boundary import BOUNDARY, boundary_fault
-
-    for fault in wanted:
-        if fault.partition("@")[0] not in BOUNDARY:
-            raise unknown_fault(fault, BOUNDARY)
         boundary_fault(fault)
 
 

@@ -17,7 +17,7 @@ from harness.cli import entry
 from harness.diff import Difference
 from harness.errors import UsageError
 from harness.faults import collectives, memory
-from harness.faults.asked import require_boundary
+from harness.faults.asked import require_faults
 from harness.faults.boundary import BOUNDARY, boundary_fault
 from harness.faults.strikes import plain_scenario
 from harness.laboratory import Laboratory
@@ -187,4 +187,4 @@ def test_a_fault_that_there_is_not_or_that_has_no_events_is_refused(
 
 
 def test_an_event_of_a_fault_is_one_of_what_may_be_asked_for() -> None:
-    require_boundary(["boundary.collective-drop@3", "boundary.kill-rank"])
+    require_faults(["boundary.collective-drop@3", "boundary.kill-rank"], logical=False)

@@ -16,7 +16,6 @@ UNTYPED = Name("torch.storage", "UntypedStorage")
 TENSOR_V3 = Name("torch._utils", "_rebuild_tensor_v3")
 """How torch saves a tensor of a dtype that never had a storage class of its own, such as fp8."""
 
-SETS = frozenset({Name(module, name) for module in ("__builtin__", "builtins") for name in ("set", "frozenset")})
 PLAIN = frozenset({Name("__builtin__", "complex"), Name("builtins", "complex"), Name("torch", "device")})
 """Names that say nothing about who wrote a file."""
 
@@ -49,8 +48,6 @@ class OpenDecoder(Decoder):
                 return self.untyped(args)
             case Node(function=function, args=(*persistent,)) if function == PERSISTENT:
                 return [self.value(part, depth - 1) for part in persistent]
-            case Node(function=function, args=(list(members),)) if function in SETS:  # in no order
-                return sorted([self.value(member, depth - 1) for member in members], key=repr)
             case Node(function=function, args=(str(text), "latin1")) if function == BYTES:
                 return text.encode("latin1", "replace")
             case Name():

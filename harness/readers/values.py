@@ -56,6 +56,9 @@ WITH_ATTRIBUTES = Name("torch._tensor", "_rebuild_from_type_v2")
 TENSOR_TYPES = (Name("torch", "Tensor"), Name("torch.nn.parameter", "Parameter"))
 SIZE = Name("torch", "Size")
 DICTS = (Name("collections", "OrderedDict"), Name("collections", "Counter"))
+SETS = tuple(Name(module, name) for module in ("__builtin__", "builtins") for name in ("set", "frozenset"))
+"""They have no order, and a pickle lists their members in the order of the writer's hashes: a run's own, another's
+not."""
 
 FORM = "torch.save({'model': model.state_dict()}, path)"
 
@@ -142,6 +145,8 @@ class Decoder:
             case Node(function=function, args=args, pairs=pairs, items=[]) if function in DICTS:
                 initial = [pair for arg in args if isinstance(arg, Mapping) for pair in arg.pairs]
                 return self.mapping(initial + pairs, depth)
+            case Node(function=function, args=(list(members),), state=None, pairs=[], items=[]) if function in SETS:
+                return sorted([self.value(member, depth - 1) for member in members], key=repr)
             case Node(function=function, args=args, state=Mapping() | None, pairs=[], items=[]) if (
                 function in self.known.objects
             ):
@@ -233,7 +238,7 @@ class Decoder:
     def refused(self, node: object) -> CheckpointError:
         name = node.function if isinstance(node, Node) else node
         given = str(name) if isinstance(name, Name) else type(name).__name__
-        allowed = (TENSOR, PARAMETER, WITH_STATE, WITH_ATTRIBUTES, SIZE, *DICTS, "torch dtypes and storages")
+        allowed = (TENSOR, PARAMETER, WITH_STATE, WITH_ATTRIBUTES, SIZE, *DICTS, *SETS, "torch dtypes and storages")
         return bad(f"{self.origin}: name in the pickle (nothing was executed)", given, allowed, FORM)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import pickle
 import struct
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import checkpoint_samples as samples
@@ -21,6 +23,8 @@ from harness.observe.record import LIVE, WRITTEN
 from harness.readers.checkpoint import expected_written, read_checkpoint
 from harness.readers.description import describe, render_description
 from harness.readers.stored import TorchStored
+from harness.readers.symbolic import parse
+from harness.readers.values import decode
 from harness.scenario import Scenario
 
 MODEL = ModelSpec(
@@ -244,3 +248,18 @@ def test_the_reader_does_not_import_torch(tmp_path: Path) -> None:
         f"rows = describe(Path({str(path)!r})); assert rows and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Pickles as the set of its members, which the pickle lists in this order."""
+
+    members: list[int]
+
+    def __reduce__(self) -> tuple[type, tuple[list[int]]]:
+        return set, (self.members,)
+
+
+def test_a_set_has_no_order() -> None:
+    listed = [pickle.dumps(Listed(members), 2) for members in ([3, 1, 2], [2, 3, 1])]
+    assert [decode(parse(data, "p"), "p") for data in listed] == [[1, 2, 3], [1, 2, 3]]

@@ -290,8 +290,8 @@ def test_differences_are_counted_by_role(tmp_path: Path) -> None:
 
 
 def test_objects_of_any_class_are_compared_as_text_and_named(tmp_path: Path) -> None:
-    state = {"w": torch.ones(1), "args": Namespace(lr=0.1, names={"b", "a"})}
-    found = of_states(tmp_path, state, {**state, "args": Namespace(lr=0.2, names={"a", "b"})})
+    state = {"w": torch.ones(1), "args": Namespace(lr=0.1, names=set("abcdefgh"))}
+    found = of_states(tmp_path, state, {**state, "args": Namespace(lr=0.2, names=set("hgfedcba"))})
     assert [one.name for one in found.found] == ["args.state.lr"]
     assert found.a.foreign == ("argparse.Namespace",)
 

@@ -54,7 +54,6 @@ VOCABULARY = Vocabulary(
             Name("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
             Name("deepspeed.runtime.zero.config", "ZeroStageEnum"),
             Name("deepspeed.utils.tensor_fragment", "fragment_address"),
-            Name("__builtin__", "set"),
         }
     )
 )

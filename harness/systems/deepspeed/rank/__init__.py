@@ -41,7 +41,7 @@ from harness.systems.deepspeed.accepts import EAGER, NO_REDUCE_SCATTER, OVERLAP,
 from harness.systems.deepspeed.contract import WINDOW, hysteresis
 from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces
 from harness.systems.protocol import RankContext
-from harness.systems.torch_loop import STATE_ROLES, TorchRank, TrainState, context_of, rehearse
+from harness.systems.torch_loop import STATE_ROLES, TorchRank, TrainState, as_state, context_of, rehearse
 
 BUCKET, SMALL_BUCKET = 4096, 16
 """Elements of the buckets that gradients are reduced in, and parameters gathered."""
@@ -229,6 +229,7 @@ class Rank(TorchRank):
 
     def optimizer_records(self, op: Op) -> Iterator[Record]:
         flats, states = self._flat_tensors(), self.state.optimizer.state
+        groups = dict(enumerate(self.state.optimizer.param_groups))  # a load may have lost some
         for piece in self.pieces:
             flat = flats[piece.tensor]
             if self._has_master(piece):
@@ -238,11 +239,15 @@ class Rank(TorchRank):
             for name, value in states.get(flat, {}).items():
                 if name not in STATE_ROLES:
                     yield self.unknown(op, f"{piece.named.fqn}.{name}", value)
-                elif torch.is_tensor(value) and value.dim():
-                    yield self._part(op, STATE_ROLES[name], piece, value)
-                elif value is not None:
-                    yield self.whole(op, STATE_ROLES[name], piece.named.fqn, torch.as_tensor(value))
-            group = self.state.optimizer.param_groups[piece.group]
+                    continue
+                tensor = as_state(value)
+                if tensor is None:
+                    continue
+                if tensor.dim():
+                    yield self._part(op, STATE_ROLES[name], piece, tensor)
+                else:
+                    yield self.whole(op, STATE_ROLES[name], piece.named.fqn, tensor)
+            group = groups.get(piece.group, {})
             for name, number in numbers_of(group):
                 yield self.number(op, "hyperparameter", f"{piece.named.fqn}.{name}", number)
             for name, line in settings_of(group):

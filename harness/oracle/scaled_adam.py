@@ -77,7 +77,8 @@ class ScaledAdam(torch.optim.Optimizer):
                 self._hand_over(param)
         self.inner.step()
         for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-            group["step"] = inner["step"]
+            if "step" in inner:  # FusedAdam counts no step of a group that is empty
+                group["step"] = inner["step"]
             for param in group["params"]:
                 for piece in self.pieces[param]:
                     param[piece.where] = piece.tensor.detach()

@@ -45,9 +45,9 @@ def members(entry: Entry, op: Op, scenario: Scenario) -> list[NamedParam]:
     for build in (op.init_seed, 0):  # after a load the groups have the numbers of the first build
         ask = scenario.optimizer.at_build(build)
         found = {index for index, group in enumerate(groups) if _label(group, ask) == label}
-        if found:
-            params = trained(scenario, experts=experts)
-            return [p for p in params if (0 if one else p.spec.group) in found]
+        held = [p for p in trained(scenario, experts=experts) if (0 if one else p.spec.group) in found]
+        if held:  # a group without a parameter is never stored, and may have another build's numbers of one that is
+            return held
     return []
 
 

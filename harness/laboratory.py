@@ -44,6 +44,7 @@ from harness.result import (
     Result,
 )
 from harness.scenario import DEVICES, Scenario
+from harness.scratch import PREFIX, HeldFolder
 from harness.store import StoreFull
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
@@ -53,7 +54,6 @@ from harness.world.bounds import require_world
 from harness.world.environments import Environments
 from harness.world.interpreter import interpreter
 from harness.world.job import Job, JobOutcome, RankError
-from harness.world.scratch import HeldFolder
 from harness.world.server import ForkServer
 from harness.world.torches import with_torch
 
@@ -394,7 +394,7 @@ def scratch_folder() -> Path:
     That a folder can be written is tried: a mount that is read-only, or out of inodes, may still look writable.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="shardproof-", dir=RAM_DISK):
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=RAM_DISK, ignore_cleanup_errors=True):
             if shutil.disk_usage(RAM_DISK).free >= RAM_DISK_BYTES:
                 return RAM_DISK
     except OSError:

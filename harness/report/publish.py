@@ -7,14 +7,17 @@ names stays as it is, and what it leads to is written by the same rules.
 
 The new text goes into a temporary file with a name that nobody can foresee, in the same folder, created exclusively;
 then it takes the old one's place. So a reader never sees half a report, and a link that somebody put there beforehand
-is not followed.
+is not followed. A process that is killed leaves its temporary file; the next one that writes in the folder removes it,
+if it is of the same machine and nobody holds its lock.
 
 *Does not verify*: that nobody else writes the same file between the check and the end of the writing.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import platform
 import re
 import stat
 import tempfile
@@ -22,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.errors import DISK_FAILED, UsageError
+from harness.scratch import unheld
 from harness.store import StoreFull
 
 _MARKS = re.compile(
@@ -32,6 +36,7 @@ _MARKS = re.compile(
 """How each kind of file that shardproof writes begins."""
 
 _HEAD_BYTES = 4096
+_PARTIAL = ".shardproof-partial-"
 _ALLOWED = "a new file, an empty one, or one that shardproof wrote"
 
 
@@ -86,9 +91,9 @@ def require_writable(folder: Path) -> None:
         OSError: it cannot be made or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".", suffix=".writable", dir=folder)
-    os.close(handle)
+    handle, name = _partial(folder)
     os.unlink(name)
+    os.close(handle)
 
 
 def _told(error: Exception) -> str:
@@ -128,16 +133,31 @@ def _write_into(path: Path, data: bytes) -> None:
 
 def _replace(path: Path, data: bytes) -> None:
     """Put a whole new file in the place of an old one, with its permissions."""
-    handle, partial = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
+    handle, partial = _partial(path.parent)
     try:
         with open(handle, "wb") as file:
             file.write(data)
+            file.flush()
             os.fchmod(file.fileno(), _permissions(path))
-        os.replace(partial, path)
+            os.replace(partial, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(partial)
         raise
+
+
+def _partial(folder: Path) -> tuple[int, str]:
+    """A new temporary file in a folder, open and locked; what killed processes left there is removed."""
+    prefix = f"{_PARTIAL}{platform.node()}-"  # a lock may be seen by one machine only
+    for path in unheld(folder, prefix):
+        path.unlink()
+    while True:
+        handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.exists(name):
+            return handle, name
+        os.close(handle)  # swept by another process before it was locked
 
 
 def _permissions(path: Path) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import platform
 import signal
 import stat
 import subprocess
@@ -98,12 +100,25 @@ def test_a_pipe_gets_the_text_and_one_without_a_reader_is_refused(tmp_path: Path
 def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    for name in (".index.html.partial", ".index.html.tmp", ".writable"):
+    planted = f".shardproof-partial-{platform.node()}-planted"
+    for name in (".index.html.partial", ".index.html.tmp", planted):
         (tmp_path / name).symlink_to(victim)
     publish(tmp_path / "index.html", "page")
     require_publishable(tmp_path / "index2.html", "--json", "")
     assert victim.read_text() == "precious"
-    assert (tmp_path / ".writable").is_symlink()
+    assert (tmp_path / planted).is_symlink()
+
+
+def test_what_killed_processes_left_is_removed_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    mine = f".shardproof-partial-{platform.node()}-"
+    names = _, held, elsewhere = f"{mine}left", f"{mine}held", ".shardproof-partial-another-host-left"
+    for name in names:
+        (tmp_path / name).write_text("<html>")
+    os.mkfifo(tmp_path / f"{mine}pipe")
+    with open(tmp_path / held) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        publish(tmp_path / "index.html", "page")
+        assert {path.name for path in tmp_path.iterdir()} == {held, elsewhere, "index.html"}
 
 
 def test_a_link_of_the_user_stays_and_leads_to_the_text(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.world.scratch import HeldFolder, sweep
+from harness.scratch import HeldFolder, sweep
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from harness.world.scratch import HeldFolder
+from harness.scratch import HeldFolder
 print(HeldFolder(Path(sys.argv[1]), sweeps=False).path, flush=True)
 time.sleep(600)
 """

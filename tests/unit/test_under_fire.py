@@ -8,8 +8,7 @@ without a fault.
 * No result is lost: what was committed before is there afterwards, and did not run again.
 * None is there twice: the folder holds one run, which has each scenario once, and the reports have each once, as
   without a fault. (Killed after its end was stored, a run has nothing to go on with, and the command begins another.)
-* Nothing is left: no scratch, and no half file under a name that anybody reads. (Open: a kill in the moment in which a
-  report is put in its place, or a folder is tried, leaves a file or an empty folder of a chance name: `CHANCE`.)
+* Nothing is left: no scratch, and no half file.
 * A disk that fails is told as such, with exit status 3 and without a traceback, unless the run could do without what
   failed, and then it ends as it should.
 
@@ -66,8 +65,6 @@ FAILS = {
     "ENOSPC": ("pwrite64", "write", "ftruncate", "rename", "mkdir"),
     "EIO": ("pwrite64", "write", "fdatasync", "fsync", "ftruncate", "rename", "unlink", "mkdir"),
 }
-CHANCE = re.compile(r"\.\w{8}\.(partial|writable)|shardproof-\w{8}")
-"""Names that `publish` and `scratch_folder` draw, and that nobody removes after a kill in their moment."""
 DRAWN = 6
 SEED = 0
 
@@ -235,7 +232,6 @@ def _left(folder: Path) -> list[str]:
     ours = {"index.html", "summary.md", "failures", ".lock", DATABASE}
     found += [f"left behind: out/{path.name}" for path in (folder / "out").iterdir() if path.name not in ours]
     found += [f"left behind: {path.name}" for path in (folder / "out" / "failures").iterdir() if path.suffix != ".html"]
-    found = [line for line in found if not CHANCE.fullmatch(line.rpartition(" ")[2].removeprefix("out/"))]
     reported = json.loads((folder / "run.json").read_text())["results"] if (folder / "run.json").exists() else []
     return [*found, *[f"{len(reported)} are reported"] * (len(reported) != 4)]
 

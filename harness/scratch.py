@@ -15,9 +15,11 @@ removed, which no other machine can see.
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,13 +55,20 @@ class HeldFolder:
 def sweep(parent: Path) -> list[Path]:
     """Remove the folders there that nobody holds; which they were. One of another user is left alone."""
     swept = []
-    for path in sorted(parent.glob(f"{PREFIX}*")):
+    for path in unheld(parent, PREFIX):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+            swept.append(path)
+    return swept
+
+
+def unheld(parent: Path, prefix: str) -> Iterator[Path]:
+    """Folders and files of a prefix that nobody has locked. Each is locked here until the next is asked for."""
+    for path in sorted(parent.glob(f"{glob.escape(prefix)}*")):
         with suppress(OSError):
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-                swept.append(path)
+                yield path
             finally:
                 os.close(handle)
-    return swept

@@ -150,7 +150,8 @@ def _partial(folder: Path) -> tuple[int, str]:
     """A new temporary file in a folder, open and locked; what killed processes left there is removed."""
     prefix = f"{_PARTIAL}{platform.node()}-"  # a lock may be seen by one machine only
     for path in unheld(folder, prefix):
-        path.unlink()
+        with suppress(OSError):
+            path.unlink()
     while True:
         handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
         with suppress(OSError):  # a file system without locks

@@ -83,6 +83,7 @@ def _forked(folder: Path, waits: bool) -> int:
 def _run(folder: Path, waits: bool) -> NoReturn:
     status = 70
     try:
+        (folder / "scratch").mkdir(exist_ok=True)
         said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(said, 1)
         os.dup2(said, 2)
@@ -98,7 +99,6 @@ def _command(folder: Path) -> int:
     """Give the command in a folder, in this process; its status."""
     os.chdir(folder)
     scratch = folder / "scratch"
-    scratch.mkdir(exist_ok=True)
     tempfile.tempdir, laboratory.RAM_DISK = str(scratch), scratch
     sys.argv = ["shardproof", *WORDS]
     try:
@@ -120,6 +120,7 @@ if __name__ == "__main__":
     AnsweringServer.answers = json.loads(Path(sys.argv[1]).read_text())
     laboratory.ForkServer = AnsweringServer  # type: ignore[assignment,misc]
     _noting()
+    (Path(sys.argv[2]) / "scratch").mkdir(exist_ok=True)
     with redirect_stdout(io.StringIO()):
         _command(Path(sys.argv[2]))
     serve()

@@ -43,6 +43,8 @@ class TransformerEngineStored(TorchStored):
             if key.role == "hyperparameter" and key.fqn.endswith(".params")
             for fqn in value.data.decode().split("\n")
         }
+        if not flat:
+            stored |= _counts_of_empty_groups(written)
         half_away = {p.fqn for p in CONTRACT.parameters(scenario, op.mesh) if p.half_away}
         for key, value in written.items():
             if key.role == "step":
@@ -56,6 +58,20 @@ class TransformerEngineStored(TorchStored):
             else:
                 stored[key] = value
         return stored
+
+
+def _counts_of_empty_groups(written: Logical) -> Logical:
+    """The steps of each group without a parameter, which are those of the others: who is given parameters later, or on
+    another rank, goes on from this count (pull request 3318)."""
+    counts = [value for key, value in written.items() if key.role == "step"]
+    if not counts:
+        return {}
+    most = max(float(np.frombuffer(value.data, np.float32)[0]) for value in counts)
+    return {
+        key._replace(fqn=f"{key.fqn.removesuffix('.params')}.step"): Value("fp64", (), np.float64(most).tobytes())
+        for key, value in written.items()
+        if key.role == "hyperparameter" and key.fqn.endswith(".params") and not value.data
+    }
 
 
 STORED = TransformerEngineStored()

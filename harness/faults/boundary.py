@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -96,16 +97,24 @@ def _skip_load(act: Perform, op: Op, context: RankContext, system: RankSystem) -
 
 
 def _flip_bit(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
-    """Flip one bit in the middle of the largest stored tensor's file, as a bad disk would."""
+    """Flip one bit of the first tensor in the largest file, as a bad disk would."""
     act()
     if op.kind == "save" and context.rank == 0:
         file = _largest(context.checkpoint_path(op))
         data = bytearray(file.read_bytes())
-        at = data.find(b"/data/0")  # the name of the first stored tensor; its elements follow, aligned to 64 bytes
-        at = at + 64 + 64 - (at + 64) % 64 if at >= 0 else len(data) // 2
-        data[at] ^= 1
+        data[_first_element(data)] ^= 1
         file.write_bytes(data)
         context.struck()
+
+
+def _first_element(data: bytearray) -> int:
+    """Where the elements of the first tensor lie: behind the head of an entry of torch's archive, whose lengths of name
+    and padding stand 4 bytes before the name. In a file of another kind, the middle."""
+    at = data.find(b"/data/0")
+    head = data.rfind(b"PK\x03\x04", 0, max(at, 0))
+    if head < 0:
+        return len(data) // 2
+    return head + 30 + sum(struct.unpack_from("<HH", data, head + 26))
 
 
 def _truncate(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
@@ -159,6 +168,11 @@ def _stick(act: Perform, op: Op, context: RankContext, system: RankSystem) -> No
     act()
 
 
+def _has_storage(tensor: Any) -> bool:
+    """Whether its memory is there: Megatron-FSDP frees that of a parameter after its forward pass."""
+    return bool(tensor.untyped_storage().size())
+
+
 def _corrupt_parameter(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     """Change one element of a parameter's local shard between the forward and the backward pass."""
     if not _struck(op, context):
@@ -178,7 +192,7 @@ def _corrupt_parameter(act: Perform, op: Op, context: RankContext, system: RankS
         depth -= 1
         if not depth:
             shards = [p._local_tensor for p in module.parameters() if hasattr(p, "_local_tensor")]
-            for shard in (t for t in (*shards, *module.parameters()) if t.numel()):
+            for shard in (t for t in (*shards, *module.parameters()) if t.numel() and _has_storage(t)):
                 with torch._C.DisableTorchFunction():
                     shard.data.view(-1)[:1].add_(1.0)
                 context.struck()

@@ -114,7 +114,8 @@ def _first_element(data: bytearray) -> int:
     head = data.rfind(b"PK\x03\x04", 0, max(at, 0))
     if head < 0:
         return len(data) // 2
-    return head + 30 + sum(struct.unpack_from("<HH", data, head + 26))
+    name, padding = struct.unpack_from("<HH", data, head + 26)
+    return int(head + 30 + name + padding)
 
 
 def _truncate(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:

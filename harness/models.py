@@ -374,6 +374,23 @@ _SPECS = (
         bugs=("TE-3207", "TE-3318"),
     ),
     ModelSpec(
+        "hollow",
+        "Parameters without an element: beside others, as the last of a unit, and alone in one.",
+        (
+            ModuleSpec("a", (ParamSpec("weight", (6, 3), tp_dim=0), ParamSpec("bias", (0,)))),
+            ModuleSpec("b", (ParamSpec("weight", (0, 4), island=True),)),
+            ModuleSpec("c", (ParamSpec("weight", (5, 2)), ParamSpec("proj", (3, 0)))),
+        ),
+    ),
+    ModelSpec(
+        "scalars",
+        "Parameters without a dim, one beside a weight and one alone in its unit.",
+        (
+            ModuleSpec("a", (ParamSpec("weight", (6, 3), tp_dim=0), ParamSpec("temperature", ()))),
+            ModuleSpec("b", (ParamSpec("scale", (), island=True),)),
+        ),
+    ),
+    ModelSpec(
         "rare",
         "Initial values that are rare on purpose: an infinity, a negative zero and a subnormal, in one shard.",
         (

@@ -109,7 +109,7 @@ class Probe:
         ranks, sharers = self._ranks(fqn)
         units = rank_units(keys, self.slot.iteration, self.slot.microbatch, ranks, grid) * sharers
         values = (units[self.mesh.dp_index(self.rank) // sharers] * grid.unit).reshape(named.spec.shape)
-        if self._poisons(trainable):
+        if self._poisons(trainable) and values.size:
             self.poisoned = True
             if self.mesh.dp_index(self.rank) == 0:
                 values.reshape(-1)[0] = np.inf

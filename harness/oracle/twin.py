@@ -326,8 +326,8 @@ class _Twin:
         for fqn in gradients:
             gradients[fqn] = gradients[fqn] * scale
         if op.kind == "overflow":
-            first = next(iter(gradients))
-            gradients[first].view(-1)[0] = float("inf")
+            first = next(gradient for gradient in gradients.values() if gradient.numel())
+            first.view(-1)[0] = float("inf")
         self._hand_over(model, gradients)
         scaler.unscale_(model.optimizer)
         for fqn, gradient in gradients.items():  # a master that reads another dtype had a copy unscaled

@@ -13,6 +13,7 @@ that says which parameter lies where in it. There are two ways to read sheets:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -156,7 +157,7 @@ def _tiled(shape: tuple[int, ...], found: list[tuple[Window, Index]]) -> tuple[I
             twice.append(np.stack([boxes[place], own]))
         else:
             position[elements] = boxes[place] = own
-    if not position.size or (position < 0).any():
+    if (position < 0).any():
         return None
     return position, np.concatenate(twice, axis=1)
 
@@ -173,7 +174,7 @@ def whole_view(layout: FlatLayout) -> View:
         Window(rank, fqn, param.spec.shape, start, size, False, row * length + at, row * length + at + numel)
         for row, rank in enumerate(ranks)
         for param, start, size, at, numel in layout.slots
-        for fqn in (layout.catalogue.names[param.fqn] if numel else ())
+        for fqn in (layout.catalogue.names[param.fqn] if numel or not param.spec.numel else ())
     )
     first = tuple(window._replace(others=tuple(ranks[1:])) for window in each if window.rank == ranks[0])
     return View(len(ranks), length, first, each)
@@ -194,7 +195,7 @@ def own_view(layout: FlatLayout) -> View:
             for fqn in layout.catalogue.names[param.fqn]:
                 windows = [
                     Window(rank, fqn, param.spec.shape, start, size, flat, begin, begin + numel, copy)
-                    for rank, begin in zip(ranks, range(at, replicas * length, length), strict=True)
+                    for rank, begin in zip(ranks, itertools.count(at, length), strict=False)
                 ]
                 each += windows
                 first.append(windows[0]._replace(others=tuple(ranks[1:])))

@@ -162,7 +162,8 @@ class FlatLayout:
 
     @cached_property
     def fragments(self) -> tuple[Fragment, ...]:
-        """Every non-empty fragment, parameter by parameter in buffer order, then by owning rank."""
+        """Every fragment, parameter by parameter in buffer order, then by owning rank: those that have elements, and of
+        a parameter that has none the first rank's."""
         return tuple(self._fragments())
 
     @cached_property
@@ -202,6 +203,8 @@ class FlatLayout:
         for bucket in self.buckets:
             for slot in bucket.slots:
                 low, high = slot.offset - bucket.start, slot.offset - bucket.start + slot.numel
+                if not slot.param.spec.numel:
+                    yield Fragment(slot, 0, bucket.at, 0, 0)
                 for shard in range(low // bucket.share, -(-high // bucket.share)) if high > low else ():
                     first, last = max(low, shard * bucket.share), min(high, (shard + 1) * bucket.share)
                     at = bucket.at + first - shard * bucket.share
@@ -267,8 +270,9 @@ def _even_share(numel: int, ranks: int) -> int:
 
 
 def _row_share(size: Shape, ranks: int) -> int:
-    """Elements of a parameter each rank owns once dim 0 is padded to full chunks."""
-    return -(-size[0] // ranks) * prod(size[1:])
+    """Elements of a parameter each rank owns once dim 0 is padded to full chunks; a parameter without dims is one
+    row."""
+    return -(-(size[0] if size else 1) // ranks) * prod(size[1:])
 
 
 @lru_cache(maxsize=16 * LAYOUTS)
@@ -277,7 +281,7 @@ def pieces(fragment: Fragment, as_runs: bool) -> list[Piece]:
     slot = fragment.slot
     shape, start, end = slot.param.spec.shape, fragment.start, fragment.start + fragment.numel
     if as_runs and slot.size[1:] == shape[1:]:
-        begin = slot.start[0] * prod(shape[1:]) + start
+        begin = (slot.start[0] * prod(shape[1:]) if shape else 0) + start
         return [Piece(True, (begin,), (fragment.numel,), 0, fragment.numel)]
     found, skip = [], 0
     for corner, size in _boxes(slot.size, start, end):
@@ -288,7 +292,11 @@ def pieces(fragment: Fragment, as_runs: bool) -> list[Piece]:
 
 
 def _boxes(size: Shape, start: int, end: int) -> Iterator[tuple[Shape, Shape]]:
-    """Boxes, in row-major order, that make up elements `start` to `end` of a flattened tensor."""
+    """Boxes, in row-major order, that make up elements `start` to `end` of a flattened tensor; the tensor itself where
+    it has no element, or no dim."""
+    if not size or not prod(size):
+        yield (0,) * len(size), size
+        return
     if len(size) == 1:
         yield (start,), (end - start,)
         return
@@ -317,7 +325,7 @@ def runs_of(catalogue: Catalogue, fragment: Fragment) -> list[tuple[int, int, in
     slot = fragment.slot
     within = catalogue.within(slot.param, slot.start, slot.size) - catalogue.offset[slot.param.fqn]
     elements = within[fragment.start : fragment.start + fragment.numel]
-    return [(int(elements[begin]), begin, end) for begin, end in runs(elements)]
+    return [(int(elements[begin]), begin, end) for begin, end in runs(elements)] or [(0, 0, 0)]
 
 
 def runs(elements: Index) -> list[tuple[int, int]]:

@@ -55,7 +55,7 @@ def _buckets(content: Content, model: ModelSpec, op: int) -> Iterator[Record]:
         for storage, rows in by_storage.items():
             for fqn, number, offset, start, size in rows:
                 shape = model.param(fqn).spec.shape
-                if prod(size) == 0 or (tp_index and tuple(size) == shape):
+                if (prod(size) == 0 and prod(shape)) or (tp_index and tuple(size) == shape):
                     continue
                 shares = content["buckets"][tp][storage][f"bucket_{number}"]
                 for role in shares["rank_0"]:

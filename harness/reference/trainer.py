@@ -160,7 +160,8 @@ class Trainer:
         return gradients(shards.blueprint, names, idle, step, session.mesh.dp, session.placement.expert_parallel)
 
     def _first_with_gradient(self) -> int:
-        return self.session.catalogue.offset[self.session.with_gradient[0].fqn]
+        first = next(param for param in self.session.with_gradient if param.spec.numel)
+        return self.session.catalogue.offset[first.fqn]
 
     def accumulate(self, shards: Shards, gradient: Array) -> None:
         """Add a microbatch's gradient, shape (R, S, n), to the buffer in accumulate dtype."""
@@ -290,9 +291,9 @@ class Trainer:
 
     def update_cohort(self, shards: Shards, hyper: Hyper, step: int, names: frozenset[str]) -> None:
         """Step number `step` of those of `names` that lie in `shards`."""
-        positions = shards.layout.positions(names)
-        if positions is not None and not positions.size:
+        if not any(slot.param.fqn in names for slot in shards.layout.slots):
             return
+        positions = shards.layout.positions(names)
         assert shards.main_grad is not None
         if "host" in self.session.places.values():
             raise ValueError(f"a kernel on the device is given state on the host: {self.session.places}")

@@ -77,6 +77,18 @@ MIXED_GROUP = Limit(
         {"model": "mixed_unit", "dtype": "mixed", "program": "train"},
     ),
 )
+SCALARS = Limit(
+    "scalar-parameter",
+    lambda s: any(not p.spec.shape for p in model_spec(s.model).params),
+    "FSDP2 shards dim 0, and takes no parameter that has none",
+    "torch/distributed/fsdp/_fully_shard/_fsdp_init.py, _verify_managed_param",
+    LibraryError(
+        "ValueError",
+        "fully_shard doesn't support scalar parameters",
+        "build",
+        {"model": "scalars", "program": "build step"},
+    ),
+)
 RESHARD_DIVISOR = Limit(
     "reshard-divisor",
     _undivided,

@@ -59,8 +59,8 @@ ACCEPTS = Accepts(
     faults=Faults(),
     seed=Anything(),
     limits=(
-        fsdp2.MIXED_GROUP, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD, fsdp2.SCALER_FP16,
-        fsdp2.FP16_RANGE,
+        fsdp2.MIXED_GROUP, fsdp2.SCALARS, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD,
+        fsdp2.SCALER_FP16, fsdp2.FP16_RANGE,
     ),
 )  # fmt: skip
 

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Grid:
-    """kind: `wide`, `narrow`, `cancelling` or `alternate`. unit: the value of one unit, a power of two."""
+    """kind: `wide`, `narrow`, `cancelling`, `alternate` or `lone`. unit: the value of one unit, a power of two."""
 
     kind: str
     unit: float
+
+
+LONE_GRID = Grid("lone", 2.0**-4)
+"""Of a parameter that one rank alone uses: what it then contributes for all of them fits every dtype."""
 
 
 def choose_grid(stage_dtypes: tuple[str, str, str], compute: str, dp: int, microbatches: int) -> Grid:

@@ -43,7 +43,8 @@ class ParamSpec:
     * tied_to: fully qualified name of the parameter this is the same object as.
     * idle: which forwards leave it out, as a router leaves out an expert: those of `odd` iterations, or that of each
       iteration's `first` microbatch; empty for none. Where no forward of an iteration uses it, it has no gradient, or
-      one of zeros where the contract says so (`Contract.zero_gradients`).
+      one of zeros where the contract says so (`Contract.zero_gradients`). `others`: in even iterations all
+      data-parallel ranks leave it out but one (`harness.probe.lone_rank`), and what they lack counts as zeros.
     * rare: its first initial values in the first build are `harness.probe.RARE`: infinite, negative zero, subnormal.
     * layer: it lies in one of a list of layers, which libraries shard in another way than what is around the list.
     """
@@ -68,7 +69,7 @@ class ParamSpec:
         return prod(self.shape)
 
     def takes_part(self, iteration: int, microbatch: int) -> bool:
-        """Whether the forward of a microbatch uses it."""
+        """Whether the forward of a microbatch uses it, on some rank at least."""
         return self.used and not is_idle(self.idle, iteration, microbatch)
 
 
@@ -162,6 +163,11 @@ class ModelSpec:
     @cached_property
     def has_rare(self) -> bool:
         return any(p.spec.rare for p in self.params)
+
+    @cached_property
+    def has_rows(self) -> bool:
+        """Whether every parameter has rows of elements: a dim, and no dim of size 0."""
+        return all(p.spec.shape and p.spec.numel for p in self.params)
 
     @property
     def has_later(self) -> bool:
@@ -372,6 +378,15 @@ _SPECS = (
         ),
         (GroupSpec(), GroupSpec(0.5, 0.25), GroupSpec(0.25, 0.5)),
         bugs=("TE-3207", "TE-3318"),
+    ),
+    ModelSpec(
+        "lone",
+        "Parameters that only one rank uses in every other iteration: one beside others in its unit, one alone in it.",
+        (
+            ModuleSpec("first", (ParamSpec("weight", (5, 3), tp_dim=0),)),
+            ModuleSpec("block", (ParamSpec("weight", (4, 3), tp_dim=0), ParamSpec("gate", (3,), idle="others"))),
+            ModuleSpec("branch", (ParamSpec("weight", (4, 3), idle="others"),)),
+        ),
     ),
     ModelSpec(
         "hollow",

@@ -24,6 +24,8 @@ declared stage (so that every partial sum is exact, in any order).
 * `cancelling`: the narrow mean, for gradients that end in bf16 after a sum in fp32. Coarse values on two ranks cancel;
   a sum in bf16 that meets one of them before a fine value loses that value. It takes three ranks; with fewer, such a
   demotion shows in no gradient.
+* `lone`: the narrow mean, for parameters that in even iterations one rank alone uses: it contributes the mean as often
+  as there are ranks, and the others nothing.
 * `alternate`: for one data-parallel rank, several microbatches and half-precision compute. Even microbatches have the
   coarse values and odd ones the fine.
 
@@ -97,6 +99,11 @@ def rank_units(keys: U64, iteration: int, microbatch: int, dp: int, grid: Grid) 
     """Every data-parallel rank's gradient in units, shape (dp, n); the mean over axis 0 is `mean_units`."""
     hashed = _hash(keys, iteration, microbatch)
     coarse, fine = _targets(hashed, microbatch, grid)
+    alone = lone_rank(iteration, microbatch, dp) if grid.kind == "lone" else None
+    if alone is not None:
+        alone_rows = np.zeros((dp, len(keys)), np.int64)
+        alone_rows[alone] = fine * dp
+        return alone_rows
     odd = dp // (dp & -dp)
     share = dp // odd
     if grid.kind == "wide" and dp > 1:
@@ -117,6 +124,12 @@ def rank_units(keys: U64, iteration: int, microbatch: int, dp: int, grid: Grid) 
     return np.roll(rows, iteration + microbatch, axis=0)
 
 
+def lone_rank(iteration: int, microbatch: int, dp: int) -> int | None:
+    """The only data-parallel rank that uses a parameter which the others leave out (`ParamSpec.idle`); None where all
+    do."""
+    return (iteration + microbatch) % dp if iteration % 2 == 0 else None
+
+
 def _targets(hashed: U64, microbatch: int, grid: Grid) -> tuple[I64, I64]:
     """The mean's coarse part (to be multiplied by 256) and its fine part. Fine parts are odd, so that none is lost
     without a trace."""
@@ -128,7 +141,7 @@ def _targets(hashed: U64, microbatch: int, grid: Grid) -> tuple[I64, I64]:
             return coarse, fine
         case "alternate":
             return (coarse, zero) if microbatch % 2 == 0 else (zero, fine)
-        case "narrow" | "cancelling":
+        case "narrow" | "cancelling" | "lone":
             small = (hashed & np.uint64(3)).astype(np.int64) * 2 - 3
             return zero, small
         case other:

@@ -24,8 +24,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from harness.grid import Grid
-from harness.models import BufferSpec, ModelSpec, ModuleSpec, NamedParam, storage_dtype
-from harness.probe import element_keys, initial_values, rank_units, with_rare
+from harness.models import BufferSpec, ModelSpec, ModuleSpec, NamedParam, ParamSpec, storage_dtype
+from harness.probe import element_keys, initial_values, lone_rank, rank_units, with_rare
 from harness.scenario import DTypePolicy
 from harness.systems.protocol import RankContext
 
@@ -126,6 +126,12 @@ class Probe:
         term: torch.Tensor = _Term.apply(local, gradient, self, fqn)  # type: ignore[no-untyped-call]
         return term
 
+    def uses(self, spec: ParamSpec) -> bool:
+        """Whether this rank's forward of the current slot uses a parameter."""
+        slot = self.slot
+        alone = lone_rank(slot.iteration, slot.microbatch, self.mesh.dp) if spec.idle == "others" else None
+        return spec.takes_part(slot.iteration, slot.microbatch) and alone in (None, self.mesh.dp_index(self.rank))
+
     def _poisons(self, trainable: bool) -> bool:
         return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned
 
@@ -179,7 +185,7 @@ class ProbeModule(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         given = x
         for spec in self.spec.params:
-            if spec.takes_part(self.probe.slot.iteration, self.probe.slot.microbatch):
+            if self.probe.uses(spec):
                 x = x + self.probe.term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)
         if self.training and self.probe.slot.microbatch == 0:
             self._count()

@@ -26,8 +26,8 @@ def model_values(case: Case, *, nested: bool = False) -> dict[str, Any]:
     """What templates need to know of a case's model.
 
     * shapes: block → parameter → shape. unused_blocks: those that no forward uses. unused_names: names of parameters of
-      other blocks that no forward uses. idle: block → when a forward uses it, as an expression of `batch`; for a system
-      whose steps are compared and whose models have such blocks.
+      other blocks that no forward uses. lone_names: of those that rank 0 alone uses. idle: block → when a forward uses
+      it, as an expression of `batch`; for a system whose steps are compared and whose models have such blocks.
     * frozen: blocks without a trainable parameter, of which those in `later` become trainable.
     * islands: parameters that stay fp32 where the others do not. units: blocks that are sharded by themselves; empty
       where all are. tied: alias → name. tp: name → dim that tensor parallelism cuts.
@@ -54,6 +54,7 @@ def model_values(case: Case, *, nested: bool = False) -> dict[str, Any]:
         "shapes": {block(m.path): {p.name: p.shape for p in m.params if not p.tied_to} for m in modules},
         "unused_blocks": [block(m.path) for m in modules if not any(p.used for p in m.params)],
         "idle": {},
+        "lone_names": sorted({p.spec.name for p in params if p.spec.idle == "others" and len(p.module.params) > 1}),
         "unused_names": sorted({p.spec.name for p in params if not p.spec.used and _in_use(p.module)}),
         "frozen": [block(m.path) for m in modules if all(p.trainable != "yes" for p in m.params)],
         "later": [block(m.path) for m in modules if any(p.trainable == "later" for p in m.params)],

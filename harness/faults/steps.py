@@ -10,12 +10,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from harness import probe
 from harness.faults.logical import override, through_bf16
 from harness.faults.partitions import expert_elements
 
 if TYPE_CHECKING:
+    from harness.oracle.inputs import Operation
     from harness.reference.checkpoint import Content, Logical
     from harness.reference.kernels import Hyper
     from harness.reference.numerics import Array
@@ -199,3 +201,51 @@ def collectives_out_of_order(ranks: Ranks) -> None:
         original()
 
     original = override(ranks.trainer, "clip", clip)
+
+
+def averaged_over_contributors(ranks: Ranks) -> None:
+    """Divide a gradient by the number of ranks that had one, not by that of all ranks."""
+    found = _Contributors(ranks)
+
+    def reduce(shards: Shards, gradients: Array) -> Array:
+        average: Array = original(shards, gradients)
+        factor = average.dtype.type(ranks.session.mesh.dp / len(found.by_rank))
+        return np.where(found.elements(shards), average * factor, average)
+
+    original = override(ranks.trainer, "reduce", reduce)
+
+
+def stepped_by_contributors(ranks: Ranks) -> None:
+    """Leave out of a rank's step what it had no gradient of itself, as if none had come out of the reduction."""
+    found = _Contributors(ranks)
+
+    def update() -> None:
+        before = [shards.stepped.copy() for shards in ranks.session.shards]
+        original()
+        for shards, values in zip(ranks.session.shards, before, strict=True):
+            without = np.isin(np.arange(ranks.session.mesh.dp), sorted(found.by_rank), invert=True)
+            own = found.elements(shards)[None] & without.reshape(*shards.stepped.shape[:2], 1)
+            shards.stepped = np.where(own, values, shards.stepped)
+
+    original = override(ranks.trainer, "update", update)
+
+
+class _Contributors:
+    """Which data-parallel ranks had a gradient of the parameters that only some ranks use (`ParamSpec.idle`), in the
+    step that is under way."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self.by_rank: set[int] = set()
+        self.original = override(ranks.trainer, "compute", self.compute)
+
+    def compute(self, op: Operation) -> None:
+        inputs, dp = self.ranks.session.inputs, self.ranks.session.mesh.dp
+        users = {probe.lone_rank(op.iteration, microbatch, dp) for microbatch in range(inputs.microbatches)}
+        self.by_rank = {user for user in users if user is not None} or set(range(dp))
+        self.original(op)
+
+    def elements(self, shards: Shards) -> npt.NDArray[np.bool_]:
+        """The elements of those parameters in what ranks own, (S, m)."""
+        names = {p.fqn for p in self.ranks.session.catalogue.params if p.spec.idle == "others"}
+        return self.ranks.session.catalogue.belongs_to(names, shards.layout.shard_element)

@@ -111,9 +111,12 @@ def _over_shards(layout: FlatLayout, tensors: dict[str, Array]) -> Array:
 
 def _sources(layout: FlatLayout, build: Build) -> Iterator[Source]:
     for experts, names in layout.by_expert:
-        grid = next((grid for name in names if (grid := build.by_name[name].gradient)), None)
-        if grid is not None:
-            yield Source(names, grid, experts)
+        by_grid: dict[Grid, list[str]] = {}
+        for name in names:
+            if grid := build.by_name[name].gradient:
+                by_grid.setdefault(grid, []).append(name)
+        for grid, own in by_grid.items():
+            yield Source(tuple(own), grid, experts)
 
 
 @lru_cache(maxsize=LAYOUTS)

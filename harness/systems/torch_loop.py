@@ -322,13 +322,18 @@ class TorchRank:
             yield self.whole(op, "buffer", fqn, local_part(self.state.model.get_buffer(fqn)))
 
     def compute_records(self, op: Op) -> Iterator[Record]:
-        """`compute_param`: parameters as the step's forwards saw them."""
+        """`compute_param`: parameters as the step's forwards saw them, nothing of one that only other ranks used."""
         for fqn, kept in self.probe.seen.items():
             start, _ = self.forward_box(fqn)
             shape = self.spec.param(fqn).spec.shape
             for seen in kept:
                 at = (op.index, self.context.rank, LIVE, "compute_param", fqn)
                 yield Record(*at, seen.dtype, shape, start, seen.size, seen.data)
+        for named in self.spec.params:
+            if named.spec.idle == "others" and named.fqn not in self.probe.seen:
+                at = (op.index, self.context.rank, LIVE, "compute_param", named.fqn)
+                dtype = self.probe.parameters[named.fqn].stages.compute
+                yield Record(*at, dtype, named.spec.shape, (named.spec.numel,), (0,), b"", flat=True)
 
     def optimizer_records(self, op: Op) -> Iterator[Record]:
         """The optimizer's state of every parameter, and `hyperparameter`."""

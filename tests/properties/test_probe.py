@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.grid import Grid, choose_grid
-from harness.probe import element_keys, initial_values, mean_units, rank_units
+from harness.probe import element_keys, initial_values, lone_rank, mean_units, rank_units
 
 SIGNIFICAND = {"fp32": 1 << 24, "fp16": 1 << 11, "bf16": 1 << 8}
 NUMPY = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -21,7 +21,7 @@ seeds = st.integers(0, 2**31)
 iterations = st.integers(0, 20)
 microbatches = st.integers(0, MICROBATCHES - 1)
 ranks = st.integers(1, 8)
-kinds = st.sampled_from(("wide", "narrow", "cancelling"))
+kinds = st.sampled_from(("wide", "narrow", "cancelling", "lone"))
 
 
 def contributions(fqn: str, seed: int, iteration: int, microbatch: int, dp: int, kind: str) -> npt.NDArray[np.int64]:
@@ -53,7 +53,15 @@ def test_a_division_before_the_reduction_is_exact(
 
 @pytest.mark.parametrize("dp", range(1, 9))
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [("wide", "fp32"), ("cancelling", "fp32"), ("narrow", "bf16"), ("narrow", "fp16")]
+    ("kind", "dtype"),
+    [
+        ("wide", "fp32"),
+        ("cancelling", "fp32"),
+        ("narrow", "bf16"),
+        ("narrow", "fp16"),
+        ("lone", "bf16"),
+        ("lone", "fp16"),
+    ],
 )
 @given(seed=seeds, iteration=iterations)
 def test_every_partial_sum_fits_the_declared_dtype(kind: str, dtype: str, dp: int, seed: int, iteration: int) -> None:
@@ -95,7 +103,7 @@ def test_a_half_precision_accumulation_of_an_alternate_grid_changes_bits(seed: i
     assert inexact(coarse + fine, dtype).mean() >= 0.25
 
 
-@given(seeds, iterations, microbatches, st.integers(2, 8), kinds)
+@given(seeds, iterations, microbatches, st.integers(2, 8), st.sampled_from(("wide", "narrow", "cancelling")))
 def test_ranks_differ_so_that_a_reduction_over_the_wrong_ranks_changes_bits(
     seed: int, iteration: int, microbatch: int, dp: int, kind: str
 ) -> None:
@@ -161,3 +169,15 @@ def test_on_a_cancelling_grid_a_sum_in_bf16_loses_fine_values(
         summed = (summed + one).astype(NUMPY["bf16"]).astype(np.float32)
     adjacent = (iteration + microbatch) % dp == 1  # the two coarse values follow each other and cancel at once
     assert adjacent or (summed != units.sum(axis=0)).mean() > 0.03
+
+
+@given(fqns, seeds, iterations, microbatches, ranks)
+def test_of_a_lone_parameter_one_rank_has_all_in_even_iterations(
+    fqn: str, seed: int, iteration: int, microbatch: int, dp: int
+) -> None:
+    units = contributions(fqn, seed, iteration, microbatch, dp, "lone")
+    alone = lone_rank(iteration, microbatch, dp)
+    assert (alone is None) == (iteration % 2 == 1)
+    if alone is not None:
+        assert (units[alone] != 0).all()
+        assert not np.delete(units, alone, axis=0).any()

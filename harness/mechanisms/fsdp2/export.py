@@ -217,6 +217,7 @@ def _build(case: Case, model: dict[str, Any], values: dict[str, Any]) -> list[st
     each = [f"fully_shard(model.{unit}, {told})" for unit in model["units"]]
     lines += each or ["for block in model:", f"    fully_shard(block, {told})"]
     lines.append(f"fully_shard(model, {told})")
+    lines += ["model.set_reduce_scatter_unused_params(True)"] if model["lone_names"] else []
     made = values["optimizer"].replace("parameters", "model.parameters()")
     return [*lines, f"optimizer = {made[:-1]}{_rebuilt(case)})"]
 
@@ -252,6 +253,8 @@ def _require(case: Case, model: dict[str, Any]) -> None:
         "a comparison of dtypes": case.focus.kind == TYPED,
         "tied parameters in a comparison": case.focus.kind not in (RAISES, HANGS) and scenario.model == "tied",
         "microbatches in a comparison": case.focus.kind == TRAINED and scenario.microbatches > 1,
+        "parameters of one rank alone in a comparison": case.focus.kind not in (RAISES, HANGS)
+        and bool(model["lone_names"]),
         "tensor parallelism in a comparison of steps": case.focus.kind == TRAINED and case.ops[-1].mesh.tp > 1,
     }  # fmt: skip
     lacking = [what for what, asked in wanted.items() if asked]

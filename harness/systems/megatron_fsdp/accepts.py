@@ -59,6 +59,11 @@ def _reduced_twice(s: Scenario) -> bool:
 
 LIMITS: tuple[Limit, ...] = (
     Limit(
+        "rows",
+        lambda s: not model_spec(s.model).has_rows,
+        "buffers are cut at rows: where a parameter without rows lies in them has not been worked out here",
+    ),
+    Limit(
         "sync-in-place",
         _reduced_twice,
         "reducing after every microbatch is for gradients that are not reduced where they accumulate: the library's "

@@ -14,13 +14,18 @@ from harness.systems.protocol import RankContext
 
 
 def fully_shard_units(root: nn.Module, context: RankContext, mesh: DeviceMesh) -> None:
-    """Shard every module that its spec calls a unit, the innermost first, and the root with what is left."""
+    """Shard every module that its spec calls a unit, the innermost first, and the root with what is left.
+
+    Where some ranks leave a parameter out, FSDP2 is told that such a one is reduced with zeros.
+    """
     names = ("dp_replicate", "dp_shard") if context.mesh.dp_replicate > 1 else ("dp_shard",)
     options = {"mesh": mesh[names], **_policies(context.scenario)}
     units = sorted((m for m in context.model.modules if m.unit), key=lambda m: -m.path.count("."))
     for module in units:
         fully_shard(root.get_submodule(module.path), **options)
-    fully_shard(root, **options)
+    whole = fully_shard(root, **options)
+    if any(p.spec.idle == "others" for p in context.model.params):
+        whole.set_reduce_scatter_unused_params(True)
 
 
 def _policies(scenario: Scenario) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.grid import choose_grid
+from harness.grid import LONE_GRID, choose_grid
 from harness.models import ZOO, ModelSpec, model_spec
 from harness.probe import element_keys, initial_values, rank_units
 from harness.probe_module import Probe, ProbeRoot, Slot, build_model, tensor_bytes
@@ -31,8 +31,8 @@ def backward(root: ProbeRoot) -> None:
 
 
 def grid_gradient(probe: Probe, fqn: str) -> torch.Tensor:
-    shape = probe.spec.param(fqn).spec.shape
-    grid = choose_grid(("fp32",) * 3, "fp32", probe.mesh.dp, 1)
+    shape, idle = probe.spec.param(fqn).spec.shape, probe.spec.param(fqn).spec.idle
+    grid = LONE_GRID if idle == "others" else choose_grid(("fp32",) * 3, "fp32", probe.mesh.dp, 1)
     units = rank_units(element_keys(fqn, shape, 0), probe.slot.iteration, probe.slot.microbatch, probe.mesh.dp, grid)
     return torch.tensor(units[probe.rank] * grid.unit).reshape(shape).float()
 
@@ -54,6 +54,15 @@ def test_every_model_can_be_built_and_gets_exactly_the_grid(spec: ModelSpec) -> 
             assert parameter.grad is None
     used = [p for p in spec.unique_params if p.spec.takes_part(3, 0)]
     assert set(probe.seen) == {use for p in used for use in spec.uses(p.fqn)}
+
+
+def test_a_parameter_that_one_rank_alone_uses_has_no_gradient_on_another() -> None:
+    for rank in (0, 1):
+        probe, root = built("lone", mesh="1x2x1", rank=rank)
+        backward(root)
+        lone = {name for name, parameter in root.named_parameters() if parameter.grad is None}
+        assert lone == (set() if rank == 0 else {"block.gate", "branch.weight"})
+        assert set(probe.seen) == {name for name, _ in root.named_parameters()} - lone
 
 
 def test_tied_parameters_are_one_object() -> None:

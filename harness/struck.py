@@ -12,7 +12,7 @@ passes without the fault, which the conformance kit does.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,11 @@ class Struck:
     def hit(self) -> bool:
         """Whether it found something to strike."""
         return self.result.reason != NEVER_STRUCK
+
+    @property
+    def number(self) -> int:
+        """Which event it strikes, from 2 on; 0 where the fault names none."""
+        return int(self.fault.id.partition("@")[2] or 0)
 
     @property
     def noticed(self) -> bool:
@@ -149,7 +154,7 @@ def strike(
     systems: Sequence[System],
     jobs: int,
     plugins: Sequence[str],
-    told: Callable[[int, int], None],
+    told: Callable[[int, int | None], None],
     *,
     every: bool = False,
     only: Sequence[str] = (),
@@ -158,8 +163,8 @@ def strike(
     or its plain one.
 
     Args:
-        told: is called with how many faults are done, of how many. every: faults that strike one of many events strike
-            each of them, one after the other, until one finds nothing to strike. only: the faults; all without any.
+        told: is called with how many trials are done, of how many where that is known. every: faults that strike one
+            of many events strike each of them, until one finds nothing to strike. only: the faults; all without any.
 
     Returns:
         The faults in the order of the systems' names, and whether an interrupt cut them off.
@@ -169,31 +174,44 @@ def strike(
     """
     planted = [struck_scenario(system, fault) for system in systems for fault in only or BOUNDARY]
     found: list[Struck] = []
-    done = 0
+    over: set[Scenario] = set()
+    ended = False
     with Laboratory(jobs=jobs, deadline_s=DEADLINE_S, plugins=plugins) as laboratory:
 
-        def struck(scenario: Scenario) -> list[Struck]:
-            return _each_event(laboratory, scenario, every=every)
+        def struck(scenario: Scenario) -> Struck:
+            (fault,) = scenario.faults
+            return Struck(boundary_fault(fault), laboratory.examine_one(scenario, confirm=False))
 
         with suppress(KeyboardInterrupt):
-            for more in laboratory.side_by_side(struck, planted):
-                found += more
-                done += 1
-                told(done, len(planted))
+            for done, one in enumerate(laboratory.side_by_side(struck, _events(planted, over, every=every)), 1):
+                if one.hit or not one.number:
+                    found.append(one)
+                if not one.hit:
+                    over.add(_whole(one.result.scenario))
+                told(done, None if every else len(planted))
+            ended = True
     order = list(BOUNDARY)
-    found.sort(key=lambda one: (one.result.system, order.index(one.fault.id.partition("@")[0])))
-    return found, done < len(planted)
+    found.sort(key=lambda one: (one.result.system, order.index(one.fault.id.partition("@")[0]), one.number))
+    return found, not ended
 
 
-def _each_event(laboratory: Laboratory, scenario: Scenario, *, every: bool) -> list[Struck]:
-    """What comes of the fault of a scenario; with `every` at each of its events, which are in order."""
-    (first,) = scenario.faults
-    found = [Struck(boundary_fault(first), laboratory.examine_one(scenario, confirm=False))]
-    while every and boundary_fault(first).at and found[-1].hit and len(found) < MOST_EVENTS:
-        fault = boundary_fault(f"{first}@{len(found) + 1}")
-        again = scenario.with_axes({"faults": fault.id})
-        found.append(Struck(fault, laboratory.examine_one(again, confirm=False)))
-    return found[:-1] if len(found) > 1 and not found[-1].hit else found
+def _events(planted: Sequence[Scenario], over: Set[Scenario], *, every: bool) -> Iterator[Scenario]:
+    """The scenarios; with `every`, behind one whose fault strikes one of many events, one for each further event, until
+    it is among those in which nothing is left to strike."""
+    for scenario in planted:
+        yield scenario
+        (first,) = scenario.faults
+        if every and boundary_fault(first).at:
+            for number in range(2, MOST_EVENTS + 1):
+                if scenario in over:
+                    break
+                yield scenario.with_axes({"faults": f"{first}@{number}"})
+
+
+def _whole(scenario: Scenario) -> Scenario:
+    """The scenario without the number of the event that its fault strikes."""
+    (fault,) = scenario.faults
+    return scenario.with_axes({"faults": fault.partition("@")[0]})
 
 
 _RAISED = {"library": "the library raised", "fault": "the fault's own error", "rank lost": "a rank was lost"}

@@ -42,10 +42,10 @@ class Progress:
         """So many trials of a stack had been made by an earlier run."""
         print(f"resuming {name}: {done} of {of} trials done", file=self._stream, flush=True)
 
-    def told(self, done: int, of: int) -> None:
-        """So many trials of the stack are made."""
+    def told(self, done: int, of: int | None) -> None:
+        """So many trials of the stack are made, of so many; None where nobody knows it yet."""
         if self._bar:
             self._bar.update(self._task, completed=done, total=of)
         elif time.monotonic() - self._last >= INTERVAL_S or done == of:
             self._last = time.monotonic()
-            print(f"{self._name}: {done}/{of} trials", file=self._stream, flush=True)
+            print(f"{self._name}: {done}{f'/{of}' if of else ''} trials", file=self._stream, flush=True)

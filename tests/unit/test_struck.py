@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import torch
 from torch.distributed import Work
 
+from harness import struck as struck_module
 from harness.attempt import NEVER_STRUCK
 from harness.cli import entry
 from harness.diff import Difference
@@ -20,13 +20,12 @@ from harness.faults import collectives, memory
 from harness.faults.asked import require_faults
 from harness.faults.boundary import BOUNDARY, boundary_fault
 from harness.faults.strikes import plain_scenario
-from harness.laboratory import Laboratory
 from harness.observe.logical import Key
 from harness.observe.record import LIVE, WRITTEN
 from harness.ownership import is_planted
 from harness.result import FailedOp, Failure, Result
 from harness.scenario import Scenario
-from harness.struck import Struck, _each_event, table
+from harness.struck import Struck, strike, table
 from harness.systems.registry import system_named
 from harness.verdict import Verdict
 
@@ -152,22 +151,52 @@ def test_a_number_chooses_the_collective() -> None:
     assert fault is boundary_fault("boundary.collective-lost@3")
 
 
-def test_every_event_is_struck_until_one_finds_nothing() -> None:
-    asked: list[str] = []
+class Answering:
+    """In the place of `Laboratory`: the third event of a fault is not there, and the `stops`-th question is cut off."""
 
-    def examine(scenario: Scenario, *, confirm: bool) -> Result:
-        asked.extend(scenario.faults)
+    stops = 100
+
+    def __init__(self, **options: object) -> None:
+        self.asked: list[str] = []
+
+    def __enter__(self) -> Answering:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def examine_one(self, scenario: Scenario, *, confirm: bool) -> Result:
+        self.asked += scenario.faults
+        if len(self.asked) == self.stops:
+            raise KeyboardInterrupt
         reason = NEVER_STRUCK if scenario.faults[0].endswith("@3") else ""
         return replace(RESULT, scenario=scenario, verdict=Verdict.PASS, reason=reason)
 
-    laboratory = cast("Laboratory", SimpleNamespace(examine_one=examine))
-    late, lost = (
-        RESULT.scenario.with_axes({"faults": f"boundary.{name}"}) for name in ("collective-late", "kill-rank")
+    side_by_side = staticmethod(map)
+
+
+def struck_every(*, every: bool) -> tuple[list[str], list[tuple[int, int | None]], bool]:
+    told: list[tuple[int, int | None]] = []
+    only = [LATE.id, "boundary.kill-rank"]
+    found, cut_off = strike(
+        [system_named("torch-fsdp2")], 1, (), lambda done, of: told.append((done, of)), every=every, only=only
     )
-    found = _each_event(laboratory, late, every=True)
-    assert [one.fault.id for one in found] == [LATE.id, f"{LATE.id}@2"]
-    assert asked == [LATE.id, f"{LATE.id}@2", f"{LATE.id}@3"]
-    assert len(_each_event(laboratory, late, every=False)) == len(_each_event(laboratory, lost, every=True)) == 1
+    return [one.fault.id for one in found], told, cut_off
+
+
+def test_every_event_is_struck_until_one_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(struck_module, "Laboratory", Answering)
+    first, numbered, killed = LATE.id, f"{LATE.id}@2", "boundary.kill-rank"
+    assert struck_every(every=True) == (
+        [killed, first, numbered], [(1, None), (2, None), (3, None), (4, None)], False
+    )  # fmt: skip
+    assert struck_every(every=False) == ([killed, first], [(1, 2), (2, 2)], False)
+
+
+def test_an_interrupt_keeps_the_events_that_were_struck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(struck_module, "Laboratory", Answering)
+    monkeypatch.setattr(Answering, "stops", 2)
+    assert struck_every(every=True) == ([LATE.id], [(1, None)], True)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from harness.systems.protocol import RankContext
 def fully_shard_units(root: nn.Module, context: RankContext, mesh: DeviceMesh) -> None:
     """Shard every module that its spec calls a unit, the innermost first, and the root with what is left.
 
-    Where some ranks leave a parameter out, FSDP2 is told that such a one is reduced with zeros.
+    Where some ranks leave a parameter out, FSDP2 is told that such a one is reduced with zeros. Releases that cannot be
+    told wait for ever there (pytorch/pytorch#158719), and do so here.
     """
     names = ("dp_replicate", "dp_shard") if context.mesh.dp_replicate > 1 else ("dp_shard",)
     options = {"mesh": mesh[names], **_policies(context.scenario)}
@@ -24,8 +25,9 @@ def fully_shard_units(root: nn.Module, context: RankContext, mesh: DeviceMesh) -
     for module in units:
         fully_shard(root.get_submodule(module.path), **options)
     whole = fully_shard(root, **options)
-    if any(p.spec.idle == "others" for p in context.model.params):
-        whole.set_reduce_scatter_unused_params(True)
+    fill_in = getattr(whole, "set_reduce_scatter_unused_params", None)
+    if fill_in and any(p.spec.idle == "others" for p in context.model.params):
+        fill_in(True)
 
 
 def _policies(scenario: Scenario) -> dict[str, Any]:

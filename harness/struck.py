@@ -184,7 +184,7 @@ def strike(
 
         with suppress(KeyboardInterrupt):
             for done, one in enumerate(laboratory.side_by_side(struck, _events(planted, over, every=every)), 1):
-                if one.hit or not one.number:
+                if one.hit or one.result.scenario in planted:
                     found.append(one)
                 if not one.hit:
                     over.add(_whole(one.result.scenario))

@@ -175,9 +175,9 @@ class Answering:
     side_by_side = staticmethod(map)
 
 
-def struck_every(*, every: bool) -> tuple[list[str], list[tuple[int, int | None]], bool]:
+def struck_every(*only: str, every: bool) -> tuple[list[str], list[tuple[int, int | None]], bool]:
     told: list[tuple[int, int | None]] = []
-    only = [LATE.id, "boundary.kill-rank"]
+    only = only or (LATE.id, "boundary.kill-rank")
     found, cut_off = strike(
         [system_named("torch-fsdp2")], 1, (), lambda done, of: told.append((done, of)), every=every, only=only
     )
@@ -191,6 +191,7 @@ def test_every_event_is_struck_until_one_finds_nothing(monkeypatch: pytest.Monke
         [killed, first, numbered], [(1, None), (2, None), (3, None), (4, None)], False
     )  # fmt: skip
     assert struck_every(every=False) == ([killed, first], [(1, 2), (2, 2)], False)
+    assert struck_every(f"{first}@3", every=False) == ([f"{first}@3"], [(1, 1)], False)  # asked for, and not there
 
 
 def test_an_interrupt_keeps_the_events_that_were_struck(monkeypatch: pytest.MonkeyPatch) -> None:

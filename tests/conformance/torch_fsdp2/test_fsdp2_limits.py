@@ -32,6 +32,7 @@ OUTSIDE = {
 
 REFUSED = [
     ("mixed-storage-group", {"model": "mixed_unit", "dtype": "mixed"}),
+    ("scalar-parameter", {"model": "scalars"}),
     ("reshard-divisor", {"mesh": "1x4x1", "reshard_after_forward": "3"}),
     ("reshard-divisor-tp", {"mesh": "1x4x2", "reshard_after_forward": "2"}),
     ("fused-sgd", {"optimizer": "sgd/impl=fused"}),

@@ -50,14 +50,15 @@ def strikes() -> list[Scenario]:
 
 
 def struck_scenario(system: System, fault: str) -> Scenario:
-    """The scenario in which a boundary fault strikes a system: the first that its file names for it, or else its plain
-    one.
+    """The scenario in which a boundary fault strikes a system: the first that its file names for it, or for the same
+    fault at another event, or else its plain one.
 
     Raises:
         UsageError: the file is malformed.
     """
-    named = (scenario for scenario in _strikes_of(system) if scenario.faults == (fault,))
-    return next(named, plain_scenario(system).with_axes({"faults": fault}))
+    kept = {scenario.faults[0]: scenario for scenario in reversed(_strikes_of(system))}  # the first of each wins
+    found = kept.get(fault) or kept.get(fault.partition("@")[0]) or plain_scenario(system)
+    return found.with_axes({"faults": fault})
 
 
 def _strikes_of(system: System) -> list[Scenario]:

@@ -150,11 +150,13 @@ it still read the tensors that the next step changes? Which one it is shows only
 moment, so that moment is forced. `async-late@K` counts what the save reads after it has returned (torch's operations
 on tensors, and the bytes that go into files, in every thread and forked process that it has started), holds it at the
 K-th read until the next step is over, and compares what was written with what there was when the save was called.
-With `--every`, K goes from 1 until nothing is left to hold, so that each point between two reads is forced once. A
-tensor of the next step is a mismatch, which names the step of each tensor.
+Reads have the same numbers on all ranks: at a collective of the save, all take over the highest count. A save that
+waits in a collective for one that is held is held as well. With `--every`, K goes from 1 until nothing is written
+after the K-th read any more, so that each point between two reads of each rank is forced once. A tensor of the next
+step is a mismatch, which names the step of each tensor.
 
 `async-live@K` is the same over a copy that was never made: torch's stager hands on the live tensors. It must be a
-mismatch, as long as something is left to read; this is how we know that the first one could see anything.
+mismatch, as long as a tensor is left to be written; this is how we know that the first one could see anything.
 
 Not verified: a tensor that is read while the step writes it, half old and half new; two steps during one save; a
 process that is spawned and not forked; reads by C++ code that no operation of torch comes before; copies on streams

@@ -21,10 +21,11 @@ NAMES = ("a", "b", "c")
 
 
 class Toy:
-    """A stack that saves in a thread: copies of its tensors, or the tensors themselves. A step adds one to each."""
+    """A stack that saves in a thread: copies of its tensors, or the tensors themselves. A step adds one to each.
+    looks_back: the save reads its tensors once more when all are written."""
 
-    def __init__(self, folder: Path, *, copies: bool) -> None:
-        self.folder, self.copies = folder, copies
+    def __init__(self, folder: Path, *, copies: bool, looks_back: bool = False) -> None:
+        self.folder, self.copies, self.looks_back = folder, copies, looks_back
         self.tensors = {name: torch.zeros(2) for name in NAMES}
 
     def build(self, op: Op) -> None:
@@ -46,17 +47,20 @@ class Toy:
     def _write(self, content: dict[str, torch.Tensor]) -> None:
         for name, tensor in content.items():
             torch.save(tensor.detach(), self.folder / name)
+        if self.looks_back:
+            self.looked = [float(tensor.sum()) for tensor in content.values()]
 
     def saved(self) -> list[float]:
         return [float(torch.load(self.folder / name)[0]) for name in NAMES]
 
 
 def driven(
-    folder: Path, number: int, *, copies: bool, program: str = "build step save step"
+    folder: Path, number: int, *, copies: bool, program: str = "build step save step", looks_back: bool = False
 ) -> tuple[list[float], bool]:
-    """What a toy has saved, with the save held at its read of this number; whether it was held."""
+    """What a toy has saved, with the save held at its read of this number; whether that struck."""
     folder.mkdir()
-    scenario, toy, struck = Scenario(program=program), Toy(folder, copies=copies), list[str]()
+    scenario, struck = Scenario(program=program), list[str]()
+    toy = Toy(folder, copies=copies, looks_back=looks_back)
     told = SimpleNamespace(scenario=scenario, directory=folder, rank=0, struck=lambda: struck.append("held"))
     context, system, around = cast("RankContext", told), cast("RankSystem", toy), overlap.late_read(number)
     for op in expand(scenario):
@@ -79,6 +83,93 @@ def test_a_save_that_no_step_follows_at_once_is_waited_for(tmp_path: Path, progr
     saved, held = driven(tmp_path / "x", 1, copies=False, program=program)
     assert held is program.endswith("save save step")
     assert saved == ([2, 2, 2] if held else [1, 1, 1])
+
+
+def test_a_read_behind_everything_that_is_written_strikes_nothing(tmp_path: Path) -> None:
+    runs = [driven(tmp_path / str(number), number, copies=False, looks_back=True) for number in range(1, 7)]
+    assert [struck for _, struck in runs] == [True] * 3 + [False] * 3
+    assert [saved for saved, _ in runs[3:]] == [[1, 1, 1]] * 3
+
+
+def test_only_the_first_save_before_a_step_is_left_in_flight() -> None:
+    twice = expand(Scenario(program="build save restart build load save step restart build load save step"))
+    first = overlap._overlapped(
+        Scenario(program="build save restart build load save step restart build load save step")
+    )
+    assert first == [op.index for op in twice if op.kind == "save"][1]
+    assert overlap._overlapped(Scenario(program="build step save restart build load step")) is None
+
+
+MEETING_S = 60.0
+"""How long ranks on threads may wait for each other before a test has failed."""
+
+
+class Ranks:
+    """Ranks on threads of this process, with a save each: `r` reads the step that there is, `|` is a collective of all.
+    A step is one, too. A save ends where its text does."""
+
+    def __init__(self, folder: Path, saves: tuple[str, ...], number: int) -> None:
+        self.saves, self.step = saves, [0] * len(saves)
+        self.read: list[list[int]] = [[] for _ in saves]
+        self.struck: set[int] = set()
+        self._all_step = threading.Barrier(len(saves), timeout=MEETING_S)
+        self._signs = [overlap._Signs(folder, rank) for rank in range(len(saves))]
+        self._number = number
+        for signs in self._signs:
+            signs.folder.mkdir(parents=True)
+
+    def run(self) -> list[list[int]]:
+        """Of each save, with which step it read what it read."""
+        ranks = [threading.Thread(target=self._trains, args=(rank,), daemon=True) for rank in range(len(self.saves))]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(2 * MEETING_S)
+        assert not any(rank.is_alive() for rank in ranks), "a rank waits for good"
+        return self.read
+
+    def _trains(self, rank: int) -> None:
+        signs = self._signs[rank]
+        save = threading.Thread(target=self._saves, args=(rank, signs.reading(signs)), daemon=True)
+        save.start()
+        signs.wait_until_held()
+        self._all_step.wait()
+        self.step[rank] += 1
+        signs.release()
+        save.join()
+        signs.end()
+
+    def _saves(self, rank: int, reading: Path) -> None:
+        reader = overlap._Reader(self._signs[rank], self._number, lambda: self.struck.add(rank))
+        reader.saves = True
+        for event in self.saves[rank]:
+            if event == "r":
+                reader.reads()
+                self.read[rank].append(self.step[rank])
+            else:
+                reader.meets(SimpleNamespace(__name__="allgather_"), ())
+        reading.unlink()
+
+
+@pytest.fixture
+def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every collective is one of two ranks."""
+    monkeypatch.setattr(overlap, "_group", lambda *_: ("of/two", [0, 1]))
+
+
+@pytest.mark.usefixtures("one_group")
+@pytest.mark.parametrize("number", range(1, 9))
+def test_a_save_that_waits_for_one_that_is_held_is_held_too(tmp_path: Path, number: int) -> None:
+    ranks = Ranks(tmp_path, ("rr|rrr|r", "r||rr"), number)
+    numbers = [1, 2, 3, 4, 5, 6], [1, 6, 7]
+    assert ranks.run() == [[int(each >= number) for each in of_rank] for of_rank in numbers]
+    assert ranks.struck == {rank for rank, of_rank in enumerate(numbers) if number in of_rank}
+
+
+@pytest.mark.usefixtures("one_group")
+@pytest.mark.parametrize(("number", "read"), [(1, [[1, 1], [1]]), (2, [[0, 1], [0]]), (3, [[0, 0], [0]])])
+def test_a_save_that_is_over_is_not_waited_for(tmp_path: Path, number: int, read: list[list[int]]) -> None:
+    assert Ranks(tmp_path, ("r|r", "r"), number).run() == read
 
 
 class Handles:

@@ -1,9 +1,10 @@
 """How many mistakes that a tool makes in our own code do our tests notice? `docs/mutation.md`, from mutmut's records.
 
     pip install 'shardproof[mutation]'
-    mutmut run --max-children 2 'harness.layout*'     mutants of one module, in the copy `mutants/`; again to resume
+    mutmut run --max-children 2 'harness.layout*'     mutants of one module, in the copy `mutants/`, all of them
+    mutmut run $(python -m tests.survivors mutants --left 'harness.layout*')
+                                                      those that no test has killed: to resume, or after new tests
     python -m tests.survivors mutants 2026-11-23      takes what it found into tests/golden/mutation.toml
-    python -m tests.survivors mutants --timeouts      has the next run try again what took too long
     python -m tests.survivors                         writes docs/mutation.md from that
 
 A mutant is one small change: `<` to `<=`, `strict=True` to `strict=False`, a number one higher. A test that fails
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +59,13 @@ def taken(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def forget_timeouts(folder: Path) -> int:
-    """Have the next run of mutmut try again what timed out; how many that is."""
-    forgotten = 0
-    for meta in folder.rglob("*.py.meta"):
-        document = json.loads(meta.read_text("utf-8"))
-        late = [name for name, status in document["exit_code_by_key"].items() if status in TIMED_OUT]
-        document["exit_code_by_key"] |= dict.fromkeys(late)
-        forgotten += len(late)
-        if late:
-            meta.write_text(json.dumps(document), "utf-8")
-    return forgotten
+def not_killed(folder: Path, pattern: str) -> Iterator[str]:
+    """The mutants of a pattern that were not run yet, took too long, or survived."""
+    for meta in sorted(folder.rglob("*.py.meta")):
+        statuses: dict[str, int | None] = json.loads(meta.read_text("utf-8"))["exit_code_by_key"]
+        for name, status in statuses.items():
+            if fnmatchcase(name, pattern) and status in (None, SURVIVED, NO_TEST, *TIMED_OUT):
+                yield name
 
 
 def change(name: str, folder: Path) -> str:
@@ -117,8 +115,8 @@ def main(words: list[str]) -> None:
     """Take a run into the record, or write the page."""
     if words[:1] == ["--help"]:
         print(__doc__)
-    elif words[1:] == ["--timeouts"]:
-        print(f"{forget_timeouts(Path(words[0]))} will be tried again")
+    elif words[1:2] == ["--left"]:
+        print(*not_killed(Path(words[0]), words[2]), sep="\n")
     elif words:
         record(Path(words[0]), words[1])
     else:

@@ -30,6 +30,8 @@ from harness.systems.registry import contract_of
 from tests.oracles import by_reference, by_twin
 from tests.unit.test_diagnosis import context_of
 
+pytestmark = pytest.mark.usefixtures("explained_word_for_word")
+
 PROGRAMS = ("resume", "rollback", "model_only", "recall", "accumulation", "overflow", "previous", "optimizer_only")
 MESHES = (("1x2x2", "same"), ("1x2x2", "tp_change"), ("2x2x1", "grow"), ("1x4x1", "indivisible"))
 KINDS = (

@@ -27,6 +27,8 @@ from harness.readers.symbolic import parse
 from harness.readers.values import decode
 from harness.scenario import Scenario
 
+pytestmark = pytest.mark.usefixtures("refused_word_for_word")
+
 MODEL = ModelSpec(
     "tiny",
     "",

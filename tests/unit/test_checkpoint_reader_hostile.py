@@ -23,6 +23,8 @@ from harness.readers.description import describe
 from harness.readers.errors import CheckpointError
 from harness.readers.symbolic import parse
 
+pytestmark = pytest.mark.usefixtures("refused_word_for_word")
+
 
 def refusal(path: Path) -> str:
     """The message with which the reader refuses; the same for every entry point, and complete."""
@@ -69,7 +71,7 @@ def foreign_files() -> dict[str, bytes]:
     safetensors = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("readme.txt", "hello")
+        file.writestr(zipfile.ZipInfo("readme.txt"), "hello")
     return {
         "empty": b"",
         "text": b"these are not weights\n",

@@ -27,6 +27,8 @@ from harness.scenario import DTypePolicy, Mesh, Optimizer, Scenario
 from tests.conformance.built_in import BUILT_IN
 from tests.oracles import by_twin, inputs_of
 
+pytestmark = pytest.mark.usefixtures("explained_word_for_word")
+
 # Operations of `resume`: build step step save step | build step | build load step
 STEP, SAVE, LATER_STEP, LOAD, LAST = 1, 3, 4, 8, 9
 DENSE = Scenario(mesh=Mesh(1, 2, 1))

@@ -36,6 +36,8 @@ from tests.unit.test_diagnosis import (
     top,
 )
 
+pytestmark = pytest.mark.usefixtures("explained_word_for_word")
+
 UP = "up.weight"
 
 

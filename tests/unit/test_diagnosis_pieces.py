@@ -21,6 +21,8 @@ from harness.reference import system as reference
 from harness.scenario import Mesh, Scenario
 from tests.unit.test_diagnosis import LAST, LOAD, SAVE, STEP, change, context_of, diagnose, like, live, predicted
 
+pytestmark = pytest.mark.usefixtures("explained_word_for_word")
+
 FLAT = Scenario(
     system="reference", mesh=Mesh(1, 4, 1), sharding="zero1", checkpoint="model_space", program="build step"
 )

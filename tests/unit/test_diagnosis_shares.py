@@ -23,6 +23,8 @@ from harness.reference import system as reference
 from harness.scenario import Scenario
 from tests.unit.test_diagnosis import context_of, diagnose, live
 
+pytestmark = pytest.mark.usefixtures("explained_word_for_word")
+
 Records = tuple[Record, ...]
 
 CLIPPED: dict[str, str] = {"mesh": "1x2x1", "optimizer": "adamw/clip=1.0", "program": "train"}

@@ -7,17 +7,34 @@ import os
 
 os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first kernel runs
 
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Callable, Set
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from harness import judge as court
+from harness.diagnosis import Context, Finding, Rule
+from harness.diff import Difference, as_numbers
+from harness.faults.catalogue import CATALOGUE, scenarios_of
 from harness.judge import Case
-from harness.observe.logical import Key, Problem, Value
-from harness.observe.record import LIVE, OWNER_ROLES, Record
-from harness.program import expand
-from harness.scenario import Mesh, Scenario
+from harness.observe.ambient import expected_generators
+from harness.observe.assemble import assemble
+from harness.observe.logical import Key, Logical, Problem, Value
+from harness.observe.record import LIVE, OWNER_ROLES, WRITTEN, Record, pack, whole
+from harness.oracle import twin
+from harness.program import Op, expand
+from harness.reference import system as reference
+from harness.scenario import Mesh, Optimizer, Scenario
+from harness.world.rank import LENGTH
+from tests.oracles import by_reference, records_of
 
 
 def held(rank: int, role: str, fqn: str = "w", *, data: bytes = b"\1\2\3\4", op: int = 1, where: str = LIVE) -> Record:
@@ -115,3 +132,380 @@ def test_a_fault_that_changed_nothing_had_no_effect_and_one_that_did_says_nothin
         assert bool(found.differences) is not bool(notes)
         assert records
     assert court.run_reference(Case.of(clean))[1:] == ([], {})
+
+
+# --- what a worker is asked, and replies ---------------------------------------------------------------
+
+TRAIN = Scenario(system="torch-fsdp2", checkpoint="dcp", mesh=Mesh(1, 2, 1), program="build step")
+NO_REPLY = {"differences": [], "normalisations": [], "explanations": [], "distrust": "", "elements": ""}
+BROADCAST = "could not broadcast input array from shape (6,) into shape (16, 7)"
+
+
+def live_records(scenario: Scenario) -> list[Record]:
+    return [record for record in records_of(scenario) if record.where == LIVE]
+
+
+def asked(folder: Path, scenario: Scenario, records: list[Record], **more: Any) -> dict[str, Any]:
+    """The reply to a request in which two ranks have left these records."""
+    paths = [folder / f"rank{rank}.obs" for rank in range(2)]
+    for rank, path in enumerate(paths):
+        blobs = [pack(r for r in records if (r.op, r.rank) == (op.index, rank)) for op in expand(scenario)]
+        path.write_bytes(b"".join(LENGTH.pack(len(blob)) + blob for blob in blobs))
+    request = {"observations": [str(path) for path in paths], "checkpoints": {}, "complete": True, **more}
+    axes = scenario.axis_values(only_changed=True)
+    reply: dict[str, Any] = json.loads(court.serve(json.dumps({"scenario": axes, **request}).encode()))
+    return reply
+
+
+def spoilt(records: list[Record], role: str = "exp_avg", op: int = 1) -> list[Record]:
+    at = next(i for i, r in enumerate(records) if (r.role, r.op) == (role, op) and r.data)
+    data = bytes([records[at].data[0] ^ 1]) + records[at].data[1:]
+    return [*records[:at], records[at]._replace(data=data), *records[at + 1 :]]
+
+
+def test_a_reply_has_what_differs_why_its_elements_and_what_ranks_said(tmp_path: Path) -> None:
+    records = live_records(TRAIN)
+    notes = {"emulated": [], "device": []}
+    assert asked(tmp_path, TRAIN, records) == NO_REPLY | notes
+    said = held(0, "device", "note", data=b"NVIDIA H100")
+    reply = asked(tmp_path, TRAIN, [*spoilt(records), said])
+    assert reply["device"] == ["NVIDIA H100"]
+    assert [(d["kind"], d["role"], d["op_index"]) for d in reply["differences"]] == [("bits", "exp_avg", 1)]
+    assert reply["explanations"]
+    assert b"pictures" in zlib.decompress(base64.b64decode(reply["elements"]))
+
+
+def test_what_differs_before_a_failure_is_told_too(tmp_path: Path) -> None:
+    reply = asked(tmp_path, TRAIN, spoilt(live_records(TRAIN)), complete=False)
+    assert [d["role"] for d in reply["differences"]] == ["exp_avg"]
+
+
+def test_ranks_that_left_nothing_have_no_verdict_but_their_failures(tmp_path: Path) -> None:
+    assert asked(tmp_path, TRAIN, [], complete=False) == NO_REPLY
+
+
+def test_the_text_of_an_error_is_looked_at_where_nothing_differs(tmp_path: Path) -> None:
+    told = ["state of 'up.weight' has 7 elements where its shard has 112", 1]
+    (explanation,) = asked(tmp_path, TRAIN, live_records(TRAIN), complete=False, refused=told)["explanations"]
+    assert explanation["mechanism"] == "size_of_another"
+    assert "operation 1 (step)" in explanation["text"]
+    reply = asked(tmp_path, TRAIN, spoilt(live_records(TRAIN)), complete=False, refused=told)
+    assert "size_of_another" not in [e["mechanism"] for e in reply["explanations"]]
+
+
+def test_a_checkpoint_that_cannot_be_read_differs_in_nothing_else(tmp_path: Path) -> None:
+    scenario = replace(TRAIN, program="build step save")
+    (tmp_path / "empty").mkdir()
+    found = asked(tmp_path, scenario, live_records(scenario), checkpoints={"0": str(tmp_path / "empty")})
+    (difference,) = found["differences"]
+    assert {key: difference[key] for key in ("kind", "where", "role", "name", "op_index", "ranks")} == {
+        "kind": "unreadable", "where": WRITTEN, "role": "checkpoint", "name": "checkpoint", "op_index": 2, "ranks": [],
+    }  # fmt: skip
+
+
+def test_the_reference_replies_with_the_notes_of_its_run() -> None:
+    axes = {"mesh": "1x2x1", "checkpoint": "gathered", "program": "train", "faults": "no-op-load"}
+    reply = court.serve_reference(json.dumps({"scenario": axes}).encode())
+    (length,) = struct.unpack_from("<Q", reply)
+    assert json.loads(reply[8 : 8 + length]) == NO_REPLY | {"no_effect": True}
+
+
+# --- what must be found -------------------------------------------------------------------------------
+
+
+class Asked:
+    """A format whose checkpoints hold what is written here, and which remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.of: list[tuple[str, int]] = []
+
+    def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
+        return [held(0, "param", str(path), op=op.index, where=WRITTEN)]
+
+    def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
+        self.of.append((op.kind, op.index))
+        return {}
+
+
+def with_system(scenario: Scenario, **parts: Any) -> Case:
+    """A case of a system that is another one in these parts."""
+    case = Case.of(scenario)
+    names = ("contract", "stored", "rules", "world")
+    system: Any = SimpleNamespace(**({name: getattr(case.system, name) for name in names} | parts))
+    return replace(case, system=system)
+
+
+def test_every_checkpoint_is_read() -> None:
+    case = with_system(replace(TRAIN, program="build save step save"), stored=Asked())
+    records, problems = court._read_written(case, case.ops, {"0": "first", "1": "second"})
+    assert [(r.op, r.fqn) for r in records] == [(1, "first"), (3, "second")]
+    assert problems == []
+
+
+def test_a_format_is_asked_what_each_save_must_hold() -> None:
+    stored = Asked()
+    scenario = replace(TRAIN, program="build save step save")
+    assert court.judge(with_system(scenario, stored=stored), live_records(scenario)).differences == ()
+    assert stored.of == [("save", 1), ("save", 3)]
+
+
+def test_a_contract_adds_to_the_oracle_what_its_system_alone_has() -> None:
+    given: list[Any] = []
+
+    class Adds(type(Case.of(TRAIN).system.contract)):  # type: ignore[misc]
+        def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: Set[int]) -> Logical:
+            given.append((observed, scenario, done))
+            return truth
+
+    records = live_records(TRAIN)
+    court.judge(with_system(TRAIN, contract=Adds()), records)
+    assert given == [(assemble(records)[0], TRAIN, {0, 1})]
+
+
+def beside_fsdp2(scenario: Scenario) -> list[Record]:
+    """What FSDP2's ranks record beside training state: generators, keys of a group, and bytes of a layer."""
+    records: list[Record] = []
+    for key, value in expected_generators(scenario.seed, list(expand(scenario))).items():
+        rank, _, name = key.fqn.partition(".")
+        records.append(whole(key.op, int(rank[4:]), "rng", name, value.dtype, value.shape, value.data))
+    for op in expand(scenario):
+        for rank in range(2):
+            records.append(whole(op.index, rank, "setting", "group0.fused", "utf8", (4,), b"bool"))
+            records.append(whole(op.index, rank, "extra_state", "layer", "uint8", (1,), b"\7"))
+            if op.kind == "save":
+                records.append(whole(op.index, rank, "extra_state", "layer", "uint8", (1,), b"\7", WRITTEN))
+    return records
+
+
+def of_beside(scenario: Scenario, change: Callable[[Record], Record] = lambda record: record) -> list[str]:
+    """What differs where all else is as it must be and `change` was done to what is beside."""
+    found = court.judge(
+        with_system(scenario, stored=Asked()), [*live_records(scenario), *map(change, beside_fsdp2(scenario))]
+    )
+    return [f"{d.key.role} {d.key.where} {d.kind} {d.key.op} {d.key.fqn}" for d in found.differences]
+
+
+RESUMED = replace(TRAIN, program="build step save build load")
+
+
+def test_generators_settings_and_bytes_of_layers_that_stay_as_they_were() -> None:
+    assert of_beside(RESUMED) == []
+    assert of_beside(replace(RESUMED, seed=3)) == []
+
+
+def test_a_generator_that_drew() -> None:
+    def drew(record: Record) -> Record:
+        other = (record.role, record.op, record.rank, record.fqn) == ("rng", 4, 1, "numpy")
+        return record._replace(data=bytes(16)) if other else record
+
+    assert of_beside(RESUMED, drew) == ["rng live bits 4 rank1.numpy"]
+
+
+def test_a_key_of_a_group_that_a_load_changed() -> None:
+    def changed(record: Record) -> Record:
+        other = (record.role, record.op) == ("setting", 4)
+        return record._replace(data=b"list") if other else record
+
+    assert of_beside(RESUMED, changed) == ["setting live bits 4 group0.fused"]
+
+
+@pytest.mark.parametrize("where", [LIVE, WRITTEN])
+def test_bytes_of_a_layer_that_a_save_changed(where: str) -> None:
+    def changed(record: Record) -> Record:
+        other = (record.role, record.op, record.where) == ("extra_state", 2, where)
+        return record._replace(data=b"\1") if other else record
+
+    assert of_beside(RESUMED, changed) == [f"extra_state {where} bits 2 layer"]
+
+
+def test_bytes_that_a_format_leaves_out_stay_what_they_were_at_a_load() -> None:
+    class Without(type(Case.of(TRAIN).system.contract)):  # type: ignore[misc]
+        def stores_extra_state(self, scenario: Scenario) -> bool:
+            assert scenario == RESUMED
+            return False
+
+    def live(record: Record) -> bool:
+        return record.where == LIVE
+
+    def anew(record: Record) -> Record:
+        """The second build made other bytes, which the load must keep."""
+        return record._replace(data=b"\1") if record.role == "extra_state" and record.op > 2 else record
+
+    records = [*live_records(RESUMED), *map(anew, filter(live, beside_fsdp2(RESUMED)))]
+    assert court.judge(with_system(RESUMED, stored=Asked(), contract=Without()), records).differences == ()
+    assert court.judge(with_system(RESUMED, stored=Asked()), records).differences
+
+
+def test_addresses_in_bytes_of_a_layer_are_no_difference_between_ranks() -> None:
+    def pickled(record: Record) -> Record:
+        """A pickle of the address of a storage, another one in every rank."""
+        data = b"\x80\x02X\x08\0\0\0" + b"%08d" % (10_000_000 + record.rank) + b"."
+        return (
+            record._replace(data=data, shape=(len(data),), size=(len(data),))
+            if record.role == "extra_state"
+            else record
+        )
+
+    assert of_beside(RESUMED, pickled) == []
+
+
+def test_elements_and_normalisations_of_what_differs() -> None:
+    case = Case.of(TRAIN)
+    records = live_records(TRAIN)
+    sound = court.judge(case, records)
+    assert (sound.differences, sound.normalisations, sound.elements) == ((), (), b"")
+    (first, *_) = [r for r in records if (r.op, r.role, r.fqn) == (1, "exp_avg", "up.weight")]
+    created = [
+        r._replace(op=0, data=bytes(len(r.data))) for r in records if (r.op, r.role, r.fqn) == (1, "exp_avg", first.fqn)
+    ]  # torch.distributed.checkpoint.state_dict makes state of zeros before a load
+    early = court.judge(case, [*records, *created])
+    assert early.differences == ()
+    assert [(d.key, d.kind, d.fails) for d in early.normalisations] == [
+        (Key(0, LIVE, "exp_avg", "up.weight"), "equivalent", False)
+    ]
+    wrong = court.judge(case, [*spoilt(records), *created])
+    assert [d.key.op for d in wrong.differences] == [1]
+    assert wrong.elements
+
+
+def test_a_difference_names_the_ranks_that_hold_it() -> None:
+    records = live_records(TRAIN)
+    at = next(i for i, r in enumerate(records) if (r.op, r.rank, r.role) == (1, 1, "exp_avg") and r.data)
+    wrong = records[at]._replace(data=bytes(len(records[at].data)))
+    (difference,) = court.judge(Case.of(TRAIN), [*records[:at], wrong, *records[at + 1 :]]).differences
+    assert difference.ranks == (1,)
+
+
+def test_rules_of_the_system_itself_are_asked_and_may_look_at_pieces() -> None:
+    def looks(difference: Difference, context: Context) -> Finding:
+        return Finding("certain", f"{len(context.pieces(difference.key))} pieces", {})
+
+    own = Rule("own", "What only it has", looks)
+    found = court.judge(with_system(TRAIN, rules=(own,)), spoilt(live_records(TRAIN)))
+    assert "What only it has: 2 pieces." in [explanation.text for explanation in found.explanations]
+
+
+def test_what_would_be_held_without_a_load_has_the_norms_that_were_reported() -> None:
+    scenario = replace(RESUMED, optimizer=Optimizer.parse("adamw/clip=0.5"))
+    case = Case.of(scenario)
+    observed = by_reference(scenario)
+    reported = [key for key in observed if key.role == "norm"]
+    doubled = {key: observed[key]._replace(data=(as_numbers(observed[key]) * 2).tobytes()) for key in reported}
+    norms = {key.op: float(as_numbers(doubled[key])[0]) for key in reported}
+    assert norms
+    held_cold = court._without_loads(case, observed | doubled)
+    assert held_cold == twin.run(case.inputs, norms, loads=False)
+    assert held_cold not in (twin.run(case.inputs, norms), twin.run(case.inputs, {}, loads=False))
+
+
+def test_what_must_be_follows_the_norm_that_was_reported() -> None:
+    scenario = replace(TRAIN, optimizer=Optimizer.parse("sgd/clip=0.5"))
+    at = Key(1, LIVE, "norm", "total_norm")
+    (norm,) = {as_numbers(by_reference(scenario)[at])[0]}
+    records = [
+        r._replace(data=np.array(norm * 2, norm.dtype).tobytes()) if r.role == "norm" else r
+        for r in live_records(scenario)
+    ]
+    differ = {d.key.role for d in court.judge(Case.of(scenario), records).differences}
+    assert differ == {"norm", "grad", "momentum", "param"}
+
+
+def with_empty_pieces(records: list[Record]) -> list[Record]:
+    """A real rank records an empty piece of what another one of two holds."""
+    shared = {(r.op, r.role, r.fqn): r for r in records if r.role not in OWNER_ROLES | {"rng"}}
+    have = {(r.op, r.role, r.fqn, r.rank) for r in records}
+    empty = [
+        r._replace(rank=rank, start=(0,), size=(0,), flat=True, data=b"")
+        for key, r in shared.items()
+        for rank in range(2)
+        if (*key, rank) not in have
+    ]
+    return records + empty
+
+
+@pytest.mark.parametrize("system", ["megatron-core", "torch-fsdp2"])
+def test_an_owner_that_lost_its_counter_is_told_of_systems_whose_owners_record(system: str) -> None:
+    axes = {"system": system, "mesh": "1x2x1", "program": "build step"}
+    if system == "megatron-core":
+        axes |= {"sharding": "zero1", "dtype": "bf16/master=fp32", "checkpoint": "dp_zero"}
+    case = Case.of(Scenario.from_axes(axes))
+    records = with_empty_pieces([r for r in records_of(case.scenario) if r.where == LIVE])
+    whole_found = court.judge_found(court.Found(case, records, [], {}))
+    assert whole_found.differences == ()
+    owned = {r.fqn for r in records if (r.op, r.rank, r.role) == (1, 1, "exp_avg") and r.data}
+    counters = [r for r in records if (r.op, r.rank, r.role) == (1, 1, "step")]
+    lost_counter = next(r for r in sorted(counters) if r.fqn in owned)
+    absent = next(r for r in records if (r.op, r.role, r.rank) == (1, "param", 1) and r.fqn != lost_counter.fqn)
+    left = [r for r in records if r not in (lost_counter, absent)]
+    found = court.judge_found(court.Found(case, left, [], {}), refused=(BROADCAST, 1))
+    told = {(d.key.role, d.key.fqn, d.detail) for d in found.differences if d.kind == "gap"}
+    why = "own some of the parameter and hold" if system == "megatron-core" else "hold"
+    assert ("step", lost_counter.fqn, f"ranks [1] {why} nothing of it") in told
+    assert ("param", absent.fqn, "ranks [1] hold nothing of it") in told
+
+
+# --- whether the oracles are believed ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["opaque", "dropout", "quantised"])
+def test_what_the_twin_knows_nothing_of_is_no_reason_for_distrust(model: str) -> None:
+    scenario = Scenario(mesh=Mesh(1, 2, 1), checkpoint="sharded", program="build step", model=model)
+    if model == "quantised":
+        scenario = scenario.with_axes({"dtype": "fp32/param=bf16/reduce=fp32"})
+    assert court._oracles_disagree(Case.of(scenario)) == ""
+
+
+def test_of_a_quantised_model_the_forward_pass_of_its_matrices_is_unknown_to_the_twin() -> None:
+    keys = [
+        Key(1, LIVE, role, fqn)
+        for role in ("param", "compute_param", "quantised", "quant_scale", "rng", "extra_state")
+        for fqn in ("up.weight", "embed.weight")
+    ]
+    logical = dict.fromkeys(keys, Value("fp32", (1,), bytes(4)))
+    assert {(key.role, key.fqn) for key in court.known_to_both(logical, "quantised")} == {
+        ("param", "up.weight"), ("param", "embed.weight"), ("compute_param", "embed.weight"),
+    }  # fmt: skip
+    assert court.known_to_both(logical, "dense") == logical
+
+
+def test_a_reference_that_differs_is_told_with_the_first_values() -> None:
+    scenario = Scenario(mesh=Mesh(1, 2, 1), checkpoint="sharded", program="build step")
+    records = records_of(scenario)
+    counters = [r for r in records if (r.op, r.role, r.fqn) == (1, "exp_avg", "up.weight") and r.rank == 1]
+    assert court.judge(Case.of(scenario), [r for r in records if r not in counters]).distrust == (
+        "twin and reference disagree in 1 values, first after operation 1: exp_avg of up.weight "
+        "(gap: 56 of 112 elements are on no rank, the first at [8, 0])"
+    )
+    wrong = [
+        r._replace(data=np.float32(2).tobytes()) if r.fqn == "up.weight" and r.role == "step" else r for r in records
+    ]
+    assert court.judge(Case.of(scenario), wrong).distrust == (
+        "twin and reference disagree in 1 values, first after operation 1: step of up.weight "
+        "(bits: 1.0 (0x3f800000) against 2.0 (0x40000000))"
+    )
+
+
+def test_a_look_at_the_reference_passes_only_if_all_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case.of(Scenario(mesh=Mesh(1, 2, 1), checkpoint="sharded", program="build step save"))
+    passed = court._passed(case)
+    assert passed == court.Judgement((), (), (), "")
+    look = reference.look
+
+    def lacking(*given: Any) -> Any:
+        observed, written = look(*given)
+        return {key: value for key, value in observed.items() if key.role != "step"}, written
+
+    monkeypatch.setattr(reference, "look", lacking)
+    assert court._passed(case) is None
+
+
+def test_the_text_with_which_the_reference_crashed_is_explained() -> None:
+    (scenario, *_) = scenarios_of(CATALOGUE["state-in-model-order"])
+    found, _, notes = court.run_reference(Case.of(scenario))
+    assert [e.mechanism for e in found.explanations] == ["size_of_another"]
+    assert notes["crash"]["traceback"].startswith('Traceback (most recent call last):\n  File "')
+
+
+def test_an_owner_that_lost_a_counter_is_found_behind_what_no_owner_holds() -> None:
+    records = [held(0, "param"), held(0, "master"), held(1, "master"), held(0, "step")]
+    assert court._losses(records) == [lost(Key(1, LIVE, "step", "w"), 1)]

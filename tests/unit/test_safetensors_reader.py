@@ -16,6 +16,8 @@ import pytest
 from harness.readers.errors import CheckpointError
 from harness.readers.safetensors import sharded_pieces
 
+pytestmark = pytest.mark.usefixtures("refused_word_for_word")
+
 NAME = "shard-00002-model-00001-of-00001.safetensors"
 
 

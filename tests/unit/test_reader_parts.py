@@ -38,12 +38,12 @@ pytestmark = pytest.mark.usefixtures("refused_word_for_word")
 
 
 def test_a_flat_range_of_a_shard_is_cut_into_boxes_of_the_tensor() -> None:
-    data = bytes(range(10))  # elements 2 to 7 of the shard at rows 2 to 3, columns 3 to 5, of a tensor of 4 × 6
-    piece = TensorPiece(("w",), 3, "bf16", (2, 2, 6), (1, 1, 1), (1, 1, 5), data)
+    data = bytes(range(10))  # elements 1 to 6 of the shard of rows 2 and 3, columns 0 to 2, of a tensor of 4 × 6
+    piece = TensorPiece(("w",), 3, "bf16", (2, 2, 6), (1, 0, 1), (1, 1, 5), data)
     found = list(_unflattened(piece, (4, 6)))
     assert found == [
-        TensorPiece(("w",), 3, "bf16", (4, 6), (2, 4), (1, 2), data[:4]),
-        TensorPiece(("w",), 3, "bf16", (4, 6), (3, 3), (1, 3), data[4:]),
+        TensorPiece(("w",), 3, "bf16", (4, 6), (2, 1), (1, 2), data[:4]),
+        TensorPiece(("w",), 3, "bf16", (4, 6), (3, 0), (1, 3), data[4:]),
     ]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.diagnosis.arrangement import DISTINCT, exchanged_dims, moved_along, order_name, slice_order
 from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, tensor
-from harness.diagnosis.rules.pieces import exchanged_in_parts, other_offset
+from harness.diagnosis.rules.pieces import exchanged_in_parts, other_offset, position
 from harness.diff import Difference, as_numbers
 from harness.models import NamedParam
 from harness.observe.assemble import Bits, as_bits, elements_of
@@ -121,7 +121,7 @@ def _runs(pair: Pair, wanted: Bits, got: Bits) -> list[tuple[int, int, int]]:
     for at in pair.at.tolist():
         if at < end or not got[at]:
             continue
-        source = _found(got[at : at + DISTINCT], pair.expected)
+        source = position(got[at : at + DISTINCT], pair.expected)
         length = 0 if source is None else _common(got[at:], wanted[source:])
         if source is None or len(np.unique(got[at : at + length])) < DISTINCT:
             return []
@@ -248,7 +248,7 @@ def from_neighbours(difference: Difference, context: Context) -> Finding | None:
         if len(window) < WINDOW or len(np.unique(window)) < 3:
             continue
         for other, value in context.siblings(key):
-            at = _found(window, value) if value.dtype == pair.observed.dtype else None
+            at = position(window, value) if value.dtype == pair.observed.dtype else None
             if at is None or at == start:  # at its own place: sources.other_parameter says so of the whole tensor
                 continue
             source = as_bits(value)
@@ -259,12 +259,6 @@ def from_neighbours(difference: Difference, context: Context) -> Finding | None:
             evidence = {"name": key.fqn, "from": other.fqn, "at": at - before, "elements": length}
             return Finding("certain", clause, evidence)
     return None
-
-
-def _found(window: Bits, value: Value) -> int | None:
-    """Where the window begins in a value; None if nowhere, or if it lies across elements."""
-    at = value.data.find(window.tobytes())
-    return at // window.itemsize if at >= 0 and at % window.itemsize == 0 else None
 
 
 def _common(one: Bits, other: Bits) -> int:

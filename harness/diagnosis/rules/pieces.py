@@ -94,14 +94,14 @@ def other_offset(difference: Difference, context: Context) -> dict[int, tuple[in
         if not len(unlike):
             continue
         window = own[unlike[0] : unlike[-1] + 1]
-        source = _position(window, pair.expected)
+        source = position(window, pair.expected)
         if source is None or len(np.unique(window)) < DISTINCT:
             return None
         found[piece.rank] = (int(at[unlike[0]]), int(at[unlike[-1]]), source)
     return found or None
 
 
-def _position(window: Bits, value: Value) -> int | None:
+def position(window: Bits, value: Value) -> int | None:
     """Where a stretch begins in a value, in elements; None if it is nowhere."""
     at = value.data.find(window.tobytes())
     while at >= 0 and at % window.itemsize:
@@ -161,7 +161,7 @@ def _held_from(piece: Record, expected: Value) -> int | None:
     own = as_bits(piece)
     if piece.dtype != expected.dtype or len(np.unique(own)) < DISTINCT:
         return None
-    return _position(own, expected)
+    return position(own, expected)
 
 
 PARTS = ("gap", "overlap", "size", "bits", "replica_conflict")

@@ -150,4 +150,5 @@ def _next(one: tuple[int, int] | None, other: tuple[int, int] | None, sizes: Seq
     behind the last of another."""
     if one is None or other is None:
         return False
-    return other == (one[0], one[1] + 1) or (other[1] == 0 and one[1] == sizes[one[0]] - 1)
+    next_piece = other[0] != one[0] and other[1] == 0
+    return other == (one[0], one[1] + 1) or (next_piece and one[1] == sizes[one[0]] - 1)

@@ -1,0 +1,1 @@
+"""Rules about gradients, on values made by hand."""

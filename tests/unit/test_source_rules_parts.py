@@ -1,0 +1,1 @@
+"""Rules about where values are from, on values made by hand."""

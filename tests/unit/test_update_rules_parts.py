@@ -1,0 +1,1 @@
+"""Rules about updates, on values made by hand."""

@@ -87,7 +87,7 @@ def _row(key: str, group: list[Piece]) -> Row:
         text = repr(first.value)
         shown = _printable(text if len(text) <= 40 else f"{text[:39]}…")
         return Row(key, "object", type(first.value).__name__, (), len(group), "ok" if len(group) == 1 else "overlap",
-                   _digest(text.encode(errors="replace")), shown)  # fmt: skip
+                   _digest(text.encode()), shown)  # fmt: skip
     alike = [p for p in group if isinstance(p, TensorPiece) and (p.dtype, p.shape) == (first.dtype, first.shape)]
     coverage, data = _join(first, alike) if len(alike) == len(group) else ("overlap", None)
     return Row(key, "tensor", first.dtype, first.shape, len(group), coverage, "" if data is None else _digest(data))

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
-import ml_dtypes
 import numpy as np
 
+from harness.diff import numpy_dtype
 from harness.models import ModelSpec
-from harness.observe.record import NUMPY_NAME, WRITTEN, Record, whole
+from harness.observe.record import ITEMSIZE, WRITTEN, Record, whole
 from harness.readers.errors import CheckpointError, bad
 from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, key_of
 
@@ -158,15 +158,11 @@ def _scalar(target: Target, piece: Piece) -> int | float:
     match piece:
         case ObjectPiece(value=int(value) | float(value)):
             return value
-        case TensorPiece(dtype=dtype, data=data) if len(data) == np.dtype(_numpy(dtype)).itemsize:
-            return float(np.frombuffer(data, _numpy(dtype))[0])
+        case TensorPiece(dtype=dtype, data=data) if len(data) == ITEMSIZE[dtype]:
+            return float(np.frombuffer(data, numpy_dtype(dtype))[0])
         case ObjectPiece(value=value):
             raise _not_a_number(target, piece, type(value).__name__)
     raise _not_a_number(target, piece, "a tensor with several elements")
-
-
-def _numpy(dtype: str) -> np.dtype[np.generic]:
-    return np.dtype(ml_dtypes.bfloat16 if dtype == "bf16" else NUMPY_NAME[dtype])
 
 
 def _not_a_number(target: Target, piece: Piece, given: str) -> CheckpointError:

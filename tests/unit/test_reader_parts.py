@@ -4,10 +4,13 @@ Each test is here because a change of the code went unnoticed without it (`docs/
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import checkpoint_samples as samples
 import ml_dtypes
@@ -21,13 +24,15 @@ from harness.observe.record import LIVE, WRITTEN, Record
 from harness.program import expand
 from harness.readers import vocabulary
 from harness.readers.checkpoint import expected_written
-from harness.readers.description import Row, check_complete, render_description
+from harness.readers.description import Row, _row, check_complete, render_description
 from harness.readers.errors import CheckpointError, bad
-from harness.readers.pieces import ObjectPiece, Piece, TensorPiece, _unflattened, leaves, open_regular
+from harness.readers.pieces import ObjectPiece, Piece, TensorPiece, _flatten, _unflattened, leaves, open_regular
 from harness.readers.roles import records_of
 from harness.readers.safetensors import MAX_FILE_BYTES, MAX_HEADER_BYTES, sharded_pieces
 from harness.readers.stored import TorchStored
 from harness.readers.symbolic import Name
+from harness.readers.values import Quantised, Storage, Tensor
+from harness.readers.values import Value as Plain
 from harness.readers.vocabulary import Vocabulary
 from harness.scenario import Mesh, Scenario
 
@@ -74,6 +79,22 @@ def test_leaves_of_nested_values() -> None:
         (("top", "a"), [1, 2]), (("top", 3, "b", 0, "c"), 1), (("top", 3, "b", 1), [2]), (("top", "0.5"), None),
         (("top", "none"), []),
     ]  # fmt: skip
+
+
+FLOATS = Tensor(Storage("fp32", "0", 6), 0, (3, 2), (2, 1))
+BYTES = Tensor(Storage("uint8", "1", 6), 0, (2, 3), (3, 1))
+INVERSE = Tensor(Storage("fp32", "2", 1), 0, (), ())
+
+
+def test_values_become_pieces_that_cover_them() -> None:
+    held = {FLOATS: b"floats", BYTES: b"bytes", INVERSE: b"inverse"}
+    archive: Any = SimpleNamespace(data=held.__getitem__)
+    stored: Plain = {"w": FLOATS, "q": Quantised(BYTES, INVERSE, "bf16"), "n": 7}
+    assert list(_flatten(("model",), stored, 3, archive)) == [
+        TensorPiece(("model", "w"), 3, "fp32", (3, 2), (0, 0), (3, 2), b"floats"),
+        TensorPiece(("model", "q"), 3, "fp8e4m3", (2, 3), (0, 0), (2, 3), b"bytes", b"inverse"),
+        ObjectPiece(("model", "n"), 3, 7),
+    ]
 
 
 def test_what_a_refusal_quotes_is_shortened() -> None:
@@ -225,7 +246,8 @@ def test_what_is_no_record() -> None:
     assert records(
         number("model"), number("other", "x"), number("optim", "mine", "x"), number("extra", "iteration"),
         number("optim", "param_groups", 0, "foreach"), number("optim", "state", "up.weight", "max", value=None),
-        number("extra", "scheduler", "_step_count"), number("extra", "scaler", "growth"),
+        number("extra", "scheduler", "_step_count"), number("extra", "scheduler", "_last_lr", value=0.5),
+        scalar("extra", "scheduler", "_last_lr", value=0.5, dtype="fp32"), number("extra", "scaler", "growth"),
     ) == []  # fmt: skip
 
 
@@ -253,6 +275,8 @@ def test_roles_of_a_model() -> None:
         number("optim", "param_groups", 0, "lr", value="0.5"),
         number("extra", "scaler", "scale", value=1e300),
         number("extra", "scheduler", "last_epoch", value=0.5),
+        number("extra", "scheduler", "last_epoch", value="a"),
+        number("extra", "scheduler", "_last_lr", value=["a"]),
         number("extra", "scheduler", "last_epoch", value=1 << 63),
         number("extra", "scheduler", "last_epoch", value=-(1 << 63) - 1),
         TensorPiece(("optim", "param_groups", 0, "lr"), 0, "fp32", (2,), (0,), (2,), bytes(8)),
@@ -335,6 +359,44 @@ def test_a_table_is_aligned_and_cannot_control_a_terminal() -> None:
         "a long name  fp32           1       ok        000000000000  text",
     ]
     assert told.endswith("text\n")
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def test_rows_of_objects() -> None:
+    shown = {"a" * 38: f"'{'a' * 38}'", "a" * 39: f"'{'a' * 38}…", "\ud800": "'\\ud800'", 7: "7", True: "True"}
+    for value, told in shown.items():
+        found = _row("k", [number("k", value=value)])
+        assert found == Row("k", "object", type(value).__name__, (), 1, "ok", digest(repr(value).encode()), told)
+    twice = _row("k", [number("k"), number("k")])
+    assert (twice.chunks, twice.coverage) == (2, "overlap")
+
+
+def chunk(start: tuple[int, ...], size: tuple[int, ...], data: bytes, shape: tuple[int, ...] = (2, 2)) -> TensorPiece:
+    return TensorPiece(("k",), 0, "uint8", shape, start, size, data)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "coverage", "data"),
+    [
+        ([chunk((0, 0), (2, 2), b"abcd")], "ok", b"abcd"),
+        ([chunk((0, 1), (2, 1), b"bd"), chunk((0, 0), (2, 1), b"ac")], "ok", b"abcd"),
+        ([chunk((0, 0), (0, 2), b"", (0, 2))], "ok", b""),
+        ([chunk((0, 0), (1, 2), b"ab")], "gap", None),
+        ([chunk((0, 0), (2, 2), b"abcd"), chunk((0, 0), (1, 1), b"a")], "overlap", None),
+        ([chunk((0, 0), (1, 2), b"ab"), chunk((0, 1), (2, 1), b"bd")], "overlap", None),
+        ([chunk((0, 0), (1, 2), b"ab"), chunk((0, 0), (1, 2), b"ab")], "overlap", None),
+        ([chunk((0, 0), (1, 2), b"ab"), chunk((1, 0), (1, 2), b"cd", (2, 3))], "overlap", None),
+        ([chunk((0, 0), (1, 2), b"ab"), number("k")], "overlap", None),
+    ],
+)
+def test_rows_of_tensors(chunks: list[Piece], coverage: str, data: bytes | None) -> None:
+    first = chunks[0]
+    assert isinstance(first, TensorPiece)
+    told = "" if data is None else digest(data)
+    assert _row("k", chunks) == Row("k", "tensor", "uint8", first.shape, len(chunks), coverage, told)
 
 
 @pytest.mark.parametrize("rows", [[], [row("a"), row("b", "gap")], [row("a", "overlap")], [row("a"), row("a")]])

@@ -315,7 +315,7 @@ def _blind_load(ops: Sequence[Op], expected: Logical) -> str:
         if op.index not in done:
             continue
         of = "optimizer" if op.kind == "load_optimizer_only" else "model"
-        if restored.get(before.index, {}).get(of) == restored[op.index].get(of):
+        if restored[before.index].get(of) == restored[op.index].get(of):
             what = "nothing that it restores" if of == "optimizer" else "no parameter"
             return f"operation {op.index} ({op.kind}) changes {what}: a load that does nothing would pass"
     return ""

@@ -509,3 +509,25 @@ def test_the_text_with_which_the_reference_crashed_is_explained() -> None:
 def test_an_owner_that_lost_a_counter_is_found_behind_what_no_owner_holds() -> None:
     records = [held(0, "param"), held(0, "master"), held(1, "master"), held(0, "step")]
     assert court._losses(records) == [lost(Key(1, LIVE, "step", "w"), 1)]
+
+
+@pytest.mark.parametrize(
+    ("load", "role", "told"),
+    [
+        ("load", "param", "operation 3 (load) changes no parameter: a load that does nothing would pass"),
+        ("load_model_only", "param", "operation 3 (load_model_only) changes no parameter: a load that does nothing "
+         "would pass"),
+        ("load_optimizer_only", "exp_avg", "operation 3 (load_optimizer_only) changes nothing that it restores: a load "
+         "that does nothing would pass"),
+    ],
+)  # fmt: skip
+def test_a_load_that_restores_what_was_there(load: str, role: str, told: str) -> None:
+    ops = expand(replace(TRAIN, program=f"build step save {load}"))
+    value = Value("fp32", (), bytes(4))
+    same = {Key(op, LIVE, each, "w"): value for op in range(4) for each in ("param", "exp_avg")}
+    changed = value._replace(data=bytes([1, 2, 3, 4]))
+    other = {"param": "exp_avg", "exp_avg": "param"}[role]
+    assert court._blind_load(ops, same) == told
+    assert court._blind_load(ops, same | {Key(3, LIVE, other, "w"): changed}) == told
+    assert court._blind_load(ops, same | {Key(3, LIVE, role, "w"): changed}) == ""
+    assert court._blind_load(ops, {key: each for key, each in same.items() if key.op < 3}) == "", "it was not reached"

@@ -73,7 +73,7 @@ class Explored:
 
 def program_of(
     words: Sequence[str], *, overflows: bool = False, unfreezes: bool = False, moves: bool = False,
-    accumulates: bool = False,
+    accumulates: bool = False, remembers: bool = True,
 ) -> str:  # fmt: skip
     """The legal program that drawn operations come to, beginning with a build; illegal ones are left out.
 
@@ -82,13 +82,15 @@ def program_of(
     Args:
         overflows: whether a step may overflow. unfreezes: whether the model has parameters that are trained later;
             then they join before the program ends, in the way that is drawn first. moves: whether the load relation
-            leads anywhere. accumulates: whether a step has several microbatches, between which it can stop.
+            leads anywhere. accumulates: whether a step has several microbatches, between which it can stop. remembers: whether the
+            optimizer has a state of its own, which a load of it alone would restore.
     """
     joins = next((word for word in words if word in JOINS), JOINS[0]) if unfreezes else ""
     left_out = {word for word in JOINS if word != joins}
     left_out |= set() if overflows else {"overflow"}
     left_out |= set() if moves else {"reshard", "restart"}
     left_out |= set() if accumulates else {"accumulate"}
+    left_out |= set() if remembers else {"load_optimizer_only"}
     made: list[str] = ["build"]
     for word in words:
         added = _WITH.get(word, (word,))
@@ -277,6 +279,7 @@ class Explorer:
             unfreezes=model_spec(scenario.model).has_later,
             moves=True,
             accumulates=scenario.microbatches > 1,
+            remembers=scenario.optimizer.kind != "sgd" or bool(scenario.optimizer.momentum),
         )
         kinds = operations(program)
         still = replace(scenario, load="same") if not {"reshard", "restart"} & {*kinds} else scenario

@@ -325,50 +325,77 @@ def sessions(ops: Sequence[Op]) -> list[list[Op]]:
 
 
 def _idle_load(words: Sequence[str]) -> int | None:
-    """The first load of what nothing has changed a parameter since, or of an optimizer that has what it would get; None
-    where there is none."""
-    same: set[str] = set()  # what the state equals: the latest checkpoint, what is kept, both
-    optimizer = _Optimizer()
+    """The first load of parameters that are there already, or of an optimizer that has what it would get; None where
+    there is none."""
+    states = _States()
     for position, word in enumerate(words):
-        source = "kept" if word in ("keep", "recall") else "saved"
-        loads = word == "recall" or word.startswith("load")
-        if loads and (source in same or (word == "load_optimizer_only" and optimizer.now == optimizer.saved[-1])):
-            return position
-        optimizer.does(position, word)
-        if word in ("build", "step", "apply_gradients"):
-            same = set()
-        elif loads:
-            same = {source} - ({"saved"} if word == "load_previous" else set())
-        elif word in ("save", "keep"):
-            same.add(source)
+        read = states.read_by(word)
+        if read is not None:
+            of_optimizer_alone = word == "load_optimizer_only" and read.optimizer == states.now.optimizer
+            if of_optimizer_alone or not states.now.model.isdisjoint(read.model):
+                return position
+        states.does(position, word)
     return None
 
 
-@dataclass
-class _Optimizer:
-    """When an optimizer's state came to be: at the position of an operation or, before its first step, in the first
-    build (-1) or in a later one (-2), which has other hyperparameters. Of the live one, of each checkpoint, of what is
-    kept."""
+@dataclass(frozen=True)
+class _State:
+    """Numbers of what parameters and an optimizer hold: other numbers, other values. Parameters have several, where a
+    load of the optimizer alone leaves open whether it has restored them too.
 
-    now: int = 0
-    kept: int = 0
-    saved: list[int] = field(default_factory=list)
+    iteration: optimizer steps taken, by which gradients are drawn."""
+
+    model: frozenset[int] = frozenset()
+    optimizer: int = 0
+    iteration: int = 0
+
+
+@dataclass
+class _States:
+    """The live state, that of each checkpoint, and the one that is kept.
+
+    A step from equal states gives equal states: after `load_previous`, it makes again what it made the first time.
+    Gradients depend on the iteration and not on the parameters, and so may the optimizer's state.
+    """
+
+    now: _State = _State()
+    kept: _State = _State()
+    saved: list[_State] = field(default_factory=list)
+    numbers: dict[object, int] = field(default_factory=dict)
+
+    def read_by(self, word: str) -> _State | None:
+        """What a load reads; None, of another operation."""
+        match word:
+            case "recall":
+                return self.kept
+            case "load_previous":
+                return self.saved[-2]
+        return self.saved[-1] if word.startswith("load") else None
 
     def does(self, position: int, word: str) -> None:
         """Note an operation."""
+        now, read = self.now, self.read_by(word)
         match word:
-            case "build":
-                self.now = -2 if position else -1
-            case "step" | "apply_gradients" | "add_group":
-                self.now = position
+            case "build":  # the first has other hyperparameters than those that follow
+                self.now = _State(frozenset({self._number(position)}), self._number("later" if position else "first"))
+            case "step" | "apply_gradients":
+                optimizer = self._number(("step", now.optimizer, now.iteration))
+                self.now = _State(frozenset({self._number((optimizer, now.model))}), optimizer, now.iteration + 1)
+            case "add_group":
+                self.now = replace(now, optimizer=self._number((word, now.optimizer)))
             case "save":
-                self.saved.append(self.now)
+                self.saved.append(now)
             case "keep":
-                self.kept = self.now
-            case "recall":
-                self.now = self.kept
-            case "load" | "load_optimizer_only" | "load_previous":
-                self.now = self.saved[-2 if word == "load_previous" else -1]
+                self.kept = now
+            case "load_model_only" if read is not None:
+                self.now = replace(now, model=read.model)
+            case "load_optimizer_only" if read is not None:
+                self.now = replace(now, model=now.model | read.model, optimizer=read.optimizer)
+            case _ if read is not None:
+                self.now = read
+
+    def _number(self, made_of: object) -> int:
+        return self.numbers.setdefault(made_of, len(self.numbers))
 
 
 @dataclass

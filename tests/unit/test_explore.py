@@ -52,6 +52,12 @@ def test_every_operation_is_drawn(word: str) -> None:
     assert word in program.split() or word == "reload_params", "which goes with a load of the model alone"
 
 
+def test_an_optimizer_without_state_is_not_loaded_alone() -> None:
+    words = ["step", "save", "step", "load_optimizer_only", "step"]
+    assert program_of(words) == "build step save step load_optimizer_only step"
+    assert program_of(words, remembers=False) == "build step save step step"
+
+
 def test_a_load_finds_the_groups_that_were_there_at_its_save() -> None:
     words = ["step", "save", "add_group", "step", "load", "save", "step", "load", "restart", "load"]
     assert program_of(words, unfreezes=True, moves=True) == (

@@ -64,6 +64,24 @@ def test_a_wrong_program_is_refused_with_one_that_is_right(program: str) -> None
     require_telling(proposed)
 
 
+IDLE = (
+    "build step save keep build load recall",  # what is kept is what was saved
+    "build step compute_gradients save apply_gradients save load_previous compute_gradients apply_gradients load",
+    "build reshard build step save restart build step load_optimizer_only",  # the same gradient
+    "build step save build load_optimizer_only load",  # the optimizer may have restored the parameters too
+)
+
+
+@pytest.mark.parametrize("program", IDLE)
+def test_a_load_of_what_was_made_again_or_kept_twice_is_refused(program: str) -> None:
+    with pytest.raises(UsageError, match="finds what it restores"):
+        require_telling(program)
+
+
+def test_a_step_after_another_load_makes_something_else() -> None:
+    require_telling("build step save step save build load_previous step step load")
+
+
 def test_every_named_program_tells_something() -> None:
     for name in PROGRAMS:
         require_telling(name)

@@ -82,8 +82,8 @@ def program_of(
     Args:
         overflows: whether a step may overflow. unfreezes: whether the model has parameters that are trained later;
             then they join before the program ends, in the way that is drawn first. moves: whether the load relation
-            leads anywhere. accumulates: whether a step has several microbatches, between which it can stop. remembers: whether the
-            optimizer has a state of its own, which a load of it alone would restore.
+            leads anywhere. accumulates: whether a step has several microbatches, between which it can stop.
+            remembers: whether the optimizer has a state of its own, which a load of it alone would restore.
     """
     joins = next((word for word in words if word in JOINS), JOINS[0]) if unfreezes else ""
     left_out = {word for word in JOINS if word != joins}

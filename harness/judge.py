@@ -36,6 +36,7 @@ from typing import Any
 from harness.diagnosis import Context, Explanation, explain, explain_refusal
 from harness.diff import LAZY_STATE, Difference, as_numbers, diff
 from harness.elements import pack_elements
+from harness.loading import at
 from harness.models import model_spec
 from harness.observe.ambient import expected_generators
 from harness.observe.assemble import assemble
@@ -280,8 +281,8 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
 def _must_be_written(case: Case, live: Logical, op: Op) -> Logical:
     """What a save must have written. The reference has formats of its own, which hold everything that lasts."""
     if case.system.world == "lockstep":
-        return TorchStored().must_hold(live, op, case.scenario)
-    return case.system.stored.must_hold(live, op, case.scenario)
+        return TorchStored().must_hold(live, op, at(case.scenario, op))
+    return case.system.stored.must_hold(live, op, at(case.scenario, op))
 
 
 def _reported_norms(observed: Logical) -> tuple[tuple[int, float], ...]:
@@ -469,7 +470,7 @@ def _read_written(case: Case, ops: Sequence[Op], paths: Mapping[str, str]) -> tu
         if op.kind != "save":
             continue
         try:
-            records += case.system.stored.read(Path(paths[str(op.checkpoint)]), op, case.scenario)
+            records += case.system.stored.read(Path(paths[str(op.checkpoint)]), op, at(case.scenario, op))
         except CheckpointError as error:
             problems.append(Problem(Key(op.index, WRITTEN, "checkpoint", "checkpoint"), "unreadable", (), str(error)))
     return records, problems

@@ -53,10 +53,10 @@ from harness.errors import UsageError
 from harness.novelty import NOVELTY_KEYS, Novelty, novelty_of
 from harness.program import KINDS, SHOWS_IN
 from harness.releases import package_of
-from harness.scenario import AXES, Scenario, load_toml, parse_axis
+from harness.scenario import AXES, Scenario, parse_axis
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
-from harness.tables import Table, text_of
+from harness.tables import Table, load_toml, text_of
 from harness.verdict import Verdict
 from harness.versions import before
 

@@ -37,6 +37,7 @@ from harness import __version__
 from harness.attempt import Trial, refused_in, result_of, same_failure
 from harness.errors import NO_SPACE, HarnessError, ServerLostError, UsageError
 from harness.faults.boundary import never_struck
+from harness.loading import as_loaded
 from harness.program import expand, sessions
 from harness.releases import SOURCES, package
 from harness.result import (
@@ -304,8 +305,11 @@ class Laboratory:
     def _forked(self, scenario: Scenario, directory: Path, deadline_s: float, *, quiet: bool) -> Trial:
         """Run every session in fresh ranks, until one fails."""
         trial = Trial()
-        with self._server_of(scenario) as server:
+        with ExitStack() as stack:
+            server = stack.enter_context(self._server_of(scenario))
             for session in range(len(sessions(expand(scenario)))):
+                if session == 1 and scenario.load_version != "same":
+                    server = stack.enter_context(self._server_that_loads(scenario))
                 outcome = server.submit(Job(scenario, session, directory, deadline_s, quiet)).result()
                 trial.outcomes.append(outcome)
                 trial.phases_s[f"session {session}"] = outcome.duration_s
@@ -314,6 +318,11 @@ class Laboratory:
                     break
         trial.blob = b"".join(p.read_bytes() for o in trial.outcomes for p in o.observations if p.exists())
         return trial
+
+    def _server_that_loads(self, scenario: Scenario) -> AbstractContextManager[ForkServer]:
+        """The server of the release that the second session and those after it have."""
+        loading = as_loaded(scenario)
+        return (self._of_torch(system_named(scenario.system), loading) or self)._server_of(loading)
 
     def _server_of(self, scenario: Scenario) -> AbstractContextManager[ForkServer]:
         info = system_named(scenario.system)

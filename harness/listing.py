@@ -23,6 +23,8 @@ _AXIS_FORMS = {
     "STAGE param, reduce, output, master, grad, exp_avg, exp_avg_sq",
     "mesh": "DP_REPLICATExDP_SHARDxTP, e.g. 2x2x1",
     "load": f"{', '.join(LOAD_RELATIONS)}, or a mesh",
+    "load_dtype": "same, or a dtype policy: that of the ranks after reshard or restart",
+    "load_version": "same, or the release that the ranks have after reshard or restart: newest, or its number",
     "expert_parallel": "how many ranks share the experts out; 1 without expert parallelism",
     "sharding": "fully_shard, zero1, zero2, replicate",
     "reshard_after_forward": "true, false, none, or a divisor of dp_shard",

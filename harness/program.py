@@ -285,11 +285,12 @@ def expand(scenario: Scenario) -> tuple[Op, ...]:
     session, mesh, iteration, builds, kept = 0, scenario.mesh, 0, 0, 0
     saved: list[int] = []  # the iteration of each checkpoint
     arm = "main"
+    other_ranks = scenario.load_dtype is not None or scenario.load_version != "same"
     for word in words:
         match word:
             case "reshard" | "restart":
                 assert target is not None
-                session += word == "restart" or target != mesh
+                session += word == "restart" or target != mesh or other_ranks
                 mesh = target
                 continue
             case "build":

@@ -34,10 +34,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from harness.errors import UsageError
-from harness.scenario import load_toml
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
-from harness.tables import Table, text_of
+from harness.tables import Table, load_toml, text_of
 from harness.versions import TREE, is_version
 
 SOURCES = (TREE, "git:")

@@ -6,7 +6,8 @@ TOML files, on the command line and in reports: `mesh = "2x2x1"`, `dtype = "fp32
 A scenario's id is the digest of the fields that differ from their defaults, and of a schema number. So an axis that is
 added later renames no existing scenario, as long as its default means what was always done.
 
-This module imports nothing of ours but the error type and what a number is, and knows no library under test.
+This module imports nothing of ours but the error type, what a number is and how a file is read, and knows no library
+under test.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
@@ -24,11 +24,10 @@ from typing import Any, TypeVar
 import tomli_w
 
 from harness.errors import UsageError
-from harness.plain import number, require_plain
+from harness.plain import number
+from harness.tables import SCHEMA, load_toml
 
 T = TypeVar("T")
-
-SCHEMA = 1
 
 FLOAT_DTYPES = ("fp32", "bf16", "fp16")
 
@@ -250,6 +249,8 @@ class Scenario:
     dtype: DTypePolicy = field(default_factory=DTypePolicy)
     mesh: Mesh = field(default_factory=Mesh)
     load: str = "same"  # relation of the load mesh to `mesh`, or a mesh: see `load_mesh`
+    load_dtype: DTypePolicy | None = None  # dtype policy of the ranks after `reshard` or `restart`
+    load_version: str = "same"  # and their release: same, newest, or its number
     expert_parallel: int = 1  # ranks of a data-parallel group that share the experts out; divides dp
     sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0), zero1 (flat bucket buffers), zero2 or replicate
     reshard_after_forward: str = "true"  # true, false, none, or a divisor of dp_shard
@@ -277,6 +278,8 @@ class Scenario:
             raise UsageError.of("expert_parallel", self.expert_parallel, "1 or more", "2")
         if not -(2**63) <= self.seed < 2**63:
             raise UsageError.of("seed", self.seed, "an integer of 64 bits", "7")
+        if not re.fullmatch(r"same|newest|[0-9][0-9A-Za-z.!+-]{0,39}", self.load_version):
+            raise UsageError.of("load_version", self.load_version, "same, newest, or a release", "newest")
         for axis in _WRITTEN:
             if not (text := self.axis_text(axis)).isprintable():
                 raise UsageError.of(axis, text, "printable characters", f"{axis}={_DEFAULTS[axis]}")
@@ -386,25 +389,6 @@ _WRITTEN = ("system", "version", "model", "checkpoint", "program", "options", "f
 LOAD_RELATIONS = ("same", "grow", "shrink", "indivisible", "tp_change")
 
 
-def load_toml(text: str, origin: str) -> dict[str, Any]:
-    """Parse a TOML document of ours and check its schema number.
-
-    Raises:
-        UsageError: malformed TOML (with line and column), or another schema number.
-    """
-    form = f"correct form: schema = {SCHEMA}, then [scenario]"
-    try:
-        document = tomllib.loads(text)
-        require_plain(document)
-    except RecursionError:
-        raise UsageError(f"{origin}: malformed TOML: tables or lists in each other too deep; {form}") from None
-    except ValueError as error:  # TOMLDecodeError, or an integer of more digits than python reads
-        raise UsageError(f"{origin}: malformed TOML: {error}; {form}") from None
-    if document.get("schema") != SCHEMA or type(document["schema"]) is not int:
-        raise UsageError.of(f"{origin}: schema", document.get("schema"), (SCHEMA,), f"schema = {SCHEMA}")
-    return document
-
-
 @lru_cache(maxsize=4096)
 def parse_axis(axis: str, text: str) -> Any:
     """The typed value of one axis from its text form.
@@ -416,6 +400,7 @@ def parse_axis(axis: str, text: str) -> Any:
         raise UsageError.of("axis", axis, AXES, "--set dtype=bf16")
     parsers: dict[str, Callable[[str], Any]] = {
         "dtype": DTypePolicy.parse,
+        "load_dtype": lambda t: None if t == "same" else DTypePolicy.parse(t),
         "mesh": Mesh.parse,
         "offload": Offload.parse,
         "optimizer": Optimizer.parse,
@@ -477,6 +462,8 @@ def _convert(what: str, text: str, to: type) -> Any:
 
 def value_text(axis: str, value: object) -> str:
     """The canonical text of a value of an axis."""
+    if axis == "load_dtype" and value is None:
+        return "same"
     return "+".join(value) if axis == "options" and isinstance(value, tuple) else _render(value)
 
 

@@ -5,12 +5,17 @@ Every error is a `UsageError` that says where, what was given, what is allowed, 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from math import isfinite
 from typing import Any
 
 from harness.errors import UsageError
+from harness.plain import require_plain
+
+SCHEMA = 1
+"""The number that every file of ours states: what `schema = 1` means."""
 
 
 class Table:
@@ -109,3 +114,22 @@ def text_of(file: Traversable, origin: str) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+
+
+def load_toml(text: str, origin: str) -> dict[str, Any]:
+    """Parse a TOML document of ours and check its schema number.
+
+    Raises:
+        UsageError: malformed TOML (with line and column), or another schema number.
+    """
+    form = f"correct form: schema = {SCHEMA}, then [scenario]"
+    try:
+        document = tomllib.loads(text)
+        require_plain(document)
+    except RecursionError:
+        raise UsageError(f"{origin}: malformed TOML: tables or lists in each other too deep; {form}") from None
+    except ValueError as error:  # TOMLDecodeError, or an integer of more digits than python reads
+        raise UsageError(f"{origin}: malformed TOML: {error}; {form}") from None
+    if document.get("schema") != SCHEMA or type(document["schema"]) is not int:
+        raise UsageError.of(f"{origin}: schema", document.get("schema"), (SCHEMA,), f"schema = {SCHEMA}")
+    return document

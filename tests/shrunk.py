@@ -34,12 +34,13 @@ from harness.faults.catalogue import CATALOGUE
 from harness.known_issues import KnownIssue, KnownIssues, known_issues_of
 from harness.laboratory import Laboratory
 from harness.result import Result
-from harness.scenario import Scenario, load_toml
+from harness.scenario import Scenario
 from harness.shrink import Shrunk, needed, shrink
 from harness.space.files import load_space
 from harness.space.plan import Selection, make_plan
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
+from harness.tables import load_toml
 from harness.versions import with_cures
 
 BIG = 7

@@ -17,6 +17,7 @@ from harness.export.case import RAISES, NoExportError, case_of
 from harness.export.issue import Written, render_issue, told_of
 from harness.export.script import SCRIPT, Draft, render
 from harness.export.trial import Outcome, run
+from harness.loading import changes
 from harness.releases import package
 from harness.result import Result
 from harness.systems.protocol import System
@@ -83,6 +84,8 @@ def written(result: Result, known: str | None, *, whole: bool = False) -> Writte
     if system.export is None:
         able = ", ".join(one.name for one in all_systems() if one.export_entry)
         raise NoExportError.because(result, f"{system.name} has no scripts yet; those that have: {able}")
+    if changes(result.scenario):
+        raise NoExportError.because(result, "no script says how ranks of other dtypes, or another release, load")
     case = case_of(result, whole=whole)
     draft: Draft = system.export(case)
     told = told_of(case, known)

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 
 from harness.entry import resolve
 from harness.program import operations
-from harness.scenario import Scenario, load_toml
-from harness.tables import Table
+from harness.scenario import Scenario
+from harness.tables import Table, load_toml
 
 if TYPE_CHECKING:
     from harness.reference.system import Ranks

@@ -22,10 +22,10 @@ from collections.abc import Mapping
 
 from harness.errors import UsageError
 from harness.faults.boundary import BOUNDARY, boundary_fault
-from harness.scenario import AXES, Scenario, load_toml
+from harness.scenario import AXES, Scenario
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
-from harness.tables import Table
+from harness.tables import Table, load_toml
 
 _PLAIN = {"mesh": "1x2x1", "program": "build step save step build load step"}
 """Axes of a system's plain scenario; the format of its checkpoints is the first that it accepts."""

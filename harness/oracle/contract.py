@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from harness.grid import LONE_GRID, Grid, choose_grid
+from harness.loading import at
 from harness.models import ModelSpec, ModuleSpec, NamedParam, ParamSpec, model_spec, storage_dtype
 from harness.noting import by_axes
 from harness.oracle.inputs import (
@@ -216,7 +217,7 @@ class Contract:
         for op in ops:
             if op.kind == "build":
                 numbers[op.init_seed] = len(builds)
-                builds.append(self.build(scenario, op.mesh, op.init_seed))
+                builds.append(self.build(at(scenario, op), op.mesh, op.init_seed))
             operations.append(Operation(op.index, op.kind, op.iteration, numbers[op.init_seed], op.checkpoint))
         ask = scenario.optimizer
         inputs = Inputs(
@@ -351,6 +352,13 @@ class Contract:
             self.mixes_kernels(scenario), ask.capturable, ask.tensor_lr, self.precise_state(scenario),
             self.stepper_entry(scenario),
         )  # fmt: skip
+
+
+OF_THE_RUN = (
+    "loss_scale", "clip", "kernels", "mixes_kernels", "precise_state", "stepper_entry", "masters_in_state",
+    "masters_in_model", "knows_host", "reference_sharding", "reference_checkpoint",
+)  # fmt: skip
+"""Methods of a contract whose answer holds for all operations of a run, from the first to the last."""
 
 
 def gradient_ranks(scenario: Scenario, spec: ParamSpec, dp: int) -> int:

@@ -174,11 +174,18 @@ class _Model:
             if self.stepped[fqn] is not self.params[fqn]:
                 self.stepped[fqn].copy_(tensor)
             self.optimizer.state.pop(self.stepped[fqn], None)
-            restore_state(self.optimizer, self.stepped[fqn], _copied(saved["state"][fqn]))
+            restore_state(self.optimizer, self.stepped[fqn], self._as_stored(fqn, saved["state"][fqn]))
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             for name in group.keys() - values.keys() - {"params"}:
                 del group[name]  # an entry that the first step added
             group.update(_copied(values))
+
+    def _as_stored(self, fqn: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of a parameter's saved state in the dtypes that this build keeps it in."""
+        stages, own = self.build.by_name[fqn].stages, _copied(state)
+        for name in own.keys() & {"exp_avg", "exp_avg_sq", "momentum_buffer"}:
+            own[name] = own[name].to(TORCH_DTYPE[stages.moment(STATE_ROLES[name])])
+        return own
 
     def publish(self) -> None:
         """Round what was stepped into the model's parameters."""

@@ -141,7 +141,7 @@ class Loader:
     def restore_buffers(self, buffers: dict[str, Array]) -> None:
         """Persistent buffers, which every rank has whole."""
         for fqn, value in buffers.items():
-            self.session.buffers[fqn] = value.copy()
+            self.session.buffers[fqn] = value.astype(self.session.buffers[fqn].dtype)
 
     def restore_optimizer(self, logical: Logical, common: Content) -> None:
         """Masters, moments and steps; whatever state existed before is gone."""

@@ -18,8 +18,7 @@ from typing import Any
 
 from harness.faults.catalogue import CATALOGUE, FOLDER, Fault, mechanisms
 from harness.faults.confusion import Row, confusion
-from harness.scenario import load_toml
-from harness.tables import Table
+from harness.tables import Table, load_toml
 from harness.upstream import address_of
 
 HEAD = """\

@@ -18,10 +18,9 @@ from harness.errors import UsageError
 from harness.known_issues import KnownIssue
 from harness.report.model import Report
 from harness.result import Result
-from harness.scenario import load_toml
 from harness.space.defaults import completed
 from harness.systems.registry import system_named
-from harness.tables import text_of
+from harness.tables import load_toml, text_of
 from harness.verdict import Verdict
 
 _WHICHEVER = ("version", "device", "seed")

@@ -14,9 +14,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
-from harness.models import model_spec
+from harness.loading import as_loaded, changes
+from harness.models import model_spec, storage_dtype
 from harness.noting import explore
-from harness.oracle.contract import KINDS, steps_on_gpu, twin_device
+from harness.oracle.contract import KINDS, OF_THE_RUN, steps_on_gpu, twin_device
 from harness.oracle.kernels_table import POSITION_DEPENDENT
 from harness.program import does, load_mesh, moves
 from harness.scenario import Mesh, Scenario
@@ -77,6 +78,12 @@ def _calculated_dtypes(s: Scenario) -> set[str]:
     """The dtypes in which kernels keep what they step."""
     contract = contract_of(s)
     return {contract.calculates_in(s, spec) for spec in KINDS}
+
+
+def _with_masters(s: Scenario) -> tuple[bool, ...]:
+    """Which kinds of parameters have a separate master."""
+    contract = contract_of(s)
+    return tuple(contract.master(s, storage_dtype(s.dtype, spec)) is not None for spec in KINDS)
 
 
 def _takes_tensor_lr(s: Scenario) -> bool:
@@ -251,14 +258,75 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 )
 
 
+def _same_run_constraints() -> Iterator[Constraint]:
+    """One constraint for each promise that holds for a run from its first operation to its last."""
+    for promise in OF_THE_RUN:
+
+        def other(s: Scenario, promise: str = promise) -> bool:
+            if not changes(s):
+                return False
+            contract = contract_of(s)
+            return bool(getattr(contract, promise)(s) != getattr(contract, promise)(as_loaded(s)))
+
+        reason = f"for the ranks that load, the optimizer or what surrounds its step would be another one ({promise})"
+        yield Constraint(f"load-{promise}", reason, other)
+
+
+_OF_LOAD = (
+    Constraint(
+        "load-dtype-unused",
+        "the program never goes to other ranks, or they have the saving ranks' dtypes: load_dtype would repeat a "
+        "scenario",
+        lambda s: s.load_dtype is not None and (not moves(s) or s.load_dtype == s.dtype),
+        repeats=True,
+    ),
+    Constraint(
+        "load-version-unused",
+        "the program never goes to other ranks, or they have the saving ranks' release: load_version would repeat a "
+        "scenario",
+        lambda s: s.load_version != "same" and (not moves(s) or as_loaded(s).version == s.version),
+        repeats=True,
+    ),
+    Constraint(
+        "load-masters",
+        "with the dtypes of the load a parameter would have a master, or none, unlike where it was saved",
+        lambda s: changes(s) and _with_masters(s) != _with_masters(as_loaded(s)),
+    ),
+    *_same_run_constraints(),
+)
+"""What ranks that load with dtypes of their own must not be."""
+
+
 def constraints_of(system: str) -> tuple[Constraint, ...]:
     """The constraints of a system's scenarios: those of all, and its own."""
     return (*CONSTRAINTS, *system_named(system).accepts.constraints)
 
 
+def constraints_of_load(system: str) -> tuple[Constraint, ...]:
+    """What holds beside them where ranks load with dtypes, or a release, of their own."""
+    return (*_OF_LOAD, *map(_of_load, constraints_of(system)))
+
+
+def _of_load(constraint: Constraint) -> Constraint:
+    """The same constraint on the ranks that load, where they have dtypes or a release of their own."""
+
+    def excludes(scenario: Scenario) -> bool:
+        return changes(scenario) and not constraint.excludes(scenario) and constraint.excludes(as_loaded(scenario))
+
+    return Constraint(
+        f"{constraint.id}-load", f"after the load: {constraint.reason}", excludes, repeats=constraint.repeats
+    )
+
+
 def impossible(scenario: Scenario) -> Constraint | None:
     """The first constraint under which `scenario` cannot be run at all, or None."""
-    return next((c for c in constraints_of(scenario.system) if not c.repeats and c.excludes(scenario)), None)
+    return next((c for c in constraints_on(scenario) if not c.repeats and c.excludes(scenario)), None)
+
+
+def constraints_on(scenario: Scenario) -> tuple[Constraint, ...]:
+    """The constraints that a scenario is subject to."""
+    own = constraints_of(scenario.system)
+    return (*own, *constraints_of_load(scenario.system)) if changes(scenario) else own
 
 
 def tabulate(

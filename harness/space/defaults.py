@@ -20,7 +20,7 @@ from itertools import combinations
 
 from harness.faults.strikes import plain_scenario
 from harness.scenario import Scenario
-from harness.space.constraints import constraints_of, impossible
+from harness.space.constraints import constraints_on, impossible
 from harness.systems.registry import system_named
 
 Axes = Mapping[str, str]
@@ -83,7 +83,7 @@ def _filled(stated: Axes) -> Scenario | None:
 
 def _idle(scenario: Scenario) -> set[str]:
     """The constraints by which a scenario does what another one does: some axis of it has no effect."""
-    return {c.id for c in constraints_of(scenario.system) if c.repeats and c.excludes(scenario)}
+    return {c.id for c in constraints_on(scenario) if c.repeats and c.excludes(scenario)}
 
 
 def _own_defaults(plain: Scenario) -> Axes:

@@ -14,6 +14,7 @@
     strength = 2
     three_way = ["load", "program"]             # axes whose triples are covered too
     cured = true                                # the library without its known defects; a plain sample beside it
+    version = "0.15.3"                          # the release that saves; without it the newest
     budget_s = 900                              # a plan that takes longer is refused
     shrink_s = 300                              # a run searches so long for the simplest scenario of each new cause
     [system.torch-fsdp2.axes]
@@ -49,19 +50,19 @@ from typing import Any
 from harness.errors import UsageError
 from harness.models import model_spec
 from harness.program import require_telling
-from harness.scenario import AXES, Mesh, Scenario, load_toml, value_text
+from harness.scenario import AXES, Mesh, Scenario, value_text
 from harness.space.defaults import completed
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
-from harness.tables import Table
-from harness.versions import CURED, TREE
+from harness.tables import Table, load_toml
+from harness.versions import TREE, split_cures, with_cures
 
 WALKED_AXES = tuple(axis for axis in AXES if axis not in ("system", "version"))
 MAX_STRENGTH = 4
 ALL = len(WALKED_AXES)
 _SETTINGS = ("cured", "exhaustive", "strength", "three_way", "budget_s", "shrink_s")
 _SPACE_KEYS = ("title", "extends", "leave_out", *_SETTINGS)
-_WALK_KEYS = ("axes", "leave_out", "plain", *_SETTINGS)
+_WALK_KEYS = ("axes", "leave_out", "plain", "version", *_SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -403,6 +404,13 @@ def _parsed(text: str, origin: str) -> Mapping[str, Any]:
     return load_toml(text, origin)
 
 
+def _version_of(walk: Walk, table: Table) -> str:
+    """The release that a walk saves with, cured or not, as its table has it or the walk before."""
+    release, wanted = split_cures(walk.version)
+    cured = table.flag("cured", absent=wanted is not None)
+    return with_cures(table.text("version") if "version" in table else release, "" if cured else None)
+
+
 def _settled(walk: Walk, table: Table) -> Walk:
     """`walk` with the settings of a table; its axes are added to those already there."""
     axes = dict(walk.axes)
@@ -413,7 +421,7 @@ def _settled(walk: Walk, table: Table) -> Walk:
     return replace(
         walk,
         axes=axes,
-        version=(CURED if table.flag("cured", absent=False) else "") if "cured" in table else walk.version,
+        version=_version_of(walk, table),
         exhaustive=_axis_names(table, "exhaustive", walk.exhaustive),
         strength=_strength(table.content["strength"], f"{table.where}: strength")
         if "strength" in table

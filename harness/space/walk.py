@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UsageError
+from harness.loading import LOAD_AXES, changes
 from harness.scenario import Mesh, Scenario, parse_axis, value_text
-from harness.space.constraints import Table, constraints_of, tabulate
+from harness.space.constraints import Table, constraints_of, constraints_of_load, tabulate
 from harness.space.cost import cost_model
 from harness.space.coverage import Counter, Coverage
 from harness.space.covering import Cover, Rows
@@ -119,10 +120,11 @@ class _Problem:
         self.sizes = [len(values) for values in self.values.values()]
         self.base = Scenario(system=walk.system, version=walk.version)
         left_out = [(f"leave_out-{number}", rule.reason, rule.matches) for number, rule in enumerate(walk.leave_out)]
-        self.exclusions = tuple(
-            self._tables([*((c.id, c.reason, c.excludes) for c in constraints_of(walk.system)), *left_out])
-        )
-        limits = system_named(walk.system).accepts.limits
+        accepts = system_named(walk.system).accepts
+        constraints, limits = constraints_of(walk.system), accepts.limits
+        if any(changes(self.base.with_axes({axis: text})) for axis in LOAD_AXES for text in walk.axes.get(axis, ())):
+            constraints, limits = (*constraints, *constraints_of_load(walk.system)), (*limits, *accepts.load_limits)
+        self.exclusions = tuple(self._tables([*((c.id, c.reason, c.excludes) for c in constraints), *left_out]))
         refusals = self._tables((limit.id, limit.reason, limit.refuses) for limit in limits)
         valid = [self._factor(table) for table in self.exclusions]
         self.valid = Feasible(self.sizes, valid)

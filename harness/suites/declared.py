@@ -32,10 +32,9 @@ from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 
 from harness.errors import UsageError
-from harness.scenario import load_toml
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
-from harness.tables import Table, text_of
+from harness.tables import Table, load_toml, text_of
 
 FILE = "upstream.toml"
 _KEYS = (

@@ -22,7 +22,7 @@ from typing import Any
 
 import tomli_w
 
-from harness.scenario import load_toml
+from harness.tables import load_toml
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _APART = ("DistBackendError", "DistStoreError", "DistNetworkError", "gloo/", "ended without a verdict")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Protocol
 
+from harness.loading import as_loaded, changes
 from harness.program import kinds_of, named_programs
 from harness.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
 
@@ -265,9 +266,15 @@ class Accepts:
                 lists.append(_axis_limit(self.name, axis, allowed))
         return (*(limit for limit in lists if limit is not None), *self.own_limits)
 
+    @cached_property
+    def load_limits(self) -> tuple[Limit, ...]:
+        """The same limits on ranks that load with dtypes, or a release, of their own."""
+        return tuple(_limit_of_load(limit) for limit in self.limits)
+
     def refusal(self, scenario: Scenario) -> Limit | None:
         """The first limit that refuses a scenario; None where none does."""
-        return next((limit for limit in self.limits if limit.refuses(scenario)), None)
+        limits = (*self.limits, *self.load_limits) if changes(scenario) else self.limits
+        return next((limit for limit in limits if limit.refuses(scenario)), None)
 
     @property
     def options(self) -> Mapping[str, str]:
@@ -286,6 +293,15 @@ class Accepts:
         """Devices that the system runs on."""
         devices = self.axes.get("device")
         return devices.values if isinstance(devices, Only) else (Scenario().device,)
+
+
+def _limit_of_load(limit: Limit) -> Limit:
+    """The same limit on the ranks that load, where they have dtypes or a release of their own."""
+
+    def refuses(scenario: Scenario) -> bool:
+        return changes(scenario) and not limit.refuses(scenario) and limit.refuses(as_loaded(scenario))
+
+    return Limit(f"{limit.id}-load", refuses, f"after the load: {limit.reason}", limit.source)
 
 
 def _axis_limit(system: str, axis: str, allowed: Allowed) -> Limit | None:

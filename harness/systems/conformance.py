@@ -37,7 +37,7 @@ from harness.laboratory import Laboratory, judge_request, scratch_folder
 from harness.observe.assemble import assemble
 from harness.observe.record import LIVE, PER_RANK_ROLES
 from harness.scenario import AXES, Mesh, Scenario, parse_axis
-from harness.space.constraints import constraints_of, tabulate
+from harness.space.constraints import constraints_of, constraints_of_load, tabulate
 from harness.space.files import load_space
 from harness.systems.accepts import Allowed, Anything, Limit, Only, Parts
 from harness.systems.protocol import System
@@ -222,8 +222,9 @@ def _is_raised(bench: _Bench, limit: Limit) -> Check:
 
 
 def _rules_tabulate(bench: _Bench) -> Iterator[Check | str]:
-    rules = [(c.id, c.reason, c.excludes) for c in constraints_of(bench.system.name)]
-    rules += [(limit.id, limit.reason, limit.refuses) for limit in bench.system.accepts.limits]
+    name, accepts = bench.system.name, bench.system.accepts
+    rules = [(c.id, c.reason, c.excludes) for c in (*constraints_of(name), *constraints_of_load(name))]
+    rules += [(limit.id, limit.reason, limit.refuses) for limit in (*accepts.limits, *accepts.load_limits)]
     wrong = False
     for walk in load_space(WIDEST).on_systems([bench.system.name]).walks:
         values = {axis: [parse_axis(axis, text) for text in texts] for axis, texts in walk.axes.items()}

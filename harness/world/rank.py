@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 from harness.entry import resolve
 from harness.faults.boundary import perform
+from harness.loading import at
 from harness.models import model_spec
 from harness.observe.record import pack
 from harness.ownership import folders_of, is_ours, is_planted
@@ -86,7 +87,7 @@ def _run(seat: RankSeat, place: _Place) -> None:
     group.join(seat.rank, seat.world, where, seat.store_port, seat.store_fd if seat.rank == 0 else None, timeout_s)
     place.enter(CONSTRUCT)
     ops = seat.job.ops
-    scenario = seat.job.scenario
+    scenario = at(seat.job.scenario, ops[0])
     found, device = system_named(scenario.system), scenario.device
     context = RankContext(
         scenario, model_spec(scenario.model), ops[0].mesh, seat.rank, seat.job.directory, found.contract

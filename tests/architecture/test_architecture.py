@@ -34,7 +34,8 @@ FOUNDATION = {
     "harness.layout": set(),
     "harness.verdict": set(),
     "harness.plain": set(),
-    "harness.scenario": {"harness.errors", "harness.plain"},
+    "harness.tables": {"harness.errors", "harness.plain"},
+    "harness.scenario": {"harness.errors", "harness.plain", "harness.tables"},
     "harness.observe.record": set(),
     "harness.observe.logical": set(),
 }

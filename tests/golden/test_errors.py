@@ -10,9 +10,10 @@ import pytest
 
 from harness.errors import UsageError
 from harness.program import operations
-from harness.scenario import Scenario, load_toml
+from harness.scenario import Scenario
 from harness.space.files import load_space, parse_settings, parse_strength
 from harness.space.plan import Selection, make_plan, parse_shard
+from harness.tables import load_toml
 
 pytestmark = pytest.mark.usefixtures("shipped")
 

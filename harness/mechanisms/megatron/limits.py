@@ -329,6 +329,7 @@ AXES: dict[str, Allowed | Parts] = {
     "mesh": Anything(),
     "load": Loads("same", "grow", "shrink", "indivisible", "tp_change"),
     "expert_parallel": Anything(),
+    "load_version": Anything(),
     "sharding": Only("zero1", "replicate", because="DDP shards the optimizer, or nothing"),
     "dtype": Parts(
         DTypePolicy,

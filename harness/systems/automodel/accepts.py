@@ -193,6 +193,8 @@ ACCEPTS = Accepts(
     ),
     mesh=Anything(),
     load=Loads("same", "grow", "shrink", "indivisible", "tp_change"),
+    load_dtype=Anything(),
+    load_version=Anything(),
     dtype=Parts(
         DTypePolicy,
         storage=Only("fp32", "bf16", "fp16", "mixed", because="from_pretrained is asked for one dtype, or for `auto`"),

@@ -120,6 +120,7 @@ ACCEPTS = Accepts(
     model=Anything(),
     mesh=Anything(),
     load=Loads("same", "grow", "shrink", "indivisible"),
+    load_version=Anything(),
     dtype=Parts(
         DTypePolicy,
         storage=Only("fp32", "bf16", "fp16", because="the engine casts the whole model"),

@@ -137,6 +137,7 @@ ACCEPTS = Accepts(
     model=Anything(),
     mesh=Anything(),
     load=Loads("same", "grow", "shrink", "indivisible", "tp_change"),
+    load_version=Anything(),
     dtype=Parts(
         DTypePolicy,
         storage=Only("fp32", "bf16", "fp16", "mixed", "mixed_fp16"),

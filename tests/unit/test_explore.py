@@ -42,7 +42,7 @@ def test_whatever_is_drawn_is_a_legal_program(
 def test_what_is_legal_is_kept() -> None:
     words = ["build", "step", "save", "step", "save", "load", "step", "restart", "load_model_only"]
     program = program_of(words, overflows=False, unfreezes=False, moves=True)
-    assert program == "build step save step save step restart build load_model_only reload_params"
+    assert program == "build step save step save step load step restart build load_model_only reload_params"
 
 
 @pytest.mark.parametrize("word", KINDS)
@@ -61,8 +61,23 @@ def test_an_optimizer_without_state_is_not_loaded_alone() -> None:
 def test_a_load_finds_the_groups_that_were_there_at_its_save() -> None:
     words = ["step", "save", "add_group", "step", "load", "save", "step", "load", "restart", "load"]
     assert program_of(words, unfreezes=True, moves=True) == (
-        "build step save add_group step save step load restart build add_group"
+        "build step save add_group step save step load save step load restart build save step load add_group"
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "program"),
+    [
+        ("load", "build save step load"),
+        ("load_previous", "build save step save step load_previous"),
+        ("load_model_only", "build save step load_model_only reload_params"),
+        ("load_optimizer_only", "build save step load_optimizer_only"),
+        ("recall", "build keep step recall"),
+    ],
+)
+def test_a_load_has_something_saved_and_something_to_change(word: str, program: str) -> None:
+    assert program_of([word]) == program
+    assert program_of(["load", "load"]) == "build save step load step load"
 
 
 @cache

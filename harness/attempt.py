@@ -30,18 +30,20 @@ REFERENCE_NOT_COMPARED = (
 
 NO_EFFECT = "the planted fault had no effect: nothing that was observed is other than without it"
 NEVER_STRUCK = "the planted fault never struck: what it strikes did not come"
+NOTHING_IN_IT = "the planted fault never struck: what it strikes came, with nothing in it to strike"
 
 
 @dataclass
 class Trial:
     """One attempt at a scenario: what its ranks reported, before it is judged. idle: it has a boundary fault, which
-    found nothing to strike."""
+    found nothing to strike. came: what it strikes was there all the same."""
 
     blob: bytes = b""
     outcomes: list[JobOutcome] = field(default_factory=list)
     judgement: dict[str, Any] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     idle: bool = False
+    came: bool = False
 
 
 def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, Any]) -> Result:
@@ -75,7 +77,7 @@ def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, 
 def _without_effect(trial: Trial) -> str:
     """Why a fault that was planted says nothing; empty if it does, or if there is none."""
     if trial.idle:
-        return NEVER_STRUCK
+        return NOTHING_IN_IT if trial.came else NEVER_STRUCK
     return NO_EFFECT if trial.judgement.get("no_effect") else ""
 
 

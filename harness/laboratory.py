@@ -36,7 +36,7 @@ from typing import Any, Self, TypeVar
 from harness import __version__
 from harness.attempt import Trial, refused_in, result_of, same_failure
 from harness.errors import NO_SPACE, HarnessError, ServerLostError, UsageError
-from harness.faults.boundary import never_struck
+from harness.faults.boundary import all_came, never_struck
 from harness.loading import as_loaded
 from harness.program import expand, sessions
 from harness.releases import SOURCES, package
@@ -265,6 +265,7 @@ class Laboratory:
             observed(scenario, trial.blob)
             trial.judgement = self._judged(scenario, directory, trial)
             trial.idle = never_struck(scenario, directory)
+            trial.came = all_came(scenario, directory)
             result = result_of(scenario, info, trial, self._ran(info, scenario))
             if self.keep and result.verdict.is_failure:
                 _keep_logs(directory, self.keep / scenario.id)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.arguments import write_json
-from harness.attempt import NEVER_STRUCK
+from harness.attempt import NEVER_STRUCK, NOTHING_IN_IT
 from harness.errors import UsageError
 from harness.faults.boundary import BOUNDARY, BoundaryFault, boundary_fault
 from harness.faults.strikes import struck_scenario
@@ -48,6 +48,11 @@ class Struck:
     @property
     def hit(self) -> bool:
         """Whether it found something to strike."""
+        return self.result.reason not in (NEVER_STRUCK, NOTHING_IN_IT)
+
+    @property
+    def came(self) -> bool:
+        """Whether the event was there that it was to strike."""
         return self.result.reason != NEVER_STRUCK
 
     @property
@@ -164,7 +169,7 @@ def strike(
 
     Args:
         told: is called with how many trials are done, of how many where that is known. every: faults that strike one
-            of many events strike each of them, until one finds nothing to strike. only: the faults; all without any.
+            of many events strike each of them, until one does not come. only: the faults; all without any.
 
     Returns:
         The faults in the order of the systems' names, and whether an interrupt cut them off.
@@ -184,9 +189,9 @@ def strike(
 
         with suppress(KeyboardInterrupt):
             for done, one in enumerate(laboratory.side_by_side(struck, _events(planted, over, every=every)), 1):
-                if one.hit or one.result.scenario in planted:
+                if one.came or one.result.scenario in planted:
                     found.append(one)
-                if not one.hit:
+                if not one.came:
                     over.add(_whole(one.result.scenario))
                 told(done, None if every else len(planted))
             ended = True
@@ -197,7 +202,7 @@ def strike(
 
 def _events(planted: Sequence[Scenario], over: Set[Scenario], *, every: bool) -> Iterator[Scenario]:
     """The scenarios; with `every`, behind one whose fault strikes one of many events, one for each further event, until
-    it is among those in which nothing is left to strike."""
+    it is among those whose event did not come."""
     for scenario in planted:
         yield scenario
         (first,) = scenario.faults

@@ -27,7 +27,7 @@ from harness.faults import collectives, memory, overlap, reorder
 from harness.faults.collectives import Around
 from harness.program import Op
 from harness.scenario import Scenario
-from harness.systems.protocol import RankContext, RankSystem, strike_note
+from harness.systems.protocol import RankContext, RankSystem, event_note, strike_note
 
 Perform = Callable[[], None]
 
@@ -85,8 +85,18 @@ def _wrapped(fault: BoundaryFault, act: Perform, op: Op, context: RankContext, s
 
 def never_struck(scenario: Scenario, directory: Path) -> bool:
     """Whether a boundary fault of a scenario that ran in this folder found nothing to strike."""
-    planted = (fault for fault in scenario.faults if fault.startswith("boundary."))
-    return any(not strike_note(directory, fault).exists() for fault in planted)
+    return any(not strike_note(directory, fault).exists() for fault in _planted(scenario))
+
+
+def all_came(scenario: Scenario, directory: Path) -> bool:
+    """Whether the event came of each boundary fault that never struck: it had nothing in it to strike, and a later one
+    may have."""
+    never = (fault for fault in _planted(scenario) if not strike_note(directory, fault).exists())
+    return all(event_note(directory, fault).exists() for fault in never)
+
+
+def _planted(scenario: Scenario) -> list[str]:
+    return [fault for fault in scenario.faults if fault.startswith("boundary.")]
 
 
 def _skip_load(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:

@@ -79,7 +79,10 @@ def at_collective(strike: Meet, *, everywhere: bool = False) -> Callable[[int], 
             def meet(one: Collective) -> Any:
                 nonlocal made
                 made += 1
-                return strike(one) if made == number else one.make()
+                if made != number:
+                    return one.make()
+                context.came()
+                return strike(one)
 
             with meeting(meet, context):
                 act()

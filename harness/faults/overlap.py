@@ -21,7 +21,7 @@ reads, so that a number means the same part of the save on every rank, and each 
 With k from 1 until nothing is written after the read any more, each point between two reads is forced once (`faults
 --strike SYSTEM --every`). What was written is compared with what was there when the save was called, as of every save.
 
-*Verifies*: at each of these points, on every rank at once, that the next step is in no tensor that is written.
+*Verifies*: at each of these points of every rank, that the next step is in no tensor that is written.
 *Does not verify*: a tensor that is read while the step writes it, half old and half new; two steps in a row; reads of
 a process that was spawned and not forked, or of a daemon thread; and reads by C++ code or numpy that no torch operation
 comes before.

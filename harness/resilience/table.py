@@ -138,8 +138,9 @@ event, one after the other. Sends, receives and barriers are not struck, nor wha
 * *mismatch*: nothing raised, and values are wrong. The cell says where that is seen first; *saved* says that the
   checkpoint which is saved next holds it, so that a restart brings it back.
 * *pass*: as it must be, nothing differs.
-* *no effect*: the fault found nothing to strike: every fault leaves a note when it does. *unseen*: it struck, and
-  nothing differs that must.
+* *no effect*: the fault found nothing to strike: every fault leaves a note when it does. It says whether what it
+  strikes did not come, or came with nothing in it: a sum of one element has no two parts to change places. *unseen*:
+  it struck, and nothing differs that must.
 * *hang*: no end before the deadline of 20 s. Nobody is told: torch's own timeout comes after half an hour."""
 
 IN_FLIGHT = """\

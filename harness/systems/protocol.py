@@ -63,10 +63,19 @@ class RankContext:
         """Leave a note that the fault strikes now. It outlives the rank, which the fault may be about to kill."""
         strike_note(self.directory, self.fault).touch()
 
+    def came(self) -> None:
+        """Leave a note that the event is there which the fault is to strike, of many, whatever there is in it."""
+        event_note(self.directory, self.fault).touch()
+
 
 def strike_note(directory: Path, fault: str) -> Path:
     """The file that is there once a boundary fault has struck in a scenario with this folder."""
     return directory / f"{fault}.struck"
+
+
+def event_note(directory: Path, fault: str) -> Path:
+    """The file that is there once the event came that a boundary fault was to strike."""
+    return directory / f"{fault}.came"
 
 
 class RankSystem(Protocol):

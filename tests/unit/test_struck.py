@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch.distributed import Work
 
 from harness import struck as struck_module
-from harness.attempt import NEVER_STRUCK
+from harness.attempt import NEVER_STRUCK, NOTHING_IN_IT
 from harness.cli import entry
 from harness.diff import Difference
 from harness.errors import UsageError
 from harness.faults import collectives, memory
 from harness.faults.asked import require_faults
-from harness.faults.boundary import BOUNDARY, boundary_fault
+from harness.faults.boundary import BOUNDARY, all_came, boundary_fault, never_struck
 from harness.faults.strikes import plain_scenario
+from harness.models import model_spec
 from harness.observe.logical import Key
 from harness.observe.record import LIVE, WRITTEN
 from harness.ownership import is_planted
+from harness.program import expand
 from harness.result import FailedOp, Failure, Result
 from harness.scenario import Scenario
 from harness.struck import Struck, strike, table
+from harness.systems.protocol import RankContext, RankSystem
 from harness.systems.registry import system_named
 from harness.verdict import Verdict
 
@@ -152,9 +157,10 @@ def test_a_number_chooses_the_collective() -> None:
 
 
 class Answering:
-    """In the place of `Laboratory`: the third event of a fault is not there, and the `stops`-th question is cut off."""
+    """In the place of `Laboratory`: a fault's event number `ends` is not there, the one before may have nothing in it
+    to strike, and the `stops`-th question is cut off."""
 
-    stops = 100
+    stops, ends, empty = 100, 3, False
 
     def __init__(self, **options: object) -> None:
         self.asked: list[str] = []
@@ -169,7 +175,10 @@ class Answering:
         self.asked += scenario.faults
         if len(self.asked) == self.stops:
             raise KeyboardInterrupt
-        reason = NEVER_STRUCK if scenario.faults[0].endswith("@3") else ""
+        number = int(scenario.faults[0].partition("@")[2] or 1)
+        reason = NEVER_STRUCK if number == self.ends else ""
+        if self.empty and number == self.ends - 1:
+            reason = NOTHING_IN_IT
         return replace(RESULT, scenario=scenario, verdict=Verdict.PASS, reason=reason)
 
     side_by_side = staticmethod(map)
@@ -192,6 +201,36 @@ def test_every_event_is_struck_until_one_finds_nothing(monkeypatch: pytest.Monke
     )  # fmt: skip
     assert struck_every(every=False) == ([killed, first], [(1, 2), (2, 2)], False)
     assert struck_every(f"{first}@3", every=False) == ([f"{first}@3"], [(1, 1)], False)  # asked for, and not there
+
+
+def test_an_event_with_nothing_in_it_is_told_and_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(struck_module, "Laboratory", Answering)
+    monkeypatch.setattr(Answering, "empty", True)
+    monkeypatch.setattr(Answering, "ends", 5)
+    found, _ = strike([system_named("torch-fsdp2")], 1, (), lambda *_: None, every=True, only=(LATE.id,))
+    assert [(one.number, one.outcome) for one in found] == [(0, "pass"), (2, "pass"), (3, "pass"), (4, "no effect")]
+
+
+@pytest.mark.parametrize(
+    ("elements", "notes"), [((4, 4), (False, True)), ((4, 3, 4), (True, True)), ((4,), (True, False))]
+)
+def test_a_collective_with_nothing_to_strike_is_told_from_one_that_does_not_come(
+    elements: tuple[int, ...], notes: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What rank 0 receives of so many elements, of which two ranks' parts cannot change places if they are not even."""
+    fault = boundary_fault("boundary.collective-swap@2")
+    scenario = Scenario(program="build step", faults=(fault.id,))
+    contract = system_named("torch-fsdp2").contract
+    context = RankContext(scenario, model_spec(scenario.model), scenario.mesh, 0, tmp_path, contract, fault.id)
+    met: list[collectives.Meet] = []
+    monkeypatch.setattr(collectives, "meeting", lambda meet, _: nullcontext(met.append(meet)))
+
+    def step() -> None:
+        for number in elements:
+            met[0](collectives.Collective(lambda *_: None, (torch.arange(number),), {}, 2, context.struck))
+
+    fault.around(step, expand(scenario)[1], context, cast("RankSystem", None))
+    assert (never_struck(scenario, tmp_path), all_came(scenario, tmp_path)) == notes
 
 
 def test_an_interrupt_keeps_the_events_that_were_struck(monkeypatch: pytest.MonkeyPatch) -> None:

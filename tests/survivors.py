@@ -1,16 +1,16 @@
 """How many mistakes that a tool makes in our own code do our tests notice? `docs/mutation.md`, from mutmut's records.
 
     pip install 'shardproof[mutation]'
-    mutmut run --max-children 2 'harness.layout*'     mutants of one module, in the copy `mutants/`, all of them
-    mutmut run $(python -m tests.survivors mutants --left 'harness.layout*')
-                                                      those that no test has killed: to resume, or after new tests
+    mutmut run --max-children 1 harness.layout.x_inside__mutmut_1
+                                                      makes all mutants, in the copy `mutants/`, and runs one
+    python -m tests.mutant_runs 'harness.layout.*'    runs those of a module that no test has killed yet
     python -m tests.survivors mutants 2026-11-23      takes what it found into tests/golden/mutation.toml
     python -m tests.survivors                         writes docs/mutation.md from that
 
 A mutant is one small change: `<` to `<=`, `strict=True` to `strict=False`, a number one higher. A test that fails
 *kills* it. The score is raw: a mutant that no test can kill, because it does the same, counts as a survivor, and the
-record says why (`why`, by hand). mutmut runs of each mutant only the tests that call the changed function, in a fork of
-one process that has imported everything. It mutates no function that has a decorator, so that properties and cached
+record says why (`why`, by hand). Of each mutant only the tests run that call the changed function, in a fork of one
+process that has imported everything. It mutates no function that has a decorator, so that properties and cached
 functions are not counted.
 """
 
@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +56,6 @@ def taken(folder: Path) -> dict[str, dict[str, Any]]:
         left = [name for name, status in statuses.items() if status in (SURVIVED, NO_TEST)]
         found[module] = {"mutants": len(statuses), "killed": len(statuses) - len(left), "survivors": left}
     return found
-
-
-def not_killed(folder: Path, pattern: str) -> Iterator[str]:
-    """The mutants of a pattern that were not run yet, took too long, or survived."""
-    for meta in sorted(folder.rglob("*.py.meta")):
-        statuses: dict[str, int | None] = json.loads(meta.read_text("utf-8"))["exit_code_by_key"]
-        for name, status in statuses.items():
-            if fnmatchcase(name, pattern) and status in (None, SURVIVED, NO_TEST, *TIMED_OUT):
-                yield name
 
 
 def change(name: str, folder: Path) -> str:
@@ -115,8 +105,6 @@ def main(words: list[str]) -> None:
     """Take a run into the record, or write the page."""
     if words[:1] == ["--help"]:
         print(__doc__)
-    elif words[1:2] == ["--left"]:
-        print(*not_killed(Path(words[0]), words[2]), sep="\n")
     elif words:
         record(Path(words[0]), words[1])
     else:

@@ -278,11 +278,14 @@ def test_an_explanation_begins_with_what_is_surest_and_names_three() -> None:
 
 
 def test_explanations_are_ranked_by_confidence_cause_number_and_order() -> None:
-    keys = [live(STEP, "param", "p"), live(STEP, "grad", "g"), live(STEP, "param", "q"), live(STEP, "mine", "x")]
-    everywhere = ["likely"] * 4
+    keys = [
+        live(STEP, role, name) for role, name in zip(("param", "grad", "param", "mine", "norm"), "pgqxn", strict=True)
+    ]
+    everywhere = ["likely"] * 5
     found = told(
         differing(*keys),
-        rule("own_possible", *["possible"] * 4),
+        rule("own_possible", *["possible"] * 5),
+        rule("own_norm", *everywhere, only=("norm",)),
         rule("own_one_param", *everywhere, only=("p",)),
         rule("own_both_params", *everywhere, only=("p", "q")),
         rule("own_again", *everywhere, only=("p", "q")),
@@ -292,7 +295,8 @@ def test_explanations_are_ranked_by_confidence_cause_number_and_order() -> None:
         rule("own_silent", only=("nothing",)),
     )
     assert [e.mechanism for e in found] == [
-        "own_certain", "own_odd_role", "own_gradient", "own_both_params", "own_again", "own_one_param", "own_possible",
+        "own_certain", "own_odd_role", "own_norm", "own_gradient", "own_both_params", "own_again", "own_one_param",
+        "own_possible",
     ]  # fmt: skip
     elsewhere = [key._replace(op=SAVE) for key in keys]
     ranked = told(

@@ -270,9 +270,10 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
     readable = {(LIVE, op) for op in done} | {(WRITTEN, op) for op in done - unreadable}
     expected |= {key: value for key, value in kept.items() if (key.where, key.op) in readable}
     live: dict[int, Logical] = {op.index: {} for op in saves}
-    for key, value in truth.items() if saves else ():
-        if key[0] in live:
-            live[key[0]][key] = value
+    for values in (truth, kept) if saves else ():
+        for key, value in values.items():
+            if key[0] in live:
+                live[key[0]][key] = value
     for op in saves:
         expected |= _must_be_written(case, live[op.index], op)
     return expected

@@ -11,11 +11,24 @@ from pathlib import Path
 from harness.models import ModelSpec
 from harness.observe.logical import Key, Logical
 from harness.observe.record import LIVE, WRITTEN, Record
+from harness.observe.settings import SETTING
 from harness.readers.pieces import pieces
 from harness.readers.roles import records_of
 
 STORED_ROLES = frozenset(
-    {"param", "master", "exp_avg", "exp_avg_sq", "momentum", "step", "hyperparameter", "buffer", "scheduler", "scaler"}
+    {
+        "param",
+        "master",
+        "exp_avg",
+        "exp_avg_sq",
+        "momentum",
+        "step",
+        "hyperparameter",
+        SETTING,
+        "buffer",
+        "scheduler",
+        "scaler",
+    }
 )
 
 
@@ -51,16 +64,19 @@ def expected_written(live: Logical, model: ModelSpec, *, flat: bool) -> Logical:
 
 
 def _flattened(written: Logical) -> Logical:
-    """Group hyperparameters handed down to the group's parameters."""
-    flat: Logical = {key: value for key, value in written.items() if key.role != "hyperparameter"}
-    groups: dict[tuple[int, str], dict[str, Key]] = {}
+    """Hyperparameters and settings of a group handed down to the group's parameters."""
+    flat: Logical = {key: value for key, value in written.items() if key.role not in _OF_GROUPS}
+    groups: dict[tuple[int, str], list[Key]] = {}
     for key in written:
-        if key.role == "hyperparameter":
-            group, _, name = key.fqn.partition(".")
-            groups.setdefault((key.op, group), {})[name] = key
-    for members in groups.values():
-        for fqn in written[members["params"]].data.decode().split("\n"):
-            for name, key in members.items():
-                if name != "params" and fqn:
-                    flat[key._replace(fqn=f"{fqn}.{name}")] = written[key]
+        if key.role in _OF_GROUPS:
+            groups.setdefault((key.op, key.fqn.partition(".")[0]), []).append(key)
+    for (op, group), members in groups.items():
+        params = Key(op, WRITTEN, "hyperparameter", f"{group}.params")
+        for fqn in filter(None, written[params].data.decode().split("\n")):
+            for key in members:
+                if key != params:
+                    flat[key._replace(fqn=f"{fqn}.{key.fqn.partition('.')[2]}")] = written[key]
     return flat
+
+
+_OF_GROUPS = ("hyperparameter", SETTING)

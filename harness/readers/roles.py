@@ -4,8 +4,8 @@ The keys are those of torch.distributed.checkpoint.state_dict in the layout `{"m
 under one key `app`: parameters and buffers by fully qualified name, optimizer state by parameter name, param groups
 as a list or, with flatten_optimizer_state_dict, by parameter name; scheduler and scaler state in `extra`.
 
-*Does not verify*: group options that the conventions do not name (foreach, amsgrad, initial_lr …), the rest of the
-scheduler's and scaler's own state, the iteration count, and keys outside of the three sections.
+*Does not verify*: the rest of the scheduler's and scaler's own state, the iteration count, and keys outside of the three
+sections.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy as np
 
 from harness.diff import numpy_dtype
 from harness.models import ModelSpec
-from harness.observe.record import ITEMSIZE, WRITTEN, Record, whole
+from harness.observe.record import ITEMSIZE, NUMPY_NAME, WRITTEN, Record, whole
+from harness.observe.settings import OTHERWISE, RECORDED, SETTING, line_of
 from harness.readers.errors import CheckpointError, bad
 from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, key_of
 
@@ -78,11 +79,23 @@ def _optim(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
 
 
 def _group_records(target: Target, piece: Piece, owner: str, name: str) -> Iterator[Record]:
-    """Hyperparameters, and the step where a group counts it (FusedAdam)."""
+    """Hyperparameters, the step where a group counts it (FusedAdam), and the line of every key that is a setting."""
     if name == "step":
         yield number_record(target, piece, "hyperparameter", f"{owner}.step")
-    else:
-        yield from hyperparameter_records(target, piece, owner, name)
+        return
+    yield from hyperparameter_records(target, piece, owner, name)
+    if name not in OTHERWISE:
+        text = _line_of(piece, name).encode(errors="replace")
+        yield whole(target.op, piece.rank, SETTING, f"{owner}.{name}", "utf8", (len(text),), text, WRITTEN)
+
+
+def _line_of(piece: Piece, name: str) -> str:
+    """A setting's line, as `harness.observe.settings` has it of a live one."""
+    match piece:
+        case TensorPiece():
+            return f"tensor {NUMPY_NAME.get(piece.dtype, piece.dtype)} {piece.shape}"
+        case ObjectPiece(value=value):
+            return line_of(value, with_number=name not in RECORDED)
 
 
 def tensor_records(target: Target, piece: Piece, role: str, fqn: str) -> Iterator[Record]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import checkpoint_samples as samples
 import pytest
@@ -67,6 +68,10 @@ def live() -> Logical:
         ("hyperparameter", "group0.beta2"): fp64(0.95),
         ("hyperparameter", "group0.nesterov"): fp64(1.0),
         ("hyperparameter", "group0.params"): text("a.weight"),
+        ("setting", "group0.lr"): text("float"),
+        ("setting", "group0.betas"): text("(float, float)"),
+        ("setting", "group0.nesterov"): text("bool"),
+        ("setting", "group0.foreach"): text("NoneType"),
         ("scheduler", "last_epoch"): Value("int64", (), struct.pack("<q", 2)),
         ("scheduler", "last_lr.0"): fp64(0.5),
         ("scheduler", "last_lr.1"): fp64(0.25),
@@ -104,10 +109,12 @@ def test_flattened_optimizer_state_has_hyperparameters_by_parameter(tmp_path: Pa
         "param_groups.a.weight.lr": 0.5,
         "param_groups.a.weight.betas": (0.9, 0.95),
         "param_groups.a.weight.nesterov": True,
+        "param_groups.a.weight.foreach": None,
     }
     path = save({**samples.STATE, "optim": optim}, tmp_path / "c")
     assert written(path) == expected("full+cpu_offload+flatten")
     assert Key(3, WRITTEN, "hyperparameter", "a.weight.beta2") in written(path)
+    assert Key(3, WRITTEN, "setting", "a.weight.foreach") in written(path)
 
 
 def test_values_swapped_between_equal_parameters_are_seen(tmp_path: Path) -> None:
@@ -132,6 +139,7 @@ def test_a_group_names_its_parameters_by_index_also_where_a_parameter_is_called_
         ("momentum", "0"),
         ("hyperparameter", "group0.momentum"),
         ("hyperparameter", "group0.params"),
+        ("setting", "group0.momentum"),
     }
 
 
@@ -139,8 +147,37 @@ def test_a_learning_rate_tensor_is_a_number(tmp_path: Path) -> None:
     for save in (FULL, DISTRIBUTED):
         state = {"optim": {"param_groups": [{"lr": torch.tensor(0.5, dtype=torch.bfloat16)}]}}
         assert written(save(state, tmp_path / save.__name__)) == {
-            Key(3, WRITTEN, "hyperparameter", "group0.lr"): fp64(0.5)
+            Key(3, WRITTEN, "hyperparameter", "group0.lr"): fp64(0.5),
+            Key(3, WRITTEN, "setting", "group0.lr"): text("tensor bfloat16 ()"),
         }
+
+
+def test_every_key_of_a_group_is_read_with_its_type(tmp_path: Path) -> None:
+    group = {"initial_lr": 0.5, "amsgrad": False, "foreach": None, "name": "tower"}
+    for save in (FULL, DISTRIBUTED):
+        logical = written(save({"optim": {"param_groups": [group]}}, tmp_path / save.__name__))
+        assert {k.fqn.partition(".")[2]: v.data.decode() for k, v in logical.items() if k.role == "setting"} == {
+            "initial_lr": "float 0.5", "amsgrad": "bool False", "foreach": "NoneType", "name": "str 'tower'",
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [({"foreach": True}, "shape"), ({"lr": torch.tensor(0.5)}, "shape"), ({"maximize": False}, "extra")],
+)
+def test_a_key_of_a_group_that_was_written_otherwise_is_seen(tmp_path: Path, change: Any, kind: str) -> None:
+    (group,) = samples.STATE["optim"]["param_groups"]
+    optim = {**samples.STATE["optim"], "param_groups": [{**group, **change}]}
+    found = diff(expected("dcp"), written(samples.save_dcp({**samples.STATE, "optim": optim}, tmp_path / "c")))
+    assert [(d.key.role, d.key.fqn, d.kind) for d in found] == [("setting", f"group0.{next(iter(change))}", kind)]
+
+
+def test_a_key_of_a_group_that_was_not_written_is_missing(tmp_path: Path) -> None:
+    (group,) = samples.STATE["optim"]["param_groups"]
+    kept = {key: value for key, value in group.items() if key != "foreach"}
+    optim = {**samples.STATE["optim"], "param_groups": [kept]}
+    found = diff(expected("dcp"), written(samples.save_dcp({**samples.STATE, "optim": optim}, tmp_path / "c")))
+    assert [(d.key.fqn, d.kind) for d in found] == [("group0.foreach", "missing")]
 
 
 def test_unknown_names_are_kept_so_that_they_show_as_extra(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class MegatronStored(TorchStored):
     an fp32 number of it.
     """
 
+    holds_settings = False
+
     vocabulary = VOCABULARY
 
     def __init__(self, contract: MegatronContract) -> None:

@@ -62,6 +62,8 @@ VOCABULARY = Vocabulary(
 class DeepSpeedStored(TorchStored):
     """The files of one tag."""
 
+    holds_settings = False
+
     vocabulary = VOCABULARY
 
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:

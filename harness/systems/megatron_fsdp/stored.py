@@ -40,6 +40,8 @@ class MegatronFsdpStored(TorchStored):
     """Torch's distributed format, with numbers for names in the optimizer's part, and masters under the names of
     parameters."""
 
+    holds_settings = False
+
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         return list(_records(path, op, scenario))
 

@@ -134,6 +134,13 @@ class Board:
         self._MARK.pack_into(self._memory, position, op_index, stage, time.monotonic_ns())
         self._COUNT.pack_into(self._memory, base, slot + 1)
 
+    def stage(self, rank: int) -> int:
+        """The stage that a rank entered last; -1 before its first mark."""
+        base = rank * self._BYTES
+        (count,) = self._COUNT.unpack_from(self._memory, base)
+        last = base + self._COUNT.size + (count - 1) * self._MARK.size
+        return int(self._MARK.unpack_from(self._memory, last)[1]) if count else -1
+
     def marks(self, rank: int) -> list[tuple[int, int, int]]:
         """The rank's marks so far: (op index, stage, monotonic nanoseconds)."""
         base = rank * self._BYTES

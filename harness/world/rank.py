@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import struct
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,10 +74,19 @@ def run_rank(seat: RankSeat) -> None:
     try:
         _run(seat, place)
         wire.send(seat.channel, {"rank": seat.rank, "done": True})
+        if seat.rank == 0:
+            _serve_the_others(seat)
     except BaseException as error:  # a library may raise SystemExit or DCP's CheckpointException, a BaseException
         status = 1
         wire.send(seat.channel, {"rank": seat.rank, "error": vars(_described(error, place))})
     os._exit(status)
+
+
+def _serve_the_others(seat: RankSeat) -> None:
+    """Stay until every rank is done: the store of the process group is in this process, and a rank that is still making
+    a group would lose it. One that fails instead has the supervisor end this one."""
+    while any(seat.board.stage(rank) != DONE for rank in range(seat.world)):
+        time.sleep(0.001)
 
 
 def _run(seat: RankSeat, place: _Place) -> None:

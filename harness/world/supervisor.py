@@ -37,6 +37,11 @@ class _Ranks:
     reported: set[int] = field(default_factory=set)
     first_failed: int | None = None
 
+    @property
+    def silent(self) -> list[int]:
+        """Live ranks that have not said that they are done: rank 0 stays until the others are."""
+        return sorted(set(self.pidfds.values()) - self.reported)
+
 
 def supervise(job: Job, outcome_channel: socket.socket) -> None:
     """Run the job and send its outcome; called in the supervisor's own process."""
@@ -52,7 +57,7 @@ def run_job(job: Job) -> JobOutcome:
     ours, theirs = wire.packet_pair()
     ranks = _fork_ranks(job, world, board, theirs)
     timed_out = _wait(ranks, ours, started_ns / 1e9, job)
-    stuck = [_place(job, board, rank) for rank in sorted(ranks.pidfds.values())]
+    stuck = [_place(job, board, rank) for rank in ranks.silent]
     stack = _dump_stacks(job, ranks) if timed_out else ""
     strays = _end(ranks, ours)
     theirs.close()  # only now: a channel without writers would be readable all the time
@@ -153,11 +158,13 @@ def _wait(ranks: _Ranks, channel: socket.socket, started: float, job: Job) -> bo
 
 def _dump_stacks(job: Job, ranks: _Ranks) -> str:
     """Have the ranks that are still alive write their Python stacks into their logs; the stack of the first."""
-    for rank in ranks.pidfds.values():
+    if not ranks.silent:
+        return ""
+    for rank in ranks.silent:
         os.kill(ranks.pids[rank], DUMP_SIGNAL)
     time.sleep(DUMP_S)
     try:
-        log = job.log(min(ranks.pidfds.values())).read_text(errors="replace")
+        log = job.log(ranks.silent[0]).read_text(errors="replace")
     except OSError:  # on a full disk there are no logs
         return ""
     return shortened(log[max(log.rfind("Current thread"), log.rfind("Stack (most recent call first)"), 0) :])

@@ -90,6 +90,11 @@ def test_a_job_runs_its_session_on_every_rank(server: ForkServer, tmp_path: Path
     assert all(seconds >= 0 for _, seconds in outcome.profile)
 
 
+def test_the_rank_with_the_store_stays_until_the_others_are_done(server: ForkServer, tmp_path: Path) -> None:
+    outcome = run(server, tmp_path, "late")
+    assert outcome.ok, outcome
+
+
 def test_only_the_session_asked_for_runs(server: ForkServer, tmp_path: Path) -> None:
     scenario = replace(BASE, program="build step step restart build", load="grow")
     outcome = server.submit(Job(scenario, 1, tmp_path, 30)).result(timeout=60)

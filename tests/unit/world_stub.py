@@ -91,6 +91,14 @@ def allow_no_more_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
 
 
+def ask_the_store_late() -> None:
+    """What a rank does that makes a group when the others have long made it."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    time.sleep(0.5)
+    _get_default_store().add("late", 1)
+
+
 def group_signal() -> None:
     os.killpg(0, signal.SIGKILL)
 
@@ -123,6 +131,8 @@ class StubRank:
 
     def build(self, op: Op) -> None:
         print("building", self.context.rank, flush=True)
+        if "late" in self.context.scenario.faults and op.index == 2 and self.context.rank:
+            ask_the_store_late()
 
     def step(self, op: Op) -> None:
         import torch

@@ -35,6 +35,7 @@ from harness.space.constraints import impossible
 from harness.space.files import load_space
 from harness.space.plan import Selection, make_plan
 from harness.verdict import ExitStatus, Verdict
+from harness.versions import split_cures
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -357,7 +358,7 @@ def to_json(found: Explored, results: Sequence[Result]) -> dict[str, object]:
 
 @cache
 def _walk(system: str) -> tuple[Scenario, ...]:
-    """The scenarios of a system's nightly walk, the plainest first.
+    """The scenarios of a system's nightly walk, the plainest first; of a library with cures those that it is cured in.
 
     Raises:
         UsageError: there is no such system, or it has no walk.
@@ -365,7 +366,8 @@ def _walk(system: str) -> tuple[Scenario, ...]:
     plan = make_plan([load_space("nightly")], Selection(systems=(system,)))
     if not plan.supported:
         raise UsageError.of("SYSTEM", system, "a system with a nightly walk", "shardproof explore reference")
-    return tuple(sorted(plan.supported, key=_plainness))
+    cured = [scenario for scenario in plan.supported if split_cures(scenario.version)[1] is not None]
+    return tuple(sorted(cured or plan.supported, key=_plainness))
 
 
 def _plainness(scenario: Scenario) -> tuple[int, int, str]:

@@ -381,7 +381,8 @@ class _States:
                 self.now = _State(frozenset({self._number(position)}), self._number("later" if position else "first"))
             case "step" | "apply_gradients":
                 optimizer = self._number(("step", now.optimizer, now.iteration))
-                self.now = _State(frozenset({self._number((optimizer, now.model))}), optimizer, now.iteration + 1)
+                model = frozenset(self._number((optimizer, version)) for version in now.model)
+                self.now = _State(model, optimizer, now.iteration + 1)
             case "add_group":
                 self.now = replace(now, optimizer=self._number((word, now.optimizer)))
             case "save":

@@ -4,8 +4,8 @@ The keys are those of torch.distributed.checkpoint.state_dict in the layout `{"m
 under one key `app`: parameters and buffers by fully qualified name, optimizer state by parameter name, param groups
 as a list or, with flatten_optimizer_state_dict, by parameter name; scheduler and scaler state in `extra`.
 
-*Does not verify*: the rest of the scheduler's and scaler's own state, the iteration count, and keys outside of the three
-sections.
+*Does not verify*: the rest of the scheduler's and scaler's own state, the iteration count, and keys outside of the
+three sections.
 """
 
 from __future__ import annotations

@@ -68,6 +68,8 @@ IDLE = (
     "build step save keep build load recall",  # what is kept is what was saved
     "build step compute_gradients save apply_gradients save load_previous compute_gradients apply_gradients load",
     "build reshard build step save restart build step load_optimizer_only",  # the same gradient
+    "build keep step recall save step load_optimizer_only step load_optimizer_only save step load_previous step "
+    "load_optimizer_only step load",
     "build step save build load_optimizer_only load",  # the optimizer may have restored the parameters too
 )
 

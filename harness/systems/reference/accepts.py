@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.models import model_spec
 from harness.program import does
 from harness.scenario import SCHEDULES, DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
@@ -27,6 +28,12 @@ def _fp16_gradients(scenario: Scenario) -> bool:
     return policy.storage == "fp16" and (scenario.sharding == "fully_shard" or policy.master in (None, "fp16"))
 
 
+def _has_idle(scenario: Scenario) -> bool:
+    """Whether some parameter has no gradient in some steps: without the state that its first step made, it has none
+    when others have theirs."""
+    return any(p.spec.idle for p in model_spec(scenario.model).params)
+
+
 LIMITS = (
     Limit(
         "scaler-fp16-gradients",
@@ -38,7 +45,7 @@ LIMITS = (
         lambda s: (
             (s.optimizer.kind, s.optimizer.impl) == ("sgd", "fused")
             and s.optimizer.momentum != 0
-            and does(s, "unfreeze", "add_group")
+            and (does(s, "unfreeze", "add_group") or (does(s, "load_optimizer_only") and _has_idle(s)))
         ),
         "torch's fused SGD, and so the twin, raises TypeError when some parameters of a group have no momentum yet",
     ),

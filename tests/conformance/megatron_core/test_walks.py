@@ -28,7 +28,7 @@ release."""
 def walks(name: str) -> tuple[Walk, Walk]:
     """Those with DDP and with Megatron-FSDP."""
     own = {walk.part: walk for walk in load_space(name).walks if walk.system == SYSTEM.name}
-    assert own.keys() == {"", "fsdp"}
+    assert own.keys() == {"", "fsdp", "upgrade"}
     return own[""], own["fsdp"]
 
 
@@ -39,7 +39,7 @@ ANOTHER_LOOP = {"unfreeze", "add_group", "optimizer_only", "pending", "pending_f
 @pytest.mark.parametrize("name", ["nightly", "weekly"])
 def test_no_model_program_relation_or_format_is_left_out(name: str) -> None:
     walk, under_fsdp = walks(name)
-    (reference,) = (walk for walk in load_space(name).walks if walk.system == "reference")
+    (reference,) = (w for w in load_space(name).walks if (w.system, w.part) == ("reference", ""))
     assert {"dtype", "mesh", "offload"} <= set(walk.exhaustive)
     assert set(walk.axes["load"]) == set(LOAD_RELATIONS)
     cannot_unfreeze = {"later"}

@@ -7,10 +7,10 @@ with up to three of its axes at other values. What one draw leaves illegal (a lo
 taking one operation away, which is how Hypothesis shrinks, leaves a program.
 
 Each drawn scenario is examined like any other: on the reference in lockstep, on a real library in real ranks, cured
-of its known defects. Scenarios that a system refuses, or that have no single right answer, are drawn again. Hypothesis
-draws in rounds of `ROUND` scenarios until the number, or the time, is spent. A scenario that fails is shrunk within the
-time that is left, and only towards scenarios that fail with the same signature; then the search goes on, and failures
-of that signature count as found.
+of its known defects. Scenarios that a system refuses, that have no single right answer, or in which a load finds what
+it restores because a step has changed no bit, are drawn again. Hypothesis draws in rounds of `ROUND` scenarios until
+the number, or the time, is spent. A scenario that fails is shrunk within the time that is left, and only towards
+scenarios that fail with the same signature; then the search goes on, and failures of that signature count as found.
 
 *Verifies*: that no scenario of those drawn fails, or is `unknown`.
 *Does not verify*: anything of what was not drawn; the same seed draws the same scenarios as long as the walk, and
@@ -28,7 +28,7 @@ from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from harness.errors import UsageError
-from harness.program import KINDS, completion, is_telling, operations, require_telling
+from harness.program import BLIND, KINDS, completion, is_telling, operations, require_telling
 from harness.scenario import Scenario
 from harness.shrink import shrink
 from harness.space.constraints import impossible
@@ -61,7 +61,7 @@ class Explored:
     """What an exploration came to.
 
     drawn: how many different scenarios were examined. programs: the different programs that they have. refused: how
-    many more were drawn, and refused by the system. failures: the simplest result of each signature. ended: whether the
+    many more were drawn, and refused by the system, or would have shown nothing. failures: the simplest result of each signature. ended: whether the
     time was up before the number was reached.
     """
 
@@ -247,6 +247,11 @@ class Explorer:
         if self._over() and not (shrinking and self.left_s):
             return None
         result = self._examine(scenario)
+        tells_nothing = result.verdict is Verdict.UNKNOWN and result.reason.endswith(BLIND)  # a step changed no bit
+        if tells_nothing:
+            self._results[scenario] = None
+            self.found.refused += 1
+            return None
         fails = result.verdict.is_failure or result.verdict is Verdict.UNKNOWN
         self._results[scenario] = result if fails and not self._known(result) else None
         if result.verdict is Verdict.UNSUPPORTED:

@@ -47,7 +47,7 @@ from harness.oracle import twin
 from harness.oracle.carried import EXTRA_STATE, carried, without_addresses
 from harness.oracle.inputs import Inputs, Placement
 from harness.oracle.settings import kept_settings
-from harness.program import LOADS, Op, expand
+from harness.program import BLIND, LOADS, Op, expand
 from harness.readers.errors import CheckpointError
 from harness.readers.stored import TorchStored
 from harness.reference import system as reference
@@ -319,7 +319,7 @@ def _blind_load(ops: Sequence[Op], expected: Logical) -> str:
         of = "optimizer" if op.kind == "load_optimizer_only" else "model"
         if restored[before.index].get(of) == restored[op.index].get(of):
             what = "nothing that it restores" if of == "optimizer" else "no parameter"
-            return f"operation {op.index} ({op.kind}) changes {what}: a load that does nothing would pass"
+            return f"operation {op.index} ({op.kind}) changes {what}: {BLIND}"
     return ""
 
 

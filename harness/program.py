@@ -240,6 +240,10 @@ def operations(program: str) -> tuple[str, ...]:
     return words
 
 
+BLIND = "a load that does nothing would pass"
+"""What is wrong with a program, or a scenario, in which a load restores what is there."""
+
+
 def require_telling(program: str) -> None:
     """Check that every load of a program that somebody asks for restores something that is not there already: a load
     that does nothing would pass, and nothing would be learned.
@@ -252,7 +256,7 @@ def require_telling(program: str) -> None:
     words = operations(program)
     idle = _idle_load(words)
     if idle is not None:
-        problem = f"operation {idle} ({words[idle]}) finds what it restores: a load that does nothing would pass"
+        problem = f"operation {idle} ({words[idle]}) finds what it restores: {BLIND}"
         raise UsageError(f"program {program!r}: {problem}; correct form: {_mended(words)!r}")
 
 

@@ -61,8 +61,8 @@ class Explored:
     """What an exploration came to.
 
     drawn: how many different scenarios were examined. programs: the different programs that they have. refused: how
-    many more were drawn, and refused by the system, or would have shown nothing. failures: the simplest result of each signature. ended: whether the
-    time was up before the number was reached.
+    many more were drawn, and refused by the system, or would have shown nothing. failures: the simplest result of each
+    signature. ended: whether the time was up before the number was reached.
     """
 
     drawn: int = 0

@@ -131,6 +131,8 @@ def gather(request: Mapping[str, Any]) -> Found:
     records, notes = _without_notes(records)
     done = {r.op for r in records}
     written, unreadable = _read_written(case, [op for op in case.ops if op.index in done], request["checkpoints"])
+    if not any(record.role == SETTING for record in records):  # which alone say what the settings must be
+        written = [record for record in written if record.role != SETTING]
     return Found(case, [*records, *written], unreadable, notes)
 
 

@@ -8,11 +8,10 @@ elements on the host are stepped by torch's fused AdamW and those on the device 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from harness.mechanisms.fused_adam import HALF_AWAY, PRECISION_AWARE, SCALES, FusedAdamContract
-from harness.mechanisms.megatron.switches import NEW_DECAY, TORCH_OFFLOAD
+from harness.mechanisms.megatron.switches import TORCH_OFFLOAD, hyperparameters
 from harness.models import ModuleSpec, model_spec
 from harness.oracle.contract import Clause, half_dtype
 from harness.oracle.inputs import DOUBLE_CLIPPING, Clip, LossScale
@@ -70,14 +69,7 @@ class MegatronContract(FusedAdamContract):
         return half if half and dtype in FLOAT_DTYPES else dtype
 
     def at_build(self, scenario: Scenario, init_seed: int) -> Optimizer:
-        """The hyperparameters that a build starts with.
-
-        All builds ask for the same weight decay, unless the scenario has the switch `new_decay`. Megatron does not
-        restore the decay at a load, which is one known defect (7468); if every scenario showed it, it would hide
-        others.
-        """
-        asked = super().at_build(scenario, init_seed)
-        return asked if NEW_DECAY in scenario.options else replace(asked, weight_decay=scenario.optimizer.weight_decay)
+        return hyperparameters(scenario, init_seed)
 
     def loss_scale(self, scenario: Scenario) -> LossScale | None:
         initial = scenario.optimizer.loss_scale

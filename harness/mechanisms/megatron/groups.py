@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from harness.mechanisms.megatron.flat_buffers import trained
+from harness.mechanisms.megatron.switches import hyperparameters
 from harness.models import GroupSpec, NamedParam, model_spec
 from harness.observe.record import Record
 from harness.program import Op
 from harness.readers.pieces import ObjectPiece, Piece
 from harness.readers.roles import GROUP_NUMBERS, Target, hyperparameter_records, number_record
 from harness.scenario import Optimizer, Scenario
-from harness.systems.registry import contract_of
 
 Entry = Mapping[str, Piece]
 """A stored param group: field → its piece."""
@@ -44,7 +44,7 @@ def members(entry: Entry, op: Op, scenario: Scenario) -> list[NamedParam]:
     one = scenario.optimizer.groups == "one"
     groups = model.groups[:1] if one else model.groups
     for build in (op.init_seed, 0):  # after a load the groups have the numbers of the first build
-        ask = contract_of(scenario).at_build(scenario, build)
+        ask = hyperparameters(scenario, build)
         found = {index for index, group in enumerate(groups) if _label(group, ask) == label}
         held = [p for p in trained(scenario, experts=experts) if (0 if one else p.spec.group) in found]
         if held:  # a group without a parameter is never stored, and may have another build's numbers of one that is

@@ -21,6 +21,7 @@ import torch
 from harness.models import ZOO, model_spec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, WRITTEN, Record
+from harness.observe.settings import SETTING
 from harness.program import expand
 from harness.readers import vocabulary
 from harness.readers.checkpoint import expected_written
@@ -171,7 +172,8 @@ DENSE = model_spec("dense")
 
 
 def records(*pieces: Piece) -> list[Record]:
-    return list(records_of(pieces, 3, DENSE, "it"))
+    """Without the lines of settings, of which `test_the_line_of_a_setting` is."""
+    return [record for record in records_of(pieces, 3, DENSE, "it") if record.role != SETTING]
 
 
 def number(*path: str | int, value: object = 1, rank: int = 2) -> Piece:
@@ -219,6 +221,28 @@ def test_what_a_number_is(piece: Piece, record: Record) -> None:
     assert records(piece) == [record]
 
 
+@pytest.mark.parametrize(
+    ("piece", "fqn", "line"),
+    [
+        (number("optim", "param_groups", 1, "foreach", value=None), "group1.foreach", b"NoneType"),
+        (number("optim", "param_groups", 0, "maximize", value=True), "group0.maximize", b"bool True"),
+        (number("optim", "param_groups", 0, "lr"), "group0.lr", b"int"),
+        (number("app", "optim", "param_groups", 0, "betas", value=[0.5, 1]), "group0.betas", b"(float, int)"),
+        (number("optim", "param_groups.up.weight.name", value="\ud800"), "up.weight.name", b"str '\\ud800'"),
+        (scalar("optim", "param_groups", 0, "lr", value=2, dtype="bf16"), "group0.lr", b"tensor bfloat16 ()"),
+    ],
+)  # fmt: skip
+def test_the_line_of_a_setting(piece: Piece, fqn: str, line: bytes) -> None:
+    found = [record for record in records_of([piece], 3, DENSE, "it") if record.role == SETTING]
+    size = (len(line),)
+    assert found == [Record(3, 2, WRITTEN, SETTING, fqn, "utf8", size, (0,), size, line)]
+
+
+def test_what_is_no_setting() -> None:
+    pieces = [number("optim", "param_groups", 0, "params", value=["a"]), number("optim", "param_groups", 0, "step")]
+    assert {record.role for record in records_of(pieces, 3, DENSE, "it")} == {"hyperparameter"}
+
+
 def test_pairs_of_betas_and_names_of_parameters() -> None:
     betas = records(number("optim", "param_groups", 0, "betas", value=[0.5, 0.25]))
     assert betas == [
@@ -245,7 +269,7 @@ def test_a_tensor_with_a_scale_has_a_scale_for_each_element() -> None:
 def test_what_is_no_record() -> None:
     assert records(
         number("model"), number("other", "x"), number("optim", "mine", "x"), number("extra", "iteration"),
-        number("optim", "param_groups", 0, "foreach"), number("optim", "state", "up.weight", "max", value=None),
+        number("optim", "state", "up.weight", "max", value=None),
         number("extra", "scheduler", "_step_count"), number("extra", "scheduler", "_last_lr", value=0.5),
         scalar("extra", "scheduler", "_last_lr", value=0.5, dtype="fp32"), number("extra", "scaler", "growth"),
     ) == []  # fmt: skip

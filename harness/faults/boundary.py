@@ -25,7 +25,7 @@ from typing import Any
 from harness.errors import UsageError
 from harness.faults import collectives, memory, overlap, reorder
 from harness.faults.collectives import Around
-from harness.program import Op
+from harness.program import Op, expand
 from harness.scenario import Scenario
 from harness.systems.protocol import RankContext, RankSystem, event_note, strike_note
 
@@ -151,6 +151,20 @@ def _kill(act: Perform, op: Op, context: RankContext, system: RankSystem) -> Non
         context.struck()
         os.kill(os.getpid(), signal.SIGKILL)
     act()
+
+
+def _kill_at(number: int) -> Around:
+    """Kill a rank before an operation: the number goes through the ranks of the first operation, then through those of
+    the second, and so on."""
+
+    def around(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
+        places = [(each.index, rank) for each in expand(context.scenario) for rank in range(each.mesh.world)]
+        if (op.index, context.rank) in places[number - 1 : number]:
+            context.struck()
+            os.kill(os.getpid(), signal.SIGKILL)
+        act()
+
+    return around
 
 
 def _kill_in_save(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
@@ -319,7 +333,10 @@ BOUNDARY: dict[str, BoundaryFault] = {
             "boundary.replica-state", "the second replica loses its optimizer state after the first step", "mismatch",
             _drop_replica_state,
         ),
-        BoundaryFault("boundary.kill-rank", "rank 0 is killed in its first step", "crash", _kill),
+        BoundaryFault(
+            "boundary.kill-rank", "rank 0 is killed in its first step; numbered, each rank before each operation",
+            "crash", _kill, _kill_at,
+        ),
         BoundaryFault(
             "boundary.kill-in-save", "rank 0 is killed while it writes a checkpoint", "crash", _kill_in_save
         ),

@@ -21,6 +21,7 @@ from harness.reference.quantised import Kept
 from harness.reference.schedule import Group
 from harness.reference.state import Scaler, Session, Shards
 from harness.reference.streams import Streams, coordinates, handed_out
+from harness.scenario import FLOAT_DTYPES
 
 
 class Loader:
@@ -139,9 +140,10 @@ class Loader:
         self.restore_weights(content["common"]["weights"])
 
     def restore_buffers(self, buffers: dict[str, Array]) -> None:
-        """Persistent buffers, which every rank has whole."""
+        """Persistent buffers, which every rank has whole; numbers in floating point in the dtypes of this build."""
+        own = {buffer.fqn: buffer.dtype for buffer in self.session.of_build.buffers}
         for fqn, value in buffers.items():
-            self.session.buffers[fqn] = value.astype(self.session.buffers[fqn].dtype)
+            self.session.buffers[fqn] = value.astype(DTYPE[own[fqn]]) if own[fqn] in FLOAT_DTYPES else value.copy()
 
     def restore_optimizer(self, logical: Logical, common: Content) -> None:
         """Masters, moments and steps; whatever state existed before is gone."""

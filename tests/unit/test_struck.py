@@ -143,7 +143,7 @@ def test_a_dropped_collective_leaves_what_it_would_have_written_and_has_ended() 
 
 
 @pytest.mark.parametrize(
-    "fault", ["boundary.none", "boundary.none@2", "boundary.kill-rank@2", "boundary.collective-late@0"]
+    "fault", ["boundary.none", "boundary.none@2", "boundary.stuck-rank@2", "boundary.collective-late@0"]
 )
 def test_only_faults_of_many_events_take_a_number(fault: str) -> None:
     with pytest.raises(UsageError, match="given 'boundary"):
@@ -186,7 +186,7 @@ class Answering:
 
 def struck_every(*only: str, every: bool) -> tuple[list[str], list[tuple[int, int | None]], bool]:
     told: list[tuple[int, int | None]] = []
-    only = only or (LATE.id, "boundary.kill-rank")
+    only = only or (LATE.id, "boundary.truncate")
     found, cut_off = strike(
         [system_named("torch-fsdp2")], 1, (), lambda done, of: told.append((done, of)), every=every, only=only
     )
@@ -195,7 +195,7 @@ def struck_every(*only: str, every: bool) -> tuple[list[str], list[tuple[int, in
 
 def test_every_event_is_struck_until_one_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(struck_module, "Laboratory", Answering)
-    first, numbered, killed = LATE.id, f"{LATE.id}@2", "boundary.kill-rank"
+    first, numbered, killed = LATE.id, f"{LATE.id}@2", "boundary.truncate"
     assert struck_every(every=True) == (
         [killed, first, numbered], [(1, None), (2, None), (3, None), (4, None)], False
     )  # fmt: skip
@@ -244,7 +244,7 @@ def test_an_interrupt_keeps_the_events_that_were_struck(monkeypatch: pytest.Monk
     [
         (("--fault", "stale-masters@3"), "given 'stale-masters@3'"),
         (("--strike", "torch-fsdp2", "--fault", "stale-masters"), "allowed: boundary."),
-        (("--strike", "torch-fsdp2", "--fault", "boundary.kill-rank@2"), "allowed: @N, from 1, behind boundary."),
+        (("--strike", "torch-fsdp2", "--fault", "boundary.stuck-rank@2"), "allowed: @N, from 1, behind boundary."),
         (("--strike", "torch-fsdp2", "--fault", "boundary.collective-drop@0"), "allowed: @N, from 1, behind boundary."),
     ],
 )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from harness.noting import Noting
-from harness.program import Op
+from harness.program import Op, changes
 from harness.scenario import Scenario
 from harness.versions import split_cures, with_cures
 
@@ -26,11 +26,6 @@ LOAD_AXES = ("load_dtype", "load_version")
 def at(scenario: Scenario, op: Op) -> Scenario:
     """The scenario as the ranks of an operation see it: its program and its sessions are those of the whole."""
     return as_loaded(scenario) if op.session else scenario
-
-
-def changes(scenario: Scenario) -> bool:
-    """Whether the ranks that load have another dtype policy or release than those that save."""
-    return scenario.load_dtype is not None or scenario.load_version != "same"
 
 
 def as_loaded(scenario: Scenario) -> Scenario:

@@ -208,6 +208,11 @@ def moves(scenario: Scenario) -> bool:
     return does(scenario, "reshard", "restart")
 
 
+def changes(scenario: Scenario) -> bool:
+    """Whether the ranks that load have another dtype policy or release than those that save."""
+    return scenario.load_dtype is not None or scenario.load_version != "same"
+
+
 def does(scenario: Scenario, *kinds: str) -> bool:
     """Whether the program has an operation of one of these kinds."""
     return scenario.fact("program", _one_of(kinds))
@@ -289,12 +294,11 @@ def expand(scenario: Scenario) -> tuple[Op, ...]:
     session, mesh, iteration, builds, kept = 0, scenario.mesh, 0, 0, 0
     saved: list[int] = []  # the iteration of each checkpoint
     arm = "main"
-    other_ranks = scenario.load_dtype is not None or scenario.load_version != "same"
     for word in words:
         match word:
             case "reshard" | "restart":
                 assert target is not None
-                session += word == "restart" or target != mesh or other_ranks
+                session += word == "restart" or target != mesh or changes(scenario)
                 mesh = target
                 continue
             case "build":

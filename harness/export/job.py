@@ -17,7 +17,7 @@ from harness.export.case import RAISES, NoExportError, case_of
 from harness.export.issue import Written, render_issue, told_of
 from harness.export.script import SCRIPT, Draft, render
 from harness.export.trial import Outcome, run
-from harness.loading import changes
+from harness.program import changes
 from harness.releases import package
 from harness.result import Result
 from harness.systems.protocol import System

@@ -40,7 +40,7 @@ class BoundaryFault:
     operation, the operation, what the rank knows, and the system on that rank; it calls `context.struck()` when it
     strikes. verdict: what every scenario must come to that a system names for it in its `conformance.toml`
     (`harness.faults.strikes`). at: of a fault that strikes one of many events, what gives its `around` for the event's
-    number, from 1; `ID@3` is such a fault at the third, and the id alone at the first."""
+    number, from 1; `ID@3` is such a fault at the third. The id alone is at the first; of `kill-rank`, at a step."""
 
     id: str
     doc: str

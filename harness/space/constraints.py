@@ -14,12 +14,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
-from harness.loading import as_loaded, changes
+from harness.loading import as_loaded
 from harness.models import model_spec, storage_dtype
 from harness.noting import explore
 from harness.oracle.contract import KINDS, OF_THE_RUN, steps_on_gpu, twin_device
 from harness.oracle.kernels_table import POSITION_DEPENDENT
-from harness.program import does, load_mesh, moves
+from harness.program import changes, does, load_mesh, moves
 from harness.scenario import Mesh, Scenario
 from harness.systems.accepts import Constraint
 from harness.systems.registry import contract_of, system_named

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Protocol
 
-from harness.loading import as_loaded, changes
-from harness.program import kinds_of, named_programs
+from harness.loading import as_loaded
+from harness.program import changes, kinds_of, named_programs
 from harness.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
 
 

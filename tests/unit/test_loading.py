@@ -14,9 +14,9 @@ import pytest
 
 from harness.errors import UsageError
 from harness.judge import Case, judge, run_reference
-from harness.loading import as_loaded, at, changes
+from harness.loading import as_loaded, at
 from harness.noting import Noting
-from harness.program import expand, sessions
+from harness.program import changes, expand, sessions
 from harness.reference import system as reference
 from harness.reference.system import Ranks
 from harness.scenario import Scenario

@@ -205,7 +205,7 @@ def judge(
         records: of all ranks, live and written, of operations that every rank completed.
         problems: found while reading what was written. refused: the error that ended the run.
     """
-    records = [without_addresses(record) if record.role == EXTRA_STATE else record for record in records]
+    records = [without_addresses(record) for record in records]
     observed, found = assemble(records)
     expected = _expected(case, observed, {p.key.op for p in problems if p.kind == "unreadable"})
     differences = diff(expected, observed, [*problems, *found], (LAZY_STATE,), records)
@@ -264,9 +264,7 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
         at = [op for op in case.ops if op.index in done]
         expected |= expected_generators(scenario.seed, at, scenario.device)
     saves = [op for op in case.ops if op.kind == "save" and op.index in done - unreadable]
-    kept: Logical = {}
-    if SETTING in roles:
-        kept |= kept_settings(observed, case.ops)
+    kept = kept_settings(observed, case.ops) if SETTING in roles else {}
     if EXTRA_STATE in roles:
         kept |= carried(observed, case.ops, left_out=not contract.stores_extra_state(scenario))
     readable = {(LIVE, op) for op in done} | {(WRITTEN, op) for op in done - unreadable}

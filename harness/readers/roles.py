@@ -85,7 +85,7 @@ def _group_records(target: Target, piece: Piece, owner: str, name: str) -> Itera
         return
     yield from hyperparameter_records(target, piece, owner, name)
     if name not in OTHERWISE:
-        text = _line_of(piece, name).encode(errors="replace")
+        text = _line_of(piece, name).encode()
         yield whole(target.op, piece.rank, SETTING, f"{owner}.{name}", "utf8", (len(text),), text, WRITTEN)
 
 
@@ -93,7 +93,7 @@ def _line_of(piece: Piece, name: str) -> str:
     """A setting's line, as `harness.observe.settings` has it of a live one."""
     match piece:
         case TensorPiece():
-            return f"tensor {NUMPY_NAME.get(piece.dtype, piece.dtype)} {piece.shape}"
+            return f"tensor {NUMPY_NAME[piece.dtype]} {piece.shape}"
         case ObjectPiece(value=value):
             return line_of(value, with_number=name not in RECORDED)
 

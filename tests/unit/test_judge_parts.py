@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from harness import judge as court
 from harness.diagnosis import Context, Finding, Rule
 from harness.diff import Difference, as_numbers
 from harness.faults.catalogue import CATALOGUE, scenarios_of
 from harness.judge import Case
+from harness.observe import ambient
 from harness.observe.ambient import expected_generators
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
@@ -316,6 +318,31 @@ def test_bytes_of_a_layer_that_a_save_changed(where: str) -> None:
         return record._replace(data=b"\1") if other else record
 
     assert of_beside(RESUMED, changed) == [f"extra_state {where} bits 2 layer"]
+
+
+def test_written_keys_of_a_group_count_where_ranks_record_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written = [held(0, role, op=2, where=WRITTEN) for role in ("setting", "param")]
+    monkeypatch.setattr(court, "_read_written", lambda *_: (written, []))
+    request = {
+        "scenario": RESUMED.axis_values(only_changed=True),
+        "observations": [],
+        "checkpoints": {},
+        "complete": True,
+    }
+    for live, counted in (("setting", {"setting", "param"}), ("param", {"param"})):
+        monkeypatch.setattr(court, "_read_observations", lambda *_, role=live, **__: [held(0, role, op=2)])
+        found = court.gather(request).records
+        assert {record.role for record in found if record.where == WRITTEN} == counted
+
+
+def test_a_gpu_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ambient, "seeded_gpu_state", lambda seed: torch.tensor([seed], dtype=torch.uint8))
+    case = Case.of(TRAIN)
+    case = replace(case, scenario=replace(TRAIN, device="cuda"))
+    observed = by_reference(TRAIN) | expected_generators(TRAIN.seed, list(case.ops), "cuda")
+    on_gpu = {key for key in court._expected(case, observed, frozenset()) if key.role == "rng"}
+    assert on_gpu == {key for key in observed if key.role == "rng"}
+    assert {key.fqn.partition(".")[2] for key in on_gpu} >= {"cuda"}
 
 
 def test_bytes_that_a_format_leaves_out_stay_what_they_were_at_a_load() -> None:

@@ -5,8 +5,10 @@ Each test is here because a change of the code went unnoticed without it (`docs/
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import struct
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +26,7 @@ from harness.observe.record import LIVE, WRITTEN, Record
 from harness.observe.settings import SETTING
 from harness.program import expand
 from harness.readers import vocabulary
+from harness.readers.archive import Archive, Budget
 from harness.readers.checkpoint import expected_written
 from harness.readers.description import Row, _row, check_complete, render_description
 from harness.readers.errors import CheckpointError, bad
@@ -106,6 +109,70 @@ def test_what_a_refusal_quotes_is_shortened() -> None:
     assert f"{'a' * 100} … {'b' * 100}: given" in str(bad(long, "", "another", "this"))
     assert f"given '{'a' * 100} … {'b' * 100}'" in str(bad("it", long, "another", "this"))
     assert f"given {(1 << 128) - 1};" in str(bad("it", (1 << 128) - 1, "another", "this"))
+
+
+# --- archives of torch.save ----------------------------------------------------------------------------
+
+NUMBER = b"\x80\x02K\x07."
+DIRECTORY = b"PK\x01\x02"
+FLAGS, METHOD, PACKED = 8, 10, 20
+"""Where an entry of a zip's directory says how it is stored: PKWARE, APPNOTE.TXT 4.3.12."""
+
+
+def zipped(**entries: bytes) -> bytes:
+    """An archive with these entries; `_` in a name stands for a slash."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, data in entries.items():
+            file.writestr(name.replace("_", "/").replace("pkl", "data.pkl"), data)
+    return buffer.getvalue()
+
+
+def marked(data: bytes, at: int, value: int) -> bytes:
+    """The archive with another number in its first entry in the directory."""
+    place = data.index(DIRECTORY) + at
+    return data[:place] + struct.pack("<H", value) + data[place + 2 :]
+
+
+def test_an_archive_that_says_nothing_of_its_byte_order_is_read() -> None:
+    for data in (zipped(x_pkl=NUMBER), zipped(x_pkl=NUMBER, x_byteorder=b"little")):
+        assert Archive(data, "it", Budget()).value() == 7
+
+
+def test_flags_of_an_entry_that_change_none_of_its_bytes_are_let_be() -> None:
+    assert Archive(marked(zipped(x_pkl=NUMBER), FLAGS, 2), "it", Budget()).value() == 7
+
+
+@pytest.mark.parametrize(("at", "value"), [(FLAGS, 1), (FLAGS, 3), (METHOD, 8), (PACKED, 4)])
+def test_an_entry_that_is_not_stored_as_it_is(at: int, value: int) -> None:
+    with pytest.raises(CheckpointError):
+        Archive(marked(zipped(x_pkl=NUMBER), at, value), "it", Budget())
+
+
+@pytest.mark.parametrize("order", [b"big", b"", b"LITTLE", b"a longer one \xff than 16 bytes"])
+def test_another_byte_order_is_quoted(order: bytes) -> None:
+    with pytest.raises(CheckpointError):
+        Archive(zipped(x_pkl=NUMBER, x_byteorder=order), "it", Budget())
+
+
+def test_an_archive_has_every_name_once_and_one_pickle() -> None:
+    twice = zipped(x_pkl=NUMBER, x_aa=b"", x_ab=b"").replace(b"x/ab", b"x/aa")
+    for data in (twice, zipped(x_pkl=NUMBER, y_pkl=NUMBER), zipped(x_a=b""), zipped(x_y_pkl=NUMBER)):
+        with pytest.raises(CheckpointError):
+            Archive(data, "it", Budget())
+
+
+def test_a_pickle_that_is_damaged_is_said_to_be_that_of_its_archive() -> None:
+    with pytest.raises(CheckpointError):
+        Archive(zipped(x_pkl=NUMBER[:-1]), "it", Budget()).value()
+
+
+def test_tensors_may_take_as_many_bytes_as_is_said_in_all() -> None:
+    budget = Budget(10)
+    for _ in range(2):
+        budget.spend(5, "it")
+    with pytest.raises(CheckpointError):
+        budget.spend(1, "it")
 
 
 # --- safetensors ---------------------------------------------------------------------------------------
@@ -340,6 +407,16 @@ def test_a_format_flattens_if_its_name_says_so(tmp_path: Path) -> None:
     for checkpoint, names in (("dcp+flatten", {"a.lr"}), ("dcp", {"group0.lr", "group0.params"})):
         held = TorchStored().must_hold(group, save, replace(scenario, checkpoint=checkpoint))
         assert {key.fqn for key in held} == names
+
+
+def test_a_format_without_settings_must_hold_none() -> None:
+    class Without(TorchStored):
+        holds_settings = False
+
+    scenario = Scenario(mesh=Mesh(1, 1, 1), program="build save", checkpoint="dcp")
+    live = {Key(1, LIVE, role, "group0.foreach"): Value("utf8", (1,), b"a") for role in (SETTING, "hyperparameter")}
+    for stored, roles in ((TorchStored(), {SETTING, "hyperparameter"}), (Without(), {"hyperparameter"})):
+        assert {key.role for key in stored.must_hold(live, expand(scenario)[1], scenario)} == roles
 
 
 def test_records_of_a_checkpoint_are_of_the_save(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_calls_are_recorded_with_what_is_set_on_what_they_would_make() -> None:
         b"K\1(a", b"](aK\1", b"\x85", b"K\1\x86", b"t", b"K\1" + A + b"\x93", A + b"K\1\x93", A + b")R", SIZE + b"]R",
         b"]Nb", SIZE + b")R" + A + b"b" + B + b"b", b"]" + A + b"K\1s", b"}(" + A + b"u", b"}K\1a", b"\x8c\x01\xff",
         b"K\1K\1Qa", b"(u", b"K\1b",
+        b"K\1(\x85t\x86",
     ],
 )  # fmt: skip
 def test_what_breaks_the_rules_of_the_machine(code: bytes) -> None:

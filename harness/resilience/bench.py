@@ -153,7 +153,8 @@ class Lane:
         return folder
 
     def begun(self, asked: Mapping[str, Any]) -> int:
-        """The number of a child that will do something, and stands still right before it does. `go` lets it go on."""
+        """The number of a child that will do something, or of the rank that is asked for among those that it forks. It
+        stands still right before it does; `go` lets it go on."""
         ready = self.ask({**asked, "wait": True})
         if "pid" not in ready:
             raise HostError(f"stack {self.bench.stack.name} ended before it began: {ready.get('why', ready['ended'])}")
@@ -174,7 +175,9 @@ class Lane:
     def ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a request."""
         try:
-            self._asks.write(json.dumps({"deadline_s": self.bench.deadline_s, "wait": False, **asked}) + "\n")
+            self._asks.write(
+                json.dumps({"deadline_s": self.bench.deadline_s, "wait": False, "rank": None, **asked}) + "\n"
+            )
             self._asks.flush()
         except (BrokenPipeError, ValueError):
             raise self.bench.ended() from None

@@ -15,12 +15,16 @@ A *strike* takes one system call of the recorded save (or load) and lets it go w
 * `load-EIO`, `load-EACCES`, `load-slow`: the same for the calls of a load: opens, reads, questions for sizes and names.
   A file that several ranks read is bad for all of them. What a library maps into memory it reads without a call, and
   that cannot be struck.
+* `load-killed-rank`, `load-stopped-rank`: one rank alone is killed or stopped at a call of its load, also where others
+  make the same call; a process that loads alone is its only rank, and is not stopped. `load-EIO-rank`: a call that
+  several ranks make alike gives EIO to one of them.
 
 *Verifies* nothing; these are pure functions. `struck` makes a strike, and checks that it struck once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -51,8 +55,9 @@ LOAD_ERRORS: dict[str, tuple[str, ...]] = {
 }
 
 DISK = ("ENOSPC", "EIO", "EACCES", "short", "slow", "load-EIO", "load-EACCES", "load-slow")
-RANKS = ("killed-rank", "stopped-rank")
+_STRUCK_RANK = {"killed-rank": "killed before", "stopped-rank": "stopped after"}
 _LOAD = "load-"
+RANKS = (*_STRUCK_RANK, *(f"{_LOAD}{kind}" for kind in (*_STRUCK_RANK, "EIO-rank")))
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Strike:
             case "stopped-rank":
                 return f"{self.call.name}:signal=SIGSTOP:{when}"
             case error:
-                return f"{self.call.name}:error={error}:{when}"
+                return f"{self.call.name}:error={error.removesuffix('-rank')}:{when}"
 
 
 def strikes_of(trace: Trace, ranks: int) -> Iterator[Strike]:
@@ -110,7 +115,7 @@ def strikes_of(trace: Trace, ranks: int) -> Iterator[Strike]:
             yield Strike(f"short@{number}", "short", call, f"of {event} the disk takes all below byte {most}", most)
     for number, (event, call) in recorded:
         yield Strike(f"slow@{number}", "slow", call, f"{event} takes {SLOW_S} s longer")
-    for kind, how in zip(RANKS, ("killed before", "stopped after"), strict=True):
+    for kind, how in _STRUCK_RANK.items():
         for number, (event, call) in recorded if ranks > 1 else ():
             yield Strike(f"{kind}@{number}", kind, call, f"rank {call.rank} {how} event {number}, {event}")
 
@@ -126,20 +131,36 @@ def _middle(events: Sequence[Event], number: int) -> int | None:
 
 
 def load_strikes_of(calls: Sequence[Call]) -> Iterator[Strike]:
-    """Every strike at the calls of a recorded load, by rank; what several ranks do alike is struck once."""
-    calls = sorted(calls, key=lambda call: call.rank)
-    calls = list({(call.name, call.path, call.nth): call for call in reversed(calls)}.values())[::-1]
+    """Every strike at the calls of a recorded load, one rank after the other. What several ranks do alike is struck
+    once, on all of them, but by what strikes one rank alone."""
+    first = list({_alike(call): call for call in reversed(calls)}.values())[::-1]
     for error in ("EIO", "EACCES"):
-        for number, call in enumerate(calls):
+        for number, call in enumerate(first):
             if error in LOAD_ERRORS.get(call.name, ()):
-                what = f"while it is loaded, {_told(call)} gives {error}"
-                yield Strike(f"{_LOAD}{error}@{number}", f"{_LOAD}{error}", call, what)
-    for number, call in enumerate(calls):
+                yield _load_strike(error, number, call, f"gives {error}")
+    for number, call in enumerate(first):
         if call.name in LOAD_ERRORS:
-            what = f"while it is loaded, {_told(call)} takes {SLOW_S} s longer"
-            yield Strike(f"{_LOAD}slow@{number}", f"{_LOAD}slow", call, what)
+            yield _load_strike("slow", number, call, f"takes {SLOW_S} s longer")
+    yield from _load_strikes_of_ranks([call for call in calls if call.name in LOAD_ERRORS])
 
 
-def _told(call: Call) -> str:
-    of_rank = f" of rank {call.rank}" if call.rank else ""
-    return f"{call.name} of {call.path or '.'}, call {call.nth} on it{of_rank},"
+def _load_strikes_of_ranks(calls: Sequence[Call]) -> Iterator[Strike]:
+    times = Counter(map(_alike, calls))
+    several = len({call.rank for call in calls}) > 1
+    for number, call in enumerate(calls):
+        yield _load_strike("killed-rank", number, call, "is not made: the rank is killed before it")
+    for number, call in enumerate(calls) if several else ():
+        yield _load_strike("stopped-rank", number, call, "is the last: the rank is stopped after it")
+    for number, call in enumerate(calls):
+        if times[_alike(call)] > 1:
+            yield _load_strike("EIO-rank", number, call, "gives EIO on this rank alone")
+
+
+def _load_strike(kind: str, number: int, call: Call, what: str) -> Strike:
+    of_rank = f" of rank {call.rank}" if call.rank or kind in _STRUCK_RANK or kind == "EIO-rank" else ""
+    told = f"{call.name} of {call.path or '.'}, call {call.nth} on it{of_rank}, {what}"
+    return Strike(f"{_LOAD}{kind}@{number}", f"{_LOAD}{kind}", call, f"while it is loaded, {told}")
+
+
+def _alike(call: Call) -> tuple[str, str, int]:
+    return call.name, call.path, call.nth

@@ -5,6 +5,9 @@ are asked: what the save said, and what the folder gives. The worst answer has a
 that it had saved, or at least raised nothing, and the folder does not give the new state. A failed sync counts as such
 even if the folder gives the new state at once: after it the kernel may drop what it could not write, as fsync(2) says.
 
+A load is struck in the folder that holds the new state, and what it gives is the answer. Where one rank alone was
+struck, the folder is then loaded once more, without any fault, as after a restart: a load must leave it as it was.
+
 *Verifies*: by strace's record that exactly one call was struck (of a load by several ranks: at least one); else the
 trial is `missed`, and says nothing.
 *Does not verify*: that the record of the save, from which the call was taken, is what every save does; a call that does
@@ -26,8 +29,8 @@ from harness.resilience.trace import CALLS, attached, calls_of, lines_of
 from harness.resilience.trial import Known, Verdict, classify
 
 STOPPED_S = 20.0
-"""Seconds that a save of which one rank is stopped may take. What the others can do without it takes them less, also
-on a machine that is busy."""
+"""Seconds that a save or load of which one rank is stopped may take. What the others can do without it takes them
+less, also on a machine that is busy."""
 
 
 def struck(lane: Lane, strike: Strike, before: Tree, after: Tree, known: Known, generation: int, run: int) -> Verdict:
@@ -40,8 +43,15 @@ def struck(lane: Lane, strike: Strike, before: Tree, after: Tree, known: Known, 
     record = lane.bench.root / f"strike-{lane.number}.strace"
     try:
         if strike.of_load:
-            answer = _answer(lane, {"do": "load", "folder": str(folder)}, strike, folder, record)
-            return classify(answer, known) if _hit(strike, folder, record) else _missed()
+            load = {"do": "load", "folder": str(folder)}
+            answer = _answer(lane, load, strike, folder, record)
+            if not _hit(strike, folder, record):
+                return _missed()
+            gives = classify(answer, known)
+            if strike.kind not in RANKS or gives.outcome in ("silent", "old", "other"):
+                return gives
+            again = classify(lane.ask(load), known)
+            return Verdict(again.outcome, f"{_said(answer, 'load')}; loaded again: {_told(again)}")
         asked = {"do": "save", "folder": str(folder), "generation": generation, "run": run}
         said = _answer(lane, asked, strike, folder, record)
         if not _hit(strike, folder, record):
@@ -58,7 +68,7 @@ def judged(strike: Strike, said: Mapping[str, Any], gives: Verdict) -> Verdict:
     Args:
         said: how the save ended. gives: what the folder gave afterwards.
     """
-    why = f"{_said(said)}; the folder gives: {gives.outcome}{f' ({gives.why})' if gives.why else ''}"
+    why = f"{_said(said, 'save')}; the folder gives: {_told(gives)}"
     if said["ended"] == "ok" and gives.outcome != "new":
         return Verdict("lied", why)
     if said["ended"] == "ok" and strike.call.name in SYNCS and strike.kind in ("EIO", "ENOSPC"):
@@ -68,16 +78,20 @@ def judged(strike: Strike, said: Mapping[str, Any], gives: Verdict) -> Verdict:
     return Verdict(gives.outcome, why)
 
 
-def _said(answer: Mapping[str, Any]) -> str:
+def _told(gives: Verdict) -> str:
+    return f"{gives.outcome}{f' ({gives.why})' if gives.why else ''}"
+
+
+def _said(answer: Mapping[str, Any], what: str) -> str:
     match answer["ended"]:
         case "ok":
-            return "the save raised nothing"
+            return f"the {what} raised nothing"
         case "error":
-            return f"the save raised {answer['why']}"
+            return f"the {what} raised {answer['why']}"
         case "hang":
-            return "the save did not end"
+            return f"the {what} did not end"
         case _:
-            return f"the save was {answer['why']}"
+            return f"the {what} was {answer['why']}"
 
 
 def _missed() -> Verdict:
@@ -85,7 +99,10 @@ def _missed() -> Verdict:
 
 
 def _answer(lane: Lane, asked: dict[str, Any], strike: Strike, folder: Path, record: Path) -> dict[str, Any]:
-    stopped = {"deadline_s": min(STOPPED_S, lane.bench.deadline_s)} if strike.kind == "stopped-rank" else {}
+    late = strike.kind.endswith("stopped-rank")
+    stopped = {"deadline_s": min(STOPPED_S, lane.bench.deadline_s)} if late else {}
+    if strike.of_load and strike.kind in RANKS and lane.bench.stack.ranks > 1:
+        asked = {**asked, "rank": strike.call.rank}
     if not strike.injected:
         return lane.ask({**asked, "most_bytes": strike.most})
     options = ("-P", os.path.join(folder, strike.call.path).rstrip("/"), "-e", f"inject={strike.injected}")
@@ -99,7 +116,7 @@ def _hit(strike: Strike, folder: Path, record: Path) -> bool:
     if not strike.injected:
         return True
     lines = lines_of(record)
-    if strike.kind in RANKS:
+    if strike.injected.partition(":")[2].startswith("signal="):
         calls = calls_of(lines, folder)
         return [(call.name, call.path, call.nth) for call in calls].count(
             (strike.call.name, strike.call.path, strike.call.nth)

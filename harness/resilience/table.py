@@ -94,13 +94,18 @@ taken from the step before or from another run.
   it (SIGSTOP). The others go on as far as they can; those that still wait after 20 s are killed, and what is left is
   loaded.
 * `load-EIO`, `load-EACCES`, `load-slow`: the same for the calls of a load that open, read or look. What a library maps
-  into memory is read without a call, and cannot be struck.
+  into memory is read without a call, and cannot be struck. A file that several ranks read is bad for all of them.
+* `load-killed-rank`, `load-stopped-rank`, `load-EIO-rank`: one rank alone is killed, stopped or given EIO at a call of
+  its load. The outcome is what the folder gives when it is loaded once more, as after a restart, unless the struck load
+  itself gave something else than the new state.
 
 Each is made by strace (`-e inject`) or the kernel, with no library of ours below the stack, and strace's record must
 show that exactly one call was struck.
 
 The events of several ranks are put in an order that does not depend on chance: by stage of the save, between two
-collectives, and by rank within a stage. `--trial` shows them with their ranks.
+collectives, and by rank within a stage; those of threads and processes that write side by side one after the other.
+The calls of a load go rank by rank. So a number means the same event in every run, and `--trial` shows the events of
+the save with their ranks. Stacks that end in `-at-N` load with another number of ranks than saved.
 
 Not tried: errors that come back later and elsewhere (a close on NFS), short writes that go on afterwards, short reads,
 SIGBUS in a mapped file.

@@ -15,7 +15,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,8 @@ END_S = 120.0
 LONGEST_WRITE = 1 << 27
 """Bytes of one write that are recorded."""
 
+_FORKS = ("clone", "clone3", "fork", "vfork")
+
 MARK = ".shardproof-stage-"
 """A rank that asks for a path of this name says which stage of a save it begins (`rank.ranks`)."""
 
@@ -51,6 +54,10 @@ _SENT = re.compile(r", \d+<((?:\\x[0-9a-f]{2})*)>, \[(\d+)\]")
 """Of sendfile: the file that it reads, and from where on."""
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 _DESCRIPTOR = re.compile(r"^(-?\d+|AT_FDCWD)(?:<((?:\\x[0-9a-f]{2})*)>)?")
+
+
+Changed = tuple[str, Event, Call]
+"""A change of the folder: the thread that made it, the event, and the call to be found again."""
 
 
 class TraceError(HarnessError):
@@ -105,18 +112,37 @@ def attached(process: int, record: Path, *more: str, calls: Sequence[str] = CALL
 def read_trace(record: Path, folder: Path, base: dict[str, bytes | None], ranks: int) -> Trace:
     """The trace of a save into a folder, whose content before it was `base`.
 
-    The changes of several ranks are put in an order that does not depend on chance: by stage, then by rank. It could
-    have happened as well as the recorded one, since ranks of one stage do not wait for each other, and it is checked to
-    lead to the same folder.
+    The changes of several ranks, threads and processes are put in an order that does not depend on chance
+    (`_in_order`). It could have happened as well as the recorded one, and it is checked to lead to the same folder.
 
     Raises:
         TraceError: the record does not explain what the folder holds now.
     """
-    recorded = list(recorded_of(lines_of(record), folder, base, ranks))
-    recorded.sort(key=lambda pair: (pair[1].stage, pair[1].rank))
-    trace = Trace(base, tuple(event for event, _ in recorded), tuple(call for _, call in recorded))
+    lines = lines_of(record)
+    recorded = _in_order(list(recorded_of(lines, folder, base, ranks)), _started(_whole(lines)), ranks)
+    trace = Trace(base, tuple(event for _, event, _ in recorded), tuple(call for *_, call in recorded))
     require_complete(trace, tree_of(folder))
     return trace
+
+
+def _in_order(recorded: list[Changed], started: Mapping[str, int], ranks: int) -> list[Changed]:
+    """Changes by stage of the save, then by rank, since ranks of one stage do not wait for each other. Of one rank:
+
+    * in a stage, one thread after the other, as the names go that they change first: they do not wait for each other;
+    * in a save that says nothing of stages, as recorded; but what its helpers do between two changes of the process or
+      thread that started them, one helper after the other as they were started.
+    """
+    roots = range(1, ranks + 1) if ranks > 1 else (0,)
+    first: dict[tuple[int, str], str] = {}
+    by_root: Counter[int] = Counter()
+    keys: list[tuple[int, int, str, int, int]] = []
+    for thread, event, call in recorded:
+        path = first.setdefault((call.stage, thread), event.path) if call.stage else ""
+        number = started.get(thread, 0)
+        by_root[call.rank] += number in roots and not call.stage
+        helper = 0 if call.stage or number in roots else number
+        keys.append((call.stage, call.rank, path, by_root[call.rank], helper))
+    return [recorded[index] for index in sorted(range(len(recorded)), key=lambda index: keys[index])]
 
 
 def lines_of(record: Path) -> list[str]:
@@ -284,10 +310,8 @@ class _Reader:
                 self.sizes[new] = self.sizes.pop(old)
 
 
-def recorded_of(
-    lines: Iterable[str], folder: Path, base: dict[str, bytes | None], ranks: int = 1
-) -> Iterator[tuple[Event, Call]]:
-    """The events that lines of `strace -f -y -xx` tell of, inside of a folder, each with the call that made it.
+def recorded_of(lines: Iterable[str], folder: Path, base: dict[str, bytes | None], ranks: int = 1) -> Iterator[Changed]:
+    """The changes that lines of `strace -f -y -xx` tell of, inside of a folder.
 
     Args:
         base: what the folder held before. ranks: how many the first process forks; of one, what it forks are helpers.
@@ -300,13 +324,17 @@ def recorded_of(
     for process, name, given, result, call in _calls(lines, reader.inside, ranks):
         if result is not None and result >= 0:
             for event in reader.read(process, name, given, result):
-                yield event, call or Call(name, event.path, 1)
+                yield process, event, call or Call(name, event.path, 1)
 
 
 def calls_of(lines: Iterable[str], folder: Path, ranks: int = 1) -> list[Call]:
-    """Every call on the folder or on something in it, in order, also those that failed."""
+    """Every call on the folder or on something in it, also those that failed: one rank after the other, each in order.
+
+    In which order ranks come to their calls is chance, and the number of a call must not depend on it.
+    """
     reader = _Reader(str(folder.resolve()), {}, {})
-    return [call for *_, call in _calls(lines, reader.inside, ranks) if call is not None]
+    found = [call for *_, call in _calls(lines, reader.inside, ranks) if call is not None]
+    return sorted(found, key=lambda call: call.rank)
 
 
 Recorded = tuple[str, str, str, int | None, Call | None]
@@ -328,8 +356,8 @@ def _calls(lines: Iterable[str], inside: Callable[[str], str | None], ranks: int
         for path in places:
             counts[process, name, path] = counts.get((process, name, path), 0) + 1
         rank = rank_of.get(process, 0)
-        if places and places[0].startswith(MARK):
-            stages[rank] = int(places[0].removeprefix(MARK))
+        if places and (mark := places[0].rpartition("/")[2]).startswith(MARK):
+            stages[rank] = int(mark.removeprefix(MARK))
             continue
         nth = counts[process, name, places[0]] if places else 0
         call = Call(name, places[0], nth, rank, stages.get(rank, 0)) if places else None
@@ -350,6 +378,17 @@ def _places(name: str, given: str) -> list[str]:
     return found
 
 
+def _started(lines: Iterable[str]) -> dict[str, int]:
+    """Each thread and process, numbered in the order in which they were started; the first one is 0."""
+    found: dict[str, int] = {}
+    for line in lines:
+        if match := _LINE.match(line):
+            found.setdefault(match[1], len(found))
+            if match[2] in _FORKS and match[4].isdigit():
+                found.setdefault(match[4], len(found))
+    return found
+
+
 def _ranks_of(lines: Iterable[str]) -> dict[str, int]:
     """Which thread or process is part of which rank: the first process forks the ranks, in order, and what a rank
     starts is part of it."""
@@ -361,7 +400,7 @@ def _ranks_of(lines: Iterable[str]) -> dict[str, int]:
             continue
         process, name, given, result = match[1], match[2], match[3], match[4]
         first = first or process
-        if name in ("clone", "clone3", "fork", "vfork") and result.isdigit():
+        if name in _FORKS and result.isdigit():
             if process == first and "CLONE_THREAD" not in given:
                 found[result] = forked
                 forked += 1

@@ -94,7 +94,7 @@ def kill_children(spare: Collection[int] = ()) -> int:
     Needs `adopt_orphans`. Returns the number of processes that were still alive.
     """
     killed: set[int] = set()
-    while remaining := [pid for pid in _children() if pid not in spare]:
+    while remaining := [pid for pid in children_of(os.getpid()) if pid not in spare]:
         for pid in remaining:
             if pid not in killed and not is_ending(pid):
                 killed.add(pid)
@@ -160,9 +160,10 @@ def _run_and_exit(child: Callable[[], None]) -> NoReturn:
         os._exit(status)
 
 
-def _children() -> list[int]:
+def children_of(process: int) -> list[int]:
+    """The children that a process has, those of each of its threads in the order in which they began."""
     pids: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{process}/task").iterdir():
         pids += map(int, (task / "children").read_text().split())
     return pids
 

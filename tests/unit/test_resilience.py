@@ -39,7 +39,7 @@ def at(number: int, path: str) -> str:
 
 
 def read(*lines: str, base: dict[str, bytes | None] | None = None) -> list[str]:
-    return [str(event) for event, _ in recorded_of(lines, Path("/ck"), base or {})]
+    return [str(event) for _, event, _ in recorded_of(lines, Path("/ck"), base or {})]
 
 
 def test_writes_go_where_the_descriptor_stands() -> None:

@@ -14,9 +14,10 @@ import pytest
 from harness.resilience.cases import DISK, FAMILIES, family_of
 from harness.resilience.events import Call, Event, Trace
 from harness.resilience.run import NEW, OWN, Request, prepared, try_stacks
+from harness.resilience.stacks import all_stacks
 from harness.resilience.strikes import SLOW_S, Strike, load_strikes_of, strikes_of
 from harness.resilience.struck import judged, struck
-from harness.resilience.trace import calls_of, recorded_of
+from harness.resilience.trace import calls_of, read_trace, recorded_of
 from harness.resilience.trial import Verdict
 from tests import plain_stack
 
@@ -45,7 +46,7 @@ LINES = (
 
 
 def test_a_call_is_found_again_by_its_path_and_number() -> None:
-    calls = [call for _, call in recorded_of(LINES, Path("/ck"), {})]
+    calls = [call for *_, call in recorded_of(LINES, Path("/ck"), {})]
     assert [(call.name, call.path, call.nth) for call in calls] == [
         ("openat", "a", 1), ("write", "a", 1), ("write", "a", 2), ("fsync", "a", 1), ("rename", "a", 1),
         ("unlinkat", "", 1),
@@ -136,8 +137,8 @@ def test_a_stack_that_swallows_errors_is_said_to_lie_and_a_call_that_does_not_co
 @pytest.mark.nightly
 def test_every_strike_at_a_stack_that_raises_is_made_and_none_of_them_is_missed_or_lied_about() -> None:
     (found,) = try_stacks(Request([PLAIN], 400, 0, 30.0, 2)).found
-    kinds = Counter(one.kind for one in found.tried if family_of(one.kind) == "disk")
-    assert set(kinds) == set(DISK)
+    kinds = Counter(one.kind for one in found.tried if family_of(one.kind) in ("disk", "ranks"))
+    assert set(kinds) == {*DISK, "load-killed-rank"}
     assert sum(kinds.values()) == found.counts.strikes
     assert not [one for one in found.tried if one.outcome in ("lied", "missed", "hang", "crash")]
 
@@ -156,11 +157,74 @@ RANKS = (
 
 
 def test_a_record_of_several_ranks_knows_who_did_what_and_in_which_stage() -> None:
-    calls = [call for _, call in recorded_of(RANKS, Path("/ck"), {}, 2)]
+    calls = [call for *_, call in recorded_of(RANKS, Path("/ck"), {}, 2)]
     assert [(call.path, call.rank, call.stage) for call in calls] == [("r1", 1, 0), ("r1", 1, 0), ("r0", 0, 1)]
-    assert {call.rank for _, call in recorded_of(RANKS, Path("/ck"), {})} == {0}
+    assert {call.rank for *_, call in recorded_of(RANKS, Path("/ck"), {})} == {0}
 
 
-def test_what_several_ranks_read_alike_is_struck_once() -> None:
-    calls = [Call("read", "m", 1, 1), Call("read", "m", 1, 0), Call("read", "r1", 1, 1)]
-    assert [strike.call for strike in load_strikes_of(calls) if strike.kind == "load-EIO"] == [calls[1], calls[2]]
+def test_what_several_ranks_read_alike_is_struck_once_and_on_each_of_them_alone() -> None:
+    calls = [Call("read", "m", 1, 0), Call("read", "m", 1, 1), Call("read", "r1", 1, 1)]
+    strikes = list(load_strikes_of(calls))
+    assert [strike.call for strike in strikes if strike.kind == "load-EIO"] == [calls[0], calls[2]]
+    ranks = [strike for strike in strikes if family_of(strike.kind) == "ranks"]
+    assert Counter(strike.kind for strike in ranks) == {
+        "load-killed-rank": 3, "load-stopped-rank": 3, "load-EIO-rank": 2,
+    }  # fmt: skip
+    assert (
+        ranks[1].what
+        == "while it is loaded, read of m, call 1 on it of rank 1, is not made: the rank is killed before it"
+    )
+    assert ranks[-1].injected == "read:error=EIO:when=1"
+    alone = [strike.kind for strike in load_strikes_of(calls[:1])]
+    assert alone == ["load-EIO", "load-slow", "load-killed-rank"]
+
+
+def opened(thread: int, path: str) -> str:
+    return f"{thread} openat(AT_FDCWD<>, {quoted(path)}, O_WRONLY|O_CREAT, 0666) = {at(3, path)}"
+
+
+@pytest.mark.parametrize("ranks", [["a", "b"], ["b", "a"]])
+def test_the_order_in_which_ranks_load_is_not_that_of_their_calls(ranks: list[str]) -> None:
+    forks = [f"1 fork() = {number}" for number in (2, 3)]
+    own = {"a": opened(2, "/ck/a"), "b": opened(3, "/ck/b")}
+    calls = calls_of([*forks, *(own[name] for name in ranks)], Path("/ck"), 2)
+    assert [(call.path, call.rank) for call in calls] == [("a", 0), ("b", 1)]
+
+
+def events_of(tmp_path: Path, lines: list[str], *paths: str) -> list[str]:
+    folder, record = tmp_path / "ck", tmp_path / "record"
+    folder.mkdir()
+    for path in paths:
+        (folder / path).touch()
+    place = "".join(f"\\x{byte:02x}" for byte in str(folder.resolve()).encode())
+    record.write_text("\n".join(line.replace("\\x2f\\x63\\x6b", place) for line in lines) + "\n")
+    return [str(event) for event in read_trace(record, folder, {}, 1).events]
+
+
+@pytest.mark.parametrize("order", [(2, 3), (3, 2)])
+def test_what_helpers_do_side_by_side_is_told_one_after_the_other(tmp_path: Path, order: tuple[int, int]) -> None:
+    """Two processes that write a file each, between two changes of the one that has forked them."""
+    own = {2: opened(2, "/ck/z"), 3: opened(3, "/ck/y")}
+    lines = [opened(1, "/ck/b"), "1 fork() = 2", "1 fork() = 3", *(own[number] for number in order), opened(1, "/ck/a")]
+    assert events_of(tmp_path, lines, "a", "b", "y", "z") == ["create b", "create z", "create y", "create a"]
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_threads_of_a_stage_are_told_by_the_names_that_they_change(tmp_path: Path, order: tuple[int, int]) -> None:
+    """Which of two threads takes which file is chance, too."""
+    marked = [f"1 rmdir({quoted(f'/ck/.shardproof-stage-{stage}')}) = -1 ENOENT (No such file)" for stage in (1, 2)]
+    side = [opened(thread, path) for thread, path in zip(order, ("/ck/c", "/ck/b"), strict=True)]
+    lines = ["1 clone3({flags=CLONE_THREAD|CLONE_FILES}, 88) = 2", marked[0], *side, marked[1], opened(1, "/ck/a")]
+    assert events_of(tmp_path, lines, "a", "b", "c") == ["create b", "create c", "create a"]
+
+
+@traced
+@pytest.mark.nightly
+def test_one_rank_of_a_load_is_struck_alone_and_the_folder_loads_after_it() -> None:
+    with prepared(all_stacks()["dcp-2-ranks"], 60.0) as ready:
+        lane, folders = ready.bench.lanes[0], ready.source.folders
+        strikes = {strike.kind: strike for strike in load_strikes_of(ready.source.loads) if strike.call.rank == 1}
+        for kind, said in {"load-killed-rank": "rank 1: it was", "load-EIO-rank": "Input/output error"}.items():
+            verdict = struck(lane, strikes[kind], folders.old, folders.new, ready.known, NEW, OWN)
+            assert verdict.outcome == "new"
+            assert said in verdict.why

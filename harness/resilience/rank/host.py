@@ -29,10 +29,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from harness.entry import resolve
+from harness.resilience.rank.tracer import let_trace
 from harness.resilience.stacks import Driver
 from harness.world.process import (
     LONGEST_DEADLINE,
     adopt_orphans,
+    children_of,
     die_with_parent,
     fork,
     in_session,
@@ -45,8 +47,8 @@ MEMORY = 4 << 30
 MOST_SAID = 300
 _END = b"\n"
 """What ends an answer, which is a line of JSON."""
-_ALLOW_TRACING, _BY_ANYONE, _END_WITH_PARENT = 0x59616D61, ctypes.c_ulong(-1), 1
-"""Of prctl(2): PR_SET_PTRACER, PR_SET_PTRACER_ANY, PR_SET_PDEATHSIG."""
+_END_WITH_PARENT = 1
+"""Of prctl(2): PR_SET_PDEATHSIG."""
 
 Answer = dict[str, Any]
 
@@ -80,30 +82,31 @@ class Lane:
 
             def load() -> Any:
                 if asked["wait"]:
-                    _wait_for_tracer()
+                    let_trace(asked["rank"])
                 return self.driver.digests(self.driver.load(folder))
 
-            return self.run(load, folder, deadline_s, asked["wait"])
+            return self.run(load, folder, deadline_s, asked)
         generation, run = asked["generation"], asked["run"]
 
         def save() -> Any:
             state = self.driver.state(generation, run)
             known = self.driver.digests(state)
             if asked["wait"]:
-                _wait_for_tracer()
+                let_trace(asked["rank"])
             if asked.get("most_bytes"):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (asked["most_bytes"],) * 2)
             self.driver.save(folder, state, generation, run)
             return known
 
-        return self.run(save, folder, deadline_s, asked["wait"])
+        return self.run(save, folder, deadline_s, asked)
 
-    def run(self, what: Callable[[], Any], folder: Path, deadline_s: float, waits: bool) -> Answer:
+    def run(self, what: Callable[[], Any], folder: Path, deadline_s: float, asked: dict[str, Any]) -> Answer:
         """Let a child do something, and say how it ended.
 
         Args:
             folder: in which it does it; messages call it `FOLDER`, so that they are the same in every lane.
-            waits: tell the asker the child's number first, and go on when it answers.
+            asked: with `wait`, tell the asker first which process stands still, the child or the rank that it has
+                forked, and go on when it answers.
         """
         told, tells = os.pipe()
         child = os.fork()
@@ -111,9 +114,9 @@ class Lane:
             os.close(told)
             self._be_child(what, folder, tells)
         os.close(tells)
-        if waits:
+        if asked["wait"]:
             os.waitpid(child, os.WUNTRACED)
-            self.say({"pid": child})
+            self.say({"pid": child if asked["rank"] is None else children_of(child)[asked["rank"]]})
             self._requests.readline()
             os.kill(child, signal.SIGCONT)
         said, late = _read(told, deadline_s, child)
@@ -145,12 +148,6 @@ class Lane:
         while data:
             data = data[os.write(tells, data) :]
         os._exit(0)
-
-
-def _wait_for_tracer() -> None:
-    """Let any process of this user trace this one, and stop until it does."""
-    ctypes.CDLL(None).prctl(_ALLOW_TRACING, _BY_ANYONE, 0, 0, 0)
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _told(error: BaseException) -> str:

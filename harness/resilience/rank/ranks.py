@@ -4,9 +4,8 @@ The ranks are forked by the child that saves or loads, and meet in a gloo group 
 state of `torch_stacks`, each tensor split over the ranks along its first dimension, as FSDP2 has it, and a number that
 all of them have.
 
-The writer is the library's, in a class of one's own that says between which collectives a rank is: it asks for a file
-that is not there, named after the stage (`MARK`). That is all that the record needs to tell which changes of different
-ranks may change places. A user's writer may do the same; nothing of the library is changed.
+The writer says between which collectives a rank is (`torch_stacks.Writer`). That is all that the record needs to tell
+which changes of different ranks may change places.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from harness.resilience.rank.torch_stacks import State, Tensors, digests_of
-from harness.resilience.trace import MARK
+from harness.resilience.rank import tracer
+from harness.resilience.rank.torch_stacks import State, Tensors, Writer, digests_of
 from harness.world.process import die_with_parent
 
 LONGEST_WAIT = timedelta(minutes=30)
@@ -56,12 +54,12 @@ class DistributedRanks(Tensors):
     def warm(self) -> None:
         importlib.import_module("torch._dynamo")  # what DTensor imports when it is first used
         with tempfile.TemporaryDirectory() as folder:
-            state_dict_saver.save(self.state(0, 0), storage_writer=_Writer(folder), no_dist=True)
+            state_dict_saver.save(self.state(0, 0), storage_writer=Writer(folder), no_dist=True)
             state_dict_loader.load(self.blank(), storage_reader=FileSystemReader(folder), no_dist=True)
 
     def save(self, folder: Path, state: State, generation: int, run: int) -> None:
         def body(mesh: DeviceMesh) -> None:
-            state_dict_saver.save(_sharded(state, mesh), storage_writer=_Writer(folder, **self.options))
+            state_dict_saver.save(_sharded(state, mesh), storage_writer=Writer(folder, **self.options))
 
         in_ranks(self.world, folder.parent, body)
 
@@ -75,23 +73,6 @@ class DistributedRanks(Tensors):
 
     def digests(self, state: Mapping[str, Any]) -> Mapping[str, str]:
         return digests_of(state)
-
-
-class _Writer(FileSystemWriter):
-    """The library's writer, which also says in which stage it is."""
-
-    def write_data(self, *given: Any, **named: Any) -> Any:
-        _mark(self.path, 1)
-        return super().write_data(*given, **named)
-
-    def finish(self, *given: Any, **named: Any) -> None:
-        _mark(self.path, 2)
-        super().finish(*given, **named)
-
-
-def _mark(folder: str | os.PathLike[str], stage: int) -> None:
-    with suppress(FileNotFoundError):
-        os.rmdir(os.path.join(folder, f"{MARK}{stage}"))
 
 
 def in_ranks(world: int, scratch: Path, body: Body) -> list[Mapping[str, torch.Tensor] | None]:
@@ -111,10 +92,12 @@ def in_ranks(world: int, scratch: Path, body: Body) -> list[Mapping[str, torch.T
             if (child := os.fork()) == 0:
                 os.close(told)
                 die_with_parent(parent)
+                tracer.begins(rank)
                 _be_rank(rank, world, meeting, body, tells)
             os.close(tells)
             ranks.append(child)
             pipes.append(told)
+        tracer.have_begun(ranks)
         said = [_read(told) for told in pipes]
         for child in ranks:
             os.waitpid(child, 0)

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+
+from harness.resilience.trace import MARK
 
 State = dict[str, Any]
 
@@ -98,6 +101,25 @@ class SafeTensors(Tensors):
         return found
 
 
+class Writer(FileSystemWriter):
+    """The library's writer, which also says in which stage of a save it is: it asks for a file that is not there, named
+    after the stage (`MARK`). Threads and ranks of one stage do not wait for each other. A user's writer may do the
+    same; nothing of the library is changed."""
+
+    def write_data(self, *given: Any, **named: Any) -> Any:
+        _mark(self.path, 1)
+        return super().write_data(*given, **named)
+
+    def finish(self, *given: Any, **named: Any) -> None:
+        _mark(self.path, 2)
+        super().finish(*given, **named)
+
+
+def _mark(folder: str | os.PathLike[str], stage: int) -> None:
+    with suppress(FileNotFoundError):
+        os.rmdir(os.path.join(folder, f"{MARK}{stage}"))
+
+
 class Distributed(Tensors):
     """`torch.distributed.checkpoint.save` and `load` in one process, without a process group."""
 
@@ -106,7 +128,7 @@ class Distributed(Tensors):
 
     def save(self, folder: Path, state: State, generation: int, run: int) -> None:
         where = folder / f"step-{generation:08d}" if self.steps else folder
-        state_dict_saver.save(state, storage_writer=FileSystemWriter(where, **self.options), no_dist=True)
+        state_dict_saver.save(state, storage_writer=Writer(where, **self.options), no_dist=True)
 
     def load(self, folder: Path) -> State:
         state = self.blank()

@@ -82,6 +82,14 @@ def test_factors_lie_close_together_where_none_is_known() -> None:
     assert far is None
 
 
+def test_a_factor_is_one_of_numbers() -> None:
+    for due in ((np.nan, 2, 4), (np.inf, 2, 4)):
+        assert gradients.scaled(*met({W: fp32(*due)}, {W: fp32(1, 2.5, 5)}, W)) is None
+    halved = gradients.scaled(*met({W: held("fp16", 60000, 40000)}, {W: held("fp16", 30000, 20000)}, W))
+    assert halved is not None
+    assert "1/2" in halved.clause, "though twice as much is more than fp16 has"
+
+
 def test_factors_are_those_of_the_operation() -> None:
     given = context_of({}, {}, SCENARIO)
     assert list(gradients._known_factors(given, 99)) == []
@@ -126,6 +134,13 @@ def test_sums_that_leave_contributions_out() -> None:
     assert told(gradients._partial_sums(EVERY[:1, :1], Mesh(1, 1, 1))) == {}
     for mesh in (Mesh(1, 4, 1), Mesh(4, 1, 1)):
         assert not [name for name in told(gradients._partial_sums(EVERY, mesh)) if "replica" in name]
+    of_two = told(gradients._partial_sums(EVERY[:1, :2], Mesh(1, 2, 1)))
+    assert [of_two[f"{but} {rank}, divided by 2 or 1"] for rank in range(2)] == [[1, 2], [1 / 2, 1]]
+    thrice = np.concatenate([EVERY, 256 * EVERY[:1]])
+    late = told(gradients._partial_sums(thrice, Mesh(1, 4, 1)))
+    assert late["the average of all microbatches but the last plus one rank's own last one"] == [
+        255 / 4 + last for last in (256, 512, 1024, 2048, 64, 128, 256, 512)
+    ]
     alone = told(gradients._partial_sums(EVERY[:, :1], Mesh(1, 1, 1)))
     assert [name for name in alone if "rank" in name] == []
     assert len(alone) == 4
@@ -199,6 +214,18 @@ def test_sums_with_every_microbatch(dtype: str) -> None:
     assert not [name for name in single if "every microbatch" in name]
 
 
+def test_a_narrow_sum_of_three_ranks_is_divided_exactly_or_in_that_dtype() -> None:
+    r = rounds("bf16")
+    sums = told(gradients._narrow_sums(np.ones((1, 3, 1)) / 4, Mesh(1, 3, 1)))
+    for name in ("reduced in bf16", "reduced in bf16 within replicas", "an average whose sum was rounded to bf16"):
+        assert {*sums[name]} == {1 / 4}
+    sums = told(gradients._narrow_sums(np.array([[[1.0], [2], [2]]]), Mesh(1, 3, 1)))
+    for name in ("reduced in bf16", "reduced in bf16 within replicas", "an average whose sum was rounded to bf16"):
+        assert {*sums[name]} == {5 / 3, r(5 / 3)}
+    small = np.repeat([[[1.0], [2.0**-8], [2.0**-8]]], 2, axis=0)
+    assert 2 * r(1 / 3) in told(gradients._narrow_sums(small, Mesh(1, 3, 1)))["reduced in bf16 with every microbatch"]
+
+
 def test_a_ring_adds_from_any_rank_on_in_either_direction() -> None:
     r = rounds("bf16")
     a, b, c = 1.0, 2.0**-8, 3 * 2.0**-9
@@ -211,6 +238,9 @@ def test_a_ring_adds_from_any_rank_on_in_either_direction() -> None:
     replicas = gradients._reduced_in_replicas(ranks, numpy_dtype("bf16"), Mesh(2, 2, 1))[:, 0].tolist()
     exact = [r(a + b) + r(c + b), r(b + a) + r(b + c), r(b + a) + r(b + c), r(a + b) + r(c + b)]
     assert replicas == [*exact, *map(r, exact)]
+    four = np.array([[a], [a], [b], [c]])
+    assert r(r(r(c + b) + a) + a) == 2.015625
+    assert {*gradients._reduced_in(four, numpy_dtype("bf16"))[:, 0]} == {2.0, 2.015625}, "the latter backwards alone"
     three = gradients._reduced_in_replicas(
         np.array([[x] for x in (a, b, c, b, b, b)]), numpy_dtype("bf16"), Mesh(2, 3, 1)
     )
@@ -233,6 +263,7 @@ def test_a_gradient_but_for_one_factor() -> None:
     assert not gradients._times_a_factor(due, np.array([3.0, 6.0, 1.0]), 0.01)
     assert not gradients._times_a_factor(due, np.array([-3.0, -6.0, 0.0]), 0.01)
     assert not gradients._times_a_factor(np.zeros((1, 3)), np.zeros(3), 0.01)
+    assert not gradients._times_a_factor(due, np.zeros(3), 0.01)
     assert gradients._times_a_factor(np.array([[0.0, 0, 0], [5, 5, 5], [1, 2, 0]]), np.array([3.0, 6.0, 0.0]), 0.01)
     alternatives = np.array([[1.0, 2.0], [5.0, 6.0]])
     assert gradients._each_times(2.0, alternatives, np.array([2.0, 12.0]), 0.01)
@@ -240,6 +271,7 @@ def test_a_gradient_but_for_one_factor() -> None:
     assert not gradients._each_times(2.0, alternatives, np.array([2.0, 12.3]), 0.01)
     assert not gradients._each_times(2.0, alternatives, np.array([2.0, 8.0]), 0.01)
     assert gradients._each_times(2.0, -alternatives, np.array([-2.0, -12.1]), 0.01)
+    assert gradients._each_times(2.0, 0 * alternatives, np.array([0.0, 0.0]), 0.01)
 
 
 def test_factors_by_which_a_gradient_may_have_been_clipped() -> None:
@@ -318,6 +350,10 @@ def test_a_step_that_is_skipped_after_an_overflow() -> None:
         assert halved(4.0, at(SCALE, **changes)) is None
     later = Scenario(mesh=Mesh(1, 2, 1), program="build overflow step")
     assert halved(4.0, live(2, "scaler", "scale"), scenario=later) is not None
+    again = Scenario(mesh=Mesh(1, 2, 1), program="build overflow step step")
+    assert halved(4.0, live(2, "scaler", "scale"), scenario=again) is not None, "whatever comes next"
+    other = {SCALE: held("fp32", 8, shape=()), at(SCALE, op=2): held("fp32", 8, shape=())}
+    assert gradients.skipped_again(*met(other, {SCALE: fp32(4, 4)}, SCALE, OVERFLOWS)) is None
     first = live(0, "scaler", "scale")
     assert gradients.skipped_again(*met({first: fp32(8)}, {first: fp32(4)}, first, OVERFLOWS)) is None
 
@@ -374,6 +410,20 @@ def test_contributions_are_those_of_the_probe() -> None:
     assert every.shape == (2, 2, 112)
     assert (every.sum(axis=(0, 1)) / 2 == gradient(DENSE)).all()
     assert (gradients._average(UP, given.ops[STEP], given) == gradient(DENSE)).all()
+
+
+def test_contributions_to_an_expert_are_of_as_many_ranks_as_have_it() -> None:
+    scenario = Scenario(model="moe", mesh=Mesh(1, 4, 1), expert_parallel=2)
+    given = context_of({}, {}, scenario)
+    due = {key.fqn: value for key, value in predicted(scenario).items() if (key.op, key.role) == (STEP, "grad")}
+    experts = {p.fqn for p in given.model.params if p.spec.ep_dim is not None}
+    assert experts < {*due}
+    for fqn, value in due.items():
+        every = gradients._contributions(fqn, given.ops[STEP], given)
+        assert every.shape[:2] == (1, 4)
+        assert (every.sum(axis=(0, 1)) / 4 == as_numbers(value).reshape(-1)).all()
+        pairs = every[:, ::2], every[:, 1::2]
+        assert (pairs[0] == pairs[1]).all() == (fqn in experts)
 
 
 def test_a_gradient_that_lacks_a_microbatch() -> None:
@@ -438,6 +488,7 @@ def test_gradients_that_were_kept() -> None:
     spoilt[7] += 1
     assert gradients.gradient_kept(*wrong(scenario, spoilt, 3)) is None
     assert gradients.gradient_kept(*wrong(scenario, sums, 3, "exp_avg")) is None
+    assert gradients.gradient_kept(*wrong(scenario, sums / 4, 3)) is None, "nothing clipped it"
 
 
 def test_gradients_that_were_kept_and_clipped() -> None:
@@ -454,6 +505,11 @@ def test_gradients_that_were_kept_and_clipped() -> None:
     assert all_three is not None
     assert all_three.evidence["since_op"] == 1
     assert gradients.gradient_kept(*wrong(scenario, averages[3] * 0.25, 3)) is None, "only the norm was wrong"
+    saved = replace(scenario, program="build step step step save")
+    key = live(4, "grad", UP)
+    due = {key: predicted(saved)[live(3, "grad", UP)]}
+    got = held("fp32", *(averages[3] + averages[2]) * 0.25, shape=due[key].shape)
+    assert gradients.gradient_kept(*met(due, {key: got}, key, saved)) is None, "no step"
     spoilt = (averages[3] + averages[2]) * 0.25
     spoilt[7] += 1
     assert gradients.gradient_kept(*wrong(scenario, spoilt, 3)) is None

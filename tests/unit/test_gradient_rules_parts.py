@@ -239,7 +239,7 @@ def test_a_ring_adds_from_any_rank_on_in_either_direction() -> None:
     exact = [r(a + b) + r(c + b), r(b + a) + r(b + c), r(b + a) + r(b + c), r(a + b) + r(c + b)]
     assert replicas == [*exact, *map(r, exact)]
     four = np.array([[a], [a], [b], [c]])
-    assert r(r(r(c + b) + a) + a) == 2.015625
+    assert r(r(r(a + c) + b) + a) == 2.015625
     assert {*gradients._reduced_in(four, numpy_dtype("bf16"))[:, 0]} == {2.0, 2.015625}, "the latter backwards alone"
     three = gradients._reduced_in_replicas(
         np.array([[x] for x in (a, b, c, b, b, b)]), numpy_dtype("bf16"), Mesh(2, 3, 1)

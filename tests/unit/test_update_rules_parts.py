@@ -86,6 +86,9 @@ def test_copies_that_a_step_did_not_reach() -> None:
     three = copies(right, [1, 7, 8, 9])
     assert three is not None
     assert three.confidence == "certain"
+    two_each = copies(right, [1, 2, 8, 9], [1, 2, 8, 9])
+    assert two_each is not None
+    assert two_each.confidence == "certain"
     assert copies(right, left, before=Value("int32", (4,), fp32(*left).data)) is None
     assert copies(right, left, before=Value("fp32", (2, 2), fp32(*left).data)) is None
     records = [flat(W, rank, 0, np.array(value), (4,)) for rank, value in enumerate((right, left))]
@@ -190,6 +193,10 @@ def test_the_right_update_of_an_earlier_value() -> None:
     assert right(got, due, before, earlier, key=saved) is None, "no step"
     infinite = right(fp32(np.inf, 2.5, 4.5, 6.5), fp32(2, 1.5, 2.5, 3.5), fp32(1, 1, 2, 3), fp32(1, 2, 4, 6))
     assert infinite is not None
+    unlike = [Value("fp32", (3, 1), value.data) for value in (before, earlier)]
+    assert right(got, due, *unlike) is None
+    held_infinity = right(fp32(7, 2.5, 4.5, 6.5), fp32(9, 1.5, 2.5, 3.5), fp32(np.inf, 1, 2, 3), fp32(1, 2, 4, 6))
+    assert held_infinity is not None
     integers = [Value("int32", value.shape, value.data) for value in (got, due, before, earlier)]
     assert right(*integers) is None
     assert right(fp32(1), due, before, earlier) is None
@@ -219,11 +226,12 @@ BETA = 1 - DECAYING.optimizer.beta1
 
 
 def decayed(got: tuple[float, ...], *, role: str = "param", key: Key = MOMENT, cold: Logical | None = None,
-            earlier: Value | None = None, current: Value | None = None) -> Finding | None:  # fmt: skip
+            earlier: Value | None = None, current: Value | None = None, more: Logical | None = None,
+            due: tuple[float, ...] = (1, 2, 3)) -> Finding | None:  # fmt: skip
     weight = at(key, role=role, op=key.op - 1)
-    due = {key: fp32(1, 2, 3), weight: current or fp32(10, 20, 30), at(weight, op=0): earlier or fp32(14, 28, 42)}
-    due[at(weight, op=key.op)] = fp32(0)
-    return updates._decayed_from(*met(due, {key: fp32(*got)}, key, DECAYING, cold))
+    expected = {key: fp32(*due), weight: current or fp32(10, 20, 30), at(weight, op=0): earlier or fp32(14, 28, 42)}
+    expected |= {at(weight, op=key.op): fp32(0), **(more or {})}
+    return updates._decayed_from(*met(expected, {key: fp32(*got)}, key, DECAYING, cold))
 
 
 def test_a_moment_into_which_the_decay_of_earlier_weights_went() -> None:
@@ -248,8 +256,32 @@ def test_a_moment_into_which_the_decay_of_earlier_weights_went() -> None:
     assert without_load.clause == f"{told}its value of operation 1 (step) in the run without a load"
     momentum = decayed(tuple(np.array([1.0, 2, 3]) + np.array([4.0, 8, 12]) * 0.25), key=at(MOMENT, role="momentum"))
     assert momentum is not None, "a momentum takes in all of the decay"
+    once = {at(W, op=STEP): Value("fp32", (3, 1), fp32(1, 2, 3).data)}
+    assert decayed(got, more=once) is not None, "one of another shape lies between"
+    settings = {"weight_decay": 0.5, "beta1": 0.25}
+    of_group = {live(SAVE, "hyperparameter", f"group0.{name}"): held("fp32", number, shape=())
+                for name, number in settings.items()}  # fmt: skip
+    by_group = tuple(np.array([1.0, 2, 3]) + np.array([4.0, 8, 12]) * 0.5 * 0.75)
+    assert decayed(by_group, more=of_group) is not None
+    assert decayed(got, more=of_group) is None
+    infinite = (fp32(np.inf, 14, 28, 42), fp32(np.inf, 10, 20, 30))
+    assert decayed((1, *got), due=(2, 1, 2, 3), earlier=infinite[0], current=infinite[1]) is None
     unknown = {MOMENT: fp32(1, 2, 3)}
     assert updates._decayed_from(*met(unknown, {MOMENT: fp32(*got)}, MOMENT, DECAYING)) is None
+
+
+def test_a_moment_takes_in_a_decay_within_its_roundings() -> None:
+    weights = {BEFORE: fp32(0, 0, 0), at(W, op=0): fp32(256, 512, 768)}
+    gone = np.array([256.0, 512, 768]) * 0.25 * BETA
+    half = {MOMENT: held("bf16", 1, 2, 3), **weights}
+    for off, close in ((1.02, True), (1.05, False)):
+        got = held("bf16", *(np.array([1.0, 2, 3]) + off * gone))
+        told = updates._decayed_from(*met(half, {MOMENT: got}, MOMENT, DECAYING))
+        assert (told is not None) is close
+    large = {MOMENT: fp32(1024, 2048, 4096), **weights}
+    for off, close in ((0.0, True), (1 / 64, False)):
+        got = fp32(*(np.array([1024.0, 2048, 4096]) + gone + off))
+        assert (updates._decayed_from(*met(large, {MOMENT: got}, MOMENT, DECAYING)) is not None) is close
 
 
 def gone_on(got: tuple[float, ...], *, role: str = "exp_avg", cold: Logical | None = None, key: Key = MOMENT,

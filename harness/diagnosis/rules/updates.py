@@ -113,7 +113,7 @@ def _right_update_of_another(difference: Difference, context: Context) -> Findin
     rounding = ROUNDING.get(pair.expected.dtype, 2.0**-20) * (np.abs(pair.got) + np.abs(pair.wanted))[finite]
     decay = max(_decays(key, context))
     for index, value in context.earlier(key):
-        if index == key.op - 1 or value.shape != current.shape:
+        if value.shape != current.shape:
             continue
         gone = as_numbers(value)[pair.at][finite].astype(np.float64) - held[finite]
         close = rounding + decay * np.abs(gone)

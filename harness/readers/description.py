@@ -116,4 +116,4 @@ def _digest(data: bytes) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

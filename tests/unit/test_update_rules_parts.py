@@ -285,12 +285,13 @@ def test_a_moment_takes_in_a_decay_within_its_roundings() -> None:
 
 
 def gone_on(got: tuple[float, ...], *, role: str = "exp_avg", cold: Logical | None = None, key: Key = MOMENT,
-            earlier: Value | None = None, seen: Value | None = None) -> Finding | None:  # fmt: skip
+            earlier: Value | None = None, seen: Value | None = None, more: Logical | None = None
+            ) -> Finding | None:  # fmt: skip
     key = at(key, role=role)
     before = at(key, op=key.op - 1)
-    due = {key: fp32(10, 20, 30), before: fp32(1, 2, 3), at(key, op=0): earlier or fp32(5, 7, 9)}
-    more = {before: seen} if seen else {}
-    return updates.moment_continued_from(*met(due, {key: fp32(*got), **more}, key, SCENARIO, cold))
+    due = {key: fp32(10, 20, 30), before: fp32(1, 2, 3), at(key, op=0): earlier or fp32(5, 7, 9), **(more or {})}
+    changed = {before: seen} if seen else {}
+    return updates.moment_continued_from(*met(due, {key: fp32(*got), **changed}, key, SCENARIO, cold))
 
 
 @pytest.mark.parametrize(("role", "beta"), [("exp_avg", 0), ("exp_avg_sq", 1), ("momentum", 2)])
@@ -310,6 +311,12 @@ def test_a_moment_that_went_on_from_an_earlier_one(role: str, beta: int) -> None
     assert gone_on(got, role=role, seen=fp32(1, 2, 4)) is None, "it was wrong before"
     assert gone_on(got, role=role, key=at(MOMENT, op=SAVE)) is None, "no step"
     cold = {at(MOMENT, role=role, op=STEP): fp32(5, 7, 9)}
+    once = {at(MOMENT, role=role, op=STEP): Value("fp32", (3, 1), fp32(5, 7, 9).data)}
+    assert gone_on(got, role=role, more=once) == told, "one of another shape lies between"
+    setting = live(SAVE, "hyperparameter", f"group0.{updates.MOMENTS[role]}")
+    assert gone_on(got, role=role, more={setting: held("fp32", 0.25, shape=())}) is None
+    by_group = tuple(np.array([10.0, 20, 30]) + 0.25 * np.array([4.0, 5, 6]))
+    assert gone_on(by_group, role=role, more={setting: held("fp32", 0.25, shape=())}) == told
     without = gone_on(got, role=role, cold=cold, earlier=fp32(0, 0, 0))
     assert without is not None
     assert "goes on from its value of operation 1 (step) in the run without a load, not from its" in without.clause
@@ -353,6 +360,8 @@ def test_a_weight_that_was_decayed_too_often_or_too_little(factor: float, how: s
     assert times(factor * 0.94) is None
     assert times(factor, base=(8, 0, 32)) is None
     assert times(factor, base=(8, 16), due=(7, 15)) is None, "two elements"
+    for base, due, got in (((8, 0, 32), (7, 15, 31), (6, 14, 27)), ((np.inf, 16, 32), (np.inf, 15, 31), (5, 13, 27))):
+        assert updates.weight_decay(*met({W: fp32(*due), BEFORE: fp32(*base)}, {W: fp32(*got)}, W, PLAIN)) is None
     load = times(factor, key=at(W, op=LOAD))
     assert load is not None, "a load may take a step"
     assert load.clause.endswith(f"{how} by operation 5 (load)")
@@ -361,8 +370,8 @@ def test_a_weight_that_was_decayed_too_often_or_too_little(factor: float, how: s
 @pytest.mark.parametrize(("dtype", "rounding"), [("bf16", 2.0**-8), ("fp16", 2.0**-11)])
 def test_a_decay_is_told_where_it_is_more_than_a_rounding(dtype: str, rounding: float) -> None:
     base = due = (8.0, 16.0, 32.0)
-    large = replace(SCENARIO, optimizer=Optimizer.parse(f"adamw/lr=1.0/weight_decay={4 * rounding}"))
-    assert times(4 * rounding, dtype=dtype, scenario=large, base=base, due=due) is not None
+    large = replace(SCENARIO, optimizer=Optimizer.parse(f"adamw/lr=1.0/weight_decay={2.5 * rounding}"))
+    assert times(2.5 * rounding, dtype=dtype, scenario=large, base=base, due=due) is not None
     small = replace(SCENARIO, optimizer=Optimizer.parse(f"adamw/lr=1.0/weight_decay={2 * rounding}"))
     assert times(2 * rounding, dtype=dtype, scenario=small, base=base, due=due) is None
 
@@ -376,6 +385,10 @@ def test_a_decay_less_than_a_rounding_is_told_by_its_bits() -> None:
     assert pair is not None
     assert pair.at.tolist() == [1, 2, 3]
     assert [updates._is_decayed(pair, amount) for amount in (0.003, 0.0, 0.01, -0.003)] == [True, False, False, False]
+    infinite = met({key: fp32(np.inf, 2, 3)}, {key: fp32(np.inf, 1, 1)}, key, scenario)
+    pair = infinite[1].pair(infinite[0])
+    assert pair is not None
+    assert not updates._is_decayed(pair, 1.0)
     assert updates.weight_decay(difference, given) == found(
         "likely", "param of w was decayed once too often by operation 5 (load)", lr_times_decay=0.003, times=1
     )
@@ -387,14 +400,15 @@ def test_shares_that_a_step_may_take_off() -> None:
     given = context_of({}, {}, PLAIN)
     assert updates._decays(W, given) == [0.125]
     assert updates._decays(at(W, op=99), given) == [0.125]
-    later_build = updates._decays(at(W, op=LOAD), given)
-    assert later_build[0] == 0.125
+    assert updates._decays(at(W, op=LOAD), given) == [0.125, 1.0 * 0.375], "and by what a later build begins with"
     lr, decay = live(LATER, "hyperparameter", "group0.lr"), live(LATER, "hyperparameter", "group0.weight_decay")
     groups = {lr: fp32(2), decay: fp32(0.25), at(lr, op=SAVE): fp32(4), at(decay, op=SAVE): fp32(0.5)}
     groups[live(LATER, "hyperparameter", "group1.lr")] = fp32(9)
     groups[at(lr, role="param")] = fp32(7)
     assert updates._decays(W, context_of(groups, {}, PLAIN)) == [0.125, 2.0, 0.5]
     assert list(updates._decays_of_groups(LATER, context_of(groups, {}, PLAIN))) == [0.5]
+    flattened = {at(lr, fqn="a.b.lr"): fp32(3), at(lr, fqn="a.b.weight_decay"): fp32(0.5)}
+    assert list(updates._decays_of_groups(LATER, context_of(flattened, {}, PLAIN))) == [1.5]
 
 
 def test_groups_have_shares_of_their_own() -> None:

@@ -124,7 +124,7 @@ def _assembled_and_clipped(
 ) -> Finding | None:
     """The first hypothesis that, times one factor, is the gradient; clipping took the factor of a norm that is wrong
     too. None where the right gradient is, times a factor: then only the norm was wrong."""
-    key, got = difference.key, as_numbers(pair.observed).astype(np.float64).reshape(-1)
+    key, got = difference.key, as_numbers(pair.observed).astype(np.float64)
     close, right = CLIPPED[pair.expected.dtype], every.sum(axis=(0, 1)) / every.shape[1]
     if _times_a_factor(right[None], got, close) or len(np.unique(got)) <= DISTINCT:
         return None
@@ -151,12 +151,12 @@ def _times_a_factor(alternatives: Floats, got: Floats, close: float) -> bool:
 def _clipping_factors(key: Key, right: Floats, context: Context) -> list[float]:
     """By what a gradient may have been clipped: as it must be, since the norm that a library clips by may be rounded;
     and by the norm that was observed."""
-    expected, there = as_numbers(context.expected[key]).astype(np.float64).reshape(-1), right != 0
+    expected, there = as_numbers(context.expected[key]).astype(np.float64), right != 0
     if not there.any():
         return []
     due = float(np.median(expected[there] / right[there]))
     norm = key._replace(role="norm", fqn="total_norm")
-    wanted, got = (float(as_numbers(n).reshape(-1)[0]) if n else 0.0 for n in (
+    wanted, got = (float(as_numbers(n)[0]) if n else 0.0 for n in (
         context.expected.get(norm), context.observed.get(norm)))  # fmt: skip
     return [due, due * wanted / got] if got and np.isfinite(got) else [due]
 
@@ -360,7 +360,7 @@ def gradient_kept(difference: Difference, context: Context) -> Finding | None:
 
 def _kept_and_clipped(difference: Difference, context: Context, pair: Pair) -> Finding | None:
     """As above where both steps clip: what was kept is the sum before clipping, known from the contributions."""
-    key, got = difference.key, as_numbers(pair.observed).astype(np.float64).reshape(-1)
+    key, got = difference.key, as_numbers(pair.observed).astype(np.float64)
     steps = [op for op in context.ops[: key.op + 1] if op.kind == "step"][::-1]
     if not steps or steps[0].index != key.op or len(np.unique(got)) <= DISTINCT:
         return None

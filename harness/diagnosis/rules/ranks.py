@@ -36,7 +36,7 @@ def norm_of_a_part(difference: Difference, context: Context) -> Finding | None:
     expected, observed = context.expected.get(difference.key), context.observed.get(difference.key)
     if difference.kind != "norm" or expected is None or observed is None:
         return None
-    wanted, got = (float(as_numbers(value).reshape(-1)[0]) for value in (expected, observed))
+    wanted, got = (float(as_numbers(value)[0]) for value in (expected, observed))
     why = "as if elements were left out" if got < wanted else "as if elements were counted more than once"
     clause = f"{difference.key.fqn} is {got:.6g} instead of {wanted:.6g} after {context.op_name(difference.key.op)}"
     if not clipped_alike(difference.key.op, context):

@@ -222,8 +222,8 @@ def weight_decay(difference: Difference, context: Context) -> Finding | None:
         return None
     base = as_numbers(before)[pair.at].astype(np.float64)
     rounding = ROUNDING.get(pair.expected.dtype, 0.0)
-    with np.errstate(invalid="ignore"):  # infinities, which some models have on purpose
-        excess = (pair.wanted - pair.got) / np.where(base == 0, 1.0, base)
+    with np.errstate(divide="ignore", invalid="ignore"):  # zeros, and infinities, which some models have on purpose
+        excess = (pair.wanted - pair.got) / base
     hows = ((1, "once too often"), (-1, "once too little"))
     for amount, (times, how) in product(_decays(key, context), hows):
         close = amount * 0.05 + rounding
@@ -240,7 +240,7 @@ def _is_decayed(pair: Pair, amount: float) -> bool:
     own = as_numbers(pair.expected)
     with np.errstate(invalid="ignore"):
         decayed = (own.astype(np.float64) * (1 - amount)).astype(own.dtype)
-    return amount != 0 and decayed.tobytes() == pair.observed.data
+    return decayed.tobytes() == pair.observed.data
 
 
 def _decays(key: Key, context: Context) -> list[float]:

@@ -10,6 +10,7 @@ next. So each key becomes a line of text, for example
     capturable       "bool False"
     initial_lr       "float 0.015625"
     foreach          "NoneType"
+    cpu_optimizer_cls  "class torch.optim.adamw.AdamW"
 
 A tuple and a list are one: optimizers unpack either, and torch's own `set_optimizer_state_dict` with
 `full_state_dict=True` makes a list of the tuple that was saved.
@@ -36,6 +37,11 @@ OTHERWISE = frozenset({"params", "step"})
 TransformerEngine's and apex's FusedAdam keep in the group, which is recorded as `step`."""
 
 
+class ClassName(str):
+    """The name of a class, such as `torch.optim.adamw.AdamW`; of one that is a value in a pickle, all that a reader has
+    of it."""
+
+
 def settings_of(group: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Key → its line, for every key of a param group that is a setting."""
     for key, value in group.items():
@@ -46,6 +52,10 @@ def settings_of(group: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def line_of(value: Any, *, with_number: bool = True) -> str:
     """A value in one line: its type, and the value itself where it is short and wanted."""
     kind = type(value).__name__
+    if isinstance(value, type):
+        value = ClassName(f"{value.__module__}.{value.__qualname__}")
+    if isinstance(value, ClassName):
+        return f"class {value}"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"tensor {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, (tuple, list)):

@@ -84,6 +84,11 @@ def _group_records(target: Target, piece: Piece, owner: str, name: str) -> Itera
         yield number_record(target, piece, "hyperparameter", f"{owner}.step")
         return
     yield from hyperparameter_records(target, piece, owner, name)
+    yield from setting_records(target, piece, owner, name)
+
+
+def setting_records(target: Target, piece: Piece, owner: str, name: str) -> Iterator[Record]:
+    """The line of a param group's key, where the key is a setting. owner: as of `hyperparameter_records`."""
     if name not in OTHERWISE:
         text = _line_of(piece, name).encode()
         yield whole(target.op, piece.rank, SETTING, f"{owner}.{name}", "utf8", (len(text),), text, WRITTEN)

@@ -7,12 +7,10 @@ otherwise (Megatron-Core's flat buffers, Automodel's model files).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 from harness.models import model_spec
 from harness.observe.logical import Logical
 from harness.observe.record import Record
-from harness.observe.settings import SETTING
 from harness.program import Op
 from harness.readers.checkpoint import expected_written, read_checkpoint
 from harness.readers.vocabulary import Vocabulary
@@ -24,9 +22,6 @@ class TorchStored:
 
     vocabulary = Vocabulary()
 
-    holds_settings: ClassVar[bool] = True
-    """Whether every key of a param group lies in a checkpoint, and is read."""
-
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         """The `written` records of a checkpoint.
 
@@ -37,8 +32,6 @@ class TorchStored:
 
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
         """What the checkpoint of the save `op` must hold, from the oracle's live values after it."""
-        if not self.holds_settings:
-            live = {key: value for key, value in live.items() if key.role != SETTING}
         return expected_written(live, model_spec(scenario.model), flat=self.flattens(scenario))
 
     def flattens(self, scenario: Scenario) -> bool:

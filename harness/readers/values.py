@@ -12,6 +12,7 @@ from collections.abc import Mapping as Table
 from dataclasses import dataclass
 from math import prod
 
+from harness.observe.settings import ClassName
 from harness.readers.errors import CheckpointError, bad
 from harness.readers.symbolic import MAX_BYTES, PERSISTENT, Mapping, Name, Node
 from harness.readers.vocabulary import known
@@ -157,7 +158,7 @@ class Decoder:
             case Name(module="torch", name=name) if name in self.bounds.dtypes:
                 return f"torch.{name}"
             case Name() if node in self.known.words:
-                return str(node)
+                return ClassName(node)
         return self.foreign(node, depth)
 
     def foreign(self, node: object, depth: int) -> Value:

@@ -2,7 +2,8 @@
 
 No checkpoint says it. The library groups parameters by their multipliers of weight decay and learning rate, stores the
 group's numbers, and finds a group again by the same numbers; so does this module, with the model's own groups.
-Hyperparameters and the step are then recorded parameter by parameter, as the live records have them.
+Hyperparameters, the step and every key with its type are then recorded parameter by parameter, as the live records have
+them.
 
 Source: megatron.core.optimizer._get_param_groups (0.13 to 0.19).
 """
@@ -18,15 +19,11 @@ from harness.models import GroupSpec, NamedParam, model_spec
 from harness.observe.record import Record
 from harness.program import Op
 from harness.readers.pieces import ObjectPiece, Piece
-from harness.readers.roles import GROUP_NUMBERS, Target, hyperparameter_records, number_record
+from harness.readers.roles import GROUP_NUMBERS, Target, hyperparameter_records, number_record, setting_records
 from harness.scenario import Optimizer, Scenario
 
 Entry = Mapping[str, Piece]
 """A stored param group: field → its piece."""
-
-
-GROUP_FIELDS = frozenset({"betas", "step", *GROUP_NUMBERS})
-"""Fields of a group that become records."""
 
 
 class _Label(NamedTuple):
@@ -53,8 +50,8 @@ def members(entry: Entry, op: Op, scenario: Scenario) -> list[NamedParam]:
 
 
 def group_records(target: Target, entry: Entry, index: int, op: Op, scenario: Scenario) -> Iterator[Record]:
-    """Hyperparameters and step of each of a group's parameters. A group that the model lacks is recorded under its
-    index, which nobody expects.
+    """Hyperparameters, step and settings of each of a group's parameters. A group that the model lacks is recorded
+    under its index, which nobody expects.
 
     Raises:
         CheckpointError: one of them is no number.
@@ -66,6 +63,8 @@ def group_records(target: Target, entry: Entry, index: int, op: Op, scenario: Sc
                 yield from hyperparameter_records(target, entry[name], owner, name)
         if _value(entry, "step") is not None:
             yield number_record(target, entry["step"], "step", owner, "fp32")
+        for name, piece in entry.items():
+            yield from setting_records(target, piece, owner, name)
 
 
 def _label(group: GroupSpec, ask: Optimizer) -> _Label:

@@ -24,14 +24,6 @@ IGNORED: tuple[tuple[str, str], ...] = (
     (r"opt_param_scheduler\.(max_lr|min_lr|lr_(warmup|decay)_steps|lr_decay_style|(start|end)_wd|wd_incr_\w+)",
      "arguments of the run; what they make of a step is in the groups"),
     (r"opt_param_scheduler\.num_steps", "compared where there is a schedule; without one nothing depends on it"),
-    (r"param_groups\.\d+\.(params|wd_mult|lr_mult|max_lr|min_lr|is_expert_parallel|is_decoupled_lr|default_config)",
-     "by these the group was found"),
-    (r"param_groups\.\d+\.(amsgrad|bias_correction|capturable|dampening|decoupled_weight_decay|differentiable|foreach|"
-     r"fused|maximize|(start|end)_wd)", "arguments of the optimizer, which no step changes"),
-    (r"param_groups\.\d+\.((cpu|gpu)_optimizer_cls|offload_fraction|overlap_cpu_optimizer_d2h_h2d|"
-     r"param_update_in_fp32|pin_cpu_(grads|params))", "arguments of the hybrid optimizer; `host` shows what they do"),
-    (r"param_groups\.\d+\.(offload_fraction|(cpu|gpu)_optimizer_cls|param_update_in_fp32|pin_cpu_(grads|params)|"
-     r"overlap_cpu_optimizer_d2h_h2d)", "how a hybrid optimizer splits its parameters, which every build says again"),
     (r"grad_scaler\.(scale|growth_tracker|hysteresis_tracker)", "compared where there is a dynamic loss scale"),
     (r"param_state\.\d+\.step", "torch's counts of what rank 0 owns, by number: those of its groups are compared"),
     (r"param_state_sharding_type", "the name of the format"),

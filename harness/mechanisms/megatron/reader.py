@@ -24,7 +24,7 @@ from pathlib import Path
 
 from harness.layout import interval_boxes
 from harness.mechanisms.megatron.flat_buffers import Buffer, Owner, Slot, buffers, local_box
-from harness.mechanisms.megatron.groups import GROUP_FIELDS, Entry, group_records, members
+from harness.mechanisms.megatron.groups import Entry, group_records, members
 from harness.mechanisms.megatron.ignored import unknown_records
 from harness.models import NamedParam, model_spec, storage_dtype
 from harness.observe.record import ITEMSIZE, WRITTEN, Record
@@ -266,8 +266,6 @@ class _Reader:
     def finish(self) -> list[Record]:
         for (_, index), entry in self.groups.items():
             self.records += group_records(self.target, entry, index, self.op, self.scenario)
-            for name in entry.keys() - GROUP_FIELDS:
-                self.unknown(entry[name], ("param_groups", index, name))
         for owner, path, piece in self.numbered:
             self.numbered_state(owner, path, piece)
         # the model's own value first, then the copies that must equal it

@@ -32,8 +32,6 @@ class MegatronStored(TorchStored):
     an fp32 number of it.
     """
 
-    holds_settings = False
-
     vocabulary = VOCABULARY
 
     def __init__(self, contract: MegatronContract) -> None:

@@ -34,6 +34,7 @@ from harness.readers.roles import (
     hyperparameter_records,
     integer_record,
     number_record,
+    setting_records,
     tensor_records,
 )
 from harness.readers.stored import TorchStored
@@ -61,8 +62,6 @@ VOCABULARY = Vocabulary(
 
 class DeepSpeedStored(TorchStored):
     """The files of one tag."""
-
-    holds_settings = False
 
     vocabulary = VOCABULARY
 
@@ -208,13 +207,14 @@ class _Part:
                     self.scaler[name] = piece.value
 
     def of_group(self, piece: Piece, path: KeyPath) -> Iterator[Record]:
-        """A number of a param group, which each parameter of it that lies here has."""
+        """A key of a param group, which each parameter of it that lies here has."""
         match path:
             case (int(index), str(name), *rest) if name != "params":
                 for part in self.owned:
                     if part.group == index:
                         key = key_of((name, *rest))
                         yield from hyperparameter_records(self.target, piece, part.named.fqn, key)
+                        yield from setting_records(self.target, piece, part.named.fqn, key)
 
     def of_state(self, piece: Piece, index: int, name: str) -> Iterator[Record]:
         """Optimizer state of one flat tensor: flat as that, or a counter that all of its parameters share."""

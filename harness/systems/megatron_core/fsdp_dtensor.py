@@ -5,7 +5,7 @@ projection, is taken apart: each section is stored under a name of its own. The 
 where the logical parameter has them, so that a library that cut in the wrong place shows as a gap, an overlap or wrong
 elements of that parameter.
 
-*Verifies*: what `pieces` does; that there is nothing unknown. *Does not verify*: the rest of a group's options.
+*Verifies*: what `pieces` does; that there is nothing unknown.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 
-from harness.mechanisms.megatron.groups import GROUP_FIELDS
 from harness.mechanisms.megatron.ignored import unknown_records
 from harness.models import NamedParam, model_spec
 from harness.observe.record import ITEMSIZE, Record
 from harness.program import Op
 from harness.readers.errors import bad
-from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, pieces
+from harness.readers.pieces import ObjectPiece, Piece, TensorPiece, pieces
 from harness.readers.roles import (
     STATE_ROLE,
     Target,
     hyperparameter_records,
     integer_record,
     number_record,
+    setting_records,
     tensor_records,
 )
 from harness.scenario import Scenario
@@ -92,12 +92,10 @@ class _Reader:
         """A field of the group of a parameter, stored once for each parameter."""
         if what == "step":
             yield number_record(self.target, piece, "step", fqn, "fp32")
-        elif what in GROUP_FIELDS:
-            if not (isinstance(piece, ObjectPiece) and piece.value is None):
-                yield from hyperparameter_records(self.target, piece, fqn, what)
-        else:
-            path: KeyPath = ("param_groups", 0, what)
-            yield from unknown_records(self.op.index, piece, path)
+            return
+        yield from setting_records(self.target, piece, fqn, what)
+        if not (isinstance(piece, ObjectPiece) and piece.value is None):
+            yield from hyperparameter_records(self.target, piece, fqn, what)
 
     def tensor(self, piece: Piece, role: str, name: str) -> Iterator[Record]:
         """A tensor of a parameter, or of one of its sections. role: empty for the parameter itself; what is stored

@@ -5,7 +5,7 @@ The model's keys begin with the wrapper's `module.`. The optimizer's state and g
 in which the optimizer was given them. Where there are main parameters, the model's part holds those: under the name of
 a bf16 parameter lies its fp32 master.
 
-*Does not verify*: group options that the conventions do not name, keys outside of the three sections.
+*Does not verify*: keys outside of the three sections.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from harness.readers.roles import (
     extra_records,
     hyperparameter_records,
     number_record,
+    setting_records,
     tensor_records,
 )
 from harness.readers.stored import TorchStored
@@ -39,8 +40,6 @@ WRAPPER = "module."
 class MegatronFsdpStored(TorchStored):
     """Torch's distributed format, with numbers for names in the optimizer's part, and masters under the names of
     parameters."""
-
-    holds_settings = False
 
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         return list(_records(path, op, scenario))
@@ -144,6 +143,7 @@ def _optimizer(
                 yield number_record(target, piece, "step", fqn, "fp32")
             else:
                 yield from hyperparameter_records(target, piece, fqn, name)
+                yield from setting_records(target, piece, fqn, name)
 
 
 def _number(path: KeyPath) -> int:

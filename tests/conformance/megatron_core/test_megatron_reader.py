@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,8 @@ from harness.mechanisms.megatron.ignored import IGNORED
 from harness.models import ParamSpec, model_spec
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
-from harness.observe.record import WRITTEN
+from harness.observe.record import LIVE, WRITTEN
+from harness.observe.settings import SETTING, settings_of
 from harness.program import Op, expand
 from harness.readers.description import describe
 from harness.readers.errors import CheckpointError
@@ -123,17 +125,28 @@ def read(path: Path, scenario: Scenario) -> tuple[Logical, list[Problem]]:
     return assemble(SYSTEM.stored.read(path, save_op(scenario), scenario))
 
 
-def differences(path: Path, scenario: Scenario) -> list[tuple[str, str, str]]:
+def differences(path: Path, scenario: Scenario, groups: Mapping[str, Any] | None = None) -> list[tuple[str, str, str]]:
+    """How what was read differs. groups: parameter → the live group it is in, where these are several."""
     observed, problems = read(path, scenario)
-    expected = SYSTEM.stored.must_hold(live(scenario), save_op(scenario), scenario)
+    held = groups or {p.fqn: GROUP for p in model_spec(scenario.model).unique_params if p.spec.trainable == "yes"}
+    expected = SYSTEM.stored.must_hold(live(scenario) | settings(held), save_op(scenario), scenario)
     return sorted((d.key.role, d.key.fqn, d.kind) for d in diff(expected, observed, problems) if d.fails)
+
+
+def settings(groups: Mapping[str, Any]) -> Logical:
+    """What a rank records of the keys of its groups."""
+    return {
+        Key(3, LIVE, SETTING, f"{fqn}.{name}"): Value("utf8", (len(line),), line.encode())
+        for fqn, group in groups.items()
+        for name, line in settings_of(group)
+    }
 
 
 def test_gathered_buffers_are_what_the_twin_expects(tmp_path: Path) -> None:
     assert differences(Files().write(tmp_path / "c"), TWINS) == []
     observed, _ = read(tmp_path / "c", TWINS)
     assert {key.role for key in observed} == {
-        "param", "master", "exp_avg", "exp_avg_sq", "step", "hyperparameter", "iteration"
+        "param", "master", "exp_avg", "exp_avg_sq", "step", "hyperparameter", "setting", "iteration"
     }  # fmt: skip
 
 
@@ -270,7 +283,8 @@ def test_state_by_number_follows_the_groups(tmp_path: Path) -> None:
     folder.mkdir()
     content = {"model": model, "optimizer": {"state": state, "param_groups": groups}, "iteration": 2}
     torch.save(content, folder / "model_optim_rng.pt")
-    assert differences(tmp_path, scenario) == []
+    held = {name: group for names, group in zip(order, groups, strict=True) for name in names}
+    assert differences(tmp_path, scenario, held) == []
 
 
 def test_a_group_that_the_model_lacks_is_named_by_its_number(tmp_path: Path) -> None:
@@ -284,12 +298,38 @@ def test_a_group_that_the_model_lacks_is_named_by_its_number(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("lr", torch.tensor(0.03125), "bits"),
+        ("min_lr", 0, "bits"),
+        ("min_lr", 0.5, "bits"),
+        ("is_decoupled_lr", None, "bits"),
+        ("betas", [0.9, 0.95], None),
+        ("warmth", 1.5, "extra"),
+        ("eps", ..., "missing"),
+    ],
+    ids=str,
+)
+def test_every_key_of_a_group_is_compared_with_its_type(tmp_path: Path, key: str, value: Any, kind: str | None) -> None:
+    path = Files().write(tmp_path / "c")
+    content = Files().model()
+    (group,) = content["optimizer"]["optimizer"]["param_groups"]
+    group[key] = value
+    if value is ...:
+        del group[key]
+    torch.save(content, path / "mp_rank_00" / "model_optim_rng.pt")
+    found = [(name, how) for role, name, how in differences(path, TWINS) if role == "setting"]
+    names = sorted(p.fqn for p in model_spec("twins").params)
+    kinds = {how.replace("shape", "bits") for _, how in found}
+    assert ([name for name, _ in found], kinds) == (([f"{n}.{key}" for n in names], {kind}) if kind else ([], set()))
+
+
+@pytest.mark.parametrize(
     ("keys", "value", "found"),
     [
         (["rerun_state"], 1, ("unknown", "rerun_state", "extra")),
         (["iteration"], 7, ("iteration", "iteration", "bits")),
         (["opt_param_scheduler", "lr_power"], 2.0, ("unknown", "opt_param_scheduler.lr_power", "extra")),
-        (["optimizer", "optimizer", "param_groups", 0, "warmth"], 1.5, ("unknown", "param_groups.0.warmth", "extra")),
         (["optimizer", "optimizer", "ema"], torch.ones(2), ("unknown", "ema", "extra")),
         (["optimizer", "second"], "x", ("unknown", "second", "extra")),
         (["model", "fc._extra_state"], torch.ones(3), ("unknown", "fc._extra_state", "extra")),

@@ -7,6 +7,8 @@ or looks for one, in a system's own plain scenario (`[axes]` of its `conformance
 * the plain scenario passes;
 * observing changes nothing: ranks that observe at the end only hold the same bits there;
 * one flipped bit is seen, in every role of every rank, live and written;
+* every number of a param group is recorded together with its type, live and, where it is written, written: a judge who
+  has no types compares none;
 * a load that does nothing is seen, and a killed rank is a crash;
 * two meshes agree: the same state, bit for bit, on another number of ranks;
 * every refusal that is said to be the library's is raised by it, in the operation and with the words that are given;
@@ -36,6 +38,7 @@ from harness.faults.strikes import plain_scenario
 from harness.laboratory import Laboratory, judge_request, scratch_folder
 from harness.observe.assemble import assemble
 from harness.observe.record import LIVE, PER_RANK_ROLES
+from harness.observe.settings import OTHERWISE, SETTING
 from harness.scenario import AXES, Mesh, Scenario, parse_axis
 from harness.space.constraints import constraints_of, constraints_of_load, tabulate
 from harness.space.files import load_space
@@ -162,6 +165,20 @@ def _every_bit_is_seen(bench: _Bench) -> Iterator[Check | str]:
         yield Check(f"{name} ({answer['flipped']} flips)")
 
 
+def _numbers_have_types(bench: _Bench) -> Iterator[Check | str]:
+    name = "every number of a param group is recorded with its type"
+    if bench.in_lockstep:
+        yield Check(name, skipped="param groups that are no dicts of a library have no types")
+        return
+    with _folder() as folder:
+        answer = bench.laboratory.ask("harness.systems.conformance:without_types", _run(bench, bench.plain, folder))
+    if not answer["numbers"]:
+        yield "no rank records a number of a param group"
+    yield from answer["without"]
+    if not answer["without"] and answer["numbers"]:
+        yield Check(f"{name} ({answer['numbers']} numbers)")
+
+
 def _meshes_agree(bench: _Bench) -> Iterator[Check | str]:
     name = "two meshes agree"
     plain, contract = bench.plain, bench.system.contract
@@ -266,6 +283,7 @@ CHECKS: Mapping[str, Callable[[_Bench], Iterator[Check | str]]] = {
     "the plain scenario passes": _plain_passes,
     "observing changes nothing": _observing_changes_nothing,
     "one flipped bit is seen in every role of every rank": _every_bit_is_seen,
+    "every number of a param group is recorded with its type": _numbers_have_types,
     "a load that does nothing is seen": _load_is_seen,
     "a killed rank is a crash": _killed_is_crash,
     "two meshes agree": _meshes_agree,
@@ -338,6 +356,25 @@ def _differs(found: Any) -> bool:
 
     lockstep = found.case.system.world == "lockstep"
     return bool((judge(found.case, found.records) if lockstep else judge_found(found)).differences)
+
+
+def without_types(payload: bytes) -> bytes:
+    """Worker entry: how many numbers of param groups were recorded, and of which of them no record says the type
+    (`harness.observe.settings`)."""
+    records = _found(json.loads(payload)).records
+    typed = {(r.where, r.rank, r.op, r.fqn) for r in records if r.role == SETTING}
+    numbers: dict[tuple[str, int, int, str], str] = {}
+    for record in records:
+        owner, _, key = record.fqn.rpartition(".")
+        if record.role == "hyperparameter" and key not in OTHERWISE:
+            setting = f"{owner}.{_PAIRS.get(key, key)}"
+            numbers[record.where, record.rank, record.op, setting] = f"{record.where} {setting} of rank {record.rank}"
+    without = dict.fromkeys(text for at, text in numbers.items() if at not in typed)
+    return json.dumps({"numbers": len(numbers), "without": [f"{text} has no type" for text in without]}).encode()
+
+
+_PAIRS = {"beta1": "betas", "beta2": "betas"}
+"""Numbers that stand together under one key of a group."""
 
 
 def compare_last(payload: bytes) -> bytes:

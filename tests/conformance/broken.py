@@ -34,6 +34,7 @@ RANKS = f"{__name__}_ranks"
 
 MEDDLES = register(with_parts(SYSTEM, "broken-meddles", rank=f"{RANKS}:Meddles"))
 OMITS = register(with_parts(SYSTEM, "broken-omits", rank=f"{RANKS}:Omits"))
+UNTYPED = register(with_parts(SYSTEM, "broken-untyped", rank=f"{RANKS}:Untyped"))
 IDLE_LOAD = register(with_parts(SYSTEM, "broken-idle-load", rank=f"{RANKS}:IdleLoad"))
 PARROT = register(with_parts(SYSTEM, "broken-parrot", rank=f"{RANKS}:Parrot"))
 UNEVEN = register(with_parts(SYSTEM, "broken-uneven", rank=f"{RANKS}:Uneven"))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from harness.observe.record import Record, whole
+from harness.observe.settings import SETTING
 from harness.oracle import twin
 from harness.program import Op
 from harness.systems.protocol import RankContext
@@ -28,6 +29,13 @@ class Omits(Rank):
 
     def observe(self, op: Op) -> Iterable[Record]:
         return (record for record in super().observe(op) if record.role != "exp_avg_sq")
+
+
+class Untyped(Rank):
+    """Records the numbers of param groups and nothing of what they are."""
+
+    def observe(self, op: Op) -> Iterable[Record]:
+        return (record for record in super().observe(op) if record.role != SETTING)
 
 
 class IdleLoad(Rank):

@@ -27,6 +27,7 @@ UNDECLARED = "an axis value that nobody declared is refused"
 PASSES = "the plain scenario passes"
 OBSERVING = "observing changes nothing"
 FLIPS = "one flipped bit is seen in every role of every rank"
+TYPES = "every number of a param group is recorded with its type"
 LOADS = "a load that does nothing is seen"
 KILLED = "a killed rank is a crash"
 MESHES = "two meshes agree"
@@ -91,6 +92,10 @@ def test_a_refusal_of_another_release_is_raised_by_it(laboratory: Laboratory, na
         (broken.MEDDLES, OBSERVING, ["observed at the end only, "]),
         (broken.OMITS, FLIPS, ["a difference without any flip could flip unseen"]),
         (broken.BELIEVES, FLIPS, [f"live exp_avg_sq of rank {rank} could flip unseen" for rank in (0, 1)]),
+        (broken.UNTYPED, TYPES, [
+            *(f"live group0.{key} of rank {r} has no type" for key in ("lr", "betas", "eps") for r in (0, 1)),
+            "written group0.",
+        ]),
         (broken.PARROT, LOADS, ["pass and not mismatch, of "]),
         (broken.UNEVEN, MESHES, ["1x2x1 and 1x4x1 differ in "]),
         (broken.CLAIMS, REFUSALS, [
@@ -133,7 +138,7 @@ def test_a_laboratory_that_takes_a_killed_rank_for_a_stuck_one_is_caught() -> No
 
 
 def test_every_check_has_a_system_or_a_laboratory_that_it_catches() -> None:
-    caught = {TABULATES, UNDECLARED, PASSES, OBSERVING, FLIPS, LOADS, KILLED, MESHES, REFUSALS}
+    caught = {TABULATES, UNDECLARED, PASSES, OBSERVING, FLIPS, TYPES, LOADS, KILLED, MESHES, REFUSALS}
     assert caught == CHECKS.keys()
 
 

@@ -16,6 +16,7 @@ from harness.layout import Box
 from harness.models import NamedParam
 from harness.observe.numbers import numbers_of
 from harness.observe.record import Record
+from harness.observe.settings import SETTING, settings_of
 from harness.probe_module import Slot
 from harness.program import Op
 from harness.readers.pieces import FULL_FILE
@@ -100,6 +101,8 @@ class Rank(TorchRank):
                     continue
                 for name, number in numbers_of(group):
                     yield self.number(op, "hyperparameter", f"{fqn}.{name}", number)
+                for name, line in settings_of(group):
+                    yield self.text(op, SETTING, f"{fqn}.{name}", line)
                 for name, value in local.state.get(parameter, {}).items():
                     if value is not None:
                         yield self.whole(op, STATE_ROLES[name], fqn, torch.as_tensor(value))

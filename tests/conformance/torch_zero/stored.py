@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.observe.record import Record
+from harness.observe.settings import SETTING
 from harness.program import Op
 from harness.readers.errors import bad
 from harness.readers.stored import TorchStored
@@ -38,8 +39,8 @@ class ZeroStored(TorchStored):
 
 
 def _named(record: Record, groups: Sequence[Sequence[str]], path: Path) -> Iterator[Record]:
-    """A record under the names of parameters: a group's number is that of each of its parameters."""
-    if record.role == "hyperparameter":
+    """A record under the names of parameters: what a group has each of its parameters has."""
+    if record.role in ("hyperparameter", SETTING):
         group, _, name = record.fqn.partition(".")
         for fqn in _at(groups, group.removeprefix("group"), path) if name != "params" else ():
             yield record._replace(fqn=f"{fqn}.{name}")

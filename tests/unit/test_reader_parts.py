@@ -409,14 +409,11 @@ def test_a_format_flattens_if_its_name_says_so(tmp_path: Path) -> None:
         assert {key.fqn for key in held} == names
 
 
-def test_a_format_without_settings_must_hold_none() -> None:
-    class Without(TorchStored):
-        holds_settings = False
-
+def test_settings_that_are_live_must_be_written() -> None:
     scenario = Scenario(mesh=Mesh(1, 1, 1), program="build save", checkpoint="dcp")
     live = {Key(1, LIVE, role, "group0.foreach"): Value("utf8", (1,), b"a") for role in (SETTING, "hyperparameter")}
-    for stored, roles in ((TorchStored(), {SETTING, "hyperparameter"}), (Without(), {"hyperparameter"})):
-        assert {key.role for key in stored.must_hold(live, expand(scenario)[1], scenario)} == roles
+    held = TorchStored().must_hold(live, expand(scenario)[1], scenario)
+    assert {key.role for key in held} == {SETTING, "hyperparameter"}
 
 
 def test_records_of_a_checkpoint_are_of_the_save(tmp_path: Path) -> None:

@@ -21,9 +21,11 @@ from harness.arguments import write_json
 from harness.attempt import NEVER_STRUCK, NOTHING_IN_IT
 from harness.errors import UsageError
 from harness.faults.boundary import BOUNDARY, BoundaryFault, boundary_fault
+from harness.faults.memory import moment_called
 from harness.faults.strikes import struck_scenario
 from harness.laboratory import Laboratory
 from harness.observe.record import WRITTEN
+from harness.program import expand
 from harness.resilience.progress import Progress
 from harness.result import Result
 from harness.scenario import Scenario
@@ -59,6 +61,11 @@ class Struck:
     def number(self) -> int:
         """Which event it strikes, from 2 on; 0 where the fault names none."""
         return int(self.fault.id.partition("@")[2] or 0)
+
+    @property
+    def moment(self) -> str:
+        """When a fault of memory struck, in words; empty for others, and where it names no moment."""
+        return moment_called(self.fault.id, expand(self.result.scenario))
 
     @property
     def noticed(self) -> bool:
@@ -120,6 +127,7 @@ class Struck:
     def told(self) -> dict[str, object]:
         """The same, and what of it is seen where."""
         seen = {"outcome": self.outcome, "raised": self.raised, "seen": self.seen, "carried": self.carried}
+        seen |= {"moment": self.moment} if self.moment else {}
         return {**self.plain, **seen}
 
 
@@ -206,8 +214,8 @@ def _events(planted: Sequence[Scenario], over: Set[Scenario], *, every: bool) ->
     for scenario in planted:
         yield scenario
         (first,) = scenario.faults
-        if every and boundary_fault(first).at:
-            for number in range(2, MOST_EVENTS + 1):
+        if every and (fault := boundary_fault(first)).at:
+            for number in range(1 if fault.apart else 2, MOST_EVENTS + 1):
                 if scenario in over:
                     break
                 yield scenario.with_axes({"faults": f"{first}@{number}"})

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
-from harness.faults import collectives, memory, overlap, reorder
-from harness.faults.collectives import Around
-from harness.program import Op, expand
+from harness.faults import collectives, memory, overlap, ranks, reorder
+from harness.faults.around import Around
+from harness.program import Op
 from harness.scenario import Scenario
 from harness.systems.protocol import RankContext, RankSystem, event_note, strike_note
 
@@ -40,13 +40,15 @@ class BoundaryFault:
     operation, the operation, what the rank knows, and the system on that rank; it calls `context.struck()` when it
     strikes. verdict: what every scenario must come to that a system names for it in its `conformance.toml`
     (`harness.faults.strikes`). at: of a fault that strikes one of many events, what gives its `around` for the event's
-    number, from 1; `ID@3` is such a fault at the third. The id alone is at the first; of `kill-rank`, at a step."""
+    number, from 1; `ID@3` is such a fault at the third. The id alone is at the first. apart: or, with this, at none of
+    them, but in the first step."""
 
     id: str
     doc: str
     verdict: str
     around: Around = field(repr=False)
     at: Callable[[int], Around] | None = field(default=None, repr=False)
+    apart: bool = False
 
 
 @lru_cache(maxsize=1024)
@@ -146,27 +148,6 @@ def _struck(op: Op, context: RankContext) -> bool:
     return op.kind == "step" and op.iteration == 0 and context.rank == 0
 
 
-def _kill(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
-    if _struck(op, context):
-        context.struck()
-        os.kill(os.getpid(), signal.SIGKILL)
-    act()
-
-
-def _kill_at(number: int) -> Around:
-    """Kill a rank before an operation: the number goes through the ranks of the first operation, then through those of
-    the second, and so on."""
-
-    def around(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
-        places = [(each.index, rank) for each in expand(context.scenario) for rank in range(each.mesh.world)]
-        if (op.index, context.rank) in places[number - 1 : number]:
-            context.struck()
-            os.kill(os.getpid(), signal.SIGKILL)
-        act()
-
-    return around
-
-
 def _kill_in_save(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
     """Let the rank die as soon as the first byte of the checkpoint is on disk, with all processes that the library
     has started."""
@@ -186,13 +167,6 @@ def _kill_in_save(act: Perform, op: Op, context: RankContext, system: RankSystem
     time.sleep(3600)  # the save was over before the watch saw a byte of it: wait until it does
 
 
-def _stick(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
-    if _struck(op, context):
-        context.struck()
-        time.sleep(3600)
-    act()
-
-
 def _has_storage(tensor: Any) -> bool:
     """Whether its memory is there: Megatron-FSDP frees that of a parameter after its forward pass."""
     return bool(tensor.untyped_storage().size())
@@ -203,7 +177,6 @@ def _corrupt_parameter(act: Perform, op: Op, context: RankContext, system: RankS
     if not _struck(op, context):
         act()
         return
-    import torch
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     depth = 0
@@ -218,8 +191,7 @@ def _corrupt_parameter(act: Perform, op: Op, context: RankContext, system: RankS
         if not depth:
             shards = [p._local_tensor for p in module.parameters() if hasattr(p, "_local_tensor")]
             for shard in (t for t in (*shards, *module.parameters()) if t.numel() and _has_storage(t)):
-                with torch._C.DisableTorchFunction():
-                    shard.data.view(-1)[:1].add_(1.0)
+                _change_element(shard.data)
                 context.struck()
                 return
 
@@ -227,6 +199,13 @@ def _corrupt_parameter(act: Perform, op: Op, context: RankContext, system: RankS
     act()
     for hook in hooks:
         hook.remove()
+
+
+def _change_element(tensor: Any) -> None:
+    import torch
+
+    with torch._C.DisableTorchFunction():
+        tensor.view(-1)[:1].add_(1.0)
 
 
 def _lose_contribution(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
@@ -253,23 +232,22 @@ def _lose_contribution(act: Perform, op: Op, context: RankContext, system: RankS
 
 
 def _corrupt_gradient(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:
-    """Change one element of a reduced gradient on its way to the optimizer."""
+    """Change one element of a reduced gradient on its way to the optimizer: after the backward pass, or, where the
+    library puts it into the optimizer's hands only later, right before the optimizer reads it."""
     if not _struck(op, context):
         act()
         return
-    import torch
+    changed = False
 
-    def change(_: Op) -> None:
-        for group in system.state.optimizer.param_groups:  # type: ignore[attr-defined]
-            for param in group["params"]:
-                local = getattr(param.grad, "_local_tensor", param.grad)
-                if local is not None and local.numel():
-                    with torch._C.DisableTorchFunction():
-                        local.view(-1)[:1].add_(1.0)
-                    context.struck()
-                    return
+    def change(optimizer: Any) -> None:
+        nonlocal changed
+        for gradient in memory.gradients_of(optimizer):
+            if not changed:
+                _change_element(gradient)
+                context.struck()
+                changed = True
 
-    with between(system, change):
+    with between(system, lambda _: change(system.state.optimizer)), memory.at_optimizer(change):  # type: ignore[attr-defined]
         act()
 
 
@@ -335,23 +313,38 @@ BOUNDARY: dict[str, BoundaryFault] = {
         ),
         BoundaryFault(
             "boundary.kill-rank", "rank 0 is killed in its first step; numbered, each rank before each operation",
-            "crash", _kill, _kill_at,
+            "crash", ranks.in_first_step(ranks.killed), ranks.before_operation(ranks.killed), apart=True,
         ),
         BoundaryFault(
             "boundary.kill-in-save", "rank 0 is killed while it writes a checkpoint", "crash", _kill_in_save
         ),
-        BoundaryFault("boundary.stuck-rank", "rank 0 never returns from its first step", "hang", _stick),
         BoundaryFault(
-            "boundary.memory-param", "a bit of rank 0's parameters flips after its first step", "mismatch",
-            memory.flip_in("param"),
+            "boundary.stuck-rank", "rank 0 is stopped in its first step; numbered, each rank before each operation",
+            "hang", ranks.in_first_step(ranks.stopped), ranks.before_operation(ranks.stopped), apart=True,
         ),
         BoundaryFault(
-            "boundary.memory-moment", "a bit of rank 0's first moments flips after its first step", "mismatch",
-            memory.flip_in("exp_avg"),
+            "boundary.error-rank", "rank 0 raises in its first step; numbered, each rank before each operation",
+            "crash", ranks.in_first_step(ranks.failed), ranks.before_operation(ranks.failed), apart=True,
         ),
-        BoundaryFault(
-            "boundary.memory-step", "a bit of rank 0's step counter flips after its first step", "mismatch",
-            memory.flip_in("step"),
+        _numbered(
+            "boundary.kill-at-file", "a rank is killed where it opens or changes a file of a save or a load", "crash",
+            ranks.at_file(ranks.killed),
+        ),
+        _numbered("boundary.stuck-at-file", "a rank is stopped there", "hang", ranks.at_file(ranks.stopped)),
+        _numbered("boundary.error-at-file", "a rank is given an error there", "crash", ranks.at_file(ranks.failed)),
+        *(
+            BoundaryFault(
+                f"boundary.memory-{name}", f"a bit of rank 0's {what} flips after its first step; numbered, before or "
+                "after each operation", "mismatch", memory.flip_in(key), memory.flip_at(key), apart=True,
+            )
+            for name, what, key in (
+                ("param", "parameters", "param"), ("moment", "first moments", "exp_avg"),
+                ("step", "step counter", "step"),
+            )
+        ),
+        _numbered(
+            memory.GRADIENT, "a bit of rank 0's gradients flips right before its first step", "mismatch",
+            memory.flip_gradient,
         ),
         _numbered(
             "boundary.collective-late", "rank 0 is half a second late at its first collective", "pass",

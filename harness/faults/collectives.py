@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from harness.faults.around import Around
 from harness.faults.memory import flip
 from harness.ownership import planted
 from harness.program import Op
@@ -23,8 +24,6 @@ from harness.systems.protocol import RankContext, RankSystem
 LATE_S = 0.5
 _NAMESPACES = ("c10d", "_c10d_functional")
 _NOT_MEANT = ("wait", "barrier", "send", "recv")
-
-Around = Callable[[Callable[[], None], Op, RankContext, RankSystem], None]
 
 
 @dataclass(frozen=True)

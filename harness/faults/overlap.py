@@ -36,13 +36,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from harness.faults.collectives import Around
+from harness.faults.around import Around
 from harness.program import Op, expand
 from harness.scenario import Scenario
 from harness.systems.protocol import RankContext, RankSystem
@@ -60,25 +60,21 @@ def late_read(number: int) -> Around:
 
 
 def late_read_of_live(number: int) -> Around:
-    """The same with a save that has no copy of what it saves: torch's stager gives back what it is given."""
-    inner = _Overlap(number).around
-
-    def around(act: Finish, op: Op, context: RankContext, system: RankSystem) -> None:
-        from unittest import mock
-
-        from torch.distributed.checkpoint.staging import DefaultStager
-
-        with mock.patch.object(DefaultStager, "stage", lambda stager, state, **_: state):
-            inner(act, op, context, system)
-
-    return around
+    """The same with a save that has no copy of what it saves: torch's stager gives back what it is given, and what
+    would be a forked process, which has the memory of when it was forked, is a thread. A system whose library makes a
+    copy of its own has `without_copies`."""
+    return _Overlap(number, live=True).around
 
 
 class _Overlap:
-    """One rank's save that is in flight. Rank side; a process runs one scenario."""
+    """One rank's save that is in flight. Rank side; a process runs one scenario.
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    Args:
+        live: let it have no copy of what it saves.
+    """
+
+    def __init__(self, number: int, *, live: bool = False) -> None:
+        self.number, self.live = number, live
         self.finish: list[Finish] = []
         self.watch = ExitStack()
         self.signs: _Signs | None = None
@@ -88,6 +84,9 @@ class _Overlap:
         if op.index == _overlapped(context.scenario):
             self.signs = _Signs(context.directory, context.rank)
             self.signs.folder.mkdir()
+            if self.live:
+                self.watch.enter_context(_without_copies())
+                self.watch.enter_context(getattr(system, "without_copies", nullcontext)())
             self.watch.enter_context(_reads_watched(_Reader(self.signs, self.number, context.struck)))
             with in_flight(system, self.finish.append):
                 act()
@@ -254,6 +253,41 @@ def _group(func: Any, args: Sequence[Any]) -> tuple[str, list[int]] | None:
             group = _resolve_process_group(value) if argument.name == "group_name" else ProcessGroup.unbox(value)
             return group.group_name, get_process_group_ranks(group)
     return None
+
+
+@contextmanager
+def _without_copies() -> Iterator[None]:
+    """Have saves read the live tensors: no stager copies them, and no fork."""
+    from multiprocessing.process import BaseProcess
+    from unittest import mock
+
+    from torch.distributed.checkpoint.staging import DefaultStager
+
+    threads: dict[int, threading.Thread] = {}
+
+    def begins(worker: Any) -> None:
+        if getattr(worker, "_start_method", "") != "fork" or not _may_read(worker):
+            start(worker)
+            return
+        thread = threads[id(worker)] = threading.Thread(target=worker.run, daemon=True)
+        thread.start()
+
+    def ends(worker: Any, timeout: float | None = None) -> None:
+        thread = threads.get(id(worker))
+        join(worker, timeout) if thread is None else thread.join(timeout)
+
+    def lives(worker: Any) -> bool:
+        thread = threads.get(id(worker))
+        return is_alive(worker) if thread is None else thread.is_alive()
+
+    start, join, is_alive = BaseProcess.start, BaseProcess.join, BaseProcess.is_alive
+    with (
+        mock.patch.object(DefaultStager, "stage", lambda stager, state, **_: state),
+        mock.patch.object(BaseProcess, "start", begins),
+        mock.patch.object(BaseProcess, "join", ends),
+        mock.patch.object(BaseProcess, "is_alive", lives),
+    ):
+        yield
 
 
 @contextmanager

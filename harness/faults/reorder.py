@@ -17,7 +17,8 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-from harness.faults.collectives import Around, Collective, meeting
+from harness.faults.around import Around
+from harness.faults.collectives import Collective, meeting
 from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
 

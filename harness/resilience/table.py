@@ -130,7 +130,11 @@ $ shardproof faults --strike SYSTEM --every
 $ shardproof faults --strike SYSTEM --fault boundary.collective-drop@3
 ```
 
-A fault of memory flips one bit of what rank 0 keeps, after its first step. A fault of a collective strikes one that
+A fault of memory flips one bit of what rank 0 keeps, after its first step; the next section has other moments. A rank
+that is lost, stuck or raises does so in rank 0's first step, or with `@N` before each operation, one rank after the
+other: `kill-rank`, `stuck-rank` (SIGSTOP), `error-rank`. `kill-at-file`, `stuck-at-file` and `error-at-file` strike
+where a rank opens, renames, lists or removes a file of its saves and loads, or torch writes or reads the bytes of a
+tensor in one; 1 is rank 0's first such point, 2 rank 1's first. A fault of a collective strikes one that
 rank 0 makes in its first step, below the library: the first, or with `@N` behind the fault's id the N-th. It is half
 a second late, raises, or gives this rank something that was not sent. `drop` is never made on rank 0, which goes on
 with its buffer as it was while the others wait; `lost` is made on no rank. `reorder` lets two that are under way at
@@ -148,6 +152,19 @@ event, one after the other. Sends, receives and barriers are not struck, nor wha
   it struck, and nothing differs that must.
 * *hang*: no end before the deadline of 20 s. Nobody is told: torch's own timeout comes after half an hour."""
 
+MOMENTS = """\
+## Memory, at each moment
+
+When is a flipped bit seen, by which comparison, and does a checkpoint carry it on? `memory-param@N`, `memory-moment@N`
+and `memory-step@N` flip a bit before or after each operation of the program, one after the other; `memory-gradient@N`
+when the optimizer is about to read its gradients for the N-th time. A cell says at which operation what was seen first;
+*saved*, that a checkpoint which was written later holds it. `unseen` is a bit that was written over before anybody
+looked: by a build, by a load, or by a step that writes parameters anew from masters. A dash: nothing of that kind was
+kept then. A system's optimizer may keep masters, and then those are its parameters. One of the optimizer's steps may be
+that of a load, which makes state to load into.
+"""
+
+
 IN_FLIGHT = """\
 ## Training that goes on while a save is in flight
 
@@ -161,8 +178,10 @@ waits in a collective for one that is held is held as well. With `--every`, K go
 after the K-th read any more, so that each point between two reads of each rank is forced once. A tensor of the next
 step is a mismatch, which names the step of each tensor.
 
-`async-live@K` is the same over a copy that was never made: torch's stager hands on the live tensors. It must be a
-mismatch, as long as a tensor is left to be written; this is how we know that the first one could see anything.
+`async-live@K` is the same over a copy that was never made: torch's stager hands on the live tensors. What would be
+a forked process, with the memory of when it was forked, is a thread, and a system whose library copies to the CPU by
+itself says how that is left out (`without_copies`). It must be a mismatch, as long as a tensor is left to be written;
+this is how we know that the first one could see anything.
 
 Not verified: a tensor that is read while the step writes it, half old and half new; two steps during one save; a
 process that is spawned and not forked; reads by C++ code that no operation of torch comes before; copies on streams
@@ -171,6 +190,7 @@ of a real GPU.
 
 
 def _struck(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    found = [one for one in found if "@" not in one["id"]]
     systems = list(dict.fromkeys(one["system"] for one in found))
     at = {(one["id"], one["system"]): one for one in found}
     releases = {one["system"]: one["version"] for one in found}
@@ -179,6 +199,36 @@ def _struck(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for fault in dict.fromkeys(one["id"] for one in found):
         cells = [_struck_cell(at.get((fault, system))) for system in systems]
         yield f"| `{fault.removeprefix('boundary.')}` | {' | '.join(cells)} |"
+
+
+def _moments(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A table for each kind of what a rank keeps: what came of a bit that flipped at each moment."""
+    told = [one for one in found if one.get("moment")]
+    systems = list(dict.fromkeys(one["system"] for one in told))
+    for kind in dict.fromkeys(one["id"].partition("@")[0] for one in told):
+        at = {(one["moment"], one["system"]): one for one in told if one["id"].partition("@")[0] == kind}
+        yield f"`{kind.removeprefix('boundary.')}`:"
+        yield ""
+        yield f"| moment | {' | '.join(systems)} |"
+        yield "|---|" + "---|" * len(systems)
+        for moment in sorted(dict.fromkeys(moment for moment, _ in at), key=_place):
+            yield f"| {moment} | {' | '.join(_moment_cell(at.get((moment, system))) for system in systems)} |"
+        yield ""
+
+
+def _place(moment: str) -> tuple[int, int, str]:
+    """By operation, and before it first."""
+    when, number, *_ = (*moment.split(), "0") if moment.split()[1].isdecimal() else ("", moment.rpartition(" ")[2])
+    return int(number), when == "after", moment
+
+
+def _moment_cell(one: Mapping[str, Any] | None) -> str:
+    if one is None or one["outcome"] == "no effect":
+        return "–"
+    if one["outcome"] == "unseen":
+        return "unseen"
+    seen = one["seen"].replace(" bits", "").replace("_", "\\_")
+    return f"{seen}{', saved' if one['carried'] else ''}"
 
 
 def _struck_cell(one: Mapping[str, Any] | None) -> str:
@@ -198,7 +248,8 @@ def render(document: Document, findings: Mapping[str, Any], struck: Sequence[Map
     lines = [HEAD, "## Stacks", "", OF_SYSTEMS, "", *_summary(document), ""]
     for stack in document["stack"]:
         lines += [*_section(stack), ""]
-    lines += [STRUCK_RANKS.replace("SYSTEM", struck[0]["system"]), "", *_struck(struck), "", IN_FLIGHT]
+    lines += [STRUCK_RANKS.replace("SYSTEM", struck[0]["system"]), "", *_struck(struck), ""]
+    lines += [MOMENTS, *_moments(struck), IN_FLIGHT]
     lines += [*(f"* {one['text']}" for one in findings.get("in_flight", ())), ""]
     lines += ["## Larger runs", "", *(f"* {one['text']}" for one in findings.get("large", ())), ""]
     lines += ["## Findings", "", *_findings(findings)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from harness.faults import overlap, reorder
+from harness.faults.around import Around
 from harness.faults.collectives import Collective
 from harness.program import Op, expand
 from harness.scenario import Scenario
@@ -22,10 +24,10 @@ NAMES = ("a", "b", "c")
 
 class Toy:
     """A stack that saves in a thread: copies of its tensors, or the tensors themselves. A step adds one to each.
-    looks_back: the save reads its tensors once more when all are written."""
+    looks_back: the save reads its tensors once more when all are written. forks: it saves in a process."""
 
-    def __init__(self, folder: Path, *, copies: bool, looks_back: bool = False) -> None:
-        self.folder, self.copies, self.looks_back = folder, copies, looks_back
+    def __init__(self, folder: Path, *, copies: bool, looks_back: bool = False, forks: bool = False) -> None:
+        self.folder, self.copies, self.looks_back, self.forks = folder, copies, looks_back, forks
         self.tensors = {name: torch.zeros(2) for name in NAMES}
 
     def build(self, op: Op) -> None:
@@ -37,9 +39,10 @@ class Toy:
 
     def save(self, op: Op) -> None:
         content = {name: tensor.clone() if self.copies else tensor for name, tensor in self.tensors.items()}
-        thread = threading.Thread(target=self._write, args=(content,))
-        thread.start()
-        self.in_flight(thread.join)
+        start = multiprocessing.get_context("fork").Process if self.forks else threading.Thread
+        worker = start(target=self._write, args=(content,))
+        worker.start()
+        self.in_flight(worker.join)
 
     def in_flight(self, finish: Callable[[], None]) -> None:
         finish()
@@ -55,14 +58,21 @@ class Toy:
 
 
 def driven(
-    folder: Path, number: int, *, copies: bool, program: str = "build step save step", looks_back: bool = False
+    folder: Path,
+    number: int,
+    *,
+    copies: bool,
+    program: str = "build step save step",
+    looks_back: bool = False,
+    forks: bool = False,
+    late: Callable[[int], Around] = overlap.late_read,
 ) -> tuple[list[float], bool]:
     """What a toy has saved, with the save held at its read of this number; whether that struck."""
     folder.mkdir()
     scenario, struck = Scenario(program=program), list[str]()
-    toy = Toy(folder, copies=copies, looks_back=looks_back)
+    toy = Toy(folder, copies=copies, looks_back=looks_back, forks=forks)
     told = SimpleNamespace(scenario=scenario, directory=folder, rank=0, struck=lambda: struck.append("held"))
-    context, system, around = cast("RankContext", told), cast("RankSystem", toy), overlap.late_read(number)
+    context, system, around = cast("RankContext", told), cast("RankSystem", toy), late(number)
     for op in expand(scenario):
         around(lambda op=op: getattr(toy, op.kind)(op), op, context, system)  # type: ignore[misc]
     return toy.saved(), bool(struck)
@@ -76,6 +86,18 @@ def test_a_copy_is_of_its_step_wherever_the_save_is_held(tmp_path: Path) -> None
 def test_live_tensors_are_of_the_next_step_from_the_read_on_that_was_held(tmp_path: Path) -> None:
     runs = [driven(tmp_path / str(number), number, copies=False)[0] for number in range(1, 4)]
     assert runs == [[2, 2, 2], [1, 2, 2], [1, 1, 2]]
+
+
+def test_a_process_has_the_memory_of_its_fork_and_without_a_copy_is_a_thread(tmp_path: Path) -> None:
+    """torch is asked for one thread, as ranks are: more would not survive the fork."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        forked = driven(tmp_path / "forked", 2, copies=False, forks=True)[0]
+        live = driven(tmp_path / "live", 2, copies=False, forks=True, late=overlap.late_read_of_live)[0]
+    finally:
+        torch.set_num_threads(threads)
+    assert (forked, live) == ([1, 1, 1], [1, 2, 2])
 
 
 @pytest.mark.parametrize("program", ["build step save", "build step save build step", "build step save save step"])

@@ -143,7 +143,7 @@ def test_a_dropped_collective_leaves_what_it_would_have_written_and_has_ended() 
 
 
 @pytest.mark.parametrize(
-    "fault", ["boundary.none", "boundary.none@2", "boundary.stuck-rank@2", "boundary.collective-late@0"]
+    "fault", ["boundary.none", "boundary.none@2", "boundary.kill-in-save@2", "boundary.collective-late@0"]
 )
 def test_only_faults_of_many_events_take_a_number(fault: str) -> None:
     with pytest.raises(UsageError, match="given 'boundary"):
@@ -244,7 +244,7 @@ def test_an_interrupt_keeps_the_events_that_were_struck(monkeypatch: pytest.Monk
     [
         (("--fault", "stale-masters@3"), "given 'stale-masters@3'"),
         (("--strike", "torch-fsdp2", "--fault", "stale-masters"), "allowed: boundary."),
-        (("--strike", "torch-fsdp2", "--fault", "boundary.stuck-rank@2"), "allowed: @N, from 1, behind boundary."),
+        (("--strike", "torch-fsdp2", "--fault", "boundary.kill-in-save@2"), "allowed: @N, from 1, behind boundary."),
         (("--strike", "torch-fsdp2", "--fault", "boundary.collective-drop@0"), "allowed: @N, from 1, behind boundary."),
     ],
 )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -34,6 +35,12 @@ class Rank(MegatronLoop):
     def build(self, op: Op) -> None:
         FusedAdam.local_state = "local_state" in self.scenario.options
         super().build(op)
+
+    def without_copies(self) -> AbstractContextManager[None]:
+        """Saves that have no copy of what they save. It is a seam for boundary faults (`harness.faults.overlap`)."""
+        from harness.systems.megatron_core.rank import checkpoint
+
+        return checkpoint.without_preload()
 
     @emulated
     def save(self, op: Op) -> None:

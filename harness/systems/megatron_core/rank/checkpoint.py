@@ -149,6 +149,27 @@ def _save_distributed(state: TrainState, plan: CheckpointPlan, path: Path, in_fl
         in_flight(finish)
 
 
+@contextmanager
+def without_preload() -> Iterator[None]:
+    """An asynchronous save without the copy to the CPU that it makes before it returns: it writes the live tensors."""
+    from unittest import mock
+
+    from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+    def preload(buckets: list[Any], *_: Any) -> list[Any]:
+        return [(*names, (data, [(item, _live(tensor)) for item, tensor in kept])) for *names, (data, kept) in buckets]
+
+    with mock.patch.object(FileSystemWriterAsync, "preload_tensors", staticmethod(preload)):
+        yield
+
+
+def _live(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as a tensor of the CPU, also where the device is emulated."""
+    with torch._C.DisableTorchFunction():
+        alias: torch.Tensor = torch._C._from_dlpack(torch._C._to_dlpack(tensor.detach()))
+    return alias
+
+
 def _read_distributed(state: TrainState, plan: CheckpointPlan, path: Path, *, whole: bool) -> dict[str, Any]:
     """What dist_checkpointing.load gives; with `whole` everything, otherwise the model, the rest being left there."""
     from megatron.core import dist_checkpointing

@@ -147,6 +147,7 @@ NORM = live(1, "norm", "total_norm")
         (2.0, (1, -2, 0), ("possible", "")),
         (2.0, (1, 2), ("likely", ", as if elements were left out")),
         (2.0, None, ("likely", ", as if elements were left out")),
+        (np.inf, (2, 4, 0), ("possible", "")),
     ],
 )
 def test_a_norm_of_a_part(got: float, gradient: tuple[float, ...] | None, said: tuple[str, str]) -> None:

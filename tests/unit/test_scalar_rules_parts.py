@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from harness.diagnosis import Context, Finding
@@ -38,7 +39,8 @@ def test_a_counter_that_is_off(role: str, wanted: float, got: float, how: str) -
 
 
 def test_what_is_no_counter() -> None:
-    assert count("step", 2, 2.5) is None
+    for got in (2.5, np.inf, -np.inf, np.nan):
+        assert count("step", 2, got) is None
     assert count("param", 2, 3) is None
     assert count("scaler", 2, 3, "scale") is None
     assert count("scheduler", 2, 3, "last_lr.0") is None

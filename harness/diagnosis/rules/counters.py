@@ -35,9 +35,9 @@ def counter_off(difference: Difference, context: Context) -> Finding | None:
     still = key.role == "buffer" and _stood_still(key, context)
     if key.role == "buffer" and not still and any(pair.explained_by(value) for _, value in context.earlier(key)):
         return None  # a buffer need not be a counter, and another rule knows if it is an earlier value
-    wanted, got = pair.wanted[0], pair.got[0]
+    wanted, got = float(pair.wanted[0]), float(pair.got[0])
     off = got - wanted
-    if off != int(off):
+    if not off.is_integer():  # nor infinite or NaN, as a flipped bit makes a counter
         return None
     how = (
         "did not count"
@@ -47,7 +47,7 @@ def counter_off(difference: Difference, context: Context) -> Finding | None:
         else f"is {abs(int(off))} {'ahead' if off > 0 else 'behind'}"
     )
     clause = f"{tensor(key)} {how} after {context.op_name(key.op)}: {got:g} instead of {wanted:g}"
-    return Finding("certain", clause, {"name": key.fqn, "expected": float(wanted), "observed": float(got)})
+    return Finding("certain", clause, {"name": key.fqn, "expected": wanted, "observed": got})
 
 
 def _stood_still(key: Key, context: Context) -> bool:

@@ -39,7 +39,7 @@ def norm_of_a_part(difference: Difference, context: Context) -> Finding | None:
     wanted, got = (float(as_numbers(value)[0]) for value in (expected, observed))
     why = "as if elements were left out" if got < wanted else "as if elements were counted more than once"
     clause = f"{difference.key.fqn} is {got:.6g} instead of {wanted:.6g} after {context.op_name(difference.key.op)}"
-    if not clipped_alike(difference.key.op, context):
+    if not np.isfinite(got) or not clipped_alike(difference.key.op, context):
         return Finding("possible", clause, {"name": difference.key.fqn, "expected": wanted, "observed": got})
     return Finding("likely", f"{clause}, {why}", {"name": difference.key.fqn, "expected": wanted, "observed": got})
 

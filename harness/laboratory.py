@@ -99,6 +99,7 @@ class Laboratory:
         warm_up = [*dict.fromkeys(info.entry(info.warm_up) for info in wanted if info.warm_up and not info.package)]
         self._python, self._closing = python, False
         self._torches: dict[str, Laboratory | None] = {}  # None for the torch of this interpreter
+        self._home = self  # of the torch of this interpreter
         self._opening = threading.Lock()
         self._another = partial(
             Laboratory, jobs=jobs, deadline_s=deadline_s, plugins=plugins, keep=keep, systems=systems
@@ -225,7 +226,10 @@ class Laboratory:
             if release not in self._torches:  # looked for once: that a folder of a gigabyte is whole takes a moment
                 own = interpreter(self._python)
                 other = with_torch(release, own)
-                self._torches[release] = None if other is own else self._another(python=other.path).__enter__()
+                opened = None if other is own else self._another(python=other.path).__enter__()
+                if opened is not None:
+                    opened._home = self
+                self._torches[release] = opened
             return self._torches[release]
 
     def _unknown(self, scenario: Scenario, reason: str) -> Result:
@@ -310,7 +314,8 @@ class Laboratory:
             server = stack.enter_context(self._server_of(scenario))
             for session in range(len(sessions(expand(scenario)))):
                 if session == 1 and scenario.load_version != "same":
-                    server = stack.enter_context(self._server_that_loads(scenario))
+                    laboratory, loading = self._that_loads(scenario)
+                    server = stack.enter_context(laboratory._server_of(loading))
                 outcome = server.submit(Job(scenario, session, directory, deadline_s, quiet)).result()
                 trial.outcomes.append(outcome)
                 trial.phases_s[f"session {session}"] = outcome.duration_s
@@ -320,10 +325,10 @@ class Laboratory:
         trial.blob = b"".join(p.read_bytes() for o in trial.outcomes for p in o.observations if p.exists())
         return trial
 
-    def _server_that_loads(self, scenario: Scenario) -> AbstractContextManager[ForkServer]:
-        """The server of the release that the second session and those after it have."""
+    def _that_loads(self, scenario: Scenario) -> tuple[Laboratory, Scenario]:
+        """Whose ranks those of the second session and those after it are, and the scenario as they see it."""
         loading = as_loaded(scenario)
-        return (self._of_torch(system_named(scenario.system), loading) or self)._server_of(loading)
+        return self._home._of_torch(system_named(scenario.system), loading) or self._home, loading
 
     def _server_of(self, scenario: Scenario) -> AbstractContextManager[ForkServer]:
         info = system_named(scenario.system)
@@ -337,17 +342,25 @@ class Laboratory:
     def _ran(self, info: System, scenario: Scenario) -> dict[str, Any]:
         """What really ran, as fields of a `Result`: the release, and with which packages upstream never supported
         it."""
-        found: dict[str, Any] = {"version": self._named(info, scenario)}
-        wanted = split_cures(scenario.version)[1]
+        found: dict[str, Any] = {"version": self._installed(info, scenario)}
         if info.package:
-            overlay = self._environments.overlay(info, scenario.version)
-            found = {"version": with_cures(overlay.version, wanted), "outside_support": overlay.outside}
+            found["outside_support"] = self._environments.overlay(info, scenario.version).outside
+        if scenario.load_version != "same":
+            laboratory, loading = self._that_loads(scenario)
+            found["loaded_by"] = laboratory._installed(info, loading)
         torch = interpreter(self._python).release("torch")
         if torch and torch != interpreter().release("torch"):
             found["chosen"] = {**info.chosen(scenario.device), "torch": torch.partition("+")[0]}
         if cured := self._environments.cured(info, scenario.version):
             found |= {"cured": cured.applied, "not_cured": dict(cured.left)}
         return found
+
+    def _installed(self, info: System, scenario: Scenario) -> str:
+        """The release that a scenario's ranks have, which is installed first where it is not there."""
+        if not info.package:
+            return self._named(info, scenario)
+        overlay = self._environments.overlay(info, scenario.version)
+        return with_cures(overlay.version, split_cures(scenario.version)[1])
 
     def _release(self, info: System, version: str) -> str:
         """The release that a system's limits are asked about.

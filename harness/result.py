@@ -78,7 +78,7 @@ _KNOWN_BY = {
 class Result:
     """The verdict of one scenario.
 
-    * version: release of the library that really ran.
+    * version: release of the library that really ran; of the ranks that saved, where others loaded.
     * reason: why it is `unsupported` or `unknown`.
     * normalisations: differences that the contract allows (verdict notes `equivalent`), listed and counted, never
       silently equal.
@@ -95,6 +95,7 @@ class Result:
     * chosen: what could be real or emulated → which it was, and why; and `torch`, where ranks had another release than
       the one that is installed here.
     * device: where it ran: `cpu`, or the GPUs and how ranks shared them.
+    * loaded_by: release of the ranks that load, where the scenario gives them one of their own (`load_version`).
     * phases_s: seconds by phase (fork, run, compare …).
     * elements: of what differs, for a reader to look at, packed by `harness.elements`. No part of the JSON form, and
       no part of what makes two results equal.
@@ -124,6 +125,7 @@ class Result:
     not_cured: Mapping[str, str] = field(default_factory=dict)
     chosen: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
+    loaded_by: str = ""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     elements: bytes = field(default=b"", compare=False, repr=False)
 
@@ -202,6 +204,7 @@ class Result:
             "scenario": self.scenario.axis_values(),
             "system": self.system,
             "version": self.version,
+            "loaded_by": self.loaded_by,
             "verdict": self.verdict.value,
             "failed_op": to_plain(self.failed_op),
             "differences": differences_to_json(self.differences),
@@ -262,7 +265,7 @@ def from_elements(data: Mapping[str, Any]) -> Result:
 
 _PLAIN_FIELDS = (
     "system", "version", "duration_s", "reason", "known_issue", "known_by", "behind", "shrunk_from", "restarted",
-    "emulated", "not_exercised", "outside_support", "cured", "not_cured", "chosen", "device", "phases_s",
+    "emulated", "not_exercised", "outside_support", "cured", "not_cured", "chosen", "device", "loaded_by", "phases_s",
 )  # fmt: skip
 """Fields of a result whose JSON form is that of their type."""
 

@@ -6,7 +6,7 @@ result itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -210,13 +210,21 @@ def render_draft(result: Result, told: Told | None, calls: str) -> str:
         _code("\n".join(seen), "text") if seen else result.signature,
         f"and {hidden} more differences" if hidden > 0 and result.error is None else "",
         "## Versions",
-        f"* {result.system} {result.version}" + "".join(f"\n* {name}: {how}" for name, how in result.chosen.items()),
+        "\n".join(f"* {line}" for line in _releases(result)),
         f"Not the real thing: {', '.join(result.emulated)}." if result.emulated else "",
         *_cure(known, "With this change it does not happen:"),
         f"Already public: {known.upstream}" if known.upstream else "",
         f"`shardproof export {result.id}` writes this with a script that shows it." if calls else "",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _releases(result: Result) -> Iterator[str]:
+    """What ran, a line each."""
+    yield f"{result.system} {result.version}"
+    if result.loaded_by:
+        yield f"{result.system} {result.loaded_by}, which loads"
+    yield from (f"{name}: {how}" for name, how in result.chosen.items())
 
 
 def _cure(told: Told, with_it: str) -> list[str]:

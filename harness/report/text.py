@@ -97,6 +97,8 @@ def verdict_line(result: Result, colour: bool) -> str:
 def circumstances(result: Result, *, emulated_only: bool) -> list[str]:
     """What ran and how, in indented lines: scenario, device, what was emulated, cured or never supported."""
     lines = [f"  scenario: {result.scenario}"]
+    if result.loaded_by:
+        lines.append(f"  loaded by: {result.system} {result.loaded_by}")
     if result.failed_op:
         lines.append(f"  failed at operation {result.failed_op.index} ({result.failed_op.name})")
     if result.shrunk_from:

@@ -14,14 +14,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
-from harness.program import expand, sessions
+from harness.program import changes, expand, sessions
 from harness.scenario import Mesh, Scenario
 from harness.space.files import walk_tables
 from harness.systems.registry import all_systems
 from harness.tables import Table
 
 UNKNOWN_SESSION_S = 1.0
+
+
+class Sessions(NamedTuple):
+    """What decides which sessions a scenario has. changes: whether the ranks that load have another dtype policy or
+    release, and so are others."""
+
+    mesh: Mesh
+    load: str
+    program: str
+    changes: bool
 
 
 @dataclass(frozen=True)
@@ -38,20 +49,21 @@ class CostModel:
     repeats: Mapping[str, float]
 
     def estimate_s(self, scenario: Scenario) -> float:
-        key = scenario.system, scenario.mesh, scenario.load, scenario.program, scenario.checkpoint
+        runs = Sessions(scenario.mesh, scenario.load, scenario.program, changes(scenario))
+        key = scenario.system, runs, scenario.checkpoint
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._estimate_s(*key)
         return found
 
-    def _estimate_s(self, system: str, mesh: Mesh, load: str, program: str, checkpoint: str) -> float:
+    def _estimate_s(self, system: str, runs: Sessions, checkpoint: str) -> float:
         by_world = self.session_s.get(system, (UNKNOWN_SESSION_S,))
         extra = self.extra_s.get(system, {}).get(checkpoint.partition("+")[0], 0.0)
-        once = sum(by_world[min(world, len(by_world)) - 1] for world in _worlds(mesh, load, program)) + extra
+        once = sum(by_world[min(world, len(by_world)) - 1] for world in _worlds(runs)) + extra
         return once * (1 + self.repeats.get(system, 0.0))
 
     @cached_property
-    def _known(self) -> dict[tuple[str, Mesh, str, str, str], float]:
+    def _known(self) -> dict[tuple[str, Sessions, str], float]:
         return {}
 
 
@@ -69,6 +81,9 @@ def cost_model() -> CostModel:
 
 
 @cache
-def _worlds(mesh: Mesh, load: str, program: str) -> tuple[int, ...]:
+def _worlds(runs: Sessions) -> tuple[int, ...]:
     """The world size of each session."""
-    return tuple(ops[0].mesh.world for ops in sessions(expand(Scenario(mesh=mesh, load=load, program=program))))
+    scenario = Scenario(
+        mesh=runs.mesh, load=runs.load, program=runs.program, load_version="newest" if runs.changes else "same"
+    )
+    return tuple(ops[0].mesh.world for ops in sessions(expand(scenario)))

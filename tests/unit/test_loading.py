@@ -21,6 +21,7 @@ from harness.reference import system as reference
 from harness.reference.system import Ranks
 from harness.scenario import Scenario
 from harness.space.constraints import constraints_on, impossible
+from harness.space.cost import CostModel
 from harness.systems.registry import system_named
 
 ROUNDED = Scenario.from_axes({"mesh": "1x2x1", "checkpoint": "sharded", "load_dtype": "bf16"})
@@ -42,6 +43,15 @@ def test_the_release_that_loads(asked: str, gets: str) -> None:
     scenario = Scenario.from_axes({"version": "0.15.3", "load_version": asked})
     assert as_loaded(scenario).version == gets
     assert changes(scenario) is (asked != "same")
+
+
+@pytest.mark.parametrize("axes", [{"load_version": "newest"}, {"load_dtype": "bf16"}])
+def test_the_sessions_of_ranks_that_load_are_counted(axes: dict[str, str]) -> None:
+    costs = CostModel({"torch-fsdp2": (0.5, 1.0)}, {}, {})
+    scenario = Scenario.from_axes({"system": "torch-fsdp2", "mesh": "1x2x1", "program": "resume"})
+    assert costs.estimate_s(scenario) == 1.0, "one session: the same ranks go on"
+    assert costs.estimate_s(scenario.with_axes(axes)) == 2.0
+    assert costs.estimate_s(scenario) == 1.0
 
 
 def test_only_ranks_of_a_later_session_load() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.laboratory import Laboratory
+from harness.scenario import Scenario
 from harness.space.files import load_space
 from harness.verdict import Verdict
 
@@ -21,6 +22,9 @@ def test_the_newest_torch_keeps_what_the_installed_one_keeps() -> None:
         found = laboratory.examine_one(replace(kept, version=NEWEST))
         passing = laboratory.examine_one(replace(kept, version=NEWEST, program="build step save step load step"))
         here = laboratory.examine_one(replace(kept, version=""))
+        axes = {"system": "torch-fsdp2", "version": NEWEST, "load_version": "newest"}
+        back = laboratory.examine_one(Scenario.from_axes(axes))
     assert (found.verdict, passing.verdict) == (Verdict.MISMATCH, Verdict.PASS)
     assert found.version.partition("+")[0] == NEWEST != here.version.partition("+")[0]
     assert found.signature == here.signature
+    assert (back.version, back.loaded_by) == (found.version, here.version), "without a number it is the installed one"

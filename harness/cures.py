@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 
 from harness.errors import UsageError
@@ -106,8 +107,20 @@ def cures_of(system: System) -> tuple[Cure, ...]:
     folder = system.folder.joinpath("cures")
     if not folder.is_dir():
         return ()
+    return read_folder(folder, f"{system.name}/cures")
+
+
+def read_folder(folder: Traversable, origin: str) -> tuple[Cure, ...]:
+    """The cures in a folder, by id.
+
+    Args:
+        origin: what an error calls it.
+
+    Raises:
+        UsageError: a file there is no unified diff.
+    """
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".patch")), key=lambda file: file.name)
-    return tuple(parse(file.name.removesuffix(".patch"), text_of(file, f"{system.name}/cures")) for file in files)
+    return tuple(parse(file.name.removesuffix(".patch"), text_of(file, origin)) for file in files)
 
 
 @cache
@@ -129,17 +142,18 @@ def home_of(system: System, cure: str) -> System:
     return next(home_of(one, cure) for one in below if any(each.id == cure for each in available(one)))
 
 
-def chosen(system: System, wanted: str) -> tuple[Cure, ...]:
+def chosen(system: System, wanted: str, beside: Iterable[Cure] = ()) -> tuple[Cure, ...]:
     """The cures of a system, and of those that it stands on, that a version asks for.
 
     Args:
         wanted: what follows `+cured:`: ids, or ids that each follow a `-`, joined by commas; empty for all. An id may
             be that of the known issue, with the system's name before it.
+        beside: cures that may be asked for beside those.
 
     Raises:
         UsageError: the system has no such cure, or ids with and without a `-` are mixed.
     """
-    every = {cure.id: cure for cure in available(system)}
+    every = {cure.id: cure for cure in (*available(system), *beside)}
     names = [name for name in wanted.split(",") if name]
     ids = [name.removeprefix("-").removeprefix(f"{system.name}-") for name in names]
     without = [name.startswith("-") for name in names]

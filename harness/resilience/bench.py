@@ -28,6 +28,7 @@ from harness.resilience.stacks import Stack
 from harness.resilience.strikes import LOAD_CALLS
 from harness.resilience.trace import attached, calls_of, lines_of, read_trace
 from harness.resilience.trial import Digests
+from harness.world import curing
 
 _END_S = 20.0
 """Seconds that a host has to end its descendants, before it is killed itself."""
@@ -45,12 +46,14 @@ class Bench:
         deadline_s: seconds that a save or a load may take.
         path: folders that come first where the host looks for libraries.
         jobs: how many lanes there are.
+        cured: files of the library that are imported with another text (`harness.cures.Cured.sources`).
     """
 
     stack: Stack
     deadline_s: float
     path: Sequence[Path] = ()
     jobs: int = 1
+    cured: Mapping[str, str] = field(default_factory=dict)
     root: Path = field(init=False)
     lanes: list[Lane] = field(init=False, default_factory=list)
 
@@ -94,6 +97,10 @@ class Bench:
         places = [*map(str, self.path), str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "ATEN_CPU_CAPABILITY": "default"}
         own = {"TMPDIR": str(self.root), "PYTHONPATH": os.pathsep.join(filter(None, places))}
+        if self.cured:
+            file = self.root / "cured.json"
+            file.write_text(json.dumps(dict(self.cured)), "utf-8")
+            own[curing.VARIABLE] = str(file)
         return {**os.environ, **threads, **own}
 
     def ended(self) -> HostError:

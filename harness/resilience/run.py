@@ -26,11 +26,13 @@ from harness.folders import at_work_in
 from harness.resilience.bench import Bench, HostError, Lane
 from harness.resilience.cases import Case, Counts, Source, Tried, cases, cases_like
 from harness.resilience.corruptions import Folders
+from harness.resilience.cured import cured
 from harness.resilience.events import Trace, Tree, tree_of
 from harness.resilience.kept import Kept
 from harness.resilience.stacks import Stack
 from harness.resilience.struck import struck
 from harness.resilience.trial import Known, classify
+from harness.world.interpreter import interpreter
 
 FIRST, OLD, NEW = 1, 2, 3
 """The generations that a trial has to do with. There is one before the old one, since some stacks remove it."""
@@ -105,7 +107,7 @@ class Prepared:
         stack = self.bench.stack
         events = [f"{event.kind} {event.offset}+{len(event.data)}" for event in self.source.trace.events]
         loads = [f"{call.rank} {call.name} {call.nth}" for call in self.source.loads]
-        parts = [stack.driver, repr(stack.options), *stack.requires, *_releases(), *events, *loads]
+        parts = [stack.driver, repr(stack.options), stack.cured or "", *stack.requires, *_releases(), *events, *loads]
         return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
@@ -124,7 +126,9 @@ def prepared(stack: Stack, deadline_s: float, jobs: int = 1) -> Iterator[Prepare
     Raises:
         HostError: it cannot save, or not load what it saved. TraceError: its save cannot be recorded.
     """
-    with Bench(stack, deadline_s, _libraries(stack), jobs) as bench:
+    libraries = _libraries(stack)
+    found = cured(stack, libraries, Path(interpreter().site))
+    with Bench(stack, deadline_s, libraries, jobs, found.sources if found else {}) as bench:
         lane = bench.lanes[0]
         folder, other = bench.root / "own", bench.root / "other"
         folder.mkdir()
@@ -153,7 +157,6 @@ def _libraries(stack: Stack) -> Sequence[Path]:
     """Folders with what a stack needs beside torch, installed on the spot."""
     from harness.releases import package_of
     from harness.systems.registry import system_named
-    from harness.world.interpreter import interpreter
     from harness.world.overlay import build, install
 
     own = system_named(stack.system) if stack.system else None

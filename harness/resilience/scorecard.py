@@ -74,10 +74,10 @@ def _lines(stack: Document, document: Document) -> Iterator[str]:
     of = f" of {stack['planned']}" if stack["trials"] < stack["planned"] else ""
     states = f"{stack['crash_states']} crash states, {stack['strikes']} strikes; {stack['trials']}{of} trials"
     yield f"  {stack['events']} events of a save, {synced}; {states}"
-    yield f"  {'':<14}{''.join(f'{outcome:>8}' for outcome in OUTCOMES)}"
+    yield f"  {'':<18}{''.join(f'{outcome:>8}' for outcome in OUTCOMES)}"
     for kind, cells in stack["kind"].items():
         numbers = [str(cells.get(outcome, {}).get("count", ".")) for outcome in OUTCOMES]
-        yield f"  {kind:<14}{''.join(f'{number:>8}' for number in numbers)}"
+        yield f"  {kind:<18}{''.join(f'{number:>8}' for number in numbers)}"
     seen = set()
     for one in stack["wrong"]:
         if one["outcome"] not in seen:

@@ -1,20 +1,26 @@
-"""The stacks that can be tried: those of torch and of safetensors, and what systems and plugins add.
+"""The stacks that can be tried: files of torch.save and of safetensors, and what systems and plugins add.
 
 A stack is a way to keep a checkpoint, as a user writes it down: which calls save, which load, and into which files.
 What does the work is a class that only a child process imports (`Driver`). A system whose format is its own lists its
 stacks as `STACKS` in the module `stacks` of its package.
+
+After a stack's name `+cured` asks for it on the system's library with all cures that apply, `+cured:ID,ID` with some:
+those of the system, and those of what stacks have shown (`scenarios/<system>/resilience/cures/`), which no scenario can.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.systems.protocol import System
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,8 @@ class Stack:
         driver: the `module:attribute` of a `Driver`, or of what makes one.
         options: arguments of that, by name.
         requires: what pip installs beside torch, pinned. system: the system whose newest release is used, with what
-            goes beside it; empty for none.
+            goes beside it, and whose cures there are; empty for none. cured: which of them, as `harness.cures` has it;
+            None for none.
         ranks: how many processes save, each of which the driver's own process forks.
     """
 
@@ -37,6 +44,7 @@ class Stack:
     requires: tuple[str, ...] = ()
     ranks: int = 1
     system: str = ""
+    cured: str | None = None
 
 
 def stack_of_system(
@@ -68,7 +76,6 @@ class Driver(Protocol):
 
 
 _TORCH = "harness.resilience.rank.torch_stacks"
-_RANKS = "harness.resilience.rank.ranks"
 
 STACKS: tuple[Stack, ...] = (
     Stack("torch-save", "torch.save over the file that is there", f"{_TORCH}:TorchSave"),
@@ -80,40 +87,6 @@ STACKS: tuple[Stack, ...] = (
         "safetensors", "safetensors.torch.save_file over the file that is there", f"{_TORCH}:SafeTensors",
         requires=("safetensors==0.8.0",),
     ),
-    Stack("dcp", "torch.distributed.checkpoint.save into one folder, as it is by default", f"{_TORCH}:Distributed"),
-    Stack(
-        "dcp-no-sync", "the same with FileSystemWriter(sync_files=False)", f"{_TORCH}:Distributed",
-        (("sync_files", False),),
-    ),
-    Stack(
-        "dcp-files", "the same with FileSystemWriter(single_file_per_rank=False): a file for each tensor",
-        f"{_TORCH}:Distributed", (("single_file_per_rank", False),),
-    ),
-    Stack(
-        "dcp-threads", "the same with FileSystemWriter(thread_count=2): two files", f"{_TORCH}:Distributed",
-        (("thread_count", 2),),
-    ),
-    Stack(
-        "dcp-steps", "a new folder for each step, the newest with .metadata is loaded", f"{_TORCH}:Distributed",
-        (("steps", True),),
-    ),
-    Stack(
-        "dcp-2-ranks", "torch.distributed.checkpoint.save by 2 ranks into one folder, a shard of each tensor on each",
-        f"{_RANKS}:DistributedRanks", (("world", 2),), ranks=2,
-    ),
-    Stack(
-        "dcp-2-ranks-at-1", "the same, loaded by 1 rank", f"{_RANKS}:DistributedRanks",
-        (("world", 2), ("load_world", 1)), ranks=2,
-    ),
-    Stack(
-        "dcp-4-ranks", "torch.distributed.checkpoint.save by 4 ranks into one folder", f"{_RANKS}:DistributedRanks",
-        (("world", 4),), ranks=4,
-    ),
-    Stack(
-        "dcp-4-ranks-at-3", "the same, loaded by 3 ranks", f"{_RANKS}:DistributedRanks",
-        (("world", 4), ("load_world", 3)), ranks=4,
-    ),
-    Stack("dcp-async", "torch.distributed.checkpoint.async_save into one folder", f"{_TORCH}:DistributedAsync"),
 )  # fmt: skip
 
 
@@ -121,22 +94,37 @@ def all_stacks() -> dict[str, Stack]:
     """Every stack by name: those of the house, then those of the systems and plugins."""
     from harness.systems.registry import all_systems
 
-    found = list(STACKS)
-    for system in all_systems():
-        package = hasattr(importlib.import_module(system.home), "__path__")  # a plugin's system may be a module
-        if package and importlib.util.find_spec(f"{system.home}.stacks") is not None:
-            found += importlib.import_module(f"{system.home}.stacks").STACKS
+    found = [*STACKS, *(stack for system in all_systems() for stack in stacks_of(system))]
     return {stack.name: stack for stack in found}
 
 
+def stacks_of(system: System) -> Sequence[Stack]:
+    """The stacks of a system's own."""
+    package = hasattr(importlib.import_module(system.home), "__path__")  # a plugin's system may be a module
+    if not package or importlib.util.find_spec(f"{system.home}.stacks") is None:
+        return ()
+    stacks: Sequence[Stack] = importlib.import_module(f"{system.home}.stacks").STACKS
+    return stacks
+
+
 def chosen(names: tuple[str, ...]) -> list[Stack]:
-    """The stacks of these names; all of them for none.
+    """The stacks of these names; all of them, uncured, for none.
 
     Raises:
-        UsageError: there is no such stack.
+        UsageError: there is no such stack, or no such cure of it.
     """
+    from harness.resilience.cured import require_cures
+    from harness.versions import split_cures
+
     known = all_stacks()
+    found = []
     for name in names:
-        if name not in known:
+        plain, wanted = split_cures(name)
+        if plain not in known:
             raise UsageError.of("stack", name, known, "shardproof resilience torch-save")
-    return [known[name] for name in names] or list(known.values())
+        stack = known[plain]
+        if wanted is not None:
+            require_cures(stack, wanted)
+            stack = replace(stack, name=name, doc=f"{stack.doc}; cured", cured=wanted)
+        found.append(stack)
+    return found or list(known.values())

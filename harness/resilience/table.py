@@ -1,17 +1,15 @@
-"""`docs/resilience.md`: what crashes and damage made of each stack, written from docs/resilience.toml and the findings.
+"""`docs/resilience.md`: what crashes and damage made of each stack, written from the measured rows and the findings.
 
     python -m harness.resilience.table > docs/resilience.md
 
-docs/resilience.toml holds the `[[stack]]` tables that `shardproof resilience --out DIR` wrote as DIR/resilience.toml,
-docs/struck.json what `shardproof faults --strike SYSTEM --json docs/struck.json` wrote, of several systems.
-docs/resilience-findings.toml is written by hand: `[[finding]]` with `title`, `text`, `script` and `public`, `[[known]]`
-with `text` and `public`, `[[in_flight]]` with what was held where, and `[[large]]` for runs that are too large for a
-page. A test compares the committed page with what this module writes.
+The rows stand in the data of the system that they are of (`harness.resilience.rows`). docs/resilience-findings.toml is
+written by hand: `[[finding]]` with `title`, `text`, `script` and `public`, `[[known]]` with `text` and `public`,
+`[[in_flight]]` with what was held where, and `[[large]]` for runs that are too large for a page. A test compares the
+committed page with what this module writes.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.resilience.cases import family_of
+from harness.resilience.rows import stack_rows, struck_rows
 from harness.resilience.scorecard import WRONG, Document, total
 from harness.resilience.trial import OUTCOMES
 
-DATA, FINDINGS, STRUCK = Path("docs/resilience.toml"), Path("docs/resilience-findings.toml"), Path("docs/struck.json")
+FINDINGS = Path("docs/resilience-findings.toml")
 
 HEAD = """\
-<!-- Written by `python -m harness.resilience.table` from docs/resilience.toml, -findings.toml and docs/struck.json. -->
+<!-- Written by `python -m harness.resilience.table` from docs/resilience-findings.toml and the systems' data. -->
 # Resilience of checkpoints
 
 What is left of a checkpoint when the machine dies while it is saved, when the disk fails under it, or when its files
@@ -114,7 +113,10 @@ SIGBUS in a mapped file.
 OF_SYSTEMS = """\
 The stack of a system is one rank of it: a small model after three steps, with its masters and moments, saved and
 loaded as the system's scenarios do it. Each step has a folder, and a file beside them names the newest. The library
-writes that file itself, or the training script around it does, after the save."""
+writes that file itself, or the training script around it does, after the save.
+
+`+cured` behind a stack's name: the same on the system's library with cures ([Cures](cures.md)), those of the system and
+those of what stacks have shown (`scenarios/<system>/resilience/cures/`). A row stands in the data of its system."""
 
 
 STRUCK_RANKS = """\
@@ -302,5 +304,4 @@ def _findings(findings: Mapping[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    document, findings = (tomllib.loads(path.read_text("utf-8")) for path in (DATA, FINDINGS))
-    sys.stdout.write(render(document, findings, json.loads(STRUCK.read_text("utf-8"))["struck"]))
+    sys.stdout.write(render(stack_rows(), tomllib.loads(FINDINGS.read_text("utf-8")), struck_rows()))

@@ -31,6 +31,7 @@ from typing import Any, TextIO
 from harness.entry import resolve
 from harness.resilience.rank.tracer import let_trace
 from harness.resilience.stacks import Driver
+from harness.world import curing
 from harness.world.process import (
     LONGEST_DEADLINE,
     adopt_orphans,
@@ -201,6 +202,7 @@ def _main() -> None:
 
     adopt_orphans()
     die_with_parent(int(parent), clean_up)
+    curing.install(os.environ.pop(curing.VARIABLE, ""))
     driver: Driver = resolve(driver_name)(**dict(json.loads(options)))
     driver.warm()
     gc.collect()

@@ -1,0 +1,57 @@
+"""The cures that a stack's library may have: those of its system, and those of what stacks have shown.
+
+What a crash or a full disk makes of a checkpoint is a defect that no scenario shows, since nothing fails in one. Its
+cure is a patch all the same, `scenarios/<system>/resilience/cures/<id>.patch`, of the form that `harness.cures` has. Its
+first line `Shown-by: STACK TRIAL` names a trial that the library loses without it, and not with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import cures
+from harness.cures import Cure, Cured
+from harness.errors import UsageError
+from harness.resilience.stacks import Stack
+from harness.systems.protocol import System
+from harness.systems.registry import system_named
+
+FOLDER = ("resilience", "cures")
+
+
+def shown_by_stacks(system: System) -> tuple[Cure, ...]:
+    """The cures of what a system's stacks have shown."""
+    folder = system.folder.joinpath(*FOLDER)
+    return cures.read_folder(folder, f"{system.name}/{'/'.join(FOLDER)}") if folder.is_dir() else ()
+
+
+def require_cures(stack: Stack, wanted: str) -> tuple[Cure, ...]:
+    """The cures of a stack that are asked for.
+
+    Args:
+        wanted: what follows `+cured:`, as `harness.cures.chosen` has it.
+
+    Raises:
+        UsageError: there are none such.
+    """
+    if not stack.system:
+        raise UsageError.of("stack", f"{stack.name}+cured", "a stack of a system's library", "dcp-files+cured")
+    system = system_named(stack.system)
+    return cures.chosen(system, wanted, shown_by_stacks(system))
+
+
+def cured(stack: Stack, paths: Sequence[Path], site: Path) -> Cured | None:
+    """What a stack's cures came to on its library; None where it asks for none.
+
+    Args:
+        paths: folders with what was installed for it. site: `site-packages` of the interpreter.
+    """
+    if stack.cured is None:
+        return None
+
+    def source(name: str) -> str | None:
+        file = next((path / name for path in (*paths, site) if (path / name).is_file()), None)
+        return file.read_text("utf-8") if file else None
+
+    return cures.apply(require_cures(stack, stack.cured), source)

@@ -1,8 +1,8 @@
 """The cures that a stack's library may have: those of its system, and those of what stacks have shown.
 
 What a crash or a full disk makes of a checkpoint is a defect that no scenario shows, since nothing fails in one. Its
-cure is a patch all the same, `scenarios/<system>/resilience/cures/<id>.patch`, of the form that `harness.cures` has. Its
-first line `Shown-by: STACK TRIAL` names a trial that the library loses without it, and not with it.
+cure is a patch all the same, `scenarios/<system>/resilience/cures/<id>.patch`, of the form that `harness.cures` has.
+Its first line `Shown-by: STACK TRIAL` names a trial that the library loses without it, and not with it.
 """
 
 from __future__ import annotations

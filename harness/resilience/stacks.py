@@ -5,7 +5,8 @@ What does the work is a class that only a child process imports (`Driver`). A sy
 stacks as `STACKS` in the module `stacks` of its package.
 
 After a stack's name `+cured` asks for it on the system's library with all cures that apply, `+cured:ID,ID` with some:
-those of the system, and those of what stacks have shown (`scenarios/<system>/resilience/cures/`), which no scenario can.
+those of the system, and those of what stacks have shown (`scenarios/<system>/resilience/cures/`), which no
+scenario can.
 """
 
 from __future__ import annotations

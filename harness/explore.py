@@ -28,8 +28,9 @@ from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from harness.errors import UsageError
-from harness.program import BLIND, KINDS, completion, is_telling, operations, require_telling
+from harness.program import BLIND, KINDS, is_telling, operations, require_telling
 from harness.scenario import Scenario
+from harness.sequences import completion
 from harness.shrink import shrink
 from harness.space.constraints import impossible
 from harness.space.files import load_space
@@ -74,7 +75,7 @@ class Explored:
 
 def program_of(
     words: Sequence[str], *, overflows: bool = False, unfreezes: bool = False, moves: bool = False,
-    accumulates: bool = False, remembers: bool = True,
+    accumulates: bool = False, remembers: bool = True, schedules: bool = False, overlaps: bool = False,
 ) -> str:  # fmt: skip
     """The legal program that drawn operations come to, beginning with a build; illegal ones are left out.
 
@@ -86,6 +87,7 @@ def program_of(
             then they join before the program ends, in the way that is drawn first. moves: whether the load relation
             leads anywhere. accumulates: whether a step has several microbatches, between which it can stop.
             remembers: whether the optimizer has a state of its own, which a load of it alone would restore.
+            schedules: the same of a learning-rate schedule. overlaps: whether saves may be asynchronous.
     """
     joins = next((word for word in words if word in JOINS), JOINS[0]) if unfreezes else ""
     left_out = {word for word in JOINS if word != joins}
@@ -93,6 +95,8 @@ def program_of(
     left_out |= set() if moves else {"reshard", "restart"}
     left_out |= set() if accumulates else {"accumulate"}
     left_out |= set() if remembers else {"load_optimizer_only"}
+    left_out |= set() if schedules else {"load_schedule_only"}
+    left_out |= set() if overlaps else {"begin_save"}
     made: list[str] = ["build"]
     for word in words:
         added = _WITH.get(word, (word,))
@@ -115,6 +119,8 @@ _WITH = {
     "reshard": ("reshard", "build"),
     "restart": ("restart", "build"),
     "load_model_only": ("load_model_only", "reload_params"),
+    "replace_params": ("replace_params", "reload_params"),
+    "begin_save": ("begin_save", "step", "finish_save"),
 }
 """Operation → what goes with it."""
 
@@ -124,6 +130,8 @@ _FIRST = {
     "load_previous": (("step",), ("save", "step"), ("save", "step", "save", "step")),
     "load_model_only": (("step",), ("save", "step")),
     "load_optimizer_only": (("step",), ("save", "step")),
+    "load_schedule_only": (("step",), ("save", "step")),
+    "save_kept": (("keep", "step"),),
     "recall": (("step",), ("keep", "step")),
 }
 """Operation → what has to come before it where nothing is there that it could load, or nothing that it would change;
@@ -148,10 +156,12 @@ def _joined_alike(words: Sequence[str], joins: str) -> bool:
                 joined = False
             case "add_group":
                 joined = True
-            case "save":
+            case "save" | "begin_save":
                 saved.append(joined)
             case "keep":
                 kept = joined
+            case "save_kept":
+                saved.append(kept)
             case "recall" if kept != joined:
                 return False
             case "load" | "load_optimizer_only" if saved[-1] != joined:
@@ -265,7 +275,7 @@ class Explorer:
         """Scenarios of the walk with other programs and some other axes; of these, that can be run at all."""
         from hypothesis import strategies as st
 
-        words = tuple(kind for kind in KINDS if kind in self._drawn and kind != "reload_params")
+        words = tuple(kind for kind in KINDS if kind in self._drawn and kind not in _FOLLOW)
 
         def operations_of(length: int) -> SearchStrategy[list[str]]:
             return st.lists(st.sampled_from(words), min_size=length, max_size=length)
@@ -290,6 +300,11 @@ class Explorer:
             return None
 
     def _with_program(self, scenario: Scenario, words: Sequence[str]) -> Scenario | None:
+        """A scenario with the program that words come to; without asynchronous saves where it cannot have them."""
+        made = self._of_words(scenario, words, overlaps=True)
+        return made or self._of_words(scenario, words, overlaps=False)
+
+    def _of_words(self, scenario: Scenario, words: Sequence[str], *, overlaps: bool) -> Scenario | None:
         from harness.models import model_spec
 
         program = program_of(
@@ -299,12 +314,18 @@ class Explorer:
             moves=True,
             accumulates=scenario.microbatches > 1,
             remembers=scenario.optimizer.kind != "sgd" or bool(scenario.optimizer.momentum),
+            schedules=scenario.optimizer.schedule != "none",
+            overlaps=overlaps,
         )
         kinds = operations(program)
         still = replace(scenario, load="same") if not {"reshard", "restart"} & {*kinds} else scenario
         made = replace(still, program=program, faults=self._faults)
         require_telling(program)
         return None if impossible(made) else made
+
+
+_FOLLOW = ("reload_params", "finish_save")
+"""Operations that are never drawn, since they belong to another one (`_WITH`)."""
 
 
 class _FailedError(Exception):

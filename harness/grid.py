@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Grid:
-    """kind: `wide`, `narrow`, `cancelling`, `alternate` or `lone`. unit: the value of one unit, a power of two."""
+    """kind: `wide`, `narrow`, `cancelling`, `alternate`, `lone` or `uneven`. unit: the value of one unit, a power of
+    two."""
 
     kind: str
     unit: float
@@ -19,6 +20,15 @@ class Grid:
 
 LONE_GRID = Grid("lone", 2.0**-4)
 """Of a parameter that one rank alone uses: what it then contributes for all of them fits every dtype."""
+
+
+UNEVEN_GRID = Grid("uneven", 2.0**-4)
+"""Of a run in which one rank alone has a step's later microbatches, for all of them: the same."""
+
+
+PARTIAL_GRID = Grid("narrow", 2.0**-4)
+"""Of a parameter of whose gradient every tensor-parallel rank has a part: small, so that each part is as exact as it.
+"""
 
 
 def choose_grid(stage_dtypes: tuple[str, str, str], compute: str, dp: int, microbatches: int) -> Grid:

@@ -47,12 +47,13 @@ from harness.oracle import twin
 from harness.oracle.carried import EXTRA_STATE, carried, without_addresses
 from harness.oracle.inputs import Inputs, Placement
 from harness.oracle.settings import kept_settings
-from harness.program import BLIND, LOADS, Op, expand
+from harness.program import BLIND, LOADS, WRITES, Op, expand
 from harness.readers.errors import CheckpointError
 from harness.readers.stored import TorchStored
 from harness.reference import system as reference
 from harness.result import differences_to_json, explanations_to_json
 from harness.scenario import Scenario
+from harness.schedules import SCHEDULE
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
 from harness.world.observations import read_observations
@@ -263,19 +264,22 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
     if "rng" in roles and case.system.world != "lockstep":  # whose ranks are no processes
         at = [op for op in case.ops if op.index in done]
         expected |= expected_generators(scenario.seed, at, scenario.device)
-    saves = [op for op in case.ops if op.kind == "save" and op.index in done - unreadable]
+    saves = [op for op in case.ops if op.kind in WRITES and op.index in done - unreadable]
     kept = kept_settings(observed, case.ops) if SETTING in roles else {}
     if EXTRA_STATE in roles:
         kept |= carried(observed, case.ops, left_out=not contract.stores_extra_state(scenario))
     readable = {(LIVE, op) for op in done} | {(WRITTEN, op) for op in done - unreadable}
     expected |= {key: value for key, value in kept.items() if (key.where, key.op) in readable}
-    live: dict[int, Logical] = {op.index: {} for op in saves}
+    live: dict[int, Logical] = {op.taken: {} for op in saves}
     for values in (truth, kept) if saves else ():
         for key, value in values.items():
             if key[0] in live:
                 live[key[0]][key] = value
     for op in saves:
-        expected |= _must_be_written(case, live[op.index], op)
+        taken = live[op.taken]
+        if op.taken != op.index:
+            taken = {key._replace(op=op.index): value for key, value in taken.items()}
+        expected |= _must_be_written(case, taken, op)
     return expected
 
 
@@ -308,23 +312,28 @@ def _blind_load(ops: Sequence[Op], expected: Logical) -> str:
     """
     loads = [(before, op) for before, op in itertools.pairwise(ops) if op.kind in LOADS]
     restored: dict[int, dict[str, dict[str, bytes]]] = {op.index: {} for pair in loads for op in pair}
-    for (index, _, role, fqn), value in expected.items() if loads else ():
-        if index in restored and (role == "param" or role in _OPTIMIZER_ALONE):
-            of = "optimizer" if role in _OPTIMIZER_ALONE else "model"
-            restored[index].setdefault(of, {})[f"{role} {fqn}"] = value.data
+    for (index, where, role, fqn), value in expected.items() if loads else ():
+        if index in restored and where == LIVE and role in _PART_OF:
+            restored[index].setdefault(_PART_OF[role], {})[f"{role} {fqn}"] = value.data
     done = {index for index, _, _, _ in expected} if loads else ()
     for before, op in loads:
         if op.index not in done:
             continue
-        of = "optimizer" if op.kind == "load_optimizer_only" else "model"
+        of = _LOADS_ALONE.get(op.kind, "model")
         if restored[before.index].get(of) == restored[op.index].get(of):
-            what = "nothing that it restores" if of == "optimizer" else "no parameter"
+            what = "no parameter" if of == "model" else "nothing that it restores"
             return f"operation {op.index} ({op.kind}) changes {what}: {BLIND}"
     return ""
 
 
-_OPTIMIZER_ALONE = frozenset({"master", "exp_avg", "exp_avg_sq", "momentum", "step", "hyperparameter"})
-"""Roles that a load of the optimizer alone restores."""
+_LOADS_ALONE = {"load_optimizer_only": "optimizer", "load_schedule_only": "schedule"}
+"""Load of one part → which; all others restore the model's parameters among others."""
+
+_PART_OF = {
+    "param": "model", "scheduler": "schedule", SCHEDULE: "schedule",
+    **dict.fromkeys(("master", "exp_avg", "exp_avg_sq", "momentum", "step", "hyperparameter"), "optimizer"),
+}  # fmt: skip
+"""Role → the part of the state that it belongs to, of those that loads restore."""
 
 
 def _oracles_disagree(case: Case) -> str:
@@ -468,7 +477,7 @@ def _read_written(case: Case, ops: Sequence[Op], paths: Mapping[str, str]) -> tu
     records: list[Record] = []
     problems: list[Problem] = []
     for op in ops:
-        if op.kind != "save":
+        if op.kind not in WRITES:
             continue
         try:
             records += case.system.stored.read(Path(paths[str(op.checkpoint)]), op, at(case.scenario, op))

@@ -38,7 +38,7 @@ from harness.attempt import Trial, refused_in, result_of, same_failure
 from harness.errors import NO_SPACE, HarnessError, ServerLostError, UsageError
 from harness.faults.boundary import all_came, never_struck
 from harness.loading import as_loaded
-from harness.program import expand, sessions
+from harness.program import WRITES, expand, sessions
 from harness.releases import SOURCES, package
 from harness.result import (
     Reproduced,
@@ -401,7 +401,7 @@ class Laboratory:
 
 def judge_request(scenario: Scenario, directory: Path, outcomes: Sequence[JobOutcome]) -> dict[str, Any]:
     """What `harness.judge.serve` has to know of a scenario that ran in `directory`."""
-    saves = [op for op in expand(scenario) if op.kind == "save"]
+    saves = [op for op in expand(scenario) if op.kind in WRITES]
     return {
         "scenario": scenario.axis_values(only_changed=True),
         "observations": [str(path) for outcome in outcomes for path in outcome.observations],

@@ -32,7 +32,7 @@ _AXIS_FORMS = {
     "optimizer": f"{'|'.join(OPTIMIZER_KINDS)}[/impl={'|'.join(OPTIMIZER_IMPLEMENTATIONS)}][/OPTION=V], options: "
     + ", ".join(f.name for f in fields(Optimizer)[2:]),
     "microbatches": "1 to 3",
-    "grad_sync": "last, every",
+    "grad_sync": "last, every, uneven",
     "checkpoint": "a format of the system, with switches after a +: below",
     "program": "a program below, or its operations separated by spaces",
     "options": "switches of the system, joined by +, or none: below",

@@ -45,6 +45,8 @@ class ParamSpec:
       iteration's `first` microbatch; empty for none. Where no forward of an iteration uses it, it has no gradient, or
       one of zeros where the contract says so (`Contract.zero_gradients`). `others`: in even iterations all
       data-parallel ranks leave it out but one (`harness.probe.lone_rank`), and what they lack counts as zeros.
+    * partial: it is whole on every tensor-parallel rank, whose gradients are parts of one that their sum is, as of a
+      norm under sequence parallelism.
     * rare: its first initial values in the first build are `harness.probe.RARE`: infinite, negative zero, subnormal.
     * layer: it lies in one of a list of layers, which libraries shard in another way than what is around the list.
     """
@@ -62,6 +64,7 @@ class ParamSpec:
     tied_to: str | None = None
     layer: bool = False
     idle: str = ""
+    partial: bool = False
     rare: bool = False
 
     @property
@@ -386,6 +389,15 @@ _SPECS = (
             ModuleSpec("first", (ParamSpec("weight", (5, 3), tp_dim=0),)),
             ModuleSpec("block", (ParamSpec("weight", (4, 3), tp_dim=0), ParamSpec("gate", (3,), idle="others"))),
             ModuleSpec("branch", (ParamSpec("weight", (4, 3), idle="others"),)),
+        ),
+    ),
+    ModelSpec(
+        "norms",
+        "Norms as under sequence parallelism: whole on every tensor-parallel rank, each of which has a part of the "
+        "gradient.",
+        (
+            ModuleSpec("block", (ParamSpec("norm", (3,), partial=True), ParamSpec("weight", (6, 3), tp_dim=0))),
+            ModuleSpec("final", (ParamSpec("norm", (5,), partial=True, island=True),)),
         ),
     ),
     ModelSpec(

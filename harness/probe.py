@@ -26,6 +26,8 @@ declared stage (so that every partial sum is exact, in any order).
   demotion shows in no gradient.
 * `lone`: the narrow mean, for parameters that in even iterations one rank alone uses: it contributes the mean as often
   as there are ranks, and the others nothing.
+* `uneven`: the same for every parameter where ranks have different numbers of microbatches: one rank alone has those
+  behind the first.
 * `alternate`: for one data-parallel rank, several microbatches and half-precision compute. Even microbatches have the
   coarse values and odd ones the fine.
 
@@ -99,12 +101,13 @@ def rank_units(keys: U64, iteration: int, microbatch: int, dp: int, grid: Grid) 
     """Every data-parallel rank's gradient in units, shape (dp, n); the mean over axis 0 is `mean_units`."""
     hashed = _hash(keys, iteration, microbatch)
     coarse, fine = _targets(hashed, microbatch, grid)
-    alone = lone_rank(iteration, microbatch, dp) if grid.kind == "lone" else None
+    only = {"lone": lone_rank, "uneven": extra_rank}.get(grid.kind)
+    alone = only(iteration, microbatch, dp) if only else None
     if alone is not None:
         alone_rows = np.zeros((dp, len(keys)), np.int64)
         alone_rows[alone] = fine * dp
         return alone_rows
-    odd = dp // (dp & -dp)
+    odd = _odd_part(dp)
     share = dp // odd
     if grid.kind == "wide" and dp > 1:
         holders = (dp + 1) // 2
@@ -124,10 +127,27 @@ def rank_units(keys: U64, iteration: int, microbatch: int, dp: int, grid: Grid) 
     return np.roll(rows, iteration + microbatch, axis=0)
 
 
+def parts_over_tp(units: I64, keys: U64, iteration: int, microbatch: int, ranks: int, tp: int) -> I64:
+    """What each tensor-parallel rank has of one of `ranks` gradients in units, (n,), of which all of them have parts;
+    (tp, n), whose sum over axis 0 is `units`. Each part can be divided by `ranks` like the whole."""
+    odd = _odd_part(ranks)
+    return _spread(units // odd, tp, _hash(keys, iteration, microbatch) >> np.uint64(20), 2) * odd
+
+
+def _odd_part(number: int) -> int:
+    return number // (number & -number)
+
+
 def lone_rank(iteration: int, microbatch: int, dp: int) -> int | None:
     """The only data-parallel rank that uses a parameter which the others leave out (`ParamSpec.idle`); None where all
     do."""
     return (iteration + microbatch) % dp if iteration % 2 == 0 else None
+
+
+def extra_rank(iteration: int, microbatch: int, dp: int) -> int | None:
+    """The only data-parallel rank that has a microbatch where ranks have different numbers of them (`grad_sync` is
+    `uneven`); None for the first, which all have."""
+    return (iteration + microbatch) % dp if microbatch else None
 
 
 def _targets(hashed: U64, microbatch: int, grid: Grid) -> tuple[I64, I64]:
@@ -141,7 +161,7 @@ def _targets(hashed: U64, microbatch: int, grid: Grid) -> tuple[I64, I64]:
             return coarse, fine
         case "alternate":
             return (coarse, zero) if microbatch % 2 == 0 else (zero, fine)
-        case "narrow" | "cancelling" | "lone":
+        case "narrow" | "cancelling" | "lone" | "uneven":
             small = (hashed & np.uint64(3)).astype(np.int64) * 2 - 3
             return zero, small
         case other:

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 from harness.grid import Grid
 from harness.models import BufferSpec, ModelSpec, ModuleSpec, NamedParam, ParamSpec, storage_dtype
-from harness.probe import element_keys, initial_values, lone_rank, rank_units, with_rare
+from harness.probe import element_keys, extra_rank, initial_values, lone_rank, parts_over_tp, rank_units, with_rare
 from harness.scenario import DTypePolicy
 from harness.systems.protocol import RankContext
 
@@ -108,7 +108,11 @@ class Probe:
         keys = element_keys(fqn, named.spec.shape, self.scenario.seed)
         ranks, sharers = self._ranks(fqn)
         units = rank_units(keys, self.slot.iteration, self.slot.microbatch, ranks, grid) * sharers
-        values = (units[self.mesh.dp_index(self.rank) // sharers] * grid.unit).reshape(named.spec.shape)
+        own = units[self.mesh.dp_index(self.rank) // sharers]
+        if self._has_part(named.spec):
+            slot, at = self.slot, self.mesh.coordinate(self.rank)[2]
+            own = parts_over_tp(own, keys, slot.iteration, slot.microbatch, ranks, self.mesh.tp)[at]
+        values = (own * grid.unit).reshape(named.spec.shape)
         if self._poisons(trainable) and values.size:
             self.poisoned = True
             if self.mesh.dp_index(self.rank) == 0:
@@ -120,7 +124,8 @@ class Probe:
 
     def term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
         """⟨p, g_p⟩ of one use of a parameter in the current slot; a scalar. Records the parameter as it is now."""
-        local = local_part(param)
+        partial = isinstance(param, DTensor) and self._has_part(self.spec.param(fqn).spec)
+        local = param.to_local(grad_placements=[Partial()]) if partial else local_part(param)  # type: ignore[operator]
         self.record(fqn, local)
         gradient = self.gradient(fqn, local, param.requires_grad)
         term: torch.Tensor = _Term.apply(local, gradient, self, fqn)  # type: ignore[no-untyped-call]
@@ -131,6 +136,16 @@ class Probe:
         slot = self.slot
         alone = lone_rank(slot.iteration, slot.microbatch, self.mesh.dp) if spec.idle == "others" else None
         return spec.takes_part(slot.iteration, slot.microbatch) and alone in (None, self.mesh.dp_index(self.rank))
+
+    def has(self, iteration: int, microbatch: int) -> bool:
+        """Whether this rank has a microbatch at all."""
+        if self.scenario.grad_sync != "uneven":
+            return True
+        return extra_rank(iteration, microbatch, self.mesh.dp) in (None, self.mesh.dp_index(self.rank))
+
+    def _has_part(self, spec: ParamSpec) -> bool:
+        """Whether this rank has a part of a gradient that other tensor-parallel ranks have parts of."""
+        return spec.partial and self.mesh.tp > 1
 
     def _poisons(self, trainable: bool) -> bool:
         return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned

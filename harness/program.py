@@ -23,11 +23,12 @@ is a `build`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from harness.errors import UsageError
 from harness.scenario import Mesh, Scenario, mesh_literal
+from harness.sequences import idle_load, illegal, mended
 
 KINDS = (
     "build",  # construct model and optimizer; parameters from the next initialisation seed
@@ -37,12 +38,17 @@ KINDS = (
     "compute_gradients",  # a step without its optimizer step: all microbatches, and the reduction
     "apply_gradients",  # the optimizer step that is still due
     "save",  # write a checkpoint of model, optimizer and schedule
+    "begin_save",  # begin an asynchronous save: its checkpoint has the state of this moment
+    "finish_save",  # wait until the save that was begun is over
     "keep",  # keep a copy of the state dicts in memory
+    "save_kept",  # write the state dicts that were kept in memory
     "load",  # read the latest checkpoint into the model and optimizer that exist now
     "load_previous",  # read the checkpoint before the latest one; a `load` in the plan
     "load_model_only",  # read only the parameters and buffers of the latest checkpoint
     "load_optimizer_only",  # read only the optimizer's state and param groups
+    "load_schedule_only",  # read only what the learning-rate schedule keeps
     "recall",  # load the state dicts that were kept in memory
+    "replace_params",  # give the parameters other values in place, as pretrained weights are copied in
     "reload_params",  # refresh optimizer-owned master copies from the model's parameters
     "unfreeze",  # make the parameters that the model marks `later` trainable
     "add_group",  # the same, and give them to the optimizer in a group of their own, which it has not had until then
@@ -52,8 +58,8 @@ KINDS = (
 
 SHOWS_IN = {
     "step": ("accumulate", "compute_gradients", "apply_gradients"),
-    "save": ("keep",),
-    "load": ("load_optimizer_only", "recall"),
+    "save": ("keep", "save_kept", "begin_save"),
+    "load": ("load_optimizer_only", "load_schedule_only", "recall"),
 }
 """An operation → others that call the same of a library: what a defect does to the one, it does to them."""
 
@@ -86,6 +92,14 @@ PROGRAMS: dict[str, str] = {
     "previous": "build step save step save step reshard build load_previous step",
     # The optimizer's state alone, under other weights.
     "optimizer_only": "build step step save reshard build step load_optimizer_only step",
+    # The learning-rate schedule alone: the optimizer goes on from the rates that its groups have.
+    "schedule_only": "build step step save reshard build step load_schedule_only step step",
+    # Other weights in an optimizer that was built, and has stepped, on those before: masters must follow them.
+    "replace": "build replace_params reload_params step replace_params reload_params step save reshard build load step",
+    # State dicts that are kept in memory while training goes on, and written later.
+    "save_kept": "build step keep step save_kept step reshard build load step",
+    # An asynchronous save with two steps before it is over: its checkpoint has nothing of them.
+    "async_steps": "build step begin_save step step finish_save step reshard build load step",
     # A save while gradients wait for the optimizer's step: they are no part of it, and must still be there after it.
     "pending": "build step compute_gradients save apply_gradients reshard build load step step",
     # The same before the first step ever, when the optimizer has no state yet.
@@ -112,11 +126,21 @@ UPDATES = ("step", "apply_gradients")
 KIND_OF = {"load_previous": "load"}
 """Words of a program that are another kind of operation in its plan."""
 
-LOADS = ("load", "load_model_only", "load_optimizer_only", "recall")
+LOADS = ("load", "load_model_only", "load_optimizer_only", "load_schedule_only", "recall")
 """Kinds of operations that restore what was saved, or a part of it."""
+
+WRITES = ("save", "save_kept", "finish_save")
+"""Kinds of operations after which a checkpoint is complete."""
+
+TAKES = ("save", "keep", "begin_save")
+"""Kinds of operations that take the state as it is, to be written or loaded, and change nothing."""
 
 
 _provided: dict[str, str] = {}
+
+
+NO_CHECKPOINT = -1
+"""The number of what is kept in memory, and of operations without a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +154,7 @@ class Op:
     * iteration: optimizer steps taken before it on this trajectory (a load restores the saved count).
     * init_seed: number of the build that initialised the model, so that two builds never start equal.
     * checkpoint: number of the checkpoint a save writes or a load reads.
+    * taken: of one that completes a checkpoint, the operation after which the state was as the checkpoint has it.
     """
 
     index: int
@@ -139,7 +164,8 @@ class Op:
     mesh: Mesh
     iteration: int
     init_seed: int
-    checkpoint: int = -1
+    checkpoint: int = NO_CHECKPOINT
+    taken: int = -1
 
 
 def provide(name: str, program: str) -> None:
@@ -239,9 +265,9 @@ def operations(program: str) -> tuple[str, ...]:
     unknown = [w for w in words if w not in KINDS]
     if unknown or not words:
         raise UsageError.of("program", program, (*named_programs(), f"or operations of: {' '.join(KINDS)}"), "resume")
-    problem = _illegal(words)
+    problem = illegal(words)
     if problem:
-        raise UsageError(f"program {program!r}: {problem}; correct form: {_mended(words)!r}")
+        raise UsageError(f"program {program!r}: {problem}; correct form: {mended(words)!r}")
     return words
 
 
@@ -259,23 +285,15 @@ def require_telling(program: str) -> None:
         UsageError: a load restores what is there, with a program in which it does not.
     """
     words = operations(program)
-    idle = _idle_load(words)
+    idle = idle_load(words)
     if idle is not None:
         problem = f"operation {idle} ({words[idle]}) finds what it restores: {BLIND}"
-        raise UsageError(f"program {program!r}: {problem}; correct form: {_mended(words)!r}")
+        raise UsageError(f"program {program!r}: {problem}; correct form: {mended(words)!r}")
 
 
 def is_telling(words: Sequence[str]) -> bool:
     """Whether operations are a legal program in which no load restores what is there already."""
-    return not _illegal(tuple(words)) and _idle_load(words) is None
-
-
-def completion(words: Sequence[str]) -> tuple[str, ...]:
-    """The operations that take up gradients which a program leaves waiting."""
-    progress = _Progress()
-    for word in words:
-        progress.does(word)
-    return _COMPLETES[progress.due][:1] if progress.due else ()
+    return not illegal(tuple(words)) and idle_load(words) is None
 
 
 def expand(scenario: Scenario) -> tuple[Op, ...]:
@@ -291,8 +309,9 @@ def expand(scenario: Scenario) -> tuple[Op, ...]:
             "load", scenario.load, f"a relation that mesh {scenario.mesh} can follow within world 8", "same"
         )
     ops: list[Op] = []
-    session, mesh, iteration, builds, kept = 0, scenario.mesh, 0, 0, 0
+    session, mesh, iteration, builds = 0, scenario.mesh, 0, 0
     saved: list[int] = []  # the iteration of each checkpoint
+    kept = begun = taken = 0  # the iteration that is in memory; the operations that took it, and what is being saved
     arm = "main"
     for word in words:
         match word:
@@ -304,25 +323,36 @@ def expand(scenario: Scenario) -> tuple[Op, ...]:
             case "build":
                 builds, iteration = builds + 1, 0
                 arm = "cold" if saved else "main"
-            case "save":
+            case "save" | "begin_save":
                 saved.append(iteration)
+                begun = len(ops)
+            case "save_kept":
+                saved.append(kept)
             case "keep":
-                kept = iteration
+                kept, taken = iteration, len(ops)
             case "load" | "load_previous":
                 iteration, arm = saved[-1 if word == "load" else -2], "resumed"
             case "recall":
                 iteration, arm = kept, "resumed"
-            case "load_model_only" | "load_optimizer_only":
+            case "load_model_only" | "load_optimizer_only" | "load_schedule_only":
                 arm = "resumed"
         op = Op(len(ops), KIND_OF.get(word, word), arm, session, mesh, iteration, builds - 1)
-        if word == "save" or word.startswith("load"):
+        if word in (*WRITES, "begin_save") or word.startswith("load"):
             op = replace(op, checkpoint=len(saved) - (2 if word == "load_previous" else 1))
+        if word in WRITES:
+            op = replace(op, taken=taken if word == "save_kept" else begun)
         ops.append(op)
         if word in ("step", "apply_gradients"):
             iteration += 1
-        elif word == "save" and arm == "main":
+        elif word in ("save", "begin_save") and arm == "main":
             arm = "uninterrupted"
     return tuple(ops)
+
+
+def seed_of_replaced(index: int) -> int:
+    """The number by which the values are drawn that operation `index`, a `replace_params`, gives the parameters; no
+    build has it (`Op.init_seed`)."""
+    return 1000 + index
 
 
 def sessions(ops: Sequence[Op]) -> list[list[Op]]:
@@ -331,161 +361,3 @@ def sessions(ops: Sequence[Op]) -> list[list[Op]]:
     for op in ops:
         grouped.setdefault(op.session, []).append(op)
     return list(grouped.values())
-
-
-def _idle_load(words: Sequence[str]) -> int | None:
-    """The first load of parameters that are there already, or of an optimizer that has what it would get; None where
-    there is none."""
-    states = _States()
-    for position, word in enumerate(words):
-        read = states.read_by(word)
-        if read is not None:
-            of_optimizer_alone = word == "load_optimizer_only" and read.optimizer == states.now.optimizer
-            if of_optimizer_alone or not states.now.model.isdisjoint(read.model):
-                return position
-        states.does(position, word)
-    return None
-
-
-@dataclass(frozen=True)
-class _State:
-    """Numbers of what parameters and an optimizer hold: other numbers, other values. Parameters have several, where a
-    load of the optimizer alone leaves open whether it has restored them too.
-
-    iteration: optimizer steps taken, by which gradients are drawn."""
-
-    model: frozenset[int] = frozenset()
-    optimizer: int = 0
-    iteration: int = 0
-
-
-@dataclass
-class _States:
-    """The live state, that of each checkpoint, and the one that is kept.
-
-    A step from equal states gives equal states: after `load_previous`, it makes again what it made the first time.
-    Gradients depend on the iteration and not on the parameters, and so may the optimizer's state.
-    """
-
-    now: _State = _State()
-    kept: _State = _State()
-    saved: list[_State] = field(default_factory=list)
-    numbers: dict[object, int] = field(default_factory=dict)
-
-    def read_by(self, word: str) -> _State | None:
-        """What a load reads; None, of another operation."""
-        match word:
-            case "recall":
-                return self.kept
-            case "load_previous":
-                return self.saved[-2]
-        return self.saved[-1] if word.startswith("load") else None
-
-    def does(self, position: int, word: str) -> None:
-        """Note an operation."""
-        now, read = self.now, self.read_by(word)
-        match word:
-            case "build":  # the first has other hyperparameters than those that follow
-                self.now = _State(frozenset({self._number(position)}), self._number("later" if position else "first"))
-            case "step" | "apply_gradients":
-                optimizer = self._number(("step", now.optimizer, now.iteration))
-                model = frozenset(self._number((optimizer, version)) for version in now.model)
-                self.now = _State(model, optimizer, now.iteration + 1)
-            case "add_group":
-                self.now = replace(now, optimizer=self._number((word, now.optimizer)))
-            case "save":
-                self.saved.append(now)
-            case "keep":
-                self.kept = now
-            case "load_model_only" if read is not None:
-                self.now = replace(now, model=read.model)
-            case "load_optimizer_only" if read is not None:
-                self.now = replace(now, model=now.model | read.model, optimizer=read.optimizer)
-            case _ if read is not None:
-                self.now = read
-
-    def _number(self, made_of: object) -> int:
-        return self.numbers.setdefault(made_of, len(self.numbers))
-
-
-@dataclass
-class _Progress:
-    """What has been done so far, as far as it decides what may follow. due: the operation whose gradients wait for an
-    optimizer step; empty where none do."""
-
-    built: bool = False
-    saves: int = 0
-    kept: bool = False
-    due: str = ""
-
-    def obstacle(self, word: str) -> tuple[str, tuple[str, ...]]:
-        """Why an operation may not follow, and what must come before it; both empty where it may."""
-        if word in ("reshard", "restart", "build"):
-            return "", ()
-        if not self.built:
-            return "comes before a build", ("build",)
-        if self.due and word not in ("save", "keep", *_COMPLETES[self.due]):
-            return f"comes while gradients of {self.due} wait for their step", _COMPLETES[self.due][:1]
-        if word == "apply_gradients" and not self.due:
-            return "has no gradients to apply", ("compute_gradients",)
-        if word.startswith("load") and not self.saves:
-            return "comes before any save", ("step", "save", "build")
-        if word == "load_previous" and self.saves < 2:
-            return "comes before a second save", ("step", "save", "step")
-        if word == "recall" and not self.kept:
-            return "comes before anything is kept", ("keep", "step")
-        return "", ()
-
-    def does(self, word: str) -> None:
-        """Note an operation."""
-        match word:
-            case "reshard" | "restart":
-                self.built, self.kept, self.due = False, False, ""
-            case "build":
-                self.built, self.due = True, ""
-            case "save":
-                self.saves += 1
-            case "keep":
-                self.kept = True
-            case "accumulate" | "compute_gradients":
-                self.due = word
-            case "step" | "apply_gradients":
-                self.due = ""
-
-
-_COMPLETES = {"accumulate": ("step", "compute_gradients"), "compute_gradients": ("apply_gradients",)}
-"""Operation that leaves gradients waiting → those that may take them up, the plainest first."""
-
-
-def _mended(words: Sequence[str]) -> str:
-    """The program with what it takes to be legal, and to tell something: a build before the first operation, a save
-    before a load, a step before a load that would find its checkpoint's state."""
-    mended: list[str] = []
-    progress = _Progress()
-
-    def add(word: str) -> None:
-        while missing := progress.obstacle(word)[1]:
-            for each in missing:
-                add(each)
-        if mended[-1:] != ["build"] or word != "build":
-            progress.does(word)
-            mended.append(word)
-
-    for word in words:
-        able = not progress.obstacle(word)[0]
-        if able and (word.startswith("load") or word == "recall") and _idle_load([*mended, word]) is not None:
-            add("step")
-        add(word)
-    return " ".join(mended if progress.built else [*mended, "build"])
-
-
-def _illegal(words: tuple[str, ...]) -> str:
-    progress = _Progress()
-    for position, word in enumerate(words):
-        if word == "build" and position and words[position - 1] == "build":
-            return f"operation {position} (build) repeats the one before it"
-        obstacle, _ = progress.obstacle(word)
-        if obstacle:
-            return f"operation {position} ({word}) {obstacle}"
-        progress.does(word)
-    return "" if progress.built else "it ends without a build"

@@ -257,7 +257,7 @@ class Scenario:
     offload: Offload = field(default_factory=Offload)
     optimizer: Optimizer = field(default_factory=Optimizer)
     microbatches: int = 1  # forward/backward passes per optimizer step
-    grad_sync: str = "last"  # reduce gradients after the `last` microbatch only, or after `every` one
+    grad_sync: str = "last"  # reduce after the `last` microbatch, after `every` one, or `uneven` numbers of them
     checkpoint: str = "dcp"  # checkpoint format with options, e.g. dcp, full+cpu_offload
     program: str = "resume"  # name in program.PROGRAMS, or the operations separated by spaces
     options: tuple[str, ...] = ()  # the system's own switches, sorted, joined by `+`; see `list`
@@ -267,7 +267,7 @@ class Scenario:
     def __post_init__(self) -> None:
         _one_of("device", self.device, DEVICES, "cuda")
         _one_of("sharding", self.sharding, ("fully_shard", "zero1", "zero2", "replicate"), "zero1")
-        _one_of("grad_sync", self.grad_sync, ("last", "every"), "last")
+        _one_of("grad_sync", self.grad_sync, ("last", "every", "uneven"), "last")
         if not re.fullmatch(r"true|false|none|[1-9][0-9]{0,8}", self.reshard_after_forward):
             raise UsageError.of(
                 "reshard_after_forward", self.reshard_after_forward, "true, false, none, or a divisor of dp_shard", "2"

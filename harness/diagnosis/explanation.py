@@ -20,7 +20,7 @@ from harness.diff import Difference, as_numbers
 from harness.models import ModelSpec, model_spec
 from harness.observe.assemble import Bits, as_bits, record_key
 from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import Record, every_rank
+from harness.observe.record import WRITTEN, Record, every_rank
 from harness.oracle.inputs import Inputs
 from harness.program import LOADS, Op
 from harness.scenario import Scenario
@@ -118,7 +118,11 @@ class Pair:
         return "certain" if distinct >= 3 else "likely" if distinct == 2 else "possible"
 
 
-LIKE = {"apply_gradients": "step", "load_optimizer_only": "load", "recall": "load"}
+LIKE = {
+    "apply_gradients": "step",
+    **dict.fromkeys(("load_optimizer_only", "load_schedule_only", "recall"), "load"),
+    **dict.fromkeys(("save_kept", "finish_save"), "save"),
+}
 """Kind of operation → the kind that rules take it for."""
 
 
@@ -198,16 +202,21 @@ class Context:
             if other[:3] == key[:3] and other.fqn != key.fqn:
                 yield other, value
 
+    def taken(self, key: Key) -> int:
+        """The operation after which a value was as it is: of what a checkpoint has, the one that took it."""
+        op = self.ops[key.op] if key.where == WRITTEN and key.op < len(self.ops) else None
+        return op.taken if op is not None and op.taken >= 0 else key.op
+
     def earlier(self, key: Key) -> Iterator[tuple[int, Value]]:
         """`(operation, expected value)` of the same live tensor after earlier operations, latest first."""
-        for index in range(key.op - 1, -1, -1):
+        for index in range(self.taken(key) - 1, -1, -1):
             value = self.expected.get(Key(index, "live", key.role, key.fqn))
             if value is not None:
                 yield index, value
 
     def later(self, key: Key) -> Iterator[tuple[int, Value]]:
         """The same after later operations that go on from there in the same ranks, earliest first."""
-        for op in self.ops[key.op + 1 :]:
+        for op in self.ops[self.taken(key) + 1 :]:
             if op.kind in ("build", *LOADS) or op.session != self.ops[key.op].session:
                 return
             value = self.expected.get(Key(op.index, "live", key.role, key.fqn))

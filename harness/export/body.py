@@ -31,11 +31,13 @@ WORKS = {
     "compute_gradients": "the backward passes end",
     "apply_gradients": "the step ends",
     "keep": "the state dicts are copied",
+    "save_kept": "the kept state dicts are written",
     "recall": "the kept state dicts are loaded",
+    "replace_params": "the parameters are given other values",
 }
 """What must happen at an operation, for a sentence that begins with "expected that"."""
 
-INLINE = ("keep", "recall")
+INLINE = ("keep", "save_kept", "recall")
 """Operations that never become a function: what they keep is a variable of the main function."""
 
 STATE = "model, optimizer"

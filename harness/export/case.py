@@ -19,7 +19,7 @@ from harness.diff import Difference
 from harness.errors import UsageError
 from harness.models import ModelSpec, ModuleSpec, model_spec
 from harness.observe.record import LIVE
-from harness.program import Op, expand
+from harness.program import WRITES, Op, expand
 from harness.result import Result
 from harness.scenario import Mesh, Scenario
 
@@ -42,7 +42,7 @@ ROLES = ("step", "param", "master", "momentum", "exp_avg", "exp_avg_sq", SETTING
 TYPED_ROLES = (*ROLES, "compute_param", "buffer")
 """Of what a script can compare the dtype."""
 
-MOVES = ("load", "load_model_only", "reload_params", "recall")
+MOVES = ("load", "load_model_only", "reload_params", "recall", "replace_params")
 """Operations that give a model, or an optimizer's masters, weights from elsewhere."""
 
 UNCOMPARED = ("unreadable", "gap", "overlap", "replica_conflict")
@@ -223,8 +223,8 @@ class Case:
             return None if self.focus.role == "master" else self.focus.op
         if self.focus.op.kind == "recall":
             return next((op for op in reversed(self.ops) if op.kind == "keep"), None)
-        saves = (op for op in self.ops if op.kind == "save" and op.checkpoint == self.focus.op.checkpoint)
-        return next(saves, None)
+        taken = {op.taken for op in self.ops if op.kind in WRITES and op.checkpoint == self.focus.op.checkpoint}
+        return next((op for op in self.ops if op.index in taken), None)
 
 
 def case_of(result: Result, *, whole: bool = False) -> Case:
@@ -251,7 +251,7 @@ def path_to(ops: Sequence[Op], last: Op) -> tuple[Op, ...]:
     start = max(op.index for op in ops[: last.index + 1] if op.kind == "build")
     own = tuple(ops[start : last.index + 1])
     wanted = {op.checkpoint for op in own if op.kind.startswith("load")}
-    before = [op for op in ops[:start] if op.kind == "save" and op.checkpoint in wanted]
+    before = [op for op in ops[:start] if op.kind in WRITES and op.checkpoint in wanted]
     kinds = [op.kind for op in own]
     if "recall" in kinds and "keep" not in kinds[: kinds.index("recall")]:
         before += [op for op in ops[:start] if op.kind == "keep"]

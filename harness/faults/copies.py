@@ -243,3 +243,13 @@ def scalars_cached_by_value(ranks: Ranks) -> None:
 
     original_build = override(ranks.session, "build", build)
     original = override(ranks.saver, "common", common)
+
+
+def written_at_the_end(ranks: Ranks) -> None:
+    """Let an asynchronous save read the tensors when it ends, since what it staged are the live ones."""
+    override(ranks.saver, "finish", lambda staged: ranks.saver.save(staged["format"]))
+
+
+def kept_by_reference(ranks: Ranks) -> None:
+    """Keep the live state in memory and no copy of it, so that what is written later is what training made of it."""
+    override(ranks.saver, "save_kept", lambda kept: ranks.saver.save(kept["format"]))

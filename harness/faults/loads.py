@@ -234,3 +234,8 @@ def moments_left_on_the_host(ranks: Ranks) -> None:
         ranks.session.places["moments"] = "host"
 
     original = override(ranks.loader, "place_state", place_state)
+
+
+def schedule_alone_not_loaded(ranks: Ranks) -> None:
+    """Take the schedule's own state dict for the one that was loaded."""
+    override(ranks.loader, "load_schedule_only", nothing)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness import probe
-from harness.faults.logical import override, through_bf16
+from harness.faults.logical import nothing, override, through_bf16
 from harness.faults.partitions import expert_elements
 
 if TYPE_CHECKING:
@@ -249,3 +249,18 @@ class _Contributors:
         """The elements of those parameters in what ranks own, (S, m)."""
         names = {p.fqn for p in self.ranks.session.catalogue.params if p.spec.idle == "others"}
         return self.ranks.session.catalogue.belongs_to(names, shards.layout.shard_element)
+
+
+def parts_not_summed(ranks: Ranks) -> None:
+    """Leave every tensor-parallel rank its own part of a norm's gradient."""
+    override(ranks.trainer, "sum_over_tp", nothing)
+
+
+def extra_microbatches_lost(ranks: Ranks) -> None:
+    """Reduce what ranks have after the first microbatch: what one of them alone has then is lost."""
+
+    def backward(op: Operation, microbatch: int, scale: float) -> None:
+        if microbatch == 0:
+            original(op, microbatch, scale)
+
+    original = override(ranks.trainer, "backward", backward)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, WRITTEN, Record
-from harness.program import Op
+from harness.program import NO_CHECKPOINT, TAKES, WRITES, Op
 
 EXTRA_STATE = "extra_state"
 """The role."""
@@ -72,16 +72,19 @@ def carried(observed: Logical, ops: Sequence[Op], *, left_out: bool) -> Logical:
         now = live.get(op.index, {})
         if op.kind == "build":
             must = now
-        elif op.kind in ("save", "keep"):
+        elif op.kind in TAKES:
             must = saved[op.checkpoint] = before
         elif op.kind in ("load", "load_model_only", "recall"):
             must = before if left_out else saved[op.checkpoint]
-        elif op.kind == "load_optimizer_only":
+        elif op.kind in ("load_optimizer_only", "load_schedule_only", "save_kept", "finish_save"):
             must = before
         else:
             must = {fqn: now.get(fqn, value) for fqn, value in before.items()}
         expected |= {Key(op.index, LIVE, EXTRA_STATE, fqn): value for fqn, value in must.items()}
-        if op.kind == "save" and not left_out:
-            expected |= {Key(op.index, WRITTEN, EXTRA_STATE, fqn): value for fqn, value in must.items()}
+        if op.kind == "save_kept":
+            saved[op.checkpoint] = saved[NO_CHECKPOINT]
+        if op.kind in WRITES and not left_out:
+            held = saved[op.checkpoint]
+            expected |= {Key(op.index, WRITTEN, EXTRA_STATE, fqn): value for fqn, value in held.items()}
         before = must
     return expected

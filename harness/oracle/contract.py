@@ -19,7 +19,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from harness.grid import LONE_GRID, Grid, choose_grid
+from harness.grid import LONE_GRID, PARTIAL_GRID, UNEVEN_GRID, Grid, choose_grid
 from harness.loading import at
 from harness.models import ModelSpec, ModuleSpec, NamedParam, ParamSpec, model_spec, storage_dtype
 from harness.noting import by_axes
@@ -259,6 +259,10 @@ class Contract:
         """The exact grid that a parameter's gradients are drawn from on a mesh."""
         if spec.idle == "others":
             return LONE_GRID
+        if scenario.grad_sync == "uneven":
+            return UNEVEN_GRID
+        if spec.partial:
+            return PARTIAL_GRID
         stage = self.stages(scenario, spec, mesh)
         return choose_grid(
             (stage.accumulate, stage.reduce, stage.main_grad), stage.compute,

@@ -330,7 +330,8 @@ class Placement:
     * meshes: the mesh of each operation.
     * sharding: `fully_shard` (whole rows of each parameter), `zero1` (equal parts of flat buckets) or `replicate`.
     * offload: the fraction of the optimizer's elements that live on the host.
-    * grad_sync: reduce after the `last` microbatch or after `every` one.
+    * grad_sync: reduce after the `last` microbatch or after `every` one; `uneven`: as `last`, where one rank alone has
+      the microbatches behind the first.
     * checkpoint: one of the reference's formats.
     * expert_parallel: ranks that share the experts out.
     """

@@ -16,7 +16,7 @@ from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
 from harness.observe.settings import SETTING
 from harness.oracle.carried import live_by_op
-from harness.program import Op
+from harness.program import NO_CHECKPOINT, TAKES, Op
 
 
 def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
@@ -30,8 +30,10 @@ def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
             must = found.get(op.index, {})
         elif op.kind == "add_group":
             must = found.get(op.index, {}) | must
-        elif op.kind in ("save", "keep"):
+        elif op.kind in TAKES:
             saved[op.checkpoint] = must
+        elif op.kind == "save_kept":
+            saved[op.checkpoint] = saved[NO_CHECKPOINT]
         elif op.kind in ("load", "load_optimizer_only", "recall"):
             must = saved[op.checkpoint]
         expected |= {Key(op.index, LIVE, SETTING, name): value for name, value in must.items()}

@@ -30,7 +30,7 @@ from harness.oracle.scaled_adam import SCALE, ScaledAdam
 from harness.oracle.scaler import CountedScaler
 from harness.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_state, state_of
 from harness.oracle.values import exact_gradient, initial_buffer, initial_param
-from harness.program import LOADS, STEPS
+from harness.program import LOADS, NO_CHECKPOINT, STEPS, TAKES, WRITES, seed_of_replaced
 from harness.schedules import SCHEDULE, lines_of_schedule
 from harness.torch_schedules import torch_schedule
 
@@ -62,14 +62,14 @@ class _Model:
         self.device = torch.device(inputs.device)
         self.groups = [group for group in build.groups if not group.late]
         self.due = ""  # the operation whose gradients wait for an optimizer step
-        self.params = {p.fqn: self._initial(p) for p in build.parameters}
+        self.params = {p.fqn: self._initial(p, build.seed) for p in build.parameters}
         self.trainable = {p.fqn for p in build.parameters if p.trainable == "yes"}
         self.stepped = {p.fqn: self._master(p) for p in build.parameters}
         self.buffers = {
             b.fqn: initial_buffer(b, inputs.seed, build.seed).to(self.device, copy=True) for b in build.buffers
         }
         self.on_host = {
-            self.stepped[p.fqn]: torch.frombuffer(bytearray(p.host), dtype=torch.bool).reshape(p.shape)
+            self.stepped[p.fqn]: torch.tensor(list(p.host), dtype=torch.bool).reshape(p.shape)
             for p in build.parameters
             if p.host is not None
         }
@@ -78,9 +78,9 @@ class _Model:
         self.scheduler = torch_schedule(inputs.schedule, self.optimizer)
         self.scaler = self._scaler()
 
-    def _initial(self, param: Parameter) -> torch.Tensor:
-        values = initial_param(param, self.inputs.seed, self.build.seed)
-        return values.to(self.device, copy=True)
+    def _initial(self, param: Parameter, number: int) -> torch.Tensor:
+        """Its initial values in a build of a number."""
+        return initial_param(param, self.inputs.seed, number).to(self.device, copy=True)
 
     def _master(self, param: Parameter) -> torch.Tensor:
         """The tensor the optimizer steps on: the parameter itself, or its widened master."""
@@ -163,10 +163,19 @@ class _Model:
     def restore(self, saved: dict[str, Any]) -> None:
         self.restore_model(saved)
         self.restore_optimizer(saved)
-        if self.scheduler:
-            self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
+        self.restore_schedule(saved)
         if self.scaler:
             self.scaler.load_state_dict(copy.deepcopy(saved["scaler"]))
+
+    def restore_schedule(self, saved: dict[str, Any]) -> None:
+        """What the schedule keeps of its own; the rates that groups have are the optimizer's."""
+        if self.scheduler:
+            self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
+
+    def replace_params(self, number: int) -> None:
+        """Give parameters the values that a build of another number would give them; masters stay."""
+        for param in self.build.parameters:
+            self.params[param.fqn].copy_(self._initial(param, number))
 
     def restore_optimizer(self, saved: dict[str, Any]) -> None:
         """The optimizer's state, and masters with it; not the parameters that it steps on themselves."""
@@ -218,7 +227,6 @@ class _Twin:
     def __init__(self, inputs: Inputs, norms: Mapping[int, float], loads: bool) -> None:
         self.inputs, self.norms, self.loads = inputs, norms, loads
         self.saved: dict[int, dict[str, Any]] = {}
-        self.kept: dict[str, Any] = {}
         self.logical: Logical = {}
 
     def run(self) -> Logical:
@@ -233,7 +241,7 @@ class _Twin:
                 of_step = self._step(model, op, lasting)
             else:
                 self._other(model, op)
-            if op.kind not in ("save", "keep"):  # which change nothing
+            if op.kind not in (*TAKES, *WRITES):  # which change nothing
                 lasting = {role_fqn: model.value(tensor) for role_fqn, tensor in _state(model, op)}
                 for held in _hyperparameters(model):
                     lasting.update(held)
@@ -247,16 +255,18 @@ class _Twin:
         match op.kind:
             case "build":
                 pass
-            case "save":
+            case kind if kind in TAKES:
                 self.saved[op.checkpoint] = model.snapshot()
-            case "keep":
-                self.kept = model.snapshot()
+            case "save_kept":
+                self.saved[op.checkpoint] = self.saved[NO_CHECKPOINT]
+            case "finish_save":
+                pass
             case kind if kind in LOADS and not self.loads:
                 pass
-            case "load":
+            case "load" | "recall":
                 model.restore(self.saved[op.checkpoint])
-            case "recall":
-                model.restore(self.kept)
+            case "load_schedule_only":
+                model.restore_schedule(self.saved[op.checkpoint])
             case "load_optimizer_only":
                 model.restore_optimizer(self.saved[op.checkpoint])
             case "load_model_only":
@@ -265,6 +275,8 @@ class _Twin:
                     model.restore_masters(self.saved[op.checkpoint])
                 elif self.inputs.load_refreshes:
                     model.reload_params()
+            case "replace_params":
+                model.replace_params(seed_of_replaced(op.index))
             case "reload_params":
                 model.reload_params()
             case "unfreeze":

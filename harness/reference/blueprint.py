@@ -24,11 +24,13 @@ from harness.scenario import Mesh
 @dataclass(frozen=True)
 class Source:
     """Parameters of a flat buffer whose gradients are drawn from one grid. experts: ranks share these parameters out,
-    and those that do contribute one gradient between them."""
+    and those that do contribute one gradient between them. partial: of some of them tensor-parallel ranks have parts of
+    the gradient."""
 
     names: tuple[str, ...]
     grid: Grid
     experts: bool
+    partial: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +84,11 @@ def _blueprint(
     return Blueprint(layout, tp_index, own, values, on_host, domains, sources)
 
 
+def values_of(own: Blueprint, number: int) -> Array:
+    """The values that a build of another number would have, over the catalogue, in storage dtype."""
+    return _initial(own.layout.catalogue, number, own.alike.bound, own.alike.initial)
+
+
 @lru_cache(maxsize=1024)
 def _initial(catalogue: Catalogue, build_seed: int, bound: float, dtypes: tuple[str, ...]) -> Array:
     """The values of all parameters over the catalogue, clipped to the bound and passed through the dtypes."""
@@ -116,7 +123,8 @@ def _sources(layout: FlatLayout, build: Build) -> Iterator[Source]:
             if grid := build.by_name[name].gradient:
                 by_grid.setdefault(grid, []).append(name)
         for grid, own in by_grid.items():
-            yield Source(tuple(own), grid, experts)
+            partial = any(layout.catalogue.model.param(name).spec.partial for name in own)
+            yield Source(tuple(own), grid, experts, partial)
 
 
 @lru_cache(maxsize=LAYOUTS)
@@ -162,13 +170,20 @@ def initial_buffer(buffer: Buffer, seed: int, build_seed: int) -> Array:
 
 @lru_cache(maxsize=4096)
 def contributions(
-    catalogue: Catalogue, names: tuple[str, ...], idle: tuple[str, ...], step: tuple[int, int], ranks: int, grid: Grid
+    catalogue: Catalogue,
+    names: tuple[str, ...],
+    idle: tuple[str, ...],
+    step: tuple[int, int],
+    ranks: int,
+    grid: Grid,
+    at: tuple[int, int] = (1, 0),
 ) -> Array:
     """The gradients that so many ranks contribute to the named parameters over the catalogue, fp32, shape (ranks,
     elements + 1): the sum over a parameter's uses; zero for other parameters, for padding and for those that are idle.
 
     Args:
-        step: iteration and microbatch.
+        step: iteration and microbatch. at: over how many tensor-parallel ranks gradients are partial that can be, and
+            which of them it is.
     """
     total = np.zeros((ranks, catalogue.padding + 1), np.float32)
     drawn = [(name, use) for name in names for use in catalogue.uses[name]]
@@ -179,6 +194,9 @@ def contributions(
         for name, use in drawn:
             own = units[:, start : start + catalogue.keys[use].size]
             start += own.shape[1]
+            if at[0] > 1 and catalogue.model.param(name).spec.partial:
+                parts = [probe.parts_over_tp(row, catalogue.keys[use], *step, ranks, at[0])[at[1]] for row in own]
+                own = np.stack(parts)
             if name not in idle:
                 total[:, catalogue.offset[name] : catalogue.offset[name] + own.shape[1]] += own
     total *= np.float32(grid.unit)
@@ -205,7 +223,8 @@ def gradients(
     total = np.zeros((0 if blueprint.sources else dp, layout.element.size), np.float32)
     for source in blueprint.sources:
         ranks = dp // expert_parallel if source.experts else dp
-        own = contributions(layout.catalogue, names, idle, step, ranks, source.grid)[:, layout.element]
+        at = (layout.mesh.tp, blueprint.tp_index) if source.partial else (1, 0)
+        own = contributions(layout.catalogue, names, idle, step, ranks, source.grid, at)[:, layout.element]
         own = own if ranks == dp else own.repeat(dp // ranks, axis=0)
         total = np.where(layout.catalogue.belongs_to(source.names, layout.element), own, total) if len(total) else own
     total.setflags(write=False)

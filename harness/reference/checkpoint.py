@@ -55,6 +55,18 @@ class Saver:
                 raise ValueError(f"the reference has no checkpoint format {other!r}")
         return content
 
+    def begin(self, form: str) -> Content:
+        """The first half of an asynchronous save: a copy of everything, from which the second half writes."""
+        return self.save(form)
+
+    def finish(self, staged: Content) -> Content:
+        """The second half of an asynchronous save: what it writes, whatever training has done in the meantime."""
+        return staged
+
+    def save_kept(self, kept: Content) -> Content:
+        """What is written of a checkpoint that was kept in memory."""
+        return kept
+
     def common(self) -> Content:
         """What is the same on every rank: steps, groups, persistent buffers, schedule and scaler; and the states of
         random generators."""

@@ -2,7 +2,8 @@
 
 A load first makes logical tensors of what was written, then every rank takes the elements it owns. What a load
 changes: `load` everything a checkpoint holds; `load_model_only` parameters and persistent buffers, while masters
-and host copies stay stale until `reload_params`; `load_optimizer_only` what the optimizer keeps, masters among it.
+and host copies stay stale until `reload_params`; `load_optimizer_only` what the optimizer keeps, masters among it;
+`load_schedule_only` what the learning-rate schedule keeps.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Loader:
         self.restore_groups(content["common"]["groups"])
         self.place_state()
         self.session.refresh_host_copies()
+
+    def load_schedule_only(self, content: Content) -> None:
+        """Restore what the schedule keeps of its own; the rates of the groups are the optimizer's, and stay."""
+        self.session.schedule = content["common"]["schedule"]
 
     # -- from what was written to logical tensors
 

@@ -15,7 +15,7 @@ import numpy as np
 from harness.models import ModelSpec, NamedParam
 from harness.oracle.inputs import Buffer, Inputs, Operation, Parameter, Placement, Stepper
 from harness.reference import fused_adam
-from harness.reference.blueprint import Blueprint, blueprints, initial_buffer, offloaded
+from harness.reference.blueprint import Blueprint, blueprints, initial_buffer, offloaded, values_of
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import Opaque, fresh
@@ -241,6 +241,16 @@ class Session:
             self.refresh_masters(shards)
         if self.steps:
             self.settle(masters=True)
+        self.refresh_host_copies()
+
+    def replace_params(self, number: int) -> None:
+        """Give the parameters other values, as pretrained weights are copied in; masters stay as they are.
+
+        Args:
+            number: the values are those of the build of this number.
+        """
+        for shards in self.shards:
+            self.place_params(shards, values_of(shards.blueprint, number), shards.layout.shard_element)
         self.refresh_host_copies()
 
     def unfreeze(self) -> None:

@@ -13,7 +13,7 @@ from harness.models import model_spec
 from harness.observe.logical import Logical
 from harness.observe.record import Record
 from harness.oracle.inputs import Inputs, Operation, Placement
-from harness.program import STEPS
+from harness.program import NO_CHECKPOINT, STEPS, WRITES, seed_of_replaced
 from harness.reference.checkpoint import Content, Saver
 from harness.reference.observe import Observation, Observer, values_of
 from harness.reference.placement import Catalogue, catalogue_of
@@ -44,6 +44,7 @@ class Ranks:
         self.saver = Saver(self.session)
         self.loader = Loader(self.session)
         self.observer = Observer(self.session, self.trainer)
+        self.staged: Content = {}  # of a save that has begun and is not over
 
     def perform(self, op: Operation, checkpoints: dict[int, Content]) -> None:
         """Execute one operation on all ranks."""
@@ -54,8 +55,16 @@ class Ranks:
                 self.trainer.step(op)
             case "save" | "keep":
                 checkpoints[op.checkpoint] = self.saver.save(self.session.placement.checkpoint)
+            case "save_kept":
+                checkpoints[op.checkpoint] = self.saver.save_kept(checkpoints[NO_CHECKPOINT])
+            case "begin_save":
+                self.staged = self.saver.begin(self.session.placement.checkpoint)
+            case "finish_save":
+                checkpoints[op.checkpoint] = self.saver.finish(self.staged)
             case "load" | "recall":
                 self.loader.load(checkpoints[op.checkpoint])
+            case "load_schedule_only":
+                self.loader.load_schedule_only(checkpoints[op.checkpoint])
             case "load_optimizer_only":
                 self.loader.load_optimizer_only(checkpoints[op.checkpoint])
             case "load_model_only":
@@ -66,6 +75,8 @@ class Ranks:
                 pass
             case "reload_params":
                 self.session.reload_params()
+            case "replace_params":
+                self.session.replace_params(seed_of_replaced(op.index))
             case "unfreeze":
                 self.session.unfreeze()
             case "add_group":
@@ -151,7 +162,7 @@ def _performed(
             install(ranks)
         assert ranks is not None
         ranks.perform(op, checkpoints)
-        yield op, ranks, checkpoints[op.checkpoint] if op.kind == "save" else None
+        yield op, ranks, checkpoints[op.checkpoint] if op.kind in WRITES else None
 
 
 def _installer(faults: Collection[str]) -> Callable[[Ranks], None]:

@@ -75,6 +75,7 @@ class Trainer:
         if not every and not self.accumulating:
             self.synchronise()
         if not self.accumulating:
+            self.sum_over_tp()
             self.finish_gradients(scale)
 
     def without_gradient(self, op: Operation) -> frozenset[str]:
@@ -201,6 +202,23 @@ class Trainer:
             return scattered
         summed: Array = scattered.sum(axis=0, dtype=scattered.dtype)
         return np.repeat(summed[None], len(scattered), axis=0)
+
+    def sum_over_tp(self) -> None:
+        """Add up the gradients of which every tensor-parallel rank has a part, as of norms under sequence parallelism
+        (megatron/core/distributed/finalize_model_grads.py; DTensor makes them whole by itself)."""
+        partial = {p.fqn for p in self.session.with_gradient if p.spec.partial}
+        if not partial or self.session.mesh.tp == 1:
+            return
+        catalogue = self.session.catalogue
+        total = np.zeros((self.session.mesh.dp_replicate, catalogue.padding + 1), np.float32)
+        masks = [catalogue.belongs_to(partial, shards.layout.shard_element) for shards in self.session.shards]
+        for shards, mask in zip(self.session.shards, masks, strict=True):
+            assert shards.reduced is not None
+            total[:, shards.layout.shard_element[mask]] += shards.reduced[:, mask]
+        for shards, mask in zip(self.session.shards, masks, strict=True):
+            assert shards.reduced is not None
+            shards.reduced = shards.reduced.copy()
+            shards.reduced[:, mask] = total[:, shards.layout.shard_element[mask]]
 
     def finish_gradients(self, scale: float) -> None:
         """Cast the reduced gradients to what the optimizer takes and undo the loss scale."""

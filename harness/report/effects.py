@@ -8,6 +8,7 @@ explains, or the rule of a plugin, is told by the operation after which the stat
 from __future__ import annotations
 
 from harness.observe.record import LIVE
+from harness.program import TAKES, WRITES
 from harness.result import Result
 from harness.verdict import Verdict
 
@@ -85,7 +86,12 @@ RAISES = {
     "load": "The checkpoint cannot be loaded, and the run cannot be resumed from it.",
     "load_model_only": "The weights cannot be loaded, and finetuning cannot begin.",
     "load_optimizer_only": "The optimizer's state cannot be loaded under other weights.",
+    "load_schedule_only": "The learning-rate schedule cannot be loaded by itself.",
     "recall": "The run cannot go back to a state that it keeps in memory.",
+    "save_kept": "What was kept in memory cannot be written.",
+    "begin_save": "No checkpoint is written, and the run ends there.",
+    "finish_save": "No checkpoint is written, and the run ends there.",
+    "replace_params": "The model cannot be given other weights.",
     "build": "The run ends before its first step.",
 }
 """Kind of operation → what an exception in it does to training."""
@@ -98,6 +104,10 @@ CHANGES = {
     "load": "The resumed run goes on from another state than the one that was saved.",
     "load_model_only": "Training starts from other weights than the checkpoint has.",
     "load_optimizer_only": "Training goes on with another optimizer state than the checkpoint has.",
+    "load_schedule_only": "Training goes on at another learning rate than the schedule says.",
+    "save_kept": "What is resumed from this checkpoint is not what was kept in memory for it.",
+    "finish_save": "What is resumed from this checkpoint is not what was training when its save began.",
+    "replace_params": "The next step starts from other weights than the model was given.",
     "recall": "Going back to a state that was kept in memory gives another one.",
     "compute_gradients": "The next update is made of other gradients.",
     "apply_gradients": "From this step on the model is not the one that the same optimizer makes on a single process.",
@@ -132,7 +142,7 @@ def _changed(result: Result) -> str:
         return ""
     kind = result.kind_of(first)
     live = any(d.key.where == LIVE for d in result.differences if d.key.op == first)
-    return CHANGED_BY_SAVING if kind == "save" and live else CHANGES.get(kind, "")
+    return CHANGED_BY_SAVING if kind in (*TAKES, *WRITES) and live else CHANGES.get(kind, "")
 
 
 def _loud(result: Result) -> str:

@@ -38,6 +38,8 @@ WHEN = {
     "build": "Building the model", "step": "The step", "overflow": "The step that overflows", "save": "Saving",
     "load": "Loading", "load_model_only": "Loading the weights alone", "reload_params": "Refreshing the masters",
     "load_optimizer_only": "Loading the optimizer alone", "keep": "Copying the state dicts",
+    "load_schedule_only": "Loading the schedule alone", "replace_params": "Replacing the weights",
+    "begin_save": "Beginning a save", "finish_save": "Ending the save", "save_kept": "Saving kept state dicts",
     "recall": "Loading kept state dicts", "accumulate": "A microbatch without synchronisation",
     "compute_gradients": "The backward passes", "apply_gradients": "The optimizer's step",
     "unfreeze": "Unfreezing", "add_group": "Adding a param group", "reshard": "Resharding", "restart": "Restarting",

@@ -19,7 +19,7 @@ from harness.models import model_spec, storage_dtype
 from harness.noting import explore
 from harness.oracle.contract import KINDS, OF_THE_RUN, steps_on_gpu, twin_device
 from harness.oracle.kernels_table import POSITION_DEPENDENT
-from harness.program import changes, does, load_mesh, moves
+from harness.program import TAKES, changes, does, load_mesh, moves
 from harness.scenario import Mesh, Scenario
 from harness.systems.accepts import Constraint
 from harness.systems.registry import contract_of, system_named
@@ -52,6 +52,12 @@ def _has_tp(model: str) -> bool:
 def _tp_change_without_effect(s: Scenario) -> bool:
     target = 2 if s.load == "tp_change" else Mesh.parse(s.load).tp if "x" in s.load else 1
     return target > 1 and not _has_tp(s.model)
+
+
+def _says_who(model: str) -> bool:
+    """Whether a model decides itself which ranks use what, or counts what every rank draws."""
+    spec = model_spec(model)
+    return any(p.spec.idle == "others" for p in spec.params) or any(m.draws for m in spec.modules)
 
 
 def _trivial_divisor(s: Scenario) -> bool:
@@ -120,7 +126,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "checkpoint-unused",
         "the program saves nothing: another checkpoint format than the plainest would repeat a scenario",
-        lambda s: not does(s, "save", "keep") and s.checkpoint != system_named(s.system).accepts.plainest_checkpoint,
+        lambda s: not does(s, *TAKES) and s.checkpoint != system_named(s.system).accepts.plainest_checkpoint,
         repeats=True,
     ),
     Constraint(
@@ -153,6 +159,24 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         repeats=True,
     ),
     Constraint(
+        "uneven-single",
+        "ranks have different numbers of microbatches if there are two ranks, and two microbatches",
+        lambda s: s.grad_sync == "uneven" and (s.microbatches == 1 or s.mesh.dp == 1),
+        repeats=True,
+    ),
+    Constraint(
+        "uneven-gather",
+        "where a forward gathers parameters, or hands tokens to experts elsewhere, every rank has to have it: their "
+        "numbers of microbatches are equal",
+        lambda s: s.grad_sync == "uneven" and (s.sharding == "fully_shard" or s.expert_parallel > 1),
+    ),
+    Constraint(
+        "uneven-model",
+        "the model has parameters that one rank alone uses, or draws random numbers in every forward: which ranks have "
+        "a forward is said twice",
+        lambda s: s.grad_sync == "uneven" and _says_who(s.model),
+    ),
+    Constraint(
         "overflow-scale",
         "an overflowing step is skipped only under a loss scale",
         lambda s: not s.optimizer.loss_scale and does(s, "overflow"),
@@ -173,6 +197,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "accumulation-single",
         "the program stops in the middle of gradient accumulation, which takes two microbatches",
         lambda s: s.microbatches == 1 and does(s, "accumulate"),
+    ),
+    Constraint(
+        "schedule-nothing",
+        "the program loads the learning-rate schedule alone, and there is none",
+        lambda s: s.optimizer.schedule == "none" and does(s, "load_schedule_only"),
     ),
     Constraint(
         "group-schedule",

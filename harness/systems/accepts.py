@@ -222,9 +222,11 @@ EVERY_STEP = ("build", "step", "overflow", "save", "load", "load_model_only", "r
 """Every operation of a program, but for what a loop that a library closes cannot do from outside."""
 
 OPEN_LOOP = (
-    "accumulate", "compute_gradients", "apply_gradients", "keep", "recall", "load_optimizer_only", "add_group",
+    "accumulate", "compute_gradients", "apply_gradients", "keep", "recall", "save_kept", "load_optimizer_only",
+    "load_schedule_only", "add_group", "replace_params", "begin_save", "finish_save",
 )  # fmt: skip
-"""What takes a training loop that is the user's own: halves of a step, state dicts in memory, groups that join."""
+"""What takes a training loop that is the user's own: halves of a step, state dicts in memory, groups that join, a save
+that goes on beside steps."""
 
 _ALWAYS = ("system", "version")
 _PARTED = {"dtype": DTypePolicy, "optimizer": Optimizer, "offload": Offload}

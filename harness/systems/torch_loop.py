@@ -51,7 +51,7 @@ from harness.probe_module import (
     local_part,
     tensor_bytes,
 )
-from harness.program import FORWARDS, UPDATES, Op, does, expand
+from harness.program import FORWARDS, UPDATES, Op, does, expand, seed_of_replaced
 from harness.scenario import Optimizer, Scenario
 from harness.schedules import SCHEDULE, lines_of_schedule
 from harness.systems.protocol import RankContext, RankSystem
@@ -175,6 +175,11 @@ class TorchRank:
         for named in self.spec.unique_params:
             if named.spec.trainable == "later":
                 self.params[named.fqn].requires_grad_(True)
+
+    def pretrained(self, op: Op) -> dict[str, torch.Tensor]:
+        """The whole weights that a `replace_params` gives the parameters, on the CPU, by name."""
+        root = build_model(self.probe, seed_of_replaced(op.index))
+        return {name: p.detach() for name, p in root.named_parameters(remove_duplicate=False)}
 
     def add_group(self, op: Op) -> None:
         """Make them trainable, and give them to the optimizer as a group of their own."""

@@ -29,7 +29,10 @@ ZOO = zoo()
 MESHES = ("1x1x1", "1x2x1", "1x3x1", "1x4x1", "2x2x1", "1x2x2", "2x1x1", "1x1x2", "1x8x1", "2x2x2")
 STORED = ("fp32", "bf16", "fp16", "mixed", "mixed_fp16")
 
-ANOTHER_LOOP = {"unfreeze", "add_group", "optimizer_only", "pending", "pending_first", "accumulation", "recall"}
+ANOTHER_LOOP = {
+    "unfreeze", "add_group", "optimizer_only", "pending", "pending_first", "accumulation", "recall", "schedule_only",
+    "replace", "save_kept", "async_steps",
+}  # fmt: skip
 MEGATRONS = [name for name in PROGRAMS if name not in ANOTHER_LOOP]
 """The programs that a system of Megatron's contract runs. The others need a training loop of one's own."""
 

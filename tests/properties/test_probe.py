@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.grid import Grid, choose_grid
-from harness.probe import element_keys, initial_values, lone_rank, mean_units, rank_units
+from harness.grid import PARTIAL_GRID, Grid, choose_grid
+from harness.probe import element_keys, extra_rank, initial_values, lone_rank, mean_units, parts_over_tp, rank_units
 
 SIGNIFICAND = {"fp32": 1 << 24, "fp16": 1 << 11, "bf16": 1 << 8}
 NUMPY = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
@@ -21,7 +21,7 @@ seeds = st.integers(0, 2**31)
 iterations = st.integers(0, 20)
 microbatches = st.integers(0, MICROBATCHES - 1)
 ranks = st.integers(1, 8)
-kinds = st.sampled_from(("wide", "narrow", "cancelling", "lone"))
+kinds = st.sampled_from(("wide", "narrow", "cancelling", "lone", "uneven"))
 
 
 def contributions(fqn: str, seed: int, iteration: int, microbatch: int, dp: int, kind: str) -> npt.NDArray[np.int64]:
@@ -61,6 +61,8 @@ def test_a_division_before_the_reduction_is_exact(
         ("narrow", "fp16"),
         ("lone", "bf16"),
         ("lone", "fp16"),
+        ("uneven", "bf16"),
+        ("uneven", "fp16"),
     ],
 )
 @given(seed=seeds, iteration=iterations)
@@ -169,6 +171,33 @@ def test_on_a_cancelling_grid_a_sum_in_bf16_loses_fine_values(
         summed = (summed + one).astype(NUMPY["bf16"]).astype(np.float32)
     adjacent = (iteration + microbatch) % dp == 1  # the two coarse values follow each other and cancel at once
     assert adjacent or (summed != units.sum(axis=0)).mean() > 0.03
+
+
+@given(fqns, seeds, iterations, microbatches, ranks)
+def test_of_an_uneven_step_one_rank_has_all_behind_the_first_microbatch(
+    fqn: str, seed: int, iteration: int, microbatch: int, dp: int
+) -> None:
+    units = contributions(fqn, seed, iteration, microbatch, dp, "uneven")
+    alone = extra_rank(iteration, microbatch, dp)
+    assert (alone is None) == (microbatch == 0)
+    if alone is not None:
+        assert (units[alone] != 0).all()
+        assert not np.delete(units, alone, axis=0).any()
+
+
+@given(fqns, seeds, iterations, microbatches, ranks, st.integers(2, 4))
+def test_parts_over_tensor_parallel_ranks_are_the_whole_and_as_exact(
+    fqn: str, seed: int, iteration: int, microbatch: int, dp: int, tp: int
+) -> None:
+    keys = element_keys(fqn, (40, 25), seed)
+    for row in contributions(fqn, seed, iteration, microbatch, dp, PARTIAL_GRID.kind):
+        parts = parts_over_tp(row, keys, iteration, microbatch, dp, tp)
+        assert parts.shape == (tp, len(keys))
+        assert (parts.sum(axis=0) == row).all()
+        assert (parts % (dp // (dp & -dp)) == 0).all(), "a division before the sum is exact"
+        assert np.abs(parts).max() * MICROBATCHES * USES * dp < SIGNIFICAND["fp32"]
+        assert not inexact(parts, "bf16").any()
+        assert (parts[0] != row).mean() > 0.5, "a part is not the whole"
 
 
 @given(fqns, seeds, iterations, microbatches, ranks)

@@ -48,8 +48,10 @@ def test_what_is_legal_is_kept() -> None:
 @pytest.mark.parametrize("word", KINDS)
 def test_every_operation_is_drawn(word: str) -> None:
     words = ["step", "save", "step", "save", "keep", "step", "compute_gradients", word, "step"]
-    program = program_of(words, overflows=True, unfreezes=word in JOINS, moves=True, accumulates=True)
-    assert word in program.split() or word == "reload_params", "which goes with a load of the model alone"
+    program = program_of(
+        words, overflows=True, unfreezes=word in JOINS, moves=True, accumulates=True, schedules=True, overlaps=True
+    )
+    assert word in program.split() or word in ("reload_params", "finish_save"), "which go with another operation"
 
 
 def test_an_optimizer_without_state_is_not_loaded_alone() -> None:
@@ -63,6 +65,13 @@ def test_a_load_finds_the_groups_that_were_there_at_its_save() -> None:
     assert program_of(words, unfreezes=True, moves=True) == (
         "build step save add_group step save step load save step load restart build save step load add_group"
     )
+
+
+def test_a_schedule_is_loaded_alone_and_a_save_goes_on_beside_steps_where_they_can() -> None:
+    assert program_of(["load_schedule_only"], schedules=True) == "build save step load_schedule_only"
+    assert program_of(["step", "load_schedule_only"]) == "build step"
+    assert program_of(["begin_save", "load"], overlaps=True) == "build begin_save step finish_save load"
+    assert program_of(["step", "begin_save"]) == "build step"
 
 
 @pytest.mark.parametrize(

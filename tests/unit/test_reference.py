@@ -17,7 +17,7 @@ from harness.models import ZOO
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical
 from harness.observe.record import ITEMSIZE, LIVE, WRITTEN, every_rank, pack, unpack
-from harness.program import PROGRAMS, expand, load_mesh, operations
+from harness.program import PROGRAMS, WRITES, expand, load_mesh, operations
 from harness.reference import system as reference
 from harness.reference.observe import Observation, Observer, Sheet, values_of
 from harness.reference.placement import Catalogue
@@ -52,14 +52,18 @@ def assert_equals_twin(scenario: Scenario) -> None:
     logical = observed(scenario)
     expected = predicted(scenario, logical)
     assert {k for k in logical if k.where == LIVE} == set(expected), scenario
+    ops = expand(scenario)
     for key, value in logical.items():
         if key.role == "norm":
             continue
-        assert value == expected[key._replace(where=LIVE)], (str(scenario), key)
-    for op in expand(scenario):
-        if op.kind == "save":
-            written = {key._replace(where=LIVE) for key in logical if key.op == op.index and key.where == WRITTEN}
-            lasts = {k for k in expected if k.op == op.index and k.role not in ("buffer", "schedule")}
+        at = ops[key.op].taken if key.where == WRITTEN else key.op
+        assert value == expected[key._replace(op=at, where=LIVE)], (str(scenario), key)
+    for op in ops:
+        if op.kind in WRITES:
+            written = {
+                key._replace(op=op.taken, where=LIVE) for key in logical if key.op == op.index and key.where == WRITTEN
+            }
+            lasts = {k for k in expected if k.op == op.taken and k.role not in ("buffer", "schedule")}
             assert lasts <= written, scenario
 
 

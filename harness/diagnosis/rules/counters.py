@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from harness.diagnosis.explanation import Context, Finding, Rule, tensor
+from harness.diagnosis.rules.sources import schedule_unchanged
 from harness.diff import Difference, as_numbers
 from harness.observe.logical import Key, Value
 
@@ -84,6 +85,8 @@ def hyperparameter(difference: Difference, context: Context) -> Finding | None:
     key, pair = difference.key, context.pair(difference)
     if pair is None or key.role not in ("hyperparameter", "scheduler") or pair.expected.dtype == "utf8":
         return None
+    if schedule_unchanged(key, context):
+        return None  # what the load did not do is said once
     wanted, got = float(pair.wanted[0]), float(pair.got[0])
     source = next((name for name, number in _candidates(difference, context) if number == got), "no known source")
     clause = f"{key.fqn} is {got:g} instead of {wanted:g} after {context.op_name(key.op)}: {source}"

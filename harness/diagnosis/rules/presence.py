@@ -86,7 +86,7 @@ def _saved_as(key: Key, context: Context) -> int | None:
     observed = context.observed.get(key)
     if observed is None or not as_numbers(observed).any():
         return None
-    saves = (i for i in range(key.op - 1, -1, -1) if context.op_kind(i) == "save")
+    saves = (i for i in range(key.op - 1, -1, -1) if context.op_kind(i) in ("save", "begin_save"))
     return next((i for i in saves if context.expected.get(key._replace(op=i)) == observed), None)
 
 

@@ -23,14 +23,12 @@ from harness.diff import Difference
 from harness.observe.assemble import Bits, as_bits, elements_of, record_key
 from harness.observe.logical import Key
 from harness.observe.record import Record
-
-TAKEN = ("keep", "save")
-"""Operations that take the state that a later load restores."""
+from harness.program import TAKES
 
 
 def shares(key: Key, context: Context) -> list[Record]:
     """What each rank owned of a live value when the state was taken that a load restored; empty if no load did."""
-    taken = next((i for i in range(key.op - 1, -1, -1) if _kind(i, context) in TAKEN), None)
+    taken = next((i for i in range(key.op - 1, -1, -1) if _kind(i, context) in TAKES), None)
     if key.where != "live" or taken is None or not context.op_kind(key.op).startswith("load"):
         return []
     return [piece for piece in context.pieces(key._replace(op=taken)) if piece.data]

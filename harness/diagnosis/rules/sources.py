@@ -12,10 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, moment, tensor
-from harness.diff import Difference
+from harness.diff import Difference, as_numbers, numpy_dtype
 from harness.observe.assemble import as_bits
-from harness.observe.logical import Key
+from harness.observe.logical import Key, Value
 from harness.observe.record import WRITTEN
+from harness.scenario import FLOAT_DTYPES
 
 STATE_ROLES = ("param", "master", "grad", "exp_avg", "exp_avg_sq", "momentum")
 
@@ -71,8 +72,15 @@ def _permutation(key: Key, context: Context) -> dict[str, str]:
     for fqn, value in wanted.items():
         held = context.observed.get(key._replace(fqn=fqn))
         if held is not None and held != value:
-            found[fqn] = next((other for other, own in wanted.items() if own == held), "")
+            found[fqn] = next((other for other, own in wanted.items() if _in_dtype(own, held.dtype) == held), "")
     return dict(sorted(found.items())) if sorted(found) == sorted(found.values()) else {}
+
+
+def _in_dtype(value: Value, dtype: str) -> Value:
+    """A value as another parameter holds it, which may be of another dtype."""
+    if value.dtype == dtype or not {value.dtype, dtype} <= set(FLOAT_DTYPES):
+        return value
+    return value._replace(dtype=dtype, data=as_numbers(value).astype(numpy_dtype(dtype)).tobytes())
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -102,8 +110,10 @@ def load_did_nothing(difference: Difference, context: Context) -> Finding | None
     if context.op_kind(key.op) not in ("load", "load_model_only", "reload_params") or key.where != "live":
         return None
     before = context.expected.get(key._replace(op=key.op - 1))
-    clause = f"{tensor(key)} is unchanged by {context.op_name(key.op)}"
     evidence = {"name": key.fqn, "role": key.role, "unchanged_since": key.op - 1}
+    if schedule_unchanged(key, context):
+        return Finding("certain", f"the learning-rate schedule is unchanged by {context.op_name(key.op)}", evidence)
+    clause = f"{tensor(key)} is unchanged by {context.op_name(key.op)}"
     if difference.kind == "missing":
         loaded_elsewhere = any(other[:3] == key[:3] for other in context.observed)
         if before is not None or loaded_elsewhere:
@@ -119,6 +129,16 @@ def load_did_nothing(difference: Difference, context: Context) -> Finding | None
     if context.op_kind(oldest) == "build":
         clause += f" and still {'have' if len(pair.at) < difference.total else 'has'} {moment(oldest, context)}"
     return Finding(_at_least_likely(pair), clause, evidence)
+
+
+def schedule_unchanged(key: Key, context: Context) -> bool:
+    """Whether a load has left every number of the learning-rate schedule as it was, of which it should have changed
+    some."""
+    if key.role != "scheduler" or key.where != "live" or context.op_kind(key.op) != "load":
+        return False
+    wanted = {k: value for k, value in context.expected.items() if k[:3] == key[:3]}
+    before = {k: context.expected.get(k._replace(op=key.op - 1)) for k in wanted}
+    return wanted != before and {k: context.observed.get(k) for k in wanted} == before
 
 
 def kept_state_changed(difference: Difference, context: Context) -> Finding | None:
@@ -154,14 +174,15 @@ def stale_value(difference: Difference, context: Context) -> Finding | None:
 
 
 def later_value(difference: Difference, context: Context) -> Finding | None:
-    """A save wrote what a later step has made of a tensor: it was still reading when training went on."""
+    """A save wrote what a later step has made of a tensor: it was still reading when training went on, or what was kept
+    for it was no copy."""
     key, pair = difference.key, context.pair(difference)
     if pair is None or key.where != WRITTEN or context.op_kind(key.op) != "save":
         return None
     source = next((index for index, value in context.later(key) if pair.explained_by(value)), None)
     if source is None:
         return None
-    then, now = context.ops[source].iteration + 1, context.ops[key.op].iteration
+    then, now = context.ops[source].iteration + 1, context.ops[context.taken(key)].iteration
     clause = f"{tensor(key)} is of step {then} ({context.op_name(source)}), the save of step {now}"
     evidence = {"name": key.fqn, "role": key.role, "of_step": then, "save_of_step": now, **_where(pair)}
     return Finding(_at_least_likely(pair), clause, evidence)

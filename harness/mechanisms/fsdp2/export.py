@@ -185,6 +185,8 @@ def _calls(case: Case, model: dict[str, Any], values: dict[str, Any], plan: Chec
         "recall": "\n".join(put).replace("state[", "kept["),
         "unfreeze": "\n".join(f"model.{block}.requires_grad_(True)" for block in model["later"]),
         "save": "\n".join(save),
+        "save_kept": "\n".join(line.replace("state_dicts(model, optimizer)", "kept") for line in save),
+        "replace_params": "\n".join(REPLACE),
         "load": "\n".join(load),
         "load_model_only": "\n".join(
             [load[0], one]
@@ -221,6 +223,13 @@ def _build(case: Case, model: dict[str, Any], values: dict[str, Any]) -> list[st
     made = values["optimizer"].replace("parameters", "model.parameters()")
     return [*lines, f"optimizer = {made[:-1]}{_rebuilt(case)})"]
 
+
+REPLACE = (
+    "torch.manual_seed(1000)",
+    "weights = {name: torch.randn(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}",
+    "set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, strict=False))",
+)
+"""Other weights, which every rank has whole."""
 
 STEP = ("optimizer.step()", "optimizer.zero_grad()")
 

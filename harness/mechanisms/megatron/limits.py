@@ -361,7 +361,7 @@ AXES: dict[str, Allowed | Parts] = {
         **NUMBERS,
     ),
     "microbatches": Anything(),
-    "grad_sync": Only("last", because="gradients are reduced after the last microbatch"),
+    "grad_sync": Only("last", "uneven", because="gradients are reduced after a rank's last microbatch"),
     "program": Operations(
         ("build", "step", "overflow", "save", "load", "load_model_only", "reload_params"),
         because="parameters cannot join a built optimizer, so that none can be unfrozen",

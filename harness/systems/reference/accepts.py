@@ -97,7 +97,7 @@ ACCEPTS = Accepts(
         **NUMBERS,
     ),
     microbatches=Anything(),
-    grad_sync=Only("last", "every"),
+    grad_sync=Only("last", "every", "uneven"),
     checkpoint=Formats({"gathered": (), "bucket_space": (), "model_space": (), "sharded": ()}),
     program=Operations((*EVERY_STEP, *OPEN_LOOP)),
     faults=Faults(logical=True),

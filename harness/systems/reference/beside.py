@@ -24,7 +24,7 @@ from harness.models import ModelSpec, model_spec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, NUMPY_NAME, WRITTEN
 from harness.oracle.contract import Contract
-from harness.program import FORWARDS, UPDATES, Op, expand
+from harness.program import FORWARDS, NO_CHECKPOINT, TAKES, UPDATES, WRITES, Op, expand
 from harness.scenario import Mesh, Scenario
 
 F32 = npt.NDArray[np.float32]
@@ -63,15 +63,20 @@ def _stream(stream: str, each: int, scenario: Scenario, ops: tuple[Op, ...]) -> 
         elif op.kind in FORWARDS:
             forwards = 1 if op.kind == "accumulate" else scenario.microbatches - halfway
             drawn, halfway = drawn + forwards * each, op.kind == "accumulate"
-        elif op.kind in ("save", "keep"):
+        elif op.kind in TAKES:
             saved[op.checkpoint] = (len(set(at)), seed, drawn)
+        elif op.kind == "save_kept":
+            saved[op.checkpoint] = saved[NO_CHECKPOINT]
         elif op.kind in ("load", "recall") and saved[op.checkpoint][0] == len(set(at)):
             _, seed, drawn = saved[op.checkpoint]
-        states = {one: (_seed(stream, seed, one, op.mesh.tp), drawn) for one in sorted(set(at))}
+        coordinates = sorted(set(at))
+        states = {one: (_seed(stream, seed, one, op.mesh.tp), drawn) for one in coordinates}
         for rank, one in enumerate(at):
             found[Key(op.index, LIVE, "rng", f"rank{rank}.{stream}")] = _int64(states[one])
-        if op.kind == "save":
-            found[Key(op.index, WRITTEN, "rng", f"rank0.{stream}")] = _int64(list(states.values()))
+        if op.kind in WRITES:
+            _, own, then = saved[op.checkpoint]
+            held = [(_seed(stream, own, one, op.mesh.tp), then) for one in coordinates]
+            found[Key(op.index, WRITTEN, "rng", f"rank0.{stream}")] = _int64(held)
     return found
 
 
@@ -151,8 +156,8 @@ class _Weight:
         for op in ops:
             now = self._after(op, before)
             found |= self._values(now, op, LIVE)
-            if op.kind == "save":
-                found |= self._values(now, op, WRITTEN)
+            if op.kind in WRITES:
+                found |= self._values(self.saved[op.checkpoint], op, WRITTEN)
             seen = Key(op.index, LIVE, "compute_param", self.fqn)
             if seen in self.truth and before is not None:
                 found[seen] = self.truth[seen]._replace(data=before.read(self.truth[seen].dtype))
@@ -166,8 +171,10 @@ class _Weight:
             return self._made(op, before.history)
         if op.kind in _MODELS_WEIGHT:
             return self.saved[op.checkpoint]
-        if op.kind in ("save", "keep"):
+        if op.kind in TAKES:
             self.saved[op.checkpoint] = before
+        elif op.kind == "save_kept":
+            self.saved[op.checkpoint] = self.saved[NO_CHECKPOINT]
         return before
 
     def _made(self, op: Op, history: tuple[float, ...]) -> _Stored:

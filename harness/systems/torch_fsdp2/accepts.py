@@ -6,7 +6,7 @@ from __future__ import annotations
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.mechanisms.fsdp2.formats import FORMATS
 from harness.models import model_spec
-from harness.program import load_mesh
+from harness.program import does, load_mesh
 from harness.scenario import SCHEDULES, DTypePolicy, Mesh, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
@@ -14,6 +14,7 @@ from harness.systems.accepts import (
     OPEN_LOOP,
     Accepts,
     Anything,
+    Constraint,
     Faults,
     Formats,
     Loads,
@@ -63,6 +64,13 @@ ACCEPTS = Accepts(
     limits=(
         fsdp2.MIXED_GROUP, fsdp2.SCALARS, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD,
         fsdp2.SCALER_FP16, fsdp2.FP16_RANGE,
+    ),
+    constraints=(
+        Constraint(
+            "begin-async",
+            "the program begins a save and takes steps before it is over, which dcp.async_save alone can do",
+            lambda s: does(s, "begin_save") and s.checkpoint.partition("+")[0] != "dcp-async",
+        ),
     ),
 )  # fmt: skip
 

@@ -32,7 +32,10 @@ def walks(name: str) -> tuple[Walk, Walk]:
     return own[""], own["fsdp"]
 
 
-ANOTHER_LOOP = {"unfreeze", "add_group", "optimizer_only", "pending", "pending_first", "accumulation", "recall"}
+ANOTHER_LOOP = {
+    "unfreeze", "add_group", "optimizer_only", "pending", "pending_first", "accumulation", "recall", "schedule_only",
+    "replace", "save_kept", "async_steps",
+}  # fmt: skip
 """Programs that need a training loop of one's own, which Megatron-Core's scenarios have not."""
 
 

@@ -68,21 +68,27 @@ class StateDictCheckpoint:
     def save(self, state: TrainState, path: Path, in_flight: InFlight = at_once) -> None:
         """Write a checkpoint into the folder `path`; the files are complete when this returns and, of an asynchronous
         save, what `in_flight` was given has been called."""
+        if self.plan.form == "dcp-stateful":
+            state_dict_saver.save({"app": _Application(self, state)}, checkpoint_id=path)
+        else:
+            self.write(self.content(state), path, in_flight)
+
+    def write(self, content: dict[str, Any], path: Path, in_flight: InFlight = at_once) -> None:
+        """Write a checkpoint of what `content` gave, now or earlier; otherwise like `save`."""
         match self.plan.form:
             case "dcp":
-                state_dict_saver.save(self.content(state), checkpoint_id=path)
+                state_dict_saver.save(content, checkpoint_id=path)
             case "dcp-async":
                 group = dist.new_group(backend="gloo")  # its own, since training goes on beside it
-                pending = state_dict_saver.async_save(self.content(state), checkpoint_id=path, process_group=group)
+                pending = state_dict_saver.async_save(content, checkpoint_id=path, process_group=group)
                 assert isinstance(pending, Future)
                 in_flight(partial(_finish, pending, group))
             case "dcp-stateful":
-                state_dict_saver.save({"app": _Application(self, state)}, checkpoint_id=path)
+                state_dict_saver.save({"app": content}, checkpoint_id=path)
             case "full":
-                gathered = self.content(state)
                 if dist.get_rank() == 0:
                     path.mkdir(parents=True, exist_ok=True)
-                    torch.save(gathered, path / FULL_FILE)
+                    torch.save(content, path / FULL_FILE)
                 dist.barrier()
             case other:
                 raise ValueError(f"unknown checkpoint format {other!r}")
@@ -120,6 +126,17 @@ class StateDictCheckpoint:
         target: dict[str, Any] = {"app": {"optim": part}} if self.plan.form == "dcp-stateful" else {"optim": part}
         state_dict_loader.load(target, checkpoint_id=path)
         self._set_optimizer(state, part)
+
+    def load_schedule_only(self, state: TrainState, path: Path) -> None:
+        """Read only what the learning-rate schedule keeps."""
+        assert state.scheduler is not None
+        if self.plan.form == "full":
+            extra = _read_full(self.plan, path)["extra"]
+        else:
+            extra = {"scheduler": state.scheduler.state_dict()}
+            target: dict[str, Any] = {"extra": extra}
+            state_dict_loader.load({"app": target} if self.plan.form == "dcp-stateful" else target, checkpoint_id=path)
+        state.scheduler.load_state_dict(extra["scheduler"])
 
     def content(self, state: TrainState) -> dict[str, Any]:
         """What is stored, and what a load reads into."""

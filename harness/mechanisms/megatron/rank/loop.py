@@ -235,11 +235,12 @@ class MegatronLoop:
 
         self.probe.start_step()
         self.gradients, self.norm = {}, None
-        chunk, optimizer, last = self.state.chunks[0], self.state.optimizer, self.scenario.microbatches - 1
+        chunk, optimizer = self.state.chunks[0], self.state.optimizer
+        *first, last = (n for n in range(self.scenario.microbatches) if self.probe.has(op.iteration, n))
         chunk.zero_grad_buffer()
         optimizer.zero_grad()
         with chunk.no_sync() if self.defers_sync else nullcontext():
-            for microbatch in range(last):
+            for microbatch in first:
                 self._backward(Slot(op.iteration, microbatch, overflow))
         self._backward(Slot(op.iteration, last, overflow))
         finalize_model_grads([chunk])

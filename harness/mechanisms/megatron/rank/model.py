@@ -29,7 +29,7 @@ from torch import nn
 from harness.mechanisms.megatron.rank.state import fused_shape, local_box, release
 from harness.mechanisms.megatron.switches import GPT_MODEL
 from harness.mechanisms.megatron.zoo import GDN_IN_PROJ
-from harness.models import ModelSpec, ParamSpec, storage_dtype
+from harness.models import ModelSpec, ParamSpec, model_spec, storage_dtype
 from harness.oracle.contract import half_dtype
 from harness.probe import element_keys, initial_values, with_rare
 from harness.probe_module import TORCH_DTYPE, Probe, ProbeModule, attach, initial_buffer
@@ -55,6 +55,7 @@ def transformer_config(scenario: Scenario, mesh: Mesh) -> Any:
         num_attention_heads=GPT_HEADS * (1 if mesh.tp <= GPT_HEADS else mesh.tp),
         ffn_hidden_size=GPT_FFN,
         tensor_model_parallel_size=mesh.tp,
+        sequence_parallel=mesh.tp > 1 and any(p.spec.partial for p in model_spec(scenario.model).params),
         expert_model_parallel_size=scenario.expert_parallel,
         params_dtype=torch.float32,
         bf16=half == "bf16",
@@ -165,6 +166,8 @@ def _tree(config: Any, probe: Probe, init_seed: int) -> nn.Module:
         parameter = nn.Parameter(torch.empty(shape, device="cuda"), requires_grad=spec.trainable == "yes")
         if spec.tp_dim is not None and probe.mesh.tp > 1:
             set_tensor_model_parallel_attributes(parameter, True, spec.tp_dim - spec.stacked, 1)
+        if spec.partial and probe.mesh.tp > 1:
+            parameter.sequence_parallel = True  # type: ignore[attr-defined]  # as a norm's parameters have it
         if spec.ep_dim is not None and probe.scenario.expert_parallel > 1:
             parameter.allreduce = False  # type: ignore[attr-defined]  # how the library knows expert parameters
         root.get_submodule(named.module.path).register_parameter(spec.name, parameter)

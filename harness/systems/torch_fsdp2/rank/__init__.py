@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.mechanisms.fsdp2.rank.checkpoint import StateDictCheckpoint
@@ -33,6 +35,7 @@ class Rank(TorchRank):
         super().__init__(context)
         self.checkpoint = StateDictCheckpoint.of(self.scenario.checkpoint)
         self.kept: dict[str, Any] = {}
+        self.under_way: list[Callable[[], None]] = []  # waits for the asynchronous save that was begun
 
     def shard(self, root: nn.Module) -> None:
         fully_shard_units(root, self.context, self.mesh)
@@ -49,8 +52,26 @@ class Rank(TorchRank):
     def load_optimizer_only(self, op: Op) -> None:
         self.checkpoint.load_optimizer_only(self.state, self.context.checkpoint_path(op))
 
+    def load_schedule_only(self, op: Op) -> None:
+        self.checkpoint.load_schedule_only(self.state, self.context.checkpoint_path(op))
+
+    def begin_save(self, op: Op) -> None:
+        self.checkpoint.save(self.state, self.context.checkpoint_path(op), self.under_way.append)
+
+    def finish_save(self, op: Op) -> None:
+        self.under_way.pop()()
+
+    def replace_params(self, op: Op) -> None:
+        """Copy other weights into the parameters, as pretrained ones are: every rank has them whole, and torch gives
+        each rank its share."""
+        options = StateDictOptions(full_state_dict=True, strict=False)
+        set_model_state_dict(self.state.model, {**self.pretrained(op)}, options=options)
+
     def keep(self, op: Op) -> None:
         self.kept = copy.deepcopy(self.checkpoint.content(self.state))
+
+    def save_kept(self, op: Op) -> None:
+        self.checkpoint.write(self.kept, self.context.checkpoint_path(op), self.in_flight)
 
     def recall(self, op: Op) -> None:
         self.checkpoint.of_kept().restore(self.state, self.kept)

@@ -24,6 +24,8 @@ _AXIS_FORMS = {
     "mesh": "DP_REPLICATExDP_SHARDxTP, e.g. 2x2x1",
     "load": f"{', '.join(LOAD_RELATIONS)}, or a mesh",
     "load_dtype": "same, or a dtype policy: that of the ranks after reshard or restart",
+    "load_model": "same, or the model of the ranks after reshard or restart: NAME+one for one more module, or without",
+    "load_optimizer": "same, or the optimizer's kind after reshard or restart: adam, adamw",
     "load_version": "same, or the release that the ranks have after reshard or restart: newest, or its number",
     "expert_parallel": "how many ranks share the experts out; 1 without expert parallelism",
     "sharding": "fully_shard, zero1, zero2, replicate",

@@ -1,8 +1,9 @@
 """A scenario as the ranks see it that load: from the first `reshard` or `restart` on some axes have another value.
 
 `load` names the mesh of those ranks, which every operation carries (`harness.program.expand`). What else may change is
-here: `load_dtype`, their dtype policy, and `load_version`, their release of the library. For example, a checkpoint of
-an `fp32` run from which a `bf16` run goes on is `dtype=fp32 load_dtype=bf16`: the ranks of the first session build fp32
+here: `load_dtype`, their dtype policy; `load_model`, their model, which has one module more or fewer; `load_optimizer`,
+the kind of their optimizer; and `load_version`, their release of the library. For example, a checkpoint of an `fp32`
+run from which a `bf16` run goes on is `dtype=fp32 load_dtype=bf16`: the ranks of the first session build fp32
 parameters, those of the second bf16 ones, and the load has to round what it reads.
 """
 
@@ -12,14 +13,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from harness.models import ONE_MORE
 from harness.noting import Noting
 from harness.program import Op, changes
-from harness.scenario import Scenario
+from harness.scenario import Optimizer, Scenario
 from harness.versions import split_cures, with_cures
 
 T = TypeVar("T")
 
-LOAD_AXES = ("load_dtype", "load_version")
+LOAD_AXES = ("load_dtype", "load_model", "load_optimizer", "load_version")
 """The axes that are those of the ranks that load."""
 
 
@@ -36,12 +38,42 @@ def as_loaded(scenario: Scenario) -> Scenario:
         def fact(axis: str, of: Callable[[object], T]) -> T:
             if axis == "dtype" and scenario.load_dtype is not None:
                 return scenario.fact("load_dtype", of)
+            if axis == "model" and scenario.load_model is not None:
+                return scenario.fact("load_model", of)
+            if axis == "optimizer" and scenario.load_optimizer is not None:
+                return of(_optimizer(scenario))
             return of(_version(scenario)) if axis == "version" else scenario.fact(axis, of)
 
         return Noting(lambda axis: fact(axis, lambda value: value), fact)
     if not changes(scenario):
         return scenario
-    return replace(scenario, dtype=scenario.load_dtype or scenario.dtype, version=_version(scenario))
+    return replace(
+        scenario,
+        dtype=scenario.load_dtype or scenario.dtype,
+        model=scenario.load_model or scenario.model,
+        optimizer=_optimizer(scenario),
+        version=_version(scenario),
+    )
+
+
+def grows(scenario: Scenario) -> bool:
+    """Whether the model of the ranks that load has a module that their checkpoint knows nothing of."""
+    return scenario.load_model == f"{scenario.model}{ONE_MORE}"
+
+
+def shrinks(scenario: Scenario) -> bool:
+    """Whether the checkpoint has a module that the model of the ranks that load does not have."""
+    return scenario.model == f"{scenario.load_model}{ONE_MORE}"
+
+
+def widest_model(scenario: Scenario) -> str:
+    """The name of the model that has the parameters of all ranks, those that save and those that load."""
+    return max(scenario.model, scenario.load_model or "", key=len)
+
+
+def _optimizer(scenario: Scenario) -> Optimizer:
+    kind = scenario.load_optimizer
+    return scenario.optimizer if kind is None else replace(scenario.optimizer, kind=kind)
 
 
 def _version(scenario: Scenario) -> str:

@@ -11,12 +11,15 @@ So a model needs no more than a few hundred elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from math import prod
 
 from harness.errors import UsageError
 from harness.scenario import DTypePolicy
+
+ONE_MORE = "+one"
+"""What follows the name of a model that has one more module than the model of that name."""
 
 
 def is_idle(idle: str, iteration: int, microbatch: int) -> bool:
@@ -446,11 +449,20 @@ def zoo() -> dict[str, ModelSpec]:
 
 
 def model_spec(name: str) -> ModelSpec:
-    """The model of that name.
+    """The model of that name; `NAME+one` is the model of the name before it with one more module.
 
     Raises:
         UsageError: there is none.
     """
     if name not in ZOO and name not in zoo():
+        if name.endswith(ONE_MORE) and not name.removesuffix(ONE_MORE).endswith(ONE_MORE):
+            return _with_one_more(name.removesuffix(ONE_MORE))
         raise UsageError.of("model", name, ZOO, "dense")
     return ZOO[name]
+
+
+@cache
+def _with_one_more(name: str) -> ModelSpec:
+    smaller = model_spec(name)
+    module = ModuleSpec("one_more", (ParamSpec("weight", (6, 3), tp_dim=0), ParamSpec("bias", (3,))))
+    return replace(smaller, name=f"{name}{ONE_MORE}", modules=(*smaller.modules, module))

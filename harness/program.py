@@ -235,8 +235,9 @@ def moves(scenario: Scenario) -> bool:
 
 
 def changes(scenario: Scenario) -> bool:
-    """Whether the ranks that load have another dtype policy or release than those that save."""
-    return scenario.load_dtype is not None or scenario.load_version != "same"
+    """Whether the ranks that load have another dtype policy, model, optimizer or release than those that save."""
+    others = (scenario.load_dtype, scenario.load_model, scenario.load_optimizer)
+    return any(other is not None for other in others) or scenario.load_version != "same"
 
 
 def does(scenario: Scenario, *kinds: str) -> bool:

@@ -250,6 +250,8 @@ class Scenario:
     mesh: Mesh = field(default_factory=Mesh)
     load: str = "same"  # relation of the load mesh to `mesh`, or a mesh: see `load_mesh`
     load_dtype: DTypePolicy | None = None  # dtype policy of the ranks after `reshard` or `restart`
+    load_model: str | None = None  # and their model: that of the saving ranks with one more module, or one fewer
+    load_optimizer: str | None = None  # and the kind of their optimizer: adam or adamw
     load_version: str = "same"  # and their release: same, newest, or its number
     expert_parallel: int = 1  # ranks of a data-parallel group that share the experts out; divides dp
     sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0), zero1 (flat bucket buffers), zero2 or replicate
@@ -280,6 +282,8 @@ class Scenario:
             raise UsageError.of("seed", self.seed, "an integer of 64 bits", "7")
         if not re.fullmatch(r"same|newest|[0-9][0-9A-Za-z.!+-]{0,39}", self.load_version):
             raise UsageError.of("load_version", self.load_version, "same, newest, or a release", "newest")
+        if self.load_optimizer not in (None, "adam", "adamw"):
+            raise UsageError.of("load_optimizer", self.load_optimizer, "same, adam, adamw", "adamw")
         for axis in _WRITTEN:
             if not (text := self.axis_text(axis)).isprintable():
                 raise UsageError.of(axis, text, "printable characters", f"{axis}={_DEFAULTS[axis]}")
@@ -383,7 +387,7 @@ class Scenario:
 
 AXES: tuple[str, ...] = tuple(f.name for f in fields(Scenario))
 
-_WRITTEN = ("system", "version", "model", "checkpoint", "program", "options", "faults")
+_WRITTEN = ("system", "version", "model", "load_model", "checkpoint", "program", "options", "faults")
 """Axes whose text is not taken from a list here: a terminal must not obey what stands in them."""
 
 LOAD_RELATIONS = ("same", "grow", "shrink", "indivisible", "tp_change")
@@ -401,6 +405,8 @@ def parse_axis(axis: str, text: str) -> Any:
     parsers: dict[str, Callable[[str], Any]] = {
         "dtype": DTypePolicy.parse,
         "load_dtype": lambda t: None if t == "same" else DTypePolicy.parse(t),
+        "load_model": lambda t: None if t == "same" else t,
+        "load_optimizer": lambda t: None if t == "same" else t,
         "mesh": Mesh.parse,
         "offload": Offload.parse,
         "optimizer": Optimizer.parse,
@@ -462,7 +468,7 @@ def _convert(what: str, text: str, to: type) -> Any:
 
 def value_text(axis: str, value: object) -> str:
     """The canonical text of a value of an axis."""
-    if axis == "load_dtype" and value is None:
+    if axis.startswith("load_") and value is None:
         return "same"
     return "+".join(value) if axis == "options" and isinstance(value, tuple) else _render(value)
 

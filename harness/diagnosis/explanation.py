@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.diff import Difference, as_numbers
+from harness.loading import widest_model
 from harness.models import ModelSpec, model_spec
 from harness.observe.assemble import Bits, as_bits, record_key
 from harness.observe.logical import Key, Logical, Value
@@ -144,7 +145,7 @@ class Context:
 
     @cached_property
     def model(self) -> ModelSpec:
-        return model_spec(self.scenario.model)
+        return model_spec(widest_model(self.scenario))
 
     def op(self, index: int) -> Op | None:
         """The operation of that index; None for what belongs to no operation."""

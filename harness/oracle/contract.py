@@ -217,7 +217,9 @@ class Contract:
         for op in ops:
             if op.kind == "build":
                 numbers[op.init_seed] = len(builds)
-                builds.append(self.build(at(scenario, op), op.mesh, op.init_seed))
+                seen = at(scenario, op)
+                kind = seen.optimizer.kind if seen.optimizer.kind != scenario.optimizer.kind else ""
+                builds.append(replace(self.build(seen, op.mesh, op.init_seed), kind=kind))
             operations.append(Operation(op.index, op.kind, op.iteration, numbers[op.init_seed], op.checkpoint))
         ask = scenario.optimizer
         inputs = Inputs(
@@ -231,7 +233,8 @@ class Contract:
             masters_undefined=self.masters_in_state(scenario) and not self.load_refreshes,
         )  # fmt: skip
         placement = Placement(
-            scenario.model, tuple(op.mesh for op in ops), self.reference_sharding(scenario), scenario.offload.fraction,
+            tuple(at(scenario, op).model for op in ops), tuple(op.mesh for op in ops),
+            self.reference_sharding(scenario), scenario.offload.fraction,
             scenario.grad_sync, self.reference_checkpoint(scenario), scenario.expert_parallel,
         )  # fmt: skip
         return inputs, placement

@@ -17,7 +17,7 @@ Values only: no torch, no numpy, no system.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from harness.grid import Grid
@@ -139,19 +139,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Build:
-    """What one `build` of the program makes. seed: number of the initialisation, so that no two builds start equal."""
+    """What one `build` of the program makes. seed: number of the initialisation, so that no two builds start equal.
+    kind: of its optimizer, where that is another one than the run's (`Stepper.kind`); else empty."""
 
     seed: int
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...]
     groups: tuple[Group, ...]
+    kind: str = ""
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.seed, self.parameters, self.buffers, self.groups))
+        return hash((self.seed, self.parameters, self.buffers, self.groups, self.kind))
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
@@ -312,6 +314,10 @@ class Inputs:
     def _hash(self) -> int:
         return hash((self.seed, self.microbatches, self.device, self.operations, self.builds, self.stepper, self.scale))
 
+    def stepper_of(self, build: Build) -> Stepper:
+        """Which code steps what a build makes."""
+        return replace(self.stepper, kind=build.kind) if build.kind else self.stepper
+
     def has_masters(self, operation: Operation) -> bool:
         """Whether masters have a definite value after an operation."""
         return not (self.masters_undefined and operation.kind == "load_model_only")
@@ -326,7 +332,7 @@ class Inputs:
 class Placement:
     """How the reference's ranks share a scenario out. The twin never sees it.
 
-    * model: name of the model, whose specs say what tensor and expert parallelism cut.
+    * models: name of each operation's model, whose specs say what tensor and expert parallelism cut.
     * meshes: the mesh of each operation.
     * sharding: `fully_shard` (whole rows of each parameter), `zero1` (equal parts of flat buckets) or `replicate`.
     * offload: the fraction of the optimizer's elements that live on the host.
@@ -336,13 +342,18 @@ class Placement:
     * expert_parallel: ranks that share the experts out.
     """
 
-    model: str
+    models: tuple[str, ...]
     meshes: tuple[Mesh, ...]
     sharding: str
     offload: float
     grad_sync: str
     checkpoint: str
     expert_parallel: int
+
+    @property
+    def model(self) -> str:
+        """The name of the model that has the parameters of all operations."""
+        return max(self.models, key=len)
 
 
 LATE_LR = 0.5

@@ -24,10 +24,12 @@ def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
     found = live_by_op(observed, SETTING)
     expected: Logical = {}
     must: dict[str, Value] = {}
+    forced: dict[str, Value] = {}  # what the class of the optimizer sets itself, whatever it loads
     saved: dict[int, dict[str, Value]] = {}  # by number of the checkpoint; what is kept in memory has none
     for op in ops:
         if op.kind == "build":
             must = found.get(op.index, {})
+            forced = {name: line for name, line in must.items() if _is_forced(name, line)}
         elif op.kind == "add_group":
             must = found.get(op.index, {}) | must
         elif op.kind in TAKES:
@@ -35,6 +37,11 @@ def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
         elif op.kind == "save_kept":
             saved[op.checkpoint] = saved[NO_CHECKPOINT]
         elif op.kind in ("load", "load_optimizer_only", "recall"):
-            must = saved[op.checkpoint]
+            must = saved[op.checkpoint] | forced
         expected |= {Key(op.index, LIVE, SETTING, name): value for name, value in must.items()}
     return expected
+
+
+def _is_forced(name: str, line: Value) -> bool:
+    """Whether a setting is AdamW's own, which a load of Adam's groups leaves as it is (torch/optim/adamw.py)."""
+    return name.endswith(".decoupled_weight_decay") and line.data == b"bool True"

@@ -39,6 +39,9 @@ STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffe
                "master_param": "master"}  # fmt: skip
 
 
+DECOUPLED = "decoupled_weight_decay"
+"""The key of a group of torch's Adam that makes it AdamW."""
+
 _new = tuple.__new__
 """Makes a named tuple without a Python call: a scenario has hundreds of keys and values."""
 
@@ -96,7 +99,7 @@ class _Model:
             for p in self.build.parameters
             if p.domains is not None
         }
-        return optimizer_for(self.inputs.stepper, groups, self.on_host, domains)
+        return optimizer_for(self.inputs.stepper_of(self.build), groups, self.on_host, domains)
 
     def _group(self, group: Group) -> dict[str, Any]:
         """A param group as torch.optim takes it."""
@@ -155,8 +158,8 @@ class _Model:
         }
 
     def restore_model(self, saved: dict[str, Any]) -> None:
-        for fqn, tensor in saved["params"].items():
-            self.params[fqn].copy_(tensor)
+        for fqn in saved["params"].keys() & self.params.keys():
+            self.params[fqn].copy_(saved["params"][fqn])
         for fqn, tensor in saved["buffers"].items():
             self.buffers[fqn].copy_(tensor)
 
@@ -179,15 +182,18 @@ class _Model:
 
     def restore_optimizer(self, saved: dict[str, Any]) -> None:
         """The optimizer's state, and masters with it; not the parameters that it steps on themselves."""
-        for fqn, tensor in saved["stepped"].items():
+        for fqn in saved["stepped"].keys() & self.stepped.keys():
             if self.stepped[fqn] is not self.params[fqn]:
-                self.stepped[fqn].copy_(tensor)
+                self.stepped[fqn].copy_(saved["stepped"][fqn])
             self.optimizer.state.pop(self.stepped[fqn], None)
             restore_state(self.optimizer, self.stepped[fqn], self._as_stored(fqn, saved["state"][fqn]))
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             for name in group.keys() - values.keys() - {"params"}:
                 del group[name]  # an entry that the first step added
+            decouples = group.get(DECOUPLED)
             group.update(_copied(values))
+            if decouples:  # AdamW's own, whatever was saved (torch/optim/adamw.py, __setstate__)
+                group[DECOUPLED] = True
 
     def _as_stored(self, fqn: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a parameter's saved state in the dtypes that this build keeps it in."""
@@ -209,8 +215,8 @@ class _Model:
                 own.copy_(stepped)
 
     def restore_masters(self, saved: dict[str, Any]) -> None:
-        for fqn, tensor in saved["stepped"].items():
-            self.stepped[fqn].copy_(tensor)
+        for fqn in saved["stepped"].keys() & self.stepped.keys():
+            self.stepped[fqn].copy_(saved["stepped"][fqn])
 
     def reload_params(self) -> None:
         if self.inputs.masters_in_model:

@@ -53,6 +53,7 @@ class Catalogue:
         self.keys = element_keys_of({p.fqn: p.spec.numel for p in model.params}, seed)
         self.uses = {p.fqn: model.uses(p.fqn) for p in self.params}
         self.names = {p.fqn: [p.fqn, *(a.fqn for a in model.params if a.spec.tied_to == p.fqn)] for p in self.params}
+        self.known = frozenset(p.fqn for p in model.params)
         self.used = frozenset(use for uses in self.uses.values() for use in uses)
         self.offset: dict[str, int] = {}
         total = 0

@@ -9,12 +9,14 @@ and host copies stay stale until `reload_params`; `load_optimizer_only` what the
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from harness.reference.checkpoint import Content, Logical
+from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import Opaque
 from harness.reference.placement import Index
@@ -23,6 +25,12 @@ from harness.reference.schedule import Group
 from harness.reference.state import Scaler, Session, Shards
 from harness.reference.streams import Streams, coordinates, handed_out
 from harness.scenario import FLOAT_DTYPES
+
+
+def _as_own(saved: Hyper, own: Hyper) -> Hyper:
+    """The numbers that were saved. AdamW stays AdamW; Adam decouples the weight decay from then on if what it loads did
+    (torch/optim/adamw.py, `__setstate__`)."""
+    return replace(saved, kind=own.kind) if own.kind == "adamw" else saved
 
 
 class Loader:
@@ -80,6 +88,8 @@ class Loader:
             for role, filed in ranks[rank].items():
                 for key, parts in filed.items():
                     name, _, half = key.partition(":")
+                    if name not in self.session.catalogue.known:
+                        continue
                     shape = self.session.model.param(name).spec.shape
                     tensors = logical.setdefault(role, {})
                     if name not in tensors:
@@ -122,6 +132,9 @@ class Loader:
     def _cut(self, joined: Array, table: list[Any], tensors: dict[str, Array]) -> None:
         position = 0
         for name, _, _, start, size in table:
+            if name not in self.session.catalogue.known:
+                position += prod(size)
+                continue
             shape = self.session.model.param(name).spec.shape
             tensor = tensors.setdefault(name, np.zeros(prod(shape), joined.dtype))
             values = joined[position : position + prod(size)]
@@ -139,7 +152,13 @@ class Loader:
         for shards in self.session.shards:
             storage = DTYPE[shards.stages.storage]
             values = self._over_catalogue(shards, logical["param"], storage)
+            model, stepped = shards.model, shards.stepped
             self.session.place_params(shards, values, self.owned(shards))
+            if left := self.unknown_of(logical["param"]):
+                shards.stepped = np.where(self._has(shards, left), stepped, shards.stepped)
+                if model is not None:
+                    own = self.session.catalogue.belongs_to(left, shards.layout.element)
+                    shards.model = np.where(own, model, shards.model)
         self.restore_buffers(content["common"]["buffers"])
         self.restore_opaque(content["common"]["opaque"])
         self.restore_weights(content["common"]["weights"])
@@ -153,11 +172,18 @@ class Loader:
     def restore_optimizer(self, logical: Logical, common: Content) -> None:
         """Masters, moments and steps; whatever state existed before is gone."""
         session = self.session
-        session.steps = {session.state_owner(name): step for name, step in common["steps"].items()}
+        left = self.unknown_of(logical["param"])
+        kept = {name: step for name, step in session.steps.items() if name in left}
+        session.steps = kept | {
+            session.state_owner(name): step for name, step in common["steps"].items() if name in session.catalogue.known
+        }
         self.restore_masters(logical)
         for shards in session.shards:
+            before = shards.moments
             shards.moments = {
-                role: self._take_role(shards, role, logical) for role in session.moment_roles if role in logical
+                role: self._beside(shards, left, before.get(role), self._take_role(shards, role, logical))
+                for role in session.moment_roles
+                if role in logical
             }
         if session.steps:
             session.settle(masters=True)
@@ -167,7 +193,21 @@ class Loader:
         """What the optimizer steps on, where it is not the model's parameters."""
         for shards in self.session.shards:
             if shards.stages.master is not None and "master" in logical:
-                shards.stepped = self._take_role(shards, "master", logical)
+                taken = self._take_role(shards, "master", logical)
+                shards.stepped = self._beside(shards, self.unknown_of(logical["param"]), shards.stepped, taken)
+
+    def unknown_of(self, saved: Logical | dict[str, Array]) -> set[str]:
+        """The parameters of which a checkpoint knows nothing; what there is of them stays."""
+        return {param.fqn for param in self.session.catalogue.params} - saved.keys()
+
+    def _beside(self, shards: Shards, left: set[str], before: Array | None, loaded: Array) -> Array:
+        """What was loaded, beside what was there before of the parameters that were not in the checkpoint."""
+        return loaded if before is None or not left else np.where(self._has(shards, left), before, loaded)
+
+    def _has(self, shards: Shards, names: set[str]) -> Array:
+        """Which elements of what ranks own are those parameters', (S, m)."""
+        own: Array = self.session.catalogue.belongs_to(names, shards.layout.shard_element)
+        return own
 
     def _by_owner(self, tensors: dict[str, Array]) -> dict[str, Array]:
         """State by the parameter that the index map says a name's state belongs to."""
@@ -229,7 +269,7 @@ class Loader:
     def restore_groups(self, groups: list[Content]) -> None:
         """Hyperparameters of every group."""
         self.session.groups = [
-            Group(saved["hyper"], own.names, saved["peak_lr"], saved["cycle"])
+            Group(_as_own(saved["hyper"], own.hyper), own.names, saved["peak_lr"], saved["cycle"])
             for saved, own in zip(groups, self.session.groups, strict=True)
         ]
 

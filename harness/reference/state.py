@@ -130,7 +130,7 @@ class Session:
         mesh = placement.meshes[operation.index]
         self.mesh = Mesh(mesh.dp, 1, mesh.tp) if placement.sharding == "replicate" else mesh
         self.held = {p.fqn for p in self.of_build.parameters if p.held}
-        self.moment_roles = moment_roles(inputs.stepper, self.of_build.groups[0].hyper.momentum)
+        self.moment_roles = moment_roles(inputs.stepper_of(self.of_build), self.of_build.groups[0].hyper.momentum)
         self.shards: list[Shards] = []
         self.groups: list[Group] = []
         self.buffers: dict[str, Array] = {}
@@ -277,7 +277,7 @@ class Session:
 
     def _made_of(self, *, late: bool) -> Iterator[Group]:
         """The groups that the optimizer begins with, or those that it is given later."""
-        stepper = self.inputs.stepper
+        stepper = self.inputs.stepper_of(self.of_build)
         for group in self.of_build.groups:
             own = group.hyper
             hyper = Hyper(

@@ -39,7 +39,7 @@ class Ranks:
     """All ranks of one build: the session and what steps, saves and loads it. Faults are installed here."""
 
     def __init__(self, inputs: Inputs, placement: Placement, catalogue: Catalogue, op: Operation) -> None:
-        self.session = Session(inputs, placement, model_spec(placement.model), catalogue, op)
+        self.session = Session(inputs, placement, catalogue.model, catalogue, op)
         self.trainer = Trainer(self.session)
         self.saver = Saver(self.session)
         self.loader = Loader(self.session)
@@ -154,10 +154,10 @@ def _performed(
 ) -> Iterator[tuple[Operation, Ranks, Content | None]]:
     """Perform one operation after the other; gives the ranks right after each, and what a save wrote."""
     checkpoints: dict[int, Content] = {}
-    catalogue = catalogue_of(model_spec(placement.model), inputs.seed)
     ranks: Ranks | None = None
     for op in inputs.operations:
         if op.kind == "build":
+            catalogue = catalogue_of(model_spec(placement.models[op.index]), inputs.seed)
             ranks = Ranks(inputs, placement, catalogue, op)
             install(ranks)
         assert ranks is not None

@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
-from harness.loading import as_loaded
+from harness.loading import as_loaded, grows, shrinks
 from harness.models import model_spec, storage_dtype
 from harness.noting import explore
 from harness.oracle.contract import KINDS, OF_THE_RUN, steps_on_gpu, twin_device
@@ -308,6 +308,30 @@ _OF_LOAD = (
         "scenario",
         lambda s: s.load_dtype is not None and (not moves(s) or s.load_dtype == s.dtype),
         repeats=True,
+    ),
+    Constraint(
+        "load-model-unused",
+        "the program never goes to other ranks, or they have the saving ranks' model: load_model would repeat "
+        "a scenario",
+        lambda s: s.load_model is not None and (not moves(s) or s.load_model == s.model),
+        repeats=True,
+    ),
+    Constraint(
+        "load-model-other",
+        "the model of the ranks that load has one module more than the saving ranks' (NAME+one), or one fewer",
+        lambda s: s.load_model is not None and s.model != s.load_model and not (grows(s) or shrinks(s)),
+    ),
+    Constraint(
+        "load-optimizer-unused",
+        "the program never goes to other ranks, or they have the saving ranks' optimizer: load_optimizer would repeat "
+        "a scenario",
+        lambda s: s.load_optimizer is not None and (not moves(s) or s.load_optimizer == s.optimizer.kind),
+        repeats=True,
+    ),
+    Constraint(
+        "load-optimizer-state",
+        "SGD keeps other state than Adam, which neither could load",
+        lambda s: s.load_optimizer is not None and s.optimizer.kind == "sgd",
     ),
     Constraint(
         "load-version-unused",

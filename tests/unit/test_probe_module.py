@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.grid import LONE_GRID, choose_grid
+from harness.grid import LONE_GRID, PARTIAL_GRID, choose_grid
 from harness.models import ZOO, ModelSpec, model_spec
 from harness.probe import element_keys, initial_values, rank_units
 from harness.probe_module import Probe, ProbeRoot, Slot, build_model, tensor_bytes
@@ -31,8 +31,9 @@ def backward(root: ProbeRoot) -> None:
 
 
 def grid_gradient(probe: Probe, fqn: str) -> torch.Tensor:
-    shape, idle = probe.spec.param(fqn).spec.shape, probe.spec.param(fqn).spec.idle
-    grid = LONE_GRID if idle == "others" else choose_grid(("fp32",) * 3, "fp32", probe.mesh.dp, 1)
+    spec = probe.spec.param(fqn).spec
+    shape, grid = spec.shape, choose_grid(("fp32",) * 3, "fp32", probe.mesh.dp, 1)
+    grid = LONE_GRID if spec.idle == "others" else PARTIAL_GRID if spec.partial else grid
     units = rank_units(element_keys(fqn, shape, 0), probe.slot.iteration, probe.slot.microbatch, probe.mesh.dp, grid)
     return torch.tensor(units[probe.rank] * grid.unit).reshape(shape).float()
 
@@ -63,6 +64,33 @@ def test_a_parameter_that_one_rank_alone_uses_has_no_gradient_on_another() -> No
         lone = {name for name, parameter in root.named_parameters() if parameter.grad is None}
         assert lone == (set() if rank == 0 else {"block.gate", "branch.weight"})
         assert set(probe.seen) == {name for name, _ in root.named_parameters()} - lone
+
+
+def test_of_a_norms_gradient_every_tensor_parallel_rank_has_a_part() -> None:
+    gradients = []
+    for rank in (0, 1):
+        probe, root = built("norms", mesh="1x1x2", rank=rank)
+        gradients.append(probe.gradient("final.norm", root.get_parameter("final.norm"), trainable=True))
+    probe, root = built("norms", mesh="1x1x1")
+    whole = probe.gradient("final.norm", root.get_parameter("final.norm"), trainable=True)
+    assert torch.equal(gradients[0] + gradients[1], whole)
+    assert not torch.equal(gradients[0], whole)
+
+
+def test_uneven_ranks_share_the_first_microbatch_alone() -> None:
+    scenario = Scenario().with_axes({"mesh": "1x3x1", "grad_sync": "uneven", "microbatches": "3", "sharding": "zero1"})
+    having = [
+        [
+            microbatch
+            for microbatch in range(3)
+            if Probe(
+                RankContext(scenario, model_spec("dense"), scenario.mesh, rank, Path(), contract_of(scenario)),
+                whole_box(model_spec("dense")),
+            ).has(4, microbatch)
+        ]
+        for rank in range(3)
+    ]
+    assert having == [[0, 2], [0], [0, 1]]
 
 
 def test_tied_parameters_are_one_object() -> None:

@@ -6,6 +6,7 @@ limit names, and the real library must raise it. What raises by accident is a cr
 
 from __future__ import annotations
 
+from harness.loading import grows, shrinks
 from harness.models import model_spec, storage_dtype
 from harness.oracle.contract import Clause
 from harness.program import does, meshes
@@ -65,6 +66,50 @@ def _undivided(scenario: Scenario) -> bool:
     return after.isdecimal() and any(mesh.dp_shard % int(after) for mesh in meshes(scenario))
 
 
+def _strict(scenario: Scenario, *switches: str) -> bool:
+    """Whether a full state dict is loaded strictly, with these switches."""
+    form, *given = scenario.checkpoint.split("+")
+    return form == "full" and "no_strict" not in given and set(switches) <= set(given)
+
+
+_BIGGER = {"load_model": "dense+one", "program": "build step save restart build load"}
+STRICT_MORE = Limit(
+    "strict-more",
+    lambda s: grows(s) and _strict(s) and does(s, "load", "load_optimizer_only"),
+    "strict loading refuses a parameter whose state the checkpoint does not have; full+no_strict leaves it as it is",
+    "torch/distributed/checkpoint/state_dict.py, _split_optim_state_dict",
+    LibraryError(
+        "RuntimeError",
+        "Missing optimizer state for parameter 'one_more.weight' in checkpoint",
+        "load",
+        {"checkpoint": "full", **_BIGGER},
+    ),
+)
+STRICT_MORE_BROADCAST = Limit(
+    "strict-more-broadcast",
+    lambda s: grows(s) and _strict(s, "broadcast_from_rank0"),
+    "strict loading from rank 0 refuses a parameter that the checkpoint does not have",
+    "torch/distributed/_state_dict_utils.py, _broadcast_state_dict",
+    LibraryError(
+        "RuntimeError",
+        "Error(s) in loading state_dict",
+        "load",
+        {"checkpoint": "full+broadcast_from_rank0", **_BIGGER},
+    ),
+)
+STRICT_FEWER = Limit(
+    "strict-fewer",
+    lambda s: shrinks(s) and _strict(s),
+    "strict loading refuses a parameter that the model does not have; full+no_strict leaves it out",
+    "torch/nn/modules/module.py, load_state_dict",
+    LibraryError(
+        "RuntimeError",
+        "Error(s) in loading state_dict",
+        "load",
+        {"model": "dense+one", "load_model": "dense", "checkpoint": "full", "program": _BIGGER["program"]},
+        may_hang=True,  # of ranks that are given nothing by rank 0, it alone has something to refuse
+    ),
+)
 MIXED_GROUP = Limit(
     "mixed-storage-group",
     lambda s: _mixed_group(s) and takes_steps(s),

@@ -71,6 +71,8 @@ ACCEPTS = Accepts(
     expert_parallel=Only(1, 2, because="two groups of ranks that share experts out show what more would"),
     load=Loads("same", "grow", "shrink", "indivisible", "tp_change"),
     load_dtype=Anything(),
+    load_model=Anything(),
+    load_optimizer=Anything(),
     dtype=Parts(
         DTypePolicy,
         storage=Only("fp32", "bf16", "fp16", "mixed", "mixed_fp16"),

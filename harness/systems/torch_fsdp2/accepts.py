@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from harness.loading import grows
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.mechanisms.fsdp2.formats import FORMATS
 from harness.models import model_spec
@@ -30,6 +31,8 @@ ACCEPTS = Accepts(
     mesh=Anything(),
     load=Loads("same", "grow", "shrink", "indivisible", "tp_change"),
     load_dtype=Anything(),
+    load_model=Anything(),
+    load_optimizer=Anything(),
     load_version=Anything(),
     dtype=Parts(
         DTypePolicy,
@@ -63,13 +66,22 @@ ACCEPTS = Accepts(
     seed=Anything(),
     limits=(
         fsdp2.MIXED_GROUP, fsdp2.SCALARS, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD,
-        fsdp2.SCALER_FP16, fsdp2.FP16_RANGE,
+        fsdp2.SCALER_FP16, fsdp2.FP16_RANGE, fsdp2.STRICT_MORE_BROADCAST, fsdp2.STRICT_MORE, fsdp2.STRICT_FEWER,
     ),
     constraints=(
         Constraint(
             "begin-async",
             "the program begins a save and takes steps before it is over, which dcp.async_save alone can do",
             lambda s: does(s, "begin_save") and s.checkpoint.partition("+")[0] != "dcp-async",
+        ),
+        Constraint(
+            "grows-momentum",
+            "torch.distributed.checkpoint gives a parameter that the checkpoint does not know a momentum of zeros "
+            "before the load; foreach SGD then steps its whole group in one kernel, which rounds otherwise in half "
+            "precision",
+            lambda s: (
+                grows(s) and (s.optimizer.kind, s.optimizer.impl) == ("sgd", "foreach") and s.dtype.storage != "fp32"
+            ),
         ),
     ),
 )  # fmt: skip

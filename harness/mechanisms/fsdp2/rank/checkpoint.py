@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import DefaultLoadPlanner, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -47,12 +47,13 @@ class StateDictCheckpoint:
 
     left_out: keys of the model's state dict that end in this are kept out of checkpoints; empty for none. loads: how
     often the optimizer is given what a load has read; twice, as by a user who keeps the state dict in memory to roll
-    back to.
+    back to. partial: what a checkpoint of DCP does not have stays as it is.
     """
 
     plan: CheckpointPlan
     left_out: str = ""
     loads: int = 1
+    partial: bool = False
 
     @classmethod
     def of(cls, text: str) -> StateDictCheckpoint:
@@ -98,10 +99,10 @@ class StateDictCheckpoint:
         match self.plan.form:
             case "dcp" | "dcp-async":
                 target = self.content(state)
-                state_dict_loader.load(target, checkpoint_id=path)
+                self._read(target, path)
                 self.restore(state, target)
             case "dcp-stateful":
-                state_dict_loader.load({"app": _Application(self, state)}, checkpoint_id=path)
+                self._read({"app": _Application(self, state)}, path)
             case "full":
                 self.restore(state, _read_full(self.plan, path))
             case other:
@@ -114,7 +115,7 @@ class StateDictCheckpoint:
             return
         model = self._model(state)
         target: dict[str, Any] = {"app": {"model": model}} if self.plan.form == "dcp-stateful" else {"model": model}
-        state_dict_loader.load(target, checkpoint_id=path)
+        self._read(target, path)
         self._set_model(state, model)
 
     def load_optimizer_only(self, state: TrainState, path: Path) -> None:
@@ -124,7 +125,7 @@ class StateDictCheckpoint:
             return
         part = get_optimizer_state_dict(state.model, state.optimizer, options=_options(self.plan))
         target: dict[str, Any] = {"app": {"optim": part}} if self.plan.form == "dcp-stateful" else {"optim": part}
-        state_dict_loader.load(target, checkpoint_id=path)
+        self._read(target, path)
         self._set_optimizer(state, part)
 
     def load_schedule_only(self, state: TrainState, path: Path) -> None:
@@ -135,7 +136,7 @@ class StateDictCheckpoint:
         else:
             extra = {"scheduler": state.scheduler.state_dict()}
             target: dict[str, Any] = {"extra": extra}
-            state_dict_loader.load({"app": target} if self.plan.form == "dcp-stateful" else target, checkpoint_id=path)
+            self._read({"app": target} if self.plan.form == "dcp-stateful" else target, path)
         state.scheduler.load_state_dict(extra["scheduler"])
 
     def content(self, state: TrainState) -> dict[str, Any]:
@@ -157,6 +158,10 @@ class StateDictCheckpoint:
         for _ in range(self.loads - 1):
             self._set_optimizer(state, loaded["optim"])
         state.set_extra(loaded["extra"])
+
+    def _read(self, target: dict[str, Any], path: Path) -> None:
+        planner = DefaultLoadPlanner(allow_partial_load=True) if self.partial else None
+        state_dict_loader.load(target, checkpoint_id=path, planner=planner)
 
     def _set_both(self, state: TrainState, loaded: dict[str, Any]) -> None:
         set_state_dict(

@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from harness.mechanisms.fsdp2.rank.checkpoint import StateDictCheckpoint
 from harness.mechanisms.fsdp2.rank.shard import fully_shard_units
+from harness.models import ONE_MORE
 from harness.program import Op
 from harness.scenario import Mesh, Scenario
 from harness.systems.protocol import RankContext
@@ -33,7 +34,8 @@ class Rank(TorchRank):
 
     def __init__(self, context: RankContext) -> None:
         super().__init__(context)
-        self.checkpoint = StateDictCheckpoint.of(self.scenario.checkpoint)
+        grows = self.scenario.load_model is not None and self.scenario.model.endswith(ONE_MORE)
+        self.checkpoint = replace(StateDictCheckpoint.of(self.scenario.checkpoint), partial=grows)
         self.kept: dict[str, Any] = {}
         self.under_way: list[Callable[[], None]] = []  # waits for the asynchronous save that was begun
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.faults.logical import override
+from harness.reference.sections import Section
 
 if TYPE_CHECKING:
     from harness.reference.checkpoint import Content, Logical
@@ -126,7 +127,7 @@ def shards_swizzled_as_tensor_parallel(ranks: Ranks) -> None:
     """Take each data-parallel shard of a fused weight for a tensor-parallel one: its first half for gate, its second
     for up."""
 
-    def halves(fragment: Fragment, start: int, numel: int) -> Iterator[tuple[str, int, int, int]]:
+    def sections(fragment: Fragment, start: int, numel: int) -> Iterator[tuple[str, int, int, int]]:
         fqn = fragment.slot.param.fqn
         if not fqn.endswith("fc1.weight"):
             yield from original(fragment, start, numel)
@@ -134,7 +135,17 @@ def shards_swizzled_as_tensor_parallel(ranks: Ranks) -> None:
         yield f"{fqn}:gate", start // 2, 0, numel // 2
         yield f"{fqn}:up", start // 2, numel // 2, numel
 
-    original = override(ranks.saver, "halves", halves)
+    original = override(ranks.saver, "sections", sections)
+
+
+def sections_of_equal_size(ranks: Ranks) -> None:
+    """Take a fused weight apart into sections of one size, whatever the sizes of its projections are."""
+
+    def sections_of(fragment: Fragment) -> tuple[Section, ...]:
+        found: tuple[Section, ...] = original(fragment)
+        return tuple(Section(one.name, index, 1, len(found)) for index, one in enumerate(found))
+
+    original = override(ranks.saver, "sections_of", sections_of)
 
 
 def floor_shares(ranks: Ranks) -> None:

@@ -264,3 +264,13 @@ def extra_microbatches_lost(ranks: Ranks) -> None:
             original(op, microbatch, scale)
 
     original = override(ranks.trainer, "backward", backward)
+
+
+def overflow_of_each_optimizer(ranks: Ranks) -> None:
+    """Let each optimizer of a chain leave out a step for an overflow of its own gradients alone."""
+    override(ranks.trainer, "together", lambda skips: skips)
+
+
+def norm_of_each_optimizer(ranks: Ranks) -> None:
+    """Let each optimizer of a chain clip by the norm of its own gradients."""
+    override(ranks.trainer, "combined", lambda squares: squares)

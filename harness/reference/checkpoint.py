@@ -5,7 +5,7 @@ A checkpoint is a plain dict of numpy arrays, kept in memory:
 * `gathered`: one full tensor for each parameter and moment, assembled on rank 0 (Megatron's dp_zero).
 * `sharded`: for each rank, the boxes of logical tensors that it owns (DCP).
 * `model_space`: for each rank, runs of the flattened logical tensors (Megatron's fully_sharded_model_space). A
-  fused gate/up weight is filed as its two halves.
+  fused weight is filed as its sections.
 * `bucket_space`: for each rank, its share of every bucket, padding included, with a table of what lies where
   (Megatron's dp_reshardable); `zero1` only. Parameters are filed as boxes.
 
@@ -26,6 +26,7 @@ from harness.reference.numerics import Array
 from harness.reference.opaque import Opaque
 from harness.reference.placement import Fragment, Piece, pieces, runs_of
 from harness.reference.quantised import Kept
+from harness.reference.sections import Section, sections
 from harness.reference.state import Session, Shards, mesh_rank
 from harness.reference.streams import Streams, collected, coordinates
 
@@ -211,7 +212,7 @@ class Saver:
                 yield fragment
 
     def _ranks(self, entries: Iterator[tuple[int, str, str, Fragment, Array]], form: str) -> Content:
-        """`{"rank_0": {role: {key: [{"start": …, "size": …, "data": …}]}}}`; keys are names or `name:half`."""
+        """`{"rank_0": {role: {key: [{"start": …, "size": …, "data": …}]}}}`; keys are names or `name:section`."""
         ranks: Content = {}
         for rank, role, name, fragment, values in entries:
             filed = ranks.setdefault(self.file_of(rank), {}).setdefault(role, {})
@@ -221,7 +222,7 @@ class Saver:
                     filed.setdefault(name, []).append({"start": piece.start, "size": piece.size, "data": data})
                 continue
             for first, begin, end in runs_of(self.session.catalogue, fragment):
-                for key, start, low, high in self.halves(fragment, first, end - begin):
+                for key, start, low, high in self.sections(fragment, first, end - begin):
                     data = values[begin + low : begin + high]
                     filed.setdefault(key.replace(fragment.slot.param.fqn, name), []).append(
                         {"start": (start,), "size": (high - low,), "data": data}
@@ -236,20 +237,23 @@ class Saver:
         """A fragment as boxes of the logical tensor, in order: what a `sharded` checkpoint says of it."""
         return pieces(fragment, as_runs=False)
 
-    def halves(self, fragment: Fragment, start: int, numel: int) -> Iterator[tuple[str, int, int, int]]:
-        """Split a run of a fused gate/up weight: `(key, start within the half, from, to within the run)`."""
-        fqn = fragment.slot.param.fqn
-        if not fqn.endswith("fc1.weight"):
+    def sections(self, fragment: Fragment, start: int, numel: int) -> Iterator[tuple[str, int, int, int]]:
+        """Split a run of a fused weight: `(key, start within the section, from, to within the run)`."""
+        fqn, found = fragment.slot.param.fqn, self.sections_of(fragment)
+        if not found:
             yield fqn, start, 0, numel
-            return
-        half = self.fused_numel(fragment) // 2
-        for key, begin in ((f"{fqn}:gate", 0), (f"{fqn}:up", half)):
-            low, high = max(start, begin), min(start + numel, begin + half)
+        for section in found:
+            begin, end = section.within(self.fused_numel(fragment))
+            low, high = max(start, begin), min(start + numel, end)
             if low < high:
-                yield key, low - begin, low - start, high - start
+                yield f"{fqn}:{section.name}", low - begin, low - start, high - start
+
+    def sections_of(self, fragment: Fragment) -> tuple[Section, ...]:
+        """What a fused weight is taken apart into; empty where it is not fused."""
+        return sections(fragment.slot.param)
 
     def fused_numel(self, fragment: Fragment) -> int:
-        """Number of elements of a fused weight that its halves are halves of: the whole logical tensor's."""
+        """Number of elements of a fused weight that its sections are shares of: the whole logical tensor's."""
         return fragment.slot.param.spec.numel
 
     def _buckets(self) -> Content:

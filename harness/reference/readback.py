@@ -19,6 +19,7 @@ from harness.oracle.carried import EXTRA_STATE
 from harness.reference.checkpoint import Content
 from harness.reference.numerics import NAME
 from harness.reference.observe import hyperparameters
+from harness.reference.sections import start_of
 
 
 def read_back(content: Content, model: ModelSpec, op: int) -> Iterator[Record]:
@@ -37,13 +38,13 @@ def read_back(content: Content, model: ModelSpec, op: int) -> Iterator[Record]:
 
 
 def _pieces(parts: list[dict[str, Any]], rank: int, role: str, key: str, model: ModelSpec, op: int) -> Iterator[Record]:
-    fqn, _, half = key.partition(":")
+    fqn, _, section = key.partition(":")
     shape = model.param(fqn).spec.shape
     for part in parts:
         data, start, size = part["data"], tuple(part["start"]), tuple(part["size"])
-        flat = bool(half) or len(size) != len(shape)
-        if half == "up":
-            start = (start[0] + prod(shape) // 2,)
+        flat = bool(section) or len(size) != len(shape)
+        if section:
+            start = (start[0] + start_of(model.param(fqn), section),)
         yield Record(op, rank, WRITTEN, role, fqn, NAME[data.dtype], shape, start, size, data.tobytes(), flat)
 
 

@@ -22,6 +22,7 @@ from harness.reference.opaque import Opaque
 from harness.reference.placement import Index
 from harness.reference.quantised import Kept
 from harness.reference.schedule import Group
+from harness.reference.sections import start_of
 from harness.reference.state import Scaler, Session, Shards
 from harness.reference.streams import Streams, coordinates, handed_out
 from harness.scenario import FLOAT_DTYPES
@@ -87,23 +88,25 @@ class Loader:
         for rank in self.in_order(ranks):
             for role, filed in ranks[rank].items():
                 for key, parts in filed.items():
-                    name, _, half = key.partition(":")
+                    name, _, section = key.partition(":")
                     if name not in self.session.catalogue.known:
                         continue
-                    shape = self.session.model.param(name).spec.shape
+                    param = self.session.model.param(name)
+                    shape, at = param.spec.shape, start_of(param, section) if section else None
                     tensors = logical.setdefault(role, {})
                     if name not in tensors:
                         tensors[name] = np.zeros(prod(shape), parts[0]["data"].dtype)
                     for part in parts:
-                        self._insert(tensors[name], shape, half, part)
+                        self._insert(tensors[name], shape, at, part)
         return logical
 
-    def _insert(self, tensor: Array, shape: tuple[int, ...], half: str, part: dict[str, Any]) -> None:
-        if len(part["start"]) == len(shape) and not half:
+    def _insert(self, tensor: Array, shape: tuple[int, ...], at: int | None, part: dict[str, Any]) -> None:
+        """Put a piece where it belongs. at: where a section begins that it is a run of; None for a piece of all."""
+        if len(part["start"]) == len(shape) and at is None:
             window = tuple(slice(a, a + n) for a, n in zip(part["start"], part["size"], strict=True))
             tensor.reshape(shape)[window] = part["data"]
             return
-        start = part["start"][0] + (tensor.size // 2 if half == "up" else 0)
+        start = part["start"][0] + (at or 0)
         tensor[start : start + part["size"][0]] = part["data"]
 
     def _from_buckets(self, content: Content) -> Logical:
@@ -138,7 +141,7 @@ class Loader:
             shape = self.session.model.param(name).spec.shape
             tensor = tensors.setdefault(name, np.zeros(prod(shape), joined.dtype))
             values = joined[position : position + prod(size)]
-            self._insert(tensor, shape, "", {"start": start, "size": size, "data": values.reshape(size)})
+            self._insert(tensor, shape, None, {"start": start, "size": size, "data": values.reshape(size)})
             position += prod(size)
 
     def in_order(self, names: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ from harness.models import ModelSpec, NamedParam
 from harness.oracle.inputs import Buffer, Inputs, Operation, Parameter, Placement, Stepper
 from harness.reference import fused_adam
 from harness.reference.blueprint import Blueprint, blueprints, initial_buffer, offloaded, values_of
+from harness.reference.chained import chain_of
 from harness.reference.kernels import Hyper
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import Opaque, fresh
@@ -117,7 +118,8 @@ class Session:
     `buffers` and `opaque` (equal on every rank), `streams` (the random generators of each), `recipes` and `histories`
     (of the weights that are kept in fp8, by name), `installed` (the groups' parameters in the order the optimizer holds
     them: fp32 storage first, then those with a master), `index_map` (name → group and position in `installed`),
-    `held` (the parameters that the optimizer holds), `moment_roles` (of the moments that it keeps),
+    `held` (the parameters that the optimizer holds), `chain` (those of each of several optimizers), `moment_roles` (of
+    the moments that it keeps),
     `places` (where the optimizer's own state lies, beside what is offloaded: `device`, or `host` where a load left it;
     a kernel takes tensors of one place only).
     """
@@ -131,6 +133,7 @@ class Session:
         self.mesh = Mesh(mesh.dp, 1, mesh.tp) if placement.sharding == "replicate" else mesh
         self.held = {p.fqn for p in self.of_build.parameters if p.held}
         self.moment_roles = moment_roles(inputs.stepper_of(self.of_build), self.of_build.groups[0].hyper.momentum)
+        self.chain = chain_of(model)
         self.shards: list[Shards] = []
         self.groups: list[Group] = []
         self.buffers: dict[str, Array] = {}

@@ -17,6 +17,7 @@ from harness.models import is_idle
 from harness.oracle.inputs import Operation
 from harness.program import FORWARDS
 from harness.reference.blueprint import gradients
+from harness.reference.chained import waiting
 from harness.reference.kernels import Hyper, update
 from harness.reference.numerics import DTYPE, Array
 from harness.reference.opaque import after_a_step
@@ -33,7 +34,7 @@ class Trainer:
 
     `total_norm` is the gradient norm of the last step, None without clipping. `accumulating`: the first microbatch of a
     step has been, and the others are to come. `forwards`: the microbatches that ran last. `idle`: the parameters that
-    have no gradient in this step.
+    have no gradient in this step. `waiting`: those of optimizers that leave it out.
     """
 
     def __init__(self, session: Session) -> None:
@@ -41,6 +42,7 @@ class Trainer:
         self.total_norm: float | None = None
         self.accumulating, self.forwards = False, range(0)
         self.idle: frozenset[str] = frozenset()
+        self.waiting: frozenset[str] = frozenset()
 
     @np.errstate(all="ignore")
     def step(self, op: Operation) -> None:
@@ -93,8 +95,9 @@ class Trainer:
         """The optimizer's step on reduced gradients, unless one of them overflowed."""
         if op.kind != "overflow":
             self.clip()
-        skip = self.should_skip(self.overflowed())
-        if not skip:
+        skips = self.together([self.should_skip(self.overflowed(names)) for names in self.session.chain])
+        self.waiting = waiting(self.session.chain, skips)
+        if not all(skips):
             # FusedAdam makes its masters of the parameters in its first step, rounded to what it stores
             if not self.session.steps:
                 self.session.settle(masters=True)
@@ -104,7 +107,7 @@ class Trainer:
             self.session.settle(masters=False)
             self.session.quantise()
             self.advance_schedule()
-        self.update_scale(skip)
+        self.update_scale(any(skips))
 
     def zero_grads(self) -> None:
         """Forget the last step's gradients."""
@@ -234,12 +237,28 @@ class Trainer:
         assert stage in STAGES
         return values.astype(DTYPE[dtype], copy=False)
 
-    def overflowed(self) -> list[Array]:
-        """For each of the session's shards, which ranks see a gradient that is not finite: (R, S) booleans."""
+    def overflowed(self, names: frozenset[str]) -> list[Array]:
+        """For each of the session's shards, which ranks see a gradient of these parameters that is not finite: (R, S)
+        booleans."""
         if self.session.scaler is None:
             return []
-        gradients = [s.main_grad for s in self.session.shards if s.main_grad is not None]
-        return [np.logical_not(np.isfinite(gradient).all(axis=2)) for gradient in gradients]
+        return [
+            np.logical_not(np.isfinite(self._of(names, shards, shards.main_grad)).all(axis=2))
+            for shards in self.session.shards
+            if shards.main_grad is not None
+        ]
+
+    def _of(self, names: frozenset[str], shards: Shards, values: Array) -> Array:
+        """What ranks own of one of several optimizers, (R, S, m); zeros for the others."""
+        if len(self.session.chain) == 1:
+            return values
+        own = self.session.catalogue.belongs_to(names, shards.layout.shard_element)
+        masked: Array = np.where(own, values, values.dtype.type(0))
+        return masked
+
+    def together(self, skips: Sequence[bool]) -> Sequence[bool]:
+        """Which optimizers of a chain leave a step out, from which of them would: all, if one does."""
+        return [any(skips)] * len(skips)
 
     def should_skip(self, overflowed: Sequence[Array]) -> bool:
         """Whether the step is left out: on every rank, if any of them saw an overflow."""
@@ -251,19 +270,32 @@ class Trainer:
         self.total_norm = None
         if rule is None:
             return
-        squares = 0.0
+        dtypes = {s.stages.main_grad for s in self.session.shards} if self.session.with_gradient else set()
+        squares = self.combined([self.squares(names) for names in self.session.chain])
+        for names, own in zip(self.session.chain, squares, strict=True):
+            self.total_norm, coefficient = resolve(rule.rule.reference)(own, dtypes, rule)
+            for shards in self.session.shards if coefficient is not None else ():
+                assert shards.main_grad is not None
+                scaled = (shards.main_grad.astype(np.float32) * coefficient).astype(shards.main_grad.dtype)
+                if len(squares) > 1:
+                    mine = self.session.catalogue.belongs_to(names, shards.layout.shard_element)
+                    scaled = np.where(mine, scaled, shards.main_grad)
+                shards.main_grad = scaled
+
+    def squares(self, names: frozenset[str]) -> float:
+        """The sum of the squares of an optimizer's gradients, each counted once."""
+        total = 0.0
         for shards in self.session.shards:
             assert shards.main_grad is not None
-            once = shards.main_grad[0].astype(np.float64)
+            once = self._of(names, shards, shards.main_grad)[0].astype(np.float64)
             if shards.tp_index:
                 once = once[self.session.catalogue.belongs_to(self.split(), shards.layout.shard_element)]
-            squares += float(np.square(once).sum())
-        dtypes = {s.stages.main_grad for s in self.session.shards} if self.session.with_gradient else set()
-        self.total_norm, coefficient = resolve(rule.rule.reference)(squares, dtypes, rule)
-        for shards in self.session.shards if coefficient is not None else ():
-            assert shards.main_grad is not None
-            scaled = shards.main_grad.astype(np.float32) * coefficient
-            shards.main_grad = scaled.astype(shards.main_grad.dtype)
+            total += float(np.square(once).sum())
+        return total
+
+    def combined(self, squares: Sequence[float]) -> Sequence[float]:
+        """The squares of the norm that each optimizer of a chain clips by, from those of their own: all of them."""
+        return [sum(squares)] * len(squares)
 
     def split(self) -> set[str]:
         """The parameters marked as split by tensor parallelism; every coordinate has a copy of the others."""
@@ -281,7 +313,7 @@ class Trainer:
         stepping = {
             p.fqn: self.session.parameter(p.fqn).stages.stepped
             for p in self.session.with_gradient
-            if p.fqn not in self.idle
+            if p.fqn not in self.idle and p.fqn not in self.waiting
         }
         for index, group in enumerate(self.session.groups):
             for name in group.names:

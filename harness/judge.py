@@ -45,6 +45,7 @@ from harness.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, 
 from harness.observe.settings import SETTING
 from harness.oracle import twin
 from harness.oracle.carried import EXTRA_STATE, carried, without_addresses
+from harness.oracle.cold import ColdRun
 from harness.oracle.inputs import Inputs, Placement
 from harness.oracle.settings import kept_settings
 from harness.program import BLIND, LOADS, WRITES, Op, expand
@@ -230,20 +231,10 @@ def _explained(
     refused: Refused | None,
 ) -> tuple[Explanation, ...]:
     """What the differences say or, where they say nothing, the text of the error that ended the run."""
-    cold = _without_loads(case, observed)
+    cold = ColdRun(case.inputs, dict(_reported_norms(observed)), expected)
     context = Context(expected, observed, case.scenario, case.ops, cold, case.inputs, records)
     found = explain(failing, context, case.system.rules)
     return tuple(found or (explain_refusal(refused[0], refused[1], context) if refused else ()))
-
-
-def _without_loads(case: Case, observed: Logical) -> Logical:
-    """What a run must hold in which no load does anything, for explanations; nothing where torch cannot take its
-    steps: fused SGD raises where some parameters have momentum and others, which a load would have given it, have
-    none (torch/optim/sgd.py, 2.13)."""
-    try:
-        return twin.run(case.inputs, dict(_reported_norms(observed)), loads=False)
-    except TypeError:
-        return {}
 
 
 _OP_AND_ROLE = itemgetter(Key._fields.index("op"), Key._fields.index("role"))

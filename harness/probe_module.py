@@ -124,8 +124,9 @@ class Probe:
 
     def term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
         """⟨p, g_p⟩ of one use of a parameter in the current slot; a scalar. Records the parameter as it is now."""
-        partial = isinstance(param, DTensor) and self._has_part(self.spec.param(fqn).spec)
-        local = param.to_local(grad_placements=[Partial()]) if partial else local_part(param)  # type: ignore[operator]
+        local = local_part(param)
+        if isinstance(param, DTensor) and self._has_part(self.spec.param(fqn).spec):
+            local = param.to_local(grad_placements=[Partial()])
         self.record(fqn, local)
         gradient = self.gradient(fqn, local, param.requires_grad)
         term: torch.Tensor = _Term.apply(local, gradient, self, fqn)  # type: ignore[no-untyped-call]

@@ -8,10 +8,10 @@ up.weight is unchanged by operation 5 (load).*
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +127,16 @@ LIKE = {
 """Kind of operation → the kind that rules take it for."""
 
 
+T = TypeVar("T")
+
+
+class Looked(Protocol):
+    """Values that are looked up one by one."""
+
+    def get(self, key: Key, /) -> Value | None:
+        """The value of a key; None where there is none."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What rules may look at.
@@ -139,9 +149,21 @@ class Context:
     observed: Logical
     scenario: Scenario
     ops: tuple[Op, ...]
-    cold: Logical
+    cold: Looked
     inputs: Inputs
     records: Sequence[Record] = ()
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, asked once: rules are asked of one difference after the other, and much that they work out
+        is the same for all of an operation and a role."""
+        if what not in self._made:
+            self._made[what] = make()
+        made: T = self._made[what]
+        return made
+
+    @cached_property
+    def _made(self) -> dict[Hashable, Any]:
+        return {}
 
     @cached_property
     def model(self) -> ModelSpec:

@@ -9,8 +9,8 @@ A checkpoint is a plain dict of numpy arrays, kept in memory:
 * `bucket_space`: for each rank, its share of every bucket, padding included, with a table of what lies where
   (Megatron's dp_reshardable); `zero1` only. Parameters are filed as boxes.
 
-`common` holds what is the same on every rank: steps, groups, buffers, schedule and scaler; and the states of random
-generators, which are not. Of replicas only the
+`common` holds what is the same on every rank: the parameters' names, steps, groups, buffers, schedule and scaler; and
+the states of random generators, which are not. Of replicas only the
 first writes, of parameters that tensor parallelism replicates only its first coordinate. `restore` loads it,
 `readback` reads it independently of both.
 """
@@ -69,11 +69,12 @@ class Saver:
         return kept
 
     def common(self) -> Content:
-        """What is the same on every rank: steps, groups, persistent buffers, schedule and scaler; and the states of
-        random generators."""
+        """What is the same on every rank: names, steps, groups, persistent buffers, schedule and scaler; and the states
+        of random generators."""
         session = self.session
         scaler = session.scaler
         return {
+            "params": [param.fqn for param in session.catalogue.params],
             "steps": {name: session.steps[session.state_owner(name)] for name in self.with_state()},
             "groups": [
                 {"hyper": g.hyper, "params": g.names, "peak_lr": g.peak_lr, "cycle": g.cycle} for g in session.groups

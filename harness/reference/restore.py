@@ -35,10 +35,12 @@ def _as_own(saved: Hyper, own: Hyper) -> Hyper:
 
 
 class Loader:
-    """Loads into one session. Each method is a seam for `faults.catalogue`."""
+    """Loads into one session. Each method is a seam for `faults.catalogue`. `left`: the parameters of which the
+    checkpoint that is read knows nothing; what there is of them stays."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.left: set[str] = set()
 
     def load(self, content: Content) -> None:
         """Restore model, optimizer, schedule, scaler and random generators."""
@@ -74,6 +76,7 @@ class Loader:
 
     def read(self, content: Content) -> Logical:
         """The logical tensors of a checkpoint."""
+        self.left = {param.fqn for param in self.session.catalogue.params} - set(content["common"]["params"])
         if content["format"] == "gathered":
             full: Logical = content["full"]
             return full
@@ -157,10 +160,10 @@ class Loader:
             values = self._over_catalogue(shards, logical["param"], storage)
             model, stepped = shards.model, shards.stepped
             self.session.place_params(shards, values, self.owned(shards))
-            if left := self.unknown_of(logical["param"]):
-                shards.stepped = np.where(self._has(shards, left), stepped, shards.stepped)
-                if model is not None:
-                    own = self.session.catalogue.belongs_to(left, shards.layout.element)
+            if self.left:
+                shards.stepped = np.where(self._has(shards, self.left), stepped, shards.stepped)
+                if model is not None and shards.model is not None:
+                    own = self.session.catalogue.belongs_to(self.left, shards.layout.element)
                     shards.model = np.where(own, model, shards.model)
         self.restore_buffers(content["common"]["buffers"])
         self.restore_opaque(content["common"]["opaque"])
@@ -175,8 +178,7 @@ class Loader:
     def restore_optimizer(self, logical: Logical, common: Content) -> None:
         """Masters, moments and steps; whatever state existed before is gone."""
         session = self.session
-        left = self.unknown_of(logical["param"])
-        kept = {name: step for name, step in session.steps.items() if name in left}
+        kept = {name: step for name, step in session.steps.items() if name in self.left}
         session.steps = kept | {
             session.state_owner(name): step for name, step in common["steps"].items() if name in session.catalogue.known
         }
@@ -184,7 +186,7 @@ class Loader:
         for shards in session.shards:
             before = shards.moments
             shards.moments = {
-                role: self._beside(shards, left, before.get(role), self._take_role(shards, role, logical))
+                role: self._beside(shards, before.get(role), self._take_role(shards, role, logical))
                 for role in session.moment_roles
                 if role in logical
             }
@@ -197,15 +199,11 @@ class Loader:
         for shards in self.session.shards:
             if shards.stages.master is not None and "master" in logical:
                 taken = self._take_role(shards, "master", logical)
-                shards.stepped = self._beside(shards, self.unknown_of(logical["param"]), shards.stepped, taken)
+                shards.stepped = self._beside(shards, shards.stepped, taken)
 
-    def unknown_of(self, saved: Logical | dict[str, Array]) -> set[str]:
-        """The parameters of which a checkpoint knows nothing; what there is of them stays."""
-        return {param.fqn for param in self.session.catalogue.params} - saved.keys()
-
-    def _beside(self, shards: Shards, left: set[str], before: Array | None, loaded: Array) -> Array:
-        """What was loaded, beside what was there before of the parameters that were not in the checkpoint."""
-        return loaded if before is None or not left else np.where(self._has(shards, left), before, loaded)
+    def _beside(self, shards: Shards, before: Array | None, loaded: Array) -> Array:
+        """What was loaded, beside what was there before of the parameters that the checkpoint knows nothing of."""
+        return loaded if before is None or not self.left else np.where(self._has(shards, self.left), before, loaded)
 
     def _has(self, shards: Shards, names: set[str]) -> Array:
         """Which elements of what ranks own are those parameters', (S, m)."""

@@ -32,6 +32,7 @@ from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
 from harness.observe.record import LIVE, OWNER_ROLES, WRITTEN, Record, pack, whole
 from harness.oracle import twin
+from harness.oracle.cold import ColdRun
 from harness.program import Op, expand
 from harness.reference import system as reference
 from harness.scenario import Mesh, Optimizer, Scenario
@@ -420,9 +421,31 @@ def test_what_would_be_held_without_a_load_has_the_norms_that_were_reported() ->
     doubled = {key: observed[key]._replace(data=(as_numbers(observed[key]) * 2).tobytes()) for key in reported}
     norms = {key.op: float(as_numbers(doubled[key])[0]) for key in reported}
     assert norms
-    held_cold = court._without_loads(case, observed | doubled)
-    assert held_cold == twin.run(case.inputs, norms, loads=False)
-    assert held_cold not in (twin.run(case.inputs, norms), twin.run(case.inputs, {}, loads=False))
+    warm, cold = twin.run(case.inputs, norms), twin.run(case.inputs, norms, loads=False)
+    found = ColdRun(case.inputs, norms, warm)
+    assert {key: found.get(key) for key in cold} == cold
+    assert cold not in (warm, twin.run(case.inputs, {}, loads=False))
+    assert found.get(Key(99, LIVE, "param", "no.such")) is None
+
+
+def test_before_any_load_the_cold_run_is_the_other_one_and_nothing_is_worked_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = Case.of(RESUMED).inputs
+    warm = twin.run(inputs)
+    monkeypatch.setattr(twin, "run", None)
+    found = ColdRun(inputs, {}, warm)
+    before = [key for key in warm if key.op < next(op.index for op in inputs.operations if op.kind == "load")]
+    assert {key: found.get(key) for key in before} == {key: warm[key] for key in before}
+
+
+def test_a_cold_run_whose_steps_torch_cannot_take_has_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise TypeError("fused SGD")
+
+    monkeypatch.setattr(twin, "run", refuses)
+    inputs = Case.of(RESUMED).inputs
+    assert ColdRun(inputs, {}, {}).get(Key(len(inputs.operations) - 1, LIVE, "param", "up.weight")) is None
 
 
 def test_what_must_be_follows_the_norm_that_was_reported() -> None:

@@ -490,5 +490,5 @@ def test_a_piece_of_another_dtype_is_not_right() -> None:
     assert shares._right(right, given)
     assert not shares._right(given.records[2], given)
     assert not shares._right(right._replace(dtype="int32"), given)
-    assert [p.rank for p in shares._held(1, live(STEP, "exp_avg", "a"), given)] == [1, 1]
-    assert shares._held(1, live(STEP, "exp_avg_sq", "a"), given) == []
+    assert [p.rank for p in shares._held_by(live(STEP, "exp_avg", "a"), given)[1]] == [1, 1]
+    assert shares._held_by(live(STEP, "exp_avg_sq", "a"), given) == {}

@@ -12,6 +12,7 @@ that holds one rank's share at its beginning, and zeros behind it, was saved as 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -102,11 +103,11 @@ def share_of_another_rank(difference: Difference, context: Context) -> Finding |
     key, moved = difference.key, {}
     if key.where != "live" or context.pair(difference) is None:
         return None
-    held = {rank: _held(rank, key, context) for rank in sorted({p.rank for p in context.pieces(key) if p.data})}
-    for rank, pieces in held.items():
-        if any(piece.fqn == key.fqn and not _right(piece, context) for piece in pieces):
-            others = (other for other in held if other != rank)
-            moved[rank] = next((other for other in others if _are_those_of(pieces, held[other], context)), None)
+    having = tuple(sorted({piece.rank for piece in context.pieces(key) if piece.data}))
+    for rank in having:
+        if any(piece.fqn == key.fqn and not _right(piece, context) for piece in _held_by(key, context)[rank]):
+            found = partial(_whose_share, rank, having, key, context)
+            moved[rank] = context.once(("whose share", key[:3], rank, having), found)
     if not moved or None in moved.values():
         return None
     told = ", ".join(f"rank {rank} has rank {of}'s" for rank, of in moved.items())
@@ -114,10 +115,25 @@ def share_of_another_rank(difference: Difference, context: Context) -> Finding |
     return Finding("certain", clause, {"name": key.fqn, "role": key.role, "ranks": list(moved)})
 
 
-def _held(rank: int, key: Key, context: Context) -> list[Record]:
-    """What a rank holds of a role after an operation."""
-    names = (other for other in context.expected if other[:3] == key[:3])
-    return [piece for name in names for piece in context.pieces(name) if piece.rank == rank and piece.data]
+def _held_by(key: Key, context: Context) -> dict[int, list[Record]]:
+    """Rank → what it holds of a role after an operation."""
+
+    def make() -> dict[int, list[Record]]:
+        held: dict[int, list[Record]] = {}
+        for name in (other for other in context.expected if other[:3] == key[:3]):
+            for piece in context.pieces(name):
+                if piece.data:
+                    held.setdefault(piece.rank, []).append(piece)
+        return held
+
+    return context.once(("what ranks hold", key[:3]), make)
+
+
+def _whose_share(rank: int, others: Sequence[int], key: Key, context: Context) -> int | None:
+    """The rank of some whose share of a role another rank holds."""
+    held = _held_by(key, context)
+    able = (other for other in others if other != rank)
+    return next((other for other in able if _are_those_of(held[rank], held[other], context)), None)
 
 
 def _right(piece: Record, context: Context) -> bool:

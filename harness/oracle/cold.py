@@ -1,0 +1,49 @@
+"""The cold run: what ranks would hold if no load did anything. Explanations compare with it; no verdict does.
+
+It is worked out when somebody asks for a value that a load could have changed, and no further than to that operation:
+up to the first load it is what the other run holds.
+
+*Verifies* nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from harness.observe.logical import Key, Logical, Value
+from harness.oracle.inputs import Inputs
+from harness.program import LOADS
+
+
+@dataclass
+class ColdRun:
+    """The values of the cold run of some inputs.
+
+    Args:
+        norms: operation → the norm that the system reported of its gradients (`harness.oracle.twin.run`).
+        warm: the values of the run in which loads work.
+    """
+
+    inputs: Inputs
+    norms: Mapping[int, float]
+    warm: Logical
+    _until: int = -1
+    _values: Logical = field(default_factory=dict)
+
+    def get(self, key: Key) -> Value | None:
+        """The value of a key; None where there is none, and where torch cannot take the steps: fused SGD raises where
+        some parameters have momentum and others, which a load would have given it, have none (torch/optim/sgd.py,
+        2.13)."""
+        operations = self.inputs.operations[: key.op + 1]
+        if not any(op.kind in LOADS for op in operations):
+            return self.warm.get(key)
+        if key.op > self._until:
+            from harness.oracle import twin  # it loads torch
+
+            self._until = key.op
+            try:
+                self._values = twin.run(replace(self.inputs, operations=operations), dict(self.norms), loads=False)
+            except TypeError:
+                self._values = {}
+        return self._values.get(key)

@@ -9,7 +9,9 @@ import sys
 ENVIRONMENT = {
     "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
 }  # fmt: skip
-BENCHMARKS = ("work", "bench_reference", "bench_start", "bench_world", "bench_megatron", "bench_report", "bench_diagnosis")
+BENCHMARKS = (
+    "work", "bench_reference", "bench_start", "bench_world", "bench_megatron", "bench_report", "bench_diagnosis",
+)  # fmt: skip
 
 
 def main() -> int:

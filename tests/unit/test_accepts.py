@@ -23,7 +23,8 @@ from tests.conformance.built_in import BUILT_IN
 SYSTEMS = [pytest.param(system, id=system.name) for system in BUILT_IN]
 NEW = "brand_new"
 OPEN = {
-    "system", "version", "model", "mesh", "load", "load_dtype", "load_version", "expert_parallel", "microbatches",
+    "system", "version", "model", "mesh", "load", "load_dtype", "load_model", "load_optimizer", "load_version",
+    "expert_parallel", "microbatches",
     "seed", "reshard_after_forward",
 }  # fmt: skip
 """Axes of numbers, meshes and names of models, which have no list of values. What a system cannot have of them, a limit

@@ -38,6 +38,9 @@ REFUSED = [
     ("fused-sgd", {"optimizer": "sgd/impl=fused"}),
     ("scaler-fp16-gradients", {"dtype": "fp16", "optimizer": "adamw/loss_scale=1024.0"}),
     ("fp16-range", {"dtype": "fp32/param=fp16", "optimizer": "adamw/loss_scale=65536.0"}),
+    ("strict-more-broadcast", {"load_model": "dense+one", "checkpoint": "full+broadcast_from_rank0"}),
+    ("strict-more", {"load_model": "dense+one", "checkpoint": "full"}),
+    ("strict-fewer", {"model": "dense+one", "load_model": "dense", "checkpoint": "full+combined"}),
 ]
 
 

@@ -15,14 +15,11 @@ from typing import TypeVar
 
 from harness.models import ONE_MORE
 from harness.noting import Noting
-from harness.program import Op, changes
+from harness.program import Op, changes, is_other
 from harness.scenario import Optimizer, Scenario
 from harness.versions import split_cures, with_cures
 
 T = TypeVar("T")
-
-LOAD_AXES = ("load_dtype", "load_model", "load_optimizer", "load_version")
-"""The axes that are those of the ranks that load."""
 
 
 def at(scenario: Scenario, op: Op) -> Scenario:
@@ -36,12 +33,10 @@ def as_loaded(scenario: Scenario) -> Scenario:
     if isinstance(scenario, Noting):
 
         def fact(axis: str, of: Callable[[object], T]) -> T:
-            if axis == "dtype" and scenario.load_dtype is not None:
-                return scenario.fact("load_dtype", of)
-            if axis == "model" and scenario.load_model is not None:
-                return scenario.fact("load_model", of)
-            if axis == "optimizer" and scenario.load_optimizer is not None:
-                return of(_optimizer(scenario))
+            if axis in ("dtype", "model") and scenario.fact(f"load_{axis}", is_other):
+                return scenario.fact(f"load_{axis}", of)
+            if axis == "optimizer" and (kind := scenario.load_optimizer) is not None:
+                return scenario.fact("optimizer", lambda ask: of(replace(ask, kind=kind)))
             return of(_version(scenario)) if axis == "version" else scenario.fact(axis, of)
 
         return Noting(lambda axis: fact(axis, lambda value: value), fact)

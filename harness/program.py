@@ -236,8 +236,16 @@ def moves(scenario: Scenario) -> bool:
 
 def changes(scenario: Scenario) -> bool:
     """Whether the ranks that load have another dtype policy, model, optimizer or release than those that save."""
-    others = (scenario.load_dtype, scenario.load_model, scenario.load_optimizer)
-    return any(other is not None for other in others) or scenario.load_version != "same"
+    return any(scenario.fact(axis, is_other) for axis in LOAD_AXES)
+
+
+LOAD_AXES = ("load_dtype", "load_model", "load_optimizer", "load_version")
+"""The axes that are those of the ranks that load."""
+
+
+def is_other(value: object) -> bool:
+    """Whether the value of such an axis is another one than the saving ranks'."""
+    return value is not None and value != "same"
 
 
 def does(scenario: Scenario, *kinds: str) -> bool:

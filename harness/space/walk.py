@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UsageError
-from harness.loading import LOAD_AXES
-from harness.program import changes
+from harness.program import LOAD_AXES, changes
 from harness.scenario import Mesh, Scenario, parse_axis, value_text
 from harness.space.constraints import Table, constraints_of, constraints_of_load, tabulate
 from harness.space.cost import cost_model

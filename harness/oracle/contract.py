@@ -202,6 +202,10 @@ class Contract:
         """
         return truth
 
+    def skips_frozen(self, scenario: Scenario) -> bool:
+        """Whether checkpoints leave out the parameters that are frozen, and loads do not touch those that then are."""
+        return False
+
     def stores_extra_state(self, scenario: Scenario) -> bool:
         """Whether checkpoints hold the layers' extra state."""
         return True
@@ -230,6 +234,7 @@ class Contract:
             owner_groups=self.owner_groups, last_lr=self.last_lr, records_host=self.knows_host(scenario),
             zero_gradients=self.zero_gradients,
             masters_in_model=self.masters_in_model(scenario), load_refreshes=self.load_refreshes,
+            skips_frozen=self.skips_frozen(scenario),
             masters_undefined=self.masters_in_state(scenario) and not self.load_refreshes,
         )  # fmt: skip
         placement = Placement(

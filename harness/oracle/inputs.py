@@ -286,6 +286,7 @@ class Inputs:
     * last_lr: the schedule is torch's: it records the rates that it set and what else it keeps.
     * zero_gradients: a parameter that no forward of a step uses has a gradient of zeros; otherwise it has none.
     * masters_in_model: loading the model alone restores the masters too, and `reload_params` does nothing.
+    * skips_frozen: parameters that are frozen are not in a checkpoint, and a load leaves those that then are.
     * load_refreshes: loading the model alone refreshes the masters from it.
     * masters_undefined: between a load of the model alone and the refresh after it no master has a definite value.
     """
@@ -306,6 +307,7 @@ class Inputs:
     masters_in_model: bool = False
     load_refreshes: bool = False
     masters_undefined: bool = False
+    skips_frozen: bool = False
 
     def __hash__(self) -> int:
         return self._hash

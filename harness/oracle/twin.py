@@ -148,7 +148,7 @@ class _Model:
         """Everything a checkpoint stores, as copies."""
         state = {fqn: self.optimizer.state.get(self.stepped[fqn], {}) for fqn in self.params}
         return {
-            "params": _copied(self.params),
+            "params": _copied(self._stored()),
             "stepped": _copied(self.stepped),
             "buffers": _copied({b.fqn: self.buffers[b.fqn] for b in self.build.buffers if b.persistent}),
             "state": {fqn: _copied(own) for fqn, own in state.items()},
@@ -157,8 +157,12 @@ class _Model:
             "scaler": copy.deepcopy(self.scaler.state_dict()) if self.scaler else None,
         }
 
+    def _stored(self) -> dict[str, torch.Tensor]:
+        """The parameters that checkpoints have, or give values to."""
+        return {f: p for f, p in self.params.items() if f in self.trainable or not self.inputs.skips_frozen}
+
     def restore_model(self, saved: dict[str, Any]) -> None:
-        for fqn in saved["params"].keys() & self.params.keys():
+        for fqn in saved["params"].keys() & self._stored().keys():
             self.params[fqn].copy_(saved["params"][fqn])
         for fqn, tensor in saved["buffers"].items():
             self.buffers[fqn].copy_(tensor)
@@ -176,9 +180,9 @@ class _Model:
             self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
 
     def replace_params(self, number: int) -> None:
-        """Give parameters the values that a build of another number would give them; masters stay."""
-        for param in self.build.parameters:
-            self.params[param.fqn].copy_(self._initial(param, number))
+        """Give parameters the values of a build of another number; masters stay."""
+        for p in self.build.parameters:
+            self.params[p.fqn].copy_(self._initial(p, number))
 
     def restore_optimizer(self, saved: dict[str, Any]) -> None:
         """The optimizer's state, and masters with it; not the parameters that it steps on themselves."""

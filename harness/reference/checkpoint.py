@@ -74,7 +74,7 @@ class Saver:
         session = self.session
         scaler = session.scaler
         return {
-            "params": [param.fqn for param in session.catalogue.params],
+            "params": session.stored_names(),
             "steps": {name: session.steps[session.state_owner(name)] for name in self.with_state()},
             "groups": [
                 {"hyper": g.hyper, "params": g.names, "peak_lr": g.peak_lr, "cycle": g.cycle} for g in session.groups

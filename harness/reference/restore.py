@@ -76,7 +76,9 @@ class Loader:
 
     def read(self, content: Content) -> Logical:
         """The logical tensors of a checkpoint."""
-        self.left = {param.fqn for param in self.session.catalogue.params} - set(content["common"]["params"])
+        self.left = {param.fqn for param in self.session.catalogue.params} - (
+            set(content["common"]["params"]) & set(self.session.stored_names())
+        )
         if content["format"] == "gathered":
             full: Logical = content["full"]
             return full

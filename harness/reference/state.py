@@ -256,6 +256,11 @@ class Session:
             self.place_params(shards, values_of(shards.blueprint, number), shards.layout.shard_element)
         self.refresh_host_copies()
 
+    def stored_names(self) -> list[str]:
+        """The parameters that checkpoints have, or give values to."""
+        names = [param.fqn for param in self.catalogue.params]
+        return [name for name in names if name in self.trainable or not self.inputs.skips_frozen]
+
     def unfreeze(self) -> None:
         """Make the parameters that the model marks `later` trainable."""
         self._set_trainable({p.fqn for p in self.of_build.parameters if p.trainable != "no"})

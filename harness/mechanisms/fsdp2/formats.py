@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from harness.errors import UsageError
 
 FORMATS: dict[str, tuple[str, ...]] = {
-    "dcp": ("cpu_offload", "no_strict", "flatten", "combined"),
-    "dcp-async": ("cpu_offload", "no_strict", "flatten", "combined"),
-    "dcp-stateful": ("cpu_offload", "no_strict", "flatten", "combined"),
-    "full": ("cpu_offload", "no_strict", "flatten", "broadcast_from_rank0", "combined"),
+    "dcp": ("cpu_offload", "no_strict", "flatten", "combined", "ignore_frozen"),
+    "dcp-async": ("cpu_offload", "no_strict", "flatten", "combined", "ignore_frozen"),
+    "dcp-stateful": ("cpu_offload", "no_strict", "flatten", "combined", "ignore_frozen"),
+    "full": ("cpu_offload", "no_strict", "flatten", "broadcast_from_rank0", "combined", "ignore_frozen"),
 }
 """Checkpoint format → the options that may follow it, each after a `+`.
 
@@ -35,6 +35,7 @@ class CheckpointPlan:
     flatten: bool = False
     broadcast_from_rank0: bool = False
     combined: bool = False
+    ignore_frozen: bool = False
 
 
 def checkpoint_plan(text: str) -> CheckpointPlan:
@@ -53,4 +54,5 @@ def checkpoint_plan(text: str) -> CheckpointPlan:
         flatten="flatten" in options,
         broadcast_from_rank0="broadcast_from_rank0" in options,
         combined="combined" in options,
+        ignore_frozen="ignore_frozen" in options,
     )

@@ -72,6 +72,12 @@ def _strict(scenario: Scenario, *switches: str) -> bool:
     return form == "full" and "no_strict" not in given and set(switches) <= set(given)
 
 
+def _leaves_frozen_out_strictly(checkpoint: str) -> bool:
+    """Of a full state dict torch misses nothing: what it lacks, the live model has."""
+    form, *given = checkpoint.split("+")
+    return form != "full" and "ignore_frozen" in given and "no_strict" not in given
+
+
 _BIGGER = {"load_model": "dense+one", "program": "build step save restart build load"}
 STRICT_MORE = Limit(
     "strict-more",
@@ -108,6 +114,22 @@ STRICT_FEWER = Limit(
         "load",
         {"model": "dense+one", "load_model": "dense", "checkpoint": "full", "program": _BIGGER["program"]},
         may_hang=True,  # of ranks that are given nothing by rank 0, it alone has something to refuse
+    ),
+)
+STRICT_FROZEN = Limit(
+    "strict-frozen",
+    lambda s: (
+        s.fact("checkpoint", _leaves_frozen_out_strictly)
+        and any(p.spec.trainable == "no" for p in model_spec(s.model).params)
+        and does(s, "load", "load_model_only")
+    ),
+    "strict loading misses the frozen parameters that ignore_frozen_params has left out; it goes with no_strict",
+    "torch/nn/modules/module.py, load_state_dict",
+    LibraryError(
+        "RuntimeError",
+        "Error(s) in loading state_dict",
+        "load",
+        {"model": "frozen_tower", "checkpoint": "dcp+ignore_frozen", "program": "build step save step load"},
     ),
 )
 MIXED_GROUP = Limit(

@@ -237,7 +237,7 @@ ACCEPTS = Accepts(
     ),
     microbatches=Anything(),
     grad_sync=Only("last", "every"),
-    checkpoint=Formats(FORMATS),
+    checkpoint=Formats({form: tuple(s for s in given if s != "ignore_frozen") for form, given in FORMATS.items()}),
     program=Operations(EVERY_STEP),
     options=Words(OPTIONS),
     faults=Faults(),

@@ -41,6 +41,7 @@ REFUSED = [
     ("strict-more-broadcast", {"load_model": "dense+one", "checkpoint": "full+broadcast_from_rank0"}),
     ("strict-more", {"load_model": "dense+one", "checkpoint": "full"}),
     ("strict-fewer", {"model": "dense+one", "load_model": "dense", "checkpoint": "full+combined"}),
+    ("strict-frozen", {"model": "frozen_tower", "checkpoint": "dcp+ignore_frozen"}),
 ]
 
 

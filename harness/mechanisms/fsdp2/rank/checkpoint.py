@@ -217,6 +217,7 @@ def _options(plan: CheckpointPlan) -> StateDictOptions:
         strict=plan.strict,
         broadcast_from_rank0=plan.broadcast_from_rank0,
         flatten_optimizer_state_dict=plan.flatten,
+        ignore_frozen_params=plan.ignore_frozen,
     )
 
 

@@ -39,9 +39,6 @@ STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffe
                "master_param": "master"}  # fmt: skip
 
 
-DECOUPLED = "decoupled_weight_decay"
-"""The key of a group of torch's Adam that makes it AdamW."""
-
 _new = tuple.__new__
 """Makes a named tuple without a Python call: a scenario has hundreds of keys and values."""
 
@@ -194,10 +191,10 @@ class _Model:
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
             for name in group.keys() - values.keys() - {"params"}:
                 del group[name]  # an entry that the first step added
-            decouples = group.get(DECOUPLED)
+            decouples = group.get("decoupled_weight_decay", False)  # by AdamW, whatever was saved
             group.update(_copied(values))
-            if decouples:  # AdamW's own, whatever was saved (torch/optim/adamw.py, __setstate__)
-                group[DECOUPLED] = True
+            if decouples:
+                group["decoupled_weight_decay"] = True
 
     def _as_stored(self, fqn: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a parameter's saved state in the dtypes that this build keeps it in."""

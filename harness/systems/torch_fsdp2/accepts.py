@@ -81,7 +81,9 @@ ACCEPTS = Accepts(
             "before the load; foreach SGD then steps its whole group in one kernel, which rounds otherwise in half "
             "precision",
             lambda s: (
-                grows(s) and (s.optimizer.kind, s.optimizer.impl) == ("sgd", "foreach") and s.dtype.storage != "fp32"
+                grows(s)
+                and (s.optimizer.kind, s.optimizer.impl) == ("sgd", "foreach")
+                and (s.load_dtype or s.dtype).storage != "fp32"
             ),
         ),
     ),

@@ -50,7 +50,7 @@ def test_slices_in_another_order() -> None:
     assert order.permuted(*given(np.array(1), np.array(2))) is None
 
 
-def test_the_order_of_two_slices_may_be_chance_unless_it_has_a_name() -> None:
+def test_the_order_of_two_slices_has_a_name() -> None:
     found = order.permuted(*given(GRID[:2], GRID[[1, 0]]))
     assert found is not None
     assert (found.confidence, found.evidence["pattern"]) == ("certain", "the 2 chunks in reverse")
@@ -62,6 +62,12 @@ def test_numbers_of_chunks_are_those_of_the_meshes() -> None:
     assert order._counts(context, 1) == {3, 1, 6, 2}
     assert order._counts(context, 9) == {3, 1, 6, 2}
     assert order._counts(context_of({}, {}, replace(scenario, mesh=Mesh(1, 2, 5))), 1) == {2, 5}
+    reshard = Scenario(mesh=Mesh(1, 4, 1), program="build step save reshard build load", load="shrink")
+    counts = {
+        op.mesh.dp: order._counts(context_of({}, {}, reshard), op.index) for op in context_of({}, {}, reshard).ops
+    }
+    assert len(counts) > 1
+    assert all({4, world} <= found for world, found in counts.items())
     rows = numbers(6).reshape(6, 1)
     found = order.permuted(*given(rows, rows[[0, 3, 1, 4, 2, 5]], scenario=scenario))
     assert found is not None
@@ -107,6 +113,9 @@ def test_slices_that_are_not_from_elsewhere() -> None:
     assert order._slices_misplaced(*given(GRID, GRID[[1, 0, 2, 3]])) is None, "another rule's"
     twice = GRID[[0, 0, 1, 2]]
     assert order._slices_misplaced(*given(twice, twice[[2, 0, 2, 3]])) is None
+    first_is_empty = np.array([[0, 0], [1, 2], [3, 4], [5, 6]], np.float32)
+    once_more = order._slices_misplaced(*given(first_is_empty, first_is_empty[[0, 0, 2, 3]]))
+    assert once_more is not None, "zeros that are those of a slice"
     assert order._slices_misplaced(*given(np.array(1), np.array(2))) is None
     assert order._slices_misplaced(*one({W: value(GRID)}, {}, W)) is None
 
@@ -160,6 +169,13 @@ def test_runs_by_different_distances() -> None:
     assert four is not None
     assert four.clause.endswith("3 from 9 on are those from 14 on")
     assert runs([2, 1, *range(3, 25)]) is None
+    alike = np.array([1, 1, *range(1, 23)], np.float32)
+    of_one_number = [1, 1, 1, 2, 1, 1, 1, 0, 10, 11, 12, 0]
+    assert runs(of_one_number, alike) is None, "a stretch of one number may be from anywhere"
+    apart = np.concatenate([[5, 6, 7, 0, 0, 1, 2, 3], numbers(24)[8:]]).reshape(GRID.shape)
+    told = order.misplaced(*given(GRID, apart))
+    assert told is not None
+    assert "runs" in told.evidence
 
 
 # --- dims and distances -------------------------------------------------------------------------------
@@ -188,7 +204,9 @@ def test_dims_that_were_exchanged() -> None:
     )
 
 
-@pytest.mark.parametrize(("by", "how"), [(2, "2 elements too early"), (-3, "3 elements too late")])
+@pytest.mark.parametrize(
+    ("by", "how"), [(1, "1 elements too early"), (2, "2 elements too early"), (-3, "3 elements too late")]
+)
 def test_everything_from_an_element_on_is_elsewhere(by: int, how: str) -> None:
     due = numbers(20)
     got = due.copy()

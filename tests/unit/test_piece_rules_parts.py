@@ -157,6 +157,8 @@ def test_a_stretch_is_found_where_elements_begin() -> None:
     shifted = Value("int16", (3,), bytes([9, 1, 2, 8, 1, 2]))
     assert pieces.position(np.array([0x0201], np.uint16), shifted) == 2
     assert pieces.position(np.array([0x0202], np.uint16), shifted) is None
+    twice = Value("bf16", (4,), bytes([0, 1, 1, 1, 0, 0, 1, 1]))
+    assert pieces.position(np.array([0x0101], np.uint16), twice) == 1, "the first that is no half of two elements"
 
 
 # --- dims exchanged within a part ----------------------------------------------------------------------

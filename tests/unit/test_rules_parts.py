@@ -286,6 +286,7 @@ def test_a_stream_of_another_place_in_one_value() -> None:
     assert found is not None
     assert found.clause.endswith("is that of place 1, place 0")
     assert beside.stream_of_another_rank(*one(right, states(b"bb", b"zz", b"cc"), key)) is None
+    assert beside.stream_of_another_rank(*one(states(b"aa", b"bb"), states(b"bb", b"bb"), key)) is not None
 
 
 SCALE = live(1, "quant_scale", "w.quantised")
@@ -318,6 +319,11 @@ def test_a_scale_of_a_part_is_told_of_scales_of_known_weights() -> None:
     wrong = due | {SCALE: inverse(1, 2)}
     assert beside.scale_of_a_part(*one(due, wrong, SCALE)) is not None
     assert beside.scale_of_a_part(*one({SCALE: due[SCALE]}, {SCALE: wrong[SCALE]}, SCALE)) is None
+    assert beside.scale_of_a_part(*one(due | {live(1, "param", "w"): fp32(1, 2, 3)}, wrong, SCALE)) is None
+    dotted = [{key._replace(fqn=f"up.{key.fqn}"): value for key, value in side.items()} for side in (due, wrong)]
+    told = beside.scale_of_a_part(*one(*dotted, SCALE._replace(fqn="up.w.quantised")))
+    assert told is not None
+    assert told.evidence["name"] == "up.w"
     for key in (SCALE._replace(fqn="w.exp_avg"), SCALE._replace(role="other")):
         moved = [{key: value[SCALE], live(1, "param", "w"): fp32(1, 2)} for value in (due, wrong)]
         assert beside.scale_of_a_part(*one(moved[0], moved[1], key)) is None

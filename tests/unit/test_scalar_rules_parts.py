@@ -101,6 +101,8 @@ def test_a_momentum_that_begins_anew(dtype: str) -> None:
         )
         is None
     )
+    setting = {live(SAVE, "hyperparameter", "group0.momentum"): number(0.25)}
+    assert counters.counted_anew(*one(due | setting, wrong | setting, MOMENTUM, scenario)) is None
     zeros = {before: held(dtype, 0, 0, 0)}
     assert counters.counted_anew(*one(due | zeros, wrong | zeros, MOMENTUM, scenario)) is None
 
@@ -111,6 +113,7 @@ def test_only_a_momentum_after_a_step_begins_anew() -> None:
         due = {before: fp32(2, 4, 8), key: fp32(2.8, 6.6, 12.2)}
         assert counters.counted_anew(*one(due, due | {key: fp32(1, 3, 5)}, key)) is None
     assert counters.counted_anew(*one(held("int64", 1), held("int64", 2), MOMENTUM)) is None
+    assert counters.counted_anew(*one(fp32(1), fp32(1, 2), MOMENTUM)) is None
     assert counters.roughly("fp8e4m3") == 0
 
 
@@ -147,6 +150,15 @@ def test_a_number_of_a_group_and_where_it_may_be_from(key: str, got: float, more
         f"group1.{key} is {got:g} instead of 0.25 after operation 3 (step): {source}",
         {"name": f"group1.{key}", "expected": 0.25, "observed": got, "source": source},
     )
+
+
+def test_a_number_of_a_parameter_of_its_own() -> None:
+    own, other = live(LATER, "hyperparameter", "a.b.lr"), live(LATER, "hyperparameter", "a.c.lr")
+    for got, source in ((0.5, "that of a.c"), (0.001, "torch's default")):
+        due = {own: number(0.25), other: number(0.5)}
+        found = counters.hyperparameter(*one(due, due | {own: number(got)}, own))
+        assert found is not None
+        assert found.evidence["source"] == source
 
 
 def test_numbers_of_groups_and_schedules_only() -> None:

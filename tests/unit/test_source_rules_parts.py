@@ -180,6 +180,12 @@ def test_a_load_into_what_had_been_stepped() -> None:
     assert load(WRONG, {at(W, op=4): WRONG}, at(W, op=5), ROLLED_BACK, more={}) is not None, "a refresh"
 
 
+def test_a_load_of_the_model_alone_that_did_nothing() -> None:
+    scenario = Scenario(mesh=Mesh(1, 2, 1), program="build step save build load_model_only")
+    key = live(4, "param", "w")
+    assert load(WRONG, {at(key, op=3): WRONG}, key, scenario) is not None
+
+
 def test_a_master_whose_parameter_was_loaded_is_a_stale_copy() -> None:
     master = at(W, role="master")
     before = {at(master, op=BUILD): WRONG}
@@ -256,6 +262,9 @@ def test_values_of_an_earlier_moment() -> None:
         value_of_op=0, elements=3,
     )  # fmt: skip
     assert sources.stale_value(*met(initial, {W: WRONG})) is None
+    thrice = sources.initial_value(*met(initial | {at(W, op=LATER): WRONG}, {W: WRONG}))
+    assert thrice is not None
+    assert thrice.evidence["value_of_op"] == 0
     twice = stepped | {at(W, op=LATER): WRONG}
     latest = sources.stale_value(*met(twice, {W: WRONG}))
     assert latest is not None
@@ -331,6 +340,7 @@ def test_a_step_that_started_from_before_the_load() -> None:
     assert told.clause == "exp_avg of w is as in the cold run after operation 3 (step)"
     assert sources._last_load(LAST, context_of({}, {}, SCENARIO)) == LOAD
     assert sources._last_load(LOAD, context_of({}, {}, SCENARIO)) is None
+    assert sources._last_load(LAST + 1, context_of({}, {}, SCENARIO)) == LOAD
 
 
 # --- remainders ------------------------------------------------------------------------------------------

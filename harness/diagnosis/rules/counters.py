@@ -99,7 +99,7 @@ def _candidates(difference: Difference, context: Context) -> Iterator[tuple[str,
     setting = key.fqn.rpartition(".")[2]
     for other, value in context.siblings(key):
         if other.fqn.endswith(f".{setting}"):
-            yield f"that of {other.fqn.partition('.')[0]}", _number(value)
+            yield f"that of {other.fqn.rpartition('.')[0]}", _number(value)
     for index, value in context.earlier(key):
         yield f"its value of {context.op_name(index)}", _number(value)
     if hasattr(context.scenario.optimizer, setting):

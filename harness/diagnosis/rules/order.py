@@ -42,7 +42,7 @@ def permuted(difference: Difference, context: Context) -> Finding | None:
         clause = f"{tensor(key)} has its slices along dim {dim} in the order {_shorten(order)} after "
         clause += context.op_name(key.op) + (f": {pattern}" if pattern else "")
         evidence = {"name": key.fqn, "dim": dim, "order": list(order), "pattern": pattern}
-        return Finding("certain" if pattern or len(order) > 2 else "likely", clause, evidence)
+        return Finding("certain", clause, evidence)
     return None
 
 

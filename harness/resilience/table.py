@@ -275,7 +275,8 @@ def _summary(document: Document) -> Iterator[str]:
             for family, bad in _COLUMNS.items()
         ]
         cells.append(str(total(stack, ("hang", "crash"))))
-        yield f"| [{stack['name']}](#{stack['name']}) | {stack['events']}, {stack['syncs']} | {' | '.join(cells)} |"
+        anchor = stack["name"].replace("+", "")  # as headings have it
+        yield f"| [{stack['name']}](#{anchor}) | {stack['events']}, {stack['syncs']} | {' | '.join(cells)} |"
 
 
 def _section(stack: Document) -> Iterator[str]:

@@ -73,8 +73,13 @@ class Seen:
     data: bytes
 
 
+def _draw_nothing(stream: str, numel: int) -> None:
+    """Dropout of a system that keeps no generators for it."""
+
+
 class Probe:
-    """What all modules of one rank's model share: which gradients to produce, and what the forwards saw.
+    """What all modules of one rank's model share: which gradients to produce, what the forwards saw, and `dropout`,
+    which draws a mask of so many elements from a stream.
 
     Args:
         context: of the rank.
@@ -89,6 +94,7 @@ class Probe:
         self.slot = Slot()
         self.seen: dict[str, list[Seen]] = {}
         self.poisoned = False
+        self.dropout: Callable[[str, int], None] = _draw_nothing
 
     def start_step(self) -> None:
         """Forget what the previous step's forwards saw."""
@@ -200,6 +206,8 @@ class ProbeModule(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         given = x
+        if self.spec.draws:
+            self.probe.dropout(self.spec.draws, self.spec.params[0].numel)
         for spec in self.spec.params:
             if self.probe.uses(spec):
                 x = x + self.probe.term(f"{self.spec.path}.{spec.name}", getattr(self, spec.name)).to(x.dtype)

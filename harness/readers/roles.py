@@ -19,6 +19,7 @@ import numpy as np
 
 from harness.diff import numpy_dtype
 from harness.models import ModelSpec
+from harness.observe.generators import state_value
 from harness.observe.record import ITEMSIZE, NUMPY_NAME, WRITTEN, Record, whole
 from harness.observe.settings import OTHERWISE, RECORDED, SETTING, line_of
 from harness.readers.errors import CheckpointError, bad
@@ -138,7 +139,7 @@ def hyperparameter_records(target: Target, piece: Piece, owner: str, name: str) 
 
 
 def extra_records(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Record]:
-    """The scheduler's and the scaler's state, by their keys in a section `extra`."""
+    """The state of scheduler, scaler and random generators, by their keys in a section `extra`."""
     match rest:
         case ("scheduler", "last_epoch"):
             yield integer_record(target, piece, "scheduler", "last_epoch")
@@ -147,6 +148,9 @@ def extra_records(target: Target, piece: Piece, rest: KeyPath) -> Iterator[Recor
                 yield number_record(target, ObjectPiece(piece.path, piece.rank, value), "scheduler", f"last_lr.{index}")
         case ("scheduler", "_last_lr", int(index)):  # a capturable optimizer keeps its rates as tensors
             yield number_record(target, piece, "scheduler", f"last_lr.{index}")
+        case ("rng", *name) if isinstance(piece, TensorPiece):
+            state = state_value(piece.data)
+            yield whole(target.op, 0, "rng", key_of(tuple(name)), state.dtype, state.shape, state.data, WRITTEN)
         case ("scaler", "scale"):
             yield number_record(target, piece, "scaler", "scale", "fp32")
         case ("scaler", "_growth_tracker"):

@@ -56,6 +56,7 @@ from harness.scenario import Optimizer, Scenario
 from harness.schedules import SCHEDULE, lines_of_schedule
 from harness.systems.protocol import RankContext, RankSystem
 from harness.systems.registry import contract_of
+from harness.systems.torch_streams import Streams
 from harness.torch_schedules import torch_schedule
 
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step"}
@@ -68,13 +69,15 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 
 @dataclass
 class TrainState:
-    """What a training script holds between two steps. iteration: optimizer steps taken."""
+    """What a training script holds between two steps. iteration: optimizer steps taken. streams: the generators of its
+    dropout, where it keeps some."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None = None
     scaler: torch.amp.GradScaler | None = None
     iteration: int = 0
+    streams: Streams | None = None
 
     def extra(self) -> dict[str, Any]:
         """What no state dict of model or optimizer covers, as checkpoints store it beside them."""
@@ -82,6 +85,7 @@ class TrainState:
             "iteration": self.iteration,
             **({"scheduler": self.scheduler.state_dict()} if self.scheduler else {}),
             **({"scaler": self.scaler.state_dict()} if self.scaler else {}),
+            **({"rng": self.streams.state()} if self.streams else {}),
         }
 
     def set_extra(self, extra: dict[str, Any]) -> None:
@@ -91,6 +95,8 @@ class TrainState:
             self.scheduler.load_state_dict(extra["scheduler"])
         if self.scaler:
             self.scaler.load_state_dict(extra["scaler"])
+        if self.streams:
+            self.streams.restore(extra["rng"])
 
 
 class TorchRank:

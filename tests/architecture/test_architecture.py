@@ -68,7 +68,7 @@ CHILD_PACKAGES = ("harness.emulation", "harness.reference")
 CHILD = (
     "harness.judge", "harness.observe.ambient", "harness.oracle.clipping", "harness.oracle.scaled_adam",
     "harness.oracle.steppers", "harness.oracle.twin", "harness.oracle.values", "harness.probe_module",
-    "harness.systems.torch_loop", "harness.torch_schedules",
+    "harness.systems.torch_loop", "harness.systems.torch_streams", "harness.torch_schedules",
 )  # fmt: skip
 """Further modules that load torch or a library under test: they run in ranks and workers only. A package named `rank`
 is a rank's too. Every other module, new ones too, is the parent's."""

@@ -12,6 +12,7 @@ pytest.register_assert_rewrite("tests.conformance.sessions")
 
 PLUGINS = (
     "tests.conformance.broken",
+    "tests.conformance.torch_fsdp2.careless",
     "tests.conformance.megatron_bridge.refreshed",
     "tests.conformance.megatron_core.defects",
     "tests.conformance.megatron_core.repairs",

@@ -24,8 +24,9 @@ from harness.models import ModelSpec, model_spec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, NUMPY_NAME, WRITTEN
 from harness.oracle.contract import Contract
-from harness.program import FORWARDS, NO_CHECKPOINT, TAKES, UPDATES, WRITES, Op, expand
-from harness.scenario import Mesh, Scenario
+from harness.oracle.generators import follow
+from harness.program import NO_CHECKPOINT, TAKES, UPDATES, WRITES, Op, expand
+from harness.scenario import Scenario
 
 F32 = npt.NDArray[np.float32]
 
@@ -54,54 +55,14 @@ def beside(truth: Logical, scenario: Scenario, contract: Contract) -> Logical:
 def _stream(stream: str, each: int, scenario: Scenario, ops: tuple[Op, ...]) -> Logical:
     """One stream's states after every operation. each: numbers that a forward draws."""
     found: Logical = {}
-    drawn, seed, halfway = 0, 0, False
-    saved: dict[int, tuple[int, int, int]] = {}  # checkpoint → coordinates, seed, drawn
-    for op in ops:
-        at = _coordinates(stream, op.mesh, scenario.expert_parallel)
-        if op.kind == "build":
-            drawn, seed, halfway = 0, scenario.seed % 2**31 + 1000 * op.init_seed, False
-        elif op.kind in FORWARDS:
-            forwards = 1 if op.kind == "accumulate" else scenario.microbatches - halfway
-            drawn, halfway = drawn + forwards * each, op.kind == "accumulate"
-        elif op.kind in TAKES:
-            saved[op.checkpoint] = (len(set(at)), seed, drawn)
-        elif op.kind == "save_kept":
-            saved[op.checkpoint] = saved[NO_CHECKPOINT]
-        elif op.kind in ("load", "recall") and saved[op.checkpoint][0] == len(set(at)):
-            _, seed, drawn = saved[op.checkpoint]
-        coordinates = sorted(set(at))
-        states = {one: (_seed(stream, seed, one, op.mesh.tp), drawn) for one in coordinates}
-        for rank, one in enumerate(at):
-            found[Key(op.index, LIVE, "rng", f"rank{rank}.{stream}")] = _int64(states[one])
-        if op.kind in WRITES:
-            _, own, then = saved[op.checkpoint]
-            held = [(_seed(stream, own, one, op.mesh.tp), then) for one in coordinates]
-            found[Key(op.index, WRITTEN, "rng", f"rank0.{stream}")] = _int64(held)
+    for op, places, at, saved in follow(stream, scenario, ops):
+        states = [(drawn.seed, drawn.forwards * each) for drawn in places]
+        for rank, place in enumerate(at):
+            found[Key(op.index, LIVE, "rng", f"rank{rank}.{stream}")] = _int64(states[place])
+        if saved:
+            written = [(drawn.seed, drawn.forwards * each) for drawn in saved]
+            found[Key(op.index, WRITTEN, "rng", f"rank0.{stream}")] = _int64(written)
     return found
-
-
-def _coordinates(stream: str, mesh: Mesh, expert_parallel: int) -> list[int]:
-    """Of every rank the number of its place among those that have a stream of their own."""
-
-    def place(dp: int, tp: int) -> int:
-        match stream:
-            case "tensor":
-                return tp
-            case "expert":
-                return dp % expert_parallel * mesh.tp + tp
-            case "data":
-                return dp
-        return 0
-
-    return [place(mesh.dp_index(rank), mesh.coordinate(rank)[2]) for rank in range(mesh.world)]
-
-
-def _seed(stream: str, seed: int, coordinate: int, tp: int) -> int:
-    group, within = divmod(coordinate, tp)
-    own = {
-        "replicated": 0, "tensor": 2718 + coordinate, "expert": 1024 + 100 * group + within, "data": 10 * coordinate,
-    }  # fmt: skip
-    return seed + own[stream]
 
 
 def _int64(numbers: object) -> Value:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
+
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.mechanisms.fsdp2.formats import checkpoint_plan
-from harness.oracle.contract import Contract
+from harness.models import model_spec
+from harness.oracle.contract import Clause, Contract
 from harness.scenario import Scenario
+
+if TYPE_CHECKING:
+    from harness.observe.logical import Logical
 
 
 class Fsdp2Contract(Contract):
     """Everything is as `Contract` says; the clauses say where torch promises it."""
 
-    clauses = fsdp2.CLAUSES
+    clauses = (
+        *fsdp2.CLAUSES,
+        Clause("a state that a script saves of a random generator comes back as it was", "torch.Generator.set_state"),
+    )
+
+    def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: AbstractSet[int]) -> Logical:
+        if not any(module.draws for module in model_spec(scenario.model).modules):
+            return truth
+        from harness.oracle.generators import torch_streams
+
+        return truth | torch_streams(scenario)
 
     def skips_frozen(self, scenario: Scenario) -> bool:
         """As `ignore_frozen_params` says (torch.distributed.checkpoint.state_dict.StateDictOptions)."""

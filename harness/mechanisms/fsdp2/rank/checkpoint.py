@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -99,13 +100,16 @@ class StateDictCheckpoint:
         """Read a checkpoint of `save` into the model, optimizer, schedule and scaler."""
         match self.plan.form:
             case "dcp" | "dcp-async":
-                target = self.content(state)
+                target = self._target(state, path)
                 self._read(target, path)
                 self.restore(state, target)
             case "dcp-stateful":
-                self._read({"app": _Application(self, state)}, path)
+                self._read({"app": _Application(self, state, path)}, path)
             case "full":
-                self.restore(state, _read_full(self.plan, path))
+                loaded = _read_full(self.plan, path)
+                if state.streams:
+                    loaded["extra"]["rng"] = state.streams.own(loaded["extra"]["rng"])
+                self.restore(state, loaded)
             case other:
                 raise ValueError(f"unknown checkpoint format {other!r}")
 
@@ -143,11 +147,25 @@ class StateDictCheckpoint:
     def content(self, state: TrainState) -> dict[str, Any]:
         """What is stored, and what a load reads into."""
         options = _options(self.plan)
+        extra = state.extra()
+        if state.streams and self.plan.form == "full":  # which one rank writes for all
+            extra["rng"] = _gathered(extra["rng"])
         if self.plan.combined:
             model, optim = get_state_dict(state.model, state.optimizer, options=options)
-            return {"model": self._stored(model), "optim": optim, "extra": state.extra()}
+            return {"model": self._stored(model), "optim": optim, "extra": extra}
         optim = get_optimizer_state_dict(state.model, state.optimizer, options=options)
-        return {"model": self._model(state), "optim": optim, "extra": state.extra()}
+        return {"model": self._model(state), "optim": optim, "extra": extra}
+
+    def _target(self, state: TrainState, path: Path) -> dict[str, Any]:
+        """What a load of a distributed checkpoint reads into: of the generators only those that it gives this rank."""
+        target = self.content(state)
+        if state.streams:
+            before = "app.extra.rng." if self.plan.form == "dcp-stateful" else "extra.rng."
+            names = FileSystemReader(path).read_metadata().state_dict_metadata
+            held = {name.removeprefix(before) for name in names if name.startswith(before)}
+            own = state.streams.own(dict.fromkeys(held))
+            target["extra"]["rng"] = {n: value for n, value in target["extra"]["rng"].items() if n in own}
+        return target
 
     def restore(self, state: TrainState, loaded: dict[str, Any]) -> None:
         """Give a training state what was read."""
@@ -192,13 +210,13 @@ class StateDictCheckpoint:
 
 
 class _Application:
-    """The Stateful wrapper of the DCP recipe."""
+    """The Stateful wrapper of the DCP recipe. path: of the checkpoint that is loaded; None where one is saved."""
 
-    def __init__(self, keeper: StateDictCheckpoint, state: TrainState) -> None:
-        self.keeper, self.state = keeper, state
+    def __init__(self, keeper: StateDictCheckpoint, state: TrainState, path: Path | None = None) -> None:
+        self.keeper, self.state, self.path = keeper, state, path
 
     def state_dict(self) -> dict[str, Any]:
-        return self.keeper.content(self.state)
+        return self.keeper._target(self.state, self.path) if self.path else self.keeper.content(self.state)
 
     def load_state_dict(self, loaded: dict[str, Any]) -> None:
         self.keeper.restore(self.state, loaded)
@@ -208,6 +226,13 @@ def _finish(pending: Future[Any], group: dist.ProcessGroup) -> None:
     """Wait for an asynchronous save, and give its process group back."""
     pending.result()
     dist.destroy_process_group(group)
+
+
+def _gathered(states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Named tensors of all ranks; of equal names that of the last rank."""
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, states)
+    return {name: state for each in of_ranks for name, state in each.items()}
 
 
 def _options(plan: CheckpointPlan) -> StateDictOptions:

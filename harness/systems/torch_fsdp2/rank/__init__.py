@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from harness.mechanisms.fsdp2.rank.checkpoint import StateDictCheckpoint
 from harness.mechanisms.fsdp2.rank.shard import fully_shard_units
 from harness.models import ONE_MORE
+from harness.observe.record import Record
 from harness.program import Op
 from harness.scenario import Mesh, Scenario
 from harness.systems.protocol import RankContext
 from harness.systems.torch_loop import TorchRank, context_of, rehearse
+from harness.systems.torch_streams import Streams
 
 
 class Rank(TorchRank):
@@ -38,6 +40,18 @@ class Rank(TorchRank):
         self.checkpoint = replace(StateDictCheckpoint.of(self.scenario.checkpoint), partial=grows)
         self.kept: dict[str, Any] = {}
         self.under_way: list[Callable[[], None]] = []  # waits for the asynchronous save that was begun
+
+    def build(self, op: Op) -> None:
+        super().build(op)
+        streams = Streams(self.context)
+        if streams.generators:
+            streams.seed(op.init_seed)
+            self.state.streams, self.probe.dropout = streams, streams.draw
+
+    def observe(self, op: Op) -> Iterable[Record]:
+        yield from super().observe(op)
+        if self.state.streams:
+            yield from self.state.streams.records(op)
 
     def shard(self, root: nn.Module) -> None:
         fully_shard_units(root, self.context, self.mesh)

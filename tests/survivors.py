@@ -39,8 +39,11 @@ Would our own tests notice a mistake in the code that judges? [mutmut](https://g
 change after the other in it and runs the tests that call the changed function. The score is raw: what no test can
 notice, because it changes nothing, counts as a survivor.
 
-A module that stands here was run whole, on the day that is named; those that `pyproject.toml` lists under
-`[tool.mutmut]` and that do not stand here were not run whole yet. `tests/survivors.py` says how to run one.
+All mutants of a module that stands here were run, on the day that is named, with the tests that are nearest to the
+changed function. Some of those that survived them were not run with every other test as well: they count as survivors,
+and their reason says so. A score is therefore the least that it can be. Modules that `pyproject.toml` lists under
+`[tool.mutmut]` and that do not stand here were not run to the end yet, and some that do were changed a little since
+(`counters`, `gradients`, `order`, on the evening of that day). `tests/survivors.py` says how to run one.
 
 """
 

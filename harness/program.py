@@ -59,7 +59,7 @@ KINDS = (
 SHOWS_IN = {
     "step": ("accumulate", "compute_gradients", "apply_gradients"),
     "save": ("keep", "save_kept", "begin_save"),
-    "load": ("load_optimizer_only", "load_schedule_only", "recall"),
+    "load": ("load_optimizer_only", "recall"),
 }
 """An operation → others that call the same of a library: what a defect does to the one, it does to them."""
 

@@ -74,6 +74,14 @@ def test_keys_without_paths_are_at_the_top() -> None:
     assert [item.path for item in partly] == [("it",), ("m.0",), ("m", "w"), ("m", "w")]
 
 
+def test_a_key_is_there_once() -> None:
+    changed = metadata()
+    changed.state_dict_metadata["M.w"] = weight(changed)
+    data = pickle.dumps(changed, protocol=4)
+    with pytest.raises(CheckpointError):
+        read_metadata(data.replace(b"M.w", b"m.w"), "it")
+
+
 def test_a_pickle_has_at_most_as_many_bytes_as_is_said() -> None:
     for limit in (3, 4):  # which is refused for its length, and for what it is
         with pytest.raises(CheckpointError):
@@ -107,7 +115,7 @@ def shards(whole: object, stored: tuple[int, ...], key: object = "w") -> list[It
     found = Metadata({"w": tensor(stored, (empty, stored), dtype=torch.float32)}, None, {
         MetadataIndex("w", torch.Size(empty)): _StorageInfo("__0_0.distcp", 0, 4),
     })  # fmt: skip
-    told = {key: {"nd_reformulated_orig_global_shape": whole}, "plain": {}, "none": {"other": (1,)}}
+    told = {"plain": {}, key: {"nd_reformulated_orig_global_shape": whole}, "none": {"other": (1,)}}
     found.mcore_data = told  # type: ignore[attr-defined]
     return read_metadata(pickle.dumps(found, protocol=4), "it")
 
@@ -135,6 +143,7 @@ def test_what_is_said_of_another_key_is_of_no_matter() -> None:
         ((4, 6), (3, 1, 8)),
         ((4, 6), (2, 2, 2, 3)),
         ("4x6", (2, 1, 12)),
+        ((), ()),
     ],
 )
 def test_flat_shards_that_do_not_make_a_whole(whole: object, stored: tuple[int, ...]) -> None:

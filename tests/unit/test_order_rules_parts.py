@@ -17,7 +17,7 @@ from harness.observe.record import WRITTEN, Record
 from harness.scenario import Mesh, Scenario
 from tests.unit.test_diagnosis import context_of, live
 from tests.unit.test_engine_parts import SCENARIO
-from tests.unit.test_piece_rules_parts import flat, met, numbers, stretches, turned, value
+from tests.unit.test_piece_rules_parts import met, numbers, stretches, turned, value
 from tests.unit.test_rules_parts import one
 
 W = live(1, "exp_avg", "w")
@@ -62,12 +62,11 @@ def test_numbers_of_chunks_are_those_of_the_meshes() -> None:
     assert order._counts(context, 1) == {3, 1, 6, 2}
     assert order._counts(context, 9) == {3, 1, 6, 2}
     assert order._counts(context_of({}, {}, replace(scenario, mesh=Mesh(1, 2, 5))), 1) == {2, 5}
-    reshard = Scenario(mesh=Mesh(1, 4, 1), program="build step save reshard build load", load="shrink")
+    reshard = Scenario(mesh=Mesh(1, 4, 1), program="build step save reshard build load", load="grow")
     counts = {
         op.mesh.dp: order._counts(context_of({}, {}, reshard), op.index) for op in context_of({}, {}, reshard).ops
     }
-    assert len(counts) > 1
-    assert all({4, world} <= found for world, found in counts.items())
+    assert counts == {4: {4, 1, 2}, 8: {4, 8, 1, 2}}
     rows = numbers(6).reshape(6, 1)
     found = order.permuted(*given(rows, rows[[0, 3, 1, 4, 2, 5]], scenario=scenario))
     assert found is not None
@@ -342,13 +341,18 @@ def test_padding_is_of_what_ranks_gathered() -> None:
     assert order._padding_before(any_one.key._replace(op=99), context) == {}
     assert order._padding_before(any_one.key, replace(context, records=())) == {}
     assert order._is_beginning(live(1, "compute_param", "nobody"), {}, context) is False
+
+
+def test_padding_is_what_fills_rows_up() -> None:
     mesh = Mesh(1, 4, 1)
-    piece = flat(live(1, "compute_param", "w"), 0, 0, numbers(6), (6,))
-    assert order._padding(None, mesh) == order._padding(piece, mesh) == 0
-    box = piece._replace(flat=False, shape=(3, 2), start=(0, 0), size=(3, 2))
-    assert order._padding(box, mesh) == 2
-    assert order._padding(box._replace(data=b""), mesh) == 0
-    assert order._padding(box._replace(shape=(), start=(), size=()), mesh) == 3
+    assert [order._padding(size, mesh) for size in ((3, 2), (4, 2), (), (0, 2), (2, 0))] == [2, 0, 3, 0, 0]
+    differences, context = gathered(paddings())
+    (any_one, *_) = differences.values()
+    due = order._padding_before(any_one.key, context)
+    assert {fqn: max(own.values()) for fqn, own in due.items()} == paddings()
+    ranges = [r._replace(flat=True, start=(0,), size=(len(r.data) // 4,)) for r in context.records]
+    unpadded = order._padding_before(any_one.key, replace(context, records=ranges))
+    assert unpadded == {fqn: dict.fromkeys(own, 0) for fqn, own in due.items()}, "of ranges nothing is known"
 
 
 def test_an_infinity_to_which_something_is_added_stays() -> None:
@@ -380,5 +384,3 @@ def test_a_parameter_that_no_forward_uses_lies_between() -> None:
     behind = params[params.index(idle[-1]) + 1] if idle[-1] != params[-1] else None
     if behind is not None:
         assert found[behind.fqn][0] == paddings(scenario)[behind.fqn]
-    record = order._unused(idle[0], key)
-    assert (record.size, len(record.data)) == (idle[0].spec.shape, idle[0].spec.numel)

@@ -14,10 +14,8 @@ from harness.diagnosis.arrangement import DISTINCT, exchanged_dims, moved_along,
 from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, tensor
 from harness.diagnosis.rules.pieces import exchanged_in_parts, other_offset, position
 from harness.diff import Difference, as_numbers
-from harness.models import NamedParam
 from harness.observe.assemble import Bits, as_bits, elements_of
 from harness.observe.logical import Key, Value
-from harness.observe.record import Record, whole
 from harness.scenario import Mesh
 
 WINDOW, WINDOWS = 6, 8
@@ -192,29 +190,23 @@ def _padding_before(key: Key, context: Context) -> dict[str, dict[int, int]]:
     if op is None or key.role != "compute_param":
         return {}
     found: dict[str, dict[int, int]] = {}
-    before: dict[int, Record] = {}
+    before: dict[int, int] = {}
     for param in context.model.unique_params:
-        gathered = {piece.rank: piece for piece in context.pieces(key._replace(fqn=param.fqn))}
+        gathered = context.pieces(key._replace(fqn=param.fqn))
         if gathered:
-            found[param.fqn] = {rank: _padding(before.get(rank), op.mesh) for rank in gathered}
-            before = gathered
+            found[param.fqn] = {piece.rank: before.get(piece.rank, 0) for piece in gathered}
+            before = {piece.rank: 0 if piece.flat else _padding(piece.size, op.mesh) for piece in gathered}
         elif not param.spec.used and (op.mesh.tp == 1 or param.spec.tp_dim is None):
-            before = {rank: _unused(param, key) for rank in range(op.mesh.world)}
+            before = dict.fromkeys(range(op.mesh.world), _padding(param.spec.shape, op.mesh))
     return found
 
 
-def _unused(param: NamedParam, key: Key) -> Record:
-    """A parameter as every rank would gather it."""
-    shape = param.spec.shape
-    return whole(key.op, 0, key.role, param.fqn, "uint8", shape, bytes(param.spec.numel))
-
-
-def _padding(piece: Record | None, mesh: Mesh) -> int:
-    """The elements of padding behind what a rank has gathered of a parameter."""
-    if piece is None or piece.flat or not piece.data:
+def _padding(size: Sequence[int], mesh: Mesh) -> int:
+    """The elements of padding behind what a rank has gathered of a parameter: a box of this size."""
+    if not prod(size):
         return 0
-    rows = piece.size[0] if piece.size else 1
-    return -rows % mesh.dp_shard * (prod(piece.size) // rows)
+    rows = size[0] if size else 1
+    return -rows % mesh.dp_shard * (prod(size) // rows)
 
 
 def _is_beginning(key: Key, padding: Mapping[int, int], context: Context) -> bool:

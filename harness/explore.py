@@ -8,7 +8,8 @@ taking one operation away, which is how Hypothesis shrinks, leaves a program.
 
 Each drawn scenario is examined like any other: on the reference in lockstep, on a real library in real ranks, cured
 of its known defects. Scenarios that a system refuses, that have no single right answer, or in which a load finds what
-it restores because a step has changed no bit, are drawn again. Hypothesis draws in rounds of `ROUND` scenarios until
+it restores because a step has changed no bit, are drawn again. So are those that the walk leaves out with a reason; where
+the reason names programs, whose names mean nothing here, it holds of all programs. Hypothesis draws in rounds of `ROUND` scenarios until
 the number, or the time, is spent. A scenario that fails is shrunk within the time that is left, and only towards
 scenarios that fail with the same signature; then the search goes on, and failures of that signature count as found.
 
@@ -33,7 +34,7 @@ from harness.scenario import Scenario
 from harness.sequences import completion
 from harness.shrink import shrink
 from harness.space.constraints import impossible
-from harness.space.files import load_space
+from harness.space.files import LeaveOut, load_space
 from harness.space.plan import Selection, make_plan
 from harness.verdict import ExitStatus, Verdict
 from harness.versions import split_cures
@@ -194,6 +195,7 @@ class Explorer:
     ) -> None:
         self._base = _walk(system)
         self._values = _values(self._base)
+        self._left_out = _left_out(system)
         self._drawn = {word for scenario in self._base for word in operations(scenario.program)}
         self._examine, self._seed, self._faults, self._told = examine, seed, tuple(faults), told
         self._known = known
@@ -321,7 +323,8 @@ class Explorer:
         still = replace(scenario, load="same") if not {"reshard", "restart"} & {*kinds} else scenario
         made = replace(still, program=program, faults=self._faults)
         require_telling(program)
-        return None if impossible(made) else made
+        left_out = any(rule.matches(made, any_program=True) for rule in self._left_out.get(made.version, ()))
+        return None if left_out or impossible(made) else made
 
 
 _FOLLOW = ("reload_params", "finish_save")
@@ -394,6 +397,15 @@ def _walk(system: str) -> tuple[Scenario, ...]:
         raise UsageError.of("SYSTEM", system, "a system with a nightly walk", "shardproof explore reference")
     cured = [scenario for scenario in plan.supported if split_cures(scenario.version)[1] is not None]
     return tuple(sorted(cured or plan.supported, key=_plainness))
+
+
+def _left_out(system: str) -> dict[str, tuple[LeaveOut, ...]]:
+    """Version, as a scenario has it → what the walks of the system over that version leave out."""
+    found: dict[str, tuple[LeaveOut, ...]] = {}
+    for walk in load_space("nightly").walks:
+        if walk.system == system.partition("@")[0]:
+            found[walk.version] = found.get(walk.version, ()) + walk.leave_out
+    return found
 
 
 def _plainness(scenario: Scenario) -> tuple[int, int, str]:

@@ -190,7 +190,7 @@ class Loader:
             shards.moments = {
                 role: self._beside(shards, before.get(role), self._take_role(shards, role, logical))
                 for role in session.moment_roles
-                if role in logical
+                if role in logical or (kept and role in before)
             }
         if session.steps:
             session.settle(masters=True)
@@ -217,7 +217,7 @@ class Loader:
         return {self.session.state_owner(name): values for name, values in tensors.items()}
 
     def _take_role(self, shards: Shards, role: str, logical: Logical) -> Array:
-        return self.take(shards, role, self._by_owner(logical[role]), self.session.working_dtype(shards, role))
+        return self.take(shards, role, self._by_owner(logical.get(role, {})), self.session.working_dtype(shards, role))
 
     def take(self, shards: Shards, role: str, tensors: dict[str, Array], dtype: str) -> Array:
         """Each rank's elements of logical tensors of one role, (R, S, m) in `dtype`."""

@@ -118,6 +118,28 @@ def test_nothing_fails_on_the_clean_reference() -> None:
     assert report_of("reference", found, 0).endswith("none fails")
 
 
+def test_what_the_walk_leaves_out_is_not_drawn() -> None:
+    drawn: list[Scenario] = []
+
+    def passes(scenario: Scenario) -> Result:
+        drawn.append(scenario)
+        return Result(scenario, "deepspeed", "", Verdict.PASS)
+
+    Explorer("deepspeed", passes, budget_s=600, examples=300).run()
+    universal = [scenario for scenario in drawn if scenario.checkpoint == "universal"]
+    assert universal, "which the walk has"
+    assert all(scenario.optimizer.kind != "sgd" for scenario in universal), "whose converter knows Adam only"
+
+
+def test_a_new_parameter_keeps_its_moments_when_a_checkpoint_from_before_the_first_step_is_loaded() -> None:
+    scenario = Scenario(
+        system="reference", checkpoint="gathered", load="grow",
+        program="build save step load build reshard build step step load",
+    ).with_axes({"model": "groups", "load_model": "groups+one"})  # fmt: skip
+    result = examine(scenario)
+    assert result.verdict is Verdict.PASS, result.reason
+
+
 def test_a_planted_fault_is_found_and_shrunk() -> None:
     found = explored(60, "no-op-load")
     shortest = min(len(operations(result.scenario.program)) for result in found.failures.values())

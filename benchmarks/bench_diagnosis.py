@@ -1,7 +1,7 @@
 """What explanations take of a failing scenario's time, on the reference, where everything else takes least.
 
 Every logical fault is planted in its first scenario, as the canaries do it. Seconds are of the processor. The aim is
-a tenth; on real ranks, which take seconds, it is 2 to 10 hundredths, and here it is more.
+a tenth, which is met here; on real ranks, which take seconds, it is less.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ os.environ["ATEN_CPU_CAPABILITY"] = "default"  # as in every worker; read by tor
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from harness import judge
@@ -40,11 +41,14 @@ def main() -> None:
     timed("_explained", spent)
     run = timed("run_reference", spent)
     scenarios = [scenarios_of(fault)[0] for fault in CATALOGUE.values()]
+    for scenario in scenarios:  # with other numbers: a worker that judges has imported everything and judged before
+        judge.run_reference(judge.Case.of(replace(scenario, seed=scenario.seed + 1)))
+    spent.clear()
     for scenario in scenarios:
         run(judge.Case.of(scenario))
     explained, all_of_it = spent["_explained"], spent["run_reference"]
-    each = f"{1000 * explained / len(scenarios):.0f} of {1000 * all_of_it / len(scenarios):.0f} ms"
-    print(f"explanations take {explained / all_of_it:.0%} of a failing scenario of the reference ({each})")
+    each = f"{1000 * explained / len(scenarios):.1f} of {1000 * all_of_it / len(scenarios):.1f} ms"
+    print(f"explanations take {explained / all_of_it:.1%} of a failing scenario of the reference ({each})")
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ operations one after the other, of all that occur in the system's nightly walk, 
 with up to three of its axes at other values. What one draw leaves illegal (a load before any save) is left out, so that
 taking one operation away, which is how Hypothesis shrinks, leaves a program.
 
-Each drawn scenario is examined like any other: on the reference in lockstep, on a real library in real ranks, cured
-of its known defects. Scenarios that a system refuses, that have no single right answer, or in which a load finds what
-it restores because a step has changed no bit, are drawn again. So are those that the walk leaves out with a reason; where
-the reason names programs, whose names mean nothing here, it holds of all programs. Hypothesis draws in rounds of `ROUND` scenarios until
-the number, or the time, is spent. A scenario that fails is shrunk within the time that is left, and only towards
-scenarios that fail with the same signature; then the search goes on, and failures of that signature count as found.
+Each drawn scenario is examined like any other: on the reference in lockstep, on a real library in real ranks, cured of
+its known defects. Scenarios that a system refuses, that have no single right answer, or in which a load finds what it
+restores because a step has changed no bit, are drawn again. So are those that the walk leaves out with a reason; where
+the reason names programs, whose names mean nothing here, it holds of all programs. Hypothesis draws in rounds of
+`ROUND` scenarios until the number, or the time, is spent. A scenario that fails is shrunk within the time that is left,
+and only towards scenarios that fail with the same signature; then the search goes on, and failures of that signature
+count as found.
 
 *Verifies*: that no scenario of those drawn fails, or is `unknown`.
 *Does not verify*: anything of what was not drawn; the same seed draws the same scenarios as long as the walk, and

@@ -2,7 +2,8 @@
 
 Only the first operation that differs is explained: whatever differs later may follow from it, and would match other
 mechanisms by chance. For example, after a load that left a master stale, the next step moves the parameter from the
-wrong place; the rule about updates would explain that step, but the cause is the load.
+wrong place; the rule about updates would explain that step, but the cause is the load. Of differences that look alike
+(`ALIKE`) the first few are enough.
 
 *Verifies* nothing.
 *Does not verify*: that an explanation is the only one; later operations are looked at only if no rule explains anything
@@ -12,6 +13,7 @@ and says which operation it leaves unexplained.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -20,7 +22,11 @@ from harness.diagnosis.rules import BUILT_IN
 from harness.diff import Difference
 
 CLAUSES = 3
-"""How many differences an explanation's text names; all of them are in its evidence."""
+"""How many differences an explanation's text names; all that it was found for are in its evidence."""
+
+ALIKE = 4
+"""How many differences of one kind, of one role, live or in one checkpoint, are explained: what holds for them holds
+for the others, and a hundred parameters would take the time of a hundred."""
 
 CAUSE_FIRST = (
     "compute_param", "norm", "grad", "scaler", "hyperparameter", "scheduler", "step",
@@ -55,10 +61,22 @@ def explain(differences: Iterable[Difference], context: Context, own: Sequence[R
     failing = [d for d in differences if d.fails]
     indices = sorted({d.key.op for d in failing})
     for index in indices:
-        found = _of_operation([d for d in failing if d.key.op == index], context, (*_RULES, *own))
+        found = _of_operation(_telling(d for d in failing if d.key.op == index), context, (*_RULES, *own))
         if found:
             return found if index == indices[0] else [_afterwards(e, indices[0], context) for e in found]
     return []
+
+
+def _telling(differences: Iterable[Difference]) -> list[Difference]:
+    """The first few of those that look alike."""
+    seen: Counter[tuple[str, str, str]] = Counter()
+    telling = []
+    for difference in differences:
+        looks = (difference.key.role, difference.key.where, difference.kind)
+        seen[looks] += 1
+        if seen[looks] <= ALIKE:
+            telling.append(difference)
+    return telling
 
 
 def _afterwards(explanation: Explanation, first: int, context: Context) -> Explanation:
@@ -92,6 +110,6 @@ def _explanation(rule: Rule, findings: Sequence[Finding]) -> Explanation:
     clauses = list(dict.fromkeys(finding.clause for finding in ordered))
     text = f"{rule.lead}: {'; '.join(clauses[:CLAUSES])}"
     if len(clauses) > CLAUSES:
-        text += f"; and {len(clauses) - CLAUSES} more"
+        text += "; and more"
     evidence = tuple(finding.evidence for finding in ordered)
     return Explanation(rule.mechanism, ordered[0].confidence, f"{text}.", evidence, rule.bug_ids)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.diagnosis.arrangement import distinct
 from harness.diff import Difference, as_numbers
 from harness.loading import widest_model
 from harness.models import ModelSpec, model_spec
@@ -115,8 +116,8 @@ class Pair:
     def strength(self) -> Confidence:
         """How far a match is from chance: by the number of distinct bit patterns that matched. A tensor of zeros
         matches any other."""
-        distinct = len(np.unique(self.observed_bits))
-        return "certain" if distinct >= 3 else "likely" if distinct == 2 else "possible"
+        values = distinct(self.observed_bits)
+        return "certain" if values >= 3 else "likely" if values == 2 else "possible"
 
 
 LIKE = {
@@ -204,26 +205,38 @@ class Context:
 
     def settings(self, name: str, index: int) -> set[float]:
         """The values that param groups have of a setting after an operation."""
-        groups = ((k, v) for k, v in self.expected.items() if k[:3] == (index, "live", "hyperparameter"))
-        found = {float(as_numbers(value)[0]) for key, value in groups if key.fqn.rpartition(".")[2] == name}
+        groups = self.of_role(Key(index, "live", "hyperparameter", ""))
+        found = {float(as_numbers(value)[0]) for fqn, value in groups.items() if fqn.rpartition(".")[2] == name}
         return found or {float(getattr(self.scenario.optimizer, name))}
 
     def pieces(self, key: Key) -> list[Record]:
         """What each rank holds, or has written, of a value: a record for every rank and box."""
-        return list(every_rank(self._by_key.get(key, ())))
+        held = self.once(("pieces", key.op), partial(self._pieces_of, key.op))
+        return list(every_rank(held.get(key, ())))
 
-    @cached_property
-    def _by_key(self) -> dict[Key, list[Record]]:
+    def _pieces_of(self, op: int) -> dict[Key, list[Record]]:
         found: dict[Key, list[Record]] = {}
         for record in self.records:
-            found.setdefault(record_key(record), []).append(record)
+            if record.op == op:
+                found.setdefault(record_key(record), []).append(record)
         return found
 
     def siblings(self, key: Key) -> Iterator[tuple[Key, Value]]:
         """Expected values of the same role after the same operation under other names."""
-        for other, value in self.expected.items():
-            if other[:3] == key[:3] and other.fqn != key.fqn:
-                yield other, value
+        for fqn, value in self.of_role(key).items():
+            if fqn != key.fqn:
+                yield key._replace(fqn=fqn), value
+
+    def of_role(self, key: Key) -> Mapping[str, Value]:
+        """Name → expected value, of all of the same role after the same operation."""
+        return self._by_role.get(key[:3], {})
+
+    @cached_property
+    def _by_role(self) -> dict[tuple[int, str, str], dict[str, Value]]:
+        found: dict[tuple[int, str, str], dict[str, Value]] = {}
+        for key, value in self.expected.items():
+            found.setdefault(key[:3], {})[key.fqn] = value
+        return found
 
     def taken(self, key: Key) -> int:
         """The operation after which a value was as it is: of what a checkpoint has, the one that took it."""

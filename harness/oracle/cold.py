@@ -36,14 +36,15 @@ class ColdRun:
         some parameters have momentum and others, which a load would have given it, have none (torch/optim/sgd.py,
         2.13)."""
         operations = self.inputs.operations[: key.op + 1]
-        if not any(op.kind in LOADS for op in operations):
+        first = next((op.index for op in operations if op.kind in LOADS), None)
+        if first is None:
             return self.warm.get(key)
         if key.op > self._until:
             from harness.oracle import twin  # it loads torch
 
             self._until = key.op
             try:
-                self._values = twin.run(replace(self.inputs, operations=operations), dict(self.norms), loads=False)
+                self._values = twin.run(replace(self.inputs, operations=operations), dict(self.norms), cold_from=first)
             except TypeError:
                 self._values = {}
         return self._values.get(key)

@@ -43,15 +43,15 @@ _new = tuple.__new__
 """Makes a named tuple without a Python call: a scenario has hundreds of keys and values."""
 
 
-def run(inputs: Inputs, norms: Mapping[int, float] | None = None, *, loads: bool = True) -> Logical:
+def run(inputs: Inputs, norms: Mapping[int, float] | None = None, *, cold_from: int | None = None) -> Logical:
     """What every observation of a scenario with these inputs must be.
 
     Args:
         norms: op index → total gradient norm the system reported for that step; the exact one where it is missing.
-        loads: False gives the cold arm: what would be observed if no load did anything.
+        cold_from: gives the cold arm, from this operation on: what would be observed if no load did anything.
     """
     with torch.inference_mode():  # no gradient is taken of anything here
-        return _Twin(inputs, norms or {}, loads).run()
+        return _Twin(inputs, norms or {}, cold_from).run()
 
 
 class _Model:
@@ -231,8 +231,8 @@ class _Model:
 
 
 class _Twin:
-    def __init__(self, inputs: Inputs, norms: Mapping[int, float], loads: bool) -> None:
-        self.inputs, self.norms, self.loads = inputs, norms, loads
+    def __init__(self, inputs: Inputs, norms: Mapping[int, float], cold_from: int | None) -> None:
+        self.inputs, self.norms, self.loads, self.first = inputs, norms, cold_from is None, cold_from or 0
         self.saved: dict[int, dict[str, Any]] = {}
         self.logical: Logical = {}
 
@@ -248,7 +248,9 @@ class _Twin:
                 of_step = self._step(model, op, lasting)
             else:
                 self._other(model, op)
-            if op.kind not in (*TAKES, *WRITES):  # which change nothing
+            if op.index + 1 < self.first:
+                continue
+            if op.kind not in (*TAKES, *WRITES) or not lasting:  # which change nothing
                 lasting = {role_fqn: model.value(tensor) for role_fqn, tensor in _state(model, op)}
                 for held in _hyperparameters(model):
                     lasting.update(held)
@@ -260,14 +262,12 @@ class _Twin:
     def _other(self, model: _Model, op: Operation) -> None:
         """An operation that takes no step."""
         match op.kind:
-            case "build":
+            case "build" | "finish_save":
                 pass
             case kind if kind in TAKES:
                 self.saved[op.checkpoint] = model.snapshot()
             case "save_kept":
                 self.saved[op.checkpoint] = self.saved[NO_CHECKPOINT]
-            case "finish_save":
-                pass
             case kind if kind in LOADS and not self.loads:
                 pass
             case "load" | "recall":
@@ -297,7 +297,7 @@ class _Twin:
         self, model: _Model, op: Operation, before: Mapping[tuple[str, str], Value]
     ) -> dict[tuple[str, str], Value]:
         """One optimizer step or overflowing step, or a part of one; returns the records that only a step has. before:
-        what lasted until then, with the parameters that the forward computes with."""
+        what lasted until then, with the parameters that the forward computes with; nothing if nobody asks."""
         if op.kind == "apply_gradients":
             model.due = ""
             return self._apply(model, op)
@@ -312,7 +312,7 @@ class _Twin:
         first = model.due != "accumulate"
         forwards = range(self.inputs.microbatches)[: 1 if op.kind == "accumulate" else None][0 if first else 1 :]
         seen: dict[tuple[str, str], Value] = {}
-        for param in model.build.parameters:
+        for param in model.build.parameters if before else ():
             if any(not is_idle(param.idle, op.iteration, n) for n in forwards):
                 own, dtype = model.params[param.fqn], TORCH_DTYPE[param.stages.compute]
                 computed = before["param", param.names[0]] if own.dtype == dtype else _value(own.to(dtype))

@@ -233,7 +233,7 @@ def test_the_cold_arm() -> None:
 def test_an_update_of_the_initialisation_instead_of_what_was_loaded() -> None:
     """The host copies of an offloaded optimizer keep the initial weights (MBR-3949)."""
     scenario = replace(DENSE, program="model_only")
-    step, cold = 7, twin.run(inputs_of(scenario), loads=False)
+    step, cold = 7, twin.run(inputs_of(scenario), cold_from=0)
     assert [op.kind for op in expand(scenario)][4:8] == ["build", "load_model_only", "reload_params", "step"]
 
     def stale(state: Logical) -> None:

@@ -146,7 +146,7 @@ def test_a_load_that_could_do_nothing_unnoticed_is_distrusted(
     def blind(inputs: Inputs, *rest: Any, **options: Any) -> Logical:
         """A truth in which every parameter is the same after every operation."""
         truth = right(inputs, *rest, **options)
-        initial = {key.fqn: truth[key] for key in truth if key.role == "param" and key.op == 0}
+        initial = {key.fqn: truth[key] for key in reversed(truth) if key.role == "param"}
         return {key: initial[key.fqn] if key.role == "param" else value for key, value in truth.items()}
 
     monkeypatch.setattr(twin, "run", blind)

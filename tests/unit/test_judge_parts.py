@@ -421,10 +421,10 @@ def test_what_would_be_held_without_a_load_has_the_norms_that_were_reported() ->
     doubled = {key: observed[key]._replace(data=(as_numbers(observed[key]) * 2).tobytes()) for key in reported}
     norms = {key.op: float(as_numbers(doubled[key])[0]) for key in reported}
     assert norms
-    warm, cold = twin.run(case.inputs, norms), twin.run(case.inputs, norms, loads=False)
+    warm, cold = twin.run(case.inputs, norms), twin.run(case.inputs, norms, cold_from=0)
     found = ColdRun(case.inputs, norms, warm)
     assert {key: found.get(key) for key in cold} == cold
-    assert cold not in (warm, twin.run(case.inputs, {}, loads=False))
+    assert cold not in (warm, twin.run(case.inputs, {}, cold_from=0))
     assert found.get(Key(99, LIVE, "param", "no.such")) is None
 
 

@@ -7,7 +7,9 @@ exactly, not by its size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import prod
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,7 @@ def scaled(difference: Difference, context: Context) -> Finding | None:
     if not np.isfinite([pair.got, pair.wanted]).all() or not pair.wanted.all():
         return None
     factors = pair.got / pair.wanted
-    factor = float(np.median(factors))
+    factor = median(factors.tolist())
     if factor == 0.0 or abs(factor - 1.0) < ROUNDING:
         return None
     known = " or ".join(name for name, number in _known_factors(context, key.op) if _exactly(pair, number))
@@ -92,7 +94,21 @@ def reduced_twice(difference: Difference, context: Context) -> Finding | None:
 
 def narrowed_sum(difference: Difference, context: Context) -> Finding | None:
     """The gradient is what comes out if contributions are added in a narrower dtype (AM-2484, PT-186998)."""
-    return _assembled(difference, context, _narrow_sums)
+    return _assembled(difference, context, _narrow_sums) if _is_roughly_right(difference, context) else None
+
+
+def _is_roughly_right(difference: Difference, context: Context) -> bool:
+    """Whether a gradient is off by no more than its additions could have rounded away in bf16. An overflow in fp16 may
+    be anything."""
+    key, pair = difference.key, context.pair(difference)
+    op = context.op(key.op)
+    if pair is None or op is None or key.role != "grad" or op.kind != "step" or context.scenario.optimizer.clip:
+        return True
+    every = _contributions(key.fqn, op, context)[..., pair.at]
+    number = every.shape[0] * every.shape[1]
+    allowed = np.abs(every).sum(axis=(0, 1)) * (number + 2) * 2.0**-7 / every.shape[1]
+    off = np.abs(pair.got - every.sum(axis=(0, 1)) / every.shape[1])
+    return not np.isfinite(off).all() or bool((off <= allowed).all())
 
 
 def _assembled(
@@ -154,7 +170,7 @@ def _clipping_factors(key: Key, right: Floats, context: Context) -> list[float]:
     expected, there = as_numbers(context.expected[key]).astype(np.float64), right != 0
     if not there.any():
         return []
-    due = float(np.median(expected[there] / right[there]))
+    due = median((expected[there] / right[there]).tolist())
     norm = key._replace(role="norm", fqn="total_norm")
     wanted, got = (float(as_numbers(n)[0]) if n else 0.0 for n in (
         context.expected.get(norm), context.observed.get(norm)))  # fmt: skip
@@ -168,6 +184,10 @@ def _each_times(factor: float, alternatives: Floats, got: Floats, close: float) 
 
 def _contributions(fqn: str, op: Op, context: Context) -> Floats:
     """Every microbatch's and data-parallel rank's gradient, shape (microbatches, dp, numel)."""
+    return context.once(("contributions", fqn, op.index), partial(_contributions_of, fqn, op, context))
+
+
+def _contributions_of(fqn: str, op: Op, context: Context) -> Floats:
     inputs, dp = context.inputs, op.mesh.dp
     param = inputs.builds[inputs.operations[op.index].build].by_name[fqn]
     shared = context.scenario.expert_parallel if context.model.param(fqn).spec.ep_dim is not None else 1

@@ -6,11 +6,12 @@ For example, twelve shards that were joined in the order of their names as text 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
 
-from harness.diagnosis.arrangement import DISTINCT, exchanged_dims, moved_along, order_name, slice_order
+from harness.diagnosis.arrangement import DISTINCT, distinct, exchanged_dims, moved_along, order_name, slice_order
 from harness.diagnosis.explanation import Confidence, Context, Finding, Pair, Rule, tensor
 from harness.diagnosis.rules.pieces import exchanged_in_parts, other_offset, position
 from harness.diff import Difference, as_numbers
@@ -27,11 +28,17 @@ LARGEST = 1 << 16
 
 def permuted(difference: Difference, context: Context) -> Finding | None:
     """The slices along one dim are all there, in another order (PT-130760 strided, DS-5342 10 before 9)."""
+    return context.once(("permuted", difference.key), partial(_permuted, difference, context))
+
+
+def _permuted(difference: Difference, context: Context) -> Finding | None:
     pair, key = context.pair(difference), difference.key
     if pair is None:
         return None
     shape = pair.expected.shape
     wanted, got = as_bits(pair.expected).reshape(shape), as_bits(pair.observed).reshape(shape)
+    if not np.array_equal(np.sort(wanted, axis=None), np.sort(got, axis=None)):
+        return None  # something is not there at all
     for dim in range(len(shape)):
         order = slice_order(np.moveaxis(wanted, dim, 0), np.moveaxis(got, dim, 0))
         if order is None:
@@ -121,7 +128,7 @@ def _runs(pair: Pair, wanted: Bits, got: Bits) -> list[tuple[int, int, int]]:
             continue
         source = position(got[at : at + DISTINCT], pair.expected)
         length = 0 if source is None else _common(got[at:], wanted[source:])
-        if source is None or len(np.unique(got[at : at + length])) < DISTINCT:
+        if source is None or distinct(got[at : at + length]) < DISTINCT:
             return []
         end = at + length
         found.append((at, source, length))
@@ -237,7 +244,7 @@ def from_neighbours(difference: Difference, context: Context) -> Finding | None:
     got = as_bits(pair.observed)
     for start in pair.at[:: max(1, len(pair.at) // WINDOWS)]:
         window = got[start : start + WINDOW]
-        if len(window) < WINDOW or len(np.unique(window)) < 3:
+        if len(window) < WINDOW or distinct(window) < 3:
             continue
         for other, value in context.siblings(key):
             at = position(window, value) if value.dtype == pair.observed.dtype else None

@@ -14,13 +14,14 @@ different elements.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.diagnosis.arrangement import DISTINCT
+from harness.diagnosis.arrangement import DISTINCT, distinct
 from harness.diagnosis.explanation import Context, Finding, Pair, Rule, tensor
 from harness.diagnosis.rules.shares import empty_share_restored, filed_as_whole, share_of_another_rank
 from harness.diff import Difference
@@ -50,9 +51,10 @@ def _part_of_another(difference: Difference, pair: Pair, context: Context) -> Fi
     own = _owners(key, context)
     wanted, got = as_bits(pair.expected), as_bits(pair.observed)
     for other, value in context.siblings(key):
+        if context.observed.get(other) != value or value.dtype != pair.expected.dtype:
+            continue
         theirs = _owners(other, context)
-        right = context.observed.get(other) == value and value.dtype == pair.expected.dtype
-        if not right or {rank for rank, _ in own} & {rank for rank, _ in theirs}:
+        if {rank for rank, _ in own} & {rank for rank, _ in theirs}:
             continue
         source = as_bits(value)
         moved = {
@@ -60,7 +62,7 @@ def _part_of_another(difference: Difference, pair: Pair, context: Context) -> Fi
             for rank, at in own
             if not np.array_equal(got[at], wanted[at])
         }
-        if moved and None not in moved.values() and len(np.unique(pair.observed_bits)) >= DISTINCT:
+        if moved and None not in moved.values() and distinct(pair.observed_bits) >= DISTINCT:
             held = ", ".join(f"rank {rank} has rank {of}'s" for rank, of in moved.items())
             clause = f"of {tensor(key)} {held}, which is of {other.fqn}, after {context.op_name(key.op)}"
             return Finding("certain", clause, {"name": key.fqn, "holds": other.fqn, "ranks": list(moved)})
@@ -69,6 +71,10 @@ def _part_of_another(difference: Difference, pair: Pair, context: Context) -> Fi
 
 def _owners(key: Key, context: Context) -> list[tuple[int, npt.NDArray[np.int64]]]:
     """`(rank, flat indices)` of the parts in which a parameter is owned; empty if no rank owns less than all of it."""
+    return context.once(("owners", key.op, key.fqn), partial(_owners_of, key, context))
+
+
+def _owners_of(key: Key, context: Context) -> list[tuple[int, npt.NDArray[np.int64]]]:
     for role in OWNED:
         held = [p for p in context.pieces(key._replace(role=role, where="live")) if p.data]
         parts = [(piece.rank, elements_of(piece)) for piece in held]
@@ -95,7 +101,7 @@ def other_offset(difference: Difference, context: Context) -> dict[int, tuple[in
             continue
         window = own[unlike[0] : unlike[-1] + 1]
         source = position(window, pair.expected)
-        if source is None or len(np.unique(window)) < DISTINCT:
+        if source is None or distinct(window) < DISTINCT:
             return None
         found[piece.rank] = (int(at[unlike[0]]), int(at[unlike[-1]]), source)
     return found or None
@@ -128,7 +134,7 @@ def exchanged_in_parts(difference: Difference, context: Context) -> tuple[int, i
         dims = [
             (a, b) for a, b in pairwise(range(wanted.ndim)) if np.array_equal(wanted.swapaxes(a, b).reshape(-1), own)
         ]
-        if not dims or len(np.unique(own)) < DISTINCT:
+        if not dims or distinct(own) < DISTINCT:
             return None
         turned.add(dims[0])
     return turned.pop() if len(turned) == 1 else None
@@ -159,7 +165,7 @@ def halves_of_a_part(difference: Difference, context: Context) -> Finding | None
 def _held_from(piece: Record, expected: Value) -> int | None:
     """From which element of a tensor on a piece holds what it holds, by its bits."""
     own = as_bits(piece)
-    if piece.dtype != expected.dtype or len(np.unique(own)) < DISTINCT:
+    if piece.dtype != expected.dtype or distinct(own) < DISTINCT:
         return None
     return position(own, expected)
 
@@ -224,7 +230,7 @@ def empty_part_kept(difference: Difference, context: Context) -> Finding | None:
 
 
 def _names(key: Key, context: Context) -> Iterator[str]:
-    return (other.fqn for other in context.expected if other[:3] == key[:3])
+    return iter(context.of_role(key))
 
 
 def _without(key: Key, context: Context) -> list[int]:

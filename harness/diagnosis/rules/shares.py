@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from harness.diagnosis.arrangement import DISTINCT
+from harness.diagnosis.arrangement import DISTINCT, distinct
 from harness.diagnosis.explanation import Context, Finding, tensor
 from harness.diff import Difference
 from harness.observe.assemble import Bits, as_bits, elements_of, record_key
@@ -53,7 +53,7 @@ def filed_as_whole(difference: Difference, context: Context) -> Finding | None:
         own, first = elements_of(piece), elements_of(piece._replace(start=(0,) * len(piece.start)))
         rest = np.ones(len(got), bool)
         rest[first] = False
-        if np.array_equal(got[first], wanted[own]) and len(np.unique(got[first])) >= DISTINCT and not got[rest].any():
+        if np.array_equal(got[first], wanted[own]) and distinct(got[first]) >= DISTINCT and not got[rest].any():
             clause = f"{tensor(key)} after {context.op_name(key.op)} has the share of rank {piece.rank}, which is from "
             clause += f"element {own[0]} on, at its beginning, and zeros elsewhere"
             return Finding("certain", clause, {"name": key.fqn, "rank": piece.rank, "elements": len(own)})
@@ -81,10 +81,10 @@ def empty_share_restored(difference: Difference, context: Context) -> Finding | 
 def _lost(key: Key, context: Context) -> dict[str, npt.NDArray[np.intp]]:
     """Name → which elements of it deviate, of all values of a role that do."""
     found = {}
-    for other, value in context.expected.items():
-        held = context.observed.get(other) if other[:3] == key[:3] else None
+    for fqn, value in context.of_role(key).items():
+        held = context.observed.get(key._replace(fqn=fqn))
         if held is not None and held != value and (held.dtype, held.shape) == (value.dtype, value.shape):
-            found[other.fqn] = np.flatnonzero(as_bits(held) != as_bits(value))
+            found[fqn] = np.flatnonzero(as_bits(held) != as_bits(value))
     return found
 
 
@@ -92,7 +92,7 @@ def _with_empty_shares(key: Key, context: Context) -> dict[str, list[int]]:
     """Name → the ranks that own nothing of it, of all values of a role of which there are some."""
     op = context.op(key.op)
     every = set(range(op.mesh.world)) if op else set()
-    names = [other.fqn for other in context.expected if other[:3] == key[:3]]
+    names = context.of_role(key)
     owners = {fqn: {piece.rank for piece in shares(key._replace(fqn=fqn), context)} for fqn in names}
     return {fqn: sorted(every - own) for fqn, own in owners.items() if own and every - own}
 
@@ -105,7 +105,9 @@ def share_of_another_rank(difference: Difference, context: Context) -> Finding |
         return None
     having = tuple(sorted({piece.rank for piece in context.pieces(key) if piece.data}))
     for rank in having:
-        if any(piece.fqn == key.fqn and not _right(piece, context) for piece in _held_by(key, context)[rank]):
+        right = _which_are_right(rank, key, context)
+        pieces = zip(_held_by(key, context)[rank], right, strict=True)
+        if any(piece.fqn == key.fqn and not of_piece for piece, of_piece in pieces):
             found = partial(_whose_share, rank, having, key, context)
             moved[rank] = context.once(("whose share", key[:3], rank, having), found)
     if not moved or None in moved.values():
@@ -120,8 +122,8 @@ def _held_by(key: Key, context: Context) -> dict[int, list[Record]]:
 
     def make() -> dict[int, list[Record]]:
         held: dict[int, list[Record]] = {}
-        for name in (other for other in context.expected if other[:3] == key[:3]):
-            for piece in context.pieces(name):
+        for name in context.of_role(key):
+            for piece in context.pieces(key._replace(fqn=name)):
                 if piece.data:
                     held.setdefault(piece.rank, []).append(piece)
         return held
@@ -132,12 +134,20 @@ def _held_by(key: Key, context: Context) -> dict[int, list[Record]]:
 def _whose_share(rank: int, others: Sequence[int], key: Key, context: Context) -> int | None:
     """The rank of some whose share of a role another rank holds."""
     held = _held_by(key, context)
-    able = (other for other in others if other != rank)
-    return next((other for other in able if _are_those_of(held[rank], held[other], context)), None)
+    if any(_which_are_right(rank, key, context)):
+        return None
+    right = (other for other in others if other != rank and all(_which_are_right(other, key, context)))
+    return next((other for other in right if _are_those_of(held[rank], other, key, context)), None)
 
 
 def _right(piece: Record, context: Context) -> bool:
     return np.array_equal(as_bits(piece), _due(piece, context))
+
+
+def _which_are_right(rank: int, key: Key, context: Context) -> list[bool]:
+    """Of each piece of a role that a rank holds, whether it is right."""
+    held = _held_by(key, context)[rank]
+    return context.once(("right", key[:3], rank), lambda: [_right(piece, context) for piece in held])
 
 
 def _due(piece: Record, context: Context) -> Bits:
@@ -146,17 +156,20 @@ def _due(piece: Record, context: Context) -> Bits:
     return as_bits(expected)[elements_of(piece)] if expected.dtype == piece.dtype else as_bits(piece)[:0]
 
 
-def _are_those_of(pieces: Sequence[Record], theirs: Sequence[Record], context: Context) -> bool:
-    """Whether pieces hold, one run after the other, what another rank's must, while that rank's are right."""
-    due = [_due(piece, context) for piece in theirs]
-    places = {bits: (n, at) for n, part in enumerate(due) for at, bits in enumerate(part.tolist())}
-    sizes = [len(part) for part in due]
+def _are_those_of(pieces: Sequence[Record], other: int, key: Key, context: Context) -> bool:
+    """Whether pieces hold, one run after the other, what a role's of another rank must."""
+
+    def make() -> tuple[dict[int, tuple[int, int]], list[int]]:
+        due = [_due(piece, context) for piece in _held_by(key, context)[other]]
+        places = {bits: (n, at) for n, part in enumerate(due) for at, bits in enumerate(part.tolist())}
+        return places, [len(part) for part in due]
+
+    places, sizes = context.once(("what lies where", key[:3], other), make)
     for piece in pieces:
         found = [places.get(bits) for bits in as_bits(piece).tolist()]
-        if _right(piece, context) or None in found or not all(_next(a, b, sizes) for a, b in pairwise(found)):
+        if None in found or not all(_next(a, b, sizes) for a, b in pairwise(found)):
             return False
-    distinct = len({bits for piece in pieces for bits in as_bits(piece).tolist()})
-    return distinct >= DISTINCT and all(_right(piece, context) for piece in theirs)
+    return len({bits for piece in pieces for bits in as_bits(piece).tolist()}) >= DISTINCT
 
 
 def _next(one: tuple[int, int] | None, other: tuple[int, int] | None, sizes: Sequence[int]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -67,7 +68,11 @@ def permuted_parameters(difference: Difference, context: Context) -> Finding | N
 def _permutation(key: Key, context: Context) -> dict[str, str]:
     """Name → the other name whose value it holds, of one role after one operation; empty if they are not exchanged
     among themselves, each with another."""
-    wanted = {k.fqn: value for k, value in context.expected.items() if k[:3] == key[:3]}
+    return context.once(("permutation", key[:3]), partial(_permutation_of, key, context))
+
+
+def _permutation_of(key: Key, context: Context) -> dict[str, str]:
+    wanted = context.of_role(key)
     found: dict[str, str] = {}
     for fqn, value in wanted.items():
         held = context.observed.get(key._replace(fqn=fqn))
@@ -136,7 +141,7 @@ def schedule_unchanged(key: Key, context: Context) -> bool:
     some."""
     if key.role != "scheduler" or key.where != "live" or context.op_kind(key.op) != "load":
         return False
-    wanted = {k: value for k, value in context.expected.items() if k[:3] == key[:3]}
+    wanted = {key._replace(fqn=fqn): value for fqn, value in context.of_role(key).items()}
     before = {k: context.expected.get(k._replace(op=key.op - 1)) for k in wanted}
     return wanted != before and {k: context.observed.get(k) for k in wanted} == before
 

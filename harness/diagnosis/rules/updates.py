@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from harness.diagnosis.arrangement import DISTINCT
+from harness.diagnosis.arrangement import DISTINCT, distinct
 from harness.diagnosis.explanation import Confidence, Context, Finding, Floats, Pair, Rule, moment, tensor
 from harness.diagnosis.rules.counters import roughly
 from harness.diff import Difference, as_numbers
@@ -105,7 +105,7 @@ def _right_update_of_another(difference: Difference, context: Context) -> Findin
     if pair is None or context.op_kind(key.op) != "step" or key.role not in ("param", "master") or not pair.is_float:
         return None
     current = context.expected.get(key._replace(op=key.op - 1))
-    if current is None or current.shape != pair.expected.shape or len(np.unique(pair.got)) < DISTINCT:
+    if current is None or current.shape != pair.expected.shape or distinct(pair.observed_bits) < DISTINCT:
         return None
     held = as_numbers(current)[pair.at].astype(np.float64)
     finite = np.isfinite(pair.wanted) & np.isfinite(pair.got) & np.isfinite(held)
@@ -132,7 +132,7 @@ def _decayed_from(difference: Difference, context: Context) -> Finding | None:
     role = "master" if key._replace(role="master") in context.expected else "param"
     last = Key(key.op - 1, "live", role, key.fqn)
     current = context.expected.get(last)
-    if current is None or current.shape != pair.expected.shape or len(np.unique(pair.got)) < 3:
+    if current is None or current.shape != pair.expected.shape or distinct(pair.observed_bits) < 3:
         return None
     held = as_numbers(current)[pair.at].astype(np.float64)
     close = roughly(pair.expected.dtype) * np.abs(pair.got - pair.wanted).max() + 2.0**-22 * np.abs(pair.wanted).max()
@@ -176,7 +176,7 @@ def moment_continued_from(difference: Difference, context: Context) -> Finding |
     """A moment took in its gradient, and decayed an earlier value of its own instead of the current one (MLM-VERL4870:
     two views of one state)."""
     key, pair = difference.key, context.pair(difference)
-    if pair is None or key.role not in MOMENTS or context.op_kind(key.op) != "step" or len(np.unique(pair.got)) < 3:
+    if pair is None or key.role not in MOMENTS or context.op_kind(key.op) != "step" or distinct(pair.observed_bits) < 3:
         return None
     before = key._replace(op=key.op - 1)
     current = context.expected.get(before)
@@ -256,9 +256,10 @@ def _decays(key: Key, context: Context) -> list[float]:
 
 def _decays_of_groups(index: int, context: Context) -> Iterator[float]:
     """Learning rate times weight decay of every param group after an operation."""
-    for key, value in context.expected.items():
-        if key[:3] == (index, "live", "hyperparameter") and key.fqn.endswith(".lr"):
-            decay = context.expected.get(key._replace(fqn=f"{key.fqn.rpartition('.')[0]}.weight_decay"))
+    settings = context.of_role(Key(index, "live", "hyperparameter", ""))
+    for name, value in settings.items():
+        if name.endswith(".lr"):
+            decay = settings.get(f"{name.removesuffix('.lr')}.weight_decay")
             if decay is not None:
                 yield float(as_numbers(value)[0]) * float(as_numbers(decay)[0])
 

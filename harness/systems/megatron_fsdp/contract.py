@@ -48,6 +48,20 @@ class MegatronFsdpContract(FusedAdamContract):
     owner_groups = True
     sharded_masters = True
 
+    def main_params(self, scenario: Scenario) -> str | None:
+        """The dtype of the main parameters that the library is asked for; None for none."""
+        if {"no_main_params", PRECISION_AWARE} & {*scenario.options}:
+            return None
+        return scenario.dtype.master or ("fp32" if scenario.dtype.storage == "fp32" else None)
+
+    def master(self, scenario: Scenario, storage: str) -> str | None:
+        """Main parameters have memory of their own also where they are of the model's dtype."""
+        return self.main_params(scenario) or super().master(scenario, storage)
+
+    def reference_sharding(self, scenario: Scenario) -> str:
+        apart = self.main_params(scenario) and scenario.sharding == "fully_shard"
+        return "zero1" if apart else super().reference_sharding(scenario)
+
     def masters_in_state(self, scenario: Scenario) -> bool:
         return PRECISION_AWARE in scenario.options and not scenario.offload.fraction
 

@@ -155,8 +155,7 @@ class Rank(TorchRank):
     def _arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
         """fully_shard_model's arguments, by the names that this release has for them."""
         scenario, options = self.scenario, self.scenario.options
-        master = scenario.dtype.master or ("fp32" if scenario.dtype.storage == "fp32" else None)
-        main = None if {"no_main_params", PRECISION_AWARE} & set(options) else master
+        main = CONTRACT.main_params(scenario)
         known = inspect.signature(function).parameters
         hybrid = self.context.mesh.dp_replicate > 1
         arguments: dict[str, Any] = {

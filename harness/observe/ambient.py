@@ -13,8 +13,6 @@ release.
 
 from __future__ import annotations
 
-import hashlib
-import pickle
 import random
 import warnings
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from harness.observe.generators import numpy_value, python_value, state_value
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, Record, whole
 from harness.program import Op
@@ -53,8 +52,8 @@ class Ambient:
         """The generators now, and the warnings since the last call."""
         states = (torch.get_rng_state(), np.random.get_state(), random.getstate())
         gpu = torch.cuda.get_rng_state() if self._device == "cuda" else None
-        for name, digest in _digests(*states, gpu).items():
-            yield whole(op.index, rank, "rng", name, "uint8", (len(digest),), digest)
+        for name, value in _values(*states, gpu).items():
+            yield whole(op.index, rank, "rng", name, value.dtype, value.shape, value.data)
         if self._note:
             data = self._note.encode()
             yield whole(op.index, rank, "device", "note", "utf8", (len(data),), data)
@@ -75,7 +74,7 @@ def expected_generators(seed: int, ops: list[Op], device: str = "cpu") -> Logica
         random.Random(seed).getstate(),
     )
     gpu = seeded_gpu_state(seed) if device == "cuda" else None
-    values = {name: Value("uint8", (len(digest),), digest) for name, digest in _digests(*own, gpu).items()}
+    values = _values(*own, gpu)
     return {
         Key(op.index, LIVE, "rng", f"rank{rank}.{name}"): value
         for op in ops
@@ -89,16 +88,14 @@ def seeded_gpu_state(seed: int) -> torch.Tensor:
     return torch.Generator("cuda").manual_seed(seed).get_state()
 
 
-def _digests(
+def _values(
     torch_state: torch.Tensor, numpy_state: Any, python_state: object, gpu_state: torch.Tensor | None = None
-) -> dict[str, bytes]:
-    """Sixteen bytes for each generator. A generator's arrays are taken as bytes, since their pickles differ between
-    releases of numpy."""
+) -> dict[str, Value]:
+    """The state of each generator."""
     name, keys, *rest = numpy_state
-    raw = {
-        "torch": torch_state.numpy().tobytes(),
-        "numpy": pickle.dumps((name, keys.tobytes(), *rest)),
-        "python": pickle.dumps(python_state),
-        **({} if gpu_state is None else {"cuda": gpu_state.numpy().tobytes()}),
+    return {
+        "torch": state_value(torch_state.numpy().tobytes()),
+        "numpy": numpy_value(name, keys.tobytes(), *rest),
+        "python": python_value(python_state),
+        **({} if gpu_state is None else {"cuda": state_value(gpu_state.numpy().tobytes())}),
     }
-    return {name: hashlib.blake2b(data, digest_size=16).digest() for name, data in raw.items()}

@@ -12,7 +12,7 @@ have drawn from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -41,23 +41,30 @@ class Held(NamedTuple):
     saved: tuple[Drawn, ...]
 
 
-def follow(stream: str, scenario: Scenario, ops: tuple[Op, ...]) -> Iterator[Held]:
-    """One stream after every operation."""
+def follow(
+    stream: str, scenario: Scenario, ops: tuple[Op, ...], unchanged: Callable[[Mesh], int] | None = None
+) -> Iterator[Held]:
+    """One stream after every operation.
+
+    unchanged: what of a mesh must be the same at a load as at the save, or else the load leaves generators alone; None
+    for the number of the stream's coordinates.
+    """
     forwards, seed, halfway = 0, 0, False
-    saved: dict[int, tuple[int, int, int]] = {}  # checkpoint → coordinates, seed, forwards
+    saved: dict[int, tuple[int, int, int]] = {}  # checkpoint → what is unchanged, seed, forwards
     for op in ops:
         at = _coordinates(stream, op.mesh, scenario.expert_parallel)
         count = max(at) + 1
+        same = unchanged(op.mesh) if unchanged else count
         if op.kind == "build":
             forwards, seed, halfway = 0, scenario.seed % 2**31 + 1000 * op.init_seed, False
         elif op.kind in FORWARDS:
             forwards += 1 if op.kind == "accumulate" else scenario.microbatches - halfway
             halfway = op.kind == "accumulate"
         elif op.kind in TAKES:
-            saved[op.checkpoint] = (count, seed, forwards)
+            saved[op.checkpoint] = (same, seed, forwards)
         elif op.kind == "save_kept":
             saved[op.checkpoint] = saved[NO_CHECKPOINT]
-        elif op.kind in ("load", "recall") and saved[op.checkpoint][0] == count:
+        elif op.kind in ("load", "recall") and saved[op.checkpoint][0] == same:
             _, seed, forwards = saved[op.checkpoint]
         places = tuple(Drawn(_seed(stream, seed, place, op.mesh.tp), forwards) for place in range(count))
         written: tuple[Drawn, ...] = ()
@@ -67,28 +74,38 @@ def follow(stream: str, scenario: Scenario, ops: tuple[Op, ...]) -> Iterator[Hel
         yield Held(op, places, tuple(at), written)
 
 
-def torch_streams(scenario: Scenario) -> Logical:
-    """The states of torch's generators, live on every rank and in what saves wrote. The stream `replicated` is torch's
-    default generator, which `harness.observe.ambient` records as well."""
+def torch_streams(scenario: Scenario, *, device: bool = False) -> Logical:
+    """The states of a torch script's generators, live on every rank and in what saves wrote. The stream `replicated` is
+    torch's default generator, which `harness.observe.ambient` records as well.
+
+    device: they are all of the emulated device, whose default generator is another one.
+    """
     model, expected, ops = model_spec(scenario.model), Logical(), expand(scenario)
     for stream in {module.draws for module in model.modules if module.draws}:
         sizes = tuple(module.params[0].numel for module in model.modules if module.draws == stream)
-        names = (stream, "torch") if stream == "replicated" else (stream,)
+        names = (stream, "torch") if stream == "replicated" and not device else (stream,)
         for op, places, at, saved in follow(stream, scenario, ops):
-            states = [_state(place, sizes) for place in places]
+            states = [state_of(place, sizes, device=device) for place in places]
             for rank, place in enumerate(at):
                 expected |= {Key(op.index, LIVE, "rng", f"rank{rank}.{name}"): states[place] for name in names}
             for number, drawn in enumerate(saved):
-                expected[Key(op.index, WRITTEN, "rng", f"rank0.{stream}.{number}")] = _state(drawn, sizes)
+                expected[Key(op.index, WRITTEN, "rng", f"rank0.{stream}.{number}")] = state_of(
+                    drawn, sizes, device=device
+                )
     return expected
 
 
 @lru_cache(maxsize=4096)
-def _state(drawn: Drawn, sizes: tuple[int, ...]) -> Value:
-    """The state of a generator from which each forward drew so many numbers for each module, in their order."""
+def state_of(drawn: Drawn, sizes: tuple[int, ...], *, device: bool = False) -> Value:
+    """The state of a generator from which each forward drew so many numbers for each module, in their order.
+
+    device: it is the emulated device's, which has other numbers for a seed.
+    """
     import torch
 
-    generator = torch.Generator().manual_seed(drawn.seed)
+    from harness.emulation.generator import DeviceGenerator
+
+    generator = (DeviceGenerator() if device else torch.Generator()).manual_seed(drawn.seed)
     for _ in range(drawn.forwards):
         for size in sizes:
             torch.empty(size).bernoulli_(KEEP, generator=generator)

@@ -2,8 +2,8 @@
 
 A tensor is `torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)` and a storage the
 persistent id `("storage", type, key, device, numel)`, as torch.serialization and Tensor.__reduce_ex__ write them.
-Every other name but dicts, sizes and dtypes is refused, unless a system knows it (`harness.readers.vocabulary`). A
-dict's key that is a tuple of dtypes becomes text.
+Every other name but dicts, sizes, dtypes and plain arrays of numpy (`harness.readers.arrays`) is refused, unless a
+system knows it (`harness.readers.vocabulary`). A dict's key that is a tuple of dtypes becomes text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from harness.observe.settings import ClassName
+from harness.readers.arrays import array_of
 from harness.readers.errors import CheckpointError, bad
 from harness.readers.symbolic import MAX_BYTES, PERSISTENT, Mapping, Name, Node
 from harness.readers.vocabulary import known
@@ -162,12 +163,17 @@ class Decoder:
         return self.foreign(node, depth)
 
     def foreign(self, node: object, depth: int) -> Value:
-        """What stands for a node that is no plain data and no tensor.
+        """What stands for a node that is no plain data and no tensor: here only for an array of numpy, a dict of its
+        dtype, shape and bytes.
 
         Raises:
-            CheckpointError: here, always.
+            CheckpointError: it is anything else.
         """
-        raise self.refused(node)
+        array = array_of(node)
+        if array is None:
+            raise self.refused(node)
+        dtype, shape, data = array
+        return {"dtype": dtype, "shape": list(shape), "data": data}
 
     def mapping(self, pairs: list[tuple[object, object]], depth: int) -> dict[Scalar, Value]:
         result: dict[Scalar, Value] = {}

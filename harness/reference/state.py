@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.models import ModelSpec, NamedParam
+from harness.observe.generators import SEED_OF_A_BUILD
 from harness.oracle.inputs import Buffer, Inputs, Operation, Parameter, Placement, Stepper
 from harness.reference import fused_adam
 from harness.reference.blueprint import Blueprint, blueprints, initial_buffer, offloaded, values_of
@@ -23,7 +24,7 @@ from harness.reference.opaque import Opaque, fresh
 from harness.reference.placement import Catalogue, Index
 from harness.reference.quantised import HISTORY, Weights, empty, greatest, quantise, recipes, scales_for
 from harness.reference.schedule import Group, Schedule, begin
-from harness.reference.streams import SEED_OF_A_BUILD, Streams
+from harness.reference.streams import Streams
 from harness.reference.streams import fresh as seeded
 from harness.scenario import Mesh
 

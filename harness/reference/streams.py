@@ -30,9 +30,6 @@ from harness.scenario import Mesh
 Streams = dict[str, Array]
 """Stream → of every rank, or in a checkpoint of every coordinate, its seed and the numbers drawn, int64, (n, 2)."""
 
-SEED_OF_A_BUILD = 1000
-"""How far the seeds of two builds lie apart, so that a load that restores no generator is seen."""
-
 
 def coordinates(stream: str, mesh: Mesh, expert_parallel: int) -> list[int]:
     """Of every rank the coordinate that decides its stream."""

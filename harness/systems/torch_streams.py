@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from harness.observe.generators import KEEP, state_value
+from harness.observe.generators import KEEP, SEED_OF_A_BUILD, state_value
 from harness.observe.record import Record, whole
 from harness.program import Op
-from harness.reference.streams import SEED_OF_A_BUILD, coordinates, seed_of
+from harness.reference.streams import coordinates, seed_of
 from harness.systems.protocol import RankContext
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Streams:
         found = {stream: coordinates(stream, mesh, scenario.expert_parallel) for stream in drawing}
         self.places = {stream: at[rank] for stream, at in found.items()}
         self.counts = {stream: len(set(at)) for stream, at in found.items()}
-        self.generators = {
+        self.generators: dict[str, Any] = {  # what seeds, gives and takes a state as a torch.Generator does
             stream: torch.default_generator if stream == "replicated" else torch.Generator() for stream in drawing
         }
 

@@ -11,9 +11,11 @@ from harness.laboratory import Laboratory
 pytest.register_assert_rewrite("tests.conformance.sessions")
 
 PLUGINS = (
+    "tests.conformance.transformer_engine.careless",
     "tests.conformance.broken",
     "tests.conformance.torch_fsdp2.careless",
     "tests.conformance.megatron_bridge.refreshed",
+    "tests.conformance.megatron_core.careless",
     "tests.conformance.megatron_core.defects",
     "tests.conformance.megatron_core.repairs",
     "tests.conformance.own_adamw",

@@ -31,12 +31,13 @@ def stream_of_another_rank(difference: Difference, context: Context) -> Finding 
     key, pair = difference.key, context.pair(difference)
     if key.role != "rng" or pair is None:
         return None
-    stream = key.fqn.partition(".")[2]
+    stream, _ = _stream(key)
     wanted, got = _states(pair.expected), _states(pair.observed)
     others = {f"place {index}": state for index, state in enumerate(wanted)} if len(wanted) > 1 else {}
     for other, value in context.siblings(key):
-        if other.fqn.partition(".")[2] == stream:
-            others.setdefault(other.fqn.partition(".")[0], value.data)
+        theirs, place = _stream(other)
+        if theirs == stream:
+            others.setdefault(place, value.data)
     moved: dict[int, str] = {}
     for index, (due, state) in enumerate(zip(wanted, got, strict=True)):
         if due != state:
@@ -46,6 +47,13 @@ def stream_of_another_rank(difference: Difference, context: Context) -> Finding 
     whose = ", ".join(dict.fromkeys(moved.values()))
     clause = f"{tensor(key)} after {context.op_name(key.op)} is that of {whose}"
     return Finding("certain", clause, {"name": key.fqn, "from": list(moved.values())})
+
+
+def _stream(key: Key) -> tuple[str, str]:
+    """Which stream a generator is of, and whose: a rank's or, where a checkpoint names each coordinate's, a place's."""
+    rank, _, stream = key.fqn.partition(".")
+    base, _, number = stream.rpartition(".")
+    return (base, f"place {number}") if base and number.isdigit() else (stream, rank)
 
 
 def _states(value: Value) -> list[bytes]:

@@ -7,6 +7,8 @@ checkpoint with `common.pt` beside it. Optimizer state lies there in one of thre
 * under a number, which counts the optimizer's parameters (`plain`);
 * in flat buffers, one tensor for all parameters of a gradient buffer (the `dp_zero` formats, `dp_reshardable`).
 
+Random generators are objects of each model-parallel rank (`stored_generators`).
+
 Where a parameter lies in a flat buffer, `flat_buffers` computes anew. If the library's own map is wrong, as in
 NVIDIA/Megatron-LM issue 2777, this reader finds the values of another parameter in the place.
 
@@ -26,6 +28,7 @@ from harness.layout import interval_boxes
 from harness.mechanisms.megatron.flat_buffers import Buffer, Owner, Slot, buffers, local_box
 from harness.mechanisms.megatron.groups import Entry, group_records, members
 from harness.mechanisms.megatron.ignored import unknown_records
+from harness.mechanisms.megatron.stored_generators import StoredGenerators
 from harness.models import NamedParam, model_spec, storage_dtype
 from harness.observe.record import ITEMSIZE, WRITTEN, Record
 from harness.program import Op
@@ -40,6 +43,9 @@ FORM = "a checkpoint as Megatron-Core's training script writes it"
 _FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?")
 _DISTRIBUTED = re.compile(r"(?:chained_(\d+)\.)?optimizer\.distributed\.dp_group_idx_(\d+)\.(.+)")
 _BUCKET = re.compile(r"gbuf_idx_(\d+)\.dtype_(\(.+\))\.bucket_idx_(\d+)\.(\w+)")
+_GENERATORS = re.compile(r"rng_state/shard_0\.(\d{1,4})(?:\.(\d{1,4}))?_1\.\d+(?:\.\d+)?")
+"""`rng_state` of a pipeline and a tensor-parallel rank and, in releases that have it so under expert parallelism, of a
+data-parallel one."""
 _STATE = re.compile(r"optimizer\.state\.([a-z0-9_]+)\.(.+)")
 _LAYER_NORMS = {
     "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
@@ -81,6 +87,7 @@ class _Reader:
         self.records: list[Record] = []
         self.groups: dict[tuple[Owner, int], dict[str, Piece]] = {}
         self.numbered: list[tuple[Owner, KeyPath, Piece]] = []
+        self.generators = StoredGenerators(op)
 
     # The two kinds of folder
 
@@ -108,6 +115,8 @@ class _Reader:
                 self.of_data_parallel_group(piece, owner, match[3], rest)
             elif match := _STATE.fullmatch(key):
                 self.state(piece, match[1], match[2])
+            elif match := _GENERATORS.fullmatch(key):
+                self.generator(piece, int(match[1]), int(match[2] or 0), rest)
             else:
                 self.model_tensor(piece, key)
 
@@ -122,11 +131,22 @@ class _Reader:
                 self.records.append(integer_record(self.target, piece, "scheduler", "last_epoch"))
             case ("iteration",):
                 self.records.append(integer_record(self.target, piece, "iteration", "iteration"))
+            case ("rng_state", 0, *rest):
+                self.generators.take((owner.tp, owner.ep), 0, tuple(rest), piece)
             case ("optimizer", *rest):
                 link, path = _link(tuple(rest))
                 self.optimizer(piece, replace(owner, experts=link == 1), path)
             case path:
                 self.unknown(piece, path)
+
+    def generator(self, piece: Piece, tp: int, dp: int, path: KeyPath) -> None:
+        """A piece of the generators that a model-parallel rank stores as an object: a list of one, of which the library
+        makes another list of one."""
+        if path[:2] != (0, 0):
+            self.unknown(piece, ("rng_state", *path))
+            return
+        experts = self.scenario.expert_parallel
+        self.generators.take((tp, dp % experts), dp // experts, path[2:], piece)
 
     def unknown(self, piece: Piece, path: KeyPath) -> None:
         self.records += unknown_records(self.op.index, piece, path)
@@ -268,6 +288,7 @@ class _Reader:
             self.records += group_records(self.target, entry, index, self.op, self.scenario)
         for owner, path, piece in self.numbered:
             self.numbered_state(owner, path, piece)
+        self.records += self.generators.records()
         # the model's own value first, then the copies that must equal it
         return sorted(self.records, key=lambda record: record.replica)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from harness.mechanisms import fused_adam
 from harness.mechanisms.megatron import limits as megatron
+from harness.mechanisms.megatron.generators import draws
 from harness.mechanisms.megatron.limits import group_decays, has
 from harness.mechanisms.megatron.switches import not_exercised, variant
 from harness.models import NamedParam, model_spec, storage_dtype
@@ -129,6 +130,16 @@ LIMITS: tuple[Limit, ...] = (
         "fsdp-precision-aware",
         lambda s: under_fsdp(s) and has("precision_aware")(s),
         "the precision-aware optimizer is driven with DDP",
+    ),
+    Limit(
+        "generators-fsdp",
+        lambda s: under_fsdp(s) and draws(s.model),
+        "random generators are driven with DDP: fsdp_dtensor stores them in another form, which nobody reads here yet",
+    ),
+    Limit(
+        "generators-device",
+        lambda s: s.device != "cpu" and draws(s.model),
+        "what a generator must hold is worked out with the emulated device's, whose numbers are not a GPU's",
     ),
     Limit(
         "fsdp-experts",

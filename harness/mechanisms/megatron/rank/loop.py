@@ -38,6 +38,7 @@ from harness.emulation import cuda
 from harness.emulation import device as devices
 from harness.mechanisms.megatron.rank.observe import Owner, observe
 from harness.mechanisms.megatron.rank.state import TrainState, local_box, release
+from harness.mechanisms.megatron.rank.streams import Streams
 from harness.mechanisms.megatron.switches import BUCKET_SIZE, SCHEDULE_STEPS
 from harness.observe.record import Record
 from harness.oracle.contract import half_dtype
@@ -119,14 +120,19 @@ class MegatronLoop:
         from harness.mechanisms.megatron.rank import model as models
 
         self._initialise_parallel()
+        streams = self.streams()
+        if streams:
+            streams.seed(op.init_seed)
+            self.probe.dropout = streams.draw
         ask = self.contract.at_build(self.scenario, op.init_seed)
         model = models.build(self.probe, op.init_seed)
         chunk = self.data_parallel(model)
         optimizer = self._optimizer(chunk, ask)
         scheduler = _scheduler(optimizer, ask)
         self.state = TrainState(
-            self.scenario, self.spec, self.context.mesh, self.context.rank, release(), [chunk], optimizer, scheduler
-        )
+            self.scenario, self.spec, self.context.mesh, self.context.rank, release(), [chunk], optimizer, scheduler,
+            streams,
+        )  # fmt: skip
         self.owner = self.owner_of(self.state)
 
     @emulated
@@ -147,7 +153,8 @@ class MegatronLoop:
 
     @emulated
     def observe(self, op: Op) -> Iterable[Record]:
-        return list(observe(self.state, op, self.probe, self.gradients, self.norm, self.contract, self.owner))
+        records = list(observe(self.state, op, self.probe, self.gradients, self.norm, self.contract, self.owner))
+        return records + list(self.state.streams.records(op) if self.state.streams else ())
 
     # What systems override
 
@@ -166,6 +173,10 @@ class MegatronLoop:
             bucket_size=None if "one_bucket" in options else BUCKET_SIZE,
         )
         return DistributedDataParallel(model.config, config, model)
+
+    def streams(self) -> Streams | None:
+        """The random generators that the script seeds and checkpoints keep; None where it keeps none."""
+        return None
 
     def owner_of(self, state: TrainState) -> Owner | None:
         """The object that says what this rank owns, where the optimizer's groups of shards do not say it

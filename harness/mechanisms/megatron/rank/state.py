@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from harness.layout import Box, chunk
+from harness.mechanisms.megatron.rank.streams import Streams
 from harness.models import ModelSpec, ParamSpec
 from harness.scenario import Mesh, Scenario
 
@@ -25,6 +26,7 @@ class TrainState:
     * optimizer: what get_megatron_optimizer returned: a ChainedOptimizer, or the only optimizer of one chain link.
     * scheduler: an OptimizerParamScheduler, always present: it is what gives the param groups their learning rate and
       weight decay.
+    * streams: the rank's random generators, where the script keeps them.
     * iteration: optimizer steps taken.
     * release: megatron.core's `(major, minor, patch)`.
     """
@@ -37,6 +39,7 @@ class TrainState:
     chunks: list[Any]
     optimizer: Any
     scheduler: Any
+    streams: Streams | None = None
     iteration: int = 0
 
     @property

@@ -61,6 +61,8 @@ def load(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
         state.optimizer.load_parameter_state(str(_folder(state, path) / PARAMETER_STATE_FILE))
     state.scheduler.load_state_dict(loaded["opt_param_scheduler"])
     state.iteration = loaded["iteration"]
+    if state.streams and (plan.legacy or "rng_state" in loaded):
+        state.streams.restore(loaded["rng_state"])
     dist.barrier()
 
 
@@ -103,11 +105,14 @@ def _save_files(state: TrainState, plan: CheckpointPlan, path: Path) -> None:
     if state.dp_index < state.scenario.expert_parallel:
         model = state.root.state_dict_for_save_checkpoint()  # type: ignore[operator]
         content = {**_common(state), "model": model, "optimizer": state.optimizer.state_dict()}
+        content |= {"rng_state": state.streams.state()} if state.streams else {}
         torch.save(content, folder / MODEL_FILE)
 
 
 def _read_file(state: TrainState, path: Path) -> dict[str, Any]:
-    loaded: dict[str, Any] = torch.load(_folder(state, path) / MODEL_FILE, map_location="cpu")
+    """The script of releases before 0.14 lets torch.load read any pickle of this file."""
+    safe = None if state.release >= (0, 14, 0) else False
+    loaded: dict[str, Any] = torch.load(_folder(state, path) / MODEL_FILE, map_location="cpu", weights_only=safe)
     return loaded
 
 
@@ -127,6 +132,7 @@ def _save_distributed(state: TrainState, plan: CheckpointPlan, path: Path, in_fl
         path.mkdir(parents=True, exist_ok=True)
     metadata = _metadata(state, plan)
     content = {"iteration": state.iteration, **_sharded(state, metadata, loading=False, whole=True)}
+    content |= {"rng_state": _generators(state)} if state.streams else {}
     strategy = get_default_save_sharded_strategy("torch_dist")
     if plan.fully_parallel:
         strategy = FullyParallelSaveStrategyWrapper(strategy, _data_parallel_group())
@@ -183,13 +189,35 @@ def _read_distributed(state: TrainState, plan: CheckpointPlan, path: Path, *, wh
     strategy = get_default_load_sharded_strategy(str(path))
     if plan.fully_parallel:
         strategy = FullyParallelLoadStrategyWrapper(strategy, _data_parallel_group())
-    loaded: dict[str, Any] = dist_checkpointing.load(
-        _sharded(state, metadata, loading=True, whole=whole),
-        str(path),
-        strategy,
-        strict=StrictHandling.RAISE_ALL if whole else StrictHandling.RAISE_UNEXPECTED,
-    )
+    content = _sharded(state, metadata, loading=True, whole=whole)
+    leaves = not whole
+    if whole and state.streams:
+        leaves = _stored_tp(path) != state.mesh.tp  # then the script ignores the generators' states
+        content |= {} if leaves else {"rng_state": _generators(state)}
+    strict = StrictHandling.RAISE_UNEXPECTED if leaves else StrictHandling.RAISE_ALL
+    loaded: dict[str, Any] = dist_checkpointing.load(content, str(path), strategy, strict=strict)
     return loaded
+
+
+def _generators(state: TrainState) -> Any:
+    """The states of this rank's generators as the script of each release declares them: as one of tensor-parallel rank
+    t, which data-parallel ranks have alike; in 0.16, under expert parallelism, as each rank's own."""
+    from megatron.core.dist_checkpointing.mapping import ShardedObject
+
+    assert state.streams is not None
+    own, mesh, tp, dp = state.streams.state(), state.mesh, state.tp_index, state.dp_index
+    if state.scenario.expert_parallel > 1 and (0, 16, 0) <= state.release < (0, 17, 0):
+        return ShardedObject("rng_state", own, (1, mesh.tp, mesh.dp), (0, tp, dp), replica_id=0)
+    return ShardedObject("rng_state", own, (1, mesh.tp), (0, tp), replica_id=dp)
+
+
+def _stored_tp(path: Path) -> int:
+    """The tensor-parallel size of the run that saved the generators. The script reads it of its stored arguments, of
+    which there are none here."""
+    from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
+
+    held = load_sharded_metadata(str(path))
+    return max(int(entry.global_shape[1]) for entry in held.values() if entry.key == "rng_state")
 
 
 def _sharded(state: TrainState, metadata: dict[str, Any], *, loading: bool, whole: bool) -> dict[str, Any]:

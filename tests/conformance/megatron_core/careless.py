@@ -1,0 +1,10 @@
+"""A plugin: training scripts over Megatron-Core that keep their random generators wrongly. Imports no library."""
+
+from __future__ import annotations
+
+from harness.systems.megatron_core import SYSTEM
+from harness.systems.registry import register
+from tests.conformance.variants import with_ranks
+
+NO_TRACKER = register(with_ranks(SYSTEM, f"{__name__}_ranks:NoTracker", "megatron-careless-no-tracker"))
+RANK_0S = register(with_ranks(SYSTEM, f"{__name__}_ranks:Rank0s", "megatron-careless-rank-0s"))

@@ -91,6 +91,11 @@ LIMITS: tuple[Limit, ...] = (
             {"optimizer": "adamw/impl=multi_tensor/groups=one", "dtype": "fp16/master=bf16"},
         ),
     ),
+    Limit(
+        "generators-device",
+        lambda s: s.device != "cpu" and any(module.draws for module in model_spec(s.model).modules),
+        "what a generator must hold is worked out with the emulated device's, whose numbers are not a GPU's",
+    ),
     Limit("remainders-fp16", lambda s: "remainders" in s.options and s.dtype.master == "fp16",
           "remainders are those of fp32 masters"),
     Limit(

@@ -51,6 +51,11 @@ class TransformerEngineContract(FusedAdamContract):
             "TransformerEngine Float8CurrentScaling, DelayedScaling, Float8Tensor.__reduce_ex__ (2.16.0 on)",
         ),
         Clause(
+            "a stream starts from the seed with which it is added, is left by a fork where the fork's draws end, and "
+            "comes back as it was from the states that the script saved",
+            "TransformerEngine CudaRNGStatesTracker.add, fork, get_states, set_states",
+        ),
+        Clause(
             "a tensor-parallel layer's parameters are sharded over the mesh that it was given: what a checkpoint "
             "stores under a name is the whole tensor, and loads on any other mesh",
             "NVIDIA/TransformerEngine pull request 2713",
@@ -105,6 +110,10 @@ class TransformerEngineContract(FusedAdamContract):
             if op.kind == "build" and op.index in done
             for fqn, dim in parallel_tags(scenario, op.mesh).items()
         }
+        if any(module.draws for module in model_spec(scenario.model).modules):
+            from harness.oracle.generators import torch_streams
+
+            marks |= torch_streams(scenario, device=True)
         return quantised(truth, scenario, self) | marks
 
     def stores_extra_state(self, scenario: Scenario) -> bool:

@@ -4,7 +4,8 @@ Everything but the layers and the optimizer is torch's training loop. Tensor-par
 their own `set_device_mesh` where the release has that; where it has not, each rank's part looks to FSDP2 like a whole
 parameter, which is what pull request 2713 is about (docs/transformer-engine.md).
 
-*Verifies* nothing by itself. *Does not exercise* the layers' kernels, fp8 parameters, CUDA streams.
+*Verifies* nothing by itself. *Does not exercise* the layers' kernels, fp8 parameters, CUDA streams, graph-safe states
+of random generators.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from harness.systems.torch_loop import TorchRank, context_of, rehearse
 from harness.systems.transformer_engine.contract import CONTRACT
 from harness.systems.transformer_engine.quantised import SCALE
 from harness.systems.transformer_engine.rank import model as layers
+from harness.systems.transformer_engine.rank.streams import TrackedStreams
 from harness.systems.transformer_engine.switches import CALIBRATING, NO_EXTRA_STATE, TAGS, is_layers, is_quantised
 
 MASTER = "master_param"
@@ -61,6 +63,17 @@ class Rank(TorchRank):
             loads=2 if "again" in self.scenario.options else 1,
         )
         self.fused = CONTRACT.fused(self.scenario)
+
+    def build(self, op: Op) -> None:
+        super().build(op)
+        streams = self.streams()
+        if streams.generators:
+            streams.seed(op.init_seed)
+            self.state.streams, self.probe.dropout = streams, streams.draw
+
+    def streams(self) -> TrackedStreams:
+        """The generators that the script keeps."""
+        return TrackedStreams(self.context)
 
     def reload_params(self, op: Op) -> None:
         """Set the masters that exist to the values that the parameters have now. Those that do not exist yet are
@@ -173,6 +186,8 @@ class Rank(TorchRank):
         with self._extra_state():
             states = [self.whole(op, EXTRA_STATE, name, content) for name, content in _extra_states(self.state.model)]
         yield from states
+        if self.state.streams:
+            yield from self.state.streams.records(op)
         if symbols:
             yield self.text(op, "emulated", "symbols", "\n".join(sorted(symbols)))
 

@@ -581,3 +581,23 @@ def test_a_load_that_restores_what_was_there(load: str, role: str, told: str) ->
     assert court._blind_load(ops, same | {Key(3, LIVE, other, "w"): changed}) == told
     assert court._blind_load(ops, same | {Key(3, LIVE, role, "w"): changed}) == ""
     assert court._blind_load(ops, {key: each for key, each in same.items() if key.op < 3}) == "", "it was not reached"
+
+
+@pytest.mark.parametrize(
+    "program", ["build step begin_save step finish_save build load", "build step keep step save_kept build load"]
+)
+def test_a_save_must_have_written_what_was_there_when_it_was_taken(program: str) -> None:
+    scenario = Scenario(system="reference", checkpoint="gathered", mesh=Mesh(1, 2, 1), program=program)
+    records = records_of(scenario)
+    assert {r.op for r in records if r.where == WRITTEN} == {4}, "an operation after the one that took it"
+    assert court.judge(Case.of(scenario), records).differences == ()
+    lasts = {(r.role, r.fqn) for r in records if r.where == WRITTEN}
+    later = [r._replace(op=4, where=WRITTEN) for r in records if (r.op, r.where) == (3, LIVE)]
+    mixed = [r for r in records if r.where == LIVE] + [r for r in later if (r.role, r.fqn) in lasts]
+    assert {d.key.op for d in court.judge(Case.of(scenario), mixed).differences} == {4}
+
+
+def test_what_a_load_left_is_compared_with_the_run_without_loads() -> None:
+    scenario = replace(RESUMED, system="reference", checkpoint="gathered", optimizer=Optimizer.parse("adamw/clip=0.5"))
+    found, _, _ = court.run_reference(Case.of(replace(scenario, faults=("no-op-load",))))
+    assert "load_without_effect" in {explanation.mechanism for explanation in found.explanations}

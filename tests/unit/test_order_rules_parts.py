@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -257,6 +258,20 @@ def test_what_is_no_stretch_of_another_tensor() -> None:
     assert order.from_neighbours(*one({STORED: value(MINE)}, {}, STORED)) is None
 
 
+def test_windows_are_looked_for_one_after_the_other_and_in_one_tensor_after_the_other() -> None:
+    second = cut(np.concatenate([MINE[:20], [999], THEIRS[:6], MINE[27:]]))
+    assert second is not None, "behind an element of no tensor"
+    assert (second.evidence["at"], second.evidence["elements"]) == (0, 6)
+    assert cut(np.concatenate([MINE[:14], np.zeros(6), THEIRS[:10]])) is not None, "behind zeros"
+    of_another = cut(
+        np.concatenate([MINE[:20], numbers(10, 501)]), more={STORED._replace(fqn="u"): value(numbers(30, 501))}
+    )
+    assert of_another is not None
+    assert of_another.evidence["from"] == "u"
+    three = np.tile([101.0, 102.0, 103.0], 10)
+    assert cut(np.concatenate([MINE[:20], three[:10]]), theirs=value(three)) is not None, "three different elements"
+
+
 def test_windows_are_looked_for_in_tensors_up_to_a_size() -> None:
     for count, looked in ((order.LARGEST // 4, True), (order.LARGEST // 4 + 1, False)):
         due = {STORED: value(numbers(count)), OTHER: value(numbers(count, 100_001))}
@@ -331,6 +346,28 @@ def test_as_many_elements_as_there_is_padding() -> None:
             assert [order.padding_counted(d, context) for d in odd.values()] == [None] * len(odd)
 
 
+def padded(model: str, dp: int) -> list[Finding | None]:
+    """What is said of each parameter whose first elements deviate, as many as there is padding before them."""
+    scenario = replace(PADDED, model=model, mesh=Mesh(1, dp, 1))
+    differences, context = gathered(paddings(scenario), scenario)
+    return [order.padding_counted(difference, context) for difference in differences.values()]
+
+
+def test_padding_says_little_of_a_tensor_that_deviates_whole_and_of_one_element() -> None:
+    assert padded("twins", 8) == [None] * 3, "each is exactly as long as the padding before it"
+    assert padded("norms", 2) == [None], "one element may be chance"
+    (found,) = padded("norms", 6)
+    assert found is not None
+    assert (found.confidence, found.evidence["padding"]) == ("possible", 3)
+
+
+def test_of_a_tensor_without_padding_before_it_none_is_said() -> None:
+    differences, context = gathered(paddings())
+    (any_one, *_) = differences.values()
+    (first, *_) = context.model.unique_params
+    assert order.padding_counted(replace(any_one, key=any_one.key._replace(fqn=first.fqn)), context) is None
+
+
 def test_padding_is_of_what_ranks_gathered() -> None:
     differences, context = gathered(paddings(), role="param")
     assert {order.padding_counted(d, context) for d in differences.values()} == {None}
@@ -368,19 +405,33 @@ def test_an_infinity_to_which_something_is_added_stays() -> None:
     assert order.padding_counted(differences[fqn], replace(context, expected=due)) is None
 
 
-def test_a_parameter_that_no_forward_uses_lies_between() -> None:
-    scenario = replace(PADDED, model="unused")
-    params = context_of({}, {}, scenario).model.unique_params
-    idle = [param for param in params if not param.spec.used]
-    assert idle
-    key = live(1, "compute_param", params[0].fqn)
+@pytest.mark.parametrize(
+    ("tp", "split", "padding"),
+    [(1, None, 6), (2, None, 6), (1, 0, 6), (2, 0, 1)],
+    ids=["", "tp", "split", "split by tp"],
+)
+def test_a_parameter_that_no_forward_uses_lies_between(
+    monkeypatch: pytest.MonkeyPatch, tp: int, split: int | None, padding: int
+) -> None:
+    """Before `partly.weight` lies `dead.weight` of 4 × 3, unless tensor parallelism splits it, and before that
+    `used.bias` of 5: rows are filled up to a multiple of 3 ranks."""
+    scenario = replace(PADDED, model="unused", mesh=Mesh(1, 3, tp))
+    params = [
+        param if param.spec.used else replace(param, spec=replace(param.spec, tp_dim=split))
+        for param in context_of({}, {}, scenario).model.unique_params
+    ]
+    monkeypatch.setattr(
+        "harness.diagnosis.explanation.model_spec", lambda name: SimpleNamespace(unique_params=tuple(params))
+    )
     held = [
-        Record(1, 0, "live", "compute_param", p.fqn, "fp32", p.spec.shape, (0,) * len(p.spec.shape), p.spec.shape,
+        Record(1, rank, "live", "compute_param", p.fqn, "fp32", p.spec.shape, (0,) * len(p.spec.shape), p.spec.shape,
                bytes(4 * p.spec.numel))
         for p in params
         if p.spec.used
+        for rank in range(2)
     ]  # fmt: skip
+    key = live(1, "compute_param", params[0].fqn)
     found = order._padding_before(key, replace(context_of({}, {}, scenario), records=held))
-    behind = params[params.index(idle[-1]) + 1] if idle[-1] != params[-1] else None
-    if behind is not None:
-        assert found[behind.fqn][0] == paddings(scenario)[behind.fqn]
+    assert found == {
+        "used.weight": {0: 0, 1: 0}, "used.bias": {0: 3, 1: 3}, "partly.weight": {0: padding, 1: padding},
+    }  # fmt: skip

@@ -181,6 +181,16 @@ def test_names_of_operations_values_and_moments() -> None:
     assert moment(LOAD, given) == "its value of operation 5 (load)"
 
 
+def test_what_a_save_writes_is_of_when_it_was_taken() -> None:
+    program = "build step begin_save step finish_save build load"
+    given = context_of({}, {}, Scenario(mesh=Mesh(1, 2, 1), program=program))
+    written = Key(4, WRITTEN, "param", "w")
+    assert given.taken(written) == 2
+    assert given.taken(written._replace(where=LIVE)) == 4
+    assert given.taken(written._replace(op=6)) == 6, "no save"
+    assert given.taken(written._replace(op=7)) == 7, "no operation"
+
+
 def test_settings_are_those_of_the_groups_or_of_the_scenario() -> None:
     held = {
         live(STEP, "hyperparameter", "group0.lr"): fp32(0.5),

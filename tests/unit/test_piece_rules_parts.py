@@ -97,6 +97,14 @@ def test_what_is_no_other_ranks(given: tuple[Difference, Context]) -> None:
     assert pieces._part_of_another(given[0], given[1].pair(given[0]), given[1]) is None  # type: ignore[arg-type]
 
 
+def test_of_several_parameters_the_one_on_other_ranks_counts() -> None:
+    c, c_due = live(STEP, "exp_avg", "c"), numbers(6, 31)
+    due = {A: value(A_DUE), c: value(c_due), B: value(B_DUE)}
+    found = pieces.other_rank(*met(due, halves(A, 0, B_DUE) + halves(c, 0, c_due) + halves(B, 2, B_DUE), A))
+    assert found is not None
+    assert found.evidence["holds"] == "b"
+
+
 def test_two_different_elements_may_be_chance() -> None:
     due, other = np.array([1, 1, 2, 5, 5, 6]), np.array([3, 3, 4, 9, 9, 8])
     wrong = np.array([3, 3, 4, 5, 5, 6])
@@ -118,6 +126,10 @@ def test_roles_that_say_who_owns_what() -> None:
     given = replace(context_of({}, {}, FOUR), records=whole)
     assert [(rank, at.tolist()) for rank, at in pieces._owners(A, given)] == [(1, [0, 1, 2]), (2, [3, 4, 5])]
     assert pieces._owners(B, given) == []
+    param = live(STEP, "param", "a")
+    gathered = replace(given, records=[*halves(A, 1, A_DUE), flat(param, 1, 0, A_DUE, (6,))])
+    for key in (param, param._replace(where=WRITTEN)):
+        assert [rank for rank, _ in pieces._owners(key, gathered)] == [1, 2], "whose moments are shared out"
 
 
 # --- another place of the same tensor ----------------------------------------------------------------
@@ -138,7 +150,10 @@ def test_stretches_from_other_places() -> None:
     assert pieces.other_offset(*stretches(EIGHT[:4], np.array([5, 1, 2, 3]))) == {1: (5, 7, 0)}
     assert pieces.other_offset(*stretches(EIGHT[:4], np.array([5, 6, 1, 2]))) is None, "two elements may be chance"
     assert pieces.other_offset(*stretches(EIGHT[4:], np.array([9, 1, 2, 3]))) is None, "not all that deviate"
+    assert pieces.other_offset(*stretches(np.array([1, 2, 6, 7, 8, 6, 7, 8]))) == {0: (2, 4, 5)}, "amid right ones"
     assert pieces.other_offset(*met({W: value(EIGHT)}, [flat(W, 0, 0, EIGHT[:4], (8,))], W)) is None
+    (missing,) = diff({W: value(EIGHT)}, {})
+    assert pieces.other_offset(missing, context_of({W: value(EIGHT)}, {}, FOUR)) is None
     difference, given = stretches(EIGHT[4:], EIGHT[:4])
     half = [piece._replace(dtype="fp16") for piece in given.records]
     assert pieces.other_offset(difference, replace(given, records=half)) is None
@@ -173,6 +188,13 @@ def boxes(*parts: np.ndarray, due: np.ndarray = SQUARE) -> tuple[Difference, Con
 
 def turned(part: np.ndarray, first: int = 0) -> np.ndarray:
     return part.swapaxes(first, first + 1).reshape(part.shape)
+
+
+def test_three_different_elements_may_be_said_to_be_exchanged() -> None:
+    due = np.array([[1, 2], [3, 3]])
+    assert pieces.exchanged_in_parts(*boxes(due.T, due=due)) == (0, 1)
+    (missing,) = diff({W: value(due)}, {})
+    assert pieces.exchanged_in_parts(missing, context_of({W: value(due)}, {}, FOUR)) is None
 
 
 def test_dims_exchanged_in_every_part_that_deviates() -> None:
@@ -246,7 +268,9 @@ def test_what_a_piece_must_have_to_be_recognised() -> None:
     assert pieces._held_from(piece, value(TWELVE)) == 0
     assert pieces._held_from(piece._replace(dtype="int32"), value(TWELVE)) is None
     assert pieces._held_from(box(STORED, 0, (6, 0), TWELVE[:1], (12, 2)), value(TWELVE)) is None
+    assert pieces._held_from(flat(STORED, 0, 0, numbers(3, 4), (24,)), value(TWELVE)) == 3, "three elements are enough"
     assert pieces._begin(piece) == 12
+    assert pieces._begin(flat(STORED, 0, 7, numbers(3), (12, 2))) == 7
     assert pieces._flat_start((1, 2, 3), (4, 5, 6)) == 45
     assert not pieces._is_run(piece._replace(data=b""))
     assert pieces._is_run(piece._replace(flat=True, size=(6,), start=(12,)))
@@ -275,6 +299,11 @@ def test_a_fused_weight_that_was_cut_at_the_half_of_a_part() -> None:
     assert pieces.halves_of_a_part(at, everywhere) is None
     columns = [box(STORED, 0, (0, n), TWELVE[:, n : n + 1], (12, 2)) for n in range(2)]
     assert pieces.halves_of_a_part(difference, replace(given, records=columns)) is None
+    due = {STORED: value(numbers(16).reshape(4, 4))}
+    parts_of_rows = [box(STORED, 0, (2 * n, 0), numbers(3, 1 + 3 * n).reshape(1, 3), (4, 4)) for n in range(2)]
+    of_rows = met(due, parts_of_rows, STORED)
+    assert pieces.halves_of_a_part(*of_rows) is None, "boxes that are no run, whatever they hold"
+    assert pieces.wrong_coordinates(*of_rows) is None
 
 
 def filed_records(*parts: tuple[int, int, np.ndarray]) -> list[Record]:
@@ -372,6 +401,21 @@ def test_a_share_of_few_different_elements_may_be_chance() -> None:
     assert shares.filed_as_whole(*recalled(got, due)) is None
 
 
+def test_a_share_of_three_different_elements_is_no_chance() -> None:
+    due = np.array([[1], [1], [2], [2], [5], [6], [7], [7]])
+    of_two = np.concatenate([due[4:6], np.zeros((6, 1))])
+    assert shares.filed_as_whole(*recalled(of_two, due)) is None
+    rows = np.array([[1, 1], [1, 1], [2, 2], [2, 2], [5, 5], [6, 7], [8, 8], [8, 8]])
+    assert shares.filed_as_whole(*recalled(np.concatenate([rows[4:6], np.zeros((6, 2))]), rows)) is not None
+    key = live(STEP, "exp_avg", "a")
+    mine, theirs = flat(key, 0, 0, A_DUE[3:], (6,)), flat(key, 1, 3, A_DUE[3:], (6,))
+    given = met({key: value(A_DUE)}, [mine, theirs], key)
+    assert shares._are_those_of([mine], [theirs], given[1])
+    alone = shares.share_of_another_rank(*given)
+    assert alone is not None, "of the only tensor that there is"
+    assert alone.evidence["ranks"] == [0]
+
+
 def test_shares_are_those_of_when_the_state_was_taken() -> None:
     _, given = recalled(TALL + 1)
     assert [piece.rank for piece in shares.shares(BACK, given)] == [0, 1, 2, 3]
@@ -387,6 +431,11 @@ def test_shares_are_those_of_when_the_state_was_taken() -> None:
     before = Scenario(mesh=Mesh(1, 4, 1), program="build save step load")
     first = [piece._replace(op=1) for piece in given.records]
     assert [p.rank for p in shares.shares(live(3, "exp_avg", "w"), replace(context_of({}, {}, before), records=first))]
+    again = replace(context_of({}, {}, replace(before, program="build keep recall keep recall")), records=first)
+    assert {p.rank for p in shares.shares(live(2, "exp_avg", "w"), again)} == {0, 1, 2, 3}, "not what is kept later"
+    written = [piece._replace(op=2, where=WRITTEN) for piece in given.records]
+    stored = replace(context_of({}, {}, FOUR), records=written)
+    assert shares.shares(BACK._replace(where=WRITTEN), stored) == []
 
 
 def restored(got: dict[str, np.ndarray], owners: dict[str, tuple[int, ...]]) -> Finding | None:
@@ -494,3 +543,20 @@ def test_a_piece_of_another_dtype_is_not_right() -> None:
     assert not shares._right(right._replace(dtype="int32"), given)
     assert [p.rank for p in shares._held_by(live(STEP, "exp_avg", "a"), given)[1]] == [1, 1]
     assert shares._held_by(live(STEP, "exp_avg_sq", "a"), given) == {}
+    alone = flat(live(STEP, "exp_avg", "a"), 0, 0, numbers(1), (8,))
+    assert not shares._right(alone._replace(dtype="int32"), given)
+
+
+def test_what_two_ranks_hold_alike_is_no_share_of_another() -> None:
+    _, given = owned({1: of_rank(3)})
+    copies = [piece for piece in given.records if piece.rank == 0]
+    assert not shares._are_those_of(copies, [piece._replace(rank=1) for piece in copies], given)
+
+
+def test_only_what_is_lost_of_the_role_then_and_there_counts() -> None:
+    key, other = live(STEP, "exp_avg", "a"), live(SAVE, "exp_avg", "b")
+    due = {key: value(A_DUE), other: value(B_DUE)}
+    got = {key: value(np.array([*A_DUE[:4], 8, 9])), other: value(A_DUE)}
+    lost = shares._lost(key, context_of(due, got, FOUR))
+    assert {fqn: at.tolist() for fqn, at in lost.items()} == {"a": [4, 5]}
+    assert shares._with_empty_shares(key._replace(op=99), context_of(due, got, FOUR)) == {}

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from harness.models import ZOO, model_spec
+from harness.observe.generators import state_value
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE, WRITTEN, Record
 from harness.observe.settings import SETTING
@@ -308,6 +309,14 @@ def test_the_line_of_a_setting(piece: Piece, fqn: str, line: bytes) -> None:
 def test_what_is_no_setting() -> None:
     pieces = [number("optim", "param_groups", 0, "params", value=["a"]), number("optim", "param_groups", 0, "step")]
     assert {record.role for record in records_of(pieces, 3, DENSE, "it")} == {"hyperparameter"}
+
+
+def test_the_state_of_a_generator_is_a_digest_of_it() -> None:
+    state = bytes(range(16))
+    piece = TensorPiece(("extra", "rng", "rank1", "cpu"), 2, "uint8", (16,), (0,), (16,), state)
+    known = state_value(state)
+    assert records(piece) == [Record(3, 0, WRITTEN, "rng", "rank1.cpu", "uint8", (16,), (0,), (16,), known.data)]
+    assert records(number("extra", "rng", "rank1", "cpu")) == []
 
 
 def test_pairs_of_betas_and_names_of_parameters() -> None:

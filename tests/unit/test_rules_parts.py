@@ -108,6 +108,21 @@ def test_numbers_too_large_for_a_narrower_dtype_are_no_error() -> None:
     assert dtypes.partly_narrowed(difference, given) is not None
 
 
+def test_nan_of_any_kind_is_no_error() -> None:
+    """A bit that flips may make a signalling NaN, of which numpy warns where it casts it."""
+    signalling = Value("fp32", (4,), np.array([0x7F800001, 0x3F800000, 0x40000000, 0x40400000], np.uint32).tobytes())
+    difference, given = one(held("int64", 1, 2, 3, 4), signalling)
+    told = dtypes.other_dtype(replace(difference, kind="dtype"), given)
+    assert told is not None
+    assert told.evidence["values"] == "with other values"
+    narrow = np.array([0x7FC00000, 0x3F800000, 0x40000000, 0x40400000], np.uint32)
+    difference, given = one(signalling, Value("fp32", (4,), narrow.tobytes()))
+    assert dtypes.narrowed(difference, given) is not None
+    spoilt = Value("fp32", (4,), signalling.data[:12] + bytes(4))
+    difference, given = one(signalling, spoilt)
+    assert dtypes.partly_narrowed(difference, given) is None
+
+
 # --- ranks --------------------------------------------------------------------------------------------
 
 
@@ -178,6 +193,9 @@ def test_gradients_that_are_all_zero_have_any_factor() -> None:
     several = {live(1, "grad", name): fp32(1, 2) for name in "ab"}
     assert ranks.clipped_alike(1, context(several, dict.fromkeys(several, fp32(3, 6))))
     assert not ranks.clipped_alike(1, context(several, several | {live(1, "grad", "b"): fp32(3, 6)}))
+    assert ranks.clipped_alike(1, context(several, dict.fromkeys(several, fp32(0, 0)))), "a factor of 0"
+    assert ranks.clipped_alike(1, context(several, dict.fromkeys(several, fp32(8, 16.125)))), "alike within roundings"
+    assert not ranks.clipped_alike(1, context(several, dict.fromkeys(several, fp32(8, 16.5))))
 
 
 @pytest.mark.parametrize("kind", ["gap", "overlap", "size", "bits"])
@@ -265,6 +283,9 @@ def test_a_stream_of_another_rank() -> None:
         "rng of rank1.expert after operation 1 (step) is that of rank0",
         {"name": "rank1.expert", "from": ["rank0"]},
     )
+    dotted = {key._replace(fqn=f"{key.fqn}.model"): state for key, state in expected.items()}
+    key = keys[1]._replace(fqn="rank1.expert.model")
+    assert beside.stream_of_another_rank(*one(dotted, dotted | {key: states(b"dd")}, key)) is None, "another stream"
     for wrong in (b"dd", b"zz"):
         difference, given = one(expected, expected | {keys[1]: states(wrong)}, keys[1])
         assert beside.stream_of_another_rank(difference, given) is None
@@ -366,4 +387,16 @@ def test_weights_that_were_quantised_again(through: str) -> None:
         assert beside.quantised_twice(difference, replace(given, expected=left)) is None
     other = SCALE._replace(fqn="w.param")
     assert beside.quantised_twice(*one(due | {other: fp32(1, 1, 1)}, due | {other: fp32(2, 2, 2)}, other)) is None
+    again_scaled = Value("fp32", (3,), np.full(3, np.float32(1) / scale).tobytes())
+    assert beside.quantised_twice(*one(due | {other: fp32(1, 1, 1)}, due | {other: again_scaled}, other)) is None
+    assert beside.quantised_twice(*one(due, {SCALE: due[SCALE]}, quantised)) is None, "it is missing"
+    dotted = {key._replace(fqn=f"up.{key.fqn}"): value for key, value in due.items()}
+    key = SCALE._replace(fqn="up.w.quantised")
+    found = beside.quantised_twice(*one(dotted, dotted | {key: again_scaled}, key))
+    assert found is not None
+    assert found.evidence["name"] == "up.w"
     assert beside.quantised_twice(*one(fp32(1), fp32(2))) is None
+
+
+def test_the_scale_of_zeros_is_one() -> None:
+    assert [beside._scale(np.float32(amax)) for amax in (0, np.inf, 224)] == [1, 1, 2]

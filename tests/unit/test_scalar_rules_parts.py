@@ -69,6 +69,9 @@ def test_an_integer_buffer_may_be_a_counter() -> None:
     assert buffer(3, 5, 3) is None, "an earlier value that did not stand still by one"
     assert buffer(4, 5, 4, op=SAVE) is None, "no step"
     assert buffer(4, 5, 4, where=WRITTEN) is not None, "an earlier value is of live tensors"
+    unknown = count("buffer", 2, 3, dtype="int64")
+    assert unknown is not None, "also where nothing is known of it before the step"
+    assert unknown.clause == "buffer of w is 1 ahead after operation 1 (step): 3 instead of 2"
 
 
 MOMENTUM = live(LATER, "momentum", "w")
@@ -271,6 +274,11 @@ def test_a_value_that_may_not_have_been_kept_in_memory() -> None:
     assert kept(key, there, other._replace(role="step")) is None, "nothing of the role was loaded"
     assert kept(key, there, other._replace(op=3)) is None
     assert kept(key._replace(op=3), there, other._replace(op=3)) is None, "no recall"
+    twice = Scenario(mesh=Mesh(1, 2, 1), program="build keep recall keep recall")
+    first = {live(op, "exp_avg", "w"): fp32(1) for op in (1, 3)} | {live(2, "exp_avg", "v"): fp32(1)}
+    found = presence._perhaps_not_kept(live(2, "exp_avg", "w"), context_of({}, first, twice))
+    assert found is not None
+    assert found.evidence["kept_by"] == 1, "the last one before the recall"
     for role in presence.SPOKEN:
         assert kept(key._replace(role=role), other._replace(role=role), there._replace(role=role)) is None
     early = live(0, "exp_avg", "w")
@@ -336,6 +344,9 @@ def test_the_last_save_counts_that_has_the_value() -> None:
     assert presence._saved_as(key, context_of(values, {key: fp32(1)}, twice)) == 3
     assert presence._saved_as(key, context_of(values, {key: fp32(2)}, twice)) is None
     assert presence._saved_as(key, context_of(values, {}, twice)) is None
+    at_once = Scenario(mesh=Mesh(1, 2, 1), program="build step begin_save finish_save build load")
+    begun = {key._replace(op=2): fp32(1)}
+    assert presence._saved_as(key._replace(op=3), context_of(begun, {key._replace(op=3): fp32(1)}, at_once)) == 2
     first = {key._replace(op=1): fp32(1)}
     assert presence._saved_as(key, context_of(first, {key: fp32(1)}, twice)) == 1
     at_zero = Scenario(mesh=Mesh(1, 2, 1), program="build save build load")

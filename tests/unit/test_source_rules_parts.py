@@ -70,6 +70,11 @@ def test_what_lies_inside_of_another_parameter() -> None:
     assert sources.other_parameter(*met(due | {other: across}, wrong)) is None
     step = {at(key, op=LATER): value for key, value in due.items()}
     assert sources.other_parameter(*met(step, {at(W, op=LATER): wrong[W]}, at(W, op=LATER))) is None
+    twice = sources.other_parameter(*met(due | {other: fp32(6, 7, 8, 9, 6, 7, 8, 9)}, wrong))
+    assert twice is not None
+    assert twice.evidence["at"] == 0, "the first of two"
+    in_bytes = {W: Value("uint8", (4,), bytes(4)), other: due[other]}
+    assert sources.other_parameter(*met(in_bytes, {W: Value("uint8", (4,), bytes([6, 7, 8, 9]))})) is None
     same = due | {other: Value("fp32", (2, 2), fp32(6, 7, 8, 9).data)}
     assert sources._stretch_of_another(*_with_pair(met(same, wrong))) is None, "it is no larger"
 
@@ -100,6 +105,16 @@ def test_whole_tensors_under_each_others_names() -> None:
     counters = {at(key, role="step"): value for key, value in EACH.items()}
     moved = {at(key, role="step"): value for key, value in swapped.items()}
     assert sources.permuted_parameters(*met(counters, moved, at(A, role="step"))) is None
+
+
+def test_a_tensor_under_the_name_of_one_of_another_dtype() -> None:
+    due = {A: held("bf16", 1, 2), B: fp32(3 + 2**-20, 4)}
+    in_their_dtypes = {A: held("bf16", 3, 4), B: fp32(1, 2)}
+    told = sources.permuted_parameters(*met(due, in_their_dtypes, A))
+    assert told is not None
+    assert told.evidence["permutation"] == {"a": "b", "b": "a"}
+    counted = {A: held("int64", 1, 2), B: fp32(3, 4)}
+    assert sources.permuted_parameters(*met(counted, {A: held("int64", 3, 4), B: fp32(1, 2)}, A)) is None
 
 
 def test_roles_that_were_exchanged_alike_are_named_together() -> None:
@@ -178,6 +193,41 @@ def test_a_load_into_what_had_been_stepped() -> None:
     assert since is not None
     assert since.clause.endswith("and still have its initialisation by operation 0 (build)")
     assert load(WRONG, {at(W, op=4): WRONG}, at(W, op=5), ROLLED_BACK, more={}) is not None, "a refresh"
+
+
+EPOCH, RATE = live(LOAD, "scheduler", "last_epoch"), live(LOAD, "scheduler", "last_lr.0")
+
+
+def schedule(epoch: float, rate: float, op: int = LOAD, where: str = LIVE) -> Logical:
+    return {at(EPOCH, op=op, where=where): fp32(epoch), at(RATE, op=op, where=where): fp32(rate)}
+
+
+def test_a_load_that_left_the_schedule_as_it_was() -> None:
+    before, due = schedule(0, 4, BUILD), schedule(2, 4)
+    difference, context = met(before | due, schedule(0, 4), EPOCH)
+    assert sources.schedule_unchanged(EPOCH, context)
+    told = Finding(
+        "certain",
+        "the learning-rate schedule is unchanged by operation 5 (load)",
+        {"name": "last_epoch", "role": "scheduler", "unchanged_since": BUILD},
+    )
+    assert sources.load_did_nothing(difference, context) == told
+    assert not sources.schedule_unchanged(EPOCH, context_of(before | due, schedule(0, 3), SCENARIO)), "a rate is not"
+    same = context_of(before | schedule(0, 4), schedule(0, 4), SCENARIO)
+    assert not sources.schedule_unchanged(EPOCH, same), "it was to change nothing"
+    loaded = context_of(before | due, due, SCENARIO)
+    assert not sources.schedule_unchanged(EPOCH, loaded)
+
+
+def test_what_is_no_schedule_that_a_load_left_as_it_was() -> None:
+    for op, where in ((LATER, LIVE), (LOAD, WRITTEN)):
+        given = context_of(
+            schedule(0, 4, op - 1, where) | schedule(2, 4, op, where), schedule(0, 4, op, where), SCENARIO
+        )
+        assert not sources.schedule_unchanged(at(EPOCH, op=op, where=where), given)
+    step = at(EPOCH, role="step")
+    given = context_of({at(step, op=BUILD): fp32(0), step: fp32(2)}, {step: fp32(0)}, SCENARIO)
+    assert not sources.schedule_unchanged(step, given)
 
 
 def test_a_load_of_the_model_alone_that_did_nothing() -> None:
@@ -338,6 +388,10 @@ def test_a_step_that_started_from_before_the_load() -> None:
     )
     assert told is not None
     assert told.clause == "exp_avg of w is as in the cold run after operation 3 (step)"
+    values = {at(W, op=op): fp32(number) for op, number in ((LATER, 2), (BUILD, 1), (LOAD, 1))}
+    assert sources._start_of_cold(after, replace(context_of({}, {}, SCENARIO), cold=values)) == BUILD
+    last = values | {at(W, op=LOAD): fp32(3)}
+    assert sources._start_of_cold(after, replace(context_of({}, {}, SCENARIO), cold=last)) == LOAD
     assert sources._last_load(LAST, context_of({}, {}, SCENARIO)) == LOAD
     assert sources._last_load(LOAD, context_of({}, {}, SCENARIO)) is None
     assert sources._last_load(LAST + 1, context_of({}, {}, SCENARIO)) == LOAD
@@ -389,6 +443,8 @@ def test_low_bits_that_were_not_refreshed() -> None:
     assert stale(got, fp32(1, 2, 3), before) is None
     assert stale(got, param, before, "exp_avg") is None
     assert stale(fp32(1), param, before) is None
+    half = bits(0x3F80_7FFF, 0x4000_5555, 0x403F_9666)
+    assert stale(half, param, bits(0x7777_7FFF, 0x7777_5555, 0x7777_9666)) is not None, "it rounds down"
     one_only = stale(bits(0x3F80_4444, 0x4000_2222, 0x4040_3333), param, before)
     assert one_only is not None
     assert one_only.confidence == "likely"

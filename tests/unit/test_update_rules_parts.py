@@ -187,6 +187,9 @@ def test_the_right_update_of_an_earlier_value() -> None:
     assert right(got, due, Value("fp32", (3, 1), before.data), earlier) is None
     assert right(got, due, before, Value("fp32", (3, 1), earlier.data)) is None
     assert right(fp32(1.5, 4.5, 6.5), due, before, earlier) is None, "two deviate"
+    reshaped = {at(W, op=0): earlier, at(W, op=1): Value("fp32", (3, 1), due.data), BEFORE: before, W: due}
+    undecayed = replace(SCENARIO, optimizer=Optimizer.parse("adamw/lr=0.5/weight_decay=0.0"))
+    assert updates._right_update_of_another(*met(reshaped, {W: got}, W, undecayed)) is not None, "behind another shape"
     small = tuple(number + 2.0**-21 for number in (1, 2, 3))
     assert right(fp32(*(n + 2.0**-21 for n in (1.5, 2.5, 3.5))), due, before, fp32(*small)) is None, "within roundings"
     saved = at(W, op=SAVE)

@@ -69,6 +69,33 @@ def test_as_many_levels_as_are_allowed(kind: str, levels: int) -> None:
         decode(nested(levels + 1, kind), "it")
 
 
+def with_attributes(levels: int) -> Node:
+    """A tensor with attributes, which has attributes itself, and so on."""
+    function, args = TENSOR, tensor().args
+    for _ in range(levels):
+        function, args = WITH_ATTRIBUTES, (function, TENSOR_TYPES[0], args, None)
+    return Node(function, args)
+
+
+def test_as_many_levels_of_attributes_as_are_allowed() -> None:
+    assert decode(with_attributes(63), "it") == PLAIN
+    with pytest.raises(CheckpointError):
+        decode(with_attributes(64), "it")
+
+
+def test_members_of_a_set_are_in_the_order_of_their_texts() -> None:
+    assert decode(Node(SETS[0], ([1, None, "a"],)), "it") == ["a", 1, None]
+
+
+def test_a_reader_for_another_purpose_may_take_what_is_foreign() -> None:
+    class Open(Decoder):
+        def foreign(self, node: object, depth: int) -> Value:
+            return f"{node} {depth}"
+
+    call, name = Node(Name("its", "call"), (1,)), Name("its", "name")
+    assert Open("it", JUDGED).decoded([call, name]) == [f"{call} 63", f"{name} 63"]
+
+
 def test_as_many_values_as_are_allowed() -> None:
     assert Decoder("it", replace(JUDGED, values=4)).decoded([1, 2, 3]) == [1, 2, 3]
     with pytest.raises(CheckpointError):
@@ -185,6 +212,11 @@ def test_a_known_tensor_is_what_its_system_makes_of_it() -> None:
         told(Node(MINE, (tensor(),)), "nothing")
     with pytest.raises(CheckpointError):
         told(Node(MINE, (nested(62, "list"),)))
+    decoder = Decoder("it", JUDGED)
+    decoder.known = Vocabulary(tensors={MINE: lambda args, part: part(args[0]) and PLAIN})
+    assert decoder.decoded(Node(MINE, (nested(62, "list"),))) == PLAIN
+    with pytest.raises(CheckpointError):
+        decoder.decoded(Node(MINE, (nested(63, "list"),)))
 
 
 @pytest.mark.parametrize(

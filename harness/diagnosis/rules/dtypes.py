@@ -25,7 +25,8 @@ def other_dtype(difference: Difference, context: Context) -> Finding | None:
         wanted, got = as_numbers(expected), as_numbers(observed)
         with np.errstate(over="ignore", invalid="ignore"):
             rounded, unrounded = wanted.astype(got.dtype), got.astype(wanted.dtype)
-        if np.array_equal(wanted.astype(np.float64), got.astype(np.float64)):
+            equal = np.array_equal(wanted.astype(np.float64), got.astype(np.float64))
+        if equal:
             values = "with equal values"
         elif rounded.tobytes() == got.tobytes():
             values = "with the values rounded to it"

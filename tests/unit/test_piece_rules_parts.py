@@ -313,7 +313,8 @@ def filed_records(*parts: tuple[int, int, np.ndarray]) -> list[Record]:
 # --- what some ranks own nothing of ------------------------------------------------------------------
 
 
-def lacking(lost: set[str], empty: set[str], role: str = "exp_avg", where: str = WRITTEN) -> Finding | None:
+def lacking(lost: set[str], empty: set[str], role: str = "exp_avg", where: str = WRITTEN, kind: str = "missing"
+            ) -> Finding | None:  # fmt: skip
     """What is said of `a` where a save lacks `lost`, and rank 1 owns nothing of `empty`; rank 0 owns some of all."""
     keys = {name: Key(SAVE, where, role, name) for name in "abc"}
     due = {key: value(numbers(4)) for key in keys.values()}
@@ -323,7 +324,7 @@ def lacking(lost: set[str], empty: set[str], role: str = "exp_avg", where: str =
     observed, _ = assemble(record for record in held if record.where == where)
     given = replace(context_of(due, observed, FOUR), records=held)
     (difference,) = diff({keys["a"]: due[keys["a"]]}, {})
-    return pieces.empty_part_kept(difference, given)
+    return pieces.empty_part_kept(replace(difference, kind=kind), given)
 
 
 def test_an_empty_part_was_kept() -> None:
@@ -332,6 +333,7 @@ def test_an_empty_part_was_kept() -> None:
         "written exp_avg of a, of which ranks [1] hold nothing, is not in the checkpoint of operation 2 (save)",
         {"name": "a", "empty_on": [1]},
     )  # fmt: skip
+    assert lacking({"a"}, {"a"}, kind="gap") == lacking({"a"}, {"a"}), "a gap that the empty part left"
     assert lacking({"a", "b"}, {"a", "b"}) is not None
     assert lacking({"a", "b"}, {"a"}) is None, "one is missing of which all hold some"
     assert lacking({"a"}, {"a", "b"}) is None, "one is there of which some hold nothing"

@@ -286,6 +286,9 @@ def test_a_stream_of_another_rank() -> None:
     dotted = {key._replace(fqn=f"{key.fqn}.model"): state for key, state in expected.items()}
     key = keys[1]._replace(fqn="rank1.expert.model")
     assert beside.stream_of_another_rank(*one(dotted, dotted | {key: states(b"dd")}, key)) is None, "another stream"
+    of_a_rank = beside.stream_of_another_rank(*one(dotted, dotted | {key: states(b"aa")}, key))
+    assert of_a_rank is not None
+    assert of_a_rank.evidence["from"] == ["rank0"]
     for wrong in (b"dd", b"zz"):
         difference, given = one(expected, expected | {keys[1]: states(wrong)}, keys[1])
         assert beside.stream_of_another_rank(difference, given) is None

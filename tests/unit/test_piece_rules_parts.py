@@ -412,7 +412,6 @@ def test_a_share_of_three_different_elements_is_no_chance() -> None:
     key = live(STEP, "exp_avg", "a")
     mine, theirs = flat(key, 0, 0, A_DUE[3:], (6,)), flat(key, 1, 3, A_DUE[3:], (6,))
     given = met({key: value(A_DUE)}, [mine, theirs], key)
-    assert shares._are_those_of([mine], [theirs], given[1])
     alone = shares.share_of_another_rank(*given)
     assert alone is not None, "of the only tensor that there is"
     assert alone.evidence["ranks"] == [0]
@@ -547,12 +546,6 @@ def test_a_piece_of_another_dtype_is_not_right() -> None:
     assert shares._held_by(live(STEP, "exp_avg_sq", "a"), given) == {}
     alone = flat(live(STEP, "exp_avg", "a"), 0, 0, numbers(1), (8,))
     assert not shares._right(alone._replace(dtype="int32"), given)
-
-
-def test_what_two_ranks_hold_alike_is_no_share_of_another() -> None:
-    _, given = owned({1: of_rank(3)})
-    copies = [piece for piece in given.records if piece.rank == 0]
-    assert not shares._are_those_of(copies, [piece._replace(rank=1) for piece in copies], given)
 
 
 def test_only_what_is_lost_of_the_role_then_and_there_counts() -> None:

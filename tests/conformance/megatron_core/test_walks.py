@@ -28,7 +28,7 @@ release."""
 def walks(name: str) -> tuple[Walk, Walk]:
     """Those with DDP and with Megatron-FSDP."""
     own = {walk.part: walk for walk in load_space(name).walks if walk.system == SYSTEM.name}
-    assert own.keys() == {"", "fsdp", "upgrade"}
+    assert own.keys() == {"", "fsdp", "upgrade", "streams"}
     return own[""], own["fsdp"]
 
 

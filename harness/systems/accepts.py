@@ -15,12 +15,13 @@ Imports no library and no system.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Protocol
 
 from harness.loading import as_loaded
+from harness.models import model_spec
 from harness.program import changes, kinds_of, named_programs
 from harness.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
 
@@ -38,6 +39,14 @@ class LibraryError:
     op: str
     axes: Mapping[str, str] = field(default_factory=dict, hash=False)
     may_hang: bool = False
+
+
+MODULES_KEEP = {
+    "opaque": "bytes of their own that only the reference makes",
+    "draws": "random generators that are saved with the model",
+    "quantised": "fp8 weights beside the parameters that the optimizer steps",
+}
+"""What a module of a model may keep beside parameters and buffers, as `ModuleSpec` names it, and in words."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +246,8 @@ class Accepts:
 
     Args:
         name: of the system, for reasons. limits, constraints: within what the axes allow; see the module's text.
+        keeps: of what modules may keep beside parameters and buffers (`MODULES_KEEP`), what the system has: a model
+            with anything else would run as if it had it not.
         axes: axis → what is allowed of it, `Parts` for `dtype`, `optimizer` and `offload`.
     """
 
@@ -246,12 +257,14 @@ class Accepts:
         *,
         limits: Sequence[Limit] = (),
         constraints: Sequence[Constraint] = (),
+        keeps: Collection[str] = (),
         **axes: Allowed | Parts,
     ) -> None:
         unknown = axes.keys() - set(AXES)
         if unknown:
             raise TypeError(f"a scenario has no axis {', '.join(sorted(unknown))}")
         self.name, self.axes, self.own_limits, self.constraints = name, axes, tuple(limits), tuple(constraints)
+        self.lacks = {what: told for what, told in MODULES_KEEP.items() if what not in keeps}
 
     @cached_property
     def limits(self) -> tuple[Limit, ...]:
@@ -266,6 +279,7 @@ class Accepts:
                 lists += [_part_limit(self.name, axis, part, each) for part, each in allowed.parts().items()]
             else:
                 lists.append(_axis_limit(self.name, axis, allowed))
+        lists += [_model_limit(self.name, what, told) for what, told in self.lacks.items()]
         return (*(limit for limit in lists if limit is not None), *self.own_limits)
 
     @cached_property
@@ -304,6 +318,13 @@ def _limit_of_load(limit: Limit) -> Limit:
         return changes(scenario) and not limit.refuses(scenario) and limit.refuses(as_loaded(scenario))
 
     return Limit(f"{limit.id}-load", refuses, f"after the load: {limit.reason}", limit.source)
+
+
+def _model_limit(system: str, what: str, told: str) -> Limit:
+    def has(model: str) -> bool:
+        return any(getattr(module, what) for module in model_spec(model).modules)
+
+    return Limit(f"model-{what}", lambda s: s.fact("model", has), f"{system} has no modules with {told}")
 
 
 def _axis_limit(system: str, axis: str, allowed: Allowed) -> Limit | None:

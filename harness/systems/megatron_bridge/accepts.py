@@ -32,6 +32,7 @@ LIMITS: tuple[Limit, ...] = (
 
 ACCEPTS = Accepts(
     "megatron-bridge",
+    keeps=(),
     limits=LIMITS,
     constraints=(*fused_adam.constraints(CONTRACT), *megatron.constraints(CONTRACT)),
     **megatron.AXES

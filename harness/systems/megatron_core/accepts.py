@@ -236,6 +236,7 @@ LIMITS: tuple[Limit, ...] = (
 
 ACCEPTS = Accepts(
     "megatron-core",
+    keeps=("draws",),
     device=Only("cpu", "cuda"),
     checkpoint=Formats({name: form.switches for name, form in FORMATS.items()}),
     options=Words(OPTIONS),

@@ -7,6 +7,7 @@ from harness.program import does
 from harness.scenario import SCHEDULES, DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
+    MODULES_KEEP,
     NUMBERS,
     OPEN_LOOP,
     Accepts,
@@ -66,6 +67,7 @@ CONSTRAINTS = (
 
 ACCEPTS = Accepts(
     "reference",
+    keeps=MODULES_KEEP,
     model=Anything(),
     mesh=Anything(),
     expert_parallel=Only(1, 2, because="two groups of ranks that share experts out show what more would"),

@@ -26,6 +26,7 @@ from harness.systems.accepts import (
 
 ACCEPTS = Accepts(
     "torch-fsdp2",
+    keeps=("draws",),
     device=Only("cpu", "cuda"),
     model=Anything(),
     mesh=Anything(),

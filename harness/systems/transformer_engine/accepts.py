@@ -206,6 +206,7 @@ LIMITS: tuple[Limit, ...] = (
 
 ACCEPTS = Accepts(
     "transformer-engine",
+    keeps=("draws",),
     device=Only("cpu", "cuda"),
     model=Anything(),
     mesh=Anything(),

@@ -51,6 +51,16 @@ def test_slices_in_another_order() -> None:
     assert order.permuted(*given(np.array(1), np.array(2))) is None
 
 
+def test_each_of_two_tensors_has_its_own_order() -> None:
+    other = W._replace(fqn="v")
+    due = {W: value(GRID), other: value(GRID)}
+    got = {W: value(GRID[[2, 3, 0, 1]]), other: value(GRID[[1, 0, 2, 3]])}
+    context = context_of(due, got, SCENARIO)
+    found = {d.key.fqn: order.permuted(d, context) for d in diff(due, got)}
+    orders = {fqn: finding.evidence["order"] for fqn, finding in found.items() if finding is not None}
+    assert orders == {"w": [2, 3, 0, 1], "v": [1, 0, 2, 3]}
+
+
 def test_the_order_of_two_slices_has_a_name() -> None:
     found = order.permuted(*given(GRID[:2], GRID[[1, 0]]))
     assert found is not None

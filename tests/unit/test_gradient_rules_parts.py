@@ -426,6 +426,24 @@ def test_contributions_to_an_expert_are_of_as_many_ranks_as_have_it() -> None:
         assert (pairs[0] == pairs[1]).all() == (fqn in experts)
 
 
+def test_sums_in_bf16_are_off_by_no_more_than_roundings_or_by_anything_where_they_overflow() -> None:
+    scenario = replace(DENSE, microbatches=3)
+    given = context_of({}, {}, scenario)
+    every = gradients._contributions(UP, given.ops[STEP], given)
+    allowed = np.abs(every).sum(axis=(0, 1)) / 2 * (3 * 2 + 2) * 2.0**-7  # of six contributions, and the average of two
+    right = gradient(scenario)
+    for factor in (0.99, 1.01):
+        for sign in (1, -1):
+            difference, context = wrong(scenario, right + sign * factor * allowed)
+            assert gradients._is_roughly_right(difference, context) is (factor < 1)
+    one_only = right.copy()
+    one_only[5] += 1.01 * allowed[5]
+    assert not gradients._is_roughly_right(*wrong(scenario, one_only))
+    infinite = right + 2 * allowed
+    infinite[0] = np.inf
+    assert gradients._is_roughly_right(*wrong(scenario, infinite))
+
+
 def test_a_gradient_that_lacks_a_microbatch() -> None:
     given = context_of({}, {}, DENSE)
     every = gradients._contributions(UP, given.ops[STEP], given)

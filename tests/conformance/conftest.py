@@ -14,6 +14,7 @@ PLUGINS = (
     "tests.conformance.transformer_engine.careless",
     "tests.conformance.broken",
     "tests.conformance.torch_fsdp2.careless",
+    "tests.conformance.megatron_bridge.careless",
     "tests.conformance.megatron_bridge.refreshed",
     "tests.conformance.megatron_core.careless",
     "tests.conformance.megatron_core.defects",

@@ -8,17 +8,30 @@ elements on the host are stepped by torch's fused AdamW and those on the device 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, ClassVar
 
 from harness.mechanisms.fused_adam import HALF_AWAY, PRECISION_AWARE, SCALES, FusedAdamContract
+from harness.mechanisms.megatron.generators import draws
 from harness.mechanisms.megatron.switches import TORCH_OFFLOAD, hyperparameters
 from harness.models import ModuleSpec, model_spec
 from harness.oracle.contract import Clause, half_dtype
 from harness.oracle.inputs import DOUBLE_CLIPPING, Clip, LossScale
 from harness.scenario import FLOAT_DTYPES, Mesh, Optimizer, Scenario
 
+if TYPE_CHECKING:
+    from harness.observe.logical import Logical
+
 WINDOW, HYSTERESIS = 2, 2
 """Steps without overflow after which the loss scale doubles, and overflows after which it halves, in every scenario."""
+
+
+SEEDS = Clause(
+    "with seed s the device's default generator and the stream data-parallel-rng start from s, "
+    "model-parallel-rng from s + 2718 + the tensor-parallel rank, expert-parallel-rng from s + 1024 + 100 × "
+    "the expert-parallel rank + the rank within an expert",
+    "megatron.core.tensor_parallel.random.model_parallel_cuda_manual_seed",
+)
 
 
 class MegatronContract(FusedAdamContract):
@@ -60,6 +73,13 @@ class MegatronContract(FusedAdamContract):
     trainable_only = True
     owner_groups = True
     last_lr = False
+
+    def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: AbstractSet[int]) -> Logical:
+        if not draws(scenario.model):
+            return truth
+        from harness.mechanisms.megatron.generators import megatron_streams
+
+        return truth | megatron_streams(scenario)
 
     def masters_in_state(self, scenario: Scenario) -> bool:
         return PRECISION_AWARE in scenario.options and not scenario.offload.fraction

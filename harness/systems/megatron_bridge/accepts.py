@@ -12,8 +12,9 @@ from harness.systems.megatron_bridge.contract import CONTRACT
 __all__ = ["ACCEPTS", "CHECKPOINTS", "LIMITS", "not_exercised", "variant"]
 
 CHECKPOINTS = {"weights": ("fully_parallel",)}
-"""Bridge's torch_dist format without optimizer and random generators, as a converted pretrained model has none; with
-`fully_parallel` data-parallel ranks share the writing (`fully_parallel_save`, Bridge's default)."""
+"""Bridge's torch_dist format without the optimizer, as a converted pretrained model has none, and with random
+generators where the model draws from some; with `fully_parallel` data-parallel ranks share the writing
+(`fully_parallel_save`, Bridge's default)."""
 
 LIMITS: tuple[Limit, ...] = (
     *megatron.limits(CONTRACT),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from harness.mechanisms.megatron.contract import MegatronContract
+from harness.mechanisms.megatron.contract import SEEDS, MegatronContract
 from harness.oracle.contract import Clause
 
 
@@ -18,6 +18,12 @@ class MegatronBridgeContract(MegatronContract):
         Clause(
             "loading a pretrained checkpoint refreshes the optimizer's masters from the loaded parameters",
             "megatron.bridge.training.checkpointing._load_checkpoint_from_path, cfg.checkpoint.finetune",
+        ),
+        SEEDS,
+        Clause(
+            "with save_rng a checkpoint holds the generators of every tensor-parallel rank; finetuning leaves those of "
+            "the new run as they are",
+            "megatron.bridge.training.checkpointing.get_rng_state, _load_checkpoint_from_path, cfg.checkpoint.finetune",
         ),
     )
     load_refreshes = True

@@ -1,4 +1,4 @@
-"""What Megatron-Bridge's checkpoints hold: the weights alone, in a folder named after the iteration."""
+"""What Megatron-Bridge's checkpoints hold: weights, and random generators, in a folder named after the iteration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.systems.megatron_bridge.contract import CONTRACT
 
 
 class MegatronBridgeStored(MegatronStored):
-    """What `save_checkpoint` writes without optimizer and random generators."""
+    """What `save_checkpoint` writes without the optimizer."""
 
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         return super().read(path / f"iter_{op.iteration:07d}", op, scenario)

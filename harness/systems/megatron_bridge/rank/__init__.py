@@ -13,8 +13,10 @@ from functools import cache
 
 from harness.emulation import cuda, te_names
 from harness.emulation.touched import touch
+from harness.mechanisms.megatron.generators import draws
 from harness.mechanisms.megatron.rank import loop
 from harness.mechanisms.megatron.rank.loop import MegatronLoop, emulated
+from harness.mechanisms.megatron.rank.streams import Streams
 from harness.program import Op
 from harness.systems.protocol import RankContext
 
@@ -48,6 +50,9 @@ class Rank(MegatronLoop):
         library()
         super().__init__(context)
         touch(te_names.SYMBOL)
+
+    def streams(self) -> Streams | None:
+        return Streams(self.context) if draws(self.scenario.model) else None
 
     @emulated
     def save(self, op: Op) -> None:

@@ -1,9 +1,9 @@
 """Saving and loading weights through NeMo Megatron-Bridge's own checkpointing, as its finetuning does.
 
-`save` calls Bridge's `save_checkpoint` without optimizer and random generators; `load_pretrained` calls its
-`load_checkpoint` with `pretrained_checkpoint`, as `megatron.bridge.training.setup.setup` does where a run finetunes:
-that reads the weights into the model and has the optimizer refresh its masters. Runs inside a rank; the caller has the
-emulated device on.
+`save` calls Bridge's `save_checkpoint` without the optimizer, and with random generators where the model draws from
+some (`save_rng`); `load_pretrained` calls its `load_checkpoint` with `pretrained_checkpoint`, as
+`megatron.bridge.training.setup.setup` does where a run finetunes: that reads the weights into the model and has the
+optimizer refresh its masters. Runs inside a rank; the caller has the emulated device on.
 
 *Verifies*: keys that are missing or unexpected are a crash (`dist_ckpt_strictness` raise_unexpected, and Bridge loads
 the model strictly). *Does not verify* what was written or loaded: the reader and the observation do.
@@ -74,14 +74,13 @@ def _config(state: TrainState, checkpoint: dict[str, Any]) -> Any:
         dataset=config.FinetuningDatasetConfig(seq_length=SEQUENCE),
         logger=config.LoggerConfig(),
         tokenizer=TokenizerConfig(),
-        checkpoint=_checkpoint_config(scenario, checkpoint),
+        checkpoint=_checkpoint_config(scenario, checkpoint | {"save_rng": state.streams is not None}),
     )  # fmt: skip
 
 
 def _checkpoint_config(scenario: Scenario, own: dict[str, Any]) -> Any:
     return config.CheckpointConfig(
         save_optim=False,
-        save_rng=False,
         fully_parallel_save="fully_parallel" in scenario.checkpoint.split("+"),
         save_tokenizer_assets=False,
         dist_ckpt_strictness="raise_unexpected",

@@ -16,6 +16,10 @@ from harness.oracle.inputs import Inputs
 from harness.program import LOADS
 
 
+_NO_MOMENTUM = "expected Tensor as element"
+"""What torch's fused SGD says where a parameter has no momentum that others have."""
+
+
 @dataclass
 class ColdRun:
     """The values of the cold run of some inputs.
@@ -45,6 +49,8 @@ class ColdRun:
             self._until = key.op
             try:
                 self._values = twin.run(replace(self.inputs, operations=operations), dict(self.norms), cold_from=first)
-            except TypeError:
+            except TypeError as error:
+                if _NO_MOMENTUM not in str(error):
+                    raise
                 self._values = {}
         return self._values.get(key)

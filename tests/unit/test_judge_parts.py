@@ -440,12 +440,18 @@ def test_before_any_load_the_cold_run_is_the_other_one_and_nothing_is_worked_out
 
 
 def test_a_cold_run_whose_steps_torch_cannot_take_has_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "expected Tensor as element 0 in argument 2, but got NoneType"
+
     def refuses(*_: object, **__: object) -> None:
-        raise TypeError("fused SGD")
+        raise TypeError(said)
 
     monkeypatch.setattr(twin, "run", refuses)
     inputs = Case.of(RESUMED).inputs
-    assert ColdRun(inputs, {}, {}).get(Key(len(inputs.operations) - 1, LIVE, "param", "up.weight")) is None
+    last = Key(len(inputs.operations) - 1, LIVE, "param", "up.weight")
+    assert ColdRun(inputs, {}, {}).get(last) is None
+    said = "run() got an unexpected keyword argument"
+    with pytest.raises(TypeError, match="unexpected keyword"):  # which is a mistake of ours
+        ColdRun(inputs, {}, {}).get(last)
 
 
 def test_what_must_be_follows_the_norm_that_was_reported() -> None:

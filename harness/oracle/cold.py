@@ -15,7 +15,6 @@ from harness.observe.logical import Key, Logical, Value
 from harness.oracle.inputs import Inputs
 from harness.program import LOADS
 
-
 _NO_MOMENTUM = "expected Tensor as element"
 """What torch's fused SGD says where a parameter has no momentum that others have."""
 

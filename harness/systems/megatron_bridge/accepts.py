@@ -33,7 +33,7 @@ LIMITS: tuple[Limit, ...] = (
 
 ACCEPTS = Accepts(
     "megatron-bridge",
-    keeps=(),
+    keeps=("draws",),
     limits=LIMITS,
     constraints=(*fused_adam.constraints(CONTRACT), *megatron.constraints(CONTRACT)),
     **megatron.AXES

@@ -65,9 +65,8 @@ def test_limits_are_cores_but_for_formats_and_releases() -> None:
     by_release = {"l2-before-015", "groups-before-016"}
     assert by_release <= cores
     assert not by_release & ours
-    assert {name for name in cores - ours if not name.startswith(("checkpoint-", "fsdp-"))} == by_release | {
-        "local-state"
-    }
+    driven_there = {"local-state", "generators-fsdp", "generators-device"}
+    assert {name for name in cores - ours if not name.startswith(("checkpoint-", "fsdp-"))} == by_release | driven_there
     assert ours - cores == {"expert_parallel"}
 
 

@@ -42,6 +42,7 @@ REFUSED = {
     "master-of-fp32": {"optimizer": FUSED, "dtype": "fp32/master=fp32"},
     "torch-state": {"dtype": "bf16/master=fp32"},
     "master-dtype": {"optimizer": FUSED, "dtype": "fp16/master=bf16"},
+    "generators-device": {"device": "cuda", "model": "dropout"},
     "remainders-fp16": {"optimizer": FUSED, "dtype": "bf16/master=fp16", "options": "remainders"},
     "no-gradient": {"optimizer": FUSED, "model": "unused"},
     "remainders": {"optimizer": FUSED, "options": "remainders"},

@@ -122,7 +122,8 @@ class TorchRank:
     # Operations of a program
 
     def build(self, op: Op) -> None:
-        """Construct everything anew."""
+        """Construct everything anew. A step that was begun before is forgotten."""
+        self.microbatches = range(self.scenario.microbatches)
         root = self.make_model(op.init_seed)
         self.shard(root)
         self.params = self.held_parameters(root)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from harness.loading import grows, shrinks
 from harness.models import model_spec, storage_dtype
 from harness.oracle.contract import Clause
-from harness.program import does, meshes
+from harness.program import does, meshes, operations
 from harness.scenario import Scenario
 from harness.systems.accepts import LibraryError, Limit
 
@@ -116,6 +116,36 @@ STRICT_FEWER = Limit(
         may_hang=True,  # of ranks that are given nothing by rank 0, it alone has something to refuse
     ),
 )
+
+
+def _asks_for_each_key(checkpoint: str) -> bool:
+    """Whether a load asks for the trainable parameters one by one, of which a save has left out the frozen ones."""
+    form, *given = checkpoint.split("+")
+    return form != "full" and "ignore_frozen" in given
+
+
+def _loads_from_before_a_thaw(program: str) -> bool:
+    """Whether a checkpoint of before parameters were unfrozen is loaded after that."""
+    thawed, saved, kept = False, [False], False
+    for word in operations(program):
+        match word:
+            case "build":
+                thawed = False
+            case "unfreeze" | "add_group":
+                thawed = True
+            case "save" | "begin_save":
+                saved.append(thawed)
+            case "keep":
+                kept = thawed
+            case "save_kept":
+                saved.append(kept)
+            case "load_previous" if thawed and not saved[-2]:
+                return True
+            case "load" | "load_model_only" | "load_optimizer_only" if thawed and not saved[-1]:
+                return True
+    return False
+
+
 STRICT_FROZEN = Limit(
     "strict-frozen",
     lambda s: (
@@ -130,6 +160,22 @@ STRICT_FROZEN = Limit(
         "Error(s) in loading state_dict",
         "load",
         {"model": "frozen_tower", "checkpoint": "dcp+ignore_frozen", "program": "build step save step load"},
+    ),
+)
+LEFT_OUT_THAWED = Limit(
+    "left-out-thawed",
+    lambda s: s.fact("checkpoint", _asks_for_each_key) and s.fact("program", _loads_from_before_a_thaw),
+    "a parameter that ignore_frozen_params has left out of a save is missing when it is asked for once it is trained",
+    "torch/distributed/checkpoint/default_planner.py, create_default_local_load_plan",
+    LibraryError(
+        "RuntimeError",
+        "Missing key in checkpoint state_dict",
+        "load",
+        {
+            "model": "later",
+            "checkpoint": "dcp+no_strict+ignore_frozen",
+            "program": "build save unfreeze step load",
+        },
     ),
 )
 MIXED_GROUP = Limit(

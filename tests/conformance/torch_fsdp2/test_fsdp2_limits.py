@@ -42,6 +42,14 @@ REFUSED = [
     ("strict-more", {"load_model": "dense+one", "checkpoint": "full"}),
     ("strict-fewer", {"model": "dense+one", "load_model": "dense", "checkpoint": "full+combined"}),
     ("strict-frozen", {"model": "frozen_tower", "checkpoint": "dcp+ignore_frozen"}),
+    (
+        "left-out-thawed",
+        {
+            "model": "later",
+            "checkpoint": "dcp+no_strict+ignore_frozen",
+            "program": "build save unfreeze step load",
+        },
+    ),
 ]
 
 

@@ -46,6 +46,11 @@ def test_state_equals_the_twin_bit_for_bit(laboratory: Laboratory, tmp_path: Pat
     assert_equals_the_twin(laboratory, scenario, tmp_path)
 
 
+def test_a_build_forgets_the_step_that_was_begun_before_it(laboratory: Laboratory, tmp_path: Path) -> None:
+    scenario = BASE.with_axes({"mesh": "1x2x1", "microbatches": "2", "program": "build step accumulate build step"})
+    assert_equals_the_twin(laboratory, scenario, tmp_path)
+
+
 def test_one_changed_bit_is_a_difference(laboratory: Laboratory, tmp_path: Path) -> None:
     scenario = BASE.with_axes({"mesh": "1x2x1", "program": "build step"})
     outcomes = run(laboratory, scenario, tmp_path)

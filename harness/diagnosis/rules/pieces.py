@@ -13,7 +13,7 @@ different elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -220,8 +220,8 @@ def empty_part_kept(difference: Difference, context: Context) -> Finding | None:
         return empty_share_restored(difference, context)
     if difference.kind not in ("missing", "gap"):
         return None
-    lost = {fqn for fqn in _names(key, context) if key._replace(fqn=fqn) not in context.observed}
-    empty = {fqn: _without(key._replace(fqn=fqn), context) for fqn in _names(key, context)}
+    lost = {fqn for fqn in context.of_role(key) if key._replace(fqn=fqn) not in context.observed}
+    empty = {fqn: _without(key._replace(fqn=fqn), context) for fqn in context.of_role(key)}
     if key.fqn not in lost or lost != {fqn for fqn, ranks in empty.items() if ranks} or len(lost) == len(empty):
         return None
     ranks = empty[key.fqn]
@@ -229,14 +229,10 @@ def empty_part_kept(difference: Difference, context: Context) -> Finding | None:
     return Finding("likely", f"{clause}{context.op_name(key.op)}", {"name": key.fqn, "empty_on": ranks})
 
 
-def _names(key: Key, context: Context) -> Iterator[str]:
-    return iter(context.of_role(key))
-
-
 def _without(key: Key, context: Context) -> list[int]:
     """The ranks that own something of the role and nothing of this value."""
     owned: dict[str, set[int]] = {}
-    for fqn in _names(key, context):
+    for fqn in context.of_role(key):
         pieces = context.pieces(key._replace(where="live", fqn=fqn))
         owned[fqn] = {p.rank for p in pieces if p.data}
     return sorted(set().union(*owned.values()) - owned.get(key.fqn, set()))

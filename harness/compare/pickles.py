@@ -8,13 +8,8 @@ so that two of them can be compared. Which names there were is kept, since loadi
 from __future__ import annotations
 
 from harness.compare.dtypes import WIDE, itemsize
-from harness.readers.errors import bad
 from harness.readers.symbolic import PERSISTENT, Mapping, Name, Node, parse
-from harness.readers.values import FORM, Decoder, Scalar, Storage, Tensor, Value, integers
-
-UNTYPED = Name("torch.storage", "UntypedStorage")
-TENSOR_V3 = Name("torch._utils", "_rebuild_tensor_v3")
-"""How torch saves a tensor of a dtype that never had a storage class of its own, such as fp8."""
+from harness.readers.values import Decoder, Scalar, Value
 
 PLAIN = frozenset({Name("__builtin__", "complex"), Name("builtins", "complex"), Name("torch", "device")})
 """Names that say nothing about who wrote a file."""
@@ -44,8 +39,6 @@ class OpenDecoder(Decoder):
 
     def foreign(self, node: object, depth: int) -> Value:
         match node:
-            case Node(function=function, args=args) if function == TENSOR_V3:
-                return self.untyped(args)
             case Node(function=function, args=(*persistent,)) if function == PERSISTENT:
                 return [self.value(part, depth - 1) for part in persistent]
             case Node(function=function, args=(str(text), "latin1")) if function == BYTES:
@@ -80,25 +73,8 @@ class OpenDecoder(Decoder):
             return key
         return _text(key, 8)
 
-    def untyped(self, args: tuple[object, ...]) -> Tensor:
-        """A tensor whose dtype stands beside its storage of bytes.
-
-        Raises:
-            CheckpointError: it is damaged.
-        """
-        match args:
-            case (Node(function=function, args=((*persistent,),)), int(offset), size, stride, _, _, Name() as kind, *_):
-                shape, strides = integers(size), integers(stride)
-                dtype = self.bounds.dtypes.get(kind.name) if kind.module == "torch" else None
-                if dtype is None:
-                    raise bad(f"{self.origin}: dtype of a tensor", str(kind), self.bounds.dtypes, FORM)
-                match persistent:
-                    case ["storage", Name() as storage, str(key), str(), int(count), *_] if (
-                        function == PERSISTENT and storage == UNTYPED and count >= 0 and offset >= 0
-                    ):
-                        if shape is not None and strides is not None:
-                            return Tensor(Storage(dtype, key, count // itemsize(dtype)), offset, shape, strides)
-        raise bad(f"{self.origin}: tensor", "damaged", "storage, offset, size, stride and dtype", FORM)
+    def itemsize(self, dtype: str) -> int:
+        return itemsize(dtype)
 
 
 def _text(node: object, depth: int) -> str:

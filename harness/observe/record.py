@@ -70,12 +70,12 @@ from typing import NamedTuple
 NUMPY_NAME = {
     "fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16",
     "int64": "int64", "int32": "int32", "int16": "int16", "uint8": "uint8", "utf8": "uint8", "bool": "bool",
-    "fp8e4m3": "float8_e4m3fn",
+    "fp8e4m3": "float8_e4m3fn", "uint32": "uint32",
 }  # fmt: skip
 
 ITEMSIZE = {
     "fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int16": 2, "uint8": 1, "utf8": 1, "bool": 1,
-    "fp8e4m3": 1,
+    "fp8e4m3": 1, "uint32": 4,
 }  # fmt: skip
 
 LIVE, WRITTEN = "live", "written"

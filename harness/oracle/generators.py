@@ -2,10 +2,11 @@
 
 A model's modules say which stream their dropout draws from (`harness.models`, `ModuleSpec.draws`). A stream has one
 generator for each of its coordinates: `tensor` one for each tensor-parallel rank, `data` one for each data-parallel
-rank. What becomes of a generator follows from the program: a build seeds it, a forward draws, a load gives back what
-was live at the save, unless the stream has another number of coordinates now. For example, after `build step step save`
-with one microbatch the generator of rank 1's stream `tensor` was seeded with its coordinate's seed, and two forwards
-have drawn from it.
+rank; `rank`, which no model names, has one for every rank, for libraries that seed all that a rank has in that way.
+What becomes of a generator follows from the program: a build seeds it, a forward draws, a load gives back what was live
+at the save, unless the stream has another number of coordinates now. For example, after `build step step save` with one
+microbatch the generator of rank 1's stream `tensor` was seeded with its coordinate's seed, and two forwards have drawn
+from it.
 
 *Verifies* nothing by itself.
 """
@@ -123,6 +124,8 @@ def _coordinates(stream: str, mesh: Mesh, expert_parallel: int) -> list[int]:
                 return dp % expert_parallel * mesh.tp + tp
             case "data":
                 return dp
+            case "rank":
+                return dp * mesh.tp + tp
         return 0
 
     return [place(mesh.dp_index(rank), mesh.coordinate(rank)[2]) for rank in range(mesh.world)]
@@ -132,5 +135,6 @@ def _seed(stream: str, seed: int, coordinate: int, tp: int) -> int:
     group, within = divmod(coordinate, tp)
     own = {
         "replicated": 0, "tensor": 2718 + coordinate, "expert": 1024 + 100 * group + within, "data": 10 * coordinate,
+        "rank": coordinate,
     }  # fmt: skip
     return seed + own[stream]

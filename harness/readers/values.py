@@ -1,7 +1,8 @@
 """What a torch.save pickle holds, as plain values: scalars, dicts, lists, and tensors that say where their bytes lie.
 
 A tensor is `torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)` and a storage the
-persistent id `("storage", type, key, device, numel)`, as torch.serialization and Tensor.__reduce_ex__ write them.
+persistent id `("storage", type, key, device, numel)`, as torch.serialization and Tensor.__reduce_ex__ write them;
+`_rebuild_tensor_v3` has the dtype beside it, and a storage of bytes.
 Every other name but dicts, sizes, dtypes and plain arrays of numpy (`harness.readers.arrays`) is refused, unless a
 system knows it (`harness.readers.vocabulary`). A dict's key that is a tuple of dtypes becomes text.
 """
@@ -12,6 +13,7 @@ from collections.abc import Mapping as Table
 from dataclasses import dataclass
 from math import prod
 
+from harness.observe.record import ITEMSIZE
 from harness.observe.settings import ClassName
 from harness.readers.arrays import array_of
 from harness.readers.errors import CheckpointError, bad
@@ -26,7 +28,7 @@ STORAGE_DTYPE = {
 
 TORCH_DTYPE = {
     "float32": "fp32", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16",
-    "int64": "int64", "int32": "int32", "int16": "int16", "uint8": "uint8", "bool": "bool",
+    "int64": "int64", "int32": "int32", "int16": "int16", "uint8": "uint8", "bool": "bool", "uint32": "uint32",
 }  # fmt: skip
 
 MAX_DEPTH = 64
@@ -52,6 +54,9 @@ JUDGED = Bounds(MAX_BYTES, MAX_VALUES, STORAGE_DTYPE, TORCH_DTYPE)
 """What is taken of the checkpoint that a scenario wrote, which is small."""
 
 TENSOR = Name("torch._utils", "_rebuild_tensor_v2")
+TENSOR_V3 = Name("torch._utils", "_rebuild_tensor_v3")
+"""How torch saves a tensor of a dtype that never had a storage class of its own, such as uint32 and fp8."""
+UNTYPED = Name("torch.storage", "UntypedStorage")
 PARAMETER = Name("torch._utils", "_rebuild_parameter")
 WITH_STATE = Name("torch._utils", "_rebuild_parameter_with_state")  # attributes that somebody gave it, not looked at
 WITH_ATTRIBUTES = Name("torch._tensor", "_rebuild_from_type_v2")
@@ -216,6 +221,8 @@ class Decoder:
                 return self.instance(rebuild, inner, depth - 1)
         if function == TENSOR:
             return self.tensor(args)
+        if function == TENSOR_V3:
+            return self.untyped(args)
         if function in self.known.tensors:
             made = self.known.tensors[function](args, lambda part: self.value(part, depth - 1))
             if isinstance(made, Tensor | Quantised):
@@ -232,6 +239,30 @@ class Decoder:
                 if function == PERSISTENT and shape is not None and strides is not None and plain and offset >= 0:
                     return Tensor(self.storage(persistent), offset, shape, strides)
         raise bad(f"{self.origin}: tensor", "damaged or with flags", "storage, offset, size and stride", FORM)
+
+    def untyped(self, args: tuple[object, ...]) -> Tensor:
+        """A tensor whose dtype stands beside its storage of bytes.
+
+        Raises:
+            CheckpointError: it is damaged, or of a dtype that is not taken.
+        """
+        match args:
+            case (Node(function=function, args=((*persistent,),)), int(offset), size, stride, _, _, Name() as kind, *_):
+                shape, strides = integers(size), integers(stride)
+                dtype = self.bounds.dtypes.get(kind.name) if kind.module == "torch" else None
+                if dtype is None:
+                    raise bad(f"{self.origin}: dtype of a tensor", str(kind), self.bounds.dtypes, FORM)
+                match persistent:
+                    case ["storage", Name() as storage, str(key), str(), int(count), *_] if (
+                        function == PERSISTENT and storage == UNTYPED and count >= 0 and offset >= 0
+                    ):
+                        if shape is not None and strides is not None:
+                            return Tensor(Storage(dtype, key, count // self.itemsize(dtype)), offset, shape, strides)
+        raise bad(f"{self.origin}: tensor", "damaged", "storage, offset, size, stride and dtype", FORM)
+
+    def itemsize(self, dtype: str) -> int:
+        """Bytes of an element."""
+        return ITEMSIZE[dtype]
 
     def storage(self, persistent: list[object]) -> Storage:
         match persistent:

@@ -11,6 +11,7 @@ from harness.laboratory import Laboratory
 pytest.register_assert_rewrite("tests.conformance.sessions")
 
 PLUGINS = (
+    "tests.conformance.automodel.careless",
     "tests.conformance.transformer_engine.careless",
     "tests.conformance.broken",
     "tests.conformance.torch_fsdp2.careless",

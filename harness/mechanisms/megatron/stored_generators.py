@@ -15,11 +15,11 @@ from collections.abc import Iterator
 
 from harness.mechanisms.megatron.generators import HOST, TRACKED
 from harness.mechanisms.megatron.ignored import unknown_records
-from harness.observe.generators import numpy_value, python_value, state_value
 from harness.observe.logical import Value
 from harness.observe.record import WRITTEN, Record, whole
 from harness.program import Op
-from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece
+from harness.readers.generators import numpy_state, python_state, tensor_state
+from harness.readers.pieces import KeyPath, Piece
 
 Coordinate = tuple[int, int]
 """Tensor-parallel rank, rank among those that share experts out."""
@@ -51,46 +51,17 @@ class StoredGenerators:
 def _values(coordinate: Coordinate, tp: int, held: dict[KeyPath, Piece]) -> Iterator[tuple[str, Value]]:
     """The generators of one rank, each taken out of `held`."""
     places = {"tensor": coordinate[0], "expert": coordinate[1] * tp + coordinate[0]}
-    for name, value in zip(HOST, (_python(held), _numpy(held), _tensor(held, ("torch_rng_state",))), strict=True):
+    host = (
+        python_state(held, ("random_rng_state",)),
+        numpy_state(held, ("np_rng_state",)),
+        tensor_state(held, ("torch_rng_state",)),
+    )
+    for name, value in zip(HOST, host, strict=True):
         if value is not None:
             yield f"{name}.0", value
     device: dict[KeyPath, str] = {("cuda_rng_state",): "replicated"}
     device |= {("rng_tracker_states", name): stream for name, stream in TRACKED.items()}
     for path, stream in device.items():
-        state = _tensor(held, path)
+        state = tensor_state(held, path)
         if state is not None:
             yield f"{stream}.{places.get(stream, 0)}", state
-
-
-def _python(held: dict[KeyPath, Piece]) -> Value | None:
-    match [_object(held, ("random_rng_state", index)) for index in range(3)]:
-        case [int(version), list(numbers), None | float() as following]:
-            for index in range(3):
-                del held["random_rng_state", index]
-            return python_value((version, tuple(numbers), following))
-    return None
-
-
-def _numpy(held: dict[KeyPath, Piece]) -> Value | None:
-    array: list[KeyPath] = [("np_rng_state", 1, part) for part in ("dtype", "shape", "data")]
-    rest: list[KeyPath] = [("np_rng_state", index) for index in (0, 2, 3, 4)]
-    match [_object(held, path) for path in (*array, *rest)]:
-        case ["uint32", [_], bytes(keys), str(name), int() as position, int() as has_gauss, float() as gauss]:
-            for path in (*array, *rest):
-                del held[path]
-            return numpy_value(name, keys, position, has_gauss, gauss)
-    return None
-
-
-def _tensor(held: dict[KeyPath, Piece], path: KeyPath) -> Value | None:
-    match held.get(path):
-        case TensorPiece(dtype="uint8", data=data):
-            del held[path]
-            return state_value(data)
-    return None
-
-
-def _object(held: dict[KeyPath, Piece], path: KeyPath) -> object:
-    """A plain object's value; what is no such thing is of no form that is taken."""
-    piece = held.get(path)
-    return piece.value if isinstance(piece, ObjectPiece) else piece

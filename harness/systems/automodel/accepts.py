@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.models import model_spec
-from harness.program import meshes
+from harness.program import does, meshes
 from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
     EVERY_STEP,
@@ -27,6 +27,7 @@ from harness.systems.accepts import (
 )
 from harness.systems.automodel import pretrained
 from harness.systems.automodel.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
+from harness.systems.automodel.generators import draws
 from harness.systems.automodel.models import HF_SPECS, REAL, REAL_NEMOTRON, REAL_QWEN
 from harness.systems.automodel.pretrained import (
     BY_DTYPE,
@@ -141,6 +142,24 @@ LIMITS: tuple[Limit, ...] = (
         "automodel exports what it saves as safetensors",
         "components/checkpoint/checkpointing.py, _should_write_hf_metadata",
     ),
+    Limit(
+        "generators-of-more-ranks",
+        lambda s: draws(s.model) and does(s, "load") and any(m.world > s.mesh.world for m in meshes(s)),
+        "automodel keeps the random generators of every rank in a file of its own, which a rank that is new has not",
+        "components/checkpoint/checkpointing.py, load_on_global_ranks",
+        LibraryError(
+            "FileNotFoundError",
+            "rank_2.pt",
+            "load",
+            {"model": "hf_dropout", "mesh": "1x2x1", "load": "grow", "program": "resume"},
+        ),
+    ),
+    Limit(
+        "generators-of-another-release",
+        lambda s: draws(s.model) and s.load_version != "same",
+        "what automodel keeps of random generators has another form in other releases",
+        "components/training/rng.py, RNGState",
+    ),
     Limit("one-pin", lambda s: {PINNED, PINNED_SOFT} <= set(s.options), "a model pins in one way"),
     Limit(
         "mixed-storage-unit",
@@ -223,6 +242,7 @@ ACCEPTS = Accepts(
     program=Operations(EVERY_STEP),
     options=Words(OPTIONS),
     faults=Faults(),
+    keeps=("draws",),
     seed=Anything(),
     limits=LIMITS,
 )

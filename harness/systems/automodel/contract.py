@@ -8,11 +8,12 @@ from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.models import ModuleSpec, ParamSpec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
-from harness.oracle.contract import Contract
+from harness.oracle.contract import Clause, Contract
 from harness.oracle.inputs import Stages
 from harness.program import expand
 from harness.scenario import FLOAT_DTYPES, Mesh, Scenario
 from harness.systems.automodel import pretrained
+from harness.systems.automodel.generators import automodel_streams, draws
 
 
 class AutomodelContract(Contract):
@@ -24,7 +25,14 @@ class AutomodelContract(Contract):
     scenario on two, even though the gradients would be the same.
     """
 
-    clauses = fsdp2.CLAUSES
+    clauses = (
+        *fsdp2.CLAUSES,
+        Clause(
+            "with seed s the generators of Python, numpy and torch of rank r start from s + r; a load gives every rank "
+            "its own back",
+            "nemo_automodel.components.training.rng.StatefulRNG, ranked=True; Checkpointer.save_on_global_ranks",
+        ),
+    )
     trainable_only = True
 
     def stages(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> Stages:
@@ -46,7 +54,7 @@ class AutomodelContract(Contract):
             if op.kind == "build" and op.index in done
             for name, text in pretrained.recipe(scenario).items()
         }
-        return truth | texts
+        return truth | texts | (automodel_streams(scenario) if draws(scenario.model) else {})
 
 
 CONTRACT = AutomodelContract()

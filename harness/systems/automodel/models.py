@@ -6,6 +6,8 @@ Layers lie in module lists, as its parallelizer wants them; islands are what che
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.models import BufferSpec, ModelSpec, ModuleSpec, ParamSpec
 
 
@@ -175,6 +177,17 @@ HF_SPECS = (
             _weight("lm_head", 11, 5),
         ),
         bugs=("AM-2419a",),
+    ),
+    ModelSpec(
+        "hf_dropout",
+        "A decoder with dropout behind its embeddings and behind its last norm.",
+        (
+            replace(_weight("model.embed_tokens", 11, 5), draws="replicated"),
+            *_layer("model.layers.0"),
+            replace(_weight("model.norm", 5), draws="replicated"),
+            _weight("lm_head", 11, 5),
+        ),
+        bugs=("AM-3437",),
     ),
     ModelSpec(
         "hf_delta",

@@ -3,11 +3,12 @@ latter.
 
 Where a save also exported the model in Hugging Face's form, the exported file is what is read, and not the shards
 beside it. The optimizer's state has each parameter's hyperparameters under its name; a schedule lies beside it as
-`sched`.
+`sched`. The random generators that a recipe keeps have a file for each rank, or for each data-parallel rank.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,22 +18,34 @@ import numpy as np
 
 from harness.models import ModelSpec, model_spec
 from harness.observe.logical import Logical, Value
-from harness.observe.record import NUMPY_NAME, Record
+from harness.observe.record import NUMPY_NAME, WRITTEN, Record, whole
 from harness.program import Op
-from harness.readers.pieces import Piece, pieces
+from harness.readers.errors import bad
+from harness.readers.generators import numpy_state, numpy_state_in_parts, python_state, tensor_state
+from harness.readers.pieces import KeyPath, Piece, pieces
 from harness.readers.roles import records_of
 from harness.readers.safetensors import sharded_pieces
 from harness.readers.stored import TorchStored
+from harness.readers.symbolic import Name
+from harness.readers.vocabulary import Vocabulary
 from harness.scenario import Scenario
+from harness.systems.automodel.generators import KEY
 from harness.systems.automodel.pretrained import CONSOLIDATED, exported, file_name
+
+VOCABULARY = Vocabulary(objects=frozenset({Name("nemo_automodel.components.training.rng", "RNGState")}))
+
+_OF_A_RANK = re.compile(r"rng_(global|dp)_rank_(\d{1,6})\.pt")
 
 
 class AutomodelStored(TorchStored):
     """The model in files of its own, and the optimizer's state always flat, by parameter."""
 
+    vocabulary = VOCABULARY
+
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         model = model_spec(scenario.model)
-        return list(records_of(_native(_pieces(path, model, scenario), model), op.index, model, str(path)))
+        records = list(records_of(_native(_pieces(path, model, scenario), model), op.index, model, str(path)))
+        return [*records, *_generators(path / KEY, op)]
 
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
         return _as_exported(super().must_hold(live, op, scenario), scenario)
@@ -66,6 +79,31 @@ def _pieces(path: Path, model: ModelSpec, scenario: Scenario) -> Iterator[Piece]
             yield replace(piece, path=("extra", "scheduler", *piece.path[1:]))
         else:
             yield piece
+
+
+def _generators(folder: Path, op: Op) -> Iterator[Record]:
+    """The states of random generators, under the number of the rank that they are of: `torch.1`."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        of = _OF_A_RANK.fullmatch(path.name)
+        if of is None:
+            raise bad(f"{folder}: file", path.name, f"files such as {KEY}_global_rank_0.pt", "a StatefulRNG's folder")
+        rank = int(of[2]) * (1 if of[1] == "global" else op.mesh.tp)
+        held = {piece.path: piece for piece in pieces(path)}
+        states = {
+            "python": python_state(held, ("random_rng_state",)),
+            "numpy": numpy_state(held, ("np_rng_state",)) or numpy_state_in_parts(held, _NUMPY),
+            "torch": tensor_state(held, ("torch_rng_state",)),
+        }
+        for name, value in states.items():
+            if value is not None:
+                at = f"{name}.{rank}"
+                yield whole(op.index, 0, "rng", at, value.dtype, value.shape, value.data, WRITTEN)
+
+
+_NUMPY: tuple[KeyPath, KeyPath, KeyPath, KeyPath, KeyPath] = (
+    ("np_bit_generator",), ("np_keys",), ("np_position",), ("np_has_gauss",), ("np_cached_gaussian",),
+)  # fmt: skip
+"""Where releases from 0.6.0 on keep numpy's state."""
 
 
 def _as_exported(written: Logical, scenario: Scenario) -> Logical:

@@ -28,10 +28,12 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from harness.emulation import cpu_for_cuda, touched
 from harness.layout import Box as ShardBox
 from harness.models import NamedParam
+from harness.observe.generators import KEEP, SEED_OF_A_BUILD
 from harness.observe.record import Record
 from harness.probe_module import TORCH_DTYPE
 from harness.program import Op
 from harness.scenario import Scenario
+from harness.systems.automodel.generators import draws
 from harness.systems.automodel.models import REAL, REAL_LLAMA
 from harness.systems.automodel.pretrained import BY_DTYPE, CONSOLIDATED, RECIPES, REPLICATED, managed, requested
 from harness.systems.protocol import RankContext
@@ -66,6 +68,7 @@ class Rank(TorchRank):
         for message in QUIET:
             warnings.filterwarnings("ignore", message)
         super().__init__(context)
+        self.generators: Any = None
 
     def make_mesh(self) -> Any:
         """Nothing: the library makes the mesh."""
@@ -81,6 +84,9 @@ class Rank(TorchRank):
         if self.context.rank == 0:
             write_pretrained(self.probe, op, folder)
         dist.barrier()
+        if draws(self.spec.name):
+            seed = self.scenario.seed % 2**31 + SEED_OF_A_BUILD * op.init_seed
+            self.generators, self.probe.dropout = library().generators(seed), _dropout
         asked = requested(self.scenario)
         frozen = any(p.spec.trainable == "no" for p in self.spec.params)
         real = self.spec.name in REAL
@@ -123,13 +129,17 @@ class Rank(TorchRank):
     def save(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
         keeper = self._keeper(path)
+        if self.generators:
+            library().save_generators(keeper, self.generators, path)
         keeper.save_model(self.state.model, str(path))
         keeper.save_optimizer(self.state.optimizer, self.state.model, str(path), self.state.scheduler)
 
     def load(self, op: Op) -> None:
-        self.load_model_only(op)
         path = self.context.checkpoint_path(op)
         keeper = self._keeper(path)
+        if self.generators:
+            library().load_generators(keeper, self.generators, path)
+        self.load_model_only(op)
         keeper.load_optimizer(self.state.optimizer, self.state.model, str(path), self.state.scheduler)
 
     def load_model_only(self, op: Op) -> None:
@@ -138,7 +148,7 @@ class Rank(TorchRank):
 
     def _keeper(self, path: Path) -> Any:
         exported_as = self.folder if CONSOLIDATED in self.scenario.options else None
-        return library().checkpointer(path, self.scenario.checkpoint, exported_as=exported_as)
+        return library().checkpointer(path, self.scenario.checkpoint, mesh=self.context.mesh, exported_as=exported_as)
 
     def observe(self, op: Op) -> Iterable[Record]:
         yield from super().observe(op)
@@ -152,6 +162,11 @@ class Rank(TorchRank):
 
         asked = [option for option in RECIPES if option in self.scenario.options]
         return {f"{o}.{name}": value for o in asked for name, value in resolved(o, self.scenario.dtype).items()}
+
+
+def _dropout(_: str, numel: int) -> None:
+    """One dropout of so many elements, whose mask is drawn and not applied."""
+    torch.nn.functional.dropout(torch.ones(numel), 1 - KEEP)
 
 
 def warm_up() -> None:

@@ -18,12 +18,14 @@ from nemo_automodel.components.checkpoint.checkpointing import Checkpointer, Che
 from nemo_automodel.components.distributed import config as strategies
 from nemo_automodel.components.distributed import parallelizer, parallelizer_utils
 from nemo_automodel.components.distributed.config import FSDP2Config
+from nemo_automodel.components.training.rng import StatefulRNG
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as fsdp_fully_shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from harness.scenario import Mesh
+from harness.systems.automodel.generators import KEY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +124,7 @@ def shard_by_dtype(cls: type[nn.Module], *, reshard: bool | None) -> None:
     parallelizer.PARALLELIZATION_STRATEGIES[cls.__name__] = Strategy()
 
 
-def checkpointer(folder: Path, form: str, *, exported_as: Path | None) -> Checkpointer:
+def checkpointer(folder: Path, form: str, *, mesh: Mesh, exported_as: Path | None) -> Checkpointer:
     """The library's checkpointer. form: `safetensors` or `torch_save`. exported_as: the checkpoint that was loaded, if
     each save is to export the model in that form too."""
     config = CheckpointingConfig(
@@ -130,4 +132,21 @@ def checkpointer(folder: Path, form: str, *, exported_as: Path | None) -> Checkp
         model_repo_id=str(exported_as or ""), save_consolidated=exported_as is not None, is_peft=False,
     )  # fmt: skip
     rank = dist.get_rank()
-    return Checkpointer(config, rank, 0, 0, None)
+    return Checkpointer(config, dp_rank=mesh.dp_index(rank), tp_rank=mesh.coordinate(rank)[2], pp_rank=0)
+
+
+def generators(seed: int) -> StatefulRNG:
+    """The generators of this rank, seeded as a recipe has them."""
+    return StatefulRNG(seed, ranked=True)
+
+
+def save_generators(keeper: Checkpointer, own: StatefulRNG, path: Path) -> None:
+    """Save them, as the recipe of the release does."""
+    save = getattr(keeper, "save_on_global_ranks", keeper.save_on_dp_ranks)
+    save(own, KEY, str(path))
+
+
+def load_generators(keeper: Checkpointer, own: StatefulRNG, path: Path) -> None:
+    """Load what `save_generators` wrote, as the recipe of the release does."""
+    load = getattr(keeper, "load_on_global_ranks", keeper.load_on_dp_ranks)
+    load(own, KEY, str(path))

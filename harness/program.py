@@ -78,6 +78,8 @@ PROGRAMS: dict[str, str] = {
     "twice": "build step save reshard build load step save build load step",
     # Roll back to the checkpoint in the same objects.
     "rollback": "build step save step step load step",
+    # Roll back to the state before the first step ever, as after a range test of learning rates.
+    "rewind": "build save step step load step",
     # In fresh processes even on the same mesh.
     "restart": "build step save restart build step build load step",
     # Parameters that become trainable after the first save.

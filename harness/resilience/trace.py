@@ -180,7 +180,8 @@ class _Reader:
     folder: str
     names: dict[str, bool]
     """Path → whether it is a folder."""
-    sizes: dict[str, int]
+    contents: dict[str, bytearray]
+    """What the files hold; names of one file share it."""
     tables: dict[str, dict[int, _Open]] = field(default_factory=dict)
 
     def inside(self, path: str) -> str | None:
@@ -226,10 +227,10 @@ class _Reader:
         made, cut = "O_CREAT" in given or call == "creat", "O_TRUNC" in given or call == "creat"
         if path not in self.names and made:
             self.names[path] = False
-            self.sizes[path] = 0
+            self.contents[path] = bytearray()
             yield Event("create", path)
-        elif cut and self.sizes.get(path):
-            self.sizes[path] = 0
+        elif cut and self.contents.get(path):
+            self.contents[path].clear()
             yield Event("truncate", path, offset=0)
         table[number] = _Open(path, appends="O_APPEND" in given)
 
@@ -243,32 +244,39 @@ class _Reader:
         if call.startswith("p"):
             at = int(given.rpartition(",")[2]) if call != "pwritev2" else int(given.split(",")[-2])
         else:
-            at = self.sizes[path] if opened.appends else opened.at
+            at = len(self.contents[path]) if opened.appends else opened.at
             opened.at = at + count
-        self.sizes[path] = max(self.sizes[path], at + count)
-        yield Event("write", path, offset=at, data=data)
+        yield self._written(path, at, data)
 
     def _sendfile(self, table: dict[int, _Open], call: str, given: str, count: int) -> Iterator[Event]:
-        """A file from elsewhere that is copied into the folder, as shutil does it."""
+        """A file that is copied into the folder, as shutil does it, from elsewhere or from the folder itself."""
         number, path = _number(given), self.inside(_descriptor(given))
         if path is None or number not in table or path not in self.names:
             return
         source = _SENT.search(given)
-        if source is None or self.inside(name := os.fsdecode(_unescaped(source[1]))) is not None:
+        if source is None:
             self._refuse(call, given)
             return
-        offset = int(source[2])
-        data = Path(name).read_bytes()[offset : offset + count]  # which no save changes
+        name, offset = os.fsdecode(_unescaped(source[1])), int(source[2])
+        own = self.inside(name)
+        held = Path(name).read_bytes() if own is None else self.contents[own]  # no save changes what is elsewhere
         opened = table[number]
         at, opened.at = opened.at, opened.at + count
-        self.sizes[path] = max(self.sizes[path], at + count)
-        if data:
-            yield Event("write", path, offset=at, data=data)
+        if count:
+            yield self._written(path, at, bytes(held[offset : offset + count]))
+
+    def _written(self, path: str, at: int, data: bytes) -> Event:
+        held = self.contents[path]
+        held.extend(bytes(max(0, at - len(held))))
+        held[at : at + len(data)] = data
+        return Event("write", path, offset=at, data=data)
 
     def _truncate(self, call: str, given: str) -> Iterator[Event]:
         path = self.inside(_descriptor(given) if call == "ftruncate" else _paths(given)[0])
         if path is not None and path in self.names:
-            self.sizes[path] = size = int(given.rpartition(",")[2])
+            size, held = int(given.rpartition(",")[2]), self.contents[path]
+            del held[size:]
+            held.extend(bytes(size - len(held)))
             yield Event("truncate", path, offset=size)
 
     def _refuse(self, call: str, given: str) -> None:
@@ -294,7 +302,7 @@ class _Reader:
                 self.names.pop(path, None)
                 yield Event("rmdir" if call == "rmdir" or "AT_REMOVEDIR" in given else "unlink", path)
             case "link" if path and target:
-                self.names[target], self.sizes[target] = False, self.sizes[path]
+                self.names[target], self.contents[target] = False, self.contents[path]
                 yield Event("link", path, target)
             case "rename" if path and target:
                 self._moved(path, target)
@@ -306,8 +314,8 @@ class _Reader:
         for old in [name for name in self.names if name == path or name.startswith(f"{path}/")]:
             new = target + old.removeprefix(path)
             self.names[new] = self.names.pop(old)
-            if old in self.sizes:
-                self.sizes[new] = self.sizes.pop(old)
+            if old in self.contents:
+                self.contents[new] = self.contents.pop(old)
 
 
 def recorded_of(lines: Iterable[str], folder: Path, base: dict[str, bytes | None], ranks: int = 1) -> Iterator[Changed]:
@@ -319,8 +327,8 @@ def recorded_of(lines: Iterable[str], folder: Path, base: dict[str, bytes | None
     Raises:
         TraceError: a call is among them whose effect is not known.
     """
-    sizes = {path: len(data) for path, data in base.items() if data is not None}
-    reader = _Reader(str(folder.resolve()), {path: data is None for path, data in base.items()}, sizes)
+    contents = {path: bytearray(data) for path, data in base.items() if data is not None}
+    reader = _Reader(str(folder.resolve()), {path: data is None for path, data in base.items()}, contents)
     for process, name, given, result, call in _calls(lines, reader.inside, ranks):
         if result is not None and result >= 0:
             for event in reader.read(process, name, given, result):

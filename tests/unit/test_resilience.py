@@ -63,10 +63,30 @@ def test_a_file_that_is_copied_into_the_folder_is_written_there(tmp_path: Path) 
         f"1 sendfile({at(3, '/ck/a')}, {at(4, str(source))}, [6] => [10], 6) = 4",
         f"1 sendfile({at(3, '/ck/a')}, {at(4, str(source))}, [10], 6) = 0",
     ) == ["create a", "write a 0+6", "write a 6+4"]
+
+
+def test_a_file_of_the_folder_that_is_copied_is_written_as_it_was_then() -> None:
+    lines = (
+        f"1 openat(AT_FDCWD<>, {quoted('/ck/b')}, O_WRONLY) = {at(4, '/ck/b')}",
+        f"1 pwrite64({at(4, '/ck/b')}, {quoted('X')}, 1, 7) = 1",
+        f"1 openat(AT_FDCWD<>, {quoted('/ck/a')}, O_WRONLY|O_CREAT|O_TRUNC, 0666) = {at(3, '/ck/a')}",
+        f"1 sendfile({at(3, '/ck/a')}, {at(5, '/ck/b')}, [0] => [8], 9) = 8",
+        f"1 ftruncate({at(4, '/ck/b')}, 2) = 0",
+        f"1 ftruncate({at(4, '/ck/b')}, 3) = 0",
+        f"1 sendfile({at(3, '/ck/a')}, {at(5, '/ck/b')}, [0] => [3], 9) = 3",
+    )
+    events = [event for _, event, _ in recorded_of(lines, Path("/ck"), {"b": b"12345"})]
+    assert [(str(event), event.data) for event in events if event.path == "a" and event.data] == [
+        ("write a 0+8", b"12345\0\0X"),
+        ("write a 8+3", b"12\0"),
+    ]
+
+
+def test_a_copy_from_a_file_that_the_record_does_not_name_is_refused() -> None:
     with pytest.raises(TraceError, match="sendfile"):
         read(
             f"1 openat(AT_FDCWD<>, {quoted('/ck/a')}, O_WRONLY|O_CREAT|O_TRUNC, 0666) = {at(3, '/ck/a')}",
-            f"1 sendfile({at(3, '/ck/a')}, {at(4, '/ck/b')}, [0] => [6], 6) = 6",
+            f"1 sendfile({at(3, '/ck/a')}, {at(4, '/ck/b')}, NULL, 6) = 6",
         )
 
 

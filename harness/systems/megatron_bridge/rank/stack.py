@@ -8,7 +8,6 @@ what they name. Of what a rank holds such a checkpoint brings back the model: ma
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -28,12 +27,6 @@ class _OneFolder(RankContext):
 
 class Weights(OfSystem):
     """Saves and loads by the rank of `megatron-bridge`. Arguments: those of `OfSystem`."""
-
-    def warm(self) -> None:
-        """Also have `shutil` copy files, as Bridge does with its trackers, by reads and writes: what `sendfile` writes
-        no record shows."""
-        shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]
-        super().warm()
 
     def save(self, folder: Path, state: Any, generation: int, run: int) -> None:
         state.context = _in(folder, state.context)

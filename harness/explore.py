@@ -30,9 +30,9 @@ from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from harness.errors import UsageError
-from harness.program import BLIND, KINDS, is_telling, operations, require_telling
+from harness.program import BLIND, JOINS, KINDS, is_telling, operations, require_telling
 from harness.scenario import Scenario
-from harness.sequences import completion
+from harness.sequences import completion, joined_at_loads
 from harness.shrink import shrink
 from harness.space.constraints import impossible
 from harness.space.files import LeaveOut, load_space
@@ -114,9 +114,6 @@ def program_of(
     return " ".join(made)
 
 
-JOINS = ("unfreeze", "add_group")
-"""The ways in which parameters that are trained later join; a program takes one of them."""
-
 _WITH = {
     "reshard": ("reshard", "build"),
     "restart": ("restart", "build"),
@@ -151,26 +148,8 @@ def _joined_alike(words: Sequence[str], joins: str) -> bool:
         return False
     if joins != "add_group":
         return True
-    joined, saved, kept = False, [False], False
-    for word in words:
-        match word:
-            case "build":
-                joined = False
-            case "add_group":
-                joined = True
-            case "save" | "begin_save":
-                saved.append(joined)
-            case "keep":
-                kept = joined
-            case "save_kept":
-                saved.append(kept)
-            case "recall" if kept != joined:
-                return False
-            case "load" | "load_optimizer_only" if saved[-1] != joined:
-                return False
-            case "load_previous" if saved[-2] != joined:
-                return False
-    return True
+    loads = joined_at_loads(words, (joins,))
+    return all(then == now for word, then, now in loads if word != "load_model_only")
 
 
 class Explorer:

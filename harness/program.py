@@ -125,6 +125,9 @@ FORWARDS = ("step", "overflow", "accumulate", "compute_gradients")
 UPDATES = ("step", "apply_gradients")
 """Those of them in which the optimizer steps."""
 
+JOINS = ("unfreeze", "add_group")
+"""The ways in which parameters that are trained later join."""
+
 KIND_OF = {"load_previous": "load"}
 """Words of a program that are another kind of operation in its plan."""
 

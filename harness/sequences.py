@@ -11,7 +11,7 @@ What decides is a number for the parameters, one for the optimizer's state and o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 
@@ -176,6 +176,31 @@ _BESIDE_GRADIENTS = ("save", "begin_save", "finish_save", "keep", "save_kept")
 _NOT_BESIDE_A_SAVE = ("reshard", "restart", "build", "save", "begin_save", "save_kept", "recall")
 """What does not come while a save is under way, beside every load: its checkpoint is not complete, or the ranks would
 write two at once."""
+
+
+def joined_at_loads(words: Sequence[str], joins: Collection[str]) -> Iterator[tuple[str, bool, bool]]:
+    """Of each load: its word, whether one of the operations `joins` had come between the build and the save of what is
+    loaded, and whether one has come since the build now. For example, `build save unfreeze step load` gives
+    `("load", False, True)` for `unfreeze`."""
+    joined, saved, kept = False, [False, False], False
+    for word in words:
+        if word in joins:
+            joined = True
+        match word:
+            case "build":
+                joined = False
+            case "save" | "begin_save":
+                saved.append(joined)
+            case "keep":
+                kept = joined
+            case "save_kept":
+                saved.append(kept)
+            case "recall":
+                yield word, kept, joined
+            case "load" | "load_model_only" | "load_optimizer_only":
+                yield word, saved[-1], joined
+            case "load_previous":
+                yield word, saved[-2], joined
 
 
 def mended(words: Sequence[str]) -> str:

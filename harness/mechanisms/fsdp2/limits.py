@@ -9,8 +9,9 @@ from __future__ import annotations
 from harness.loading import grows, shrinks
 from harness.models import model_spec, storage_dtype
 from harness.oracle.contract import Clause
-from harness.program import does, meshes, operations
+from harness.program import JOINS, does, meshes, operations
 from harness.scenario import Scenario
+from harness.sequences import joined_at_loads
 from harness.systems.accepts import LibraryError, Limit
 
 CLAUSES = (
@@ -126,24 +127,8 @@ def _asks_for_each_key(checkpoint: str) -> bool:
 
 def _loads_from_before_a_thaw(program: str) -> bool:
     """Whether a checkpoint of before parameters were unfrozen is loaded after that."""
-    thawed, saved, kept = False, [False], False
-    for word in operations(program):
-        match word:
-            case "build":
-                thawed = False
-            case "unfreeze" | "add_group":
-                thawed = True
-            case "save" | "begin_save":
-                saved.append(thawed)
-            case "keep":
-                kept = thawed
-            case "save_kept":
-                saved.append(kept)
-            case "load_previous" if thawed and not saved[-2]:
-                return True
-            case "load" | "load_model_only" | "load_optimizer_only" if thawed and not saved[-1]:
-                return True
-    return False
+    loads = joined_at_loads(operations(program), JOINS)
+    return any(now and not then for word, then, now in loads if word != "recall")
 
 
 STRICT_FROZEN = Limit(

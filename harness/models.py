@@ -448,6 +448,11 @@ def zoo() -> dict[str, ModelSpec]:
     return ZOO
 
 
+def draws(name: str) -> bool:
+    """Whether some module of a model has dropout, so that random generators belong to what is trained."""
+    return any(module.draws for module in model_spec(name).modules)
+
+
 def model_spec(name: str) -> ModelSpec:
     """The model of that name; `NAME+one` is the model of the name before it with one more module.
 

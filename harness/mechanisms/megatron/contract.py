@@ -12,9 +12,8 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, ClassVar
 
 from harness.mechanisms.fused_adam import HALF_AWAY, PRECISION_AWARE, SCALES, FusedAdamContract
-from harness.mechanisms.megatron.generators import draws
 from harness.mechanisms.megatron.switches import TORCH_OFFLOAD, hyperparameters
-from harness.models import ModuleSpec, model_spec
+from harness.models import ModuleSpec, draws, model_spec
 from harness.oracle.contract import Clause, half_dtype
 from harness.oracle.inputs import DOUBLE_CLIPPING, Clip, LossScale
 from harness.scenario import FLOAT_DTYPES, Mesh, Optimizer, Scenario

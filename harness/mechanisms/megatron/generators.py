@@ -42,11 +42,6 @@ HOST = ("python", "numpy", "torch")
 """The host's generators. They are seeded and draw nothing."""
 
 
-def draws(model: str) -> bool:
-    """Whether some module of a model has dropout, so that the script keeps its generators."""
-    return any(module.draws for module in model_spec(model).modules)
-
-
 def megatron_streams(scenario: Scenario) -> Logical:
     """The states of all generators, live on every rank and in what saves wrote."""
     expected, ops = Logical(), expand(scenario)

@@ -7,7 +7,7 @@ precision policy, and options say what the checkpoint file holds and what the mo
 from __future__ import annotations
 
 from harness.mechanisms.fsdp2 import limits as fsdp2
-from harness.models import model_spec
+from harness.models import draws, model_spec
 from harness.program import does, meshes
 from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
@@ -27,7 +27,6 @@ from harness.systems.accepts import (
 )
 from harness.systems.automodel import pretrained
 from harness.systems.automodel.dtype_contract import RECIPE_PIPELINE, RECIPE_POLICY, RECIPE_STORAGE
-from harness.systems.automodel.generators import draws
 from harness.systems.automodel.models import HF_SPECS, REAL, REAL_NEMOTRON, REAL_QWEN
 from harness.systems.automodel.pretrained import (
     BY_DTYPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 
 from harness.mechanisms.fsdp2 import limits as fsdp2
-from harness.models import ModuleSpec, ParamSpec
+from harness.models import ModuleSpec, ParamSpec, draws
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
 from harness.oracle.contract import Clause, Contract
@@ -13,7 +13,7 @@ from harness.oracle.inputs import Stages
 from harness.program import expand
 from harness.scenario import FLOAT_DTYPES, Mesh, Scenario
 from harness.systems.automodel import pretrained
-from harness.systems.automodel.generators import automodel_streams, draws
+from harness.systems.automodel.generators import automodel_streams
 
 
 class AutomodelContract(Contract):

@@ -25,11 +25,6 @@ KEY = "rng"
 """What recipes call their StatefulRNG: the name of its folder in a checkpoint, and of its files."""
 
 
-def draws(model: str) -> bool:
-    """Whether some module of a model has dropout, so that the script keeps its generators."""
-    return any(module.draws for module in model_spec(model).modules)
-
-
 def automodel_streams(scenario: Scenario) -> Logical:
     """The states of all generators, live on every rank and in what saves wrote."""
     modules = [module for module in model_spec(scenario.model).modules if module.draws]

@@ -34,6 +34,11 @@ from harness.systems.automodel.pretrained import CONSOLIDATED, exported, file_na
 
 VOCABULARY = Vocabulary(objects=frozenset({Name("nemo_automodel.components.training.rng", "RNGState")}))
 
+_NUMPY: tuple[KeyPath, KeyPath, KeyPath, KeyPath, KeyPath] = (
+    ("np_bit_generator",), ("np_keys",), ("np_position",), ("np_has_gauss",), ("np_cached_gaussian",),
+)  # fmt: skip
+"""Where releases from 0.6.0 on keep numpy's state."""
+
 _OF_A_RANK = re.compile(r"rng_(global|dp)_rank_(\d{1,6})\.pt")
 
 
@@ -98,12 +103,6 @@ def _generators(folder: Path, op: Op) -> Iterator[Record]:
             if value is not None:
                 at = f"{name}.{rank}"
                 yield whole(op.index, 0, "rng", at, value.dtype, value.shape, value.data, WRITTEN)
-
-
-_NUMPY: tuple[KeyPath, KeyPath, KeyPath, KeyPath, KeyPath] = (
-    ("np_bit_generator",), ("np_keys",), ("np_position",), ("np_has_gauss",), ("np_cached_gaussian",),
-)  # fmt: skip
-"""Where releases from 0.6.0 on keep numpy's state."""
 
 
 def _as_exported(written: Logical, scenario: Scenario) -> Logical:

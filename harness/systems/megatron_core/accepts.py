@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from harness.mechanisms import fused_adam
 from harness.mechanisms.megatron import limits as megatron
-from harness.mechanisms.megatron.generators import draws
 from harness.mechanisms.megatron.limits import group_decays, has
 from harness.mechanisms.megatron.switches import not_exercised, variant
-from harness.models import NamedParam, model_spec, storage_dtype
+from harness.models import NamedParam, draws, model_spec, storage_dtype
 from harness.program import does, load_mesh, meshes, moves
 from harness.scenario import Scenario
 from harness.systems.accepts import Accepts, Faults, Formats, LibraryError, Limit, Only, Words

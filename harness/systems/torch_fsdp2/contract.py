@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from harness.mechanisms.fsdp2 import limits as fsdp2
-from harness.models import model_spec
+from harness.models import draws
 from harness.oracle.contract import Clause, Contract
 from harness.scenario import Scenario
 
@@ -23,7 +23,7 @@ class Fsdp2Contract(Contract):
     )
 
     def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: AbstractSet[int]) -> Logical:
-        if not any(module.draws for module in model_spec(scenario.model).modules):
+        if not draws(scenario.model):
             return truth
         from harness.oracle.generators import torch_streams
 

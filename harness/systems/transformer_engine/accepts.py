@@ -8,7 +8,7 @@ from harness.emulation import te_choice
 from harness.mechanisms import fused_adam
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.mechanisms.fsdp2.formats import FORMATS
-from harness.models import ModelSpec, model_spec
+from harness.models import ModelSpec, draws, model_spec
 from harness.program import meshes, operations
 from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
 from harness.systems.accepts import (
@@ -93,7 +93,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "generators-device",
-        lambda s: s.device != "cpu" and any(module.draws for module in model_spec(s.model).modules),
+        lambda s: s.device != "cpu" and draws(s.model),
         "what a generator must hold is worked out with the emulated device's, whose numbers are not a GPU's",
     ),
     Limit("remainders-fp16", lambda s: "remainders" in s.options and s.dtype.master == "fp16",

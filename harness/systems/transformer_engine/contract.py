@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from harness.mechanisms.fused_adam import HALF_AWAY, REMAINDERS, FusedAdamContract
-from harness.models import ParamSpec, model_spec
+from harness.models import ParamSpec, draws, model_spec
 from harness.observe.logical import Key, Logical, Value
 from harness.observe.record import LIVE
 from harness.oracle.contract import Clause
@@ -110,7 +110,7 @@ class TransformerEngineContract(FusedAdamContract):
             if op.kind == "build" and op.index in done
             for fqn, dim in parallel_tags(scenario, op.mesh).items()
         }
-        if any(module.draws for module in model_spec(scenario.model).modules):
+        if draws(scenario.model):
             from harness.oracle.generators import torch_streams
 
             marks |= torch_streams(scenario, device=True)

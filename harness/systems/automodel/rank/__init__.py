@@ -27,13 +27,12 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from harness.emulation import cpu_for_cuda, touched
 from harness.layout import Box as ShardBox
-from harness.models import NamedParam
+from harness.models import NamedParam, draws
 from harness.observe.generators import KEEP, SEED_OF_A_BUILD
 from harness.observe.record import Record
 from harness.probe_module import TORCH_DTYPE
 from harness.program import Op
 from harness.scenario import Scenario
-from harness.systems.automodel.generators import draws
 from harness.systems.automodel.models import REAL, REAL_LLAMA
 from harness.systems.automodel.pretrained import BY_DTYPE, CONSOLIDATED, RECIPES, REPLICATED, managed, requested
 from harness.systems.protocol import RankContext

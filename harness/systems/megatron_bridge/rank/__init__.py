@@ -13,10 +13,10 @@ from functools import cache
 
 from harness.emulation import cuda, te_names
 from harness.emulation.touched import touch
-from harness.mechanisms.megatron.generators import draws
 from harness.mechanisms.megatron.rank import loop
 from harness.mechanisms.megatron.rank.loop import MegatronLoop, emulated
 from harness.mechanisms.megatron.rank.streams import Streams
+from harness.models import draws
 from harness.program import Op
 from harness.systems.protocol import RankContext
 

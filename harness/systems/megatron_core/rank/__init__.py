@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from harness.emulation.fused import FusedAdam
-from harness.mechanisms.megatron.generators import draws
 from harness.mechanisms.megatron.rank import loop
 from harness.mechanisms.megatron.rank.loop import MegatronLoop, emulated
 from harness.mechanisms.megatron.rank.observe import Owner
 from harness.mechanisms.megatron.rank.state import TrainState
 from harness.mechanisms.megatron.rank.streams import Streams
+from harness.models import draws
 from harness.program import Op
 from harness.systems.megatron_core.formats import checkpoint_plan
 from harness.systems.megatron_core.switches import fsdp_strategy

@@ -48,9 +48,9 @@ def resilience(
     lied, 2 bad input, 130 interrupted.
     """
     from harness.resilience import page, scorecard
+    from harness.resilience.cured import chosen
     from harness.resilience.progress import Progress
     from harness.resilience.run import Request, replay, try_stacks
-    from harness.resilience.stacks import chosen
     from harness.resilience.trace import require_strace
 
     arguments.load_plugins(plugins)

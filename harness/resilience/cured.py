@@ -1,4 +1,5 @@
-"""The cures that a stack's library may have: those of its system, and those of what stacks have shown.
+"""The stacks that a command names, and the cures that their libraries may have: those of the system, and those of what
+stacks have shown.
 
 What a crash or a full disk makes of a checkpoint is a defect that no scenario shows, since nothing fails in one. Its
 cure is a patch all the same, `scenarios/<system>/resilience/cures/<id>.patch`, of the form that `harness.cures` has.
@@ -8,16 +9,38 @@ Its first line `Shown-by: STACK TRIAL` names a trial that the library loses with
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness import cures
 from harness.cures import Cure, Cured
 from harness.errors import UsageError
-from harness.resilience.stacks import Stack
+from harness.resilience.stacks import Stack, all_stacks
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
+from harness.versions import split_cures
 
 FOLDER = ("resilience", "cures")
+
+
+def chosen(names: tuple[str, ...]) -> list[Stack]:
+    """The stacks of these names; all of them, uncured, for none.
+
+    Raises:
+        UsageError: there is no such stack, or no such cure of it.
+    """
+    known = all_stacks()
+    found = []
+    for name in names:
+        plain, wanted = split_cures(name)
+        if plain not in known:
+            raise UsageError.of("stack", name, known, "shardproof resilience torch-save")
+        stack = known[plain]
+        if wanted is not None:
+            require_cures(stack, wanted)
+            stack = replace(stack, name=name, doc=f"{stack.doc}; cured", cured=wanted)
+        found.append(stack)
+    return found or list(known.values())
 
 
 def shown_by_stacks(system: System) -> tuple[Cure, ...]:

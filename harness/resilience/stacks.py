@@ -14,11 +14,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.systems.protocol import System
@@ -106,26 +104,3 @@ def stacks_of(system: System) -> Sequence[Stack]:
         return ()
     stacks: Sequence[Stack] = importlib.import_module(f"{system.home}.stacks").STACKS
     return stacks
-
-
-def chosen(names: tuple[str, ...]) -> list[Stack]:
-    """The stacks of these names; all of them, uncured, for none.
-
-    Raises:
-        UsageError: there is no such stack, or no such cure of it.
-    """
-    from harness.resilience.cured import require_cures
-    from harness.versions import split_cures
-
-    known = all_stacks()
-    found = []
-    for name in names:
-        plain, wanted = split_cures(name)
-        if plain not in known:
-            raise UsageError.of("stack", name, known, "shardproof resilience torch-save")
-        stack = known[plain]
-        if wanted is not None:
-            require_cures(stack, wanted)
-            stack = replace(stack, name=name, doc=f"{stack.doc}; cured", cured=wanted)
-        found.append(stack)
-    return found or list(known.values())

@@ -15,9 +15,9 @@ from harness import cures
 from harness.cures import Cure
 from harness.errors import UsageError
 from harness.resilience.cases import cases_like
-from harness.resilience.cured import cured, shown_by_stacks
+from harness.resilience.cured import chosen, cured, shown_by_stacks
 from harness.resilience.run import _made, prepared
-from harness.resilience.stacks import Stack, all_stacks, chosen
+from harness.resilience.stacks import Stack, all_stacks
 from harness.resilience.states import crash_states
 from harness.resilience.strikes import strikes_of
 from harness.systems.registry import all_systems

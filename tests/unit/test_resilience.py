@@ -20,9 +20,10 @@ from harness.folders import LOCK
 from harness.resilience import scorecard
 from harness.resilience.cases import Counts, Tried, family_of
 from harness.resilience.corruptions import KINDS, Folders, damaged
+from harness.resilience.cured import chosen
 from harness.resilience.events import Event, Trace, tree_of, write_tree
 from harness.resilience.run import Found, Request, try_stacks
-from harness.resilience.stacks import Stack, all_stacks, chosen
+from harness.resilience.stacks import Stack, all_stacks
 from harness.resilience.trace import TraceError, recorded_of, require_complete, require_strace
 from harness.resilience.trial import Known, classify
 from harness.verdict import ExitStatus

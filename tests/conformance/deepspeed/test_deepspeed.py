@@ -61,7 +61,7 @@ def test_every_limit_has_a_reason_and_every_model_a_verdict() -> None:
     assert len({limit.id for limit in limits}) == len(limits)
     assert all(limit.reason for limit in limits)
     refused = {model for model in zoo() if SYSTEM.refusal(BASE.with_axes({"model": model}))}
-    assert refused == {"dropout", "moe", "opaque", "quantised"}
+    assert refused == {"dropout", "hf_dropout", "moe", "opaque", "quantised"}
     for option in SYSTEM.accepts.options:
         asked = BASE.with_axes({"options": option})
         assert None in (SYSTEM.refusal(asked), SYSTEM.refusal(asked.with_axes({"sharding": "fully_shard"})))

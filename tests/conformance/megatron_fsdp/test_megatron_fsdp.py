@@ -65,6 +65,6 @@ def test_every_limit_has_a_reason_and_every_model_a_verdict() -> None:
     assert len({limit.id for limit in limits}) == len(limits)
     assert all(limit.reason for limit in limits)
     refused = {model for model in zoo() if SYSTEM.refusal(BASE.with_axes({"model": model}))}
-    assert refused == {"dropout", "gpt", "hollow", "moe", "opaque", "quantised", "scalars"}
+    assert refused == {"dropout", "gpt", "hf_dropout", "hollow", "moe", "opaque", "quantised", "scalars"}
     for option in SYSTEM.accepts.options:
         assert SYSTEM.refusal(BASE.with_axes({"options": option, "optimizer": "adamw/impl=multi_tensor"})) is None

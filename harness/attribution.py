@@ -8,6 +8,7 @@ failure that has the face of known defects runs once more with just those cured 
 * It fails, with the face of other known defects: those lie behind the first. It runs again with them cured too.
 * It fails in any other way: what it shows now may be a known defect that hides behind the first and has no face of its
   own (an entry with `behind`). So it runs once more with everything cured. If it passes, it is known.
+* More defects than `MOST_ROUNDS` lie behind each other: it runs once more with everything cured, too.
 * It still fails: that failure is new. It is a result of its own, on the cured library, so that it can be
   explained and replayed; the first one is known for its part.
 
@@ -73,6 +74,8 @@ def attributed(
         found += [issue for issue in more if issue not in found]
     else:
         last = confirm(last)
+        if examine(_with_cures(first.scenario, ())).verdict is Verdict.PASS:
+            return (_named(first, found, BY_CURE),)
     first, behind = confirm(first), "+".join(issue.id for issue in found)
     if first.verdict is Verdict.NONDETERMINISTIC:
         return (first,)

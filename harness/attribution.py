@@ -73,9 +73,9 @@ def attributed(
             break
         found += [issue for issue in more if issue not in found]
     else:
-        last = confirm(last)
         if examine(_with_cures(first.scenario, ())).verdict is Verdict.PASS:
             return (_named(first, found, BY_CURE),)
+        last = confirm(last)
     first, behind = confirm(first), "+".join(issue.id for issue in found)
     if first.verdict is Verdict.NONDETERMINISTIC:
         return (first,)

@@ -1,7 +1,7 @@
 """What a checkpoint of Megatron-Core holds and nobody compares, each with the reason.
 
-Whatever else the reader does not know becomes a record of the role `unknown`, which no oracle expects. So something
-that a new release begins to store fails, until somebody has looked at it and put it here or into the reader.
+Whatever else the reader does not know becomes a record of the role `unknown` (`harness.readers.unknown`), until
+somebody has looked at it and put it here or into the reader.
 
 *Verifies*: that a checkpoint holds nothing unknown. *Does not verify*: the values of what is listed here.
 """
@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import re
 
-from harness.observe.record import WRITTEN, Record, whole
-from harness.readers.pieces import KeyPath, Piece, TensorPiece, key_of
-
-UNKNOWN = "unknown"
-"""The role of stored things that nothing here knows."""
-
-_SHOWN_CHARACTERS = 200
+from harness.observe.record import Record
+from harness.readers.pieces import KeyPath, Piece, key_of
+from harness.readers.unknown import unknown_record
 
 IGNORED: tuple[tuple[str, str], ...] = (
     (r"checkpoint_version", "the number of the training script's format"),
@@ -40,12 +36,4 @@ def unknown_records(op: int, piece: Piece, path: KeyPath) -> list[Record]:
     Args:
         op: index of the save. path: the piece's, from where the reader is.
     """
-    key = key_of(path)
-    if _PATTERN.fullmatch(key):
-        return []
-    if isinstance(piece, TensorPiece):
-        return [
-            Record(op, piece.rank, WRITTEN, UNKNOWN, key, piece.dtype, piece.shape, piece.start, piece.size, piece.data)
-        ]
-    text = repr(piece.value)[:_SHOWN_CHARACTERS].encode(errors="replace")
-    return [whole(op, piece.rank, UNKNOWN, key, "utf8", (len(text),), text, WRITTEN)]
+    return [] if _PATTERN.fullmatch(key_of(path)) else [unknown_record(op, piece, path)]

@@ -6,6 +6,7 @@ precision policy, and options say what the checkpoint file holds and what the mo
 
 from __future__ import annotations
 
+from harness.loading import as_loaded
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.models import draws, model_spec
 from harness.program import does, meshes
@@ -155,9 +156,15 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "generators-of-another-release",
-        lambda s: draws(s.model) and s.load_version != "same",
-        "what automodel keeps of random generators has another form in other releases",
-        "components/training/rng.py, RNGState",
+        lambda s: draws(s.model) and len({before(each.version, "0.6") for each in (s, as_loaded(s))}) > 1,
+        "from 0.6.0 on automodel keeps random generators as plain tensors, before as a pickled object, by another name",
+        "components/training/rng.py, RNGState; allow_legacy_pickle_restore, which is off, takes the pickled one",
+        LibraryError(
+            "RuntimeError",
+            "Refusing to load torch artifact",
+            "load",
+            {"version": "0.5.0", "load_version": "0.6.0", "model": "hf_dropout", "mesh": "1x2x1", "program": "restart"},
+        ),
     ),
     Limit("one-pin", lambda s: {PINNED, PINNED_SOFT} <= set(s.options), "a model pins in one way"),
     Limit(

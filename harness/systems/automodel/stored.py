@@ -27,6 +27,7 @@ from harness.readers.roles import records_of
 from harness.readers.safetensors import sharded_pieces
 from harness.readers.stored import TorchStored
 from harness.readers.symbolic import Name
+from harness.readers.unknown import unknown_record
 from harness.readers.vocabulary import Vocabulary
 from harness.scenario import Scenario
 from harness.systems.automodel.generators import KEY
@@ -38,6 +39,13 @@ _NUMPY: tuple[KeyPath, KeyPath, KeyPath, KeyPath, KeyPath] = (
     ("np_bit_generator",), ("np_keys",), ("np_position",), ("np_has_gauss",), ("np_cached_gaussian",),
 )  # fmt: skip
 """Where releases from 0.6.0 on keep numpy's state."""
+
+_BESIDE_THE_STATES = {
+    "class": "releases before 0.6.0 pickle an object: this names its class",
+    "args": "and this is what the class was called with, which is nothing",
+    "cuda_rng_state": "the states of a GPU's generators: on a CPU an empty list; on a GPU not compared yet",
+}
+"""What a generator's file holds beside the three states, with the reason why it is not compared."""
 
 _OF_A_RANK = re.compile(r"rng_(global|dp)_rank_(\d{1,6})\.pt")
 
@@ -103,6 +111,9 @@ def _generators(folder: Path, op: Op) -> Iterator[Record]:
             if value is not None:
                 at = f"{name}.{rank}"
                 yield whole(op.index, 0, "rng", at, value.dtype, value.shape, value.data, WRITTEN)
+        for at_piece, piece in held.items():
+            if at_piece[0] not in _BESIDE_THE_STATES:
+                yield unknown_record(op.index, piece, (KEY, rank, *at_piece))
 
 
 def _as_exported(written: Logical, scenario: Scenario) -> Logical:

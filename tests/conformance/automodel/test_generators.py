@@ -6,13 +6,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.errors import UsageError
 from harness.laboratory import Laboratory
 from harness.program import expand
 from harness.result import Result
 from harness.scenario import Scenario
-from harness.systems.automodel.stored import STORED
+from harness.systems.automodel.accepts import LIMITS
+from harness.systems.automodel.stored import STORED, _generators
 from harness.verdict import Verdict
 from tests.conformance.automodel import careless
 
@@ -38,6 +40,25 @@ def test_a_file_of_no_rank_is_refused(tmp_path: Path) -> None:
     save = next(op for op in expand(asked) if op.kind == "save")
     with pytest.raises(UsageError):
         STORED.read(tmp_path, save, asked)
+
+
+def test_what_lies_beside_the_states_is_a_difference(tmp_path: Path) -> None:
+    for folder in ("rng", "model", "optim"):
+        (tmp_path / folder).mkdir()
+    held = {"cuda_rng_state": [], "torch_rng_state": torch.zeros(8, dtype=torch.uint8), "mps_rng_state": torch.ones(2)}
+    torch.save(held, tmp_path / "rng" / "rng_global_rank_1.pt")
+    save = next(op for op in expand(scenario()) if op.kind == "save")
+    records = list(_generators(tmp_path / "rng", save))
+    assert [(r.role, r.fqn) for r in records] == [("rng", "torch.1"), ("unknown", "rng.1.mps_rng_state")]
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "one_form"),
+    [("0.6.0", "newest", True), ("", "0.6.0", True), ("0.4.0", "0.5.0", True), ("0.5.0", "0.6.0", False)],
+)
+def test_generators_go_between_releases_of_one_form(saved: str, loaded: str, one_form: bool) -> None:
+    limit = next(limit for limit in LIMITS if limit.id == "generators-of-another-release")
+    assert limit.refuses(scenario(version=saved, load_version=loaded, program="restart")) is not one_form
 
 
 @pytest.mark.real

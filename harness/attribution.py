@@ -66,16 +66,12 @@ def attributed(
             return (_by_face(confirm(first), found),)
         more = _matched(known, last)
         if not more:
-            last = confirm(last)  # what comes and goes may pass by chance, with any cures
-            once_more = last.verdict is not Verdict.NONDETERMINISTIC
-            if once_more and examine(_with_cures(first.scenario, ())).verdict is Verdict.PASS:
-                return (_named(first, found, BY_CURE),)
             break
         found += [issue for issue in more if issue not in found]
-    else:
-        if examine(_with_cures(first.scenario, ())).verdict is Verdict.PASS:
-            return (_named(first, found, BY_CURE),)
-        last = confirm(last)
+    last = confirm(last)  # what comes and goes may pass by chance, with any cures
+    once_more = last.verdict is not Verdict.NONDETERMINISTIC
+    if once_more and examine(_with_cures(first.scenario, ())).verdict is Verdict.PASS:
+        return (_named(first, found, BY_CURE),)
     first, behind = confirm(first), "+".join(issue.id for issue in found)
     if first.verdict is Verdict.NONDETERMINISTIC:
         return (first,)

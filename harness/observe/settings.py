@@ -27,7 +27,8 @@ SETTING = "setting"
 """The role: `group{i}.{key}`, utf8."""
 
 UNKNOWN = "unknown"
-"""The role of live state that nobody expects: `{parameter}.{name}`, utf8, the line of its value."""
+"""The role of state that nobody expects: live `{parameter}.{name}`, utf8, the line of its value; in a checkpoint what
+`harness.readers.unknown` makes of it."""
 
 RECORDED = frozenset({*NAMES, "betas"})
 """Keys whose numbers are records of their own; here stands their type alone."""

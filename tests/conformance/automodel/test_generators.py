@@ -43,12 +43,10 @@ def test_a_file_of_no_rank_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_lies_beside_the_states_is_a_difference(tmp_path: Path) -> None:
-    for folder in ("rng", "model", "optim"):
-        (tmp_path / folder).mkdir()
     held = {"cuda_rng_state": [], "torch_rng_state": torch.zeros(8, dtype=torch.uint8), "mps_rng_state": torch.ones(2)}
-    torch.save(held, tmp_path / "rng" / "rng_global_rank_1.pt")
+    torch.save(held, tmp_path / "rng_global_rank_1.pt")
     save = next(op for op in expand(scenario()) if op.kind == "save")
-    records = list(_generators(tmp_path / "rng", save))
+    records = list(_generators(tmp_path, save))
     assert [(r.role, r.fqn) for r in records] == [("rng", "torch.1"), ("unknown", "rng.1.mps_rng_state")]
 
 

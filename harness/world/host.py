@@ -64,6 +64,7 @@ def main(
             lie; it is searched last.
     """
     process.adopt_orphans()
+    process.take_long_turns()
     process.die_with_parent(parent, lambda: _leave(parent, scratch))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)

@@ -15,11 +15,10 @@ import os
 import signal
 import socket
 import struct
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 from harness.entry import resolve
 from harness.faults.boundary import perform
@@ -74,19 +73,21 @@ def run_rank(seat: RankSeat) -> None:
     try:
         _run(seat, place)
         wire.send(seat.channel, {"rank": seat.rank, "done": True})
-        if seat.rank == 0:
-            _serve_the_others(seat)
+        _stay()
     except BaseException as error:  # a library may raise SystemExit or DCP's CheckpointException, a BaseException
         status = 1
         wire.send(seat.channel, {"rank": seat.rank, "error": vars(_described(error, place))})
     os._exit(status)
 
 
-def _serve_the_others(seat: RankSeat) -> None:
-    """Stay until every rank is done: the store of the process group is in this process, and a rank that is still making
-    a group would lose it. One that fails instead has the supervisor end this one."""
-    while any(seat.board.stage(rank) != DONE for rank in range(seat.world)):
-        time.sleep(0.001)
+def _stay() -> NoReturn:
+    """Stay until the supervisor, which has heard of every rank then, ends this process.
+
+    A rank that is still making a group would lose this one otherwise: it may not have answered all of this rank's
+    connections yet, and in rank 0 is the store of the process group.
+    """
+    while True:
+        signal.pause()
 
 
 def _run(seat: RankSeat, place: _Place) -> None:

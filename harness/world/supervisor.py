@@ -39,7 +39,7 @@ class _Ranks:
 
     @property
     def silent(self) -> list[int]:
-        """Live ranks that have not said that they are done: rank 0 stays until the others are."""
+        """Live ranks that have not said that they are done, or failed."""
         return sorted(set(self.pidfds.values()) - self.reported)
 
 
@@ -128,7 +128,7 @@ def _join_process_group(pid: int, group: int) -> None:
 
 
 def _wait(ranks: _Ranks, channel: socket.socket, started: float, job: Job) -> bool:
-    """Until every rank has ended, the deadline passes, or the grace after a failure; True for the deadline.
+    """Until every rank has said its last, the deadline passes, or the grace after a failure; True for the deadline.
 
     What a rank waited for a CPU does not count: on a busy machine a slow scenario is not a hang.
     """
@@ -137,7 +137,7 @@ def _wait(ranks: _Ranks, channel: socket.socket, started: float, job: Job) -> bo
     for pidfd in ranks.pidfds:
         poll.register(pidfd, select.POLLIN)
     give_up, failed = started + job.deadline_s, False
-    while ranks.pidfds:
+    while ranks.silent:
         remaining = give_up - time.monotonic()
         if remaining <= 0 and ranks.first_failed is None:
             starved = max(process.starved_s(ranks.pids[rank]) for rank in ranks.pidfds.values())

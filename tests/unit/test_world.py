@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,7 +22,7 @@ from harness.scenario import Mesh, Scenario
 from harness.verdict import Verdict
 from harness.world.job import Job, JobOutcome, shortened
 from harness.world.observations import read_observations
-from harness.world.process import Board, is_ending, starved_s
+from harness.world.process import Board, is_ending, starved_s, take_long_turns
 from harness.world.server import NOT_INHERITED, ForkServer
 
 BASE = Scenario(system="stub", mesh=Mesh(1, 2, 1), program="build step build")
@@ -236,6 +237,19 @@ def test_a_server_without_ranks_imports_and_warms_up_nothing_for_them() -> None:
 def test_workers_and_ranks_have_the_deterministic_environment(server: ForkServer) -> None:
     answer = server.call("tests.unit.world_stub:environment", b"", 30).decode()
     assert answer == f"default 1 ['yes'] {ROOT}" or answer.startswith("default 1 ['yes'] ")
+
+
+def test_what_is_forked_from_the_server_computes_as_batch_work(server: ForkServer) -> None:
+    worker = int(server.call("tests.unit.world_stub:pid", b"", 30))
+    assert os.sched_getscheduler(worker) == os.SCHED_BATCH
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_a_machine_that_refuses_another_policy_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.world.process._SCHED_SETATTR", {})
+    monkeypatch.setattr(os, "sched_setscheduler", Mock(side_effect=PermissionError))
+    take_long_turns()
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def test_call_reports_a_traceback_and_goes_on(server: ForkServer) -> None:

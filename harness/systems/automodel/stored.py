@@ -22,7 +22,7 @@ from harness.observe.record import NUMPY_NAME, WRITTEN, Record, whole
 from harness.program import Op
 from harness.readers.errors import bad
 from harness.readers.generators import numpy_state, numpy_state_in_parts, python_state, tensor_state
-from harness.readers.pieces import KeyPath, Piece, pieces
+from harness.readers.pieces import KeyPath, ObjectPiece, Piece, pieces
 from harness.readers.roles import records_of
 from harness.readers.safetensors import sharded_pieces
 from harness.readers.stored import TorchStored
@@ -40,12 +40,11 @@ _NUMPY: tuple[KeyPath, KeyPath, KeyPath, KeyPath, KeyPath] = (
 )  # fmt: skip
 """Where releases from 0.6.0 on keep numpy's state."""
 
-_BESIDE_THE_STATES = {
-    "class": "releases before 0.6.0 pickle an object: this names its class",
-    "args": "and this is what the class was called with, which is nothing",
-    "cuda_rng_state": "the states of a GPU's generators: on a CPU an empty list; on a GPU not compared yet",
-}
-"""What a generator's file holds beside the three states, with the reason why it is not compared."""
+_CLASS, _ARGUMENTS = "class", "args"
+"""Releases before 0.6.0 pickle an object: which class's it is, and what that was called with, which is nothing."""
+
+_OF_GPUS = "cuda_rng_state"
+"""The states of a GPU's generators: nothing on a CPU, and not compared yet on a GPU."""
 
 _OF_A_RANK = re.compile(r"rng_(global|dp)_rank_(\d{1,6})\.pt")
 
@@ -58,7 +57,7 @@ class AutomodelStored(TorchStored):
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         model = model_spec(scenario.model)
         records = list(records_of(_native(_pieces(path, model, scenario), model), op.index, model, str(path)))
-        return [*records, *_generators(path / KEY, op)]
+        return [*records, *_generators(path / KEY, op, scenario)]
 
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
         return _as_exported(super().must_hold(live, op, scenario), scenario)
@@ -94,7 +93,7 @@ def _pieces(path: Path, model: ModelSpec, scenario: Scenario) -> Iterator[Piece]
             yield piece
 
 
-def _generators(folder: Path, op: Op) -> Iterator[Record]:
+def _generators(folder: Path, op: Op, scenario: Scenario) -> Iterator[Record]:
     """The states of random generators, under the number of the rank that they are of: `torch.1`."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         of = _OF_A_RANK.fullmatch(path.name)
@@ -111,9 +110,17 @@ def _generators(folder: Path, op: Op) -> Iterator[Record]:
             if value is not None:
                 at = f"{name}.{rank}"
                 yield whole(op.index, 0, "rng", at, value.dtype, value.shape, value.data, WRITTEN)
-        for at_piece, piece in held.items():
-            if at_piece[0] not in _BESIDE_THE_STATES:
-                yield unknown_record(op.index, piece, (KEY, rank, *at_piece))
+        for piece in held.values():
+            if not _says_nothing(piece, scenario):
+                yield unknown_record(op.index, piece, (KEY, rank, *piece.path))
+
+
+def _says_nothing(piece: Piece, scenario: Scenario) -> bool:
+    """Whether a piece of a generator's file needs no comparison."""
+    name = piece.path[0]
+    if name in (_ARGUMENTS, _OF_GPUS) and isinstance(piece, ObjectPiece) and not piece.value:
+        return True
+    return name == _CLASS or (name == _OF_GPUS and scenario.device != "cpu")
 
 
 def _as_exported(written: Logical, scenario: Scenario) -> Logical:

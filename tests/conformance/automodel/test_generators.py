@@ -3,6 +3,7 @@ recipes that do it wrong."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,23 @@ def test_what_lies_beside_the_states_is_a_difference(tmp_path: Path) -> None:
     held = {"cuda_rng_state": [], "torch_rng_state": torch.zeros(8, dtype=torch.uint8), "mps_rng_state": torch.ones(2)}
     torch.save(held, tmp_path / "rng_global_rank_1.pt")
     save = next(op for op in expand(scenario()) if op.kind == "save")
-    records = list(_generators(tmp_path, save))
+    records = list(_generators(tmp_path, save, scenario()))
     assert [(r.role, r.fqn) for r in records] == [("rng", "torch.1"), ("unknown", "rng.1.mps_rng_state")]
+
+
+def test_a_state_of_a_gpu_is_a_difference_on_a_cpu(tmp_path: Path) -> None:
+    torch.save({"cuda_rng_state": [torch.ones(2)]}, tmp_path / "rng_dp_rank_0.pt")
+    save = next(op for op in expand(scenario()) if op.kind == "save")
+    found = [list(_generators(tmp_path, save, replace(scenario(), device=device))) for device in ("cpu", "cuda")]
+    assert [[(r.role, r.fqn) for r in records] for records in found] == [[("unknown", "rng.0.cuda_rng_state.0")], []]
+
+
+def test_what_a_pickled_state_was_called_with_is_a_difference_unless_it_is_nothing(tmp_path: Path) -> None:
+    save = next(op for op in expand(scenario()) if op.kind == "save")
+    for args in ((), (1,)):
+        torch.save({"class": "RNGState", "args": args}, tmp_path / "rng_global_rank_0.pt")
+        expected = [("unknown", "rng.0.args")] if args else []
+        assert [(r.role, r.fqn) for r in _generators(tmp_path, save, scenario())] == expected
 
 
 @pytest.mark.parametrize(

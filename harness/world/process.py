@@ -100,10 +100,14 @@ def take_long_turns() -> None:
     takes the core from the one that sent it, whose half-done work holds a lock that the next one spins on, and each
     change empties the caches. As batch work, turns of 50 ms need a sixth less time on two cores (`docs/decisions.md`);
     with a core for each rank it makes no difference. Kernels before Linux 6.12 ignore the length, and what is refused,
-    by a container say, is left as it is: only time is lost.
+    by a container say, is left as it is: only time is lost. So is what the user has chosen himself, `nice` or
+    another policy.
     """
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
     number = _SCHED_SETATTR.get(platform.machine())
-    asked = struct.pack("IIQiIQQQ", _SCHED_ATTR_BYTES, os.SCHED_BATCH, 0, 0, 0, _TURN_NS, 0, 0)
+    asked = struct.pack("IIQiIQQQ", _SCHED_ATTR_BYTES, os.SCHED_BATCH, 0, nice, 0, _TURN_NS, 0, 0)
     if number is None or _libc.syscall(number, 0, asked, 0):
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -245,6 +245,18 @@ def test_what_is_forked_from_the_server_computes_as_batch_work(server: ForkServe
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
+def test_the_users_own_priority_stays() -> None:
+    then = "from harness.world.process import take_long_turns; take_long_turns(); "
+    then += "print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
+    for chosen, expected in (
+        ("os.nice(7)", f"{os.SCHED_BATCH} 7"),
+        ("os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))", f"{os.SCHED_IDLE} 0"),
+    ):
+        code = f"import os; {chosen}; {then}"
+        seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert seen.strip() == expected
+
+
 def test_a_machine_that_refuses_another_policy_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.world.process._SCHED_SETATTR", {})
     monkeypatch.setattr(os, "sched_setscheduler", Mock(side_effect=PermissionError))

@@ -16,7 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, MisfitError
+from harness.misfits import on_head, told_apart
+from harness.ownership import in_one_line
 from harness.program import expand
 from harness.result import FailedOp, Failure, Result, differences_from_json, explanations_from_json
 from harness.scenario import Scenario
@@ -50,20 +52,26 @@ def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, 
     """The verdict of one attempt: the most severe of what its ranks and its judge say. ran: fields of the result that
     say what really ran."""
     differences = differences_from_json(trial.judgement["differences"])
-    distrust = trial.judgement["distrust"]
+    explanations = explanations_from_json(trial.judgement["explanations"])
+    distrust, misfit = trial.judgement["distrust"], ""
     verdict, failure = ranks_verdict(trial.outcomes)
+    if not scenario.faults and any(on_head(info, ran.get(key, "")) for key in ("version", "loaded_by")):
+        misfit, differences = told_apart(trial.judgement.get("unfamiliar", ()), differences)
+        explanations = explanations if differences or failure else ()
     if distrust:
         verdict = Verdict.UNKNOWN
     elif differences:
         verdict = merge([verdict, Verdict.MISMATCH])
+    elif misfit and verdict is Verdict.PASS:
+        verdict = Verdict.UNKNOWN
     return Result(
         scenario, info.name,
         verdict=verdict,
         failed_op=_failed_op(scenario, differences, failure),
         differences=differences,
-        explanations=explanations_from_json(trial.judgement["explanations"]),
+        explanations=explanations,
         error=failure,
-        reason=distrust or _without_effect(trial),
+        reason=distrust or misfit or _without_effect(trial),
         normalisations=differences_from_json(trial.judgement["normalisations"]),
         emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
         not_exercised=(*info.not_exercised(scenario), *_not_compared(scenario)),
@@ -90,7 +98,7 @@ def ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | No
     """The verdict that the ranks' ends give, and the error that stands for it.
 
     Raises:
-        HarnessError: what failed is ours: a rank could not start or could not record, or our own code raised.
+        HarnessError: a rank of ours could not start or could not record. MisfitError: our own code raised.
     """
     for outcome in outcomes:
         ours = next((e for e in outcome.errors if e.stage in ("record", "start")), None)
@@ -101,9 +109,8 @@ def ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | No
             return Verdict.HANG, failure
         first = _chosen_error(outcome)
         if first and first.ours:
-            raise HarnessError(
-                f"rank {first.rank} in {first.op or 'start-up'}: {first.type}: {first.message}\n{first.traceback}"
-            )
+            line = in_one_line(first.type, first.message, first.traceback)
+            raise MisfitError(f"{line}\nrank {first.rank} in {first.op or 'start-up'}\n{first.traceback}")
         if first:
             said = (first.type, first.message, first.rank, first.traceback, first.op_index, first.planted)
             return Verdict.CRASH, Failure(*said)

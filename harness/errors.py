@@ -127,6 +127,15 @@ class HarnessError(Exception):
     """shardproof itself failed: the verdict is `unknown`, the exit status 3."""
 
 
+class MisfitError(HarnessError):
+    """A reader, driver, contract or cure of ours does not fit the library as it is installed.
+
+    The first line of its text is the reason in one line, the same for every scenario that meets it, and names the one
+    thing that changed: "`get_optimizer() got an unexpected keyword argument 'lr'`, where our … calls it". A reader of
+    a run counts scenarios by that line.
+    """
+
+
 class ServerLostError(HarnessError):
     """A process of ours was killed or ended: a server, a supervisor, a worker. It says nothing about what ran in it,
     and is tried a second time."""

@@ -49,7 +49,7 @@ from harness.oracle.cold import ColdRun
 from harness.oracle.inputs import Inputs, Placement
 from harness.oracle.settings import kept_settings
 from harness.program import BLIND, LOADS, WRITES, Op, expand
-from harness.readers.errors import CheckpointError
+from harness.readers.errors import CheckpointError, UnfamiliarError
 from harness.readers.stored import TorchStored
 from harness.reference import system as reference
 from harness.result import differences_to_json, explanations_to_json
@@ -132,9 +132,11 @@ def gather(request: Mapping[str, Any]) -> Found:
     records = _finished(_read_observations(request["observations"], complete=complete), case.ops, complete=complete)
     records, notes = _without_notes(records)
     done = {r.op for r in records}
-    written, unreadable = _read_written(case, [op for op in case.ops if op.index in done], request["checkpoints"])
+    saved = [op for op in case.ops if op.index in done]
+    written, unreadable, unfamiliar = _read_written(case, saved, request["checkpoints"])
     if not any(record.role == SETTING for record in records):  # which alone say what the settings must be
         written = [record for record in written if record.role != SETTING]
+    notes |= {UNFAMILIAR: unfamiliar} if unfamiliar else {}
     return Found(case, [*records, *written], unreadable, notes)
 
 
@@ -410,6 +412,8 @@ def _without_notes(records: Iterable[Record]) -> tuple[list[Record], dict[str, l
 
 
 _NOTES = ("emulated", "device")
+UNFAMILIAR = "unfamiliar"
+"""The key of a reply's notes that has what readers did not know of checkpoints."""
 
 
 def _absences(records: Iterable[Record], worlds: Mapping[int, int], by_owners: Set[str]) -> list[Problem]:
@@ -464,7 +468,11 @@ _FOLLOWS = frozenset({"step", "hyperparameter", "exp_avg", "exp_avg_sq", "moment
 _OWNED = _HELD | _FOLLOWS
 
 
-def _read_written(case: Case, ops: Sequence[Op], paths: Mapping[str, str]) -> tuple[list[Record], list[Problem]]:
+def _read_written(
+    case: Case, ops: Sequence[Op], paths: Mapping[str, str]
+) -> tuple[list[Record], list[Problem], list[str]]:
+    """What checkpoints hold; what is wrong with them; and which of those texts say that the form is unknown."""
+    unfamiliar: list[str] = []
     records: list[Record] = []
     problems: list[Problem] = []
     for op in ops:
@@ -473,8 +481,10 @@ def _read_written(case: Case, ops: Sequence[Op], paths: Mapping[str, str]) -> tu
         try:
             records += case.system.stored.read(Path(paths[str(op.checkpoint)]), op, at(case.scenario, op))
         except CheckpointError as error:
+            if isinstance(error, UnfamiliarError):
+                unfamiliar.append(str(error))
             problems.append(Problem(Key(op.index, WRITTEN, "checkpoint", "checkpoint"), "unreadable", (), str(error)))
-    return records, problems
+    return records, problems, unfamiliar
 
 
 def _reply(judgement: Judgement, notes: Mapping[str, Any] | None = None) -> bytes:

@@ -38,6 +38,7 @@ from harness.attempt import Trial, refused_in, result_of, same_failure
 from harness.errors import NO_SPACE, HarnessError, ServerLostError, UsageError
 from harness.faults.boundary import all_came, never_struck
 from harness.loading import as_loaded
+from harness.ownership import in_one_line
 from harness.program import WRITES, expand, sessions
 from harness.releases import SOURCES, package
 from harness.result import (
@@ -208,7 +209,8 @@ class Laboratory:
         except Exception as error:
             if isinstance(error, OSError) and error.errno in NO_SPACE:
                 raise StoreFull(f"no space left while observing scenario {scenario.id}: {error}") from error
-            reason = "an error of shardproof's own: " + "".join(traceback.format_exception(error))
+            text = "".join(traceback.format_exception(error))
+            reason = f"an error of shardproof's own: {in_one_line(type(error).__name__, str(error), text)}\n{text}"
             result = self._unknown(scenario, reason)
         return replace(result, duration_s=time.monotonic() - started)
 

@@ -16,9 +16,12 @@ An error belongs to whoever owns the innermost frame of its traceback. Three kin
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from traceback import FrameSummary
+from types import ModuleType
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
@@ -26,6 +29,10 @@ R = TypeVar("R")
 
 _MARK, _PLANTED = "shardproof_refusal", "shardproof_planted"
 _HERE = Path(__file__).parent
+_CALLED = re.compile(r"([A-Za-z_][\w.]*)\(\) (got|missing|takes)\b")
+_OURS = re.compile(rf'File "{re.escape(str(_HERE.parent))}/([^"]+)", line (\d+), in (\S+)')
+_SITE = "site-packages/"
+_MOST_CHARACTERS = 300
 _EMULATION = str(_HERE / "emulation") + "/"
 _DEVICE = tuple(f"{_EMULATION}{name}.py" for name in ("functions", "memory", "symbols", "cuda", "cpu_for_cuda"))
 """The files that stand between Python and torch as the device does. What the emulated kernels ask of torch is our
@@ -83,6 +90,42 @@ def is_ours(error: BaseException, frames: Sequence[FrameSummary], folders: Seque
         return False
     file = inner_first[0].filename
     return file.startswith(tuple(folders))
+
+
+def in_one_line(kind: str, message: str, traceback: str) -> str:
+    """An error that our own code raised, with the place of ours that does not fit; no rank, operation or address, so
+    that it reads alike in every scenario.
+
+    Args:
+        kind: name of the exception. traceback: as text, outermost frame first.
+    """
+    first = message.strip().split("\n", 1)[0] or "no message"
+    first = re.sub(rf"\(?/[^\s)]*{_SITE}", "(", first) if _SITE in first else first
+    place = _OURS.findall(traceback)
+    where = f", in {place[-1][0]}, line {place[-1][1]}, {place[-1][2]}" if place else ""
+    return f"{kind}: {first[:_MOST_CHARACTERS]}{where}"
+
+
+def with_callable(message: str, modules: Mapping[str, Any] | None = None) -> str:
+    """The message of a `TypeError` about a call's arguments, and behind it where the library defines what was called.
+
+    Python names the function and not its file: `get_optimizer() got an unexpected keyword argument 'lr'`.
+
+    Args:
+        modules: name → module, among which the function is looked for; those that are imported without.
+    """
+    called = _CALLED.match(message)
+    if called is None:
+        return message
+    imported = sys.modules if modules is None else modules
+    for module in [one for one in imported.values() if isinstance(one, ModuleType)]:
+        file = getattr(module, "__file__", None) or ""
+        found: Any = vars(module)
+        for name in called[1].removesuffix(".__init__").split("."):
+            found = found.get(name) if isinstance(found, dict) else getattr(found, name, None)
+        if _SITE in file and getattr(found, "__module__", None) == module.__name__:
+            return f"{message} (it is in {Path(file).as_posix().rpartition(_SITE)[2]})"
+    return message
 
 
 def _hands_on(frame: FrameSummary) -> bool:

@@ -1,7 +1,8 @@
 """Verdicts, how several merge into one, and the exit status of a run.
 
-A verdict is about one scenario. `unknown` means that the harness itself failed: it never counts as a
-pass and turns the whole run into exit status 3.
+A verdict is about one scenario. `unknown` means that the harness itself failed, or does not fit the library: it never
+counts as a pass. A run of which it hides more than `LOST_SHARE` ends with exit status 3, since then nobody can say what
+the rest means; below that share the status is what the other verdicts make it, and the summary says what was lost.
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ def merge(verdicts: Iterable[Verdict]) -> Verdict:
     return worst
 
 
+LOST_SHARE = 0.02
+"""How much of what a run executed may be `unknown` before its exit status is that of the harness."""
+
+
 def exit_status(counts: dict[Verdict, int], known: int = 0) -> ExitStatus:
     """The status of a run.
 
@@ -77,9 +82,9 @@ def exit_status(counts: dict[Verdict, int], known: int = 0) -> ExitStatus:
         counts: number of results by verdict.
         known: how many of the failing results are described by the systems' `issues.toml` (walks only).
     """
-    if counts.get(Verdict.UNKNOWN, 0):
+    executed = sum(n for v, n in counts.items() if v is not Verdict.UNSUPPORTED)
+    if counts.get(Verdict.UNKNOWN, 0) > LOST_SHARE * executed:
         return ExitStatus.HARNESS
     if sum(counts.get(v, 0) for v in FAILURES) > known:
         return ExitStatus.FAILURE
-    executed = sum(n for v, n in counts.items() if v is not Verdict.UNSUPPORTED)
     return ExitStatus.OK if executed else ExitStatus.NOTHING_RUN

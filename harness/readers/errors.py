@@ -1,4 +1,9 @@
-"""The one error a reader raises: a file that is not the checkpoint it claims to be."""
+"""The errors a reader raises: a file is not the checkpoint it claims to be, or has a form that nobody here knows.
+
+The difference decides whose failure it is. A truncated file is what the library wrote, on any release. A file that is
+whole and of another form may be what a new commit of the library writes on purpose, and then it is our reader that does
+not fit (`harness.misfits`).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,16 @@ class CheckpointError(UsageError):
 
     Bad input (exit status 2) when the user gave the checkpoint; a verdict when a scenario wrote it.
     """
+
+
+class UnfamiliarError(CheckpointError):
+    """A checkpoint that may be sound, in a form that the reader does not know: a file that it asks for is not there, a
+    key has a place that it has never seen."""
+
+
+def unfamiliar(what: str, given: object, allowed: Iterable[object] | str, form: str) -> UnfamiliarError:
+    """The error to raise where a form is unknown; its arguments are those of `bad`."""
+    return UnfamiliarError(str(bad(what, given, allowed, form)))
 
 
 def bad(what: str, given: object, allowed: Iterable[object] | str, form: str) -> CheckpointError:

@@ -25,7 +25,7 @@ from harness.faults.boundary import perform
 from harness.loading import at
 from harness.models import model_spec
 from harness.observe.record import pack
-from harness.ownership import folders_of, is_ours, is_planted
+from harness.ownership import folders_of, is_ours, is_planted, with_callable
 from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
 from harness.systems.registry import system_named
@@ -150,16 +150,18 @@ def _described(error: BaseException, place: _Place) -> RankError:
     text = "".join(traceback.format_exception(error))
     error, frames = _root_cause(error)
     home = system_named(place.seat.job.scenario.system).home
+    ours = place.stage == OBSERVE or is_ours(error, frames, folders_of(home))
+    message = with_callable(str(error)) if ours and isinstance(error, TypeError) else str(error)
     return RankError(
         rank=place.seat.rank,
         op_index=place.op.index if place.op else -1,
         op=place.op.kind if place.op else "",
         stage=STAGES[place.stage],
         type=type(error).__qualname__,
-        message=shortened(str(error)),
+        message=shortened(message),
         errno=error.errno if isinstance(error, OSError) else None,
         traceback=shortened(text),
-        ours=place.stage == OBSERVE or is_ours(error, frames, folders_of(home)),
+        ours=ours,
         planted=is_planted(error),
     )
 

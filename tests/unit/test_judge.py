@@ -302,7 +302,8 @@ def test_an_unreadable_checkpoint_is_a_difference_that_says_why(tmp_path: Path) 
     records = [r for r in records_of(scenario) if r.where == "live"]
     ops = expand(scenario)
     number = next(op.checkpoint for op in ops if op.kind == "save")
-    written, problems = court._read_written(Case.of(scenario), ops, {str(number): str(tmp_path / "checkpoint0")})
-    assert written == []
+    paths = {str(number): str(tmp_path / "checkpoint0")}
+    written, problems, unfamiliar = court._read_written(Case.of(scenario), ops, paths)
+    assert (written, unfamiliar) == ([], [])
     (difference,) = [d for d in judge(scenario, records, problems).differences if d.kind == "unreadable"]
     assert ".metadata" in difference.detail

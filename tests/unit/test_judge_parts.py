@@ -240,7 +240,7 @@ def with_system(scenario: Scenario, **parts: Any) -> Case:
 
 def test_every_checkpoint_is_read() -> None:
     case = with_system(replace(TRAIN, program="build save step save"), stored=Asked())
-    records, problems = court._read_written(case, case.ops, {"0": "first", "1": "second"})
+    records, problems, _ = court._read_written(case, case.ops, {"0": "first", "1": "second"})
     assert [(r.op, r.fqn) for r in records] == [(1, "first"), (3, "second")]
     assert problems == []
 
@@ -323,7 +323,7 @@ def test_bytes_of_a_layer_that_a_save_changed(where: str) -> None:
 
 def test_written_keys_of_a_group_count_where_ranks_record_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     written = [held(0, role, op=2, where=WRITTEN) for role in ("setting", "param")]
-    monkeypatch.setattr(court, "_read_written", lambda *_: (written, []))
+    monkeypatch.setattr(court, "_read_written", lambda *_: (written, [], []))
     request = {
         "scenario": RESUMED.axis_values(only_changed=True),
         "observations": [],

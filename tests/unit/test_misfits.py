@@ -1,0 +1,153 @@
+"""What does not fit a head is `unknown` with one line, and a difference that the reader did know stays a failure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import harness
+from harness.attempt import Trial, ranks_verdict, result_of
+from harness.diff import Difference
+from harness.errors import MisfitError
+from harness.misfits import on_head, told_apart
+from harness.observe.logical import Key
+from harness.observe.record import LIVE, WRITTEN
+from harness.observe.settings import UNKNOWN
+from harness.ownership import in_one_line, with_callable
+from harness.readers.errors import CheckpointError, UnfamiliarError, unfamiliar
+from harness.result import Result, differences_to_json
+from harness.scenario import Scenario
+from harness.systems.registry import system_named
+from harness.verdict import ExitStatus, Verdict, exit_status
+from harness.world.job import JobOutcome, RankError
+
+MEGATRON = system_named("megatron-core")
+HEAD, WALKED = "0.19.0+git.5be9626+cured", "0.16.1+cured"
+GONE = "/dev/shm/shardproof-1/ab12-x/checkpoint0: file common.pt: given 'none'; allowed: common.pt; for example: it"
+
+
+def difference(role: str, kind: str, where: str = WRITTEN, fqn: str = "a.weight", detail: str = "") -> Difference:
+    return Difference(Key(2, where, role, fqn), kind, (0,), 1, 1, detail=detail)
+
+
+def judged(differences: list[Difference], unread: tuple[str, ...] = (), *, version: str = HEAD, **axes: Any) -> Result:
+    judgement = {
+        "differences": differences_to_json(differences), "explanations": [], "distrust": "", "normalisations": [],
+        "unfamiliar": list(unread),
+    }  # fmt: skip
+    scenario = replace(Scenario(system="megatron-core"), **axes)
+    return result_of(scenario, MEGATRON, Trial(judgement=judgement), {"version": version})
+
+
+@pytest.mark.parametrize(
+    ("system", "version", "head"),
+    [
+        ("megatron-core", "0.16.1", False),
+        ("megatron-core", "0.16.1+cured:2777", False),
+        ("megatron-core", "0.19.0+git.5be9626", True),
+        ("megatron-core", "0+path.1234567+cured", True),
+        ("automodel", "0.5.0+8dd19ce.git.36044ad", True),
+        ("megatron-core", "0.16.7", True),
+        ("torch-fsdp2", "2.13.0+cpu", False),
+        ("torch-fsdp2", "2.16.0.dev20261124+cpu", True),
+        ("reference", "0.1", False),
+    ],
+)
+def test_a_head_is_what_no_table_of_releases_has(system: str, version: str, head: bool) -> None:
+    assert on_head(system_named(system), version) is head
+
+
+def test_a_form_that_the_reader_does_not_know_is_unknown_on_a_head_and_the_librarys_failure_on_a_release() -> None:
+    found = [difference("checkpoint", "unreadable", fqn="checkpoint", detail=GONE)]
+    head, walked = judged(found, (GONE,)), judged(found, (GONE,), version=WALKED)
+    assert head.verdict is Verdict.UNKNOWN
+    assert not head.differences
+    assert head.reason.startswith("our reader does not know this form of checkpoint: checkpoint0: file common.pt")
+    assert walked.verdict is Verdict.MISMATCH
+
+
+def test_damage_is_the_librarys_failure_on_a_head_too() -> None:
+    found = [difference("checkpoint", "unreadable", fqn="checkpoint", detail="truncated")]
+    assert judged(found).verdict is Verdict.MISMATCH
+
+
+def test_what_else_differs_stays_a_failure_without_what_the_reader_did_not_know() -> None:
+    unread, wrong = difference("checkpoint", "unreadable", detail=GONE), difference("master", "bits", LIVE)
+    result = judged([unread, wrong], (GONE,))
+    assert result.verdict is Verdict.MISMATCH
+    assert result.differences == (wrong,)
+    assert "does not know this form" in result.reason
+
+
+def test_a_planted_fault_makes_an_unread_checkpoint_a_failure_anywhere() -> None:
+    found = [difference("checkpoint", "unreadable", detail=GONE)]
+    assert judged(found, (GONE,), faults=("lost-file",)).verdict is Verdict.MISMATCH
+
+
+def test_a_key_that_nobody_knows_is_named_alike_whatever_its_number() -> None:
+    lines = {
+        told_apart((), [difference(UNKNOWN, "extra", fqn=f"param_groups.{number}.fresh")])[0] for number in (0, 11)
+    }
+    assert lines == {"the checkpoint holds `param_groups.N.fresh`, which our reader does not know"}
+
+
+def test_a_missing_value_is_no_misfit() -> None:
+    missing = difference("exp_avg", "missing")
+    assert told_apart((), [missing]) == ("", (missing,))
+
+
+def test_an_unfamiliar_form_is_a_checkpoint_error() -> None:
+    error = unfamiliar("checkpoint0: file common.pt", "none", "common.pt", "a checkpoint of Megatron-Core")
+    assert isinstance(error, UnfamiliarError)
+    assert isinstance(error, CheckpointError)
+
+
+def test_an_error_of_our_driver_is_a_misfit_in_one_line_that_is_the_same_on_every_rank() -> None:
+    lines = set()
+    for rank, op in ((0, "build"), (3, "load")):
+        text = f'  File "{harness.__path__[0]}/mechanisms/some/loop.py", line 7, in build\n'
+        told = "f() got an unexpected keyword argument 'x'"
+        error = RankError(rank, 0, op, "op", "TypeError", told, None, text, ours=True)
+        with pytest.raises(MisfitError) as raised:
+            ranks_verdict([JobOutcome((error,), (), rank, False, (), 0, 0.0, 0.0, (), ())])
+        lines.add(str(raised.value).split("\n")[0])
+    said = "TypeError: f() got an unexpected keyword argument 'x', in harness/mechanisms/some/loop.py, line 7, build"
+    assert lines == {said}
+
+
+def test_an_error_of_import_names_no_folder_of_this_machine() -> None:
+    message = "cannot import name 'x' from 'lib.part' (/home/me/cache/lib-1/site-packages/lib/part.py)"
+    line = "ImportError: cannot import name 'x' from 'lib.part' (lib/part.py)"
+    assert in_one_line("ImportError", message, "") == line
+
+
+def test_a_call_with_a_wrong_argument_says_where_the_library_defines_what_was_called() -> None:
+    module = ModuleType("lib.optimizer")
+    module.__file__ = "/cache/lib-1/site-packages/lib/optimizer.py"
+    exec("def get(a): ...\nclass Config:\n    def set(self): ...", vars(module))
+    modules = {"lib.optimizer": module}
+    told = "get() got an unexpected keyword argument 'lr'"
+    assert with_callable(told, modules) == f"{told} (it is in lib/optimizer.py)"
+    told = "Config.set() takes 1 positional argument but 2 were given"
+    assert with_callable(told, modules) == f"{told} (it is in lib/optimizer.py)"
+    assert with_callable("something else", modules) == "something else"
+    assert with_callable("elsewhere() got an unexpected keyword argument", modules).endswith("argument")
+
+
+@pytest.mark.parametrize(
+    ("counts", "status"),
+    [
+        ({Verdict.UNKNOWN: 1}, ExitStatus.HARNESS),
+        ({Verdict.UNKNOWN: 1, Verdict.PASS: 48}, ExitStatus.HARNESS),
+        ({Verdict.UNKNOWN: 1, Verdict.PASS: 49}, ExitStatus.OK),
+        ({Verdict.UNKNOWN: 1, Verdict.PASS: 48, Verdict.MISMATCH: 1}, ExitStatus.FAILURE),
+        ({Verdict.UNKNOWN: 1, Verdict.UNSUPPORTED: 99}, ExitStatus.HARNESS),
+    ],
+)
+def test_unknown_is_the_status_of_a_run_only_where_it_hides_more_than_its_share(
+    counts: dict[Verdict, int], status: ExitStatus
+) -> None:
+    assert exit_status(counts) is status

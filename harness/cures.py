@@ -14,19 +14,21 @@ first form that applies counts.
 Every cure is laid onto the library's own text, not onto what another cure made of it: whether it applies depends on the
 release alone, and the order of cures does not matter. Two cures can stand together unless they change the same lines.
 
-*Verifies*: that a hunk's context and removed lines are there, word for word, as near as possible to the line it names.
+*Verifies*: that a hunk's context and removed lines are there, word for word, as near as possible to the line it names;
+on a library that nobody has walked, also that the names its new lines read are there (`harness.added_names`).
 *Does not verify*: that the defect is gone; running its scenario does.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import PurePosixPath
 
+from harness.added_names import missing_name
 from harness.errors import UsageError
 from harness.systems.protocol import System
 from harness.systems.registry import system_named
@@ -35,6 +37,8 @@ from harness.versions import CURED
 
 REPAIRED, MOVED = "already repaired there", "the code moved"
 """Why a cure does not apply: its lines are in the library as the cure would leave them, or they are not there."""
+UNRESOLVED = "it reads"
+"""How the reason begins where its lines are there and a name that it brings is not."""
 
 _SHOWN_BY, _HIDDEN_BY = "Shown-by: ", "Hidden-by: "
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*")
@@ -181,11 +185,13 @@ def cure_of(system: System, scenario: str) -> str:
     return own or next((cure.id for cure in available(system) if f"{system.name}/{name}" in cure.shown_by), "")
 
 
-def apply(cures: Iterable[Cure], source: Callable[[str], str | None]) -> Cured:
+def apply(cures: Iterable[Cure], source: Callable[[str], str | None], *, unseen: bool = False) -> Cured:
     """Lay cures onto a library.
 
     Args:
         source: the text of the library's file at a path below `site-packages`; None where there is no such file.
+        unseen: nobody has walked this library with its cures. Then one that fits its lines, and reads a name that the
+            library does not have, is left out.
     """
     texts: dict[str, str | None] = {}
     edits: dict[str, list[_Edit]] = {}
@@ -195,6 +201,7 @@ def apply(cures: Iterable[Cure], source: Callable[[str], str | None]) -> Cured:
             texts[path] = source(path)
         own, why = _edits(cure, texts)
         why = why or next((w for path, new in own.items() if (w := _clash(edits.get(path, []), new))), "")
+        why = why or (_unresolved(own, texts, source) if unseen else "")
         if why:
             left[cure.id] = why
             continue
@@ -318,6 +325,21 @@ def _clash(there: Iterable[_Edit], new: Iterable[_Edit]) -> str:
             same = (old.start, old.end, old.lines) == (edit.start, edit.end, edit.lines)
             if not same and old.start < edit.end and edit.start < old.end:
                 return f"it changes the same lines as {old.cure}"
+    return ""
+
+
+def _unresolved(
+    own: Mapping[str, Sequence[_Edit]], texts: Mapping[str, str | None], source: Callable[[str], str | None]
+) -> str:
+    """Which name of a cure's new lines its library does not have; empty where it has all."""
+    for path, edits in own.items():
+        shift, added = 0, set[int]()
+        for edit in sorted(edits, key=lambda edit: edit.start):
+            first = edit.start + shift + 1
+            added |= set(range(first, first + len(edit.lines)))
+            shift += len(edit.lines) - (edit.end - edit.start)
+        if gone := missing_name(_edited(texts[path] or "", edits), added, source):
+            return f"{UNRESOLVED} {gone}, which {path} lacks"
     return ""
 
 

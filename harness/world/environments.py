@@ -17,6 +17,7 @@ from pathlib import Path
 from harness import cures
 from harness.cures import Cured
 from harness.errors import HarnessError, UsageError
+from harness.misfits import on_head
 from harness.releases import package
 from harness.scenario import Scenario
 from harness.systems.protocol import System
@@ -91,7 +92,8 @@ class Environments:
         wanted = split_cures(version)[1]
         if wanted is None:
             return None
-        paths = (*self.overlay(info, version).paths, Path(self._interpreter(info, split_cures(version)[0]).site))
+        overlay = self.overlay(info, version)
+        paths = (*overlay.paths, Path(self._interpreter(info, split_cures(version)[0]).site))
 
         def source(name: str) -> str | None:
             file = next((path / name for path in paths if (path / name).is_file()), None)
@@ -100,7 +102,8 @@ class Environments:
         key = (info.name, version)
         with self._building:
             if key not in self._cured:
-                self._cured[key] = cures.apply(cures.chosen(info, wanted), source)
+                unseen = on_head(info, overlay.version)
+                self._cured[key] = cures.apply(cures.chosen(info, wanted), source, unseen=unseen)
             return self._cured[key]
 
     def _interpreter(self, info: System, release: str) -> Interpreter:

@@ -12,6 +12,10 @@ failure that has the face of known defects runs once more with just those cured 
 * It still fails: that failure is new. It is a result of its own, on the cured library, so that it can be
   explained and replayed; the first one is known for its part.
 
+On a head, a library that no table of releases has, a face alone is not believed before the entry's own scenario has
+been asked (`harness.witness`); and what fails there like an entry that has no face, because others hide it, is known by
+that scenario.
+
 A defect that has no cure, or none that applies, but was repaired in a later release is taken away by running that
 release, with all that is cured there: what passes there is known, and what fails there in a way that no entry has is
 new. Any other defect can only be told by its face. Results say so, and summaries count them.
@@ -26,10 +30,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from harness.known_issues import KnownIssue, KnownIssues
+from harness.misfits import on_head
 from harness.result import BY_CURE, BY_FACE, BY_RELEASE, IN_PART, Result
 from harness.scenario import Scenario
+from harness.systems.registry import system_named
 from harness.verdict import Verdict
 from harness.versions import before, split_cures, with_cures
+from harness.witness import Witness, contradicted, hidden
 
 MOST_ROUNDS = 5
 """How many times a failure is run with one more defect cured."""
@@ -40,6 +47,7 @@ def attributed(
     known: KnownIssues,
     examine: Callable[[Scenario], Result],
     confirm: Callable[[Result], Result] = lambda result: result,
+    witness: Witness | None = None,
 ) -> tuple[Result, ...]:
     """A result with the known issues that it is due to; after it, what fails behind them.
 
@@ -51,19 +59,25 @@ def attributed(
         examine: runs a scenario once; called only for a failure that has the face of a known issue with a cure.
         confirm: runs the scenario of a result again and gives the result a verdict that this repeats, or
             `nondeterministic`.
+        witness: what an entry's own scenario shows; asked on heads.
     """
+    if not first.verdict.is_failure:
+        return (first,)
+    ask = witness if on_head(system_named(first.system), first.version) else None
     found, last = _matched(known, first), first
     if not found:
-        return (confirm(first),)
+        first = confirm(first)
+        below = hidden(known.hidden, first, ask) if ask and first.verdict.is_failure else []
+        return (_named(first, below, BY_FACE) if below else first,)
     for _ in range(MOST_ROUNDS):
         wanted = _curable(found, first, last)
         if not wanted or wanted <= set(last.cured):
-            return _where_repaired(first, last, found, known, examine, confirm)
+            return _where_repaired(first, last, found, known, examine, confirm, ask)
         last = examine(_with_cures(first.scenario, wanted))
         if last.verdict is Verdict.PASS and {issue.cure for issue in found} <= set(last.cured):
             return (_named(first, found, BY_CURE),)
         if last.verdict in (Verdict.PASS, Verdict.UNKNOWN, Verdict.UNSUPPORTED):
-            return (_by_face(confirm(first), found),)
+            return (_by_face(confirm(first), found, known, ask),)
         more = _matched(known, last)
         if not more:
             break
@@ -85,18 +99,19 @@ def _where_repaired(
     known: KnownIssues,
     examine: Callable[[Scenario], Result],
     confirm: Callable[[Result], Result],
+    ask: Witness | None,
 ) -> tuple[Result, ...]:
     """A failure whose defects cannot all be cured here, after a look at the release that repaired them."""
     release = _repaired(first, last, found)
     if not release:
-        return (_by_face(confirm(first), found),)
+        return (_by_face(confirm(first), found, known, ask),)
     last = examine(replace(first.scenario, version=with_cures(release, "")))
     if last.verdict is Verdict.PASS:
         return (_named(first, found, BY_RELEASE),)
     confirmed, last = confirm(first), confirm(last)
     new = last.verdict.is_failure and last.verdict is not Verdict.NONDETERMINISTIC and not _matched(known, last)
     if not new or confirmed.verdict is Verdict.NONDETERMINISTIC:
-        return (_by_face(confirmed, found),)
+        return (_by_face(confirmed, found, known, ask),)
     return (_named(confirmed, found, IN_PART), replace(last, behind="+".join(issue.id for issue in found)))
 
 
@@ -108,10 +123,20 @@ def _repaired(first: Result, last: Result, found: Iterable[KnownIssue]) -> str:
     return release if release and before(first.version, release) else ""
 
 
-def _by_face(confirmed: Result, found: Iterable[KnownIssue]) -> Result:
-    """A failure that only its face can tell. One that comes and goes is never known."""
-    comes_and_goes = confirmed.verdict is Verdict.NONDETERMINISTIC
-    return confirmed if comes_and_goes else _named(confirmed, found, BY_FACE)
+def _by_face(confirmed: Result, found: list[KnownIssue], known: KnownIssues, ask: Witness | None) -> Result:
+    """A failure that only its face can tell. One that comes and goes is never known.
+
+    Args:
+        ask: what an entry's own scenario shows, on a head. An entry that it speaks against does not count.
+    """
+    why = ""
+    while found and confirmed.verdict is not Verdict.NONDETERMINISTIC:
+        doubt = contradicted(found, confirmed, ask) if ask else None
+        if doubt is None:
+            return _named(confirmed, found, BY_FACE)
+        why, known = why or doubt.why, known.without(doubt.issue)
+        found = _matched(known, confirmed)
+    return replace(confirmed, reason=confirmed.reason or why)
 
 
 def _matched(known: KnownIssues, result: Result) -> list[KnownIssue]:

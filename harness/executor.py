@@ -56,7 +56,7 @@ def attributed_by(
     def once(scenario: Scenario) -> Result:
         return laboratory.examine_one(scenario, observed, confirm=False)
 
-    return attributed(once(scenario), known, once, laboratory.confirmed)
+    return attributed(once(scenario), known, once, laboratory.confirmed, laboratory.witness)
 
 
 class LocalExecutor:

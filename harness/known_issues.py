@@ -27,8 +27,9 @@ The file (`issues.toml` of a system):
     when = "owns_nothing"                    # optional; a predicate of the system's, by name
 
 An entry with `behind` names defects that end every scenario before this one can show itself. It has no `match` and
-matches nothing; it is kept for the reader. The further keys of an entry, which only that reader needs, are those of
-harness/report/findings.py.
+matches nothing; it is kept for the reader. Only on a head where those are cured and its own cure no longer fits does
+it show, and then its scenario tells it (`harness.witness`). The further keys of an entry, which only that reader needs,
+are those of harness/report/findings.py.
 
 For a crash the evidence is `TYPE: first line of the message at FILE, FUNCTION`, e.g. `RuntimeError: size of
 tensor*`, with numbers written as N; for a hang `deadline: *`. Patterns are shell patterns (`*`, `?`, `[abc]`).
@@ -58,7 +59,7 @@ from harness.systems.protocol import System
 from harness.systems.registry import system_named
 from harness.tables import Table, load_toml, text_of
 from harness.verdict import Verdict
-from harness.versions import before
+from harness.versions import before, split_cures
 
 if TYPE_CHECKING:
     from harness.result import Evidence, Result
@@ -86,9 +87,16 @@ class Pattern:
     aftermath: tuple[str, ...] = ()
     when: str = ""
 
-    def applies(self, scenario: Scenario) -> bool:
-        """Whether the scenario lies in the pattern's axes."""
+    def applies(self, scenario: Scenario, ran: str = "") -> bool:
+        """Whether the scenario lies in the pattern's axes.
+
+        Args:
+            ran: the release that ran. A working tree or a commit has no release in its name: what it calls itself
+                counts.
+        """
         values = scenario.axis_values()
+        if ran:
+            values = {**values, "version": split_cures(ran)[0].partition("+")[0]}
         inside = all(_any_match(values[axis], patterns) for axis, patterns in self.axes.items())
         return inside and (not self.when or system_named(scenario.system).predicates[self.when](scenario))
 
@@ -136,9 +144,10 @@ class KnownIssue:
 
 @dataclass(frozen=True)
 class KnownIssues:
-    """All entries of a file, in its order."""
+    """All entries of a file, in its order. hidden: those with `behind`, which match nothing by themselves."""
 
     issues: tuple[KnownIssue, ...] = ()
+    hidden: tuple[KnownIssue, ...] = ()
 
     def match(self, result: Result) -> str | None:
         """The ids of the entries that together cover all evidence, joined by `+`; None if anything is new."""
@@ -148,7 +157,7 @@ class KnownIssues:
             issue
             for issue in self.issues
             if issue.system == result.system
-            and issue.match.applies(result.scenario)
+            and issue.match.applies(result.scenario, result.version)
             and not (result.cured and issue.cure in result.cured)
         ]
         found = [next((i for i in able if i.match.covers(item)), None) for item in result.evidence]
@@ -156,6 +165,10 @@ class KnownIssues:
         if None in found or not all(_any_match(text, followed) for text in result.aftermath):
             return None
         return "+".join(dict.fromkeys(issue.id for issue in found if issue))
+
+    def without(self, issue: KnownIssue) -> KnownIssues:
+        """All entries but one."""
+        return KnownIssues(tuple(each for each in self.issues if each is not issue), self.hidden)
 
     def emulated_only(self, result: Result) -> bool:
         """Whether a failure was seen with something emulated, and no GPU has shown it yet.
@@ -171,7 +184,7 @@ class KnownIssues:
     def of(self, known: str) -> list[KnownIssue]:
         """The entries that `match` named."""
         named = frozenset(filter(None, known.split("+")))
-        return [issue for issue in self.issues if issue.id in named] if named else []
+        return [issue for issue in (*self.issues, *self.hidden) if issue.id in named] if named else []
 
 
 _BOUND = re.compile(r"(?:[A-Za-z_]*_v)?(\d+(?:\.\d+)+(?:rc\d+)?)(?P<rest>.*)", re.DOTALL)
@@ -223,8 +236,11 @@ def repaired_in(fixed: str) -> str:
     return str(bound.version) if bound and "another defect" not in fixed else ""
 
 
-def known_issues_of(system: System) -> tuple[KnownIssue, ...]:
+def known_issues_of(system: System, *, hidden: bool = False) -> tuple[KnownIssue, ...]:
     """The entries of a system's `issues.toml`, in order; none where it has no such file.
+
+    Args:
+        hidden: the entries with `behind`, in the place of all others.
 
     Raises:
         UsageError: not in UTF-8, malformed, an unknown or missing key, a duplicate id, an unknown value, a scenario
@@ -234,7 +250,7 @@ def known_issues_of(system: System) -> tuple[KnownIssue, ...]:
     entries = document.tables("issue")
     whole = [entry.only(ISSUE_KEYS, needed=_TEXTS) for entry in entries]
     told = {entry.text("id"): novelty_of(entry) for entry in whole}
-    issues = tuple(_issue(entry, system, told) for entry in entries if "behind" not in entry)
+    issues = tuple(_issue(entry, system, told) for entry in entries if ("behind" in entry) is hidden)
     seen: set[str] = set()
     for issue in issues:
         if issue.id in seen:
@@ -257,7 +273,7 @@ def document_of(system: System) -> Table:
 
 def _issue(entry: Table, system: System, told: Mapping[str, Novelty]) -> KnownIssue:
     """The entry. told: what each entry of the file says of its effect, and of where it is public."""
-    entry.only(ISSUE_KEYS, needed=("match",))
+    match = Pattern((), (), {}) if "behind" in entry else _pattern(_with_match(entry).table("match"), system)
     texts = {key: entry.text(key) for key in (*_TEXTS, "confirmed_on_gpu")}
     for key in _TEXTS:
         if not texts[key]:
@@ -267,7 +283,11 @@ def _issue(entry: Table, system: System, told: Mapping[str, Novelty]) -> KnownIs
     own, cause = told[texts["id"]], told.get(entry.text("cause"))
     texts["upstream"] = own.upstream or (cause.upstream if cause else "")
     texts["harm"], texts["fixed"] = own.harm, entry.text("fixed")
-    return KnownIssue(system=system.name, match=_pattern(entry.table("match"), system), **texts)
+    return KnownIssue(system=system.name, match=match, **texts)
+
+
+def _with_match(entry: Table) -> Table:
+    return entry.only(ISSUE_KEYS, needed=("match",))
 
 
 def _pattern(table: Table, system: System) -> Pattern:

@@ -52,6 +52,7 @@ from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
 from harness.verdict import Verdict
 from harness.versions import split_cures, with_cures
+from harness.witness import Witnesses
 from harness.world.bounds import require_world
 from harness.world.environments import Environments
 from harness.world.interpreter import interpreter
@@ -102,6 +103,7 @@ class Laboratory:
         self._torches: dict[str, Laboratory | None] = {}  # None for the torch of this interpreter
         self._home = self  # of the torch of this interpreter
         self._opening = threading.Lock()
+        self.witness = Witnesses(lambda scenario: self.examine_one(scenario, confirm=False))
         self._another = partial(
             Laboratory, jobs=jobs, deadline_s=deadline_s, plugins=plugins, keep=keep, systems=systems
         )

@@ -139,7 +139,7 @@ class Bench:
         def once(wanted: Scenario) -> Result:
             return laboratory.examine_one(wanted, confirm=False)
 
-        return attributed(once(scenario), known, once, laboratory.confirmed)
+        return attributed(once(scenario), known, once, laboratory.confirmed, laboratory.witness)
 
     def _laboratory(self) -> Laboratory:
         if self._open is None:

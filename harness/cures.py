@@ -37,8 +37,8 @@ from harness.versions import CURED
 
 REPAIRED, MOVED = "already repaired there", "the code moved"
 """Why a cure does not apply: its lines are in the library as the cure would leave them, or they are not there."""
-UNRESOLVED = "it reads"
-"""How the reason begins where its lines are there and a name that it brings is not."""
+UNRESOLVED, CLASH = "it reads", "it changes the same lines"
+"""How the reason begins where its lines are there and a name that it brings is not; where another cure came first."""
 
 _SHOWN_BY, _HIDDEN_BY = "Shown-by: ", "Hidden-by: "
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*")
@@ -324,7 +324,7 @@ def _clash(there: Iterable[_Edit], new: Iterable[_Edit]) -> str:
         for edit in new:
             same = (old.start, old.end, old.lines) == (edit.start, edit.end, edit.lines)
             if not same and old.start < edit.end and edit.start < old.end:
-                return f"it changes the same lines as {old.cure}"
+                return f"{CLASH} as {old.cure}"
     return ""
 
 

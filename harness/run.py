@@ -12,7 +12,8 @@
    the one of this machine, which stores what was observed before anyone looks at it, or one of a cluster's node.
 4. Each result is compared with the known issues and stored as soon as it exists (`run`).
 5. In a walk that asks for it, such as `nightly`, the simplest scenario of each new cause is shrunk further, and what
-   comes out is added to the results.
+   comes out is added to the results. After a walk over a head it is asked what became of the cures that do not apply
+   there (`harness.stale_cures`).
 6. The reports are written from the store, never from memory, so that `shardproof report` can write them again.
 
 A run is resumed when its folder holds an unfinished one of the same plan and releases. Ctrl-C, a dead server or a full
@@ -31,6 +32,7 @@ from pathlib import Path
 from harness.errors import UsageError, printable
 from harness.executor import Executor, LocalExecutor, installed_versions
 from harness.folders import at_work_in
+from harness.heads import CureCheck
 from harness.known_issues import KnownIssues
 from harness.laboratory import Laboratory
 from harness.report.files import write_reports
@@ -40,6 +42,7 @@ from harness.result import Result
 from harness.scenario import Scenario
 from harness.shrink import NewCauses
 from harness.space.plan import Plan
+from harness.stale_cures import checked, questions
 from harness.store import Run, Store, now
 from harness.systems.registry import all_systems
 from harness.verdict import ExitStatus, exit_status
@@ -123,6 +126,7 @@ def run(request: Request) -> Outcome:
             try:
                 for results in _examined(store, run_id, todo, request, executor):
                     store.finished_many(run_id, results)
+                _check_cures(store, run_id, request, executor)
             except KeyboardInterrupt:
                 interrupted = True
         store.prune(run_id)
@@ -195,13 +199,25 @@ def _examined(
             yield shrunk
 
 
+def _check_cures(store: Store, run_id: str, request: Request, executor: Executor) -> None:
+    """Ask, in a walk, what became of the cures that do not apply to a head; not twice, where a run is resumed."""
+    if not request.known.issues:
+        return
+    known = {(check.system, check.version, check.cure) for check in store.cure_checks(run_id)}
+    asked = [q for q in questions(store.results(run_id)) if (q.system, q.version, q.cure) not in known]
+    if asked:
+        if not request.quiet:
+            print(f"asking what became of {len(asked)} cures that do not apply", file=sys.stderr)
+        store.checked(run_id, checked(asked, lambda scenarios: executor.attributed(scenarios, lambda *_: None)))
+
+
 def versions(request: Request) -> dict[str, str]:
     """The release of everything that a run's results depend on, as the interpreter of its ranks has them."""
     systems = {scenario.system for scenario in request.plan.scenarios}
     return {**installed_versions(systems, request.python), **request.releases}
 
 
-Part = tuple[Run, list[Scenario], list[Result]]
+Part = tuple[Run, list[Scenario], list[Result], list[CureCheck]]
 
 
 def read_parts(databases: Sequence[Path]) -> list[Part]:
@@ -222,7 +238,8 @@ def read_parts(databases: Sequence[Path]) -> list[Part]:
                 raise UsageError.of(
                     "RUN", str(database.parent), "a folder with a run", "shardproof merge part1 part2 --out all"
                 )
-            parts.append((store.run(latest), store.planned(latest), store.results(latest)))
+            found = (store.planned(latest), store.results(latest), store.cure_checks(latest))
+            parts.append((store.run(latest), *found))
     _require_apart(parts)
     return parts
 
@@ -234,11 +251,11 @@ def _require_apart(parts: Sequence[Part]) -> None:
         UsageError: they do not.
     """
     form = "shardproof merge part1 part2 --out all"
-    common = [_environment(run) for run, _, _ in parts]
+    common = [_environment(run) for run, *_ in parts]
     for found in common:
         if found != common[0]:
             raise UsageError.of("versions of a part", found, common[0].items(), form)
-    ids = Counter(scenario.id for _, planned, _ in parts for scenario in planned)
+    ids = Counter(scenario.id for _, planned, *_ in parts for scenario in planned)
     twice = [scenario_id for scenario_id, times in ids.items() if times > 1]
     if twice:
         raise UsageError.of("scenarios in several parts", twice[:3], "each scenario in one part", form)
@@ -255,7 +272,7 @@ def absent_parts(parts: Sequence[Part]) -> list[str]:
     """The parts that are not there: where a run was `--shard 1/4` of some selection, the others of the four that
     nobody handed in, as the words that would run them."""
     found: dict[tuple[str, ...], set[str]] = {}
-    for run, _, _ in parts:
+    for run, *_ in parts:
         asked, shard = _without_shard(run.command)
         if shard:
             found.setdefault(asked, set()).add(shard)
@@ -289,7 +306,7 @@ def _without_shard(command: Sequence[str]) -> tuple[tuple[str, ...], str]:
 def _releases(parts: Sequence[Part], run: Run) -> dict[str, str]:
     """The versions of a run, and with them what other parts ran of the same."""
     return {
-        name: ", ".join(dict.fromkeys(other.versions[name] for other, _, _ in parts if name in other.versions))
+        name: ", ".join(dict.fromkeys(other.versions[name] for other, *_ in parts if name in other.versions))
         for name in run.versions
     }
 
@@ -298,10 +315,11 @@ def merge_runs(parts: Sequence[Part], target: Path, known: KnownIssues) -> Repor
     """Join runs into a new run of the database `target`."""
     first = parts[0][0]
     with Store(target) as store:
-        exclusions = {reason: n for run, _, _ in parts for reason, n in run.exclusions.items()}
-        versions = {name: version for run, _, _ in parts for name, version in _releases(parts, run).items()}
-        every = [scenario for _, planned, _ in parts for scenario in planned]
+        exclusions = {reason: n for run, *_ in parts for reason, n in run.exclusions.items()}
+        versions = {name: version for run, *_ in parts for name, version in _releases(parts, run).items()}
+        every = [scenario for _, planned, *_ in parts for scenario in planned]
         run_id = store.begin_run(first.command, first.seed, versions, exclusions, every)
-        store.finished_many(run_id, [result for _, _, results in parts for result in results])
+        store.finished_many(run_id, [result for _, _, results, _ in parts for result in results])
+        store.checked(run_id, [check for _, _, _, checks in parts for check in checks])
         store.end_run(run_id)
         return Report.of(store, run_id, known)

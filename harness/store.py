@@ -23,8 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from harness.codec import fields_from_plain, from_plain
+from harness.codec import fields_from_plain, from_plain, to_plain
 from harness.errors import HarnessError, UsageError
+from harness.heads import CureCheck
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.verdict import Verdict
@@ -56,6 +57,9 @@ _LATER_TABLES = """
 CREATE TABLE IF NOT EXISTS elements (
   run_id TEXT NOT NULL REFERENCES runs(id), scenario_id TEXT NOT NULL, content BLOB NOT NULL,
   PRIMARY KEY (run_id, scenario_id));
+CREATE TABLE IF NOT EXISTS cure_checks (
+  run_id TEXT NOT NULL REFERENCES runs(id), system TEXT NOT NULL, version TEXT NOT NULL, cure TEXT NOT NULL,
+  content TEXT NOT NULL, PRIMARY KEY (run_id, system, version, cure));
 """
 """What was added since the schema got its number, and what a release that does not know it can do without: it is made
 in files that lack it."""
@@ -189,6 +193,12 @@ class Store:
             elements = [(run_id, r.id, r.elements) for r in kept if r.elements]
             cursor.executemany("INSERT OR REPLACE INTO elements VALUES (?, ?, ?)", elements)
 
+    def checked(self, run_id: str, checks: Iterable[CureCheck]) -> None:
+        """Store what became of cures that do not apply to a head."""
+        rows = [(run_id, each.system, each.version, each.cure, _json(to_plain(each))) for each in checks]
+        with self._writing() as cursor:
+            cursor.executemany("INSERT OR REPLACE INTO cure_checks VALUES (?, ?, ?, ?, ?)", rows)
+
     def prune(self, run_id: str) -> int:
         """Drop the observations of passing scenarios, keeping their digests; the number dropped."""
         with self._writing() as cursor:
@@ -253,6 +263,12 @@ class Store:
             run_id,
         )
         return [self._decoded(*row) for row in rows]
+
+    def cure_checks(self, run_id: str) -> list[CureCheck]:
+        """What became of cures that do not apply to a head of a run, by system and id."""
+        rows = self._read("SELECT content FROM cure_checks WHERE run_id = ? ORDER BY system, version, cure", run_id)
+        with _sound(self.path):
+            return [from_plain(CureCheck, json.loads(content)) for (content,) in rows]
 
     def result(self, scenario_id: str) -> Result:
         """The newest verdict of the scenario whose id starts with `scenario_id`.

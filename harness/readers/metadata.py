@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from harness.readers.errors import CheckpointError, bad
+from harness.readers.errors import CheckpointError, bad, unfamiliar
 from harness.readers.symbolic import Mapping, Name, Node, parse
 from harness.readers.values import JUDGED, Bounds, integers
 from harness.readers.vocabulary import known
@@ -201,7 +201,9 @@ class _Reader:
         """The attributes of an instance of an allowed class."""
         if not isinstance(node, Node) or node.function not in (expected, *others):
             given = node.function if isinstance(node, Node) else node if isinstance(node, Name) else type(node).__name__
-            raise self.bad("name in the pickle (nothing was executed)", str(given), str(expected))
+            raise unfamiliar(
+                f"{self.origin}: name in the pickle (nothing was executed)", str(given), str(expected), FORM
+            )
         if node.args or node.items or node.pairs or not isinstance(node.state, Mapping):
             raise self.bad(f"{expected}", "damaged", "an instance with its fields")
         return {name: value for name, value in node.state.pairs if isinstance(name, str)}

@@ -24,7 +24,7 @@ from harness.layout import interval_boxes
 from harness.observe.record import ITEMSIZE
 from harness.readers import metadata
 from harness.readers.archive import MAX_CHECKPOINT_BYTES, Archive, Budget
-from harness.readers.errors import bad
+from harness.readers.errors import bad, unfamiliar
 from harness.readers.metadata import Item, read_metadata
 from harness.readers.symbolic import MAX_BYTES
 from harness.readers.values import FORM, Quantised, Tensor, Value
@@ -95,7 +95,7 @@ def pieces(path: Path) -> Iterator[Piece]:
 def _distributed(directory: Path) -> Iterator[Piece]:
     meta = directory / ".metadata"
     if not meta.exists():
-        raise bad(f"{directory}: file .metadata", "none", "a complete distributed checkpoint", metadata.FORM)
+        raise unfamiliar(f"{directory}: file .metadata", "none", "a complete distributed checkpoint", metadata.FORM)
     with open_regular(meta) as file:
         items = read_metadata(file.read(MAX_BYTES + 1), str(meta))
     sizes = check_layout(directory, items)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.observe.record import ITEMSIZE
-from harness.readers.errors import CheckpointError, bad
+from harness.readers.errors import CheckpointError, bad, unfamiliar
 from harness.readers.pieces import TensorPiece
 
 FORM = "shard-00001-model-00001-of-00001.safetensors"
@@ -39,7 +39,7 @@ def sharded_pieces(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Itera
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise bad(f"{folder}: files", "none", "shards of safetensors", FORM)
+        raise unfamiliar(f"{folder}: files", "none", "shards of safetensors", FORM)
     for file in files:
         match = re.match(r"shard-(\d{1,6})-", file.name)
         yield from _file(file, max(int(match[1]) - 1, 0) if match else 0, shapes)

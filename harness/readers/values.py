@@ -16,7 +16,7 @@ from math import prod
 from harness.observe.record import ITEMSIZE
 from harness.observe.settings import ClassName
 from harness.readers.arrays import array_of
-from harness.readers.errors import CheckpointError, bad
+from harness.readers.errors import CheckpointError, bad, unfamiliar
 from harness.readers.symbolic import MAX_BYTES, PERSISTENT, Mapping, Name, Node
 from harness.readers.vocabulary import known
 
@@ -277,7 +277,7 @@ class Decoder:
         name = node.function if isinstance(node, Node) else node
         given = str(name) if isinstance(name, Name) else type(name).__name__
         allowed = (TENSOR, PARAMETER, WITH_STATE, WITH_ATTRIBUTES, SIZE, *DICTS, *SETS, "torch dtypes and storages")
-        return bad(f"{self.origin}: name in the pickle (nothing was executed)", given, allowed, FORM)
+        return unfamiliar(f"{self.origin}: name in the pickle (nothing was executed)", given, allowed, FORM)
 
 
 def integers(node: object) -> tuple[int, ...] | None:

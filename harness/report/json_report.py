@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from harness.codec import to_plain
+from harness.heads import Head
 from harness.report.model import Report
 from harness.store import Run
 
@@ -44,8 +46,19 @@ def _run(report: Report) -> dict[str, Any]:
         "not_exercised": list(report.not_exercised),
         "outside_support": dict(report.outside_support),
         "cured": dict(report.cured),
+        "heads": [_head(head) for head in report.heads],
         "started_at": run.started_at,
         "ended_at": run.ended_at,
+    }
+
+
+def _head(head: Head) -> dict[str, Any]:
+    return {
+        "system": head.system,
+        "version": head.version,
+        "scenarios": head.scenarios,
+        "unknown": dict(head.unknown),
+        "cures": [to_plain(check) for check in head.checks],
     }
 
 

@@ -18,6 +18,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import PurePath
 
+from harness.heads import CureCheck, Head, heads_of
 from harness.known_issues import KnownIssues
 from harness.report.blame import place_of
 from harness.report.conditions import Condition, condition_of
@@ -89,7 +90,7 @@ class Report:
 
     missing: planned scenarios without a verdict. before: scenario id → its verdict in an earlier run.
     issues: what the results' `known_issue` refer to, and which findings a GPU has confirmed. history: what came and
-    went in the runs of the folder.
+    went in the runs of the folder. checks: of cures that do not apply to a head.
     """
 
     run: Run
@@ -98,6 +99,7 @@ class Report:
     before: Mapping[str, Past] = field(default_factory=dict)
     issues: KnownIssues = field(default_factory=KnownIssues)
     history: History = field(default_factory=History)
+    checks: tuple[CureCheck, ...] = ()
 
     @classmethod
     def of(cls, store: Store, run_id: str, issues: KnownIssues | None = None) -> Report:
@@ -109,7 +111,8 @@ class Report:
         run = store.run(run_id)
         results, missing = tuple(store.results(run_id)), tuple(store.unfinished(run_id))
         history = history_of(store, run_id)
-        return cls(run, results, missing, store.before(run_id), issues or KnownIssues(), history)
+        checks = tuple(store.cure_checks(run_id))
+        return cls(run, results, missing, store.before(run_id), issues or KnownIssues(), history, checks)
 
     @cached_property
     def counts(self) -> dict[Verdict, int]:
@@ -178,6 +181,11 @@ class Report:
         """(system and release, which defects were cured and which could not be), of the releases that ran cured."""
         found = {(f"{r.system} {r.version}", cures_line(r)) for r in self.results if r.cured or r.not_cured}
         return tuple(sorted(found))
+
+    @cached_property
+    def heads(self) -> tuple[Head, ...]:
+        """What the run came to on libraries that are no declared release."""
+        return heads_of(self.results, self.checks)
 
     @cached_property
     def failures(self) -> tuple[Result, ...]:

@@ -1,0 +1,94 @@
+"""What a run came to on a head: a working tree, a commit, or a release that no table has.
+
+A walk over a head may lose much of what it was to test, and look better for it. So beside its failures a report says
+how much of the walk says nothing, by reason, and what became of the cures that do not apply.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from harness.misfits import on_head
+from harness.result import Result
+from harness.systems.registry import system_named
+from harness.verdict import Verdict
+
+REPAIRED, STALE, NOT_SHOWN = "repaired", "stale", "not shown"
+
+
+@dataclass(frozen=True)
+class CureCheck:
+    """What the scenarios of a cure show on a head to which it does not apply.
+
+    * system, version: of the head, as results name them. cure: its id.
+    * why: why it does not apply. standing: one of those above, by `harness.stale_cures`.
+    * shows: the signature of what failed, or why nothing is shown; empty for a defect that is repaired.
+    """
+
+    system: str
+    version: str
+    cure: str
+    why: str
+    standing: str
+    shows: str = ""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The results of one system on one head.
+
+    * version: as results name it, without its cures. scenarios: how many results there are.
+    * unknown: the first line of the reason → how many scenarios it hid.
+    * checks: of cures that do not apply to it.
+    """
+
+    system: str
+    version: str
+    scenarios: int
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    checks: tuple[CureCheck, ...] = ()
+
+    @property
+    def hidden(self) -> int:
+        """How many scenarios say nothing, since something of ours failed or does not fit."""
+        return sum(self.unknown.values())
+
+    @property
+    def repaired(self) -> tuple[CureCheck, ...]:
+        """Cures whose defect is repaired there."""
+        return tuple(check for check in self.checks if check.standing == REPAIRED)
+
+    @property
+    def stale(self) -> tuple[CureCheck, ...]:
+        """Cures that have to be written anew, since what they cured still fails."""
+        return tuple(check for check in self.checks if check.standing == STALE)
+
+
+def heads_of(results: Iterable[Result], checks: Iterable[CureCheck] = ()) -> tuple[Head, ...]:
+    """The heads among results, in their order."""
+    found: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        if on_head(system_named(result.system), result.version):
+            found.setdefault((result.system, _plain(result.version)), []).append(result)
+    known = list(checks)
+    return tuple(
+        Head(
+            system,
+            version,
+            len(own),
+            dict(Counter(reason(r) for r in own if r.verdict is Verdict.UNKNOWN).most_common()),
+            tuple(check for check in known if (check.system, _plain(check.version)) == (system, version)),
+        )
+        for (system, version), own in found.items()
+    )
+
+
+def reason(result: Result) -> str:
+    """Why a scenario says nothing, in the one line that others share with it."""
+    return result.reason.split("\n", 1)[0]
+
+
+def _plain(version: str) -> str:
+    return version.partition("+cured")[0]

@@ -1,0 +1,83 @@
+"""Cures that do not apply to a head: is the defect repaired there, or did its lines only move?
+
+A cure is a patch, and a head moves its lines. "The code moved" hides two facts of opposite meaning. Either the defect
+is gone, and the entry's claim is out of date; or it is still there, and the walk stops at it again as if it had no
+cure. So after a walk over a head the scenarios of each such cure run once on that head, with everything else cured:
+
+* All pass: *repaired*.
+* One fails: *stale*. Somebody has to write the cure anew; what failed is said.
+* Neither, because a limit refuses one or something of ours does not fit: *not shown*.
+
+*Does not verify*: that what fails is the cure's own defect. It is what stands where that defect stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from harness.cure_table import scenario_of
+from harness.cures import CLASH, cures_of
+from harness.heads import NOT_SHOWN, REPAIRED, STALE, CureCheck
+from harness.misfits import on_head
+from harness.result import Result
+from harness.scenario import Scenario
+from harness.systems.registry import system_named
+from harness.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Question:
+    """A cure that did not apply in a walk, and the scenarios that tell why."""
+
+    system: str
+    version: str
+    cure: str
+    why: str
+    scenarios: tuple[Scenario, ...]
+
+    def answered(self, results: Mapping[Scenario, Result]) -> CureCheck:
+        """What the results of its scenarios come to."""
+        own = [results[scenario] for scenario in self.scenarios if scenario in results]
+        failed = next((result for result in own if result.verdict.is_failure), None)
+        silent = next((result for result in own if result.verdict is not Verdict.PASS), None)
+        if failed is not None:
+            return self._check(STALE, failed.signature)
+        if silent is not None or not own:
+            reason = silent.reason.split("\n", 1)[0] if silent else "no scenario ran"
+            return self._check(NOT_SHOWN, f"{silent.verdict.value}: {reason}" if silent else reason)
+        return self._check(REPAIRED, "")
+
+    def _check(self, standing: str, shows: str) -> CureCheck:
+        return CureCheck(self.system, self.version, self.cure, self.why, standing, shows)
+
+
+def questions(results: Iterable[Result]) -> list[Question]:
+    """The cures of the systems' own that did not apply to heads on which results were reached."""
+    found: dict[tuple[str, str, str], Question] = {}
+    for result in results:
+        system = system_named(result.system)
+        if not result.not_cured or not on_head(system, result.version):
+            continue
+        for cure in cures_of(system):
+            why = result.not_cured.get(cure.id, CLASH)
+            key = (result.system, result.version, cure.id)
+            if key not in found and not why.startswith(CLASH):
+                scenarios = (scenario_of(system, name) for name in cure.shown_by if "/" not in name)
+                there = tuple(replace(each, version=result.scenario.version) for each in scenarios)
+                found[key] = Question(*key, why, there)
+    return list(found.values())
+
+
+def checked(
+    asked: Iterable[Question], examine: Callable[[Iterable[Scenario]], Iterator[tuple[Result, ...]]]
+) -> list[CureCheck]:
+    """The answers to questions.
+
+    Args:
+        examine: runs scenarios side by side; of each, its result comes first.
+    """
+    asked = list(asked)
+    wanted = dict.fromkeys(scenario for question in asked for scenario in question.scenarios)
+    results = {first.scenario: first for first, *_ in examine(wanted)}
+    return [question.answered(results) for question in asked]

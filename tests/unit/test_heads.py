@@ -1,0 +1,109 @@
+"""What a run came to on a head, and what became of the cures that do not apply there.
+
+*Verifies*: with results that are made up, counts by reason, which cures are asked about, and what answers come to; that
+the store and a merge keep them. *Does not verify*: a walk; `tests/conformance` has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.heads import NOT_SHOWN, REPAIRED, STALE, CureCheck, heads_of
+from harness.report.json_report import to_json
+from harness.report.model import Report
+from harness.result import Failure, Result
+from harness.run import DATABASE, merge_runs, read_parts
+from harness.scenario import Scenario
+from harness.stale_cures import checked, questions
+from harness.store import Store
+from harness.verdict import Verdict
+from tests import report_samples as samples
+
+WALKED = Scenario(system="megatron-core", sharding="zero1", version="git:main+cured")
+HEAD = "0.19.1+git.5be9626"
+NOT_CURED = {"2777": "the code moved: line 9", "4046": "it changes the same lines as 2777", "164929": "the code moved"}
+
+
+def result(verdict: Verdict = Verdict.PASS, reason: str = "", version: str = f"{HEAD}+cured", seed: int = 0) -> Result:
+    scenario = replace(WALKED, seed=seed)
+    return Result(scenario, "megatron-core", version, verdict, reason=reason, not_cured=NOT_CURED)
+
+
+def test_a_head_counts_what_says_nothing_by_its_reason() -> None:
+    unread = "our reader does not know `x`"
+    found = [
+        result(),
+        result(Verdict.UNKNOWN, f"{unread}\nrank 0 in build"),
+        result(Verdict.UNKNOWN, f"{unread}\nrank 3 in load", version=HEAD),
+        result(Verdict.UNKNOWN, "TypeError: f() takes no x"),
+        result(version="0.16.1+cured"),
+    ]
+    (head,) = heads_of(found)
+    assert (head.system, head.version, head.scenarios, head.hidden) == ("megatron-core", HEAD, 4, 3)
+    assert list(head.unknown.items()) == [(unread, 2), ("TypeError: f() takes no x", 1)]
+
+
+def test_a_release_that_was_walked_is_no_head_and_asks_nothing() -> None:
+    assert heads_of([result(version="0.16.1+cured")]) == ()
+    assert questions([result(version="0.16.1+cured")]) == []
+
+
+def test_own_cures_whose_lines_are_not_there_are_asked_about_once() -> None:
+    """Not those that give way to another cure, nor those of a system that this one stands on."""
+    (asked,) = questions([result(), result(seed=1)])
+    assert (asked.cure, asked.version, asked.why) == ("2777", f"{HEAD}+cured", NOT_CURED["2777"])
+    assert {scenario.version for scenario in asked.scenarios} == {"git:main+cured"}
+    assert len(asked.scenarios) > 1
+
+
+def answers(*verdicts: Verdict) -> list[CureCheck]:
+    def examine(scenarios: Iterable[Scenario]) -> Iterator[tuple[Result, ...]]:
+        for n, scenario in enumerate(scenarios):
+            verdict = verdicts[n % len(verdicts)]
+            error = Failure("E", "lost", op=1) if verdict is Verdict.CRASH else None
+            yield (Result(scenario, "megatron-core", HEAD, verdict, error=error, reason="a limit" * (not error)),)
+
+    return checked(questions([result()]), examine)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "standing", "shows"),
+    [
+        ((Verdict.PASS,), REPAIRED, ""),
+        ((Verdict.PASS, Verdict.CRASH), STALE, "E: lost"),
+        ((Verdict.UNKNOWN, Verdict.CRASH), STALE, "E: lost"),
+        ((Verdict.PASS, Verdict.UNSUPPORTED), NOT_SHOWN, "unsupported: a limit"),
+    ],
+)
+def test_what_scenarios_of_a_cure_show(verdicts: tuple[Verdict, ...], standing: str, shows: str) -> None:
+    (check,) = answers(*verdicts)
+    assert check.standing == standing
+    assert shows in check.shows
+    assert bool(check.shows) is bool(shows)
+
+
+def test_a_cure_whose_scenarios_did_not_run_is_not_shown() -> None:
+    (check,) = checked(questions([result()]), lambda scenarios: iter(()))
+    assert (check.standing, check.shows) == (NOT_SHOWN, "no scenario ran")
+
+
+def test_the_store_a_merge_and_the_json_keep_what_became_of_cures(tmp_path: Path) -> None:
+    checks = [*answers(Verdict.PASS), replace(answers(Verdict.CRASH)[0], cure="3949")]
+    (tmp_path / "a").mkdir()
+    with Store(tmp_path / "a" / DATABASE) as store:
+        run_id = store.begin_run(["run"], 0, {}, planned=[WALKED])
+        store.finished(run_id, result())
+        store.checked(run_id, checks)
+        store.checked(run_id, checks[:1])
+        assert store.cure_checks(run_id) == checks
+        (head,) = Report.of(store, run_id).heads
+    assert [check.cure for check in head.repaired] == ["2777"]
+    assert [check.cure for check in head.stale] == ["3949"]
+    merged = merge_runs(read_parts([tmp_path / "a" / DATABASE]), tmp_path / "all.sqlite", samples.ISSUES)
+    assert merged.heads == (head,)
+    (plain,) = to_json(merged)["run"]["heads"]
+    assert [check["standing"] for check in plain["cures"]] == [REPAIRED, STALE]

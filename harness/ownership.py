@@ -10,6 +10,8 @@ An error belongs to whoever owns the innermost frame of its traceback. Three kin
   `hand_on`. In both cases the error is its caller's, so that the emulation's frames are passed over. For example,
   `tensor.add_(other)` of tensors on two devices, called by Megatron, raises in `harness/emulation/functions.py` and is
   Megatron's. An `AttributeError` in the emulation's own arithmetic carries no mark and is ours.
+  Where the emulation lacks a part of the device, the library's call ends in `torch.cuda`, which looks for a real
+  one: that is ours too (`asked_of_device`).
 * Everything else is the library's, or that of something it uses.
 """
 
@@ -31,7 +33,7 @@ _MARK, _PLANTED = "shardproof_refusal", "shardproof_planted"
 _HERE = Path(__file__).parent
 _CALLED = re.compile(r"([A-Za-z_][\w.]*)\(\) (got|missing|takes)\b")
 _OURS = re.compile(rf'File "{re.escape(str(_HERE.parent))}/([^"]+)", line (\d+), in (\S+)')
-_SITE = "site-packages/"
+_SITE, _TORCH_CUDA = "site-packages/", "/torch/cuda/"
 _MOST_CHARACTERS = 300
 _EMULATION = str(_HERE / "emulation") + "/"
 _DEVICE = tuple(f"{_EMULATION}{name}.py" for name in ("functions", "memory", "symbols", "cuda", "cpu_for_cuda"))
@@ -90,6 +92,19 @@ def is_ours(error: BaseException, frames: Sequence[FrameSummary], folders: Seque
         return False
     file = inner_first[0].filename
     return file.startswith(tuple(folders))
+
+
+def asked_of_device(frames: Sequence[FrameSummary]) -> str:
+    """The place of a library that asks for a part of the device which the emulation does not have, and which torch
+    therefore looks for in the real one; empty for an error that did not come out of `torch.cuda`.
+
+    Args:
+        frames: of the traceback, outermost first, of an error on an emulated device.
+    """
+    if not frames or _TORCH_CUDA not in frames[-1].filename:
+        return ""
+    caller = next((frame for frame in reversed(frames) if _TORCH_CUDA not in frame.filename), frames[-1])
+    return f"{Path(caller.filename).as_posix().rpartition(_SITE)[2]}, {caller.name}"
 
 
 def in_one_line(kind: str, message: str, traceback: str) -> str:

@@ -25,7 +25,7 @@ from harness.faults.boundary import perform
 from harness.loading import at
 from harness.models import model_spec
 from harness.observe.record import pack
-from harness.ownership import folders_of, is_ours, is_planted, with_callable
+from harness.ownership import asked_of_device, folders_of, is_ours, is_planted, with_callable
 from harness.program import Op
 from harness.systems.protocol import RankContext, RankSystem
 from harness.systems.registry import system_named
@@ -149,9 +149,13 @@ def _take_device(seat: RankSeat) -> devices.Seat:
 def _described(error: BaseException, place: _Place) -> RankError:
     text = "".join(traceback.format_exception(error))
     error, frames = _root_cause(error)
-    home = system_named(place.seat.job.scenario.system).home
-    ours = place.stage == OBSERVE or is_ours(error, frames, folders_of(home))
+    scenario = place.seat.job.scenario
+    system = system_named(scenario.system)
+    asked = asked_of_device(frames) if system.emulated and scenario.device == "cpu" else ""
+    ours = place.stage == OBSERVE or bool(asked) or is_ours(error, frames, folders_of(system.home))
     message = with_callable(str(error)) if ours and isinstance(error, TypeError) else str(error)
+    if asked:
+        message = f"the emulated device lacks what {asked} asks of it: {message}"
     return RankError(
         rank=place.seat.rank,
         op_index=place.op.index if place.op else -1,

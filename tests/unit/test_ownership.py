@@ -12,7 +12,7 @@ import torch
 import harness
 from harness import ownership
 from harness.emulation import cuda
-from harness.ownership import folders_of, hand_on, is_ours, is_planted, planted, refused
+from harness.ownership import asked_of_device, folders_of, hand_on, is_ours, is_planted, planted, refused
 from tests.unit import lent_library
 
 HERE = Path(harness.__file__).parent
@@ -106,3 +106,10 @@ def test_a_defect_of_the_emulation_is_ours(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_handing_on_changes_nothing() -> None:
     assert hand_on(torch.add, torch.ones(1), torch.ones(1), alpha=2).item() == 3
+
+
+def test_what_the_emulated_device_lacks_is_named_by_the_place_that_asks_for_it() -> None:
+    cuda_file = "/venv/lib/python3.11/site-packages/torch/cuda/memory.py"
+    assert asked_of_device(frames(RANK, LIBRARY, cuda_file, cuda_file)) == "lib/optimizer.py, f"
+    assert asked_of_device(frames(RANK, cuda_file, LIBRARY)) == ""
+    assert asked_of_device([]) == ""

@@ -32,7 +32,7 @@ from pathlib import Path
 from harness.errors import UsageError, printable
 from harness.executor import Executor, LocalExecutor, installed_versions
 from harness.folders import at_work_in
-from harness.heads import CureCheck
+from harness.head_results import CureCheck
 from harness.known_issues import KnownIssues
 from harness.laboratory import Laboratory
 from harness.report.files import write_reports

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from harness.cure_table import scenario_of
 from harness.cures import CLASH, cures_of
-from harness.heads import NOT_SHOWN, REPAIRED, STALE, CureCheck
+from harness.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck
 from harness.misfits import on_head
 from harness.result import Result
 from harness.scenario import Scenario

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from harness.codec import fields_from_plain, from_plain, to_plain
 from harness.errors import HarnessError, UsageError
-from harness.heads import CureCheck
+from harness.head_results import CureCheck
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.verdict import Verdict

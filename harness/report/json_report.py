@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from harness.codec import to_plain
-from harness.heads import Head
+from harness.head_results import Head
 from harness.report.model import Report
 from harness.store import Run
 

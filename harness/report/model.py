@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import PurePath
 
-from harness.heads import CureCheck, Head, heads_of
+from harness.head_results import CureCheck, Head, heads_of
 from harness.known_issues import KnownIssues
 from harness.report.blame import place_of
 from harness.report.conditions import Condition, condition_of

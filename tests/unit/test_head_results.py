@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.heads import NOT_SHOWN, REPAIRED, STALE, CureCheck, heads_of
+from harness.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck, heads_of
 from harness.report.json_report import to_json
 from harness.report.model import Report
 from harness.result import Failure, Result

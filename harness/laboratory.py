@@ -369,14 +369,15 @@ class Laboratory:
     def _release(self, info: System, version: str) -> str:
         """The release that a system's limits are asked about.
 
-        A working tree or a commit has no release in its name; it is asked what it calls itself, so that
-        `megatron-core@git:main` gets the limits of 0.19 and not those of nothing.
+        A working tree or a commit has no release in its name. Its limits are asked about what it calls itself, with
+        the features that its source shows (`harness.features`), so that `megatron-core@git:main` gets the limits of
+        0.19 and not those of nothing.
         """
         version, _ = split_cures(version)
         if not info.package:
             return version
         if version.startswith(SOURCES):
-            return self._environments.overlay(info, version).version.partition("+")[0]
+            return self._environments.overlay(info, version).asked
         return package(info.package).release(version).version
 
     def _named(self, info: System, scenario: Scenario) -> str:

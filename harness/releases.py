@@ -6,6 +6,8 @@ data.
     imports = "megatron.core"        # the module that must import
     tree = "megatron/core"           # the importable package's folder in a source tree …
     roots = ["src", "."]             # … below one of these
+    version_file = "version.txt"     # where a source tree keeps its version, from the repository's root; else it is
+                                     # read from `package_info.py` in `tree`
     importer = "module:function"     # of ours, which imports it where it cannot be imported by itself
     beside = ["einops==0.8.1"]       # installed with it, and without dependencies of their own
 
@@ -44,7 +46,9 @@ FORMS = (
     "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest; with +cured or "
     "+cured:ID,ID behind it"
 )
-_PACKAGE_KEYS = ("schema", "package", "imports", "tree", "roots", "importer", "beside", "release", "commits")
+_PACKAGE_KEYS = (
+    "schema", "package", "imports", "tree", "roots", "version_file", "importer", "beside", "release", "commits",
+)  # fmt: skip
 _RELEASE_KEYS = ("version", "supports", "torch", "beside")
 
 
@@ -83,7 +87,8 @@ class Package:
     """A distribution under test. imports: its module. tree: the importable package's folder in a source tree, below one
     of `roots`. beside: as of a release that is not declared. releases: declared, oldest first. importer:
     `module:function` of ours that imports it, where it cannot be imported by itself. commits: what trees from a version
-    on need, where that version is on no package index; oldest first."""
+    on need, where that version is on no package index; oldest first. version_file: the file that says a source tree's
+    version, from the repository's root; empty where `package_info.py` in `tree` does, or nothing."""
 
     name: str
     imports: str
@@ -93,6 +98,7 @@ class Package:
     releases: tuple[Release, ...]
     importer: str = ""
     commits: tuple[Release, ...] = ()
+    version_file: str = ""
 
     @property
     def newest(self) -> Release:
@@ -106,6 +112,10 @@ class Package:
         own = Version(version)
         known = sorted((*self.releases, *self.commits), key=lambda release: Version(release.version))
         return next((r for r in reversed(known) if Version(r.version) <= own), known[0])
+
+    def declares(self, version: str) -> bool:
+        """Whether a version is one of the declared releases: walked before, as far as we are concerned."""
+        return any(release.version == version for release in self.releases)
 
     def release(self, version: str) -> Release:
         """The release of that version, declared or not; the newest for an empty one.
@@ -172,7 +182,7 @@ def parse(text: str, origin: str) -> Package:
     commits = tuple(_release(entry, beside) for entry in known.tables("commits"))
     return Package(
         known.text("package"), known.text("imports"), known.text("tree"), known.texts("roots", (".",)), beside,
-        releases, known.text("importer"), commits,
+        releases, known.text("importer"), commits, known.text("version_file"),
     )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ def before(version: str, bound: str) -> bool:
     """Whether a scenario's version is a release older than `bound`.
 
     The newest one, which has no name, a working tree and a commit are not older: what they call themselves is asked
-    once they have been imported.
+    once it is known. What leads to a release, such as `2.20.0.dev0` or `0.18.0rc1`, counts as that release: a tree that
+    calls itself so may have any part of it. Which parts it has is asked of its source (`harness.features`).
     """
     version, _ = split_cures(version)
     if not is_version(version):

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Protocol
 
+from harness.features import Feature
 from harness.loading import as_loaded
 from harness.models import model_spec
 from harness.program import changes, kinds_of, named_programs
@@ -248,6 +249,7 @@ class Accepts:
         name: of the system, for reasons. limits, constraints: within what the axes allow; see the module's text.
         keeps: of what modules may keep beside parameters and buffers (`MODULES_KEEP`), what the system has: a model
             with anything else would run as if it had it not.
+        features: what limits ask for with `harness.features.lacks`, so that a tree's source is read for it.
         axes: axis → what is allowed of it, `Parts` for `dtype`, `optimizer` and `offload`.
     """
 
@@ -258,12 +260,14 @@ class Accepts:
         limits: Sequence[Limit] = (),
         constraints: Sequence[Constraint] = (),
         keeps: Collection[str] = (),
+        features: Sequence[Feature] = (),
         **axes: Allowed | Parts,
     ) -> None:
         unknown = axes.keys() - set(AXES)
         if unknown:
             raise TypeError(f"a scenario has no axis {', '.join(sorted(unknown))}")
         self.name, self.axes, self.own_limits, self.constraints = name, axes, tuple(limits), tuple(constraints)
+        self.features = tuple(features)
         self.lacks = {what: told for what, told in MODULES_KEEP.items() if what not in keeps}
 
     @cached_property

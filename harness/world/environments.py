@@ -55,7 +55,7 @@ class Environments:
     def __init__(self, python: str | None, plugins: Sequence[str], scratch: Path | None = None) -> None:
         self._python, self._plugins, self._scratch = python, tuple(plugins), scratch
         self._building = threading.Lock()
-        self._overlays: dict[tuple[str, str], Overlay | HarnessError | UsageError] = {}
+        self._overlays: dict[tuple[object, ...], Overlay | HarnessError | UsageError] = {}
         self._cured: dict[tuple[str, str], Cured] = {}
         self._changed = threading.Condition()
         self._places: dict[_Key, _Place] = {}  # in the order of last use, the oldest first
@@ -72,10 +72,12 @@ class Environments:
         if not info.package:
             return Overlay(self._interpreter(info, release).release(info.distributions[0]) or "", ())
         with self._building:
-            key = (info.package, release)
+            key = (info.package, release, info.accepts.features)
             if key not in self._overlays:
                 try:
-                    self._overlays[key] = build(package(info.package), release, interpreter(self._python))
+                    self._overlays[key] = build(
+                        package(info.package), release, interpreter(self._python), info.accepts.features
+                    )
                 except (HarnessError, UsageError) as error:
                     self._overlays[key] = error
             found = self._overlays[key]

@@ -1,7 +1,7 @@
 """Overlays: folders with one release of a library under test, which come first on the path of the ranks.
 
     <cache>/overlays/<name>-<version>-<digest>/site-packages    releases and what stands beside them, by pip
-    <cache>/overlays/<name>-git-<commit>/site-packages          the library's tree of a commit
+    <cache>/overlays/<name>-commit-<commit>/site-packages       the library's tree of a commit, with what it links to
     <cache>/overlays/<name>-path-<digest>/site-packages         a link to a working tree, nothing else of it
 
 A folder appears complete or not at all, under a lock; it carries the digests of its files, so that a damaged one is
@@ -22,7 +22,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -30,6 +30,7 @@ from pathlib import Path, PurePosixPath
 from filelock import FileLock, Timeout
 
 from harness.errors import HarnessError, UsageError
+from harness.features import Feature, found_in, with_features
 from harness.releases import Package
 from harness.versions import is_version
 from harness.world.interpreter import SAFE_PATH, Interpreter
@@ -73,12 +74,25 @@ class Overlay:
     * paths: what comes first on `sys.path`.
     * outside: with what upstream never supported it.
     * live: whether it is somebody's working tree, which may change.
+    * walked: whether it is a release that is declared in `releases.toml`. A tree, a commit and a release that is not
+      declared are heads: something of ours may not fit them.
+    * offers: the names of the features that a tree's source shows (`harness.features`); None for a release, which is
+      asked by its number.
     """
 
     version: str
     paths: tuple[Path, ...]
     outside: tuple[str, ...] = ()
     live: bool = False
+    walked: bool = True
+    offers: tuple[str, ...] | None = None
+
+    @property
+    def asked(self) -> str:
+        """The version that its limits are asked about: a release's number, or what a tree calls itself with the
+        features that were found in it."""
+        release = self.version.partition("+")[0]
+        return release if self.offers is None else with_features(release, self.offers)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -97,24 +111,25 @@ def clone_variable(name: str) -> str:
     return "SHARDPROOF_CLONE_" + name.upper().replace("-", "_")
 
 
-def build(package: Package, version: str, python: Interpreter) -> Overlay:
+def build(package: Package, version: str, python: Interpreter, features: Sequence[Feature] = ()) -> Overlay:
     """The overlay of a version of a package for an interpreter, from the cache or new.
 
     Args:
-        version: as in `harness.releases`: a release, `path:DIR`, `git:REV`, or empty for the newest.
+        version: as in `harness.releases`: a release, `path:DIR`, `git:REV`, or empty for the newest. features: what a
+            tree's source is asked for.
 
     Raises:
         UsageError: no version, no such folder, clone or commit. OverlayError: it cannot be installed or imported.
     """
     kind, colon, where = version.partition(":")
     if colon and kind == "path":
-        return _of_tree(package, Path(where).expanduser(), python)
+        return _of_tree(package, Path(where).expanduser(), python, features)
     if colon and kind == "git":
-        return _of_commit(package, where, python)
+        return _of_commit(package, where, python, features)
     release = package.release(version)
     paths = (install((f"{package.name}=={release.version}",), python), *_beside(release.beside, python))
     found = _imported(package, release.version, paths, python)
-    return Overlay(found, paths, release.outside(python.installed))
+    return Overlay(found, paths, release.outside(python.installed), walked=package.declares(release.version))
 
 
 def is_cached(package: Package, version: str, python: Interpreter) -> bool:
@@ -174,7 +189,7 @@ def git(package: Package, *arguments: str) -> str:
     return _git(package, *arguments).decode(errors="replace")
 
 
-def _of_tree(package: Package, folder: Path, python: Interpreter) -> Overlay:
+def _of_tree(package: Package, folder: Path, python: Interpreter, features: Sequence[Feature]) -> Overlay:
     folder = folder.resolve()
     tree = next((t for root in package.roots if (t := folder / root / package.tree).is_dir()), None)
     if tree is None:
@@ -186,15 +201,17 @@ def _of_tree(package: Package, folder: Path, python: Interpreter) -> Overlay:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(tree, target_is_directory=True)
 
-    key = f"{package.name}-path-{_digest(str(tree))}"
-    close = package.closest(_version_of(tree))
-    paths = (_filled(key, link), *_beside(close.beside, python))
-    state = _digest(*(f"{name} {digest}" for name, digest in _contents(tree).items()))[:7]
-    version = _imported(package, "", paths, python, lasting=False)
-    return Overlay(_local(version, f"path.{state}"), paths, close.outside(python.installed), live=True)
+    own = _version_of(tree, _text_in(folder, package.version_file))
+    close = package.closest(own)
+    paths = (_filled(f"{package.name}-path-{_digest(str(tree))}", link), *_beside(close.beside, python))
+    parts = [tree, *_linked_parts(tree, folder)]
+    state = _digest(*(f"{name} {digest}" for part in parts for name, digest in _contents(part).items()))[:7]
+    called = _imported(package, "", paths, python, lasting=False)
+    outside, offers = close.outside(python.installed), found_in(tree, features)
+    return Overlay(_local(own or called, f"path.{state}"), paths, outside, live=True, walked=False, offers=offers)
 
 
-def _of_commit(package: Package, revision: str, python: Interpreter) -> Overlay:
+def _of_commit(package: Package, revision: str, python: Interpreter, features: Sequence[Feature]) -> Overlay:
     commit = commit_of(package, revision)
     root = next((root for root in package.roots if _holds(package, commit, _in_repository(root, package.tree))), None)
     if root is None:
@@ -204,30 +221,114 @@ def _of_commit(package: Package, revision: str, python: Interpreter) -> Overlay:
     def export(site: Path) -> None:
         tree = _in_repository(root, package.tree)
         with tempfile.TemporaryDirectory(dir=site.parent) as scratch:
-            archive = _git(package, "archive", "--format=tar", commit, "--", tree)
-            with tarfile.open(fileobj=io.BytesIO(archive)) as members:
-                members.extractall(scratch, filter="data")
+            _extract(package, commit, tree, Path(scratch))
             (site / package.tree).parent.mkdir(parents=True, exist_ok=True)
-            (Path(scratch) / tree).rename(site / package.tree)
+            _with_linked(Path(scratch).resolve() / tree, Path(scratch).resolve(), site / package.tree)
 
-    site = _filled(f"{package.name}-git-{commit[:16]}", export)
-    close = package.closest(_version_of(site / package.tree))
+    site = _filled(f"{package.name}-commit-{commit[:16]}", export)
+    tree = site / package.tree
+    own = _version_of(tree, _text_of(package, commit, package.version_file))
+    close = package.closest(own)
     paths = (site, *_beside(close.beside, python))
-    version = _local(_imported(package, "", paths, python), f"git.{commit[:7]}")
-    return Overlay(version, paths, close.outside(python.installed))
+    called = _imported(package, "", paths, python)
+    outside, offers = close.outside(python.installed), found_in(tree, features)
+    return Overlay(_local(own or called, f"git.{commit[:7]}"), paths, outside, walked=False, offers=offers)
 
 
-def _version_of(tree: Path) -> str:
-    """The release that a library's source tree says it is, read without running it; empty where it does not say so
-    in a way that we know."""
+def _extract(package: Package, commit: str, tree: str, scratch: Path) -> None:
+    """Write a folder of a commit below `scratch`, and every other folder and file of the repository that a link in it
+    leads to, and so on. For example, DeepSpeed's `deepspeed/accelerator` is a link to `../accelerator`."""
+    wanted, written = {tree}, set[str]()
+    while wanted:
+        archive = _git(package, "archive", "--format=tar", commit, "--", *sorted(wanted))
+        with tarfile.open(fileobj=io.BytesIO(archive)) as members:
+            members.extractall(scratch, filter=_inside)
+        written |= wanted
+        ends = {str(end.relative_to(scratch)) for part in wanted for end in _ends(scratch / part, scratch)}
+        wanted = {end for end in ends if not _below(end, written) and _is_there(package, commit, end)}
+
+
+def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """A member of an archive as it is extracted. A link that leads out of the repository is left out."""
     try:
-        text = (tree / "package_info.py").read_text("utf-8", "replace")
+        return tarfile.data_filter(member, folder)
+    except (tarfile.AbsoluteLinkError, tarfile.LinkOutsideDestinationError):
+        return None
+
+
+def _links(part: Path) -> list[Path]:
+    """The links in a folder, or the one that `part` is."""
+    if part.is_symlink():
+        return [part]
+    names = ((Path(parent) / name) for parent, folders, files in os.walk(part) for name in (*folders, *files))
+    return sorted(path for path in names if path.is_symlink())
+
+
+def _ends(part: Path, repository: Path) -> list[Path]:
+    """Where the links of a folder lead, of those that stay inside of the repository. What is there is not asked."""
+    ends = (Path(os.path.normpath(link.parent / os.readlink(link))) for link in _links(part))
+    return [end for end in ends if end.is_relative_to(repository) and end != repository]
+
+
+def _below(name: str, folders: Iterable[str]) -> bool:
+    return any(PurePosixPath(name).is_relative_to(folder) for folder in folders)
+
+
+def _with_linked(tree: Path, repository: Path, target: Path) -> None:
+    """Move a folder out of its repository, both given without links on their way. A link to what lies elsewhere in the
+    repository becomes a copy of what it leads to; one that leads nowhere, or around the folder itself, stays as it
+    is."""
+    for link in _links(tree):
+        end = link.resolve()
+        around = end.is_relative_to(tree) or tree.is_relative_to(end)
+        if around or not end.is_relative_to(repository) or not end.exists():
+            continue
+        link.unlink()
+        if end.is_dir():
+            shutil.copytree(end, link, ignore_dangling_symlinks=True)
+        else:
+            shutil.copyfile(end, link)
+    tree.rename(target)
+
+
+def _linked_parts(tree: Path, repository: Path) -> list[Path]:
+    """The folders of a working tree that links in the library's own folder lead to, outside of it: they are a part of
+    what runs."""
+    ends = {link.resolve() for link in _links(tree)}
+    return sorted(e for e in ends if e.is_dir() and e.is_relative_to(repository) and not e.is_relative_to(tree))
+
+
+def _version_of(tree: Path, said: str) -> str:
+    """The release that a library's source tree says it is, read without running it; empty where it does not say so
+    in a way that we know.
+
+    Args:
+        tree: the library's folder. said: what the repository's own file says; empty where it has none.
+    """
+    if is_version(said):
+        return said
+    info = dict(
+        re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) *= *["']?(\w*)""", _text_in(tree, "package_info.py"), re.M)
+    )
+    numbers = [info.get(name, "") for name in ("MAJOR", "MINOR", "PATCH")]
+    version = ".".join(numbers) + info.get("PRE_RELEASE", "")
+    return version if is_version(version) else ""
+
+
+def _text_in(folder: Path, name: str) -> str:
+    """The text of a file of a folder, without blanks around it; empty where there is none."""
+    try:
+        return (folder / name).read_text("utf-8", "replace").strip() if name else ""
     except OSError:
         return ""
-    said = dict(re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) *= *["']?(\w*)""", text, re.MULTILINE))
-    numbers = [said.get(name, "") for name in ("MAJOR", "MINOR", "PATCH")]
-    version = ".".join(numbers) + said.get("PRE_RELEASE", "")
-    return version if is_version(version) else ""
+
+
+def _text_of(package: Package, commit: str, name: str) -> str:
+    """The text of a file of a commit, without blanks around it; empty where there is none."""
+    try:
+        return git(package, "show", f"{commit}:{name}").strip() if name else ""
+    except subprocess.CalledProcessError:
+        return ""
 
 
 def _in_repository(root: str, tree: str) -> str:
@@ -235,10 +336,20 @@ def _in_repository(root: str, tree: str) -> str:
 
 
 def _holds(package: Package, commit: str, tree: str) -> bool:
+    """Whether a commit has a folder of that path."""
+    return _kind(package, commit, tree) == "tree"
+
+
+def _is_there(package: Package, commit: str, path: str) -> bool:
+    return bool(_kind(package, commit, path))
+
+
+def _kind(package: Package, commit: str, path: str) -> str:
+    """What a path of a commit is, `tree` or `blob`; empty where it is not there."""
     try:
-        return git(package, "cat-file", "-t", f"{commit}:{tree}").strip() == "tree"
+        return git(package, "cat-file", "-t", f"{commit}:{path}").strip()
     except subprocess.CalledProcessError:
-        return False
+        return ""
 
 
 def _git(package: Package, *arguments: str) -> bytes:

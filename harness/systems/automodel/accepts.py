@@ -6,6 +6,7 @@ precision policy, and options say what the checkpoint file holds and what the mo
 
 from __future__ import annotations
 
+from harness.features import Feature, lacks
 from harness.loading import as_loaded
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.models import draws, model_spec
@@ -39,7 +40,6 @@ from harness.systems.automodel.pretrained import (
     PINNED_SOFT,
     REPLICATED,
 )
-from harness.versions import before
 
 CHECKPOINTS: dict[str, tuple[str, ...]] = {"safetensors": (), "torch_save": ()}
 """Automodel's formats of the model; the optimizer is a distributed checkpoint in both."""
@@ -75,13 +75,39 @@ def _by_dtype(options: tuple[str, ...]) -> bool:
 
 _NO_RESHARD = "unexpected keyword argument 'reshard_after_forward'"
 
-_NATIVE_SINCE = {REAL_QWEN: "0.5", REAL_NEMOTRON: "0.7"}
-"""The release from which on Automodel has its own class of a model, as it is driven here."""
+_NATIVE = {
+    REAL_QWEN: Feature("native_qwen", "0.5.0", "components/models/qwen3_5/model.py: Qwen3_5ForCausalLM"),
+    REAL_NEMOTRON: Feature(
+        "native_nemotron", "0.6.0", "components/models/nemotron_v3/layers.py: NemotronV3MambaFP32Params"
+    ),
+}
+"""Automodel's own class of a model, as it is driven here."""
+_RESHARD = Feature("reshard_field", "0.5.0", "components/distributed/config.py: FSDP2Config.reshard_after_forward")
+_RESHARD_BY_DTYPE = Feature(
+    "reshard_by_dtype",
+    "0.6.0",
+    "components/distributed/parallelizer_utils.py: fully_shard_by_dtype(reshard_after_forward)",
+)
+_REPLICATES = Feature(
+    "replicates_frozen", "0.6.0", "components/distributed/config.py: MultimodalDistributedConfig.frozen_sharding"
+)
+_OWNED_PARALLELIZER = Feature(
+    "owned_parallelizer", "0.7.0", "components/distributed/parallelizer.py: ModelParallelizer"
+)
+_GENERATORS_AS_TENSORS = Feature("generators_as_tensors", "0.6.0", "components/training/rng.py: _RNGState")
+_STORAGE_RESOLVED = Feature(
+    "storage_resolved", "0.5.0", "components/optim/precision_warnings.py: resolve_storage_dtype", until="0.7.0"
+)
+FEATURES = (
+    *_NATIVE.values(), _RESHARD, _RESHARD_BY_DTYPE, _REPLICATES, _OWNED_PARALLELIZER, _GENERATORS_AS_TENSORS,
+    _STORAGE_RESOLVED,
+)  # fmt: skip
+"""What limits ask of a release or of a tree's source."""
 
 LIMITS: tuple[Limit, ...] = (
     Limit(
         "native-release",
-        lambda s: s.model in _NATIVE_SINCE and before(s.version, _NATIVE_SINCE[s.model]),
+        lambda s: s.model in _NATIVE and lacks(s, _NATIVE[s.model]),
         "automodel has its own Qwen3.5 from 0.5.0 on, and from 0.7.0 on a Nemotron-H with a module for fp32 parameters",
         "components/models/qwen3_5, components/models/nemotron_v3",
     ),
@@ -93,7 +119,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "replicated-release",
-        lambda s: REPLICATED in s.options and before(s.version, "0.6"),
+        lambda s: REPLICATED in s.options and lacks(s, _REPLICATES),
         "automodel leaves frozen towers out of FSDP2 from 0.6.0 on",
         "components/distributed/config.py, MultimodalDistributedConfig",
     ),
@@ -109,7 +135,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "by-dtype-tensor-parallel",
-        lambda s: BY_DTYPE in s.options and before(s.version, "0.7") and fsdp2.tensor_parallel(s),
+        lambda s: BY_DTYPE in s.options and lacks(s, _OWNED_PARALLELIZER) and fsdp2.tensor_parallel(s),
         "releases before 0.7.0 are given a strategy of ours that shards by dtype, and does not cut",
     ),
     Limit(
@@ -156,7 +182,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "generators-of-another-release",
-        lambda s: draws(s.model) and len({before(each.version, "0.6") for each in (s, as_loaded(s))}) > 1,
+        lambda s: draws(s.model) and len({lacks(each, _GENERATORS_AS_TENSORS) for each in (s, as_loaded(s))}) > 1,
         "from 0.6.0 on automodel keeps random generators as plain tensors, before as a pickled object, by another name",
         "components/training/rng.py, RNGState; allow_legacy_pickle_restore, which is off, takes the pickled one",
         LibraryError(
@@ -181,7 +207,7 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "recipe-storage",
-        lambda s: RECIPE_STORAGE in s.options and (before(s.version, "0.5") or not before(s.version, "0.7")),
+        lambda s: RECIPE_STORAGE in s.options and lacks(s, _STORAGE_RESOLVED),
         "recipes resolve a storage dtype in releases 0.5 and 0.6",
         "components/optim/precision_warnings.py, resolve_storage_dtype",
     ),
@@ -192,20 +218,15 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         "reshard-field",
-        lambda s: s.reshard_after_forward != "none" and before(s.version, "0.5"),
+        lambda s: s.reshard_after_forward != "none" and lacks(s, _RESHARD),
         "automodel 0.4.0 has no reshard_after_forward: it must be `none`",
         "components/distributed/config.py, FSDP2Config",
         LibraryError("TypeError", _NO_RESHARD, "build", {"version": "0.4.0", "reshard_after_forward": "true"}),
     ),
     Limit(
         "reshard-by-dtype",
-        lambda s: (
-            s.reshard_after_forward != "none"
-            and BY_DTYPE in s.options
-            and before(s.version, "0.6")
-            and not before(s.version, "0.5")
-        ),
-        "fully_shard_by_dtype takes no reshard_after_forward in 0.5.0: it must be `none`",
+        lambda s: s.reshard_after_forward != "none" and BY_DTYPE in s.options and lacks(s, _RESHARD_BY_DTYPE),
+        "fully_shard_by_dtype takes no reshard_after_forward before 0.6.0: it must be `none`",
         "components/distributed/parallelizer_utils.py, fully_shard_by_dtype",
         LibraryError("TypeError", _NO_RESHARD, "build", {"version": "0.5.0", "options": "by_dtype"}),
     ),
@@ -251,4 +272,5 @@ ACCEPTS = Accepts(
     keeps=("draws",),
     seed=Anything(),
     limits=LIMITS,
+    features=FEATURES,
 )

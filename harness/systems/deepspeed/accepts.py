@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.features import Feature, lacks
 from harness.models import model_spec
 from harness.program import does, meshes
 from harness.scenario import DTypePolicy, Offload, Optimizer, Scenario
@@ -22,7 +23,6 @@ from harness.systems.accepts import (
 )
 from harness.systems.deepspeed.contract import NO_HYSTERESIS, takes_bf16_optimizer
 from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUPS
-from harness.versions import before
 
 SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter", "overlap_comm"
 
@@ -46,6 +46,8 @@ OPTIONS = {
 
 STAGES = {"zero1": 1, "zero2": 2, "fully_shard": 3}
 """Sharding → the stage of ZeRO."""
+
+_ALIGNS = Feature("parameter_alignment", "0.19.7", "runtime/zero/config.py: DeepSpeedZeroConfig.parameter_alignment")
 
 LIMITS = (
     Limit(
@@ -77,7 +79,7 @@ LIMITS = (
     ),
     Limit(
         "alignment-release",
-        lambda s: ALIGNED in s.options and before(s.version, "0.19.7"),
+        lambda s: ALIGNED in s.options and lacks(s, _ALIGNS),
         "parameter_alignment is an option from 0.19.7 on",
         "deepspeed/runtime/zero/config.py, DeepSpeedZeroConfig",
         LibraryError(
@@ -151,6 +153,7 @@ ACCEPTS = Accepts(
     faults=Faults(),
     seed=Anything(),
     limits=LIMITS,
+    features=(_ALIGNS,),
     constraints=CONSTRAINTS,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harness.emulation import te_choice
+from harness.features import Feature, lacks
 from harness.mechanisms import fused_adam
 from harness.mechanisms.fsdp2 import limits as fsdp2
 from harness.mechanisms.fsdp2.formats import FORMATS
@@ -36,7 +37,6 @@ from harness.systems.transformer_engine.switches import (
     TAGS,
     is_layers,
 )
-from harness.versions import before
 
 OPTIONS: dict[str, str] = {
     FP8_CURRENT: "matrices are quantised when layers are built: fp8e4m3 with one current scale each, of all shards",
@@ -68,6 +68,12 @@ def _own_dtypes(scenario: Scenario) -> bool:
     policy = scenario.dtype
     return any((policy.master, policy.exp_avg, policy.exp_avg_sq)) or "remainders" in scenario.options
 
+
+_QUANTISED_ON_CPU = Feature(
+    "quantised_on_cpu", "2.16.0", "pytorch/quantized_tensor.py: QuantizedTensor.untyped_storage"
+)
+"""What is made of a quantised tensor lies where that one lies. The method came with the same commit,
+TransformerEngine#2974."""
 
 LIMITS: tuple[Limit, ...] = (
     fsdp2.MIXED_GROUP, fsdp2.SCALARS, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD,
@@ -141,7 +147,7 @@ LIMITS: tuple[Limit, ...] = (
           "only the library's own layers have quantised parameters"),
     Limit(
         "quantised-releases",
-        lambda s: _quantised(s) and before(s.version, "2.16"),
+        lambda s: _quantised(s) and lacks(s, _QUANTISED_ON_CPU),
         "before 2.16.0 whatever is made of a Float8Tensor that lies on a CPU is put on cuda",
         "transformer_engine/pytorch/quantized_tensor.py, make_like",
         LibraryError(
@@ -249,6 +255,7 @@ ACCEPTS = Accepts(
     faults=Faults(),
     seed=Anything(),
     limits=LIMITS,
+    features=(_QUANTISED_ON_CPU,),
     constraints=fused_adam.constraints(CONTRACT),
 )
 

@@ -285,10 +285,15 @@ def _with_linked(tree: Path, repository: Path, target: Path) -> None:
             continue
         link.unlink()
         if end.is_dir():
-            shutil.copytree(end, link, ignore_dangling_symlinks=True)
+            shutil.copytree(end, link, ignore=_dangling)
         else:
             shutil.copyfile(end, link)
     tree.rename(target)
+
+
+def _dangling(folder: str, names: Iterable[str]) -> set[str]:
+    """Those of a folder's names that lead nowhere."""
+    return {name for name in names if not (Path(folder) / name).exists()}
 
 
 def _linked_parts(tree: Path, repository: Path) -> list[Path]:

@@ -26,6 +26,7 @@ from harness.systems.accepts import (
     Operations,
     Parts,
 )
+from harness.versions import before, is_version, split_cures
 
 MAX_FP16_LOSS_SCALE = 2048.0
 
@@ -296,6 +297,17 @@ def limits(contract: MegatronContract) -> tuple[Limit, ...]:
     return (*REFUSED, *DTYPES, _scales_on_a_device(contract), *SCALING, *OFFLOADING, *GATHERING, *MESHES, *GROUPS)
 
 
+def _goes_back(scenario: Scenario) -> bool:
+    """Whether ranks load with an older release than that which saved. The declared releases, of which `load_version`
+    names one, are older than what a working tree or a commit is made for."""
+    if scenario.load_version == "same":
+        return False
+    saved, _ = split_cures(scenario.version)
+    if not is_version(saved):
+        return bool(saved)
+    return is_version(scenario.load_version) and before(scenario.load_version, saved)
+
+
 def _scales_on_a_device(contract: MegatronContract) -> Limit:
     return Limit(
         "scaled-state-device",
@@ -307,6 +319,12 @@ def _scales_on_a_device(contract: MegatronContract) -> Limit:
 def constraints(contract: MegatronContract) -> tuple[Constraint, ...]:
     """The scenarios that have no single right answer under a contract, each with the reason."""
     return (
+        Constraint(
+            "load-version-older",
+            "nobody promises that a release reads what a newer one wrote: a checkpoint goes from a release to itself or to a "
+            "newer one, and a working tree or a commit counts as newer than all declared releases",
+            _goes_back,
+        ),
         Constraint(
             "offload-groups",
             "which elements CPU offload leaves to which kernel depends on the order of param groups, which releases "

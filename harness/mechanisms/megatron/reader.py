@@ -1,7 +1,9 @@
 """What a checkpoint of Megatron-Core holds, as records, read without torch and without the library.
 
 There are two kinds of folder: files of torch.save, one folder a model-parallel rank (`mp_rank_*`), and a distributed
-checkpoint with `common.pt` beside it. Optimizer state lies there in one of three forms, by format:
+checkpoint. What all ranks have in common, such as the iteration and the optimizer's param groups, lies beside a
+distributed checkpoint in `common.pt`, or, since Megatron-LM's pull request 5160 (0.19), inside it as the object
+`common_state`; the reader takes whichever is there. Optimizer state lies there in one of three forms, by format:
 
 * under its parameter's name, in the parameter's shape (`sharded`, `fully_reshardable`);
 * under a number, which counts the optimizer's parameters (`plain`);
@@ -38,6 +40,8 @@ from harness.readers.roles import STATE_ROLE, Target, integer_record, number_rec
 from harness.scenario import Scenario
 
 MODEL_FILE, PARAMETER_STATE_FILE, COMMON_FILE = "model_optim_rng.pt", "distrib_optim.pt", "common.pt"
+COMMON_OBJECT = "common_state/shard_0_1"
+"""What a checkpoint without a `common.pt` has in its place: a ShardedObject of one shard."""
 FORM = "a checkpoint as Megatron-Core's training script writes it"
 
 _FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?")
@@ -105,11 +109,17 @@ class _Reader:
                 self.gathered(replace(piece, rank=rank), replace(owner, experts=link == 1), rest)
 
     def distributed(self, path: Path) -> None:
-        for piece in pieces(path / COMMON_FILE):
-            self.common(piece, Owner(0, 0, experts=False))
+        everyone = Owner(0, 0, experts=False)
+        beside = (path / COMMON_FILE).exists()
+        for piece in pieces(path / COMMON_FILE) if beside else ():
+            self.common(piece, everyone)
+        keys = set[str]()
         for piece in pieces(path):
             key, rest = str(piece.path[0]), piece.path[1:]
-            if match := _DISTRIBUTED.fullmatch(key):
+            keys.add(key)
+            if key == COMMON_OBJECT and rest[:1] == (0,):  # objects are stored in a list of one
+                self.common(replace(piece, path=rest[1:]), everyone)
+            elif match := _DISTRIBUTED.fullmatch(key):
                 link, index = int(match[1] or 0), int(match[2])
                 owner = Owner(0, index, experts=True) if link else Owner(index, 0, experts=False)
                 self.of_data_parallel_group(piece, owner, match[3], rest)
@@ -119,6 +129,9 @@ class _Reader:
                 self.generator(piece, int(match[1]), int(match[2] or 0), rest)
             else:
                 self.model_tensor(piece, key)
+        if not beside and COMMON_OBJECT not in keys:
+            held = f"the keys {', '.join(sorted(keys)[:5])}, …"
+            raise bad(f"{path.name}: `{COMMON_FILE}` is not there", held, f"it, or the object {COMMON_OBJECT}", FORM)
 
     # What the pieces are
 

@@ -14,7 +14,7 @@ from harness.systems.accepts import Accepts, Faults, Formats, LibraryError, Limi
 from harness.systems.megatron_core.contract import CONTRACT
 from harness.systems.megatron_core.formats import FORMATS, LEGACY, Format
 from harness.systems.megatron_core.switches import OPTIONS, fsdp_strategies, fsdp_strategy, under_fsdp
-from harness.versions import before
+from harness.versions import before, is_version
 
 __all__ = ["ACCEPTS", "LIMITS", "not_exercised", "variant"]
 
@@ -76,6 +76,13 @@ def _params(scenario: Scenario) -> tuple[NamedParam, ...]:
     return model_spec(scenario.model).params
 
 
+def _fsdp_reloads(scenario: Scenario) -> bool:
+    """Whether the masters of Megatron-FSDP are to be taken from the model again, in a release that refuses it. With CPU
+    offload another function answers."""
+    later = is_version(scenario.version) and not before(scenario.version, "0.18")
+    return later and under_fsdp(scenario) and not scenario.offload.fraction and does(scenario, "reload_params")
+
+
 def _tp_changes(scenario: Scenario) -> bool:
     target = load_mesh(scenario)
     return target is not None and target.tp != scenario.mesh.tp
@@ -124,6 +131,21 @@ LIMITS: tuple[Limit, ...] = (
         "fsdp-gpt-units",
         lambda s: fsdp_strategy(s) == "optim_grads_params" and s.model == "gpt",
         "where parameters are sharded each module is driven as a unit, and those of the real GPTModel are whole layers",
+    ),
+    Limit(
+        "fsdp-reload",
+        _fsdp_reloads,
+        "Megatron-FSDP does not take its masters from the model again, and says so since pull request 4133 (0.18)",
+        "megatron/core/optimizer/distrib_optimizer.py, _copy_model_params_to_main_params",
+        LibraryError(
+            "NotImplementedError",
+            "Megatron-FSDP does not implement a model-to-main parameter update.",
+            "reload_params",
+            {
+                "version": "0.18.0", "options": "fsdp_optim_grads_params", "checkpoint": "fsdp_dtensor",
+                "program": "build step reload_params",
+            },
+        ),
     ),
     Limit(
         "fsdp-precision-aware",

@@ -45,9 +45,7 @@ def transformer_config(scenario: Scenario, mesh: Mesh) -> Any:
     """The configuration that modules, DDP and gradient finalisation read."""
     half = half_dtype(scenario.dtype)
     experts: dict[str, Any] = (
-        {"num_moe_experts": scenario.expert_parallel, "moe_ffn_hidden_size": GPT_FFN}
-        if scenario.expert_parallel > 1
-        else {}
+        {"num_moe_experts": count, "moe_ffn_hidden_size": GPT_FFN} if (count := _experts(scenario)) else {}
     )
     return TransformerConfig(
         num_layers=1,
@@ -65,6 +63,14 @@ def transformer_config(scenario: Scenario, mesh: Mesh) -> Any:
         **experts,
         **_whole_layer_graphs(),
     )
+
+
+def _experts(scenario: Scenario) -> int:
+    """How many experts the model has, 0 for a dense one. Since 0.19 Megatron-FSDP makes the mesh of experts where the
+    configuration has a number of them, and asks for that mesh at every parameter in whose name `experts` stands."""
+    params = model_spec(scenario.model).params
+    stacks = [p.spec for p in params if p.spec.ep_dim is not None or "experts" in p.fqn.split(".")]
+    return max((spec.shape[spec.ep_dim or 0] for spec in stacks), default=0)
 
 
 def _whole_layer_graphs() -> dict[str, Any]:

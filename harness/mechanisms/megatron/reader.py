@@ -34,7 +34,7 @@ from harness.mechanisms.megatron.stored_generators import StoredGenerators
 from harness.models import NamedParam, model_spec, storage_dtype
 from harness.observe.record import ITEMSIZE, WRITTEN, Record
 from harness.program import Op
-from harness.readers.errors import bad
+from harness.readers.errors import bad, unfamiliar
 from harness.readers.pieces import KeyPath, ObjectPiece, Piece, TensorPiece, pieces
 from harness.readers.roles import STATE_ROLE, Target, integer_record, number_record, tensor_records
 from harness.scenario import Scenario
@@ -130,8 +130,8 @@ class _Reader:
             else:
                 self.model_tensor(piece, key)
         if not beside and COMMON_OBJECT not in keys:
-            held = f"the keys {', '.join(sorted(keys)[:5])}, …"
-            raise bad(f"{path.name}: `{COMMON_FILE}` is not there", held, f"it, or the object {COMMON_OBJECT}", FORM)
+            given = f"not there, nor the object {COMMON_OBJECT}"
+            raise unfamiliar(f"`{COMMON_FILE}`", given, "one of the two, which hold what all ranks have in common", FORM)
 
     # What the pieces are
 

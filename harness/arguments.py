@@ -250,20 +250,33 @@ def require_machine(scenarios: Collection[Scenario], python: str | None, at_once
 
 
 def use_clones(clones: Sequence[str]) -> None:
-    """Name the clones of `--clone NAME=DIR`, for every later `NAME@git:REV` of this process.
+    """Name the clones of `--clone NAME=DIR`, for every later `NAME@git:REV` of this process and those that it starts.
+
+    NAME is a system, such as `automodel`, or its package as the index calls it, such as `nemo-automodel`. DIR is a
+    repository of git's, with a work tree or bare; what is checked out there does not matter.
 
     Raises:
-        UsageError: not of that form, an unknown package, or no such folder.
+        UsageError: not of that form, an unknown name, or no such folder.
     """
-    from harness.releases import package
-    from harness.world.overlay import clone_variable
-
     for clone in clones:
         name, equals, folder = clone.partition("=")
         if not equals or not Path(folder).is_dir():
             raise UsageError.of("--clone", clone, "NAME=DIR, a folder", "--clone megatron-core=/src/Megatron-LM")
-        package(name)
-        os.environ[clone_variable(name)] = str(Path(folder).resolve())
+        os.environ[clone_variable_of(name)] = str(Path(folder).resolve())
+
+
+def clone_variable_of(name: str) -> str:
+    """The environment variable that names the clone of a system's package; name: the system's, or the package's.
+
+    Raises:
+        UsageError: there is no such system with a package.
+    """
+    from harness.releases import package
+    from harness.systems.registry import all_systems
+    from harness.world.overlay import clone_variable
+
+    of_system = {system.name: system.under_test for system in all_systems()}
+    return clone_variable(package(of_system.get(name) or name).name)
 
 
 def placed(text: str, start: Path = Path()) -> str:

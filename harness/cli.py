@@ -191,22 +191,32 @@ def run(
 
 @cli.command()
 @options.selection
+@options.python
+@options.clone
 def plan(
     names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None, sample: int | None,
-    seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
+    seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...], python: str | None,
+    clones: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Print what `run` would run: counts, exclusions with reasons, coverage, time. Takes the same selection.
+
+    A commit or a working tree is exported and installed for it, as for a run, and asked what it calls itself, since
+    that decides what is refused.
 
     \b
     shardproof plan nightly
     shardproof plan nightly --system torch-fsdp2 --strength 2
+    shardproof plan nightly --system megatron-core@git:main+cured --clone megatron-core=../Megatron-LM
     """
+    from harness.space.plan_heads import at_heads
     from harness.space.plan_text import render_plan
 
     arguments.load_plugins(plugins)
-    planned = arguments.planned(names, systems, sets, strength, sample, seed, faults, shard)
-    print(render_plan(planned), end="")
-    return ExitStatus.OK if planned.scenarios else ExitStatus.NOTHING_RUN
+    arguments.require_interpreter(python)
+    arguments.use_clones(clones)
+    made, heads = at_heads(arguments.planned(names, systems, sets, strength, sample, seed, faults, shard), python)
+    print(render_plan(made, heads), end="")
+    return ExitStatus.OK if made.scenarios else ExitStatus.NOTHING_RUN
 
 
 @cli.command(name="list")

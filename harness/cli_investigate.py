@@ -96,11 +96,12 @@ def shrink(
 @options.deadline
 @options.max_world
 @options.python
+@options.clone
 @options.json
 @options.plugin
 def explore(
     system: str, budget_s: float, examples: int | None, seed: int, faults: tuple[str, ...], out: Path,
-    deadline_s: float, python: str | None, json_file: Path | None, plugins: tuple[str, ...],
+    deadline_s: float, python: str | None, clones: tuple[str, ...], json_file: Path | None, plugins: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Let Hypothesis make up programs and axes that nobody has written down, and shrink what fails.
 
@@ -121,6 +122,7 @@ def explore(
     modules = arguments.load_plugins(plugins)
     require_hypothesis()
     arguments.require_interpreter(python)
+    arguments.use_clones(clones)
     require_faults(set(faults))
     arguments.require_output_files(None, json=json_file)
     issues = arguments.shipped_issues()

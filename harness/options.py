@@ -125,7 +125,11 @@ max_world = click.option(
     help="Ranks that a world may have [16; 256 where they are simulated].",
 )  # fmt: skip
 clone = click.option(
-    "--clone", "clones", multiple=True, metavar="NAME=DIR", help="Clone of a library, for NAME@git:REV; repeatable."
+    "--clone",
+    "clones",
+    multiple=True,
+    metavar="NAME=DIR",
+    help="Repository of a system or package, bare or not, for NAME@git:REV; repeatable.",
 )
 system = click.option(
     "--system", metavar="NAME", shell_complete=completion.systems, help="The library; default: the scenario's."

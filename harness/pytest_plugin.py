@@ -78,6 +78,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--shardproof-system", action="append", default=[], metavar="NAME[@VERSION]", help="Only this; repeatable."
     )
     group.addoption(
+        "--shardproof-clone", action="append", default=[], metavar="NAME=DIR",
+        help="Repository of a system or package, bare or not, for NAME@git:REV; repeatable.",
+    )  # fmt: skip
+    group.addoption(
         "--shardproof-set", action="append", default=[], metavar="AXIS=V[,V]...", help="Override an axis; repeatable."
     )
     group.addoption("--shardproof-sample", default=None, metavar="N", help="N scenarios of each walk.")

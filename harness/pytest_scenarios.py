@@ -177,12 +177,13 @@ def bench(config: pytest.Config) -> Bench:
     """The laboratory of this process, with shardproof's plugins loaded and nothing started yet.
 
     Raises:
-        pytest.UsageError: a plugin cannot be imported, or the deadline is no number of seconds.
+        pytest.UsageError: a plugin cannot be imported, a clone is none, or the deadline is no number of seconds.
     """
     if _BENCH not in config.stash:
         _seconds(config)
         with told_by_pytest():
             modules = arguments.load_plugins(config.getoption("shardproof_plugin"))
+            arguments.use_clones(config.getoption("shardproof_clone"))
         config.stash[_BENCH] = Bench(config, modules)
     return config.stash[_BENCH]
 

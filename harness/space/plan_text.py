@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from harness.space.coverage import Coverage
 from harness.space.plan import Plan
+from harness.space.plan_heads import Head
 from harness.space.walk import Walked
 
 WIDTH = 110
 SHOWN_VALUES = 40
 
 
-def render_plan(plan: Plan) -> str:
-    """The plan for a terminal, lines of up to about 110 characters."""
+def render_plan(plan: Plan, heads: Sequence[Head] = ()) -> str:
+    """The plan for a terminal, lines of up to about 110 characters. heads: those among its versions."""
     part = "" if plan.shard[1] == 1 else f" (shard {plan.shard[0]} of {plan.shard[1]})"
     lines = [f"{len(plan.scenarios)} scenarios{part}, about {duration(sum(plan.seconds.values()))} with two at once"]
+    for head in heads:
+        lines += _head(head)
+    if heads:
+        lines += [f"  {line}" for line in COUNTED]
     for walked in plan.walked:
         lines += ["", *_walked(walked, sum(map(plan.estimate_s, walked.supported)))]
     lines += ["", "scenarios by axis value", *_counts(plan)]
@@ -34,6 +39,20 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+COUNTED = (
+    "counted are the sessions of the ranks, as measured on the newest release, with a usual share of repetitions;",
+    "not counted: repeating and shrinking what is new on a head, some seconds to a minute for each new cause",
+)
+"""What the estimate of a plan with heads holds, and what not."""
+
+
+def _head(head: Head) -> Iterator[str]:
+    gone = sum(head.refused.values())
+    lost = f"its version refuses {gone} of {head.planned} scenarios" if gone else "its version refuses none of them"
+    yield f"{head.name}: it calls itself {head.called}; {lost}; ready in {duration(head.ready_s)}"
+    yield from _table((number, reason) for reason, number in head.refused.items())
 
 
 def _walked(walked: Walked, seconds: float) -> Iterator[str]:

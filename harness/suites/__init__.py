@@ -6,5 +6,5 @@ of it is kept here. `ranks` runs a suite unmodified, one pytest process a rank, 
 `harness.emulation.pytest_plugin`. `verdicts` compares what came of it with a committed list that says of every test
 whether it passes, and of each that does not, what stops it.
 
-    python -m harness.suites megatron-core/optimizer --clone ../Megatron-LM --ranks 2
+    python -m harness.suites megatron-core/optimizer --clone megatron-core=../Megatron-LM --ranks 2
 """

@@ -1,4 +1,4 @@
-"""`python -m harness.suites SYSTEM/SUITE --clone DIR`: run one of upstream's suites and compare with the kept verdicts.
+"""`python -m harness.suites SYSTEM/SUITE --clone NAME=DIR`: run a suite of upstream's, compare with the kept verdicts.
 
 Exit status: 0 where every test ended as the list says, 1 where one did not, 2 for bad input.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from harness import arguments, options
 from harness.errors import UsageError
 from harness.suites import ranks as runner
 from harness.suites.declared import upstream_of
@@ -18,21 +19,26 @@ from harness.suites.verdicts import FAILED, PASSED, SKIPPED, Kept, differences, 
 
 @click.command()
 @click.argument("name", metavar="SYSTEM/SUITE")
-@click.option("--clone", type=click.Path(path_type=Path), required=True, help="Clone of upstream, at the declared tag.")
+@options.clone
 @click.option("--ranks", type=click.IntRange(1, 8), default=1, show_default=True, help="Processes, one a rank.")
 @click.option("--limit-s", type=float, default=300.0, show_default=True, help="How long a test may take.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for what the ranks write; kept.")
 @click.option("--accept", is_flag=True, help="Write the list of verdicts instead of comparing with it.")
-def main(name: str, clone: Path, ranks: int, limit_s: float, out: Path | None, accept: bool) -> None:
-    """Run one of upstream's suites, unmodified, over the emulation."""
+def main(name: str, clones: tuple[str, ...], ranks: int, limit_s: float, out: Path | None, accept: bool) -> None:
+    """Run one of upstream's suites, unmodified, over the emulation, at the commit that the system declares.
+
+    \b
+    python -m harness.suites megatron-core/optimizer --clone megatron-core=../Megatron-LM --ranks 2
+    """
     system, _, wanted = name.partition("/")
     try:
         upstream = upstream_of(system)
         suite = upstream.suite(wanted)
+        arguments.use_clones(clones)
         with tempfile.TemporaryDirectory(prefix="shardproof-suite-") as temporary:
             scratch = (out or Path(temporary)).resolve()
             scratch.mkdir(parents=True, exist_ok=True)
-            where = runner.place(upstream, clone.resolve(), scratch)
+            where = runner.place(upstream, scratch)
             seen = runner.verdicts(upstream, suite, ranks, where, limit_s)
     except UsageError as error:
         raise click.UsageError(str(error)) from None

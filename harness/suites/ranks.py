@@ -1,10 +1,13 @@
-"""Runs one of upstream's suites: one pytest process a rank, over a clone, until every test has a verdict.
+"""Runs one of upstream's suites: one pytest process a rank, over upstream's files, until every test has a verdict.
+
+The files are those of the declared commit, written out from the clone into a folder of the suite's own. So the clone
+may be bare, may have anything checked out or changed, and no test can write into it.
 
 A test that takes too long, or that takes its process down, ends the ranks; they start again with the tests that are
 left. Every rank is the leader of a process group of its own, dies with its parent, and is killed with what it started
 when the suite ends.
 
-*Verifies* that the clone is at the declared commit and unchanged. *Does not verify* any value: upstream's tests do.
+*Verifies* that the files are those of the declared commit. *Does not verify* any value: upstream's tests do.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,8 +31,9 @@ from harness.errors import UsageError
 from harness.releases import package
 from harness.suites.declared import Suite, Upstream
 from harness.suites.verdicts import FAILED, PASSED, SKIPPED, Verdict, of_ranks
+from harness.systems.registry import system_named
 from harness.world.interpreter import interpreter
-from harness.world.overlay import build, install
+from harness.world.overlay import build, clone_variable, commit_of, install
 from harness.world.process import die_with_parent
 from harness.world.server import DETERMINISM
 
@@ -40,22 +45,22 @@ _MOST_STARTS = 40
 
 @dataclass(frozen=True)
 class Place:
-    """Where a suite runs. clone: the folder. paths: what comes first on the path. scratch: for its files. environment:
-    the variables that it is to find."""
+    """Where a suite runs. files: the folder with those of the commit. paths: what comes first on the path. scratch: for
+    what ranks write. environment: the variables that it is to find."""
 
-    clone: Path
+    files: Path
     paths: tuple[Path, ...]
     scratch: Path
     environment: Mapping[str, str]
 
 
-def place(upstream: Upstream, clone: Path, scratch: Path) -> Place:
-    """Check the clone, and install what the suite needs beside it.
+def place(upstream: Upstream, scratch: Path) -> Place:
+    """Write out the files of the declared commit, and install what the suite needs beside them.
 
     Raises:
-        UsageError: no clone, at another commit, or changed. OverlayError: something cannot be installed.
+        UsageError: no clone was named, or it has no such commit. OverlayError: something cannot be installed.
     """
-    _checked(upstream, clone)
+    files = written_out(upstream, scratch)
     python = interpreter()
     paths: list[Path] = []
     for library in upstream.libraries:
@@ -63,27 +68,31 @@ def place(upstream: Upstream, clone: Path, scratch: Path) -> Place:
         paths += build(package(name), version, python).paths
     if upstream.beside:
         paths.append(install(upstream.beside, python))
-    paths += [(clone / path).resolve() for path in upstream.paths]
+    paths += [(files / path).resolve() for path in upstream.paths]
     environment = dict(text.split("=", 1) for text in upstream.environment)
-    return Place(clone, (*paths, _HERE), scratch, environment)
+    return Place(files, (*paths, _HERE), scratch, environment)
 
 
-def _checked(upstream: Upstream, clone: Path) -> None:
-    what, form = f"clone of {upstream.system}'s repository", "--clone /src/clone"
-    if not (clone / ".git").exists():
-        raise UsageError.of(what, str(clone), "the folder of a git clone", form)
-    head = _git(clone, "rev-parse", "HEAD")
-    if head != upstream.commit:
-        wanted = f"one at {upstream.tag} ({upstream.commit[:10]}): git checkout {upstream.tag}"
-        raise UsageError.of(what, f"{clone} at {head[:10]}", wanted, form)
-    if changed := _git(clone, "status", "--porcelain", "--untracked-files=no"):
-        raise UsageError.of(what, f"{clone} with {changed.splitlines()[0].strip()}", "an unchanged clone", form)
+def written_out(upstream: Upstream, scratch: Path) -> Path:
+    """The folder with every file of the declared commit, also those that `git archive` would leave out.
 
-
-def _git(clone: Path, *arguments: str) -> str:
+    Raises:
+        UsageError: no clone was named, or it has no such commit.
+    """
+    under_test = package(system_named(upstream.system).under_test)
+    try:
+        commit = commit_of(under_test, upstream.commit)
+    except UsageError as error:
+        raise UsageError(f"{error}; it is {upstream.tag}: git fetch origin tag {upstream.tag}") from None
+    folder = scratch / f"{upstream.tag}-{commit[:12]}"
+    folder.mkdir(exist_ok=True)
     ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ["git", "-C", str(clone), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=ours).stdout.strip()
+    git = ["git", "-C", os.environ[clone_variable(under_test.name)], "--work-tree", str(folder)]
+    with tempfile.TemporaryDirectory(dir=scratch) as temporary:
+        ours["GIT_INDEX_FILE"] = str(Path(temporary, "index"))  # that of the clone stays as it is
+        for step in (["read-tree", commit], ["checkout-index", "--all", "--force"]):
+            subprocess.run([*git, *step], check=True, capture_output=True, env=ours)
+    return folder
 
 
 def verdicts(upstream: Upstream, suite: Suite, ranks: int, where: Place, limit_s: float) -> dict[str, Verdict]:
@@ -125,7 +134,7 @@ def _command(kernels: str, tests: Sequence[str], where: Place, limit_s: float) -
     return [
         sys.executable, "-m", "pytest", "-p", "harness.emulation.pytest_plugin", "--emulate", kernels,
         "--emulate-limit-s", str(limit_s), "-p", "no:cacheprovider", "-o", "addopts=", "-W", "ignore", "-q",
-        "--tb=short", "--rootdir", str(where.clone), *tests,
+        "--tb=short", "--rootdir", str(where.files), *tests,
     ]  # fmt: skip
 
 
@@ -146,7 +155,7 @@ def _run(command: Sequence[str], files: Sequence[Path], where: Place) -> None:
             own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             # A folder for each rank, which pytest empties; in the one above it they share what the suite shares.
             options = ["--basetemp", str(shared / str(rank)), "--emulate-verdicts", str(file)]
-            running.append(_start([*command, *options], own, file, where.clone))
+            running.append(_start([*command, *options], own, file, where.files))
         _wait(running)
     finally:
         for process in running:
@@ -155,10 +164,10 @@ def _run(command: Sequence[str], files: Sequence[Path], where: Place) -> None:
             process.wait()
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str], file: Path, clone: Path) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], environment: Mapping[str, str], file: Path, folder: Path) -> subprocess.Popen[bytes]:
     with file.with_suffix(".jsonl.log").open("wb") as log:
         return subprocess.Popen(
-            command, cwd=clone, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
         )  # fmt: skip
 

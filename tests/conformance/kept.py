@@ -6,11 +6,11 @@ import os
 
 import pytest
 
+from harness.arguments import clone_variable_of
 from harness.cure_table import scenario_of
 from harness.scenario import Scenario
 from harness.systems.protocol import System
 from harness.versions import split_cures
-from harness.world.overlay import clone_variable
 
 HANGS = {
     ("torch-fsdp2", "empty-tp-hang"), ("torch-fsdp2", "combined-broadcast"), ("megatron-fsdp", "clip-empty-rank"),
@@ -21,7 +21,7 @@ HANGS = {
 
 def needs_clone(scenario: Scenario) -> None:
     """Skip a test of a commit where no clone of the library was named."""
-    variable = clone_variable(scenario.system)
+    variable = clone_variable_of(scenario.system)
     if split_cures(scenario.version)[0].startswith("git:") and not os.environ.get(variable):
         pytest.skip(f"{scenario.version} of {scenario.system} needs a clone: {variable}")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.arguments import clone_variable_of
 from harness.suites import ranks as runner
 from harness.suites.declared import Upstream, upstream_of
 from harness.suites.verdicts import Kept, differences
-from harness.world.overlay import clone_variable
 
 
 def cases(system: str) -> list[tuple[str, int]]:
@@ -24,12 +24,12 @@ def cases(system: str) -> list[tuple[str, int]]:
 
 def check(system: str, name: str, ranks: int, scratch: Path) -> None:
     """Run a suite, and fail with one line for each test that did not end as its list says."""
-    variable = clone_variable(system)
+    variable = clone_variable_of(system)
     if not os.environ.get(variable):
         pytest.skip(f"no clone of {system}'s repository: {variable}=DIR")
     upstream: Upstream = upstream_of(system)
     suite = upstream.suite(name)
-    where = runner.place(upstream, Path(os.environ[variable]), scratch)
+    where = runner.place(upstream, scratch)
     seen = runner.verdicts(upstream, suite, ranks, where, 300.0)
     kept = Kept.read(upstream.kept(suite, ranks).read_text("utf-8"), name)
     assert not (lines := differences(kept, seen)), "\n".join(lines)

@@ -20,6 +20,7 @@ from harness.scenario import Scenario
 from harness.systems.accepts import Accepts, Anything, Limit, Operations
 from harness.systems.protocol import RankContext, System
 from harness.systems.registry import register
+from harness.versions import before
 from harness.world.overlay import CACHE_VARIABLE
 
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ ACCEPTS = Accepts(
     mesh=Anything(),
     program=Operations(("build", "step")),
     seed=Anything(),
-    limits=(Limit("one-rank", lambda scenario: scenario.mesh.world > 1, "the fake library has one rank"),),
+    limits=(
+        Limit("one-rank", lambda scenario: scenario.mesh.world > 1, "the fake library has one rank"),
+        Limit("dense", lambda s: s.model == "dense" and before(s.version, "1.5"), "dense models came with 1.5"),
+    ),
 )
 CONTRACT = Contract()
 FAKE_SYSTEM = register(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import arguments
 from harness.errors import UsageError
 from harness.suites import ranks as runner
 from harness.suites.declared import Reason, Suite, Upstream, upstream_of, upstreams
@@ -118,16 +119,19 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def declared(clone: Path) -> Upstream:
+@pytest.fixture
+def upstream(clone: Path, monkeypatch: pytest.MonkeyPatch) -> Upstream:
+    """Suites of the clone's only commit, and the clone named as `--clone` does."""
     some = dataclasses.replace(next(upstreams()), libraries=(), beside=())
+    monkeypatch.setenv(arguments.clone_variable_of(some.system), str(clone))
     return dataclasses.replace(
         some, commit=git(clone, "rev-parse", "HEAD"), reasons=(Reason(r"(\w+) is not", r"kernel: \1"),)
     )
 
 
-def test_a_suite_runs_on_when_a_test_ends_its_process(clone: Path, tmp_path: Path) -> None:
-    upstream, suite = declared(clone), Suite("all", ("test_a.py",), (1,), "apex")
-    where = runner.place(upstream, clone, tmp_path)
+def test_a_suite_runs_on_when_a_test_ends_its_process(upstream: Upstream, tmp_path: Path) -> None:
+    suite = Suite("all", ("test_a.py",), (1,), "apex")
+    where = runner.place(upstream, tmp_path)
     assert runner.verdicts(upstream, suite, 1, where, 100.0) == {
         "test_a.py::test_device": GOOD,
         "test_a.py::test_dies": Verdict(FAILED, "the process ended without a verdict"),
@@ -136,18 +140,35 @@ def test_a_suite_runs_on_when_a_test_ends_its_process(clone: Path, tmp_path: Pat
     }
 
 
-def test_a_clone_has_to_be_the_declared_one(clone: Path, tmp_path: Path) -> None:
-    upstream = declared(clone)
-    with pytest.raises(UsageError, match="the folder of a git clone"):
-        runner.place(upstream, tmp_path, tmp_path)
+def test_the_files_are_those_of_the_declared_commit_whatever_the_clone_has(
+    clone: Path, upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = (clone / "test_a.py").read_text()
+    (clone / ".gitattributes").write_text("test_a.py export-ignore\n")
     (clone / "test_a.py").write_text("")
-    with pytest.raises(UsageError, match="an unchanged clone"):
-        runner.place(upstream, clone, tmp_path)
-    with pytest.raises(UsageError, match="git checkout"):
-        runner.place(dataclasses.replace(upstream, commit="0" * 40), clone, tmp_path)
+    git(clone, "add", "-A")
+    git(clone, "commit", "-qm", "another commit, which archives leave the file out of")
+    (clone / "test_a.py").write_text("a change that nobody committed")
+    assert (runner.place(upstream, tmp_path).files / "test_a.py").read_text() == declared
+    assert git(clone, "status", "--porcelain") == "M test_a.py"
+    bare = tmp_path / "bare"
+    git(tmp_path, "clone", "-q", "--bare", str(clone), str(bare))
+    monkeypatch.setenv(arguments.clone_variable_of(upstream.system), str(bare))
+    (tmp_path / "again").mkdir()
+    assert (runner.place(upstream, tmp_path / "again").files / "test_a.py").read_text() == declared
+
+
+def test_a_clone_has_to_have_the_declared_commit(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match="git fetch origin tag"):
+        runner.place(dataclasses.replace(upstream, commit="0" * 40), tmp_path)
+    monkeypatch.delenv(arguments.clone_variable_of(upstream.system))
+    with pytest.raises(UsageError, match="--clone"):
+        runner.place(upstream, tmp_path)
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness.suites", f"{next(upstreams()).system}/none", "--clone", str(tmp_path)]
+    command = [sys.executable, "-m", "harness.suites", f"{next(upstreams()).system}/none"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "suite of" in done.stderr) == (2, True)

@@ -23,11 +23,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from harness import store_past
 from harness.codec import fields_from_plain, from_plain, to_plain
 from harness.errors import HarnessError, UsageError
 from harness.head_results import CureCheck
 from harness.result import Result
 from harness.scenario import Scenario
+from harness.store_past import Past, Shown
 from harness.verdict import Verdict
 
 SCHEMA_VERSION = 1
@@ -91,16 +93,6 @@ class Run:
     seed: int
     versions: Mapping[str, str]
     exclusions: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Past:
-    """The latest conclusive verdict of a scenario before some run."""
-
-    run_id: str
-    version: str
-    verdict: Verdict
-    signature: str
 
 
 class Store:
@@ -308,31 +300,14 @@ class Store:
         return blob
 
     def before(self, run_id: str) -> dict[str, Past]:
-        """For every scenario of the run: its latest verdict in an earlier run, where that says pass or failure.
-
-        `unsupported` and `unknown` say nothing about the system, so the search goes on past them.
-        """
-        rows = self._read(
-            "SELECT r.scenario_id, r.run_id, r.version, r.verdict, r.signature, MAX(runs.sequence) FROM results r"
-            " JOIN runs ON runs.id = r.run_id WHERE r.verdict NOT IN ('unsupported', 'unknown')"
-            " AND runs.sequence < (SELECT sequence FROM runs WHERE id = ?)"
-            " AND r.scenario_id IN (SELECT scenario_id FROM planned WHERE run_id = ?) GROUP BY r.scenario_id",
-            run_id, run_id,
-        )  # fmt: skip
+        """For every scenario of the run: its latest verdict in an earlier run (`harness.store_past.before`)."""
         with _sound(self.path):
-            return {str(row[0]): Past(str(row[1]), str(row[2]), Verdict(row[3]), str(row[4])) for row in rows}
+            return store_past.before(self._read, run_id)
 
-    def shown(self, run_id: str) -> list[tuple[str, str, str, str, str | None]]:
-        """What every scenario that ever failed showed in each run up to this one, oldest first: (run, scenario,
-        verdict, signature, known issue). `unsupported` and `unknown` show nothing."""
-        rows = self._read(
-            "SELECT r.run_id, r.scenario_id, r.verdict, r.signature, r.known_issue FROM results r"
-            " JOIN runs ON runs.id = r.run_id WHERE r.verdict NOT IN ('unsupported', 'unknown')"
-            " AND runs.sequence <= (SELECT sequence FROM runs WHERE id = ?) AND r.scenario_id IN (SELECT scenario_id"
-            " FROM results WHERE verdict NOT IN ('pass', 'unsupported', 'unknown')) ORDER BY runs.sequence",
-            run_id,
-        )
-        return [(str(run), str(key), str(verdict), str(told), issue) for run, key, verdict, told, issue in rows]
+    def shown(self, run_id: str) -> list[Shown]:
+        """What every scenario that ever failed showed in each run up to this one (`harness.store_past.shown`)."""
+        with _sound(self.path):
+            return store_past.shown(self._read, run_id)
 
     # --- the connection -----------------------------------------------------------------------------
 

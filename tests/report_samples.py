@@ -16,7 +16,8 @@ from harness.observe.record import Record, whole
 from harness.report.model import Report
 from harness.result import FailedOp, Failure, Reproduced, Result
 from harness.scenario import Scenario
-from harness.store import Past, Run
+from harness.store import Run
+from harness.store_past import Past
 from harness.verdict import Verdict
 
 HOSTILE = "<script>alert(1)</script>"

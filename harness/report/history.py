@@ -1,13 +1,17 @@
-"""What came and went in the runs of one folder: for each signature how many scenarios showed it on which night.
+"""What came and went in the runs of one folder: for each cause how many scenarios showed it on which night.
 
-A scenario that was not planned on a night says nothing about that night. So a signature has only the nights on which
-one of its scenarios ran, and what they say together is one of:
+A cause is a mechanism or, without one, a signature (`harness.report.causes`). A scenario that was not planned on a
+night says nothing about that night. So a cause has only the nights on which one of its scenarios ran, and what they say
+together is one of:
 
     new        it shows, and none of its scenarios failed with it before
     recurring  it shows, and did on every night since it was first seen
     flaky      it came, went and came again
     fixed      its scenarios ran on the last night, and none showed it
     not run    none of them ran on the last night
+
+What the last night alone says, against those before it, is one of `TURNS`. A scenario of a commit (`git:REV`) is the
+same scenario on the next night's commit, so that a night on a head is compared with the one before.
 
 *Does not verify*: why something went away. Another release, or a change of ours, are both possible.
 """
@@ -20,13 +24,20 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from harness.report.causes import named
 from harness.store import Store
+from harness.store_past import Shown
 
 NIGHTS = 30
 """So many runs are shown if nobody says otherwise, the latest ones."""
 
 STATES = ("new", "flaky", "recurring", "fixed", "not run")
-"""What a signature can be, in the order of the page."""
+"""What a cause can be, in the order of the page."""
+
+FIRST, BACK, STILL, FIXED = "first seen", "back again", "still there", "fixed"
+TURNS = (FIRST, BACK, STILL, FIXED)
+"""What the last night says of a cause: it shows and did on no earlier night; it shows again, after the last night on
+which it could have was without it; it shows as on that night; it showed then, and does not now."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +53,27 @@ class Night:
 
 @dataclass(frozen=True)
 class Trace:
-    """One signature through the nights. shown: on each night how many scenarios showed it; None where none of them
-    ran. known: what it is known under; empty for new ones. example: the id of a scenario that showed it last."""
+    """One cause through the nights. signature: of the scenario that showed it last, and example its id. shown: on each
+    night how many scenarios showed it; None where none of them ran. known: what it is known under; empty for new ones.
+    cause: its name in every report."""
 
     signature: str
     known: str
     state: str
     shown: tuple[int | None, ...]
     example: str = ""
+    cause: str = ""
+
+    @property
+    def turn(self) -> str:
+        """What the last night says of it: one of `TURNS`; empty where it says nothing, or nothing new."""
+        *earlier, now = self.shown
+        before = [count for count in earlier if count is not None]
+        if now is None:
+            return ""
+        if now:
+            return FIRST if not any(before) else STILL if before[-1] else BACK
+        return FIXED if before and before[-1] else ""
 
     @property
     def told(self) -> str:
@@ -88,7 +112,7 @@ class History:
 
     @property
     def turns(self) -> tuple[tuple[int, int], ...]:
-        """On each night: how many signatures came, and how many went."""
+        """On each night: how many causes came, and how many went."""
         turned = [trace.turns for trace in self.traces]
         return tuple(
             (sum(turns.get(n) is True for turns in turned), sum(turns.get(n) is False for turns in turned))
@@ -96,18 +120,33 @@ class History:
         )
 
     def of(self, state: str) -> tuple[Trace, ...]:
-        """The signatures in a state."""
+        """The causes in a state."""
         return tuple(trace for trace in self.traces if trace.state == state)
 
     @property
+    def tonight(self) -> dict[str, tuple[Trace, ...]]:
+        """What the last night says of each cause: one of `TURNS` → the causes."""
+        return {turn: tuple(trace for trace in self.traces if trace.turn == turn) for turn in TURNS}
+
+    @property
+    def tonight_in_words(self) -> str:
+        """How many causes turned how on the last night: `1 first seen, 2 still there, 1 fixed`."""
+        counts = ((len(traces), turn) for turn, traces in self.tonight.items())
+        return ", ".join(f"{count} {turn}" for count, turn in counts if count)
+
+    @property
     def in_words(self) -> str:
-        """How many signatures are in which state: `1 new, 3 recurring`."""
+        """How many causes are in which state: `1 new, 3 recurring`."""
         counts = ((len(self.of(state)), state) for state in STATES)
         return ", ".join(f"{count} {state}" for count, state in counts if count) or "nothing ever failed"
 
     def to_json(self) -> dict[str, Any]:
-        """The history in JSON types; in `shown`, null says that none of a signature's scenarios ran."""
-        return {"nights": [asdict(night) for night in self.nights], "traces": [asdict(trace) for trace in self.traces]}
+        """The history in JSON types; in `shown`, null says that none of a cause's scenarios ran."""
+        return {
+            "nights": [asdict(night) for night in self.nights],
+            "tonight": {turn: [trace.cause for trace in traces] for turn, traces in self.tonight.items()},
+            "traces": [asdict(trace) for trace in self.traces],
+        }
 
 
 def history_of(store: Store, run_id: str, nights: int = NIGHTS, least: int = 2) -> History:
@@ -121,38 +160,40 @@ def history_of(store: Store, run_id: str, nights: int = NIGHTS, least: int = 2) 
     ids = list(started)[: list(started).index(run_id) + 1][-nights:]
     if len(ids) < least:
         return History()
-    rows = [row for row in store.shown(run_id) if row[0] in set(ids)]
+    rows = [row for row in store.shown(run_id) if row.run in set(ids)]
     told = tuple(_night(run, started[run], rows) for run in ids)
-    of_scenario: dict[str, list[Row]] = {}
-    of_signature: dict[str, list[Row]] = {}
+    of_scenario: dict[str, list[Shown]] = {}
+    of_cause: dict[str, list[Shown]] = {}
     for row in rows:
-        of_scenario.setdefault(row[1], []).append(row)
-        if row[2] != "pass":
-            of_signature.setdefault(row[3], []).append(row)
-    traces = [_trace(signature, ids, failing, of_scenario) for signature, failing in of_signature.items()]
+        of_scenario.setdefault(row.scenario, []).append(row)
+        if row.verdict != "pass":
+            of_cause.setdefault(_cause(row), []).append(row)
+    traces = [_trace(cause, ids, failing, of_scenario) for cause, failing in of_cause.items()]
     return History(told, tuple(sorted(traces, key=lambda t: (bool(t.known), STATES.index(t.state), t.signature))))
 
 
-Row = tuple[str, str, str, str, str | None]
+def _cause(row: Shown) -> str:
+    return named(row.system, row.verdict, row.op, row.mechanism or row.signature)
 
 
-def _night(run: str, started: str, rows: Sequence[Row]) -> Night:
-    here = [row for row in rows if row[0] == run]
-    failing = [row for row in here if row[2] != "pass"]
-    known = sum(1 for row in failing if row[4])
+def _night(run: str, started: str, rows: Sequence[Shown]) -> Night:
+    here = [row for row in rows if row.run == run]
+    failing = [row for row in here if row.verdict != "pass"]
+    known = sum(1 for row in failing if row.known)
     return Night(run, started, len(failing) - known, known, len(here))
 
 
-def _trace(signature: str, ids: Sequence[str], failing: Sequence[Row], of_scenario: Mapping[str, list[Row]]) -> Trace:
-    """One signature, of the rows that show it and those of the same scenarios."""
-    ran = {row[0] for scenario in {row[1] for row in failing} for row in of_scenario[scenario]}
-    counts = Counter(row[0] for row in failing)
+def _trace(cause: str, ids: Sequence[str], failing: Sequence[Shown], of_scenario: Mapping[str, list[Shown]]) -> Trace:
+    """One cause, of the rows that show it and those of the same scenarios."""
+    ran = {row.run for scenario in {row.scenario for row in failing} for row in of_scenario[scenario]}
+    counts = Counter(row.run for row in failing)
     shown = tuple(counts[run] if run in ran else None for run in ids)
-    return Trace(signature, failing[-1][4] or "", state_of(shown), shown, failing[-1][1])
+    last = failing[-1]
+    return Trace(last.signature, last.known or "", state_of(shown), shown, last.id, cause)
 
 
 def state_of(shown: Sequence[int | None]) -> str:
-    """What the nights of a signature say together: one of `STATES`."""
+    """What the nights of a cause say together: one of `STATES`."""
     if not shown or shown[-1] is None:
         return "not run"
     there = [count > 0 for count in shown if count is not None]

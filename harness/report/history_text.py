@@ -1,4 +1,4 @@
-"""The history of a folder's runs on a terminal: a line for each signature, with a character for each night."""
+"""The history of a folder's runs on a terminal: a line for each cause, with a character for each night."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def render_history(history: History, folder: str, page: str, colour: bool = Fals
     """
     first, last = history.nights[0].started, history.nights[-1].started
     count = len(history.nights)
-    lines = [f"history of {folder}: {count} run{'s' * (count != 1)}, {first} to {last} UTC", history.in_words, ""]
+    lines = [f"history of {folder}: {count} run{'s' * (count != 1)}, {first} to {last} UTC", history.in_words]
+    if history.tonight_in_words:
+        lines.append(f"the last night, by cause: {history.tonight_in_words}")
+    lines.append("")
     if history.traces:
         width = max(len("nights"), count)
         lines.append(f"{'state':<9}  {'nights':<{width}}  signature")

@@ -39,6 +39,10 @@ def _run(report: Report) -> dict[str, Any]:
         "known": report.known,
         "known_by_face": report.by_face,
         "changes": {change.value: n for change, n in report.changes().items()},
+        "causes": {
+            **{standing.value: n for standing, n in report.causes.items()},
+            **({turn: len(traces) for turn, traces in report.history.tonight.items()} if report.before else {}),
+        },
         "missing": [scenario.id for scenario in report.missing],
         "exclusions": dict(run.exclusions),
         "emulated": list(report.emulated),

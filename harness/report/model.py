@@ -6,8 +6,6 @@ its simplest member.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shlex
 from collections import Counter
@@ -21,16 +19,22 @@ from pathlib import PurePath
 from harness.head_results import CureCheck, Head, heads_of
 from harness.known_issues import KnownIssues
 from harness.report.blame import place_of
+from harness.report.causes import cause_of, named
 from harness.report.conditions import Condition, condition_of
 from harness.report.history import History, history_of
 from harness.result import BY_FACE, Result, describe
 from harness.scenario import Scenario
-from harness.store import Past, Run, Store
+from harness.store import Run, Store
+from harness.store_past import Past
 from harness.verdict import SEVERITY, ExitStatus, Standing, Verdict, exit_status
 
 URGENCY = (Verdict.UNKNOWN, Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC)
 """The order in which a reader looks at causes: first what puts all verdicts in doubt, then what is silent, then what
 is loud."""
+
+
+LOOKED_AT = (Standing.UNKNOWN, Standing.NEW, Standing.KNOWN)
+"""The standings whose causes are counted."""
 
 
 class Change(Enum):
@@ -125,6 +129,26 @@ class Report:
         """Number of results by what they mean to a reader; every standing has an entry."""
         found = Counter(result.counts_as for result in self.results)
         return {standing: found[standing] for standing in Standing}
+
+    @cached_property
+    def causes(self) -> dict[Standing, int]:
+        """How many causes the failures of a standing have, and how many reasons what is unknown: each counted once,
+        on however many releases it shows. Every standing that a reader has to look at has an entry."""
+        found: dict[Standing, set[str]] = {standing: set() for standing in LOOKED_AT}
+        for result in self.failures:
+            name = first_line(result.reason) if result.verdict is Verdict.UNKNOWN else cause_of(result)
+            found[result.counts_as].add(name)
+        return {standing: len(names) for standing, names in found.items()}
+
+    @property
+    def by_cause(self) -> str:
+        """The causes in one line, `1 new, 2 known; against earlier runs: 1 first seen, 2 still there, 1 fixed`: the
+        same in every report. Empty where there is nothing to count: at most one failure, and no earlier run."""
+        if len(self.failures) < 2 and not self.before:
+            return ""
+        now = ", ".join(f"{n} {standing.value}" for standing, n in self.causes.items() if n)
+        then = self.history.tonight_in_words if self.before else ""
+        return "; ".join(filter(None, (now, then and f"against earlier runs: {then}")))
 
     @property
     def in_words(self) -> str:
@@ -342,13 +366,9 @@ def _cause_ids(causes: Iterable[tuple[str | None, ...]]) -> dict[tuple[str | Non
     found: dict[tuple[str | None, ...], str] = {}
     for cause in sorted(causes, key=repr):
         system, _, verdict, op, why, _ = cause
-        short = _digest(system, verdict, op, why)
-        found[cause] = _digest(*cause) if short in found.values() else short
+        short = named(system, verdict, op, why)
+        found[cause] = named(*cause) if short in found.values() else short
     return found
-
-
-def _digest(*parts: str | None) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]
 
 
 def _cluster(name: str, members: list[Result]) -> Cluster:

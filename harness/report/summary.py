@@ -12,7 +12,9 @@ LIMIT_BYTES = 1_000_000
 
 def render_summary(report: Report) -> str:
     """The run as Markdown; clusters that do not fit are counted in the last line."""
-    text = "\n".join([f"### shardproof run {report.run.id}", "", *_table(report), "", f"{report.in_words}.", ""])
+    text = "\n".join(
+        [f"### shardproof run {report.run.id}", "", *_table(report), "", f"{report.in_words}.", *_by_cause(report), ""]
+    )
     clusters = report.clusters()
     for shown, cluster in enumerate(clusters):
         block = _cluster(cluster, report)
@@ -32,6 +34,10 @@ def _table(report: Report) -> list[str]:
         cells = [row.system, row.version, *(str(row.counts.get(v, 0)) for v in shown), str(row.total)]
         lines.append(f"| {' | '.join(map(_escape, cells))} |")
     return lines
+
+
+def _by_cause(report: Report) -> list[str]:
+    return [f"By cause: {report.by_cause}."] if report.by_cause else []
 
 
 def _cluster(cluster: Cluster, report: Report) -> str:

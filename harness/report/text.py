@@ -10,7 +10,7 @@ from typing import TextIO
 
 from harness.diff import Difference
 from harness.errors import printable, unlike_a_broken_node
-from harness.report.model import Change, Cluster, Report, cures_line, headline
+from harness.report.model import Cluster, Report, cures_line, headline
 from harness.report.repaired import repaired
 from harness.result import Result
 from harness.upstream import compared
@@ -253,10 +253,8 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
         lines.append(
             f"no longer fails: known issue {one.issue.id}, on {one.issue.system} {one.version} ({one.result_id})"
         )
-    changes = report.changes()
-    if report.before and any(changes.values()):
-        told = (Change.NEW, Change.RECURRING, Change.FIXED)
-        lines.append("against earlier runs: " + ", ".join(f"{changes[change]} {change.shown}" for change in told))
+    if report.by_cause:
+        lines.append(f"by cause: {report.by_cause}")
     if page is not None:
         lines.append(f"report: {printable(str(page))}")
     return "\n".join(lines)

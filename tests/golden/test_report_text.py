@@ -61,7 +61,7 @@ equivalent: 1 × torch-fsdp2: exp_avg equivalent: zeros
 excluded: 120 combinations for 1 reason, see the report
 
 3 pass, 3 new, 1 known, 2 unsupported, 1 unknown
-against earlier runs: 3 first seen, 1 seen before, 0 fixed
+by cause: 1 unknown, 2 new, 1 known
 report: reports/nightly/index.html
 """  # noqa: E501
 

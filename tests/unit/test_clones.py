@@ -78,7 +78,7 @@ def test_a_bisection_over_the_commits_of_a_bare_repository(bare: Path, capsys: p
 
 
 def test_a_plan_of_a_head_says_what_it_calls_itself_and_what_that_refuses(
-    bare: Path, capsys: pytest.CaptureFixture[str]
+    bare: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("fake.toml").write_text(FAKE.to_toml())
     words = ["plan", "fake.toml", "--system", "fake@git:main", "--set", "model=short,dense"]
@@ -88,6 +88,7 @@ def test_a_plan_of_a_head_says_what_it_calls_itself_and_what_that_refuses(
     assert "its version refuses 1 of 2 scenarios; ready in" in out
     assert "        1  dense models came with 1.5" in out
     assert "        1  fake: dense models came with 1.5" in out
+    monkeypatch.setenv(VARIABLE, "")
     assert entry([*words, *PLUGIN]) == ExitStatus.USAGE
     assert "--clone fake-lib=DIR" in capsys.readouterr().err
 

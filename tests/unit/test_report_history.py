@@ -10,11 +10,13 @@ import pytest
 import report_samples as samples
 
 from harness.cli import entry
-from harness.report import figures
+from harness.report import figures, json_report
 from harness.report.history import History, Night, Trace, state_of
 from harness.report.history_text import render_history
 from harness.report.html import render_index, write_history
 from harness.report.model import Report
+from harness.report.summary import render_summary
+from harness.report.text import render_text
 from harness.result import Result
 from harness.store import Store
 from harness.verdict import Verdict
@@ -83,17 +85,67 @@ def test_the_command_prints_a_line_for_each_signature(tmp_path: Path, capsys: py
     assert entry(["history", str(tmp_path), "--json", str(tmp_path / "history.json")]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"history of {tmp_path}: 3 runs, 20")
-    assert said[1] == "1 new, 1 flaky, 1 recurring"
-    assert said[4].startswith(f"new        --1     {samples.mismatch().signature}")
-    assert said[5].startswith("flaky      1·1     torch-fsdp2 crash: ")
-    assert said[6].startswith("recurring  111     torch-fsdp2 hang: ")
-    assert said[6].endswith("  (known: torch-fsdp2-1)")
+    assert said[1:3] == [
+        "1 new, 1 flaky, 1 recurring", "the last night, by cause: 1 first seen, 1 back again, 1 still there"
+    ]  # fmt: skip
+    assert said[5].startswith(f"new        --1     {samples.mismatch().signature}")
+    assert said[6].startswith("flaky      1·1     torch-fsdp2 crash: ")
+    assert said[7].startswith("recurring  111     torch-fsdp2 hang: ")
+    assert said[7].endswith("  (known: torch-fsdp2-1)")
     assert said[-1] == f"page: {tmp_path / 'history.html'}"
     document = json.loads((tmp_path / "history.json").read_text("utf-8"))
     assert [night["new"] for night in document["nights"]] == [1, 0, 2]
     shown = {trace["signature"]: (trace["shown"], trace["example"]) for trace in document["traces"]}
     assert shown[samples.mismatch().signature] == ([None, None, 1], samples.mismatch().id)
     assert report.history.to_json()["traces"] == [{**t, "shown": tuple(t["shown"])} for t in document["traces"]]
+
+
+def test_run_history_and_pages_count_the_same_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three scenarios are repaired, of two causes; a cause that still shows in one scenario is not repaired."""
+    crash, other = samples.crash(), samples.mismatch()
+    twin = replace(crash, scenario=replace(crash.scenario, seed=77))
+    half = replace(crash, scenario=replace(crash.scenario, seed=78))
+    gone = samples.hang()
+    report = nights(
+        tmp_path, (crash, twin, gone, half), (healed(crash), healed(twin), healed(gone), half, other)
+    )  # fmt: skip
+    told = "1 first seen, 1 still there, 1 fixed"
+    assert report.history.tonight_in_words == told
+    assert report.by_cause == f"2 new; against earlier runs: {told}"
+    assert f"by cause: 2 new; against earlier runs: {told}\n" in render_text(report)
+    assert f"By cause: 2 new; against earlier runs: {told}." in render_index(report)
+    assert f"By cause: 2 new; against earlier runs: {told}." in render_summary(report)
+    assert json_report.to_json(report)["run"]["causes"] == {
+        "unknown": 0, "new": 2, "known": 0, "first seen": 1, "back again": 0, "still there": 1, "fixed": 1,
+    }  # fmt: skip
+    assert entry(["history", str(tmp_path)]) == 0
+    assert f"the last night, by cause: {told}\n" in capsys.readouterr().out
+    assert f"The last night, by cause: {told}." in write_history(report.history, tmp_path).read_text("utf-8")
+
+
+def test_a_scenario_of_a_commit_is_the_same_one_on_the_next_commit(tmp_path: Path) -> None:
+    def on(result: Result, commit: str) -> Result:
+        return replace(result, scenario=replace(result.scenario, version=f"git:{commit}+cured"))
+
+    crash, hang, other = samples.crash(), samples.hang(), samples.mismatch()
+    report = nights(
+        tmp_path, (on(crash, "a"), on(hang, "a"), crash), (on(crash, "b"), on(healed(hang), "b"), on(other, "b"))
+    )
+    assert report.history.tonight_in_words == "1 first seen, 1 still there, 1 fixed"
+    assert {key: past.run_id for key, past in report.before.items()} == dict.fromkeys(
+        [on(crash, "b").id, on(hang, "b").id], report.history.nights[0].run
+    )
+    assert [trace.example for trace in report.history.traces if trace.turn == "still there"] == [on(crash, "b").id]
+
+
+@pytest.mark.parametrize(
+    ("shown", "turn"),
+    [((0, 2), "first seen"), ((None, 2), "first seen"), ((1, 2), "still there"), ((1, None, 2), "still there"),
+     ((1, 0, 2), "back again"), ((1, 0), "fixed"), ((1, None, 0), "fixed"), ((1, 0, 0), ""), ((1, None), ""),
+     ((2,), "first seen")],
+)  # fmt: skip
+def test_what_the_last_night_says(shown: tuple[int | None, ...], turn: str) -> None:
+    assert Trace("a", "", state_of(shown), shown).turn == turn
 
 
 def test_only_so_many_nights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

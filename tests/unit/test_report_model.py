@@ -13,7 +13,8 @@ from harness.report.html import render_failure, render_index
 from harness.report.model import Change, Report, headline
 from harness.report.summary import render_summary
 from harness.report.text import render_text
-from harness.store import Past, Store
+from harness.store import Store
+from harness.store_past import Past
 from harness.verdict import Verdict
 
 

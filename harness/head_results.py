@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from harness.lost_coverage import LostCoverage, lost_coverage
 from harness.misfits import on_head
 from harness.result import Result
 from harness.systems.registry import system_named
@@ -41,19 +42,26 @@ class Head:
 
     * version: as results name it, without its cures. scenarios: how many results there are.
     * unknown: the first line of the reason → how many scenarios it hid.
+    * lost: what it refuses and the newest release does not.
     * checks: of cures that do not apply to it.
     """
 
     system: str
     version: str
     scenarios: int
-    unknown: Mapping[str, int] = field(default_factory=dict)
+    unknown: Mapping[str, int]
+    lost: LostCoverage
     checks: tuple[CureCheck, ...] = ()
 
     @property
     def hidden(self) -> int:
         """How many scenarios say nothing, since something of ours failed or does not fit."""
         return sum(self.unknown.values())
+
+    @property
+    def lost_too_much(self) -> bool:
+        """Whether so little of the walk is left that a run over the rest is no pass."""
+        return self.lost.too_much
 
     @property
     def repaired(self) -> tuple[CureCheck, ...]:
@@ -79,6 +87,7 @@ def heads_of(results: Iterable[Result], checks: Iterable[CureCheck] = ()) -> tup
             version,
             len(own),
             dict(Counter(reason(r) for r in own if r.verdict is Verdict.UNKNOWN).most_common()),
+            lost_coverage(system_named(system), own),
             tuple(check for check in known if (check.system, _plain(check.version)) == (system, version)),
         )
         for (system, version), own in found.items()

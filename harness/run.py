@@ -45,7 +45,7 @@ from harness.space.plan import Plan
 from harness.stale_cures import checked, questions
 from harness.store import Run, Store, now
 from harness.systems.registry import all_systems
-from harness.verdict import ExitStatus, exit_status
+from harness.verdict import ExitStatus
 
 DATABASE = "results.sqlite"
 
@@ -106,9 +106,8 @@ class Outcome:
     def status(self) -> ExitStatus:
         """The exit status that the command line promises. A planned scenario without a verdict is the harness's
         fault, unless the user pressed Ctrl-C."""
-        if self.report.missing and not self.interrupted:
-            return ExitStatus.HARNESS
-        return exit_status(self.report.counts, self.report.known)
+        report = replace(self.report, missing=()) if self.interrupted else self.report
+        return report.status
 
 
 def run(request: Request) -> Outcome:

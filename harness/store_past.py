@@ -66,7 +66,7 @@ def before(read: Read, run_id: str) -> dict[str, Past]:
     same = _same(read, run_id)
     found = {}
     for scenario_id, run, version, verdict, signature, _ in rows:
-        name = same.get(scenario_id, scenario_id)
+        name = str(same.get(str(scenario_id), scenario_id))
         if scenario_id not in same or name in own:
             found[name] = Past(str(run), str(version), Verdict(verdict), str(signature))
     return found
@@ -86,7 +86,7 @@ def shown(read: Read, run_id: str) -> list[Shown]:
         run_id,
     )
     same = _same(read, run_id)
-    every = [Shown(*row)._replace(scenario=same.get(row[1], row[1])) for row in rows]
+    every = [Shown(*row)._replace(scenario=same.get(str(row[1]), str(row[1]))) for row in rows]
     failing = {row.scenario for row in every if row.verdict != Verdict.PASS.value}
     return [row for row in every if row.scenario in failing]
 

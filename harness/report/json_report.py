@@ -62,6 +62,9 @@ def _head(head: Head) -> dict[str, Any]:
         "version": head.version,
         "scenarios": head.scenarios,
         "unknown": dict(head.unknown),
+        "lost": head.lost.lost,
+        "lost_beside": head.lost.newest,
+        "lost_reasons": dict(head.lost.reasons),
         "cures": [to_plain(check) for check in head.checks],
     }
 

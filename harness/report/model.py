@@ -182,7 +182,11 @@ class Report:
     @property
     def status(self) -> ExitStatus:
         """The exit status that the results come to."""
-        return ExitStatus.HARNESS if self.missing else exit_status(self.counts, self.known)
+        if self.missing:
+            return ExitStatus.HARNESS
+        found = exit_status(self.counts, self.known)
+        lost = found is ExitStatus.OK and any(head.lost_too_much for head in self.heads)
+        return ExitStatus.HARNESS if lost else found
 
     @property
     def in_spite(self) -> str:

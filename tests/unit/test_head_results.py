@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cure_table import scenario_of
 from harness.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck, heads_of
 from harness.report.json_report import to_json
 from harness.report.model import Report
@@ -20,10 +21,11 @@ from harness.run import DATABASE, merge_runs, read_parts
 from harness.scenario import Scenario
 from harness.stale_cures import checked, questions
 from harness.store import Store
-from harness.verdict import Verdict
+from harness.systems.registry import system_named
+from harness.verdict import ExitStatus, Verdict
 from tests import report_samples as samples
 
-WALKED = Scenario(system="megatron-core", sharding="zero1", version="git:main+cured")
+WALKED = replace(scenario_of(system_named("megatron-core"), "2777-swap"), version="git:main+cured")
 HEAD = "0.19.1+git.5be9626"
 NOT_CURED = {"2777": "the code moved: line 9", "4046": "it changes the same lines as 2777", "164929": "the code moved"}
 
@@ -45,6 +47,27 @@ def test_a_head_counts_what_says_nothing_by_its_reason() -> None:
     (head,) = heads_of(found)
     assert (head.system, head.version, head.scenarios, head.hidden) == ("megatron-core", HEAD, 4, 3)
     assert list(head.unknown.items()) == [(unread, 2), ("TypeError: f() takes no x", 1)]
+
+
+@pytest.mark.parametrize(
+    ("refused", "failed", "status"),
+    [(1, 0, ExitStatus.OK), (2, 0, ExitStatus.HARNESS), (2, 1, ExitStatus.FAILURE)],
+)
+def test_a_head_that_refuses_over_a_tenth_of_what_the_newest_release_runs_is_no_pass(
+    tmp_path: Path, refused: int, failed: int, status: ExitStatus
+) -> None:
+    found = [result(seed=n) for n in range(10)]
+    for n in range(refused):
+        found[n] = result(Verdict.UNSUPPORTED, "it takes no such argument", seed=n)
+    for n in range(refused, refused + failed):
+        found[n] = result(Verdict.CRASH, seed=n)
+    with Store(tmp_path / DATABASE) as store:
+        run_id = store.begin_run(["run"], 0, {}, planned=[each.scenario for each in found])
+        store.finished_many(run_id, found)
+        report = Report.of(store, run_id)
+    (head,) = report.heads
+    assert (head.lost.lost, head.lost_too_much) == (refused, refused > 1)
+    assert report.status is status
 
 
 def test_a_release_that_was_walked_is_no_head_and_asks_nothing() -> None:

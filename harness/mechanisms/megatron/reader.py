@@ -131,7 +131,9 @@ class _Reader:
                 self.model_tensor(piece, key)
         if not beside and COMMON_OBJECT not in keys:
             given = f"not there, nor the object {COMMON_OBJECT}"
-            raise unfamiliar(f"`{COMMON_FILE}`", given, "one of the two, which hold what all ranks have in common", FORM)
+            raise unfamiliar(
+                f"`{COMMON_FILE}`", given, "one of the two, which hold what all ranks have in common", FORM
+            )
 
     # What the pieces are
 

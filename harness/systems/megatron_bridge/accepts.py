@@ -36,6 +36,7 @@ ACCEPTS = Accepts(
     keeps=("draws",),
     limits=LIMITS,
     constraints=(*fused_adam.constraints(CONTRACT), *megatron.constraints(CONTRACT)),
+    features=(),
     **megatron.AXES
     | {
         "checkpoint": Formats(CHECKPOINTS),

@@ -142,7 +142,9 @@ LIMITS: tuple[Limit, ...] = (
             "Megatron-FSDP does not implement a model-to-main parameter update.",
             "reload_params",
             {
-                "version": "0.18.0", "options": "fsdp_optim_grads_params", "checkpoint": "fsdp_dtensor",
+                "version": "0.18.0",
+                "options": "fsdp_optim_grads_params",
+                "checkpoint": "fsdp_dtensor",
                 "program": "build step reload_params",
             },
         ),
@@ -264,5 +266,6 @@ ACCEPTS = Accepts(
     faults=Faults(),
     limits=LIMITS,
     constraints=(*fused_adam.constraints(CONTRACT), *megatron.constraints(CONTRACT)),
+    features=(),
     **megatron.AXES,
 )

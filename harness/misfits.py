@@ -20,8 +20,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from packaging.version import Version
-
 from harness.diff import Difference
 from harness.observe.record import WRITTEN
 from harness.observe.settings import UNKNOWN
@@ -44,7 +42,7 @@ def on_head(info: System, version: str) -> bool:
     if _LABEL.search(release):
         return True
     public = release.partition("+")[0]
-    return is_version(public) and Version(public) not in [Version(each.version) for each in package_of(info).releases]
+    return is_version(public) and not package_of(info).declares(public)
 
 
 def told_apart(unfamiliar: Sequence[str], differences: Iterable[Difference]) -> tuple[str, tuple[Difference, ...]]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from harness import cures
 from harness.cures import Cured
 from harness.errors import HarnessError, UsageError
-from harness.misfits import on_head
 from harness.releases import package
 from harness.scenario import Scenario
 from harness.systems.protocol import System
@@ -104,8 +103,7 @@ class Environments:
         key = (info.name, version)
         with self._building:
             if key not in self._cured:
-                unseen = on_head(info, overlay.version)
-                self._cured[key] = cures.apply(cures.chosen(info, wanted), source, unseen=unseen)
+                self._cured[key] = cures.apply(cures.chosen(info, wanted), source, unseen=not overlay.walked)
             return self._cured[key]
 
     def _interpreter(self, info: System, release: str) -> Interpreter:

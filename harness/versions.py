@@ -12,6 +12,9 @@ import re
 CURED = "+cured"
 TREE = "path:"
 """What stands before the folder of a working tree, in the place of a release."""
+TREE_VERSION = "SHARDPROOF_TREE_VERSION"
+"""The environment variable in which the ranks of a tree find the version that its project's own file says: a library
+that reads this file from the current folder would not find it."""
 _VERSION = re.compile(r"(?P<release>.*?)\+cured(?::(?P<wanted>[^:]*))?", re.DOTALL)
 
 

@@ -32,7 +32,7 @@ from filelock import FileLock, Timeout
 from harness.errors import HarnessError, UsageError
 from harness.features import Feature, found_in, with_features
 from harness.releases import Package
-from harness.versions import is_version
+from harness.versions import TREE_VERSION, is_version
 from harness.world.interpreter import SAFE_PATH, Interpreter
 from harness.world.process import cpu_s
 from harness.world.server import DETERMINISM
@@ -97,8 +97,9 @@ class Overlay:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of an overlay's processes. What lies in the current folder must not come before the
-        release."""
-        return {"PYTHONSAFEPATH": "1", **({"PYTHONDONTWRITEBYTECODE": "1"} if self.live else {})}
+        release, and a tree is told its version."""
+        tree = {} if self.offers is None else {TREE_VERSION: self.version.partition("+")[0]}
+        return {"PYTHONSAFEPATH": "1", **({"PYTHONDONTWRITEBYTECODE": "1"} if self.live else {}), **tree}
 
 
 def cache_folder() -> Path:

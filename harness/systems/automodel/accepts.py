@@ -108,7 +108,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         "native-release",
         lambda s: s.model in _NATIVE and lacks(s, _NATIVE[s.model]),
-        "automodel has its own Qwen3.5 from 0.5.0 on, and from 0.7.0 on a Nemotron-H with a module for fp32 parameters",
+        "automodel has its own Qwen3.5 from 0.5.0 on, and from 0.6.0 on a Nemotron-H with a module for fp32 parameters",
         "components/models/qwen3_5, components/models/nemotron_v3",
     ),
     Limit(

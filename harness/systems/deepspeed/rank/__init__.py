@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
+from contextlib import chdir, contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -42,6 +43,7 @@ from harness.systems.deepspeed.contract import WINDOW, hysteresis
 from harness.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces
 from harness.systems.protocol import RankContext
 from harness.systems.torch_loop import STATE_ROLES, TorchRank, TrainState, as_state, context_of, rehearse
+from harness.versions import TREE_VERSION
 
 BUCKET, SMALL_BUCKET = 4096, 16
 """Elements of the buckets that gradients are reduced in, and parameters gathered."""
@@ -65,7 +67,7 @@ def library() -> Any:
     answer is replaced, and results that needed it say so.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _beside_its_version():
         warnings.simplefilter("ignore")
         deepspeed = import_module("deepspeed")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -74,6 +76,20 @@ def library() -> Any:
     if not accelerator.is_fp16_supported():
         accelerator.is_fp16_supported = _asked_for_fp16
     return deepspeed
+
+
+@contextmanager
+def _beside_its_version() -> Iterator[None]:
+    """A folder with the `version.txt` of a tree's repository as the current one, as it is for whoever runs the tree
+    from there. A tree that no `setup.py` has installed reads its version from that file, or calls itself 0.0.0, and
+    then refuses its own checkpoints as those of a version before 0.3.17."""
+    version = os.environ.get(TREE_VERSION, "")
+    if not version:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        Path("version.txt").write_text(f"{version}\n")
+        yield
 
 
 def _asked_for_fp16() -> bool:

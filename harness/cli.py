@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness import __version__, arguments, completion, options
+from harness.cli_heads import claims, port
 from harness.cli_investigate import bisect, conformance, cures_, diff, explore, export, optimizer, shrink, sweep
 from harness.cli_resilience import resilience
 from harness.errors import MOST_GIVEN, UNWRITTEN, HarnessError, UsageError, printable
@@ -503,5 +504,5 @@ def completion_(shell: str) -> int:
     return ExitStatus.OK
 
 
-for command in (shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience):
+for command in (shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience, port, claims):
     cli.add_command(command)

@@ -6,6 +6,7 @@ data.
     imports = "megatron.core"        # the module that must import
     tree = "megatron/core"           # the importable package's folder in a source tree …
     roots = ["src", "."]             # … below one of these
+    repository = "NVIDIA/Megatron-LM"    # on GitHub, where issues and pull requests have their numbers
     version_file = "version.txt"     # where a source tree keeps its version, from the repository's root; else it is
                                      # read from `package_info.py` in `tree`
     importer = "module:function"     # of ours, which imports it where it cannot be imported by itself
@@ -47,7 +48,7 @@ FORMS = (
     "+cured:ID,ID behind it"
 )
 _PACKAGE_KEYS = (
-    "schema", "package", "imports", "tree", "roots", "version_file", "importer", "beside", "release", "commits",
+    "schema", "package", "repository", "imports", "tree", "roots", "version_file", "importer", "beside", "release", "commits",
 )  # fmt: skip
 _RELEASE_KEYS = ("version", "supports", "torch", "beside")
 
@@ -88,7 +89,8 @@ class Package:
     of `roots`. beside: as of a release that is not declared. releases: declared, oldest first. importer:
     `module:function` of ours that imports it, where it cannot be imported by itself. commits: what trees from a version
     on need, where that version is on no package index; oldest first. version_file: the file that says a source tree's
-    version, from the repository's root; empty where `package_info.py` in `tree` does, or nothing."""
+    version, from the repository's root; empty where `package_info.py` in `tree` does, or nothing. repository: OWNER/NAME
+    on GitHub; empty where it has none."""
 
     name: str
     imports: str
@@ -99,6 +101,7 @@ class Package:
     importer: str = ""
     commits: tuple[Release, ...] = ()
     version_file: str = ""
+    repository: str = ""
 
     @property
     def newest(self) -> Release:
@@ -183,6 +186,7 @@ def parse(text: str, origin: str) -> Package:
     return Package(
         known.text("package"), known.text("imports"), known.text("tree"), known.texts("roots", (".",)), beside,
         releases, known.text("importer"), commits, known.text("version_file"),
+        known.text("repository"),
     )  # fmt: skip
 
 

@@ -108,6 +108,13 @@ def plain_sample(walked: Walked) -> Walked:
     return Walked(walk, tuple(chosen), (), (), (0, 0, 0), walked.valid, ())
 
 
+def once_each(walk: Walk, seed: int = 0) -> tuple[Scenario, ...]:
+    """A few supported scenarios of a walk: every value of every axis that any supported scenario has occurs in one of
+    them. They are the least that can say whether a library still takes all that the walk asks of it."""
+    problem = _Problem(replace(walk, exhaustive=(), strength=1, three_way=()))
+    return problem.scenarios(problem.covering(seed))
+
+
 class _Problem:
     """A walk in numbers: axes by position, values by index, rules as factors."""
 

@@ -1,0 +1,118 @@
+"""The regressions of a system on a head: what each gave there, and what that says of its entry of `issues.toml`.
+
+On the newest walked release the answer is known, since the entry says it: a regression fails there, unless the entry
+says that the release, or an older one, repaired it. So one run on the head is enough to know what has changed.
+
+*Verifies*: a failure counts as the entry's only if the patterns of known issues cover all of its evidence.
+*Does not verify*: regressions of defects that hide behind others; a plain run never shows those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from packaging.version import Version
+
+from harness.known_issues import KnownIssues, bound_of
+from harness.report.findings import Finding
+from harness.result import Result
+from harness.scenario import Scenario
+from harness.space.files import load_space
+from harness.systems.protocol import System
+from harness.verdict import Verdict
+from harness.versions import split_cures, with_cures
+
+
+class State(Enum):
+    """What a regression says on a head. The values are those of the JSON."""
+
+    THERE = "still there"
+    REPAIRED = "repaired"
+    AS_SAID = "repaired, as its entry says"
+    BACK = "came back"
+    OTHERWISE = "fails in another way"
+    NOTHING = "says nothing"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A regression. name: of its file. finding: its entry; None where it has none. scenario: on no release, with the
+    cures that it needs."""
+
+    name: str
+    finding: Finding | None
+    scenario: Scenario
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A regression on a head. behind: what fails behind it, or beside it, and has no entry."""
+
+    kept: Kept
+    result: Result
+    state: State
+    behind: tuple[Result, ...] = ()
+
+
+def regressions(system: System, findings: Sequence[Finding], *, one_each: bool = False) -> tuple[Kept, ...]:
+    """The regressions of a system, in the order of its entries; those without an entry last.
+
+    Args:
+        one_each: of each entry the first only.
+    """
+    owner = {name: finding for finding in findings for name in finding.regressions}
+    folder = system.folder.joinpath("regressions")
+    files = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+    names = [name.removesuffix(".toml") for name in files if name.endswith(".toml")]
+    order = {finding.id: place for place, finding in enumerate(findings)}
+    names.sort(key=lambda name: (order[owner[name].id] if name in owner else len(order), name))
+    found: list[Kept] = []
+    for name in names:
+        finding = owner.get(name)
+        if one_each and finding and any(kept.finding is finding for kept in found):
+            continue
+        (scenario,) = load_space(f"regressions/{system.name}-{name}").scenarios
+        found.append(Kept(name, finding, scenario))
+    return tuple(found)
+
+
+def on_head(scenario: Scenario, version: str) -> Scenario:
+    """A scenario on a head, with the cures that it had; one whose ranks load on another release, on the head alone."""
+    _, wanted = split_cures(scenario.version)
+    return replace(scenario, version=with_cures(version, wanted), load_version="same")
+
+
+def there(finding: Finding | None, release: str) -> bool | None:
+    """Whether an entry says that a release has its defect; None where it does not say."""
+    if finding is None:
+        return None
+    fixed, since = bound_of(finding.fixed), bound_of(finding.since)
+    if fixed and Version(release) >= fixed.version:
+        return False
+    if since and Version(release) < since.version:
+        return False if since.exact else None
+    return True if not finding.fixed or fixed else None
+
+
+def judged(kept: Kept, results: Sequence[Result], base: str, known: KnownIssues) -> Tried:
+    """What a regression says on a head.
+
+    Args:
+        results: its own on the head, and what fails behind it. base: the release that it is compared with.
+    """
+    first, *rest = results
+    behind = tuple(result for result in rest if result.verdict.is_failure and not result.known_issue)
+    return Tried(kept, first, _state(kept.finding, first, base, known), behind)
+
+
+def _state(finding: Finding | None, result: Result, base: str, known: KnownIssues) -> State:
+    if result.verdict in (Verdict.UNKNOWN, Verdict.UNSUPPORTED):
+        return State.NOTHING
+    before = there(finding, base)
+    if result.verdict is Verdict.PASS:
+        return State.AS_SAID if before is False or (finding and finding.fixed) else State.REPAIRED
+    if not (result.known_issue or known.match(result)):
+        return State.NOTHING if result.not_cured else State.OTHERWISE
+    return State.BACK if before is False else State.THERE

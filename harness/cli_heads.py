@@ -11,6 +11,7 @@ import click
 from harness import arguments, completion, options
 from harness.errors import UsageError, printable
 from harness.verdict import ExitStatus
+from harness.versions import split_cures
 
 
 @click.command()
@@ -56,18 +57,19 @@ def port(
     from harness.run import DATABASE
     from harness.space.files import split_system
     from harness.store import Store
-    from harness.systems.registry import system_named
+    from harness.systems.registry import all_systems, system_named
 
     modules = arguments.load_plugins(plugins)
     arguments.require_interpreter(python)
     arguments.use_clones(clones)
     named, version = split_system(arguments.placed(name))
     system = system_named(named)
-    form = "shardproof port megatron-core@git:main --clone megatron-core=../Megatron-LM"
     if not system.package:
-        raise UsageError.of("SYSTEM", named, "a system whose library is installed by release or commit", form)
-    if not version or "+cured" in version:
-        raise UsageError.of("SYSTEM@VERSION", name, "a version without cures: git:REV, path:DIR or a release", form)
+        installed = [each.name for each in all_systems() if each.package]
+        raise UsageError.of("SYSTEM", named, installed, "shardproof port megatron-core@git:main")
+    if not version or split_cures(version)[1] is not None:
+        allowed = "a version without cures: git:REV, path:DIR or a release"
+        raise UsageError.of("SYSTEM@VERSION", name, allowed, "shardproof port megatron-core@git:main")
     package = package_of(system)
     name_clone_of(package, version)
     base = package.release(since or "").version

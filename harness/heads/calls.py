@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Taken:
-    """A name of the library that our driver imports, `megatron.core.optimizer.OptimizerConfig`, and where."""
+    """A name of the library that our driver imports, such as a module or a class of one, and where."""
 
     name: str
     asked: bool
@@ -144,6 +144,16 @@ class _Reader(ast.NodeVisitor):
         for alias in node.names:
             self._names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
             self._take(f"{node.module}.{alias.name}", node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Name(id="import_module"), args=[ast.Constant(value=str(module))]),
+            ) if self._in_library(module):
+                self._names[name] = module
+                self._take(module, node)
+        self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)

@@ -19,8 +19,9 @@ from harness.space.walk import once_each
 from harness.systems.protocol import System
 from harness.versions import split_cures, with_cures
 
-WIDE, MESHES = "weekly", "nightly"
-"""The space whose walks have every value, and the one whose meshes are small enough."""
+WIDE, NARROW = "weekly", "nightly"
+"""The space whose walks have every value, and the one whose meshes are small and which leaves out what no cure takes
+away."""
 
 _UPGRADES = "load_version"
 
@@ -61,12 +62,13 @@ def lost(system: System, base: str, release: str) -> tuple[Lost, ...]:
 
 
 def _walks(system: System) -> Iterator[Walk]:
-    """The walks of a system, small and without those over upgrades."""
-    meshes = {walk.part: walk.axes["mesh"] for walk in _of(MESHES, system) if "mesh" in walk.axes}
+    """The walks of a system, small, without what no cure can take away, and without those over upgrades."""
+    narrow = {walk.part: walk for walk in _of(NARROW, system)}
     for walk in _of(WIDE, system):
+        nightly = narrow.get(walk.part, walk)
         if _UPGRADES not in walk.axes:
-            small = {"mesh": meshes[walk.part]} if walk.part in meshes else {}
-            yield replace(walk, axes={**walk.axes, **small})
+            small = {axis: texts for axis, texts in nightly.axes.items() if axis == "mesh"}
+            yield replace(walk, axes={**walk.axes, **small}, leave_out=nightly.leave_out)
 
 
 def _of(space: str, system: System) -> tuple[Walk, ...]:

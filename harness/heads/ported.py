@@ -40,7 +40,7 @@ from harness.report.progress import Progress
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.space.cost import cost_model
-from harness.systems.conformance import CHECKS, check_system
+from harness.systems.conformance import CHECKS, Check, check_system
 from harness.systems.protocol import System
 from harness.verdict import ExitStatus, Verdict
 from harness.versions import is_version
@@ -213,8 +213,8 @@ def port(asked: Asked, laboratory: Laboratory, known: KnownIssues, python: str |
     log = log_between(package_of(asked.system), asked.version, asked.base)
     repaired = tuple(_with_commits(asked.system, repair, log) for repair in found.repaired())
     return Port(
-        asked, called, tuple(misfits), repaired, tuple(found.new()), found.counts,
-        tuple(each for each in gone if not any(each.explains(r.reason) for r in found.unknown)),
+        asked, called, tuple(misfits), repaired, tuple(found.new(gone)), found.counts,
+        tuple(each for each in gone if each not in found.met(gone)),
         found.still_there, log is not None and bool(log.base), found.planned, found.interrupted,
         time.monotonic() - began,
     )  # fmt: skip
@@ -250,6 +250,13 @@ def _place_in(lines: Iterable[str]) -> str:
     """The innermost place below `site-packages` in the last lines of an error."""
     places = [found for line in lines if (found := re.search(r'site-packages/([^"]+)", line (\d+)', line))]
     return f"{places[-1][1]}:{places[-1][2]}" if places else ""
+
+
+def explaining(gone: Iterable[Changed], result: Result) -> Changed | None:
+    """What is gone from the tree that a result ran into: an error of ours, or one that ended in the library's frames
+    because we called it so."""
+    said = result.error.message if result.error else result.reason
+    return next((each for each in gone if said and each.explains(said)), None)
 
 
 class _Found:
@@ -288,11 +295,22 @@ class _Found:
             say(f"the plain scenario does not pass, so that the conformance kit says nothing: {brief(results[0])}")
             return
         left_out = (*OF_NO_HEAD, *(SLOW if self.asked.quick else ()))
-        for check in check_system(system, self._laboratory, version, [name for name in CHECKS if name not in left_out]):
+        for name in (name for name in CHECKS if name not in left_out):
+            found = list(check_system(system, self._laboratory, version, [name]))
             self.counts[CHECKED] += 1
-            say(check.line)
-            if check.wrong:
-                self._kit.append(Misfit("kit", f"{check.name}: {check.wrong}".split("\n", 1)[0]))
+            for check in found:
+                say(check.line)
+            self._kit += self._no_longer(name, [check for check in found if check.wrong])
+
+    def _no_longer(self, name: str, wrong: Sequence[Check]) -> Iterator[Misfit]:
+        """The checks that do not hold on the head, without those that do not hold on the base either."""
+        if not wrong:
+            return
+        on_base = check_system(self.asked.system, self._laboratory, self.asked.base, [name])
+        before = {check.name for check in on_base if check.wrong}
+        for check in wrong:
+            if check.name not in before:
+                yield Misfit("kit", f"{check.name}: {check.wrong}".split("\n", 1)[0])
 
     def _side_by_side(self, walked: Sequence[Scenario], of_scenario: Mapping[Scenario, Kept]) -> None:
         every = [*walked, *of_scenario]
@@ -322,15 +340,17 @@ class _Found:
     def _every(self) -> list[Result]:
         return [*self._walked, *(tried.result for tried in self._tried)]
 
-    @property
-    def unknown(self) -> list[Result]:
-        return [result for result in self._every if result.verdict is Verdict.UNKNOWN]
+    def met(self, gone: Sequence[Changed]) -> list[Changed]:
+        """What of that some result ran into."""
+        return [cause for result in self._every if (cause := explaining(gone, result))]
 
     def misfits(self, gone: Sequence[Changed]) -> Iterator[Misfit]:
         """What the driver and the readers do not fit, a line a reason, those that hide most first; then the kit's."""
         found: dict[str, Misfit] = {}
-        for result in self.unknown:
-            cause = next((each for each in gone if each.explains(result.reason)), None)
+        for result in self._every:
+            cause = explaining(gone, result)
+            if cause is None and result.verdict is not Verdict.UNKNOWN:
+                continue
             if cause is None:
                 misfit = Misfit("driver", _WHERE.sub("", result.reason.split("\n", 1)[0]))
             else:
@@ -376,13 +396,15 @@ class _Found:
             if passing:
                 yield Repair(several[0].kept.finding, passing, failing)
 
-    def new(self) -> Iterator[New]:
+    def new(self, gone: Sequence[Changed]) -> Iterator[New]:
         """The failures that no entry explains, by signature; then what an entry says is repaired and is not."""
         found: dict[str, New] = {}
         names = {tried.result.id: tried.kept.name for tried in self._tried}
         otherwise = [t.result for t in self._tried if t.state is State.OTHERWISE]
         fresh = [r for r in self._walked if r.verdict.is_failure and not r.known_issue]
         for result in (*fresh, *otherwise, *(r for tried in self._tried for r in tried.behind)):
+            if explaining(gone, result):
+                continue
             before = found.get(result.signature, New(result.signature, ()))
             name = (names[result.id],) if result.id in names else ()
             found[result.signature] = replace(before, results=(*before.results, result), names=(*before.names, *name))

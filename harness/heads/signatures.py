@@ -73,9 +73,10 @@ def _gone(taken: Iterable[Taken], base: Tree, head: Tree) -> Iterator[Changed]:
     for each in taken:
         if base.has(each.name) and not head.has(each.name):
             module, _, name = each.name.rpartition(".")
-            where = head.module(module) or head.module(module.rpartition(".")[0])
+            own, above = head.module(module), head.module(module.rpartition(".")[0])
+            what = f"{name} is not in {module} any more" if own else f"there is no {module} any more"
+            where = own or above
             place = head.shown(where) if where else ""
-            what = f"{name} is not in {module} any more" if where else f"there is no {module} any more"
             yield Changed(what, place, each.place, name, "", each.asked)
 
 

@@ -103,16 +103,21 @@ def isolate(patch: pytest.MonkeyPatch, folder: Path) -> Path:
 
 def write_wheel(folder: Path, version: str, behaviour: str, scratch: Path) -> None:
     """A wheel of the fake library, as pip installs it."""
-    tree = write_library(scratch / version, version, behaviour)
-    info = f"fake_lib-{version}.dist-info"
+    write_wheel_of(write_library(scratch / version, version, behaviour), folder, "fake_lib", version)
+
+
+def write_wheel_of(tree: Path, folder: Path, name: str, version: str) -> None:
+    """A wheel of a source tree. name: of the distribution, with underscores."""
+    info = f"{name}-{version}.dist-info"
     files = {str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*.py")}
-    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: fake-lib\nVersion: {version}\n".encode()
+    said = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+    files[f"{info}/METADATA"] = said.encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: us\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     rows = [f"{n},sha256={_encoded(data)},{len(data)}" for n, data in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
-    with zipfile.ZipFile(folder / f"fake_lib-{version}-py3-none-any.whl", "w") as wheel:
-        for name, data in files.items():
-            wheel.writestr(name, data)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, data in files.items():
+            wheel.writestr(path, data)
 
 
 def _encoded(data: bytes) -> str:

@@ -48,7 +48,8 @@ FORMS = (
     "+cured:ID,ID behind it"
 )
 _PACKAGE_KEYS = (
-    "schema", "package", "repository", "imports", "tree", "roots", "version_file", "importer", "beside", "release", "commits",
+    "schema", "package", "repository", "imports", "tree", "roots", "version_file", "importer", "beside", "release",
+    "commits",
 )  # fmt: skip
 _RELEASE_KEYS = ("version", "supports", "torch", "beside")
 
@@ -89,8 +90,8 @@ class Package:
     of `roots`. beside: as of a release that is not declared. releases: declared, oldest first. importer:
     `module:function` of ours that imports it, where it cannot be imported by itself. commits: what trees from a version
     on need, where that version is on no package index; oldest first. version_file: the file that says a source tree's
-    version, from the repository's root; empty where `package_info.py` in `tree` does, or nothing. repository: OWNER/NAME
-    on GitHub; empty where it has none."""
+    version, from the repository's root; empty where `package_info.py` in `tree` does, or nothing. repository: OWNER and
+    name on GitHub; empty where it has none."""
 
     name: str
     imports: str

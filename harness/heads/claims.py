@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.heads.kept import State, Tried, judged, on_head, regressions, there
+from harness.heads.kept import State, Tried, judged, placed_on, regressions, there
 from harness.heads.log import Commit, Log, numbers_of, tag_of
 from harness.known_issues import KnownIssues
 from harness.laboratory import Laboratory
@@ -134,7 +134,7 @@ def answered(found: Searched, laboratory: Laboratory, known: KnownIssues, answer
     base = package_of(found.system).newest.version
     owner = {name: claim for claim in found.claims for name in claim.names}
     wanted = [kept for kept in regressions(found.system, section_of(found.system).findings) if kept.name in owner]
-    of_scenario = {on_head(kept.scenario, version): kept for kept in wanted}
+    of_scenario = {placed_on(kept.scenario, version): kept for kept in wanted}
     tried: dict[str, list[Tried]] = {}
     estimates = {scenario.id: cost_model().estimate_s(scenario) for scenario in of_scenario}
     try:

@@ -78,7 +78,7 @@ def regressions(system: System, findings: Sequence[Finding], *, one_each: bool =
     return tuple(found)
 
 
-def on_head(scenario: Scenario, version: str) -> Scenario:
+def placed_on(scenario: Scenario, version: str) -> Scenario:
     """A scenario on a head, with the cures that it had; one whose ranks load on another release, on the head alone."""
     _, wanted = split_cures(scenario.version)
     return replace(scenario, version=with_cures(version, wanted), load_version="same")

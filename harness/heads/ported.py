@@ -7,7 +7,9 @@
    head would make everything after it worthless.
 4. The fewest scenarios that have every format, option and optimizer run cured (`covering.py`), and every regression
    runs plain (`kept.py`), side by side.
-5. What came out is put together by cause. Ten scenarios that ran into one renamed argument are one line.
+5. Of each cure that does not apply, its own scenarios run with everything else cured (`harness.stale_cures`): either
+   the defect is repaired, or somebody has to write the cure anew.
+6. What came out is put together by cause. Ten scenarios that ran into one renamed argument are one line.
 
 *Verifies*: each thing that does not fit, by a result or by the text of the tree; each repair, by its regression.
 *Does not verify*: combinations, which a walk is for; that the commit which is named did the repair.
@@ -26,9 +28,11 @@ from harness import cure_table, cures
 from harness.attribution import attributed
 from harness.errors import HarnessError, UsageError
 from harness.faults.strikes import plain_scenario
+from harness.head_results import REPAIRED as CURE_REPAIRED
+from harness.head_results import CureCheck
 from harness.heads.calls import driver_calls
 from harness.heads.covering import covering, lost
-from harness.heads.kept import Kept, State, Tried, judged, on_head, regressions
+from harness.heads.kept import Kept, State, Tried, judged, placed_on, regressions
 from harness.heads.log import Landed, Log, log_between
 from harness.heads.signatures import Changed, Tree, changes
 from harness.known_issues import KnownIssues
@@ -40,10 +44,10 @@ from harness.report.progress import Progress
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.space.cost import cost_model
+from harness.stale_cures import checked, questions
 from harness.systems.conformance import CHECKS, Check, check_system
 from harness.systems.protocol import System
 from harness.verdict import ExitStatus, Verdict
-from harness.versions import is_version
 from harness.world.environments import Environments
 from harness.world.overlay import OverlayError
 
@@ -169,7 +173,7 @@ class Port:
                 f"everything of ours fits, nothing is new; {len(self.repaired)} entries of issues.toml are out of date"
             )
         package = package_of(self.asked.system)
-        if any(release.version == self.release for release in package.releases):
+        if package.declares(self.release):
             return f"nothing changed: {self.release} is declared in releases.toml"
         return (
             f'nothing changed: add [[release]] version = "{self.release}" to releases.toml of {self.asked.system.name}'
@@ -193,19 +197,18 @@ def port(asked: Asked, laboratory: Laboratory, known: KnownIssues, python: str |
     began = time.monotonic()
     places = Environments(python, ())
     try:
-        called = places.overlay(asked.system, asked.version).version
+        overlay = places.overlay(asked.system, asked.version)
     except OverlayError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         misfit = Misfit("import", f"{lines[-1]}: the tree cannot be imported", _place_in(lines))
         return Port(asked, misfits=(misfit,), duration_s=time.monotonic() - began)
-    release = called.partition("+")[0]
-    release = release if is_version(release) and release != "0" else asked.base
+    called, release = overlay.version, overlay.asked
     say(f"{asked.system.name} {asked.version} calls itself {called}; reading what our driver uses of it")
     gone = _read(asked, places)
     stale = _stale(asked, python)
     found = _Found(asked, known, laboratory, keep)
-    found.run(release, say)
-    misfits = [*found.misfits(gone), *found.cures(stale)]
+    found.run(release, stale, say)
+    misfits = [*found.misfits(gone), *found.cures()]
     misfits += [
         Misfit("limit", f"{each.axis} {each.value} is refused: {each.reason}")
         for each in lost(asked.system, asked.base, release)
@@ -269,17 +272,24 @@ class _Found:
         self._kit: list[Misfit] = []
         self._walked: list[Result] = []
         self._tried: list[Tried] = []
+        self._cures: list[CureCheck] = []
 
-    def run(self, release: str, say: Say) -> None:
-        """Run the kit, the covering scenarios and the regressions; Ctrl-C ends it and keeps what is there."""
+    def run(self, release: str, stale: Iterable[str], say: Say) -> None:
+        """Run the kit, the covering scenarios and the regressions, and then those of cures that no longer apply; Ctrl-C
+        ends it and keeps what is there.
+
+        Args:
+            stale: the ids of those cures.
+        """
         system, version = self.asked.system, self.asked.version
         kept = regressions(system, section_of(system).findings, one_each=self.asked.quick)
-        of_scenario = {on_head(each.scenario, version): each for each in kept}
+        of_scenario = {placed_on(each.scenario, version): each for each in kept}
         walked = [s for s in covering(system, version, release) if s not in of_scenario]
         self.planned = len(walked) + len(of_scenario)
         try:
             self._check(say)
             self._side_by_side(walked, of_scenario)
+            self._ask_cures(frozenset(stale), say)
         except KeyboardInterrupt:
             self.interrupted = True
 
@@ -334,7 +344,7 @@ class _Found:
         if quick and (named := self._known.match(first)):
             return (replace(first, known_issue=named),)
         examine = partial(self._laboratory.examine_one, confirm=False)
-        return attributed(first, self._known, examine, self._laboratory.confirmed)
+        return attributed(first, self._known, examine, self._laboratory.confirmed, self._laboratory.witness)
 
     @property
     def _every(self) -> list[Result]:
@@ -371,25 +381,37 @@ class _Found:
         for reason, results in found.items():
             yield Misfit("limit", f"refused there, and not on {self.asked.base}: {reason}", results=tuple(results))
 
-    def cures(self, stale: Mapping[str, str]) -> Iterator[Misfit]:
-        """The cures that do not apply to the head, though what they cure is still there or was not run."""
-        states = {tried.kept.name: tried.state for tried in self._tried}
-        for cure in cures.cures_of(self.asked.system):
-            if cure.id not in stale:
-                continue
-            own = [states.get(name, State.NOTHING) for name in cure.shown_by if "/" not in name]
-            if own and all(state in (State.REPAIRED, State.AS_SAID) for state in own):
-                continue
-            fails = any(state in (State.THERE, State.BACK, State.OTHERWISE) for state in own)
-            told = "and its regression still fails" if fails else "and no regression says whether the defect is there"
-            why, _, place = stale[cure.id].partition(": ")
-            yield Misfit("cure", f"cure {cure.id}: {why}, {told}", place.replace(", line ", ":"))
+    def _ask_cures(self, stale: frozenset[str], say: Say) -> None:
+        """Whether what each of these cures took away still fails, with everything else cured."""
+        asked = [question for question in questions(self._walked) if question.cure in stale]
+        if asked:
+            say(f"running the scenarios of {len(asked)} cures that do not apply there")
+        self._cures = checked(asked, self._once)
+
+    def _once(self, scenarios: Iterable[Scenario]) -> Iterator[tuple[Result, ...]]:
+        work = partial(self._laboratory.examine_one, confirm=False)
+        for result in self._laboratory.side_by_side(work, scenarios):
+            self._keep(result)
+            yield (result,)
+
+    def cures(self) -> Iterator[Misfit]:
+        """The cures that do not apply to the head, though what they cured still fails or nothing shows that it does
+        not."""
+        for check in self._cures:
+            if check.standing != CURE_REPAIRED:
+                why, _, place = check.why.partition(": ")
+                place = place.replace(", line ", ":") if ", line " in place else place
+                yield Misfit("cure", f"cure {check.cure} is {check.standing}: {why}; {check.shows}", place)
 
     def repaired(self) -> Iterator[Repair]:
         """The entries of which a regression passes that failed on the base."""
         by_entry: dict[str, list[Tried]] = {}
         for tried in self._tried:
             by_entry.setdefault(tried.kept.finding.id if tried.kept.finding else tried.kept.name, []).append(tried)
+        gone = {check.cure for check in self._cures if check.standing == CURE_REPAIRED}
+        for finding in section_of(self.asked.system).findings:
+            if finding.cure in gone and finding.id not in by_entry:
+                yield Repair(finding, (f"the scenario of cure {finding.cure}",))
         for several in by_entry.values():
             passing = tuple(tried.kept.name for tried in several if tried.state is State.REPAIRED)
             failing = tuple(tried.kept.name for tried in several if tried.result.verdict.is_failure)

@@ -14,7 +14,7 @@ from harness.cli import entry
 from harness.errors import UsageError
 from harness.heads.claims import log_since, searched
 from harness.heads.covering import covering, lost
-from harness.heads.kept import State, judged, on_head, regressions, there
+from harness.heads.kept import State, judged, placed_on, regressions, there
 from harness.heads.port_page import page_of
 from harness.heads.port_text import document, render
 from harness.heads.ported import Asked, Misfit, New, Port, Repair
@@ -213,7 +213,7 @@ def test_the_regressions_of_a_system_have_their_entries() -> None:
     assert [(each.name, each.finding and each.finding.id) for each in kept] == [
         ("77", "heads-77"), ("elsewhere", "heads-elsewhere"),
     ]  # fmt: skip
-    assert on_head(replace(kept[0].scenario, version="1.0+cured:x", load_version="newest"), "git:main") == replace(
+    assert placed_on(replace(kept[0].scenario, version="1.0+cured:x", load_version="newest"), "git:main") == replace(
         kept[0].scenario, version="git:main+cured:x"
     )
 

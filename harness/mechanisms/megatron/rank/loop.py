@@ -36,6 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from harness.emulation import cuda
 from harness.emulation import device as devices
+from harness.mechanisms.megatron.rank import importing
 from harness.mechanisms.megatron.rank.observe import Owner, observe
 from harness.mechanisms.megatron.rank.state import TrainState, local_box, release
 from harness.mechanisms.megatron.rank.streams import Streams
@@ -80,12 +81,13 @@ def library(device: str = "cpu") -> None:
 
     with devices.on(device):
         te_stubbed = devices.provide(device, os.environ.get(VARIANT, "apex"))
+        importing.library()
         from megatron.core import utils
 
         if te_stubbed:
             with apex.te_version_known(TE_VERSION):
                 utils.get_te_version()
-        from harness.mechanisms.megatron.rank import model  # noqa: F401
+        importing.imported("harness.mechanisms.megatron.rank.model")
 
 
 def emulated(method: Callable[[S, Op], R]) -> Callable[[S, Op], R]:

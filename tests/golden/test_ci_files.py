@@ -21,6 +21,7 @@ import pytest
 from harness.cli import cli
 from harness.errors import RETRIED, printable
 from harness.pytest_scenarios import told
+from harness.releases import package_of
 from harness.report.explained import render_explained
 from harness.report.text import render_brief, render_result, render_text
 from harness.space.files import load_space, split_system
@@ -34,7 +35,7 @@ FILES = [*WORKFLOWS, ROOT / "docs/ci/gitlab-ci.yml", ROOT / "docs/ci/slurm.sh"]
 VALUES = {"SYSTEM": "reference", "SHARD": "1/2", "SAMPLE": "60", "id": "1a2b", "SLURM_CPUS_PER_TASK": "4"}
 """What stands in for variables; 1 for any other."""
 
-_COMMAND = re.compile(r"(?:^|[\s/'])shardproof ((?:run|merge|export) [^|<>'\n]*)")
+_COMMAND = re.compile(r"(?:^|[\s/'])shardproof ((?:run|merge|export|claims|port) [^|<>'\n]*)")
 _VARIABLE = re.compile(r"\$\{(\w+):-[^}]*\}|\$(\w+)")
 
 
@@ -55,7 +56,7 @@ def test_a_command_of_ci_parses(file: str, command: str) -> None:
     assert found, file
     given = found.make_context(name, words).params
     for space in given.get("names") or ():
-        load_space(space)
+        split_system(space) if name == "claims" else load_space(space)
     for system in given.get("systems") or ():
         split_system(system)
     if given.get("shard"):
@@ -63,7 +64,14 @@ def test_a_command_of_ci_parses(file: str, command: str) -> None:
 
 
 def test_there_is_something_to_check() -> None:
-    assert {file for file, _ in CASES} >= {"nightly.yml", "pull-request.yml", "gitlab-ci.yml", "slurm.sh"}
+    others = {"weekly-claims.yml", "pull-request.yml", "gitlab-ci.yml", "slurm.sh"}
+    assert {file for file, _ in CASES} >= {"nightly.yml", *others}
+
+
+def test_the_weekly_job_clones_every_library_from_where_its_numbers_are() -> None:
+    text = (ROOT / ".github/workflows/weekly-claims.yml").read_text("utf-8")
+    rows = dict(re.findall(r"- \{system: (\S+), repository: (\S+)\}", text))
+    assert rows == {system.name: package_of(system).repository for system in BUILT_IN if system.package}
 
 
 def test_the_nightly_has_every_system_with_all_its_parts() -> None:

@@ -39,6 +39,8 @@ COMMANDS = (
     "optimizer",
     "diff",
     "resilience",
+    "port",
+    "claims",
     "completion",
 )
 DEFECT = "regressions/torch-fsdp2-164929"
@@ -65,6 +67,9 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "no release in a range": ("sweep", DEFECT, "--system", "megatron-core", "--versions", "1.0..2.0"),
     "no chain": ("bisect", DEFECT, "--system", "megatron-core", "--good", "0.13.0", "--bad", "git:main"),
     "no clone": ("bisect", DEFECT, "--system", "megatron-core", "--good", "git:v1", "--bad", "git:v2"),
+    "a port without a version": ("port", "megatron-core"),
+    "a port of torch": ("port", "torch-fsdp2@2.13.0"),
+    "claims without a clone": ("claims", "megatron-core"),
     "no such torch": ("run", "--torch", "1.13"),
     "a range without a release of torch": ("sweep", DEFECT, "--versions", "2.16..2.17"),
     "no such clone": ("run", "--clone", "megatron-core=/nowhere"),

@@ -208,7 +208,8 @@ def port(asked: Asked, laboratory: Laboratory, known: KnownIssues, python: str |
     stale = _stale(asked, python)
     found = _Found(asked, known, laboratory, keep)
     found.run(release, stale, say)
-    misfits = [*found.misfits(gone), *found.cures()]
+    misfits = list(found.misfits(gone))
+    misfits += list(found.cures(gone, misfits))
     misfits += [
         Misfit("limit", f"{each.axis} {each.value} is refused: {each.reason}")
         for each in lost(asked.system, asked.base, release)
@@ -285,7 +286,7 @@ class _Found:
         kept = regressions(system, section_of(system).findings, one_each=self.asked.quick)
         of_scenario = {placed_on(each.scenario, version): each for each in kept}
         walked = [s for s in covering(system, version, release) if s not in of_scenario]
-        self.planned = len(walked) + len(of_scenario)
+        self.planned = 1 + len(walked) + len(of_scenario)
         try:
             self._check(say)
             self._side_by_side(walked, of_scenario)
@@ -299,7 +300,7 @@ class _Found:
         results = self._examined(replace(plain_scenario(system), version=version), quick=self.asked.quick)
         for result in results:
             self._keep(result)
-        self.counts[CHECKED] += 1
+        self.counts[WALKED] += 1
         if results[0].verdict is not Verdict.PASS:
             self._walked += results
             say(f"the plain scenario does not pass, so that the conformance kit says nothing: {brief(results[0])}")
@@ -394,11 +395,12 @@ class _Found:
             self._keep(result)
             yield (result,)
 
-    def cures(self) -> Iterator[Misfit]:
+    def cures(self, gone: Sequence[Changed], misfits: Sequence[Misfit]) -> Iterator[Misfit]:
         """The cures that do not apply to the head, though what they cured still fails or nothing shows that it does
-        not."""
+        not; without those of which only something else that does not fit keeps us from knowing."""
         for check in self._cures:
-            if check.standing != CURE_REPAIRED:
+            hidden = any(each.explains(check.shows) for each in gone) or any(m.what in check.shows for m in misfits)
+            if check.standing != CURE_REPAIRED and not hidden:
                 why, _, place = check.why.partition(": ")
                 place = place.replace(", line ", ":") if ", line " in place else place
                 yield Misfit("cure", f"cure {check.cure} is {check.standing}: {why}; {check.shows}", place)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from harness.lost_coverage import LostCoverage, lost_coverage
 from harness.misfits import on_head
 from harness.result import Result
-from harness.systems.registry import system_named
+from harness.systems.registry import all_systems
 from harness.verdict import Verdict
 
 REPAIRED, STALE, NOT_SHOWN = "repaired", "stale", "not shown"
@@ -75,11 +75,16 @@ class Head:
 
 
 def heads_of(results: Iterable[Result], checks: Iterable[CureCheck] = ()) -> tuple[Head, ...]:
-    """The heads among results, in their order."""
+    """The heads among results, in their order; none of a system that is not there, as that of a plugin may be."""
+    systems = {system.name: system for system in all_systems()}
+    ran: dict[tuple[str, str], bool] = {}
     found: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        if on_head(system_named(result.system), result.version):
-            found.setdefault((result.system, _plain(result.version)), []).append(result)
+        key, info = (result.system, result.version), systems.get(result.system)
+        if key not in ran:
+            ran[key] = info is not None and on_head(info, result.version)
+        if ran[key]:
+            found.setdefault((result.system, without_cures(result.version)), []).append(result)
     known = list(checks)
     return tuple(
         Head(
@@ -87,8 +92,8 @@ def heads_of(results: Iterable[Result], checks: Iterable[CureCheck] = ()) -> tup
             version,
             len(own),
             dict(Counter(reason(r) for r in own if r.verdict is Verdict.UNKNOWN).most_common()),
-            lost_coverage(system_named(system), own),
-            tuple(check for check in known if (check.system, _plain(check.version)) == (system, version)),
+            lost_coverage(systems[system], own),
+            tuple(check for check in known if (check.system, without_cures(check.version)) == (system, version)),
         )
         for (system, version), own in found.items()
     )
@@ -99,5 +104,6 @@ def reason(result: Result) -> str:
     return result.reason.split("\n", 1)[0]
 
 
-def _plain(version: str) -> str:
+def without_cures(version: str) -> str:
+    """A version as results name it, without its cures."""
     return version.partition("+cured")[0]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.report.columns import STANDINGS, columns_of
+from harness.report.heads_text import Told, heads_told
 from harness.report.model import Change, Cluster, Report
 from harness.report.repaired import Repaired, repaired
 from harness.report.wording import Wording, wording_of
@@ -97,6 +98,7 @@ class IndexPage:
 
     * sentence: the run in one sentence. look: the standing whose colour it has. because: why it ends as it does.
     * unjudged, new: causes. known: a line for each set of known defects. repaired: entries that no longer fail.
+    * heads: what is said of each.
     * several: there are results of more than one system. columns: the results as JSON.
     """
 
@@ -108,6 +110,7 @@ class IndexPage:
     new: tuple[Cause, ...]
     known: tuple[Known, ...]
     repaired: tuple[Repaired, ...]
+    heads: tuple[Told, ...]
     several: bool
     columns: str
     command: str
@@ -130,7 +133,7 @@ def index_page(report: Report) -> IndexPage:
     )
     return IndexPage(
         sentence, look, _because(report), _shares(report), tuple(unjudged), tuple(new), _lines(failing),
-        repaired(report), several, columns, shlex.join(report.run.command),
+        repaired(report), heads_told(report), several, columns, shlex.join(report.run.command),
     )  # fmt: skip
 
 
@@ -217,6 +220,8 @@ def _because(report: Report) -> str:
     elif standings[Standing.NEW]:
         more = f" {_count(standings[Standing.KNOWN], 'more')} failed as is known." if standings[Standing.KNOWN] else ""
         told.append(f"Exit status {int(status)}, since something new failed.{more}")
+    if any(head.lost_too_much for head in report.heads):
+        told.append("A head refuses more than a tenth of what the newest release runs: what passes there is no pass.")
     if report.missing:
         told.append(f"{_count(len(report.missing), 'planned scenario')} did not finish: run the same command again.")
     if report.by_face:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from harness.report.heads_text import heads_told
 from harness.report.model import Cluster, Report, headline
 from harness.verdict import SEVERITY, Verdict
 
@@ -12,9 +13,8 @@ LIMIT_BYTES = 1_000_000
 
 def render_summary(report: Report) -> str:
     """The run as Markdown; clusters that do not fit are counted in the last line."""
-    text = "\n".join(
-        [f"### shardproof run {report.run.id}", "", *_table(report), "", f"{report.in_words}.", *_by_cause(report), ""]
-    )
+    head = [f"### shardproof run {report.run.id}", "", *_table(report), "", f"{report.in_words}.", *_by_cause(report)]
+    text = "\n".join([*head, "", *_heads(report)])
     clusters = report.clusters()
     for shown, cluster in enumerate(clusters):
         block = _cluster(cluster, report)
@@ -38,6 +38,14 @@ def _table(report: Report) -> list[str]:
 
 def _by_cause(report: Report) -> list[str]:
     return [f"By cause: {report.by_cause}."] if report.by_cause else []
+
+
+def _heads(report: Report) -> list[str]:
+    """What is said of each head, as a list below its name."""
+    blocks = []
+    for told in heads_told(report):
+        blocks += [f"**{_escape(told.name)}** is a head:", "", *(f"* {_escape(line)}" for line in told.lines), ""]
+    return blocks
 
 
 def _cluster(cluster: Cluster, report: Report) -> str:

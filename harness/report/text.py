@@ -10,6 +10,7 @@ from typing import TextIO
 
 from harness.diff import Difference
 from harness.errors import printable, unlike_a_broken_node
+from harness.report.heads_text import heads_told
 from harness.report.model import Cluster, Report, cures_line, headline
 from harness.report.repaired import repaired
 from harness.result import Result
@@ -255,6 +256,8 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
         )
     if report.by_cause:
         lines.append(f"by cause: {report.by_cause}")
+    for told in heads_told(report):
+        lines += [f"{told.name}: {printable(line)}" for line in told.lines]
     if page is not None:
         lines.append(f"report: {printable(str(page))}")
     return "\n".join(lines)

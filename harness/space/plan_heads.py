@@ -67,7 +67,7 @@ def at_heads(plan: Plan, python: str | None) -> tuple[Plan, tuple[Head, ...]]:
             allowed = "a head that can be installed and imported here"
             raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
         ready_s = time.monotonic() - started
-        asked = overlay.version.partition("+")[0]
+        asked = overlay.asked
         own = [s for s in plan.supported if (s.system, split_cures(s.version)[0]) == (system, version)]
         reasons = {s: reason for s in own if (reason := info.refusal(replace(s, version=asked))) is not None}
         refused |= reasons

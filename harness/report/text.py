@@ -11,7 +11,7 @@ from typing import TextIO
 from harness.diff import Difference
 from harness.errors import printable, unlike_a_broken_node
 from harness.report.heads_text import heads_told
-from harness.report.model import Cluster, Report, cures_line, headline
+from harness.report.model import Cluster, Report, cures_line, first_line, headline
 from harness.report.repaired import repaired
 from harness.result import Result
 from harness.upstream import compared
@@ -121,6 +121,8 @@ def circumstances(result: Result, *, emulated_only: bool) -> list[str]:
         lines.append(f"  {cures_line(result)}")
     if result.standing:
         lines.append(f"  {result.standing}")
+    if result.reason and result.verdict.is_failure:
+        lines.append(f"  {first_line(result.reason)}")
     return lines
 
 
@@ -212,6 +214,8 @@ def _cluster(number: int, cluster: Cluster, report: Report, paint: Paint) -> str
         best = simplest.explanations[0]
         lines.append(f"   {cluster.mechanism} ({best.confidence}{compared(best.bug_ids)})")
     lines.append(f"   {headline(simplest)}")
+    if simplest.reason and simplest.verdict.is_failure:
+        lines.append(f"   {first_line(simplest.reason)}")
     lines.append(f"   smallest: {simplest.scenario}")
     if condition := report.condition_of(cluster):
         lines.append(f"   where: {condition.text}")

@@ -12,17 +12,14 @@ is imported in it, and must come from it.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -32,10 +29,11 @@ from filelock import FileLock, Timeout
 from harness.errors import HarnessError, UsageError
 from harness.features import Feature, found_in, with_features
 from harness.releases import Package
-from harness.versions import TREE_VERSION, is_version
+from harness.versions import TREE_VERSION
 from harness.world.interpreter import SAFE_PATH, Interpreter
 from harness.world.process import cpu_s
 from harness.world.server import DETERMINISM
+from harness.world.trees import linked_parts, text_in, version_of, write_out
 
 CACHE_VARIABLE = "SHARDPROOF_CACHE"
 LOCK_S = 900.0
@@ -202,10 +200,10 @@ def _of_tree(package: Package, folder: Path, python: Interpreter, features: Sequ
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(tree, target_is_directory=True)
 
-    own = _version_of(tree, _text_in(folder, package.version_file))
+    own = version_of(tree, text_in(folder, package.version_file))
     close = package.closest(own)
     paths = (_filled(f"{package.name}-path-{_digest(str(tree))}", link), *_beside(close.beside, python))
-    parts = [tree, *_linked_parts(tree, folder)]
+    parts = [tree, *linked_parts(tree, folder)]
     state = _digest(*(f"{name} {digest}" for part in parts for name, digest in _contents(part).items()))[:7]
     called = _imported(package, "", paths, python, lasting=False)
     outside, offers = close.outside(python.installed), found_in(tree, features)
@@ -220,113 +218,26 @@ def _of_commit(package: Package, revision: str, python: Interpreter, features: S
         raise OverlayError(f"commit {commit[:12]} of {package.name} has no tree {' or '.join(trees)}")
 
     def export(site: Path) -> None:
-        tree = _in_repository(root, package.tree)
+        def archive(paths: Sequence[str]) -> bytes:
+            return _git(package, "archive", "--format=tar", commit, "--", *paths)
+
         with tempfile.TemporaryDirectory(dir=site.parent) as scratch:
-            _extract(package, commit, tree, Path(scratch))
-            (site / package.tree).parent.mkdir(parents=True, exist_ok=True)
-            _with_linked(Path(scratch).resolve() / tree, Path(scratch).resolve(), site / package.tree)
+            write_out(
+                _in_repository(root, package.tree),
+                site / package.tree,
+                Path(scratch),
+                archive,
+                lambda path: bool(_kind(package, commit, path)),
+            )
 
     site = _filled(f"{package.name}-commit-{commit[:16]}", export)
     tree = site / package.tree
-    own = _version_of(tree, _text_of(package, commit, package.version_file))
+    own = version_of(tree, _text_of(package, commit, package.version_file))
     close = package.closest(own)
     paths = (site, *_beside(close.beside, python))
     called = _imported(package, "", paths, python)
     outside, offers = close.outside(python.installed), found_in(tree, features)
     return Overlay(_local(own or called, f"git.{commit[:7]}"), paths, outside, walked=False, offers=offers)
-
-
-def _extract(package: Package, commit: str, tree: str, scratch: Path) -> None:
-    """Write a folder of a commit below `scratch`, and every other folder and file of the repository that a link in it
-    leads to, and so on. For example, DeepSpeed's `deepspeed/accelerator` is a link to `../accelerator`."""
-    wanted, written = {tree}, set[str]()
-    while wanted:
-        archive = _git(package, "archive", "--format=tar", commit, "--", *sorted(wanted))
-        with tarfile.open(fileobj=io.BytesIO(archive)) as members:
-            members.extractall(scratch, filter=_inside)
-        written |= wanted
-        ends = {str(end.relative_to(scratch)) for part in wanted for end in _ends(scratch / part, scratch)}
-        wanted = {end for end in ends if not _below(end, written) and _is_there(package, commit, end)}
-
-
-def _inside(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """A member of an archive as it is extracted. A link that leads out of the repository is left out."""
-    try:
-        return tarfile.data_filter(member, folder)
-    except (tarfile.AbsoluteLinkError, tarfile.LinkOutsideDestinationError):
-        return None
-
-
-def _links(part: Path) -> list[Path]:
-    """The links in a folder, or the one that `part` is."""
-    if part.is_symlink():
-        return [part]
-    names = ((Path(parent) / name) for parent, folders, files in os.walk(part) for name in (*folders, *files))
-    return sorted(path for path in names if path.is_symlink())
-
-
-def _ends(part: Path, repository: Path) -> list[Path]:
-    """Where the links of a folder lead, of those that stay inside of the repository. What is there is not asked."""
-    ends = (Path(os.path.normpath(link.parent / os.readlink(link))) for link in _links(part))
-    return [end for end in ends if end.is_relative_to(repository) and end != repository]
-
-
-def _below(name: str, folders: Iterable[str]) -> bool:
-    return any(PurePosixPath(name).is_relative_to(folder) for folder in folders)
-
-
-def _with_linked(tree: Path, repository: Path, target: Path) -> None:
-    """Move a folder out of its repository, both given without links on their way. A link to what lies elsewhere in the
-    repository becomes a copy of what it leads to; one that leads nowhere, or around the folder itself, stays as it
-    is."""
-    for link in _links(tree):
-        end = link.resolve()
-        around = end.is_relative_to(tree) or tree.is_relative_to(end)
-        if around or not end.is_relative_to(repository) or not end.exists():
-            continue
-        link.unlink()
-        if end.is_dir():
-            shutil.copytree(end, link, ignore=_dangling)
-        else:
-            shutil.copyfile(end, link)
-    tree.rename(target)
-
-
-def _dangling(folder: str, names: Iterable[str]) -> set[str]:
-    """Those of a folder's names that lead nowhere."""
-    return {name for name in names if not (Path(folder) / name).exists()}
-
-
-def _linked_parts(tree: Path, repository: Path) -> list[Path]:
-    """The folders of a working tree that links in the library's own folder lead to, outside of it: they are a part of
-    what runs."""
-    ends = {link.resolve() for link in _links(tree)}
-    return sorted(e for e in ends if e.is_dir() and e.is_relative_to(repository) and not e.is_relative_to(tree))
-
-
-def _version_of(tree: Path, said: str) -> str:
-    """The release that a library's source tree says it is, read without running it; empty where it does not say so
-    in a way that we know.
-
-    Args:
-        tree: the library's folder. said: what the repository's own file says; empty where it has none.
-    """
-    if is_version(said):
-        return said
-    info = dict(
-        re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) *= *["']?(\w*)""", _text_in(tree, "package_info.py"), re.M)
-    )
-    numbers = [info.get(name, "") for name in ("MAJOR", "MINOR", "PATCH")]
-    version = ".".join(numbers) + info.get("PRE_RELEASE", "")
-    return version if is_version(version) else ""
-
-
-def _text_in(folder: Path, name: str) -> str:
-    """The text of a file of a folder, without blanks around it; empty where there is none."""
-    try:
-        return (folder / name).read_text("utf-8", "replace").strip() if name else ""
-    except OSError:
-        return ""
 
 
 def _text_of(package: Package, commit: str, name: str) -> str:
@@ -344,10 +255,6 @@ def _in_repository(root: str, tree: str) -> str:
 def _holds(package: Package, commit: str, tree: str) -> bool:
     """Whether a commit has a folder of that path."""
     return _kind(package, commit, tree) == "tree"
-
-
-def _is_there(package: Package, commit: str, path: str) -> bool:
-    return bool(_kind(package, commit, path))
 
 
 def _kind(package: Package, commit: str, path: str) -> str:

@@ -1,0 +1,32 @@
+"""Features of the systems that ship here: what a limit asks of a release by its number is what the release's own source
+shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.features import found_in
+from harness.releases import package_of
+from harness.systems.registry import all_systems, system_named
+from harness.world.interpreter import interpreter
+from harness.world.overlay import install
+
+DECLARE = [
+    (info.name, release.version)
+    for info in all_systems()
+    if info.package and info.accepts.features
+    for release in package_of(info).releases
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("system", "version"), DECLARE)
+def test_a_release_shows_the_features_that_its_number_stands_for(system: str, version: str) -> None:
+    info = system_named(system)
+    declared = package_of(info)
+    site = install((f"{declared.name}=={version}",), interpreter())
+    expected = tuple(sorted(feature.name for feature in info.accepts.features if feature.in_release(version)))
+    until = {feature.name for feature in info.accepts.features if feature.until and not feature.in_release(version)}
+    assert (
+        tuple(name for name in found_in(site / declared.tree, info.accepts.features) if name not in until) == expected
+    )

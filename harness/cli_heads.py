@@ -141,12 +141,11 @@ def claims(
     systems = [system_named(name) for name in names] or cloned
     for system in systems:
         if not system.package:
-            raise UsageError.of(
-                "SYSTEM", system.name, "a system whose library is installed by release", "megatron-core"
-            )
+            installed = [each.name for each in all_systems() if each.package]
+            raise UsageError.of("SYSTEM", system.name, installed, "shardproof claims megatron-core")
     if not systems:
-        form = "shardproof claims --clone megatron-core=../Megatron-LM"
-        raise UsageError.of("--clone", "none", "a clone of a library whose entries are asked about", form)
+        allowed = "a clone of a library whose entries are asked about"
+        raise UsageError.of("--clone", "none", allowed, "--clone megatron-core=../Megatron-LM")
     searched = [found.searched(system, rev, since, every=every) for system in systems]
     answers: list[found.Answered] = []
     interrupted = False

@@ -22,7 +22,7 @@ from harness.scenario import Scenario
 from harness.space.files import load_space
 from harness.systems.protocol import System
 from harness.verdict import Verdict
-from harness.versions import split_cures, with_cures
+from harness.versions import is_version, split_cures, with_cures
 
 
 class State(Enum):
@@ -31,7 +31,7 @@ class State(Enum):
     THERE = "still there"
     REPAIRED = "repaired"
     AS_SAID = "repaired, as its entry says"
-    BACK = "came back"
+    BACK = "came back"  # its entry says that this head, or an older release, repaired it
     OTHERWISE = "fails in another way"
     NOTHING = "says nothing"
 
@@ -115,4 +115,6 @@ def _state(finding: Finding | None, result: Result, base: str, known: KnownIssue
         return State.AS_SAID if before is False or (finding and finding.fixed) else State.REPAIRED
     if not (result.known_issue or known.match(result)):
         return State.NOTHING if result.not_cured else State.OTHERWISE
-    return State.BACK if before is False else State.THERE
+    own = result.version.partition("+")[0]
+    back = before is False and not (is_version(own) and there(finding, own))
+    return State.BACK if back else State.THERE

@@ -250,6 +250,13 @@ def test_what_a_regression_says(fixed: str, verdict: Verdict, known: str | None,
     assert judged(kept, [result], "1.0", KNOWN).state is state
 
 
+def test_a_defect_that_a_newer_release_than_the_head_repaired_did_not_come_back() -> None:
+    (kept, _) = regressions(HEADS_SYSTEM, FINDINGS)
+    kept = replace(kept, finding=replace(FINDINGS[0], since="0.1", fixed="1.0"))
+    result = Result(kept.scenario, "heads", "0.9", Verdict.MISMATCH, known_issue="heads-77")
+    assert judged(kept, [result], "1.0", KNOWN).state is State.THERE
+
+
 def test_every_value_occurs_once() -> None:
     found = covering(HEADS_SYSTEM, "git:main", "1.0")
     assert {scenario.version for scenario in found} == {"git:main+cured"}

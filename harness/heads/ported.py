@@ -283,6 +283,9 @@ class _Found:
             stale: the ids of those cures.
         """
         system, version = self.asked.system, self.asked.version
+        for cure in cures.cures_of(system):  # a name without a file is told before anything runs
+            for name in cure.shown_by:
+                cure_table.scenario_of(system, name)
         kept = regressions(system, section_of(system).findings, one_each=self.asked.quick)
         of_scenario = {placed_on(each.scenario, version): each for each in kept}
         walked = [s for s in covering(system, version, release) if s not in of_scenario]

@@ -10,7 +10,9 @@ and named where they leave it open which one it was.
 
 from __future__ import annotations
 
+import math
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -58,6 +60,7 @@ class Finding:
       bad and first fixed.
     * signature: of the failure.
     * results: everything that was tried, in that order.
+    * interrupted: by Ctrl-C. out_of_time: its budget was spent. Versions between the two were then not tried.
     """
 
     before: str
@@ -68,6 +71,7 @@ class Finding:
     results: dict[str, Result] = field(default_factory=dict)
     note: str = ""
     interrupted: bool = False
+    out_of_time: bool = False
 
     @property
     def words(self) -> tuple[str, str]:
@@ -79,7 +83,7 @@ class Finding:
         before, after = (word.replace(" ", "_") for word in self.words)
         return {
             before: self.before, after: self.after, "signature": self.signature, "skipped": list(self.skipped),
-            "note": self.note, "interrupted": self.interrupted,
+            "note": self.note, "interrupted": self.interrupted, "out_of_time": self.out_of_time,
             "tried": [{"asked": asked, **result.to_json()} for asked, result in self.results.items()],
         }  # fmt: skip
 
@@ -89,11 +93,15 @@ class Bisection:
 
     Args:
         examine: version → its result. any_failure: whether a failure with another signature counts as the same.
-        tried: told of every version that was tried.
+        tried: told of every version that was tried. budget_s: how long it may search. Both ends are tried in any case,
+        and what has begun is finished.
     """
 
-    def __init__(self, examine: Examine, tried: Tried, *, any_failure: bool = False) -> None:
+    def __init__(
+        self, examine: Examine, tried: Tried, *, any_failure: bool = False, budget_s: float | None = None
+    ) -> None:
         self._examine, self._tried, self._any_failure = examine, tried, any_failure
+        self._until = math.inf if budget_s is None else time.monotonic() + budget_s
         self._signature = ""
         self.results: dict[str, Result] = {}
 
@@ -150,9 +158,11 @@ class Bisection:
 
     def _between(self, found: Chain) -> Finding:
         low, high, passed = 0, len(found.versions) - 1, set[int]()
-        interrupted = False
+        interrupted = out_of_time = False
         try:
             while open_ := [n for n in range(low + 1, high) if n not in passed]:
+                if out_of_time := time.monotonic() > self._until:
+                    break
                 middle = min(open_, key=lambda n: (abs(2 * n - low - high), n))
                 state = self._state(found.versions[middle])
                 if state is self._state(found.versions[low]):
@@ -165,7 +175,7 @@ class Bisection:
             interrupted = True
         return Finding(
             found.versions[low], found.versions[high], self._state(found.versions[high]), self._signature,
-            found.versions[low + 1 : high], self.results, found.note, interrupted,
+            found.versions[low + 1 : high], self.results, found.note, interrupted, out_of_time,
         )  # fmt: skip
 
     def _state(self, version: str) -> State:

@@ -262,6 +262,7 @@ def sweep(
 @click.option("--good", required=True, metavar="VERSION", help="Where it passes: a release, or git:REV.")
 @click.option("--bad", required=True, metavar="VERSION", help="Where it fails; older than --good to find the fix.")
 @click.option("--any-failure", is_flag=True, help="Count every failure as the same, whatever its signature.")
+@click.option("--budget-s", type=options.LIMIT_S, help="Seconds to search; it says what is left open then [no limit].")
 @options.deadline
 @options.max_world
 @options.python
@@ -270,8 +271,8 @@ def sweep(
 @options.json
 @options.plugin
 def bisect(
-    name: str, system: str | None, good: str, bad: str, any_failure: bool, deadline_s: float, python: str | None,
-    clones: tuple[str, ...], out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
+    name: str, system: str | None, good: str, bad: str, any_failure: bool, budget_s: float | None, deadline_s: float,
+    python: str | None, clones: tuple[str, ...], out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Find the release or commit at which a failure came, or went.
 
@@ -301,6 +302,7 @@ def bisect(
             lambda version: laboratory.examine_one(replace(scenario, version=with_cures(version, wanted))),
             lambda *tried: print(tried_line(*tried), file=sys.stderr, flush=True),
             any_failure=any_failure,
+            budget_s=budget_s,
         )
         found = searching.run(package, good, bad)
     subjects = {version: search.subject(package, version) for version in (found.before, found.after)}

@@ -95,11 +95,16 @@ def render_finding(finding: Finding, subjects: dict[str, str], width: int = 120,
     if finding.note:
         below.append(f"note: {finding.note}")
     if finding.skipped:
-        why = "not tried" if finding.interrupted else "say nothing about this failure, so it may be one of them"
+        why = (
+            "not all tried"
+            if finding.interrupted or finding.out_of_time
+            else "say nothing about this failure, so it may be one of them"
+        )
         below.append(f"between them: {names(finding.skipped)}: {why}")
     others = {v: r for v, r in finding.results.items() if v in finding.skipped}
     below += [f"  {version}: {result.verdict.value}: {brief(result)}" for version, result in others.items()]
-    below.append(f"tried {len(finding.results)} versions{'; interrupted' if finding.interrupted else ''}")
+    cut = "; interrupted" if finding.interrupted else "; the budget was spent" if finding.out_of_time else ""
+    below.append(f"tried {len(finding.results)} versions{cut}")
     return _drawn("", table, below, width, colour)
 
 

@@ -32,7 +32,7 @@ def _table(report: Report) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for row in report.table():
         cells = [row.system, row.version, *(str(row.counts.get(v, 0)) for v in shown), str(row.total)]
-        lines.append(f"| {' | '.join(map(_escape, cells))} |")
+        lines.append(f"| {' | '.join(map(escaped, cells))} |")
     return lines
 
 
@@ -44,22 +44,22 @@ def _heads(report: Report) -> list[str]:
     """What is said of each head, as a list below its name."""
     blocks = []
     for told in heads_told(report):
-        blocks += [f"**{_escape(told.name)}** is a head:", "", *(f"* {_escape(line)}" for line in told.lines), ""]
+        blocks += [f"**{escaped(told.name)}** is a head:", "", *(f"* {escaped(line)}" for line in told.lines), ""]
     return blocks
 
 
 def _cluster(cluster: Cluster, report: Report) -> str:
     simplest = cluster.simplest
-    known = f", {_escape(simplest.standing)}" if simplest.standing else ""
+    known = f", {escaped(simplest.standing)}" if simplest.standing else ""
     known += ", emulated only" if report.emulated_only(simplest) else ""
     changes = "".join(f", {n} {change.shown}" for change, n in report.changes_of(cluster).items() if n)
     return (
-        f"\n**{_escape(cluster.signature)}** ({len(cluster.members)} scenarios{changes}{known})  \n"
-        f"{_escape(headline(simplest))}  \n`{simplest.replay}{report.place}`: {_escape(str(simplest.scenario))}\n"
+        f"\n**{escaped(cluster.signature)}** ({len(cluster.members)} scenarios{changes}{known})  \n"
+        f"{escaped(headline(simplest))}  \n`{simplest.replay}{report.place}`: {escaped(str(simplest.scenario))}\n"
     )
 
 
-def _escape(text: str) -> str:
+def escaped(text: str) -> str:
     """Text from outside as inert Markdown on one line."""
     flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_{}\[\]#|~@])", r"\\\1", flat)

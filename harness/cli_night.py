@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +72,9 @@ def night(
 
 def _command(words: Sequence[str]) -> Ran:
     """Run a command of shardproof's in a process of its own, which finds the clones in its environment."""
+    import shlex
+    import subprocess
+
     from harness.heads.night import Ran
 
     print(f"$ shardproof {printable(shlex.join(words))}", file=sys.stderr, flush=True)

@@ -40,7 +40,7 @@ from harness.faults.boundary import all_came, never_struck
 from harness.loading import as_loaded
 from harness.ownership import in_one_line
 from harness.program import WRITES, expand, sessions
-from harness.releases import SOURCES, package
+from harness.releases import package
 from harness.result import (
     Reproduced,
     Result,
@@ -51,7 +51,7 @@ from harness.store import StoreFull
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems, system_named
 from harness.verdict import Verdict
-from harness.versions import split_cures, with_cures
+from harness.versions import SOURCES, split_cures, with_cures
 from harness.witness import Witnesses
 from harness.world.bounds import require_world
 from harness.world.environments import Environments

@@ -40,9 +40,8 @@ from harness.errors import UsageError
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
 from harness.tables import Table, load_toml, text_of
-from harness.versions import TREE, is_version
+from harness.versions import is_version
 
-SOURCES = (TREE, "git:")
 FORMS = (
     "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest; with +cured or "
     "+cured:ID,ID behind it"

@@ -14,12 +14,12 @@ from packaging.version import Version
 
 from harness.errors import UsageError
 from harness.laboratory import Laboratory
-from harness.releases import SOURCES, Package
+from harness.releases import Package
 from harness.report.progress import Progress, verdict_of
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.verdict import ExitStatus, Verdict, exit_status
-from harness.versions import split_cures, with_cures
+from harness.versions import SOURCES, split_cures, with_cures
 
 RANGE = ".."
 

@@ -12,6 +12,8 @@ import re
 CURED = "+cured"
 TREE = "path:"
 """What stands before the folder of a working tree, in the place of a release."""
+SOURCES = (TREE, "git:")
+"""What a version begins with that is no release: a working tree, or a commit of a clone."""
 TREE_VERSION = "SHARDPROOF_TREE_VERSION"
 """The environment variable in which the ranks of a tree find the version that its project's own file says: a library
 that reads this file from the current folder would not find it."""

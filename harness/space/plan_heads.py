@@ -17,11 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from harness.errors import HarnessError, UsageError
-from harness.releases import SOURCES
 from harness.scenario import Scenario
 from harness.space.plan import Plan
 from harness.systems.registry import system_named
-from harness.versions import split_cures
+from harness.versions import SOURCES, split_cures
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,17 @@ def at_heads(plan: Plan, python: str | None) -> tuple[Plan, tuple[Head, ...]]:
     Raises:
         UsageError: no such clone, commit or folder, or it cannot be installed or imported here.
     """
+    versions = dict.fromkeys((s.system, split_cures(s.version)[0]) for s in plan.supported)
+    wanted = [(s, v) for s, v in versions if v.startswith(SOURCES) and system_named(s).package]
+    if not wanted:
+        return plan, ()
     from harness.world.environments import Environments
 
     environments = Environments(python, ())
     refused: dict[Scenario, str] = {}
     heads: list[Head] = []
-    for system, version in dict.fromkeys((s.system, split_cures(s.version)[0]) for s in plan.supported):
+    for system, version in wanted:
         info = system_named(system)
-        if not info.package or not version.startswith(SOURCES):
-            continue
         started = time.monotonic()
         try:
             overlay = environments.overlay(info, version)

@@ -43,10 +43,12 @@ lint: $(STAMP)  ## ruff (lint and format) and the strict type check
 canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fails if one is not
 	$(PY) -m harness faults --out reports/canaries
 
+NEWEST_TORCH = $(shell sed -n 's/^torch==//p' constraints-newest.txt)
+
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
 	$(if $(VENV),$(PIP) -e '.[ray]')
 	$(PY) -m harness run nightly --out reports/nightly
-	$(PY) -m harness run nightly --system torch-fsdp2 --torch 2.15.0 --out reports/nightly-newest-torch
+	$(PY) -m harness run nightly --system torch-fsdp2 --torch "<=$(NEWEST_TORCH)" --out reports/nightly-newest-torch
 	$(PY) -m pytest $(SPREAD) -m nightly
 	SHARDPROOF_EFFORT=10 $(PY) -m pytest $(SPREAD) -m "hypothesis and not nightly"
 

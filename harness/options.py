@@ -96,7 +96,7 @@ def python(command: click.decorators.FC) -> click.decorators.FC:
     path = click.option("--python", default=None, metavar="PATH", is_eager=True, help="Interpreter of the ranks.")
     torch = click.option(
         "--torch", metavar="VERSION", expose_value=False, callback=_with_torch,
-        help="Another release of torch for ranks and judges, installed on the spot.",
+        help="Another release of torch for ranks and judges, installed on the spot; '<=V': the newest up to V.",
     )  # fmt: skip
     return path(torch(command))
 
@@ -105,9 +105,10 @@ def _with_torch(context: click.Context, _: click.Parameter, version: str | None)
     """Put the interpreter that has a release of torch in the place of the chosen one."""
     if version is not None:
         from harness.world.interpreter import interpreter
-        from harness.world.torches import with_torch
+        from harness.world.torches import newest_torch, with_torch
 
-        context.params["python"] = with_torch(version, interpreter(context.params.get("python"))).path
+        made = newest_torch if version.startswith("<=") else with_torch
+        context.params["python"] = made(version.removeprefix("<="), interpreter(context.params.get("python"))).path
 
 
 def _with_max_world(context: click.Context, option: click.Parameter, ranks: int | None) -> None:

@@ -23,10 +23,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.cures import available
 from harness.errors import UsageError
 from harness.heads.touched import changed_files, touched
 from harness.known_issues import KnownIssues
@@ -39,6 +40,7 @@ from harness.result import Result
 from harness.store import Store
 from harness.systems.protocol import System
 from harness.verdict import ExitStatus, Standing
+from harness.versions import CURED
 from harness.world.overlay import commit_of, git
 
 STATE, ISSUES, SUMMARY, WALK, TONIGHT = "night.json", "issues", "summary.md", "walk", "tonight.txt"
@@ -79,6 +81,11 @@ class Asked:
     common: tuple[str, ...] = ()
     names: tuple[str, ...] = ("nightly",)
 
+    @property
+    def cured(self) -> str:
+        """What stands behind a commit, so that known defects are taken away; nothing for a system without cures."""
+        return CURED if available(self.system) else ""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -110,7 +117,8 @@ class Night:
 
     * last, now: commits in full; `last` is empty on the first night. changed, touched: files of the library.
     * port: the status of the port; None where there was none. report: of the walk; None where nothing ran.
-    * status_of_walk: the command's exit status. causes: first seen tonight, still there, and gone tonight.
+    * status_of_walk: the command's exit status. came, still, went: causes that are first seen, still there, and gone.
+    * cured: what stood behind the commit in the walk's version.
     """
 
     system: str
@@ -124,7 +132,7 @@ class Night:
     came: tuple[Seen, ...] = ()
     still: tuple[Seen, ...] = ()
     went: tuple[Seen, ...] = ()
-    commands: tuple[str, ...] = field(default=())
+    cured: str = ""
 
     @property
     def status(self) -> ExitStatus:
@@ -147,7 +155,7 @@ def night(asked: Asked, command: Command, issues: KnownIssues) -> Night:
     now = commit_of(asked.package, asked.now)
     changed = tuple(changed_files(asked.package, last, now)) if last else ()
     ours = tuple(touched(asked.system, asked.package, last, now)) if last else ()
-    found = Night(asked.system.name, last, now, changed, ours)
+    found = Night(asked.system.name, last, now, changed, ours, cured=asked.cured)
     if not last or changed:
         found = _looked(asked, found, _said(command, asked.common), state["causes"], issues)
     seen = {one.cause: one for one in (*found.came, *found.still, *found.went)}
@@ -183,7 +191,16 @@ def _looked(asked: Asked, found: Night, command: Command, known: dict[str, Any],
         words = ["port", name, "--quick", "--out", str(asked.out / "port"), "--json", str(asked.out / "port.json")]
         port = command([*words, "-j", str(asked.jobs)]).status
     folder = asked.out / WALK
-    words = ["run", *asked.names, "--system", f"{name}+cured", "--sample", str(asked.sample), "--out", str(folder)]
+    words = [
+        "run",
+        *asked.names,
+        "--system",
+        f"{name}{asked.cured}",
+        "--sample",
+        str(asked.sample),
+        "--out",
+        str(folder),
+    ]
     status = command([*words, "-j", str(asked.jobs), "--quiet"]).status
     found = replace(found, port=port, status_of_walk=status)
     if status == ExitStatus.USAGE:
@@ -224,7 +241,7 @@ def _bisected(seen: Seen, asked: Asked, found: Night, command: Command, left_s: 
         return replace(seen, note="this is the first night of the folder: how old it is was not looked for")
     if left_s <= 0:
         return replace(seen, note=f"not bisected: the budget of {asked.budget_s:.0f} s was spent on other causes")
-    ends = [f"git:{commit[:_ID]}+cured" for commit in (found.last, found.now)]
+    ends = [f"git:{commit[:_ID]}{asked.cured}" for commit in (found.last, found.now)]
     ran = command(
         ["bisect", str(file), "--good", ends[0], "--bad", ends[1], "--budget-s", f"{left_s:.0f}", "--json", str(answer)]
     )

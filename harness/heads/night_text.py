@@ -16,10 +16,8 @@ from harness.report.files import SUMMARY as WALKED
 from harness.report.summary import escaped
 from harness.report.text import inert
 
-COMPARED = (
-    "The run compares every tensor of state bit for bit with an unsharded run of the same inputs. Known defects are\n"
-    "taken away in memory first (`+cured`), so that this is not one of them."
-)
+COMPARED = "The run compares every tensor of state bit for bit with an unsharded run of the same inputs."
+CURES = "Known defects are taken away in memory first (`+cured`), so that this is not one of them."
 _SHOWN_FILES = 20
 
 
@@ -34,7 +32,7 @@ def write_night(found: Night, commits: int, out: Path) -> Path:
     written = []
     for seen in files_of(found):
         file = folder / f"{seen.cause}.md"
-        file.write_text(issue(seen, found.system), "utf-8")
+        file.write_text(issue(seen, found.system, found.cured), "utf-8")
         written.append(f"{ISSUES}/{file.name}")
     (out / TONIGHT).write_text("".join(f"{name}\n" for name in written), "utf-8")
     summary = out / SUMMARY
@@ -44,8 +42,12 @@ def write_night(found: Night, commits: int, out: Path) -> Path:
     return summary
 
 
-def issue(seen: Seen, system: str) -> str:
-    """The text of an issue: a title, and what somebody needs who has never heard of shardproof."""
+def issue(seen: Seen, system: str, cured: str = "") -> str:
+    """The text of an issue: a title, and what somebody needs who has never heard of shardproof.
+
+    Args:
+        cured: what stands behind a commit; empty for a system without cures.
+    """
     lines = [f"# {escaped(seen.title)} [shardproof {seen.cause}]", "", f"Status: {_status(seen)}", ""]
     if seen.effect:
         lines += [escaped(seen.effect), ""]
@@ -57,10 +59,10 @@ def issue(seen: Seen, system: str) -> str:
     if seen.note:
         lines += [f"{escaped(seen.note[:1].upper() + seen.note[1:])}.", ""]
     version = seen.bad or f"git:{seen.on[:12]}"
-    again = ["shardproof", "run", "scenario.toml", "--system", f"{system}@{version}+cured", "--clone", f"{system}=DIR"]
+    again = ["shardproof", "run", "scenario.toml", "--system", f"{system}@{version}{cured}", "--clone", f"{system}=DIR"]
     lines += ["To see it, with DIR a clone of the library and this scenario in `scenario.toml`:", ""]
     lines += [*_code(shlex.join(again)), *_code(seen.toml)]
-    return "\n".join([*lines, COMPARED, ""])
+    return "\n".join([*lines, COMPARED, *([CURES] if cured else []), ""])
 
 
 def _status(seen: Seen) -> str:

@@ -15,11 +15,14 @@ error. torch itself is not changed in a single byte.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +35,9 @@ from harness.world.overlay import LOCK_S, OverlayError, install, key_of, said, s
 
 OLDEST = "2.10.0"
 """Older ones lack what the server calls: 2.9.1 has no `torch._C._clear_DTensor_sharding_propagator_cache`."""
+
+ASK_S = 180.0
+"""How long pip may take to say which releases there are."""
 
 _NVIDIA = re.compile(r"lib(cu|nv|nccl)")
 _DRIVER = "libcuda.so.1"  # of the machine, opened when a device is first used
@@ -69,6 +75,35 @@ def with_torch(version: str, base: Interpreter) -> Interpreter:
     if (found.release("torch") or "").partition("+")[0] != version:
         raise OverlayError(f"{own} has torch {found.release('torch')}, not {version}: remove {site.parent}")
     return found
+
+
+def newest_torch(bound: str, base: Interpreter) -> Interpreter:
+    """An interpreter with that release of torch or, where pip refuses it here, with the newest older one that it
+    installs, which is told on stderr. What configures pip stays in force: an index, a constraint.
+
+    Raises:
+        UsageError: no release, or one that is older than `OLDEST`. OverlayError: no torch can be installed.
+    """
+    try:
+        return with_torch(bound, base)
+    except OverlayError as error:
+        found = _offered(bound, base)
+        if found in ("", bound):
+            raise
+        why = str(error).strip().splitlines()[-1].strip()
+        print(f"torch {bound} cannot be installed here ({why}); the newest that can is {found}", file=sys.stderr)
+        return with_torch(found, base)
+
+
+def _offered(bound: str, base: Interpreter) -> str:
+    """The newest release of torch up to one that pip would install, as it is configured here; empty where it knows
+    none. Nothing but metadata is downloaded."""
+    options = ["--dry-run", "--quiet", "--no-input", "--no-deps", "--ignore-installed", "--report", "-"]
+    command = [base.path, "-m", "pip", "install", *options, f"torch<={bound}"]
+    with suppress(OverlayError, ValueError, LookupError, TypeError):
+        report = json.loads(said(command, ASK_S, "pip does not say which torch it has", dict(os.environ)))
+        return str(report["install"][0]["metadata"]["version"]).partition("+")[0]
+    return ""
 
 
 def _require_release(version: str) -> None:

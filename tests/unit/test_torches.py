@@ -13,7 +13,9 @@ from click.testing import CliRunner
 
 from harness.cli import cli
 from harness.errors import UsageError
-from harness.world.interpreter import interpreter
+from harness.world import torches
+from harness.world.interpreter import Interpreter, interpreter
+from harness.world.overlay import OverlayError
 from harness.world.torches import compile_stand_ins, with_torch
 
 TORCH = """
@@ -86,3 +88,38 @@ def test_the_option_names_what_it_takes() -> None:
     done = CliRunner().invoke(cli, ["doctor", "--torch", "1.0"])
     assert isinstance(done.exception, UsageError)
     assert "--torch 2.15.0" in str(done.exception)
+
+
+def test_where_pip_refuses_the_newest_torch_the_walk_says_so_and_takes_the_newest_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def with_torch(version: str, base: Interpreter) -> Interpreter:
+        asked.append(version)
+        if version == "2.15.0":
+            raise OverlayError(
+                "torch==2.15.0 cannot be installed\nERROR: The user requested (constraint) torch<=2.14.1"
+            )
+        return base
+
+    report = '{"install": [{"metadata": {"name": "torch", "version": "2.14.1+cpu"}}]}'
+    monkeypatch.setattr(torches, "with_torch", with_torch)
+    monkeypatch.setattr(torches, "said", lambda *_: report)
+    assert torches.newest_torch("2.15.0", interpreter()) == interpreter()
+    assert asked == ["2.15.0", "2.14.1"]
+    assert capsys.readouterr().err == (
+        "torch 2.15.0 cannot be installed here (ERROR: The user requested (constraint) torch<=2.14.1); the newest that"
+        " can is 2.14.1\n"
+    )
+
+
+@pytest.mark.parametrize("report", ["", "[]", '{"install": []}', '{"install": [{"metadata": {"version": "2.15.0"}}]}'])
+def test_where_pip_offers_no_other_torch_its_refusal_is_the_error(report: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_torch(version: str, base: Interpreter) -> Interpreter:
+        raise OverlayError("no space left")
+
+    monkeypatch.setattr(torches, "with_torch", with_torch)
+    monkeypatch.setattr(torches, "said", lambda *_: report)
+    with pytest.raises(OverlayError, match="no space left"):
+        torches.newest_torch("2.15.0", interpreter())

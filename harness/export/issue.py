@@ -6,6 +6,7 @@ result itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -145,9 +146,11 @@ def _first_sentence(text: str) -> str:
 
 
 def _diff(patch: str) -> str:
-    """A patch without the lines before its first file, which are for the harness."""
-    at = patch.find("--- ")
-    return patch[at:] if at >= 0 else patch
+    """The first form of a patch, as `git apply` takes it: without the lines before its first file, which are for the
+    harness, and without the forms that it has for other releases."""
+    first = re.split(r"^Or:$", patch, maxsplit=1, flags=re.MULTILINE)[0]
+    at = first.find("--- ")
+    return first[at:] if at >= 0 else first
 
 
 def render_issue(

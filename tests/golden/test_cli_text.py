@@ -41,6 +41,7 @@ COMMANDS = (
     "resilience",
     "port",
     "claims",
+    "night",
     "completion",
 )
 DEFECT = "regressions/torch-fsdp2-164929"

@@ -13,7 +13,12 @@ ZERO1 = {"system": "megatron-core", "sharding": "zero1", "optimizer": "adamw/imp
 AWARE = {**ZERO1, "options": "precision_aware"}
 OFFLOADED = {**ZERO1, "offload": "cpu=0.5"}
 
+RESUMED = {**ZERO1, "dtype": "bf16/master=fp32", "program": "resume"}
+
 EXCLUDED = [
+    ("load-version-older", {**RESUMED, "version": "git:main", "load_version": "newest"}),
+    ("load-version-older", {**RESUMED, "version": "path:.+cured", "load_version": "0.16.1"}),
+    ("load-version-older", {**RESUMED, "version": "0.16.1", "load_version": "0.15.3"}),
     ("multi-tensor-half", {**ZERO1, "dtype": "bf16"}),
     ("precision-aware-dtypes", {**ZERO1, "dtype": "bf16/master=fp32/exp_avg=bf16"}),
     ("precision-aware-gradient", {**AWARE, "dtype": "bf16/master=fp32/grad=fp32"}),
@@ -42,6 +47,8 @@ def test_every_constraint_has_an_example() -> None:
         {**OFFLOADED, "model": "groups", "options": "torch_offload"},
         {**OFFLOADED, "model": "groups", "optimizer": "adamw/impl=multi_tensor/groups=one"},
         {**ZERO1, "dtype": "bf16/master=fp32"},
+        {**RESUMED, "version": "0.15.3", "load_version": "newest"},
+        {**RESUMED, "version": "0.15.3", "load_version": "0.16.1"},
     ],
 )
 def test_sound_scenarios_are_left_in(axes: dict[str, str]) -> None:

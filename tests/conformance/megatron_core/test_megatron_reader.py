@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from harness.diff import diff
 from harness.mechanisms.megatron.flat_buffers import Owner, buffers, local_box
 from harness.mechanisms.megatron.ignored import IGNORED
+from harness.mechanisms.megatron.reader import COMMON_OBJECT
 from harness.models import ParamSpec, model_spec
 from harness.observe.assemble import assemble
 from harness.observe.logical import Key, Logical, Problem, Value
@@ -28,7 +29,7 @@ from harness.observe.record import LIVE, WRITTEN
 from harness.observe.settings import SETTING, settings_of
 from harness.program import Op, expand
 from harness.readers.description import describe
-from harness.readers.errors import CheckpointError
+from harness.readers.errors import CheckpointError, UnfamiliarError
 from harness.scenario import Mesh, Scenario
 from harness.systems.megatron_core import SYSTEM
 from tests.oracles import by_twin
@@ -197,8 +198,17 @@ def test_tensors_by_name_and_the_common_file(tmp_path: Path) -> None:
     assert differences(path, scenario) == []
 
 
-def named_checkpoint(path: Path, scenario: Scenario) -> Path:
-    content: dict[str, torch.Tensor] = {}
+def test_the_common_state_inside_the_checkpoint(tmp_path: Path) -> None:
+    """As since Megatron-LM's pull request 5160, which writes no `common.pt` any more."""
+    scenario = BASE.with_axes({"model": "twins", "dtype": "mixed/master=fp32", "checkpoint": "fully_reshardable"})
+    path = named_checkpoint(tmp_path / "c", scenario, inside=True)
+    assert not (path / "common.pt").exists()
+    assert differences(path, scenario) == []
+
+
+def named_checkpoint(path: Path, scenario: Scenario, *, inside: bool = False) -> Path:
+    """A distributed checkpoint. inside: what is common to all ranks is an object of it, not a file beside it."""
+    content: dict[str, Any] = {COMMON_OBJECT: "replaced below"} if inside else {}
     for named in model_spec(scenario.model).params:
         content[named.fqn] = tensor(scenario, "param", named.fqn)
         for state in ("param", "exp_avg", "exp_avg_sq"):
@@ -206,7 +216,10 @@ def named_checkpoint(path: Path, scenario: Scenario) -> Path:
     samples.save_dcp(content, path)
     optimizer = {"optimizer": {"param_groups": [dict(GROUP)]}}
     common = {"optimizer": optimizer, "opt_param_scheduler": SCHEDULE, "iteration": 2}
-    torch.save(common, path / "common.pt")
+    if inside:
+        samples.replace_item(path, COMMON_OBJECT, samples.saved([common]))
+    else:
+        torch.save(common, path / "common.pt")
     return path
 
 
@@ -442,7 +455,8 @@ def test_a_truncated_or_missing_file(tmp_path: Path, name: str) -> None:
 def test_a_distributed_checkpoint_without_its_common_file(tmp_path: Path) -> None:
     path = named_checkpoint(tmp_path / "c", BASE.with_axes({"model": "twins", "dtype": "mixed/master=fp32"}))
     (path / "common.pt").unlink()
-    assert "common.pt" in refusal(path)
+    with pytest.raises(UnfamiliarError, match=r"`common.pt`.* nor the object common_state/shard_0_1"):
+        SYSTEM.stored.read(path, save_op(TWINS), TWINS)
 
 
 def test_a_folder_with_another_name(tmp_path: Path) -> None:

@@ -38,7 +38,11 @@ FORMAT_METADATA = {
 
 
 def wrap(scenario: Scenario, mesh: Mesh, model: Any) -> Any:
-    """The model under FullyShardedDataParallel; where parameters are sharded, each module is a unit."""
+    """The model under FullyShardedDataParallel; where parameters are sharded, each module is a unit.
+
+    Elsewhere there are none, and it is said so: left to itself, main makes units of a GPTModel's layers there too, which
+    were whole buckets until 0.19.
+    """
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
@@ -55,7 +59,7 @@ def wrap(scenario: Scenario, mesh: Mesh, model: Any) -> Any:
         gradient_reduce_div_fusion=False,  # only NCCL has it
         bucket_size=None if "one_bucket" in options else BUCKET_SIZE,
     )
-    units = [ProbeModule] if strategy == "optim_grads_params" else None
+    units = [ProbeModule] if strategy == "optim_grads_params" else []
     return FullyShardedDataParallel(model.config, config, model, fsdp_unit_modules=units)
 
 

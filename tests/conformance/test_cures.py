@@ -23,7 +23,9 @@ from tests.conformance.kept import HANGS, needs_clone
 pytestmark = pytest.mark.real
 
 IN_CI = {("torch-fsdp2", "full-stateless")}
-UNRELEASED = {("megatron-core", each) for each in ("4423-gdn", "fsdp-reduce-fp32", "group-key-rates", "hybrid-stale-masters")}
+UNRELEASED = {
+    ("megatron-core", each) for each in ("4423-gdn", "fsdp-reduce-fp32", "group-key-rates", "hybrid-stale-masters")
+}
 """Cures of code that no release on the package index has."""
 
 CURED = [system for system in BUILT_IN if cures.cures_of(system)]

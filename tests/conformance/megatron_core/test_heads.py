@@ -12,14 +12,14 @@ from harness.mechanisms.megatron.rank import importing
 from harness.scenario import Scenario
 from harness.systems.megatron_core import SYSTEM
 
-NEEDS_TRITON = '''
+NEEDS_TRITON = """
 try:
     import triton
 
     HAVE_TRITON = True
 except ImportError:
     HAVE_TRITON = False
-'''
+"""
 RELOAD = {
     "system": "megatron-core", "sharding": "zero1", "optimizer": "adamw/impl=multi_tensor", "dtype": "bf16/master=fp32",
     "options": "fsdp_optim_grads_params", "checkpoint": "fsdp_dtensor", "program": "build step reload_params",
@@ -43,7 +43,7 @@ def test_a_module_that_needs_triton_is_imported_without_it(tmp_path: Path, monke
     for name in ("a_library", "a_library.careful", "a_library.kernels"):
         monkeypatch.delitem(sys.modules, name)
     assert library.careful.HAVE_TRITON is False
-    with pytest.raises(NotImplementedError, match="kernel is compiled by triton.jit"):
+    with pytest.raises(NotImplementedError, match=r"kernel is compiled by triton\.jit"):
         library.kernels.kernel[(1,)](0)
     assert "triton" not in sys.modules
 

@@ -1,10 +1,10 @@
 """Importing Megatron-Core where triton is not installed.
 
 From 0.18 on one module of the library imports triton whether its kernels are wanted or not
-(megatron/core/transformer/moe/paged_stash.py), and `import megatron.core` reaches it. Triton is a package of 1 GB, and no
-kernel of it runs here. So where that import fails, it is done once more with triton there by name
-(`harness.emulation.names`): what has been imported by then has found that triton is missing, and does without; what comes
-after it may decorate its kernels, which refuse to be launched.
+(megatron/core/transformer/moe/paged_stash.py), and `import megatron.core` reaches it. Triton is a package of 1 GB, and
+no kernel of it runs here. So where that import fails, it is done once more with triton there by name
+(`harness.emulation.names`): what has been imported by then has found that triton is missing, and does without; what
+comes after it may decorate its kernels, which refuse to be launched.
 
 *Verifies* nothing by itself.
 """

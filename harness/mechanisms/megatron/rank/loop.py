@@ -59,8 +59,8 @@ QUIET = {
     # A hint about speed. There is a buffer for each dtype, so that a model with fp32 islands has its buckets in
     # another order than the forward.
     r"The next bucket's parameter all-gather operation has already been",
-    # Each rank reads a checkpoint's `common_state` by itself, for which the library calls DCP's load with `no_dist=True`
-    # and with the state dict by its position (0.19).
+    # Each rank reads a checkpoint's `common_state` by itself, for which the library calls DCP's load with
+    # `no_dist=True`, and with the state dict by its position (0.19).
     r"torch\.distributed is disabled, unavailable or uninitialized, assuming the intent is to load in a single process",
     r"The argument order of load has been changed",
 }

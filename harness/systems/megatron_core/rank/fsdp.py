@@ -40,8 +40,8 @@ FORMAT_METADATA = {
 def wrap(scenario: Scenario, mesh: Mesh, model: Any) -> Any:
     """The model under FullyShardedDataParallel; where parameters are sharded, each module is a unit.
 
-    Elsewhere there are none, and it is said so: left to itself, main makes units of a GPTModel's layers there too, which
-    were whole buckets until 0.19.
+    Elsewhere there are none, and the library is told so: left to itself, main makes units of a GPTModel's layers there
+    too, which 0.19 does not.
     """
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel

@@ -321,7 +321,7 @@ def constraints(contract: MegatronContract) -> tuple[Constraint, ...]:
     return (
         Constraint(
             "load-version-older",
-            "nobody promises that a release reads what a newer one wrote: a checkpoint goes from a release to itself or "
+            "nobody promises that a release reads what a newer one wrote: checkpoints go from a release to itself or "
             "to a newer one, and a working tree or a commit counts as newer than all declared releases",
             _goes_back,
         ),

@@ -13,6 +13,7 @@ import pytest
 
 from harness.features import Feature
 from harness.releases import Package, package
+from harness.versions import TREE_VERSION
 from harness.world.interpreter import interpreter
 from harness.world.overlay import Overlay, build, clone_variable
 from tests.unit.overlay_system import isolate, write_library
@@ -136,3 +137,9 @@ def test_a_release_is_walked_if_it_is_declared(fake: Package) -> None:
     assert (declared.walked, declared.asked, declared.offers) == (True, "1.0", None)
     releases = tuple(release for release in fake.releases if release.version != "1.0")
     assert not build(replace(fake, releases=releases), "1.0", interpreter()).walked
+
+
+def test_ranks_of_a_tree_are_told_its_version_and_those_of_a_release_are_not(fake: Package, tmp_path: Path) -> None:
+    tree = write_library(tmp_path / "clone", "1.0")
+    assert build(fake, f"path:{tree}", interpreter()).environment[TREE_VERSION] == "1.0"
+    assert TREE_VERSION not in build(fake, "1.0", interpreter()).environment

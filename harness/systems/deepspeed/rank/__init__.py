@@ -67,7 +67,7 @@ def library() -> Any:
     answer is replaced, and results that needed it say so.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"
-    with warnings.catch_warnings(), _beside_its_version():
+    with warnings.catch_warnings(), beside_its_version():
         warnings.simplefilter("ignore")
         deepspeed = import_module("deepspeed")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -79,7 +79,7 @@ def library() -> Any:
 
 
 @contextmanager
-def _beside_its_version() -> Iterator[None]:
+def beside_its_version() -> Iterator[None]:
     """A folder with the `version.txt` of a tree's repository as the current one, as it is for whoever runs the tree
     from there. A tree that no `setup.py` has installed reads its version from that file, or calls itself 0.0.0, and
     then refuses its own checkpoints as those of a version before 0.3.17."""

@@ -17,17 +17,20 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
-from harness.heads.kept import State, Tried, judged, placed_on, regressions, there
+from harness.heads.kept import Kept, State, Tried, beyond, judged, placed_on, regressions, there
 from harness.heads.log import Commit, Log, numbers_of, tag_of
-from harness.known_issues import KnownIssues
+from harness.known_issues import KnownIssues, known_issues_of
 from harness.laboratory import Laboratory
 from harness.releases import Package, package_of
 from harness.report.findings import Finding, section_of
 from harness.report.progress import Progress
 from harness.result import Result
+from harness.scenario import Scenario
 from harness.space.cost import cost_model
 from harness.systems.protocol import System
 from harness.systems.registry import all_systems
@@ -105,11 +108,14 @@ def searched(system: System, revision: str, since: str, *, every: bool = False) 
     findings = section_of(system).findings
     every_entry = {finding.id: finding for each in all_systems() for finding in section_of(each).findings}
     numbers = {finding.id: _numbers(finding, every_entry, package) for finding in findings}
+    shown = {issue.id: PurePosixPath(issue.scenario) for issue in known_issues_of(system)}
     claims = []
     for finding in findings:
         landed = tuple(log.naming(numbers[finding.id]))
+        own = shown.get(finding.id)
+        names = finding.regressions or ((own.stem,) if own and own.parts[0] == "regressions" else ())
         if landed or (every and finding.fixed):
-            claims.append(Claim(finding, landed, finding.regressions))
+            claims.append(Claim(finding, landed, names))
     told = log.since or log.base or "the beginning"
     return Searched(system, log.revision, told, sum(map(bool, numbers.values())), tuple(claims))
 
@@ -132,23 +138,30 @@ def answered(found: Searched, laboratory: Laboratory, known: KnownIssues, answer
     """Run the regressions of all claims on the head, and put what each says into `answers` as far as it is reached."""
     version = f"git:{found.revision}"
     base = package_of(found.system).newest.version
-    owner = {name: claim for claim in found.claims for name in claim.names}
-    wanted = [kept for kept in regressions(found.system, section_of(found.system).findings) if kept.name in owner]
+    names = {name for claim in found.claims for name in claim.names}
+    wanted = [kept for kept in regressions(found.system, section_of(found.system).findings) if kept.name in names]
     of_scenario = {placed_on(kept.scenario, version): kept for kept in wanted}
-    tried: dict[str, list[Tried]] = {}
+    once = partial(laboratory.examine_one, confirm=False)
+
+    def work(scenario: Scenario) -> tuple[Kept, Result]:
+        kept = of_scenario[scenario]
+        return kept, beyond(kept, once(scenario), known, once)
+
+    results: dict[str, tuple[Kept, Result]] = {}
     estimates = {scenario.id: cost_model().estimate_s(scenario) for scenario in of_scenario}
     try:
         with Progress(estimates, sys.stderr) as progress:
-            for result in laboratory.side_by_side(
-                lambda scenario: laboratory.examine_one(scenario, confirm=False), of_scenario
-            ):
+            for kept, result in laboratory.side_by_side(work, of_scenario):
                 progress.finished(result)
-                one = judged(of_scenario[result.scenario], (result,), base, known)
-                tried.setdefault(owner[one.kept.name].finding.id, []).append(one)
+                results[kept.name] = kept, result
     finally:
         for claim in found.claims:
-            if several := tried.get(claim.finding.id):
-                answers.append(Answered(claim, tuple(several), several[0].result.version.partition("+")[0]))
+            reached = [results[name] for name in claim.names if name in results]
+            tried = tuple(
+                judged(replace(kept, finding=claim.finding), (result,), base, known) for kept, result in reached
+            )
+            if tried:
+                answers.append(Answered(claim, tried, tried[0].result.version.partition("+")[0]))
 
 
 def status(answers: Sequence[Answered]) -> int:

@@ -9,18 +9,20 @@ says that the release, or an older one, repaired it. So one run on the head is e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from packaging.version import Version
 
+from harness.cures import available
 from harness.known_issues import KnownIssues, bound_of
 from harness.report.findings import Finding
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.space.files import load_space
 from harness.systems.protocol import System
+from harness.systems.registry import system_named
 from harness.verdict import Verdict
 from harness.versions import is_version, split_cures, with_cures
 
@@ -88,12 +90,29 @@ def there(finding: Finding | None, release: str) -> bool | None:
     """Whether an entry says that a release has its defect; None where it does not say."""
     if finding is None:
         return None
-    fixed, since = bound_of(finding.fixed), bound_of(finding.since)
+    fixed, since = (
+        each if each and each.comparable else None for each in map(bound_of, (finding.fixed, finding.since))
+    )
     if fixed and Version(release) >= fixed.version:
         return False
     if since and Version(release) < since.version:
         return False if since.exact else None
     return True if not finding.fixed or fixed else None
+
+
+def beyond(kept: Kept, result: Result, known: KnownIssues, examine: Callable[[Scenario], Result]) -> Result:
+    """A regression's result on a head or, where another known defect ends it there before its own can show itself,
+    what it shows with everything else cured. On Megatron-LM's main of August 2026, for example, a load under another
+    learning rate raises, and whether the state behind it is resharded wrongly cannot be seen before that is cured."""
+    if not result.verdict.is_failure or kept.finding is None or _is_own(kept.finding, result, known):
+        return result
+    if not (result.known_issue or known.match(result)):
+        return result
+    system = system_named(result.system)
+    own = next((cure for cure in available(system) if cure.id == kept.finding.cure), None)
+    wanted = ",".join(f"-{each}" for each in (own.id, *own.hidden_by)) if own else ""
+    release, _ = split_cures(result.scenario.version)
+    return examine(replace(result.scenario, version=with_cures(release, wanted))) if available(system) else result
 
 
 def judged(kept: Kept, results: Sequence[Result], base: str, known: KnownIssues) -> Tried:
@@ -115,6 +134,15 @@ def _state(finding: Finding | None, result: Result, base: str, known: KnownIssue
         return State.AS_SAID if before is False or (finding and finding.fixed) else State.REPAIRED
     if not (result.known_issue or known.match(result)):
         return State.NOTHING if result.not_cured else State.OTHERWISE
+    if finding and not _is_own(finding, result, known):
+        return State.NOTHING
     own = result.version.partition("+")[0]
     back = before is False and not (is_version(own) and there(finding, own))
     return State.BACK if back else State.THERE
+
+
+def _is_own(finding: Finding, result: Result, known: KnownIssues) -> bool:
+    """Whether a failure is that of an entry, or has a part of its face; not that of another which looks otherwise."""
+    if finding.id in (result.known_issue or "").split("+"):
+        return True
+    return any(issue.match.covers(item) for issue in known.of(finding.id) for item in result.evidence)

@@ -32,7 +32,7 @@ from harness.head_results import REPAIRED as CURE_REPAIRED
 from harness.head_results import CureCheck
 from harness.heads.calls import driver_calls
 from harness.heads.covering import covering, lost
-from harness.heads.kept import Kept, State, Tried, judged, placed_on, regressions
+from harness.heads.kept import Kept, State, Tried, beyond, judged, placed_on, regressions
 from harness.heads.log import Landed, Log, log_between
 from harness.heads.signatures import Changed, Tree, changes
 from harness.known_issues import KnownIssues
@@ -165,7 +165,8 @@ class Port:
         if self.interrupted:
             return f"interrupted: {self.reached} of {self.planned} scenarios were reached; the rest says nothing yet"
         if self.misfits:
-            return f"mend what does not fit first: it hides {self.hidden} of {self.reached} results"
+            hides = f"it hides {self.hidden} of {self.reached} results" if self.hidden else "no result is hidden by it"
+            return f"mend what does not fit first: {hides}"
         if self.new:
             return f"everything of ours fits; {len(self.new)} failures are new: each wants an entry, or a limit"
         if self.repaired:
@@ -329,18 +330,26 @@ class _Found:
     def _side_by_side(self, walked: Sequence[Scenario], of_scenario: Mapping[Scenario, Kept]) -> None:
         every = [*walked, *of_scenario]
         estimates = {scenario.id: cost_model().estimate_s(scenario) for scenario in every}
-        work = partial(self._examined, quick=self.asked.quick)
+
+        def work(scenario: Scenario) -> tuple[Kept | None, tuple[Result, ...]]:
+            kept, results = of_scenario.get(scenario), self._examined(scenario, quick=self.asked.quick)
+            return kept, (self._beyond(kept, results) if kept else results)
+
         with Progress(estimates, sys.stderr) as progress:
-            for results in self._laboratory.side_by_side(work, every):
+            for kept, results in self._laboratory.side_by_side(work, every):
                 for result in results:
                     progress.finished(result)
                     self._keep(result)
-                kept = of_scenario.get(results[0].scenario)
                 if kept is None:
                     self._walked += results
                 else:
                     self._tried.append(judged(kept, results, self.asked.base, self._known))
                 self.counts[WALKED if kept is None else KEPT] += 1
+
+    def _beyond(self, kept: Kept, results: tuple[Result, ...]) -> tuple[Result, ...]:
+        """A regression's results, or what it shows beyond another known defect that ends it."""
+        seen = beyond(kept, results[0], self._known, partial(self._laboratory.examine_one, confirm=False))
+        return results if seen is results[0] else (seen,)
 
     def _examined(self, scenario: Scenario, *, quick: bool) -> tuple[Result, ...]:
         """A result with the known issues that it is due to, and what fails behind it. A quick look goes by the face."""
@@ -415,7 +424,7 @@ class _Found:
             by_entry.setdefault(tried.kept.finding.id if tried.kept.finding else tried.kept.name, []).append(tried)
         gone = {check.cure for check in self._cures if check.standing == CURE_REPAIRED}
         for finding in section_of(self.asked.system).findings:
-            if finding.cure in gone and finding.id not in by_entry:
+            if finding.cure in gone and finding.id not in by_entry and not finding.fixed:
                 yield Repair(finding, (f"the scenario of cure {finding.cure}",))
         for several in by_entry.values():
             passing = tuple(tried.kept.name for tried in several if tried.state is State.REPAIRED)

@@ -229,7 +229,8 @@ def test_of_an_entry_with_several_regressions_a_quick_look_takes_one() -> None:
 @pytest.mark.parametrize(
     ("since", "fixed", "release", "is_there"),
     [("1.0", "", "1.0", True), ("1.0", "1.1", "1.0", True), ("1.0", "1.1", "1.1", False), ("1.2", "", "1.0", False),
-     ("1.2 or earlier", "", "1.0", None), ("1.0", "main, so far", "1.0", None)],
+     ("1.2 or earlier", "", "1.0", None), ("1.0", "main, so far", "1.0", None),
+     ("0.9", "1.0, by pull request 7; taken back in 1.1", "1.0", None)],
 )  # fmt: skip
 def test_what_an_entry_says_of_a_release(since: str, fixed: str, release: str, is_there: bool | None) -> None:
     assert there(replace(FINDINGS[0], since=since, fixed=fixed), release) is is_there

@@ -12,7 +12,7 @@ import pytest
 from harness.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck
 from harness.heads import ported
 from harness.heads.claims import Answered, Claim
-from harness.heads.kept import State, Tried, regressions
+from harness.heads.kept import State, Tried, beyond, judged, regressions
 from harness.heads.ported import Asked, Port, port
 from harness.known_issues import KnownIssues, known_issues_of
 from harness.report.findings import section_of
@@ -155,6 +155,26 @@ def test_a_cure_that_moved_is_told_unless_its_defect_is_gone(
 def test_what_a_limit_refuses_on_the_head_alone_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = ported_by(tmp_path, monkeypatch, a(Verdict.UNSUPPORTED, reason="a limit"))
     assert [misfit.what for misfit in found.misfits] == ["refused there, and not on 1.0: a limit"]
+
+
+def test_a_regression_that_another_known_defect_ends_is_seen_with_everything_else_cured() -> None:
+    (kept, _) = regressions(HEADS_SYSTEM, FINDINGS)
+    other = a(Verdict.CRASH, known_issue="heads-elsewhere", error=Failure("KeyError", "'x'", 0))(kept.scenario)
+    asked: list[Scenario] = []
+
+    def passes(scenario: Scenario) -> Result:
+        asked.append(scenario)
+        return a(Verdict.PASS)(scenario)
+
+    seen = beyond(kept, other, KNOWN, passes)
+    assert seen.verdict is Verdict.PASS
+    assert [scenario.version for scenario in asked] == ["+cured:-77"]
+    assert judged(kept, [seen], "1.0", KNOWN).state is State.REPAIRED
+    assert judged(kept, [other], "1.0", KNOWN).state is State.NOTHING
+    own = replace(other, known_issue="heads-77+heads-elsewhere")
+    unexplained = replace(other, known_issue=None)
+    assert [beyond(kept, each, KNOWN, passes) for each in (own, unexplained)] == [own, unexplained]
+    assert len(asked) == 1
 
 
 # --- claims --------------------------------------------------------------------------------------------------

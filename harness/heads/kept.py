@@ -32,7 +32,7 @@ class State(Enum):
 
     THERE = "still there"
     REPAIRED = "repaired"
-    AS_SAID = "repaired, as its entry says"
+    AS_SAID = "passes, as its entry says"
     BACK = "came back"  # its entry says that this head, or an older release, repaired it
     OTHERWISE = "fails in another way"
     NOTHING = "says nothing"
@@ -129,16 +129,16 @@ def judged(kept: Kept, results: Sequence[Result], base: str, known: KnownIssues)
 def _state(finding: Finding | None, result: Result, base: str, known: KnownIssues) -> State:
     if result.verdict in (Verdict.UNKNOWN, Verdict.UNSUPPORTED):
         return State.NOTHING
-    before = there(finding, base)
+    own = result.version.partition("+")[0]
+    before, now = there(finding, base), there(finding, own) if is_version(own) else None
     if result.verdict is Verdict.PASS:
-        return State.AS_SAID if before is False or (finding and finding.fixed) else State.REPAIRED
+        said = before is False or now is False or (finding and finding.fixed)
+        return State.AS_SAID if said else State.REPAIRED
     if not (result.known_issue or known.match(result)):
         return State.NOTHING if result.not_cured else State.OTHERWISE
     if finding and not _is_own(finding, result, known):
         return State.NOTHING
-    own = result.version.partition("+")[0]
-    back = before is False and not (is_version(own) and there(finding, own))
-    return State.BACK if back else State.THERE
+    return State.BACK if before is False and not now else State.THERE
 
 
 def _is_own(finding: Finding, result: Result, known: KnownIssues) -> bool:

@@ -258,6 +258,12 @@ def test_a_defect_that_a_newer_release_than_the_head_repaired_did_not_come_back(
     assert judged(kept, [result], "1.0", KNOWN).state is State.THERE
 
 
+def test_a_head_that_is_older_than_a_defect_has_not_repaired_it() -> None:
+    (kept, _) = regressions(HEADS_SYSTEM, FINDINGS)
+    result = Result(kept.scenario, "heads", "0.9+git.abc", Verdict.PASS)
+    assert judged(kept, [result], "1.0", KNOWN).state is State.AS_SAID
+
+
 def test_every_value_occurs_once() -> None:
     found = covering(HEADS_SYSTEM, "git:main", "1.0")
     assert {scenario.version for scenario in found} == {"git:main+cured"}

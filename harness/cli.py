@@ -309,6 +309,10 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
     return ExitStatus.OK
 
 
+for shown in (report, history, merge):
+    cli.add_command(shown)
+
+
 @cli.command()
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("reports/canaries"), metavar="DIR", help="Folder of results."
@@ -409,7 +413,6 @@ def completion_(shell: str) -> int:
 
 
 for command in (
-    report, history, merge, shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience,
-    port, claims, night,
+    shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience, port, claims, night,
 ):  # fmt: skip
     cli.add_command(command)

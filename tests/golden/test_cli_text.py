@@ -24,6 +24,7 @@ COMMANDS = (
     "replay",
     "sweep",
     "bisect",
+    "night",
     "explain",
     "report",
     "history",

@@ -16,7 +16,7 @@ from harness.result import Result
 from harness.systems.registry import all_systems
 from harness.verdict import Verdict
 
-REPAIRED, STALE, NOT_SHOWN = "repaired", "stale", "not shown"
+REPAIRED, STALE, NOT_SHOWN, LATER = "repaired", "stale", "not shown", "later"
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,9 @@ class Laboratory:
             release = self._release(info, scenario.version)
             reason = info.refusal(scenario if release == scenario.version else replace(scenario, version=release))
             if reason:
-                result = Result(scenario, info.name, self._named(info, scenario), Verdict.UNSUPPORTED, reason=reason)
+                tree = scenario.version.startswith(SOURCES)  # laid out already, to be asked what it calls itself
+                version = self._installed(info, scenario) if tree else self._named(info, scenario)
+                result = Result(scenario, info.name, version, Verdict.UNSUPPORTED, reason=reason)
             else:
                 result = self._attempt(scenario, info, observed, patience)
         except StoreFull:

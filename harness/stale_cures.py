@@ -6,6 +6,7 @@ cure. So after a walk over a head the scenarios of each such cure run once on th
 
 * All pass: *repaired*.
 * One fails: *stale*. Somebody has to write the cure anew; what failed is said.
+* All pass, and the entry knows the defect only from a later release on: *later*. There is nothing to repair.
 * Neither, because a limit refuses one or something of ours does not fit: *not shown*.
 
 *Does not verify*: that what fails is the cure's own defect. It is what stands where that defect stood.
@@ -16,14 +17,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from packaging.version import Version
+
 from harness.cure_table import scenario_of
 from harness.cures import CLASH, cures_of
-from harness.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck
+from harness.head_results import LATER, NOT_SHOWN, REPAIRED, STALE, CureCheck
+from harness.known_issues import bound_of, known_issues_of
 from harness.misfits import on_head
 from harness.result import Result
 from harness.scenario import Scenario
 from harness.systems.registry import system_named
 from harness.verdict import Verdict
+from harness.versions import is_version
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,23 @@ class Question:
         if silent is not None or not own:
             reason = silent.reason.split("\n", 1)[0] if silent else "no scenario ran"
             return self._check(NOT_SHOWN, f"{silent.verdict.value}: {reason}" if silent else reason)
-        return self._check(REPAIRED, "")
+        since = _since(self.system, self.cure)
+        called = self.version.partition("+")[0]
+        later = since is not None and is_version(called) and Version(called) < since
+        return self._check(LATER, f"the defect is known from {since} on") if later else self._check(REPAIRED, "")
 
     def _check(self, standing: str, shows: str) -> CureCheck:
         return CureCheck(self.system, self.version, self.cure, self.why, standing, shows)
+
+
+def _since(system: str, cure: str) -> Version | None:
+    """The first release that is known to have a cure's defect; None where its entries name none."""
+    entries = [
+        *known_issues_of(system_named(system)),
+        *known_issues_of(system_named(system), hidden=True),
+    ]
+    bounds = [bound_of(entry.since) for entry in entries if entry.cure == cure]
+    return min((bound.version for bound in bounds if bound), default=None)
 
 
 def questions(results: Iterable[Result]) -> list[Question]:

@@ -28,8 +28,8 @@ from harness import cure_table, cures
 from harness.attribution import attributed
 from harness.errors import HarnessError, UsageError
 from harness.faults.strikes import plain_scenario
+from harness.head_results import LATER, CureCheck
 from harness.head_results import REPAIRED as CURE_REPAIRED
-from harness.head_results import CureCheck
 from harness.heads.calls import driver_calls
 from harness.heads.covering import covering, lost
 from harness.heads.kept import Kept, State, Tried, beyond, judged, placed_on, regressions
@@ -412,7 +412,7 @@ class _Found:
         not; without those of which only something else that does not fit keeps us from knowing."""
         for check in self._cures:
             hidden = any(each.explains(check.shows) for each in gone) or any(m.what in check.shows for m in misfits)
-            if check.standing != CURE_REPAIRED and not hidden:
+            if check.standing not in (CURE_REPAIRED, LATER) and not hidden:
                 why, _, place = check.why.partition(": ")
                 place = place.replace(", line ", ":") if ", line " in place else place
                 yield Misfit("cure", f"cure {check.cure} is {check.standing}: {why}; {check.shows}", place)

@@ -25,7 +25,8 @@ class CureCheck:
 
     * system, version: of the head, as results name them. cure: its id.
     * why: why it does not apply. standing: one of those above, by `harness.stale_cures`.
-    * shows: the signature of what failed, or why nothing is shown; empty for a defect that is repaired.
+    * shows: the signature of what failed, or why nothing is shown; of a defect that is repaired what its entry says of
+      that, empty where it says nothing yet.
     """
 
     system: str

@@ -112,7 +112,7 @@ class Package:
         not newer, the oldest one before all of them; nothing that is known of a release for a tree that says none."""
         if not version:
             return Release("", beside=self.beside)
-        own = Version(version)
+        own = Version(Version(version).base_version)
         known = sorted((*self.releases, *self.commits), key=lambda release: Version(release.version))
         return next((r for r in reversed(known) if Version(r.version) <= own), known[0])
 

@@ -4,7 +4,7 @@ A cure is a patch, and a head moves its lines. "The code moved" hides two facts 
 is gone, and the entry's claim is out of date; or it is still there, and the walk stops at it again as if it had no
 cure. So after a walk over a head the scenarios of each such cure run once on that head, with everything else cured:
 
-* All pass: *repaired*.
+* All pass: *repaired*. Where the entry says so already, its words are kept.
 * One fails: *stale*. Somebody has to write the cure anew; what failed is said.
 * All pass, and the entry knows the defect only from a later release on: *later*. There is nothing to repair.
 * Neither, because a limit refuses one or something of ours does not fit: *not shown*.
@@ -22,7 +22,7 @@ from packaging.version import Version
 from harness.cure_table import scenario_of
 from harness.cures import CLASH, cures_of
 from harness.head_results import LATER, NOT_SHOWN, REPAIRED, STALE, CureCheck
-from harness.known_issues import bound_of, known_issues_of
+from harness.known_issues import KnownIssue, bound_of, known_issues_of
 from harness.misfits import on_head
 from harness.result import Result
 from harness.scenario import Scenario
@@ -51,23 +51,31 @@ class Question:
         if silent is not None or not own:
             reason = silent.reason.split("\n", 1)[0] if silent else "no scenario ran"
             return self._check(NOT_SHOWN, f"{silent.verdict.value}: {reason}" if silent else reason)
-        since = _since(self.system, self.cure)
-        called = self.version.partition("+")[0]
-        later = since is not None and is_version(called) and Version(called) < since
-        return self._check(LATER, f"the defect is known from {since} on") if later else self._check(REPAIRED, "")
+        if young := _younger(self.system, self.cure, self.version):
+            return self._check(LATER, young)
+        return self._check(REPAIRED, next((entry.fixed for entry in _entries(self.system, self.cure)), ""))
 
     def _check(self, standing: str, shows: str) -> CureCheck:
         return CureCheck(self.system, self.version, self.cure, self.why, standing, shows)
 
 
-def _since(system: str, cure: str) -> Version | None:
-    """The first release that is known to have a cure's defect; None where its entries name none."""
-    entries = [
-        *known_issues_of(system_named(system)),
-        *known_issues_of(system_named(system), hidden=True),
-    ]
-    bounds = [bound_of(entry.since) for entry in entries if entry.cure == cure]
-    return min((bound.version for bound in bounds if bound), default=None)
+def _entries(system: str, cure: str) -> list[KnownIssue]:
+    """The entries whose defect a cure takes away."""
+    info = system_named(system)
+    every = (*known_issues_of(info), *known_issues_of(info, hidden=True))
+    return [entry for entry in every if entry.cure == cure]
+
+
+def _younger(system: str, cure: str, version: str) -> str:
+    """Why a defect that a head does not show may be younger than the head; empty where its entries know it from an
+    older release."""
+    called = version.partition("+")[0]
+    texts = [entry.since for entry in _entries(system, cure)]
+    for since in texts:
+        bound = bound_of(since)
+        if bound is not None and not (is_version(called) and Version(called) < bound.version):
+            return ""
+    return f"the defect is known from {texts[0]} on" if texts else ""
 
 
 def questions(results: Iterable[Result]) -> list[Question]:

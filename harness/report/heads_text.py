@@ -46,8 +46,10 @@ def _lines(head: Head) -> Iterator[str]:
     if len(head.unknown) > SHOWN:
         yield f"and {len(head.unknown) - SHOWN} reasons more, among the causes"
     yield from (f"lost coverage: {line.strip()}" for line in head.lost.text.splitlines())
-    if head.repaired:
-        yield f"repaired there, so that the entry needs `fixed`: {', '.join(check.cure for check in head.repaired)}"
+    if unsaid := [check.cure for check in head.repaired if not check.shows]:
+        yield f"repaired there, and its entry does not say so yet: {', '.join(unsaid)}"
+    if said := [check.cure for check in head.repaired if check.shows]:
+        yield f"repaired there, as the entry says: {', '.join(said)}"
     for check in head.stale:
         yield f"stale cure, to be written anew: {check.cure}; without it: {check.shows}"
     if silent := [check.cure for check in head.checks if check.standing == NOT_SHOWN]:

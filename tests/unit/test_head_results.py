@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
 
 from harness import stale_cures
 from harness.cure_table import scenario_of
 from harness.head_results import LATER, NOT_SHOWN, REPAIRED, STALE, CureCheck, heads_of
+from harness.known_issues import known_issues_of
 from harness.report.json_report import to_json
 from harness.report.model import Report
 from harness.result import Failure, Result
@@ -111,17 +111,22 @@ def test_what_scenarios_of_a_cure_show(verdicts: tuple[Verdict, ...], standing: 
     assert bool(check.shows) is bool(shows)
 
 
-def test_a_defect_that_is_younger_than_the_head_is_not_repaired_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stale_cures, "_since", lambda system, cure: Version("0.20.0"))
+@pytest.mark.parametrize(
+    ("since", "fixed", "standing", "shows"),
+    [
+        ("0.13.0 or earlier", "", REPAIRED, ""),
+        ("0.13.0", "core_v0.17.0, by pull request 3537", REPAIRED, "core_v0.17.0, by pull request 3537"),
+        ("0.20.0", "", LATER, "the defect is known from 0.20.0 on"),
+        ("main of 11 August 2026", "", LATER, "the defect is known from main of 11 August 2026 on"),
+    ],
+)
+def test_a_defect_that_a_head_does_not_show_is_repaired_said_so_or_younger(
+    monkeypatch: pytest.MonkeyPatch, since: str, fixed: str, standing: str, shows: str
+) -> None:
+    entry = replace(known_issues_of(system_named("megatron-core"))[0], since=since, fixed=fixed)
+    monkeypatch.setattr(stale_cures, "_entries", lambda system, cure: [entry])
     (check,) = answers(Verdict.PASS)
-    assert (check.standing, check.shows) == (LATER, "the defect is known from 0.20.0 on")
-    monkeypatch.setattr(stale_cures, "_since", lambda system, cure: Version("0.19.0"))
-    assert [check.standing for check in answers(Verdict.PASS)] == [REPAIRED]
-
-
-def test_an_entry_says_from_which_release_on_its_defect_is_known() -> None:
-    assert stale_cures._since("deepspeed", "scalar-broadcast") == Version("0.19.8")
-    assert stale_cures._since("megatron-core", "no such cure") is None
+    assert (check.standing, check.shows) == (standing, shows)
 
 
 def test_a_cure_whose_scenarios_did_not_run_is_not_shown() -> None:

@@ -24,7 +24,6 @@ COMMANDS = (
     "replay",
     "sweep",
     "bisect",
-    "night",
     "explain",
     "report",
     "history",

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.entry import resolve
+from harness.ownership import in_one_line, with_callable
 from harness.systems.registry import system_named
 from harness.world import curing, process, rehearsal, wire
 from harness.world.job import Job, shortened
@@ -77,8 +78,11 @@ def main(
             rehearsal.prove(device, Path(scratch or tempfile.gettempdir()))
     except rehearsal.UnfitError as error:
         _give_up(control, f"ranks cannot run here: {error}")
-    except BaseException:
-        _give_up(control, f"its warm-up failed:\n{shortened(traceback.format_exc())}")
+    except BaseException as error:
+        message = with_callable(str(error)) if isinstance(error, TypeError) else str(error)
+        text = traceback.format_exc()
+        line = in_one_line(type(error).__name__, message, text)
+        _give_up(control, f"{line}, while a server warmed up\n{shortened(text)}")
     wire.send(control, {"kind": "ready"})
     _serve(_Host(control))
     _leave(parent, scratch)

@@ -154,7 +154,8 @@ def package(name: str) -> Package:
 
 @cache
 def package_of(system: System) -> Package:
-    """The package of a system that has one, from its `releases.toml`.
+    """The package of a system that has one, from its `releases.toml`; without one, as a system of a plugin may be, from
+    that of another system of the same library.
 
     Raises:
         UsageError: no such file, or a malformed one.
@@ -162,6 +163,9 @@ def package_of(system: System) -> Package:
     file = system.folder.joinpath("releases.toml")
     origin = f"{system.name}/releases.toml"
     if not file.is_file():
+        others = (each for each in all_systems() if each is not system and each.under_test == system.under_test)
+        if lender := next((each for each in others if each.folder.joinpath("releases.toml").is_file()), None):
+            return package_of(lender)
         raise UsageError.of(f"releases of {system.name}", "no file", f"a file {origin} beside its walks", origin)
     return parse(text_of(file, origin), origin)
 

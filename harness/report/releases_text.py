@@ -95,11 +95,9 @@ def render_finding(finding: Finding, subjects: dict[str, str], width: int = 120,
     if finding.note:
         below.append(f"note: {finding.note}")
     if finding.skipped:
-        why = (
-            "not all tried"
-            if finding.interrupted or finding.out_of_time
-            else "say nothing about this failure, so it may be one of them"
-        )
+        why = "say nothing about this failure, so it may be one of them"
+        if finding.interrupted or finding.out_of_time:
+            why = "not tried" if finding.results.keys().isdisjoint(finding.skipped) else "not all tried"
         below.append(f"between them: {names(finding.skipped)}: {why}")
     others = {v: r for v, r in finding.results.items() if v in finding.skipped}
     below += [f"  {version}: {result.verdict.value}: {brief(result)}" for version, result in others.items()]

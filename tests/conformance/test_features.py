@@ -7,13 +7,14 @@ import pytest
 
 from harness.features import found_in
 from harness.releases import package_of
-from harness.systems.registry import all_systems, system_named
+from harness.systems.registry import system_named
 from harness.world.interpreter import interpreter
 from harness.world.overlay import install
+from tests.conformance.built_in import BUILT_IN
 
 DECLARE = [
     (info.name, release.version)
-    for info in all_systems()
+    for info in BUILT_IN
     if info.package and info.accepts.features
     for release in package_of(info).releases
 ]

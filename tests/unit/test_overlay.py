@@ -273,7 +273,7 @@ def test_a_tree_gets_what_the_newest_release_before_it_needs(fake: Package, clon
     declared = replace(fake, releases=releases)
     core = write_library(tmp_path / "tree", "1.1") / "fakelib" / "core"
     for said, beside in (("MAJOR = 1\nMINOR = 0\nPATCH = 7\nPRE_RELEASE = ''", "fake_lib-1.0"),
-                         ("MAJOR = 1\nMINOR = 1\nPATCH = 0\nPRE_RELEASE = 'rc0'", "fake_lib-1.0"),
+                         ("MAJOR = 1\nMINOR = 1\nPATCH = 0\nPRE_RELEASE = 'rc0'", "fake_lib-1.1"),
                          ("MAJOR = 2\nMINOR = 1\nPATCH = 0", "fake_lib-1.1"),
                          ("MAJOR = 0\nMINOR = 1\nPATCH = 0", "fake_lib-1.0")):  # fmt: skip
         (core / "package_info.py").write_text(said)

@@ -96,7 +96,7 @@ def test_cures_that_do_not_apply_are_sorted_out() -> None:
     )
     (told,) = heads_told(report(*passing(2), checks=checks))
     assert told.lines[1:] == (
-        "repaired there, so that the entry needs `fixed`: one, 4",
+        "repaired there, and its entry does not say so yet: one, 4",
         "stale cure, to be written anew: two; without it: crash: boom",
         "cures that do not apply, and nothing is shown of their defects: three",
     )

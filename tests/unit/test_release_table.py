@@ -40,7 +40,11 @@ def test_a_systems_package_is_read_from_beside_its_walks() -> None:
 
 def test_a_system_without_its_file_is_a_clear_error() -> None:
     with pytest.raises(UsageError, match=r"releases of fake: given 'no file'; allowed: a file fake/releases\.toml"):
-        package_of(replace(FAKE_SYSTEM, data="tests/unit/no_such_folder"))
+        package_of(replace(FAKE_SYSTEM, package="nobodys-lib", data="tests/unit/no_such_folder"))
+
+
+def test_a_system_of_a_plugin_without_its_file_has_the_releases_of_the_library_that_it_shares() -> None:
+    assert package_of(replace(FAKE_SYSTEM, data="tests/unit/no_such_folder")) == package_of(FAKE_SYSTEM)
 
 
 @pytest.mark.parametrize(

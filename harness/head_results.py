@@ -60,11 +60,6 @@ class Head:
         return sum(self.unknown.values())
 
     @property
-    def lost_too_much(self) -> bool:
-        """Whether so little of the walk is left that a run over the rest is no pass."""
-        return self.lost.too_much
-
-    @property
     def repaired(self) -> tuple[CureCheck, ...]:
         """Cures whose defect is repaired there."""
         return tuple(check for check in self.checks if check.standing == REPAIRED)

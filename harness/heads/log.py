@@ -24,7 +24,7 @@ from harness.errors import UsageError
 from harness.releases import Package
 from harness.report.findings import Finding
 from harness.versions import is_version
-from harness.world.overlay import clone_variable, commit_of, git
+from harness.world.overlay import clone_variable, commit_of, git, holds
 
 MOST_TOLD = 3
 """So many commits are told of one defect; a list of forty says nothing."""
@@ -203,8 +203,4 @@ def blamed_file(finding: Finding) -> str:
 
 
 def _has_tree(package: Package, revision: str, root: str) -> bool:
-    tree = str(PurePosixPath(root) / package.tree)
-    try:
-        return git(package, "cat-file", "-t", f"{revision}:{tree}").strip() == "tree"
-    except subprocess.CalledProcessError:
-        return False
+    return holds(package, revision, str(PurePosixPath(root) / package.tree))

@@ -37,6 +37,7 @@ from harness.report.history import FIRST, FIXED
 from harness.report.model import Report
 from harness.report.wording import wording_of
 from harness.result import Result
+from harness.run import DATABASE
 from harness.store import Store
 from harness.systems.protocol import System
 from harness.verdict import ExitStatus, Standing
@@ -44,7 +45,6 @@ from harness.versions import CURED
 from harness.world.overlay import commit_of, git
 
 STATE, ISSUES, SUMMARY, WALK, TONIGHT = "night.json", "issues", "summary.md", "walk", "tonight.txt"
-DATABASE = "results.sqlite"
 _ID = 12
 """Characters of a commit in versions and texts."""
 

@@ -28,7 +28,7 @@ from harness import cure_table, cures
 from harness.attribution import attributed
 from harness.errors import HarnessError, UsageError
 from harness.faults.strikes import plain_scenario
-from harness.head_results import LATER, CureCheck
+from harness.head_results import LATER, CureCheck, reason
 from harness.head_results import REPAIRED as CURE_REPAIRED
 from harness.heads.calls import driver_calls
 from harness.heads.covering import covering, lost
@@ -62,8 +62,6 @@ SLOW = ("two meshes agree", "every refusal that is said to be the library's is r
 
 CHECKED, WALKED, KEPT = "checks", "scenarios", "regressions"
 """What is counted."""
-
-_WHERE = re.compile(r"^rank \d+ in [\w -]+: ")
 
 
 @dataclass(frozen=True)
@@ -375,7 +373,7 @@ class _Found:
             if cause is None and result.verdict is not Verdict.UNKNOWN:
                 continue
             if cause is None:
-                misfit = Misfit("driver", _WHERE.sub("", result.reason.split("\n", 1)[0]))
+                misfit = Misfit("driver", reason(result))
             else:
                 misfit = Misfit("driver", cause.what, cause.place, cause.called)
             found.setdefault(misfit.what, misfit)
@@ -391,8 +389,8 @@ class _Found:
             on_base = replace(result.scenario, version=self.asked.base)
             if result.verdict is Verdict.UNSUPPORTED and self.asked.system.refusal(on_base) is None:
                 found.setdefault(result.reason, []).append(result)
-        for reason, results in found.items():
-            yield Misfit("limit", f"refused there, and not on {self.asked.base}: {reason}", results=tuple(results))
+        for why, results in found.items():
+            yield Misfit("limit", f"refused there, and not on {self.asked.base}: {why}", results=tuple(results))
 
     def _ask_cures(self, stale: frozenset[str], say: Say) -> None:
         """Whether what each of these cures took away still fails, with everything else cured."""

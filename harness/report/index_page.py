@@ -220,7 +220,7 @@ def _because(report: Report) -> str:
     elif standings[Standing.NEW]:
         more = f" {_count(standings[Standing.KNOWN], 'more')} failed as is known." if standings[Standing.KNOWN] else ""
         told.append(f"Exit status {int(status)}, since something new failed.{more}")
-    if any(head.lost_too_much for head in report.heads):
+    if any(head.lost.too_much for head in report.heads):
         told.append("A head refuses more than a tenth of what the newest release runs: what passes there is no pass.")
     if report.missing:
         told.append(f"{_count(len(report.missing), 'planned scenario')} did not finish: run the same command again.")

@@ -185,7 +185,7 @@ class Report:
         if self.missing:
             return ExitStatus.HARNESS
         found = exit_status(self.counts, self.known)
-        lost = found is ExitStatus.OK and any(head.lost_too_much for head in self.heads)
+        lost = found is ExitStatus.OK and any(head.lost.too_much for head in self.heads)
         return ExitStatus.HARNESS if lost else found
 
     @property

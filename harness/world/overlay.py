@@ -212,7 +212,7 @@ def _of_tree(package: Package, folder: Path, python: Interpreter, features: Sequ
 
 def _of_commit(package: Package, revision: str, python: Interpreter, features: Sequence[Feature]) -> Overlay:
     commit = commit_of(package, revision)
-    root = next((root for root in package.roots if _holds(package, commit, _in_repository(root, package.tree))), None)
+    root = next((root for root in package.roots if holds(package, commit, _in_repository(root, package.tree))), None)
     if root is None:
         trees = [_in_repository(root, package.tree) for root in package.roots]
         raise OverlayError(f"commit {commit[:12]} of {package.name} has no tree {' or '.join(trees)}")
@@ -252,7 +252,7 @@ def _in_repository(root: str, tree: str) -> str:
     return str(PurePosixPath(root) / tree)
 
 
-def _holds(package: Package, commit: str, tree: str) -> bool:
+def holds(package: Package, commit: str, tree: str) -> bool:
     """Whether a commit has a folder of that path."""
     return _kind(package, commit, tree) == "tree"
 

@@ -68,7 +68,7 @@ def test_a_head_that_refuses_over_a_tenth_of_what_the_newest_release_runs_is_no_
         store.finished_many(run_id, found)
         report = Report.of(store, run_id)
     (head,) = report.heads
-    assert (head.lost.lost, head.lost_too_much) == (refused, refused > 1)
+    assert (head.lost.lost, head.lost.too_much) == (refused, refused > 1)
     assert report.status is status
 
 

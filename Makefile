@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes import the same module
 .PHONY: run test fast coverage lint docs sample bench canaries nightly gpu clean
 
 run: $(STAMP)  ## the smoke scenarios on the reference and on FSDP2 + DCP, then the report
-	$(PY) -m harness run smoke --out reports/smoke
+	$(PY) -m shardproof run smoke --out reports/smoke
 
 test: $(STAMP)  ## lint, types and all fast tests, side by side
 	$(MAKE) -j2 lint fast
@@ -31,24 +31,24 @@ test: $(STAMP)  ## lint, types and all fast tests, side by side
 fast: $(STAMP)  ## all fast tests, in parallel
 	$(PY) -m pytest $(SPREAD) -m "not nightly"
 
-coverage: $(STAMP)  ## the same tests with coverage of harness/, which costs two thirds more CPU
+coverage: $(STAMP)  ## the same tests with coverage of harness/shardproof/, which costs two thirds more CPU
 	$(PY) -m coverage erase
-	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PY) -m pytest $(SPREAD) -m "not nightly" --cov=harness --cov-branch --cov-report=term:skip-covered
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml $(PY) -m pytest $(SPREAD) -m "not nightly" --cov=shardproof --cov-branch --cov-report=term:skip-covered
 
 lint: $(STAMP)  ## ruff (lint and format) and the strict type check
-	$(PY) -m ruff check harness scenarios tests benchmarks docs/site
-	$(PY) -m ruff format --check harness scenarios tests benchmarks docs/site
+	$(PY) -m ruff check harness scenarios tests benchmarks docs/site docs/written
+	$(PY) -m ruff format --check harness scenarios tests benchmarks docs/site docs/written
 	$(PY) -m mypy
 
 canaries: $(STAMP)  ## every fault and every comparison that must be noticed; fails if one is not
-	$(PY) -m harness faults --out reports/canaries
+	$(PY) -m shardproof faults --out reports/canaries
 
 NEWEST_TORCH = $(shell sed -n 's/^torch==//p' constraints-newest.txt)
 
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
 	$(if $(VENV),$(PIP) -e '.[ray]')
-	$(PY) -m harness run nightly --out reports/nightly
-	$(PY) -m harness run nightly --system torch-fsdp2 --torch "<=$(NEWEST_TORCH)" --out reports/nightly-newest-torch
+	$(PY) -m shardproof run nightly --out reports/nightly
+	$(PY) -m shardproof run nightly --system torch-fsdp2 --torch "<=$(NEWEST_TORCH)" --out reports/nightly-newest-torch
 	$(PY) -m pytest $(SPREAD) -m nightly
 	SHARDPROOF_EFFORT=10 $(PY) -m pytest $(SPREAD) -m "hypothesis and not nightly"
 
@@ -56,15 +56,15 @@ GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 reg
 
 gpu: $(STAMP)  ## on a machine with a GPU: its tests, the GPU set on CPU and GPU, and the record of it in docs/gpu.md
 	$(PY) -m pytest -m gpu tests/gpu
-	-$(PY) -m harness run $(GPU_SET) --device cpu --out reports/gpu-cpu --json reports/gpu-cpu/run.json
-	-$(PY) -m harness run $(GPU_SET) --device cuda --deadline-s 180 --out reports/gpu-cuda --json reports/gpu-cuda/run.json
-	$(PY) -m harness.report.gpu_record reports/gpu-cpu/run.json reports/gpu-cuda/run.json >> docs/gpu.md
+	-$(PY) -m shardproof run $(GPU_SET) --device cpu --out reports/gpu-cpu --json reports/gpu-cpu/run.json
+	-$(PY) -m shardproof run $(GPU_SET) --device cuda --deadline-s 180 --out reports/gpu-cuda --json reports/gpu-cuda/run.json
+	$(PY) -m docs.written.gpu_record reports/gpu-cpu/run.json reports/gpu-cuda/run.json >> docs/gpu.md
 
 docs: $(STAMP)  ## the documentation site, in build/site; a broken link or a page outside of the navigation ends it
 	$(PY) -m sphinx -q -W --keep-going -c docs/site -d build/site-read docs build/site
 
 sample: $(STAMP)  ## the report that is kept in git, written anew
-	$(PY) -m harness run smoke --system torch-fsdp2 --out reports/smoke-of-the-sample
+	$(PY) -m shardproof run smoke --system torch-fsdp2 --out reports/smoke-of-the-sample
 	$(PY) -m tests.sample reports/smoke-of-the-sample
 
 bench: $(STAMP)  ## speed, side by side in one run

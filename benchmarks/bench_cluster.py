@@ -21,11 +21,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from harness.cluster.handout import ClusterExecutor, Node
-from harness.cluster.node import setting_of
-from harness.cluster.on_ray import RayCluster
-from harness.known_issues import KnownIssues
-from harness.scenario import Mesh, Scenario
+from shardproof.cluster.handout import ClusterExecutor, Node
+from shardproof.cluster.node import setting_of
+from shardproof.cluster.on_ray import RayCluster
+from shardproof.issues.known_issues import KnownIssues
+from shardproof.scenario import Mesh, Scenario
 
 SCENARIOS = 48
 """So many that the end, when one node has nothing left to do while the other does its last, weighs little."""

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from harness import judge
-from harness.faults.catalogue import CATALOGUE, scenarios_of
+from shardproof.faults.catalogue import CATALOGUE, scenarios_of
+from shardproof.laboratory import judge
 
 
 def timed(name: str, spent: Counter[str]) -> Callable[..., Any]:

@@ -21,12 +21,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardproof.emulation.spawn import REAL_SPAWN
+from shardproof.scenario import Scenario
+from shardproof.world.job import Job, JobOutcome
+from shardproof.world.server import ForkServer
+
 from benchmarks.bench_world import scratch_folder
 from benchmarks.servers import server_options
-from harness.emulation.spawn import REAL_SPAWN
-from harness.scenario import Scenario
-from harness.world.job import Job, JobOutcome
-from harness.world.server import ForkServer
 
 PROGRAM = "build step step save build load step"
 MANAGER = """

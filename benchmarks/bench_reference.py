@@ -2,8 +2,8 @@
 
 Seconds are of the processor, so that whoever else uses the machine counts less. Remembered from one scenario to the
 next is what a run remembers: what the contract says of the same axes, and what a build is before it runs (layouts,
-initial values, the gradients that ranks contribute; `harness/reference/blueprint.py`). Every step, reduction, save,
-load and comparison is done anew.
+initial values, the gradients that ranks contribute; `harness/shardproof/reference/blueprint.py`). Every step,
+reduction, save, load and comparison is done anew.
 
 The scenario: 12 parameters of mixed dtype, AdamW with fp32 masters, zero1 over dp 4, three steps, save, load on dp 2,
 one step. Its final state, as all ranks hold it, is assembled and compared bit for bit with that of the twin, computed
@@ -21,14 +21,14 @@ import pstats
 import statistics
 import time
 
-from harness.diff import diff
-from harness.models import ZOO, ModelSpec, ModuleSpec, ParamSpec
-from harness.observe.logical import Logical
-from harness.oracle import twin
-from harness.program import expand
-from harness.reference import system as reference
-from harness.scenario import Scenario
-from harness.systems.registry import contract_of
+from shardproof.diff import diff
+from shardproof.models import ZOO, ModelSpec, ModuleSpec, ParamSpec
+from shardproof.observe.logical import Logical
+from shardproof.oracle import twin
+from shardproof.program import expand
+from shardproof.protocol.registry import contract_of
+from shardproof.reference import system as reference
+from shardproof.scenario import Scenario
 
 AXES = {
     "model": "bench12", "sharding": "zero1", "dtype": "mixed/reduce=fp32/master=fp32", "mesh": "1x4x1", "load": "1x2x1",
@@ -85,10 +85,10 @@ def main(seconds: float = 5.0) -> None:
     profile.disable()
     print("where the time goes (final state, under the profiler):")
     stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
-    rows = sorted(((v[3], k) for k, v in stats.items() if "/harness/" in k[0]), reverse=True)
+    rows = sorted(((v[3], k) for k, v in stats.items() if "/harness/shardproof/" in k[0]), reverse=True)
     total = rows[0][0]
     for cumulative, (file, _line, function) in rows[1:16]:
-        print(f"  {100 * cumulative / total:5.1f} %  {file.rpartition('/harness/')[2]}: {function}")
+        print(f"  {100 * cumulative / total:5.1f} %  {file.rpartition('/harness/shardproof/')[2]}: {function}")
 
 
 if __name__ == "__main__":

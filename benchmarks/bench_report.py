@@ -27,8 +27,7 @@ sys.path.insert(0, str(TESTS))
 
 import report_samples as samples  # noqa: E402
 from browser_parts import CHROMIUM, absent  # noqa: E402
-
-from harness.report.html import write_html  # noqa: E402
+from shardproof.report.html import write_html  # noqa: E402
 
 RUNS = 5
 

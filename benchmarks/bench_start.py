@@ -17,7 +17,7 @@ def main() -> None:
         taken = []
         for _ in range(RUNS):
             began = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "harness", *command], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([sys.executable, "-m", "shardproof", *command], check=True, stdout=subprocess.DEVNULL)
             taken.append(time.perf_counter() - began)
         print(f"shardproof {' '.join(command):<14} {statistics.median(taken):.2f} s (best {min(taken):.2f})")
 

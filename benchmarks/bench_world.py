@@ -21,13 +21,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.scenario import Mesh, Scenario
-from harness.world.job import Job, JobOutcome
-from harness.world.server import DETERMINISM, ForkServer
+from shardproof.scenario import Mesh, Scenario
+from shardproof.world.job import Job, JobOutcome
+from shardproof.world.server import DETERMINISM, ForkServer
 
 PROGRAM = "build step step save build load step"
 ROOT = Path(__file__).resolve().parents[1]
-WARM_UP = ["harness.systems.torch_fsdp2.rank:warm_up"]
+WARM_UP = ["shardproof.systems.torch_fsdp2.rank:warm_up"]
 RAM_DISK = Path("/dev/shm")
 
 

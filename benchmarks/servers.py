@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.releases import package_of
-from harness.scenario import Scenario
-from harness.systems.registry import all_systems
-from harness.world.environments import VARIANT
-from harness.world.interpreter import interpreter
-from harness.world.overlay import build
+from shardproof.protocol.registry import all_systems
+from shardproof.protocol.releases import package_of
+from shardproof.scenario import Scenario
+from shardproof.world.environments import VARIANT
+from shardproof.world.interpreter import interpreter
+from shardproof.world.overlay import build
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -19,10 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from shardproof.scenario import Scenario
+from shardproof.world.job import Job, JobOutcome
+from shardproof.world.server import ForkServer
+
 from benchmarks.servers import server_options
-from harness.scenario import Scenario
-from harness.world.job import Job, JobOutcome
-from harness.world.server import ForkServer
 
 INCIDENTS = ("hang", "kill", "raise", "daemon")
 EVERY = 10

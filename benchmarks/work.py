@@ -1,9 +1,9 @@
 """How much work things are, counted where it cannot vary: calls of our own functions, and modules that are imported.
 
-Seconds depend on the machine and on who else uses it; on a busy one they double. Calls of functions under `harness/` do
-not, and they grow with what made things slow here before: a rule that is asked hundreds of thousands of times, a table
-that is built again, a heavy import on a cold path. So a test (`tests/golden/test_work.py`) compares these counts with
-those recorded in `tests/golden/work.toml`, and `make bench` prints them beside the seconds.
+Seconds depend on the machine and on who else uses it; on a busy one they double. Calls of functions under
+`harness/shardproof/` do not, and they grow with what made things slow here before: a rule that is asked hundreds of
+thousands of times, a table that is built again, a heavy import on a cold path. So a test (`tests/golden/test_work.py`)
+compares these counts with those recorded in `tests/golden/work.toml`, and `make bench` prints them beside the seconds.
 
     python -m benchmarks.work             print what is counted beside what is recorded
     python -m benchmarks.work --renew     record what is counted
@@ -43,13 +43,14 @@ def plan_nightly() -> int:
 
 def reference_scenario() -> int:
     """Calls of the scenario of `bench_reference`, after one like it, as in a run."""
+    from shardproof.models import ZOO
+    from shardproof.observe.assemble import assemble
+    from shardproof.program import expand
+    from shardproof.protocol.registry import contract_of
+    from shardproof.reference import system as reference
+    from shardproof.scenario import Scenario
+
     from benchmarks import bench_reference
-    from harness.models import ZOO
-    from harness.observe.assemble import assemble
-    from harness.program import expand
-    from harness.reference import system as reference
-    from harness.scenario import Scenario
-    from harness.systems.registry import contract_of
 
     ZOO["bench12"] = bench_reference.bench_model()
     scenario = Scenario().with_axes(bench_reference.AXES)
@@ -63,9 +64,9 @@ def reference_scenario() -> int:
 def judged_scenario() -> int:
     """Calls of judging a scenario of FSDP2, twin and reference included; the reference's records stand for the
     ranks'."""
-    from harness.judge import Case, judge
-    from harness.reference import system as reference
-    from harness.scenario import Scenario
+    from shardproof.laboratory.judge import Case, judge
+    from shardproof.reference import system as reference
+    from shardproof.scenario import Scenario
 
     axes = {"system": "torch-fsdp2", "mesh": "1x2x1", "model": "twins", "dtype": "mixed", "program": "resume"}
     case = Case.of(Scenario().with_axes(axes))
@@ -74,12 +75,13 @@ def judged_scenario() -> int:
 
 
 def modules_of(*words: str) -> Callable[[], int]:
-    """Counts the modules that a command imports, beyond those of a bare interpreter. A package that is not ours and not
-    Python's counts as one, so that its releases make no difference."""
+    """Counts the modules that a command imports, beyond those of an interpreter without site packages, whose `.pth`
+    files import what they like. A package that is not ours and not Python's counts as one, so that its releases make no
+    difference."""
 
     def count() -> int:
-        own = {"harness", "scenarios", *sys.stdlib_module_names}
-        found = _imported("-m", "harness", *words) - _imported("-c", "pass")
+        own = {"shardproof", *sys.stdlib_module_names}
+        found = _imported("-m", "shardproof", *words) - _imported("-S", "-c", "pass")
         tops = {name: name.partition(".")[0] for name in found}
         return len({name if top in own else top for name, top in tops.items()})
 
@@ -111,7 +113,7 @@ MEASURES: Mapping[str, Mapping[str, Callable[[], int]]] = {
 
 def command(*words: str) -> None:
     """Run a command line in this process, and drop what it prints."""
-    from harness.cli import entry
+    from shardproof.cli.main import entry
 
     with contextlib.redirect_stdout(io.StringIO()):
         status = entry(words)
@@ -120,7 +122,7 @@ def command(*words: str) -> None:
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many calls of functions under `harness/` some work makes."""
+    """How many calls of functions under `harness/shardproof/` some work makes."""
     ours = str(ROOT / "harness") + os.sep
     profile = cProfile.Profile(builtins=False)
     profile.runcall(work)

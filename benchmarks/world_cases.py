@@ -18,17 +18,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from shardproof.observe.record import pack
+from shardproof.program import expand
+from shardproof.systems.torch_fsdp2.rank import Rank
+from shardproof.systems.torch_loop import context_of
 from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
 from benchmarks.bench_world import bench_scenario
-from harness.observe.record import pack
-from harness.program import expand
-from harness.systems.torch_fsdp2.rank import Rank
-from harness.systems.torch_loop import context_of
 
 
 def run_session(rank: int, world: int, directory: Path) -> None:
-    """What harness.world.rank does between joining the group and its last word."""
+    """What shardproof.world.rank does between joining the group and its last word."""
     torch.set_num_threads(1)
     directory.mkdir(exist_ok=True)
     scenario = bench_scenario(world)

@@ -4,9 +4,8 @@ reference needs the plain kernel only; tests compare the library's Python and th
 from __future__ import annotations
 
 import numpy as np
-
-from harness.reference.fused_adam import Scalars, step_tensor
-from harness.reference.numerics import FP32, Array
+from shardproof.reference.fused_adam import Scalars, step_tensor
+from shardproof.reference.numerics import FP32, Array
 
 
 @np.errstate(all="ignore")

@@ -14,6 +14,7 @@ os.environ.setdefault("ATEN_CPU_CAPABILITY", "default")
 
 import torch
 import torch.distributed.checkpoint as dcp
+from shardproof.readers.description import Row, check_complete, describe
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -23,8 +24,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-
-from harness.readers.description import Row, check_complete, describe
 
 STATE: dict[str, Any] = {
     "model": {"a.weight": torch.arange(6.0).reshape(3, 2), "a.count": torch.tensor(7)},

@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from report_samples import HOSTILE
-
-from harness.compare.found import STRUCTURE, Comparison, Found, Side
+from shardproof.compare.differences import STRUCTURE, Comparison, Found, Side
 
 BITS = Found(
     f"optim.state.{HOSTILE}.exp_avg", "exp_avg", "bits", "fp32 4×4", "fp32 4×4", 3, 16, (0, 1), (3, 3),

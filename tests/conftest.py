@@ -32,6 +32,9 @@ settings.load_profile("shardproof")
 
 ROOT = Path(__file__).parents[1]
 
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+"""Ranks and workers import the systems of tests too, which are modules below `tests`."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -72,8 +75,9 @@ def _system_of(item: pytest.Item) -> str:
 def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what ships is registered. Every test process imports all test modules, and some register systems of their
     own, whose models and walks would be there for tests of what ships."""
-    from harness import models
-    from harness.systems import registry
+    from shardproof import models
+    from shardproof.protocol import registry
+
     from tests.conformance.built_in import BUILT_IN
 
     everything = registry.all_systems()
@@ -89,7 +93,7 @@ def shipped(monkeypatch: pytest.MonkeyPatch) -> None:
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The machine report of `shardproof run smoke`, once a test process."""
     folder = tmp_path_factory.mktemp("smoke")
-    command = [sys.executable, "-m", "harness", "run", "smoke", "--out", folder, "--json", folder / "run.json"]
+    command = [sys.executable, "-m", "shardproof", "run", "smoke", "--out", folder, "--json", folder / "run.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     document: dict[str, Any] = json.loads((folder / "run.json").read_text("utf-8"))

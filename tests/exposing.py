@@ -29,14 +29,14 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from harness.faults.catalogue import CATALOGUE, DOES, Fault, mechanisms
-from harness.faults.confusion import confusion, confusion_lines
-from harness.judge import Case, run_reference
-from harness.scenario import Scenario
-from harness.space.constraints import impossible
-from harness.space.files import load_space
-from harness.space.plan import Selection, make_plan
-from harness.systems.registry import system_named
+from shardproof.faults.catalogue import CATALOGUE, DOES, Fault, mechanisms
+from shardproof.faults.confusion import confusion, confusion_lines
+from shardproof.laboratory.judge import Case, run_reference
+from shardproof.protocol.registry import system_named
+from shardproof.scenario import Scenario
+from shardproof.space.constraints import impossible
+from shardproof.space.files import load_space
+from shardproof.space.plan import Selection, make_plan
 
 ROOT = Path(__file__).parents[1]
 FOUND = ROOT / "scenarios" / "reference" / "exposing.toml"

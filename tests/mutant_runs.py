@@ -1,7 +1,7 @@
 """Runs the tests of mutants, each in a fork of one process that has collected them all.
 
-    mutmut run --max-children 1 harness.layout.x_inside__mutmut_1    makes `mutants/`, and finds which tests call what
-    python -m tests.mutant_runs PATTERN...                           runs those that no test has killed yet
+    mutmut run --max-children 1 shardproof.layout.x_inside__mutmut_1    makes `mutants/`, and finds which tests call
+    what python -m tests.mutant_runs PATTERN...                           runs those that no test has killed yet
 
 mutmut itself starts pytest in each fork, which collects the files of all tests that call the function: half a second
 for a mutant that a test of a millisecond kills. It also limits the time on the clock, which a busy machine uses up.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from harness.observe.assemble import assemble
-from harness.observe.logical import Logical
-from harness.observe.record import LIVE, Record, every_rank
-from harness.oracle import twin
-from harness.oracle.inputs import Inputs
-from harness.reference import system as reference
-from harness.scenario import Scenario
-from harness.systems.registry import contract_of
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Logical
+from shardproof.observe.record import LIVE, Record, every_rank
+from shardproof.oracle import twin
+from shardproof.oracle.inputs import Inputs
+from shardproof.protocol.registry import contract_of
+from shardproof.reference import system as reference
+from shardproof.scenario import Scenario
 
 
 def inputs_of(scenario: Scenario) -> Inputs:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.resilience import stacks
-from harness.resilience.stacks import Stack
+from shardproof.resilience import stacks
+from shardproof.resilience.stacks import Stack
 
 State = dict[str, list[int]]
 
@@ -61,7 +61,7 @@ STACKS = (
 )
 
 if __name__ == "__main__":
-    from harness.__main__ import main
+    from shardproof.__main__ import main
 
     stacks.STACKS += STACKS
     main()

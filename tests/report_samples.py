@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-
-from harness.diagnosis import Explanation
-from harness.diff import Difference, diff, numpy_dtype
-from harness.elements import pack_elements
-from harness.known_issues import KnownIssue, KnownIssues, Pattern
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import Record, whole
-from harness.report.model import Report
-from harness.result import FailedOp, Failure, Reproduced, Result
-from harness.scenario import Scenario
-from harness.store import Run
-from harness.store_past import Past
-from harness.verdict import Verdict
+from shardproof.diagnosis import Explanation
+from shardproof.diff import Difference, diff, numpy_dtype
+from shardproof.issues.known_issues import KnownIssue, KnownIssues, Pattern
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import Record, whole
+from shardproof.report.model import Report
+from shardproof.result import FailedOp, Failure, Reproduced, Result
+from shardproof.scenario import Scenario
+from shardproof.store import Run
+from shardproof.store_history import Past
+from shardproof.tensor_pictures import pack_elements
+from shardproof.verdict import Verdict
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -13,12 +13,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from harness.arguments import shipped_issues
-from harness.report.files import write_reports
-from harness.report.model import Report
-from harness.result import Result
-from harness.run import DATABASE
-from harness.store import Store
+from shardproof.cli.arguments import shipped_issues
+from shardproof.report.files import write_reports
+from shardproof.report.model import Report
+from shardproof.result import Result
+from shardproof.run import DATABASE
+from shardproof.store import Store
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "reports" / "sample"

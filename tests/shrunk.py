@@ -28,20 +28,19 @@ from hashlib import sha256
 from pathlib import Path
 
 import tomli_w
-
-from harness.canaries import CAUGHT
-from harness.faults.catalogue import CATALOGUE
-from harness.known_issues import KnownIssue, KnownIssues, known_issues_of
-from harness.laboratory import Laboratory
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.shrink import Shrunk, needed, shrink
-from harness.space.files import load_space
-from harness.space.plan import Selection, make_plan
-from harness.systems.protocol import System
-from harness.systems.registry import system_named
-from harness.tables import load_toml
-from harness.versions import with_cures
+from shardproof.checks.canaries import CAUGHT
+from shardproof.faults.catalogue import CATALOGUE
+from shardproof.investigate.shrink import Shrunk, needed, shrink
+from shardproof.issues.known_issues import KnownIssue, KnownIssues, known_issues_of
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.registry import system_named
+from shardproof.protocol.system import System
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.space.files import load_space
+from shardproof.space.plan import Selection, make_plan
+from shardproof.tables import load_toml
+from shardproof.versions import with_cures
 
 BIG = 7
 """Axes that a start has at no default, at least. The median of the nightly's scenarios has seven or eight."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.faults.strikes import strikes
-from harness.scenario import Scenario
+from shardproof.faults.plain_scenario import strikes
+from shardproof.scenario import Scenario
 
 REORDER = "boundary.collective-reorder"
 """No system has two collectives under way at once on the CPU: `tests/unit/test_overlap.py` strikes ranks of its own."""

@@ -1,9 +1,9 @@
 """How many mistakes that a tool makes in our own code do our tests notice? `docs/mutation.md`, from mutmut's records.
 
     pip install 'shardproof[mutation]'
-    mutmut run --max-children 1 harness.layout.x_inside__mutmut_1
+    mutmut run --max-children 1 shardproof.layout.x_inside__mutmut_1
                                                       makes all mutants, in the copy `mutants/`, and runs one
-    python -m tests.mutant_runs 'harness.layout.*'    runs those of a module that no test has killed yet
+    python -m tests.mutant_runs 'shardproof.layout.*'    runs those of a module that no test has killed yet
     python -m tests.survivors mutants 2026-11-23      takes what it found into tests/golden/mutation.toml
     python -m tests.survivors                         writes docs/mutation.md from that
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.models import ModelSpec
-from harness.probe_module import Box
+from shardproof.mechanisms.probe_module import Box
+from shardproof.models import ModelSpec
 
 
 def whole_box(spec: ModelSpec) -> Callable[[str], Box]:

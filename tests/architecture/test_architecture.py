@@ -22,7 +22,8 @@ import pytest
 from tests.conformance.built_in import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
-HARNESS = ROOT / "harness"
+SOURCE = ROOT / "harness"
+HARNESS = SOURCE / "shardproof"
 LONGEST_MODULE = 500
 """Lines; a longer module does more than one thing (2 screens of names are hard to hold in one's head)."""
 
@@ -30,50 +31,86 @@ SYSTEMS = {system.name: system.home.rpartition(".")[2] for system in BUILT_IN if
 """Name → package of the systems that are in the house. `reference` is a word of its own: the core's second oracle."""
 
 FOUNDATION = {
-    "harness.errors": set(),
-    "harness.layout": set(),
-    "harness.verdict": set(),
-    "harness.plain": set(),
-    "harness.tables": {"harness.errors", "harness.plain"},
-    "harness.scenario": {"harness.errors", "harness.plain", "harness.tables"},
-    "harness.observe.record": set(),
-    "harness.observe.logical": set(),
+    "shardproof.errors": set(),
+    "shardproof.layout": set(),
+    "shardproof.verdict": set(),
+    "shardproof.plain_values": set(),
+    "shardproof.tables": {"shardproof.errors", "shardproof.plain_values"},
+    "shardproof.scenario": {"shardproof.errors", "shardproof.plain_values", "shardproof.tables"},
+    "shardproof.observe.record": set(),
+    "shardproof.observe.logical": set(),
 }
 """Modules that everything else rests on, and all that they may import of ours."""
 
 FORBIDDEN = {
-    "harness.reference": (
-        "harness.layout", "harness.diff", "harness.observe.assemble", "harness.oracle.twin", "harness.diagnosis",
-        "harness.mechanisms", "harness.systems", "harness.world", "harness.judge",
+    "shardproof.reference": (
+        "shardproof.layout",
+        "shardproof.diff",
+        "shardproof.observe.assemble",
+        "shardproof.oracle.twin",
+        "shardproof.diagnosis",
+        "shardproof.mechanisms",
+        "shardproof.systems",
+        "shardproof.world",
+        "shardproof.laboratory.judge",
     ),
-    "harness.oracle": (
-        "harness.layout", "harness.diff", "harness.observe.assemble", "harness.reference", "harness.mechanisms",
-        "harness.systems", "harness.emulation.cuda",
+    "shardproof.oracle": (
+        "shardproof.layout",
+        "shardproof.diff",
+        "shardproof.observe.assemble",
+        "shardproof.reference",
+        "shardproof.mechanisms",
+        "shardproof.systems",
+        "shardproof.emulation.cuda",
     ),
-    "harness.mechanisms": ("harness.systems.registry", "harness.judge", "harness.world", "harness.reference"),
-    "harness.layout": ("torch", "numpy"),
-    "harness.diff": ("harness.oracle", "harness.reference", "harness.systems", "harness.world"),
-    "harness.observe": ("harness.oracle", "harness.reference", "harness.systems", "harness.world", "harness.diff"),
-    "harness.diagnosis": (
-        "harness.oracle.twin", "harness.reference", "harness.systems", "harness.world", "harness.run", "harness.report",
+    "shardproof.mechanisms": (
+        "shardproof.protocol.registry",
+        "shardproof.laboratory.judge",
+        "shardproof.world",
+        "shardproof.reference",
     ),
-    "harness.report": ("harness.oracle", "harness.reference", "harness.world"),
-    "harness.models": ("harness.systems", "harness.oracle", "harness.reference"),
-}  # fmt: skip
+    "shardproof.layout": ("torch", "numpy"),
+    "shardproof.diff": ("shardproof.oracle", "shardproof.reference", "shardproof.systems", "shardproof.world"),
+    "shardproof.observe": (
+        "shardproof.oracle",
+        "shardproof.reference",
+        "shardproof.systems",
+        "shardproof.world",
+        "shardproof.diff",
+    ),
+    "shardproof.diagnosis": (
+        "shardproof.oracle.twin",
+        "shardproof.reference",
+        "shardproof.systems",
+        "shardproof.world",
+        "shardproof.run",
+        "shardproof.report",
+    ),
+    "shardproof.report": ("shardproof.oracle", "shardproof.reference", "shardproof.world"),
+    "shardproof.models": ("shardproof.systems", "shardproof.oracle", "shardproof.reference"),
+}
 """Module or package → what neither it nor anything under it imports. Oracle, reference and layout share no code."""
 
-CHILD_PACKAGES = ("harness.emulation", "harness.reference")
+CHILD_PACKAGES = ("shardproof.emulation", "shardproof.reference")
 """Rooms of which most modules load torch."""
 
 CHILD = (
-    "harness.judge", "harness.observe.ambient", "harness.oracle.clipping", "harness.oracle.scaled_adam",
-    "harness.oracle.steppers", "harness.oracle.twin", "harness.oracle.values", "harness.probe_module",
-    "harness.systems.torch_loop", "harness.systems.torch_streams", "harness.torch_schedules",
-)  # fmt: skip
+    "shardproof.laboratory.judge",
+    "shardproof.observe.ambient",
+    "shardproof.oracle.clipping",
+    "shardproof.oracle.scaled_adam",
+    "shardproof.oracle.steppers",
+    "shardproof.oracle.twin",
+    "shardproof.oracle.values",
+    "shardproof.mechanisms.probe_module",
+    "shardproof.systems.torch_loop",
+    "shardproof.systems.torch_streams",
+    "shardproof.torch_schedules",
+)
 """Further modules that load torch or a library under test: they run in ranks and workers only. A package named `rank`
 is a rank's too. Every other module, new ones too, is the parent's."""
 
-CHECKERS = ("diff", "judge", "observe.assemble", "oracle.twin", "diagnosis.engine")
+CHECKERS = ("diff", "laboratory.judge", "observe.assemble", "oracle.twin", "diagnosis.rules.engine")
 """Modules that decide; their docstrings say what they verify and what they do not."""
 
 
@@ -82,7 +119,7 @@ def modules() -> dict[str, Path]:
     """Dotted name → file of every module of the package."""
     found = {}
     for path in sorted(HARNESS.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = path.relative_to(SOURCE).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -111,13 +148,13 @@ def within(name: str, package: str) -> bool:
 
 
 def test_the_scan_sees_the_package() -> None:
-    assert {"harness.scenario", "harness.layout", "harness.observe.record"} <= modules().keys()
-    assert "harness.errors" in set(imported("harness.scenario"))
+    assert {"shardproof.scenario", "shardproof.layout", "shardproof.observe.record"} <= modules().keys()
+    assert "shardproof.errors" in set(imported("shardproof.scenario"))
 
 
 @pytest.mark.parametrize("name", FOUNDATION)
 def test_foundation_imports_nothing_of_ours(name: str) -> None:
-    ours = {target for target in imported(name) if within(target, "harness")}
+    ours = {target for target in imported(name) if within(target, "shardproof")}
     stray = {t for t in ours if not any(within(t, allowed) for allowed in FOUNDATION[name])}
     assert not stray, f"{name} may import {sorted(FOUNDATION[name]) or 'nothing of ours'}, imports {sorted(stray)}"
 
@@ -169,7 +206,7 @@ def package_of(name: str) -> str:
     parts = name.split(".")
     return (
         parts[2]
-        if parts[:2] == ["harness", "systems"] and parts[2:] and parts[2] in {*SYSTEMS.values(), "reference"}
+        if parts[:2] == ["shardproof", "systems"] and parts[2:] and parts[2] in {*SYSTEMS.values(), "reference"}
         else ""
     )
 
@@ -224,11 +261,13 @@ def named(words: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(rf"(?<![\w-]){re.escape(word)}(?![\w-])" for word in words))
 
 
-LIBRARIES = ("harness.emulation", "harness.mechanisms")
+LIBRARIES = ("shardproof.emulation", "shardproof.mechanisms")
 """Rooms that know libraries, of which some are imported by a name that is that of a system's package too."""
 
 
-@pytest.mark.parametrize("name", sorted(name for name in modules() if not package_of(name) and name != "harness.cli"))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in modules() if not package_of(name) and name != "shardproof.cli.main")
+)
 def test_the_core_knows_no_system_by_name(name: str) -> None:
     """Names in code and in texts that are used. Help texts, docstrings and the examples of errors may name some."""
     knows_libraries = any(within(name, room) for room in LIBRARIES)
@@ -278,19 +317,25 @@ def uses() -> tuple[set[tuple[str, str]], set[str]]:
     anywhere |= {entry.partition(":")[2] for table in tables for entry in table.values()}
     plants = (ROOT / "scenarios" / "reference" / "faults.toml").read_text("utf-8")
     anywhere.update(re.findall(r'"\w+:(\w+)"', plants))
-    for folder in ("benchmarks", "scenarios"):
+    for folder in ("benchmarks", "docs/written"):
         for path in (ROOT / folder).rglob("*.py"):
             anywhere.update(re.findall(r"\w+", path.read_text("utf-8")))
     return of_modules, anywhere
 
 
 FOR_OTHERS = {
-    "harness.systems.accepts", "harness.systems.protocol", "harness.systems.torch_loop", "harness.systems.conformance",
-    "harness.extend", "harness.ownership", "harness.emulation.pytest_plugin", "harness.pytest_plugin",
-}  # fmt: skip
+    "shardproof.protocol.accepts",
+    "shardproof.protocol.system",
+    "shardproof.systems.torch_loop",
+    "shardproof.checks.conformance",
+    "shardproof.plugins",
+    "shardproof.ownership",
+    "shardproof.emulation.pytest_plugin",
+    "shardproof.pytest",
+}
 """Modules whose public names are there for plugins too, or are hooks that pytest calls."""
 
-FOR_READERS = {("harness.systems.automodel.dtype_contract", "RULES")}
+FOR_READERS = {("shardproof.systems.automodel.dtype_contract", "RULES")}
 """Tables that a page of the documentation shows, which a test compares."""
 
 
@@ -313,7 +358,7 @@ def test_module_is_kept_well(name: str) -> None:
     assert ast.get_docstring(tree(name)), f"{name} does not say what it is for"
 
 
-@pytest.mark.parametrize("name", [f"harness.{c}" for c in CHECKERS])
+@pytest.mark.parametrize("name", [f"shardproof.{c}" for c in CHECKERS])
 def test_checkers_say_what_they_verify(name: str) -> None:
     text = ast.get_docstring(tree(name)) or ""
     assert "*Verifies*" in text, f"{name} does not say what it verifies"

@@ -7,19 +7,15 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
-import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from shardproof.space.files import load_space, space_names
 
-from harness.space.files import load_space, space_names
 from tests.conformance.built_in import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +93,7 @@ def test_nothing_is_pinned_that_nothing_needs() -> None:
 
 def test_the_makefile_runs_spaces_that_exist() -> None:
     chosen = re.findall(r"^GPU_SET := (.*)$", MAKEFILE, re.MULTILINE)
-    named = re.findall(r"-m harness run ((?:\w[\w/-]* )+)--", MAKEFILE)
+    named = re.findall(r"-m shardproof run ((?:\w[\w/-]* )+)--", MAKEFILE)
     names = [name for words in (*chosen, *named) for name in words.split()]
     assert {"gpu", "smoke", "nightly"} <= set(names)
     assert [name for name in names if name not in space_names()] == []
@@ -114,21 +110,3 @@ def test_weekly_is_nightly_with_nothing_left_out() -> None:
     assert any(walk.leave_out for walk in nightly.walks)
     assert not any(walk.leave_out for walk in weekly.walks)
     assert {walk.strength for walk in weekly.walks} >= {3}
-
-
-@pytest.mark.nightly
-def test_a_wheel_holds_every_module_template_and_scenario(tmp_path: Path) -> None:
-    """Built from a copy of what git tracks, so that leftovers of a build are not in it."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
-    tracked = [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
-    for name in tracked:
-        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, tmp_path / "source" / name)
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", tmp_path,
-         tmp_path / "source"], check=True,
-    )  # fmt: skip
-    (wheel,) = tmp_path.glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
-    assert {name for name in tracked if name.startswith(("harness/", "scenarios/"))} <= held
-    assert not [name for name in held if name.startswith("tests/")]

@@ -9,8 +9,7 @@ from typing import Any
 import compare_samples
 import pytest
 from browser_parts import complaints, sideways
-
-from harness.compare.page import write_page
+from shardproof.compare.page import write_page
 
 pytestmark = pytest.mark.browser
 

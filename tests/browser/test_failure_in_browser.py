@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import report_samples as samples
 from browser_parts import complaints, sideways
-
-from harness.report.html import render_failure
-from harness.result import FailedOp, Failure, Result
+from shardproof.report.html import render_failure
+from shardproof.result import FailedOp, Failure, Result
 
 pytestmark = pytest.mark.browser
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import report_samples as samples
 from browser_parts import complaints, sideways
-
-from harness.report.history import History, Night, Trace
-from harness.report.html import write_history
+from shardproof.report.history import History, Night, Trace
+from shardproof.report.html import write_history
 
 pytestmark = pytest.mark.browser
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import report_samples as samples
 from browser_parts import complaints, sideways
-
-from harness.report.releases_page import write_releases
-from harness.result import Result
-from harness.space.files import load_space
-from harness.sweep_folder import Keeper
+from shardproof.investigate.sweep_folder import Keeper
+from shardproof.report.releases_page import write_releases
+from shardproof.result import Result
+from shardproof.space.files import load_space
 
 pytestmark = pytest.mark.browser
 

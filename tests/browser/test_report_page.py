@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import report_samples as samples
 from browser_parts import complaints, sideways
-
-from harness.report import index_page
-from harness.report.history import History, Night, Trace
-from harness.report.html import render_index, write_html
-from harness.report.publish import publish
+from shardproof.report import index_page
+from shardproof.report.history import History, Night, Trace
+from shardproof.report.html import render_index, write_html
+from shardproof.report.publish import publish
 
 pytestmark = pytest.mark.browser
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from harness.observe.logical import Logical
-from harness.scenario import DTypePolicy, Scenario
-from harness.systems.accepts import (
+from shardproof.observe.logical import Logical
+from shardproof.protocol.accepts import (
     EVERY_STEP,
     Accepts,
     Anything,
@@ -23,9 +22,11 @@ from harness.systems.accepts import (
     Operations,
     Parts,
 )
-from harness.systems.registry import register
-from harness.systems.torch_fsdp2 import SYSTEM
-from harness.systems.torch_fsdp2.contract import Fsdp2Contract
+from shardproof.protocol.registry import register
+from shardproof.scenario import DTypePolicy, Scenario
+from shardproof.systems.torch_fsdp2 import SYSTEM
+from shardproof.systems.torch_fsdp2.contract import Fsdp2Contract
+
 from tests.conformance.variants import with_parts
 
 RANKS = f"{__name__}_ranks"

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from harness.diff import diff
-from harness.observe.logical import Logical
-from harness.oracle.settings import kept_settings
-from harness.program import expand
-from harness.scenario import Scenario
+from shardproof.diff import diff
+from shardproof.observe.logical import Logical
+from shardproof.oracle.settings import kept_settings
+from shardproof.program import expand
+from shardproof.scenario import Scenario
 
 Break = Callable[[torch.optim.Optimizer], object]
 Found = set[tuple[str, str, str]]

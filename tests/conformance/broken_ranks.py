@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-
-from harness.observe.record import Record, whole
-from harness.observe.settings import SETTING
-from harness.oracle import twin
-from harness.program import Op
-from harness.systems.protocol import RankContext
-from harness.systems.torch_fsdp2.rank import Rank
+from shardproof.observe.record import Record, whole
+from shardproof.observe.settings import SETTING
+from shardproof.oracle import twin
+from shardproof.program import Op
+from shardproof.protocol.system import RankContext
+from shardproof.systems.torch_fsdp2.rank import Rank
 
 
 class Meddles(Rank):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
-from harness import systems
-from harness.systems.protocol import System
+from shardproof import systems
+from shardproof.protocol.system import System
 
 BUILT_IN: tuple[System, ...] = tuple(
     import_module(f"{systems.__name__}.{found.name}").SYSTEM

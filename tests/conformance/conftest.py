@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from harness.laboratory import Laboratory
+from shardproof.laboratory.laboratory import Laboratory
 
 pytest.register_assert_rewrite("tests.conformance.sessions")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-
-from harness.arguments import clone_variable_of
-from harness.cure_table import scenario_of
-from harness.scenario import Scenario
-from harness.systems.protocol import System
-from harness.versions import split_cures
+from shardproof.cli.arguments import clone_variable_of
+from shardproof.investigate.cure_table import scenario_of
+from shardproof.protocol.system import System
+from shardproof.scenario import Scenario
+from shardproof.versions import split_cures
 
 HANGS = {
     ("torch-fsdp2", "empty-tp-hang"), ("torch-fsdp2", "combined-broadcast"), ("megatron-fsdp", "clip-empty-rank"),

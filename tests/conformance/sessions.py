@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.laboratory import Laboratory, judge_request
-from harness.observe.record import Record, unpack
-from harness.scenario import Scenario
-from harness.world.job import JobOutcome
+from shardproof.laboratory.laboratory import Laboratory, judge_request
+from shardproof.observe.record import Record, unpack
+from shardproof.scenario import Scenario
+from shardproof.world.job import JobOutcome
 
 LENGTH = struct.Struct("<Q")
 """What stands before every packed observation in a rank's file."""
@@ -37,7 +37,9 @@ def run(laboratory: Laboratory, scenario: Scenario, folder: Path, *, quiet: bool
 
 def judged(laboratory: Laboratory, scenario: Scenario, folder: Path, outcomes: Sequence[JobOutcome]) -> dict[str, Any]:
     """What differs from the twin, live and written."""
-    judgement: dict[str, Any] = laboratory.ask("harness.judge:serve", judge_request(scenario, folder, outcomes))
+    judgement: dict[str, Any] = laboratory.ask(
+        "shardproof.laboratory.judge:serve", judge_request(scenario, folder, outcomes)
+    )
     return judgement
 
 

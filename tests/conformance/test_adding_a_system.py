@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shardproof.checks.conformance import check_system
+from shardproof.errors import UsageError
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.program import PROGRAMS, expand, named_programs, provide
+from shardproof.readers.errors import CheckpointError
+from shardproof.scenario import Scenario
+from shardproof.verdict import ExitStatus, Verdict
 
-from harness.errors import UsageError
-from harness.laboratory import Laboratory
-from harness.program import PROGRAMS, expand, named_programs, provide
-from harness.readers.errors import CheckpointError
-from harness.scenario import Scenario
-from harness.systems.conformance import check_system
-from harness.verdict import ExitStatus, Verdict
 from tests.conformance import torch_zero
 from tests.conformance.torch_zero import SYSTEM
 from tests.conformance.torch_zero.forgetful import FORGETFUL
@@ -109,7 +109,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shardproof(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command with the distribution installed, in a folder that has nothing of it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
-    command = [sys.executable, "-m", "harness", *words]
+    command = [sys.executable, "-m", "shardproof", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.oracle import twin
+from shardproof.oracle.inputs import Stepper
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 
-from harness.laboratory import Laboratory
-from harness.oracle import twin
-from harness.oracle.inputs import Stepper
-from harness.scenario import Scenario
-from harness.verdict import Verdict
 from tests.conformance.own_adamw import SYSTEM
 from tests.conformance.own_adamw.hasty import HASTY
 from tests.conformance.own_adamw.optimizer import OwnAdamW

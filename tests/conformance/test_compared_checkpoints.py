@@ -13,13 +13,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from shardproof.compare.differences import Comparison
+from shardproof.compare.progress import SilentProgress
+from shardproof.compare.run import Request, compare
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.registry import all_systems
+from shardproof.scenario import Scenario
 
-from harness.compare.found import Comparison
-from harness.compare.progress import SilentProgress
-from harness.compare.run import Request, compare
-from harness.laboratory import Laboratory
-from harness.scenario import Scenario
-from harness.systems.registry import all_systems
 from tests.conformance.sessions import run
 
 pytestmark = pytest.mark.real

@@ -10,13 +10,13 @@ local tensors too.
 from __future__ import annotations
 
 import pytest
+from shardproof.investigate.cure_table import APPLIES, applicability, scenario_of, three_ways
+from shardproof.issues import cures
+from shardproof.issues.cures import Cure
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.releases import package_of
+from shardproof.protocol.system import System
 
-from harness import cures
-from harness.cure_table import APPLIES, applicability, scenario_of, three_ways
-from harness.cures import Cure
-from harness.laboratory import Laboratory
-from harness.releases import package_of
-from harness.systems.protocol import System
 from tests.conformance.built_in import BUILT_IN
 from tests.conformance.kept import HANGS, needs_clone
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
-from harness.emulation import cuda, functions, memory
+from shardproof.emulation import cuda, functions, memory
 
 
 @pytest.fixture(autouse=True)
@@ -435,7 +434,7 @@ class TestLifetime:
 
 LEAVING = """
 import threading, torch
-from harness.emulation import cuda, symbols
+from shardproof.emulation import cuda, symbols
 owners = [(o, n) for o, n, _ in symbols.replacements()]
 owners += [(threading.Thread, "start"), (torch.autograd, "_engine_run_backward")]
 before = [o.__dict__.get(n, "absent") for o, n in owners]
@@ -494,8 +493,8 @@ class TestMachines:
 
     SCRIPT = """
 import torch
-from harness.emulation import cuda
-from harness.emulation.machine import Kind
+from shardproof.emulation import cuda
+from shardproof.emulation.machine import Kind
 
 with cuda.emulated(4, Kind((9, 0), 1 << 20)):
     assert torch.cuda.device_count() == 4

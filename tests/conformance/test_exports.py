@@ -12,14 +12,14 @@ import ast
 from pathlib import Path
 
 import pytest
+from shardproof.export.case import NoExportError
+from shardproof.export.job import export
+from shardproof.export.script import SCRIPT
+from shardproof.investigate.cure_table import scenario_of
+from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.system import System
 
-from harness.cure_table import scenario_of
-from harness.export.case import NoExportError
-from harness.export.job import export
-from harness.export.script import SCRIPT
-from harness.known_issues import KnownIssues, known_issues_of
-from harness.laboratory import Laboratory
-from harness.systems.protocol import System
 from tests.conformance.built_in import BUILT_IN
 from tests.conformance.kept import HANGS, needs_clone
 
@@ -99,7 +99,7 @@ def test_a_regression_is_a_script(system: System, name: str, request: pytest.Fix
     assert cured.passes if cured else not hidden, (found.cured, found.together)
     assert found.repaired is None or found.repaired.passes, found.repaired
     script = (tmp_path / SCRIPT).read_text("utf-8")
-    assert imported(script).isdisjoint({"harness", "scenarios"})
+    assert imported(script).isdisjoint({"shardproof"})
     assert len(script.splitlines()) <= (SHORT_LINES if (system.name, name) in SHORT else LONG_LINES)
 
 

@@ -20,15 +20,15 @@ from dataclasses import replace
 from functools import cache, partial
 
 import pytest
+from shardproof.faults.boundary import BOUNDARY
+from shardproof.issues.known_issues import KnownIssue, KnownIssues, known_issues_of
+from shardproof.laboratory.attribution import attributed
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.result import BY_CURE, BY_RELEASE, IN_PART, Result
+from shardproof.scenario import Mesh, Scenario
+from shardproof.space.files import load_space
+from shardproof.verdict import Verdict
 
-from harness.attribution import attributed
-from harness.faults.boundary import BOUNDARY
-from harness.known_issues import KnownIssue, KnownIssues, known_issues_of
-from harness.laboratory import Laboratory
-from harness.result import BY_CURE, BY_RELEASE, IN_PART, Result
-from harness.scenario import Mesh, Scenario
-from harness.space.files import load_space
-from harness.verdict import Verdict
 from tests.conformance.built_in import BUILT_IN
 from tests.conformance.kept import needs_clone
 from tests.effort import examples

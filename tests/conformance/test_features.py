@@ -4,12 +4,12 @@ shows."""
 from __future__ import annotations
 
 import pytest
+from shardproof.protocol.features import found_in
+from shardproof.protocol.registry import system_named
+from shardproof.protocol.releases import package_of
+from shardproof.world.interpreter import interpreter
+from shardproof.world.overlay import install
 
-from harness.features import found_in
-from harness.releases import package_of
-from harness.systems.registry import system_named
-from harness.world.interpreter import interpreter
-from harness.world.overlay import install
 from tests.conformance.built_in import BUILT_IN
 
 DECLARE = [

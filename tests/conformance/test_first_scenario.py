@@ -4,11 +4,11 @@ are really run, on every system."""
 from __future__ import annotations
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.system import System
+from shardproof.space.defaults import completed, nearest
+from shardproof.verdict import Verdict
 
-from harness.laboratory import Laboratory
-from harness.space.defaults import completed, nearest
-from harness.systems.protocol import System
-from harness.verdict import Verdict
 from tests.conformance.built_in import BUILT_IN
 
 CI = ("reference", "torch-fsdp2")

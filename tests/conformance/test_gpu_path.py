@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness import laboratory as laboratory_module
-from harness.attempt import REFERENCE_NOT_COMPARED
-from harness.laboratory import Laboratory
-from harness.scenario import Mesh, Scenario
-from harness.verdict import Verdict
-from harness.world import environments
-from harness.world.server import ForkServer
+from shardproof.laboratory import laboratory as laboratory_module
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.laboratory.run_verdict import REFERENCE_NOT_COMPARED
+from shardproof.scenario import Mesh, Scenario
+from shardproof.verdict import Verdict
+from shardproof.world import environments
+from shardproof.world.server import ForkServer
 
 ROOT = Path(__file__).parents[2]
 STUB = "tests.unit.gpu_stub"

@@ -42,7 +42,7 @@ GONE_S = 15.0
 def saving(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[int, list[str]]]]:
     """A run whose ranks have managers, and every process below it."""
     (tmp_path / "saves.toml").write_text(SCENARIO)
-    command = [sys.executable, "-m", "harness", "run", str(tmp_path / "saves.toml"), "-j", "1", "--out", "out"]
+    command = [sys.executable, "-m", "shardproof", "run", str(tmp_path / "saves.toml"), "-j", "1", "--out", "out"]
     environment = {**os.environ, "SHARDPROOF_REAL_SPAWN": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as run:
         give_up = time.monotonic() + 120.0

@@ -9,14 +9,14 @@ libraries are installed by release); and each check of the kit fails on a system
 from __future__ import annotations
 
 import pytest
+from shardproof.checks.conformance import CHECKS, Check, check_system
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.registry import system_named
+from shardproof.protocol.system import System
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 
-from harness.laboratory import Laboratory
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.systems.conformance import CHECKS, Check, check_system
-from harness.systems.protocol import System
-from harness.systems.registry import system_named
-from harness.verdict import Verdict
 from tests.conformance import broken
 from tests.conformance.built_in import BUILT_IN
 

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.optimizers.answers import QUESTIONS, Answer, Found
+from shardproof.optimizers.examine import OWN_TENSORS, Examination
+from shardproof.optimizers.laboratory import opened
+from shardproof.optimizers.request import Asked
+from shardproof.scenario import Mesh
 
-from harness.laboratory import Laboratory
-from harness.optimizers.answers import QUESTIONS, Answer, Found
-from harness.optimizers.asked import Asked
-from harness.optimizers.examine import OWN_TENSORS, Examination
-from harness.optimizers.laboratory import opened
-from harness.optimizers.survey import asked_of
-from harness.scenario import Mesh
+from docs.written.optimizer_survey import asked_of
 
 ROOT = Path(__file__).parents[2]
 KEPT = [

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness.attempt import NEVER_STRUCK
-from harness.scenario import Scenario
+from shardproof.laboratory.run_verdict import NEVER_STRUCK
+from shardproof.scenario import Scenario
 
 pytestmark = pytest.mark.real
 
@@ -27,7 +26,7 @@ def ran(folder: Path, program: str) -> tuple[int, dict[str, Any]]:
     file = folder / "mine.toml"
     file.write_text(scenario.to_toml(), "utf-8")
     command = [
-        sys.executable, "-m", "harness", "run", str(file), "--plugin", "tests.unit.striking_plugin",
+        sys.executable, "-m", "shardproof", "run", str(file), "--plugin", "tests.unit.striking_plugin",
         "--out", str(folder / "run"), "--json", str(folder / "run.json"),
     ]  # fmt: skip
     status = subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode

@@ -29,7 +29,7 @@ def verdicts(python: Path, folder: Path) -> dict[str, tuple[str, str]]:
     """Scenario → verdict and what is known of it, of a smoke run in an interpreter."""
     report = folder / "run.json"
     done = subprocess.run(
-        [python, "-m", "harness", "run", "smoke", "--out", folder, "--json", report],
+        [python, "-m", "shardproof", "run", "smoke", "--out", folder, "--json", report],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]

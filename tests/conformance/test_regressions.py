@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import PurePath
 
 import pytest
+from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.system import System
 
-from harness.known_issues import KnownIssues, known_issues_of
-from harness.laboratory import Laboratory
-from harness.systems.protocol import System
 from tests.conformance.built_in import BUILT_IN
 from tests.conformance.kept import HANGS, needs_clone, regression
 

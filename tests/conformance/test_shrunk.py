@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from statistics import median
 
 import pytest
+from shardproof.investigate.shrink import needed, weight
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.registry import system_named
 
-from harness.laboratory import Laboratory
-from harness.shrink import needed, weight
-from harness.systems.registry import system_named
 from tests.conformance.built_in import BUILT_IN
 from tests.shrunk import BIG, LIMIT_S, Case, cases, laboratory_of, shrunk
 

@@ -10,11 +10,10 @@ import os
 from pathlib import Path
 
 import pytest
-
-from harness.arguments import clone_variable_of
-from harness.suites import ranks as runner
-from harness.suites.declared import Upstream, upstream_of
-from harness.suites.verdicts import Kept, differences
+from shardproof.cli.arguments import clone_variable_of
+from shardproof.suites import ranks as runner
+from shardproof.suites.declared import Upstream, upstream_of
+from shardproof.suites.verdicts import Kept, differences
 
 
 def cases(system: str) -> list[tuple[str, int]]:

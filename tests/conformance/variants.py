@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from harness.systems.protocol import System
+from shardproof.protocol.system import System
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,13 @@ import sys
 import tempfile
 from typing import Any
 
-COMMAND_LINE = ("harness.__main__", "harness.cli", "harness.cli_investigate", "harness.run", "harness.laboratory")
+COMMAND_LINE = (
+    "shardproof.__main__",
+    "shardproof.cli.main",
+    "shardproof.cli.investigate",
+    "shardproof.run",
+    "shardproof.laboratory.laboratory",
+)
 
 
 def said(words: list[str]) -> tuple[int, str, str]:
@@ -34,7 +40,7 @@ def _become(words: list[str], out: int, err: int) -> None:
     sys.argv = ["shardproof", *words]
     status: object = 1
     try:
-        importlib.import_module("harness.__main__").main()
+        importlib.import_module("shardproof.__main__").main()
     except SystemExit as end:
         status = end.code
     finally:

@@ -17,16 +17,16 @@ from pathlib import Path
 
 import click
 import pytest
+from shardproof.cli.main import cli
+from shardproof.errors import RETRIED, printable
+from shardproof.protocol.releases import package_of
+from shardproof.pytest.items import told
+from shardproof.report.explained import render_explained
+from shardproof.report.text import render_brief, render_result, render_text
+from shardproof.space.files import load_space, split_system
+from shardproof.space.plan import parse_shard
+from shardproof.world.interpreter import interpreter
 
-from harness.cli import cli
-from harness.errors import RETRIED, printable
-from harness.pytest_scenarios import told
-from harness.releases import package_of
-from harness.report.explained import render_explained
-from harness.report.text import render_brief, render_result, render_text
-from harness.space.files import load_space, split_system
-from harness.space.plan import parse_shard
-from harness.world.interpreter import interpreter
 from tests import report_samples as samples
 from tests.conformance.built_in import BUILT_IN
 

@@ -25,7 +25,7 @@ def test_the_example_prints_what_the_page_shows(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     subprocess.run([sys.executable, "-c", program[1]], cwd=tmp_path, env=environment, check=True)
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *shown[1].split()],
+        [sys.executable, "-m", "shardproof", *shown[1].split()],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")

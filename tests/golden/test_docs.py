@@ -17,17 +17,21 @@ from pathlib import Path
 
 import click
 import pytest
-
-from harness.cli import cli
-from harness.scenario import AXES, parse_axis
-from harness.space.files import load_space, split_system
-from harness.systems.registry import system_named
-from harness.world import torches
+from shardproof.cli.main import cli
+from shardproof.protocol.registry import system_named
+from shardproof.scenario import AXES, parse_axis
+from shardproof.space.files import load_space, split_system
+from shardproof.world import torches
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("harness/cli.py"))
+    for path in (
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("harness/shardproof/cli/main.py"),
+    )
 )
 OURS = ("harness", "scenarios", "tests", "docs", "benchmarks", "reports", ".ci")
 """Folders whose files a document may name in full."""
@@ -37,7 +41,7 @@ LONGEST_CELL = 200
 _PATH = re.compile(r"(?<![\w./@:~-])(?:\.\./)*([\w.-]+(?:/[\w.*<>-]+)+\.(?:py|toml|md|patch|html))(?![\w/])")
 _FOLDER = re.compile(r"`([\w.]+/(?:[\w.*<>-]+/)*)`")
 _COMMAND = re.compile(r"(?:^\$ |`|^    )(shardproof [^`\n]*)", re.MULTILINE)
-_MODULE = re.compile(r"python -m ((?:harness|benchmarks)[\w.]*)")
+_MODULE = re.compile(r"python -m ((?:shardproof|benchmarks|docs)[\w.]*)")
 _TARGET = re.compile(r"(?:`|^\$ )make ([a-z-]+)", re.MULTILINE)
 _QUOTED = re.compile(r"`(?P<path>[\w/.-]+\.py)`:\n\n(?P<blocks>(?:```python\n.*?```\n+)+)", re.DOTALL)
 _TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
@@ -57,9 +61,9 @@ def cases(pattern: re.Pattern[str]) -> list[tuple[str, str]]:
 
 
 def places(path: str) -> Iterator[Path]:
-    """Where a path of a document may lie: from the root, from `harness/`, or from `docs/`."""
+    """Where a path of a document may lie: from the root, from `harness/shardproof/`, or from `docs/`."""
     pattern = re.sub(r"<\w+>", "*", path)
-    for folder in (ROOT, ROOT / "harness", ROOT / "docs"):
+    for folder in (ROOT, ROOT / "harness" / "shardproof", ROOT / "docs"):
         yield from folder.glob(pattern)
 
 
@@ -71,7 +75,8 @@ def is_ours(path: str) -> bool:
     first = path.partition("/")[0]
     if first == "reports" and not path.startswith(KEPT_REPORTS):
         return False
-    return first in OURS or (ROOT / "harness" / first).is_dir()
+    below = (ROOT / "harness" / "shardproof" / first).is_dir() and not path.endswith((".md", ".html"))
+    return first in OURS or below
 
 
 @pytest.mark.parametrize(("document", "path"), [case for case in cases(_PATH) if is_ours(case[1])])
@@ -88,7 +93,7 @@ def test_a_folder_that_a_document_names_is_there(document: str, path: str) -> No
 
 def test_the_map_of_the_house_names_every_room() -> None:
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
-    rooms = [path for path in (ROOT / "harness").iterdir() if not path.name.startswith("_")]
+    rooms = [path for path in (ROOT / "harness" / "shardproof").iterdir() if not path.name.startswith("_")]
     names = [f"{room.name}/" if room.is_dir() else room.name for room in rooms]
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
@@ -146,8 +151,9 @@ def test_a_command_line_parses(document: str, command: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("document", "module"), cases(_MODULE))
 def test_a_module_that_is_run_is_there(document: str, module: str) -> None:
-    path = ROOT / module.replace(".", "/")
-    assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), f"{document} runs {module}"
+    places = [root / module.replace(".", "/") for root in (ROOT, ROOT / "harness")]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__main__.py")]
+    assert any(file.is_file() for file in files), f"{document} runs {module}"
 
 
 @pytest.mark.parametrize(("document", "target"), cases(_TARGET))
@@ -167,8 +173,8 @@ def test_quoted_code_is_that_of_its_file(document: str, path: str, block: str) -
     assert block in (ROOT / path).read_text("utf-8"), f"{document} quotes {path}"
 
 
-_DOTTED = re.compile(r"`(harness(?:\.\w+)+)(?:`|:)")
-MODULES = sorted(ROOT.glob("harness/**/*.py"))
+_DOTTED = re.compile(r"`(shardproof(?:\.\w+)+)(?:`|:)")
+MODULES = sorted(ROOT.glob("harness/shardproof/**/*.py"))
 
 
 def docstrings(path: Path) -> Iterator[str]:
@@ -186,7 +192,7 @@ def is_defined(dotted: str) -> bool:
     """Whether a name is a module of the package, or stands in one."""
     parts = dotted.split(".")
     for length in range(len(parts), 1, -1):
-        place = ROOT.joinpath(*parts[:length])
+        place = ROOT.joinpath("harness", *parts[:length])
         file = next((f for f in (place.with_suffix(".py"), place / "__init__.py") if f.is_file()), None)
         if file is not None:
             return length == len(parts) or bool(_definition(parts[length]).search(file.read_text("utf-8")))

@@ -72,7 +72,7 @@ def test_what_needs_no_ranks_runs() -> None:
 
 def shardproof(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "harness", *words]
+    command = [sys.executable, "-m", "shardproof", *words]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE_S
     )

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from harness.errors import UsageError
-from harness.program import operations
-from harness.scenario import Scenario
-from harness.space.files import load_space, parse_settings, parse_strength
-from harness.space.plan import Selection, make_plan, parse_shard
-from harness.tables import load_toml
+from shardproof.errors import UsageError
+from shardproof.program import operations
+from shardproof.scenario import Scenario
+from shardproof.space.files import load_space, parse_settings, parse_strength
+from shardproof.space.plan import Selection, make_plan, parse_shard
+from shardproof.tables import load_toml
 
 pytestmark = pytest.mark.usefixtures("shipped")
 

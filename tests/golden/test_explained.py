@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import report_samples as samples
-
-from harness.known_issues import KnownIssues, known_issues_of
-from harness.report.explained import render_explained
-from harness.result import Failure, Result
-from harness.systems.registry import system_named
+from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.protocol.registry import system_named
+from shardproof.report.explained import render_explained
+from shardproof.result import Failure, Result
 
 PICTURED = """\
 mismatch  torch-fsdp2 2.13.0  {id}

@@ -11,12 +11,11 @@ import os
 from pathlib import Path
 
 import pytest
-
-from harness.export.issue import render_issue
-from harness.export.job import written
-from harness.known_issues import KnownIssues, known_issues_of
-from harness.result import Result
-from harness.systems.registry import system_named
+from shardproof.export.issue import render_issue
+from shardproof.export.job import written
+from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.protocol.registry import system_named
+from shardproof.result import Result
 
 GOLDEN = Path(__file__).with_name("exports")
 OBSERVED = {

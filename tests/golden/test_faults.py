@@ -1,4 +1,4 @@
-"""docs/faults.md is what `python -m harness.report.fault_page` writes, and the record of what is said of each fault.
+"""docs/faults.md is what `python -m docs.written.fault_page` writes, and the record of what is said of each fault.
 
 *Verifies*: that the page, the catalogue, the public bugs and the record are in step; at night, that a search finds
 every exposing scenario anew, and that what is said of each fault is what is recorded.
@@ -10,13 +10,13 @@ from __future__ import annotations
 import tomllib
 
 import pytest
+from shardproof.entry import resolve
+from shardproof.faults.catalogue import CATALOGUE, FOLDER, FOUND, LIST, Fault, mechanisms, scenarios_of
 
-from harness.entry import resolve
-from harness.faults.catalogue import CATALOGUE, FOLDER, FOUND, LIST, Fault, mechanisms, scenarios_of
-from harness.report.fault_page import collected, left_out, render, represented
+from docs.written.fault_page import collected, left_out, render, represented
 from tests.exposing import RECORD, ROOT, record_of, search
 
-AGAIN = "write it anew: python -m harness.report.fault_page > docs/faults.md"
+AGAIN = "write it anew: python -m docs.written.fault_page > docs/faults.md"
 RECORDED = tomllib.loads(RECORD.read_text("utf-8"))
 ENTRIES = {fault["id"]: fault for fault in tomllib.loads((FOLDER / LIST).read_text("utf-8"))["fault"]}
 
@@ -33,7 +33,7 @@ def test_every_public_bug_is_represented_or_left_out_with_a_reason() -> None:
 
 def test_every_fault_has_a_function_a_mechanism_and_a_scenario() -> None:
     for fault in CATALOGUE.values():
-        assert callable(resolve(f"harness.faults.{ENTRIES[fault.id]['plants']}")), fault.id
+        assert callable(resolve(f"shardproof.faults.{ENTRIES[fault.id]['plants']}")), fault.id
         assert fault.mechanism in mechanisms(), fault.id
         assert fault.scenario_axes, f"{fault.id}: python -m tests.exposing"
     assert {fault.mechanism for fault in CATALOGUE.values()} == set(mechanisms())

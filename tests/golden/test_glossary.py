@@ -13,17 +13,16 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from harness.diagnosis.explanation import CONFIDENCES
-from harness.diff import STRUCTURE
-from harness.report.history import STATES
-from harness.verdict import Standing, Verdict
+from shardproof.diagnosis.explanation import CONFIDENCES
+from shardproof.diff import STRUCTURE
+from shardproof.report.history import STATES
+from shardproof.verdict import Standing, Verdict
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/glossary.md"
 WORDS = set(re.findall(r"^\* \*\*(.+?)\*\*:", PAGE.read_text("utf-8"), re.MULTILINE))
 
-_TEMPLATES = sorted(ROOT.glob("harness/report/templates/*.html"))
+_TEMPLATES = sorted(ROOT.glob("harness/shardproof/report/templates/*.html"))
 _HEADING = re.compile(r"<(h[1-4]|th|caption|legend)\b[^>]*>(.*?)</\1>", re.DOTALL)
 _CODE = re.compile(r"\{[{%].*?[%}]\}|<[^>]*>|&\w+;", re.DOTALL)
 

@@ -1,4 +1,5 @@
-"""docs/optimizers.md is what `python -m harness.optimizers.table` writes; the scripts of its findings stand alone."""
+"""docs/optimizers.md is what `python -m docs.written.optimizer_table` writes; the scripts of its findings stand
+alone."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from shardproof.optimizers.answers import QUESTIONS
 
-from harness.optimizers.answers import QUESTIONS
-from harness.optimizers.table import CELLS, MEANS, SHORT, render
+from docs.written.optimizer_table import CELLS, MEANS, SHORT, render
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = tomllib.loads((ROOT / "docs/optimizers.toml").read_text("utf-8"))
@@ -19,7 +20,7 @@ LONGEST_SCRIPT = 60
 
 def test_the_page_is_what_was_answered() -> None:
     written = (ROOT / "docs/optimizers.md").read_text("utf-8")
-    assert written == render(DOCUMENT), "write it anew: python -m harness.optimizers.table > docs/optimizers.md"
+    assert written == render(DOCUMENT), "write it anew: python -m docs.written.optimizer_table > docs/optimizers.md"
 
 
 def test_every_question_has_a_column_and_every_answer_a_cell() -> None:
@@ -41,4 +42,4 @@ def test_every_finding_has_a_script_and_says_whether_it_is_public() -> None:
 def test_a_script_is_short_and_imports_nothing_of_ours(path: Path) -> None:
     text = path.read_text("utf-8")
     assert text.count("\n") <= LONGEST_SCRIPT
-    assert not re.search(r"^\s*(from|import) (harness|tests)\b", text, re.MULTILINE)
+    assert not re.search(r"^\s*(from|import) (shardproof|tests)\b", text, re.MULTILINE)

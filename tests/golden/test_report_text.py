@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import report_samples as samples
-
-from harness.report.text import render_result, render_text, wants_colour
-from harness.verdict import Verdict
+from shardproof.report.text import render_result, render_text, wants_colour
+from shardproof.verdict import Verdict
 
 RUN = """\
 run 20260102-030405-abcd   seed 7   torch 2.13.0

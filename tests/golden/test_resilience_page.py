@@ -1,4 +1,5 @@
-"""docs/resilience.md is what `python -m harness.resilience.table` writes; the scripts of its findings stand alone."""
+"""docs/resilience.md is what `python -m docs.written.resilience_table` writes; the scripts of its findings stand
+alone."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ import re
 import tomllib
 from pathlib import Path
 
-from harness.resilience.page import page_of
-from harness.resilience.rows import stack_rows, struck_rows
-from harness.resilience.stacks import STACKS, stacks_of
-from harness.resilience.table import render
+from shardproof.resilience.page import page_of
+from shardproof.resilience.stacks import STACKS, stacks_of
+
+from docs.written.resilience_rows import stack_rows, struck_rows
+from docs.written.resilience_table import render
 from tests.conformance.built_in import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +23,7 @@ LONGEST_SCRIPT = 60
 
 def test_the_page_is_what_was_tried() -> None:
     written = (ROOT / "docs/resilience.md").read_text("utf-8")
-    assert written == render(DOCUMENT, FINDINGS, STRUCK), "write it anew: python -m harness.resilience.table"
+    assert written == render(DOCUMENT, FINDINGS, STRUCK), "write it anew: python -m docs.written.resilience_table"
 
 
 def test_each_row_stands_in_the_data_of_its_system() -> None:
@@ -48,7 +50,7 @@ def test_scripts_of_findings_are_short_and_import_nothing_of_ours() -> None:
     for path in scripts:
         text = path.read_text("utf-8")
         assert text.count("\n") <= LONGEST_SCRIPT
-        assert not re.search(r"^\s*(from|import) (harness|tests)\b", text, re.MULTILINE)
+        assert not re.search(r"^\s*(from|import) (shardproof|tests)\b", text, re.MULTILINE)
     said = re.compile(r"Public: |Not found public on \d{4}-\d\d-\d\d; searched")
     assert all(said.match(finding["public"]) for finding in FINDINGS["finding"])
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shardproof.space.files import load_space, space_names
 
-from harness.space.files import load_space, space_names
 from tests.golden.verdicts import FOLDER, record, text
 
 pytestmark = pytest.mark.real
@@ -31,7 +31,7 @@ PASS, FAILURES = 0, 1
 
 def shardproof(status: int, *words: str) -> None:
     """Run a command, which must end with that status."""
-    command = [sys.executable, "-m", "harness", *words]
+    command = [sys.executable, "-m", "shardproof", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == status, done.stdout[-4000:] + done.stderr[-4000:]
 

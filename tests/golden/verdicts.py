@@ -22,9 +22,10 @@ _OF_A_DIFFERENCE = ("name", "role", "kind", "ranks", "op_index", "mismatched", "
 _OF_WHAT_IS_STEPPED = ("name", "role", "kind", "op_index", "total")
 _STEPPED = ("param", "compute_param", "master")
 """What is recorded of a difference: which elements are wrong, and where. Not the bits that they have: torch takes fp32
-square roots from MKL, which rounds other elements up on AMD's CPUs than on Intel's (`harness/world/server.py`). Of what
-an optimizer steps, not even how many: an update that is wrong by little may round to the same bits on one of them. Nor
-of anything behind a gradient that was clipped: its norm is a square root."""
+square roots from MKL, which rounds other elements up on AMD's CPUs than on Intel's
+(`harness/shardproof/world/server.py`). Of what an optimizer steps, not even how many: an update that is wrong by little
+may round to the same bits on one of them. Nor of anything behind a gradient that was clipped: its norm is a square
+root."""
 _RACES = {"ed1610516a16": {"crash": "nondeterministic"}}
 """Scenario id → a verdict that it has as often as another, and that other one. In megatron-fsdp-clip-empty-rank a rank
 fails while others wait for it: whether the second attempt fails in the same place is chance."""

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from harness.laboratory import Laboratory
-from harness.world.devices import gpus
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.world.devices import gpus
 
 
 @pytest.fixture(scope="session")

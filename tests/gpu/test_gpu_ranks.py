@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.laboratory import Laboratory
-from harness.scenario import Mesh, Scenario
-from harness.verdict import Verdict
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.scenario import Mesh, Scenario
+from shardproof.verdict import Verdict
 
 BASE = Scenario(
     system="torch-fsdp2", device="cuda", mesh=Mesh(1, 2, 1), model="twins", program="build step save build load step"

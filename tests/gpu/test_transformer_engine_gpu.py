@@ -5,10 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-
-from harness.laboratory import Laboratory
-from harness.scenario import Scenario
-from harness.verdict import Verdict
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 
 pytestmark = pytest.mark.gpu
 

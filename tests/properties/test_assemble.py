@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.layout import shard_box
-from harness.observe.assemble import assemble, elements_of, record_key
-from harness.observe.logical import Key, Problem, Value
-from harness.observe.record import ITEMSIZE, Record, whole
+from shardproof.layout import shard_box
+from shardproof.observe.assemble import assemble, elements_of, record_key
+from shardproof.observe.logical import Key, Problem, Value
+from shardproof.observe.record import ITEMSIZE, Record, whole
 
 SHAPES = st.lists(st.integers(1, 6), max_size=3).map(tuple)
 DTYPES = st.sampled_from(sorted(ITEMSIZE))

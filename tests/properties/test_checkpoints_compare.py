@@ -23,10 +23,10 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, Te
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import checkpoint_samples as samples
+from shardproof.compare.differences import Comparison
+from shardproof.compare.progress import SilentProgress
+from shardproof.compare.run import Request, compare
 
-from harness.compare.found import Comparison
-from harness.compare.progress import SilentProgress
-from harness.compare.run import Request, compare
 from tests.effort import examples
 
 Boxes = list[tuple[tuple[int, ...], tuple[int, ...]]]

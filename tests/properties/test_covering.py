@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardproof.errors import HarnessError
+from shardproof.scenario import Mesh, Scenario
+from shardproof.space.constraints import tabulate
+from shardproof.space.coverage import Counter
+from shardproof.space.covering import Cover
+from shardproof.space.feasible import Factor, Feasible, factor
 
-from harness.errors import HarnessError
-from harness.scenario import Mesh, Scenario
-from harness.space.constraints import tabulate
-from harness.space.coverage import Counter
-from harness.space.covering import Cover
-from harness.space.feasible import Factor, Feasible, factor
 from tests.effort import examples
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.diff import (
+from shardproof.diff import (
     LAZY_STATE,
     NORM_ULPS,
     STRUCTURE,
@@ -21,9 +20,9 @@ from harness.diff import (
     numpy_dtype,
     ulp_distance,
 )
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Problem, Value
-from harness.observe.record import ITEMSIZE, Record, whole
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Problem, Value
+from shardproof.observe.record import ITEMSIZE, Record, whole
 
 KEY = Key(2, "live", "param", "a.weight")
 FLOATS = ("fp32", "fp64", "fp16", "bf16")

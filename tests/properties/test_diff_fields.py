@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from harness.diff import LAZY_STATE, NOTHING, RUNS, Difference, diff, digest, norm_bound, numpy_dtype
-from harness.observe.logical import Key, Problem, Value
-from harness.observe.record import Record
+from shardproof.diff import LAZY_STATE, NOTHING, RUNS, Difference, diff, digest, norm_bound, numpy_dtype
+from shardproof.observe.logical import Key, Problem, Value
+from shardproof.observe.record import Record
 
 KEY = Key(2, "live", "param", "a.weight")
 ZERO = "all bits zero, at step 0"

@@ -16,12 +16,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from shardproof.emulation.apex import FusedAdam
+from shardproof.oracle.scaled_adam import ScaledAdam
+from shardproof.reference import fused_adam
+from shardproof.reference.fused_adam import FP8, INT16, Scalars, joined, scaled, split, step_tensor, unscaled
+from shardproof.reference.numerics import BF16, FP16, FP32, Array
 
-from harness.emulation.apex import FusedAdam
-from harness.oracle.scaled_adam import ScaledAdam
-from harness.reference import fused_adam
-from harness.reference.fused_adam import FP8, INT16, Scalars, joined, scaled, split, step_tensor, unscaled
-from harness.reference.numerics import BF16, FP16, FP32, Array
 from tests import exact_floats as exact
 from tests.capturable_adam import step_capturable
 from tests.effort import examples

@@ -16,12 +16,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from shardproof.emulation.apex import FusedAdam, FusedSGD
+from shardproof.oracle.kernels_table import POSITION_DEPENDENT
+from shardproof.reference.kernels import Hyper, update
+from shardproof.reference.numerics import BF16, FP16, FP32, Array, torch_sqrt
+from shardproof.scenario import FLOAT_DTYPES, OPTIMIZER_KINDS
 
-from harness.emulation.apex import FusedAdam, FusedSGD
-from harness.oracle.kernels_table import POSITION_DEPENDENT
-from harness.reference.kernels import Hyper, update
-from harness.reference.numerics import BF16, FP16, FP32, Array, torch_sqrt
-from harness.scenario import FLOAT_DTYPES, OPTIMIZER_KINDS
 from tests.effort import examples
 
 DTYPES = {"fp32": FP32, "bf16": BF16, "fp16": FP16}

@@ -10,16 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.layout import (
-    Box,
-    chunk,
-    flat_index,
-    inside,
-    interval_boxes,
-    multi_index,
-    shard_box,
-)
+from shardproof.layout import Box, chunk, flat_index, inside, interval_boxes, multi_index, shard_box
 
 SHAPES = st.lists(st.integers(1, 6), max_size=4).map(tuple)
 MESHES = st.tuples(st.integers(1, 3), st.integers(1, 7), st.integers(1, 4))

@@ -9,20 +9,20 @@ os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first ke
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from shardproof.diff import LAZY_STATE, as_numbers, diff
+from shardproof.laboratory.judge import known_to_both
+from shardproof.models import zoo
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Logical
+from shardproof.observe.record import LIVE
+from shardproof.oracle import twin
+from shardproof.oracle.inputs import Inputs, Placement
+from shardproof.program import PROGRAMS, load_mesh, operations
+from shardproof.protocol.registry import contract_of
+from shardproof.reference import system as reference
+from shardproof.scenario import Scenario
+from shardproof.space.constraints import impossible
 
-from harness.diff import LAZY_STATE, as_numbers, diff
-from harness.judge import known_to_both
-from harness.models import zoo
-from harness.observe.assemble import assemble
-from harness.observe.logical import Logical
-from harness.observe.record import LIVE
-from harness.oracle import twin
-from harness.oracle.inputs import Inputs, Placement
-from harness.program import PROGRAMS, load_mesh, operations
-from harness.reference import system as reference
-from harness.scenario import Scenario
-from harness.space.constraints import impossible
-from harness.systems.registry import contract_of
 from tests.effort import examples
 
 ZOO = zoo()

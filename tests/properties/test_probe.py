@@ -8,9 +8,8 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.grid import PARTIAL_GRID, Grid, choose_grid
-from harness.probe import element_keys, extra_rank, initial_values, lone_rank, mean_units, parts_over_tp, rank_units
+from shardproof.grid import PARTIAL_GRID, Grid, choose_grid
+from shardproof.probe import element_keys, extra_rank, initial_values, lone_rank, mean_units, parts_over_tp, rank_units
 
 SIGNIFICAND = {"fp32": 1 << 24, "fp16": 1 << 11, "bf16": 1 << 8}
 NUMPY = {"fp32": np.dtype(np.float32), "fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}

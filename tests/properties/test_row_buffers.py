@@ -8,19 +8,10 @@ from math import prod
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.layout import inside
-from harness.mechanisms.row_buffers import (
-    buckets,
-    core_buckets,
-    cut,
-    local_shapes,
-    owned_box,
-    place,
-    rows,
-)
-from harness.models import zoo
-from harness.scenario import DTypePolicy, Mesh
+from shardproof.layout import inside
+from shardproof.mechanisms.row_buffers import buckets, core_buckets, cut, local_shapes, owned_box, place, rows
+from shardproof.models import zoo
+from shardproof.scenario import DTypePolicy, Mesh
 
 ZOO = zoo()
 MODELS = sorted(name for name in ZOO.keys() - {"gpt", "moe"} if ZOO[name].has_rows)

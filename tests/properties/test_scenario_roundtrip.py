@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.models import ZOO
-from harness.program import PROGRAMS
-from harness.scenario import (
+from shardproof.models import ZOO
+from shardproof.program import PROGRAMS
+from shardproof.scenario import (
     FLOAT_DTYPES,
     LOAD_RELATIONS,
     OPTIMIZER_IMPLEMENTATIONS,

@@ -13,14 +13,13 @@ os.environ["ATEN_CPU_CAPABILITY"] = "default"  # read by torch when its first ke
 from collections.abc import Iterator
 
 import pytest
-
-from harness import judge as court
-from harness.emulation import cuda
-from harness.observe.logical import Logical, Value
-from harness.oracle import twin
-from harness.oracle.contract import steps_on_gpu, twin_device
-from harness.oracle.inputs import Inputs
-from harness.scenario import Mesh, Scenario
+from shardproof.emulation import cuda
+from shardproof.laboratory import judge as court
+from shardproof.observe.logical import Logical, Value
+from shardproof.oracle import twin
+from shardproof.oracle.contract import steps_on_gpu, twin_device
+from shardproof.oracle.inputs import Inputs
+from shardproof.scenario import Mesh, Scenario
 
 BASE = Scenario(system="torch-fsdp2", mesh=Mesh(1, 2, 1), program="build step save build load step", model="groups")
 MEGATRON = {"system": "megatron-core", "sharding": "zero1", "checkpoint": "dp_zero", "dtype": "bf16/master=fp32"}

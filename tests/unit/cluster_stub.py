@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
-from harness.cluster.handout import Node, SlotLostError
-from harness.cluster.node import Answer, Setting, Work
-from harness.scenario import Scenario
+from shardproof.cluster.handout import Node, SlotLostError
+from shardproof.cluster.node import Answer, Setting, Work
+from shardproof.scenario import Scenario
 
 Examine = Callable[["StubSlot", Scenario, Work], Answer]
 

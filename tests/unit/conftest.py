@@ -16,7 +16,7 @@ from tests import spoken
 @pytest.fixture
 def explained_word_for_word(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every explanation that is made in the test, in order: its text, and the evidence of the first difference."""
-    from harness.diagnosis import engine
+    from shardproof.diagnosis.rules import engine
 
     said: list[str] = []
     ranked = engine._of_operation
@@ -38,7 +38,7 @@ def refused_word_for_word(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[None]:
     """Every error that a reader raises in the test, in order."""
-    from harness.readers.errors import CheckpointError
+    from shardproof.readers.errors import CheckpointError
 
     said: list[str] = []
 

@@ -25,10 +25,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness import laboratory
-from harness.__main__ import main
-from harness.result import Result
-from harness.store import Store
+from shardproof.__main__ import main
+from shardproof.laboratory import laboratory
+from shardproof.result import Result
+from shardproof.store import Store
 
 WORDS = ("run", "fire.toml", "-j", "1", "--out", "out", "--json", "run.json")
 _ALLOW_TRACING, _BY_ANYONE = 0x59616D61, ctypes.c_ulong(-1)

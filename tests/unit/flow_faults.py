@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import judge
-from harness.faults.boundary import BOUNDARY, BoundaryFault, Perform
-from harness.observe.logical import Logical
-from harness.oracle import twin
-from harness.oracle.inputs import Inputs
-from harness.program import Op
-from harness.systems.protocol import RankContext, RankSystem
+from shardproof.faults.boundary import BOUNDARY, BoundaryFault, Perform
+from shardproof.laboratory import judge
+from shardproof.observe.logical import Logical
+from shardproof.oracle import twin
+from shardproof.oracle.inputs import Inputs
+from shardproof.program import Op
+from shardproof.protocol.system import RankContext, RankSystem
 
 DIES, HANGS, RAISES, DISAGREES, KILLS_SERVER = 101, 102, 103, 104, 105
 MARKERS = "SHARDPROOF_TEST_MARKERS"

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.observe.record import Record, whole
-from harness.oracle.contract import Contract
-from harness.program import Op
-from harness.scenario import Scenario
-from harness.systems.accepts import Accepts, Anything, Faults, Limit, Operations
-from harness.systems.protocol import RankContext, System
-from harness.systems.registry import register
+from shardproof.observe.record import Record, whole
+from shardproof.oracle.contract import Contract
+from shardproof.program import Op
+from shardproof.protocol.accepts import Accepts, Anything, Faults, Limit, Operations
+from shardproof.protocol.registry import register
+from shardproof.protocol.system import RankContext, System
+from shardproof.scenario import Scenario
 
 ACCEPTS = Accepts(
     "echo",
@@ -36,7 +36,7 @@ ECHO = Scenario(system="echo", program="train", model="short")
 
 class EchoRank:
     def __init__(self, context: RankContext) -> None:
-        from harness.oracle import twin
+        from shardproof.oracle import twin
 
         inputs, _ = context.contract.resolve(context.scenario)
         self._truth = twin.run(inputs)

@@ -9,16 +9,15 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 import torch
-
-from harness.emulation import cuda
-from harness.emulation.generator import DeviceGenerator
-from harness.observe import ambient
-from harness.observe.record import Record, whole
-from harness.oracle.contract import Contract
-from harness.program import Op
-from harness.systems.accepts import Accepts, Anything, Only, Operations
-from harness.systems.protocol import RankContext, System
-from harness.systems.registry import register
+from shardproof.emulation import cuda
+from shardproof.emulation.generator import DeviceGenerator
+from shardproof.observe import ambient
+from shardproof.observe.record import Record, whole
+from shardproof.oracle.contract import Contract
+from shardproof.program import Op
+from shardproof.protocol.accepts import Accepts, Anything, Only, Operations
+from shardproof.protocol.registry import register
+from shardproof.protocol.system import RankContext, System
 
 taken: list[int] = []
 _open = ExitStack()

@@ -7,12 +7,12 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness.observe.record import Record, whole
-from harness.oracle.contract import Contract
-from harness.program import Op
-from harness.systems.accepts import Accepts, Anything, Operations
-from harness.systems.protocol import RankContext, System
-from harness.systems.registry import register
+from shardproof.observe.record import Record, whole
+from shardproof.oracle.contract import Contract
+from shardproof.program import Op
+from shardproof.protocol.accepts import Accepts, Anything, Operations
+from shardproof.protocol.registry import register
+from shardproof.protocol.system import RankContext, System
 
 ACCEPTS = Accepts(
     "heads", model=Anything(), mesh=Anything(), program=Operations(("build", "step")), seed=Anything(),
@@ -60,7 +60,7 @@ def commit(folder: Path, subject: str, body: str = "", tag: str = "") -> str:
 
 class HeadsRank:
     def __init__(self, context: RankContext) -> None:
-        from harness.oracle import twin
+        from shardproof.oracle import twin
 
         self._seed = context.scenario.seed
         self._truth = twin.run(context.contract.resolve(context.scenario)[0])

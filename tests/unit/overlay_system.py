@@ -13,15 +13,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from harness.observe.record import Record, whole
-from harness.oracle.contract import Contract
-from harness.program import Op
-from harness.scenario import Scenario
-from harness.systems.accepts import Accepts, Anything, Limit, Operations
-from harness.systems.protocol import RankContext, System
-from harness.systems.registry import register
-from harness.versions import before
-from harness.world.overlay import CACHE_VARIABLE
+from shardproof.observe.record import Record, whole
+from shardproof.oracle.contract import Contract
+from shardproof.program import Op
+from shardproof.protocol.accepts import Accepts, Anything, Limit, Operations
+from shardproof.protocol.registry import register
+from shardproof.protocol.system import RankContext, System
+from shardproof.scenario import Scenario
+from shardproof.versions import before
+from shardproof.world.overlay import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     import pytest
@@ -126,7 +126,7 @@ def _encoded(data: bytes) -> str:
 
 class FakeRank:
     def __init__(self, context: RankContext) -> None:
-        from harness.oracle import twin
+        from shardproof.oracle import twin
 
         inputs, _ = context.contract.resolve(context.scenario)
         self._truth = twin.run(inputs)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.extend import register_fault, register_model, register_program
-from harness.faults.catalogue import Fault
-from harness.faults.logical import override
-from harness.models import ModelSpec, ModuleSpec, ParamSpec
+from shardproof.faults.catalogue import Fault
+from shardproof.faults.logical import override
+from shardproof.models import ModelSpec, ModuleSpec, ParamSpec
+from shardproof.plugins import register_fault, register_model, register_program
 
 if TYPE_CHECKING:
-    from harness.reference.numerics import Array
-    from harness.reference.system import Ranks
+    from shardproof.reference.numerics import Array
+    from shardproof.reference.system import Ranks
 
 AXES = {"model": "of_a_plugin", "program": "save_of_a_plugin", "mesh": "1x2x1", "checkpoint": "sharded"}
 

@@ -12,9 +12,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.resilience.stacks import Stack
-from harness.run import DATABASE
-from harness.store import Store
+from shardproof.resilience.stacks import Stack
+from shardproof.run import DATABASE
+from shardproof.store import Store
+
 from tests import report_samples as samples
 
 State = dict[str, str]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.extend import register_boundary_fault
-from harness.faults.boundary import BoundaryFault, Perform
-from harness.program import Op
-from harness.systems.protocol import RankContext, RankSystem
+from shardproof.faults.boundary import BoundaryFault, Perform
+from shardproof.plugins import register_boundary_fault
+from shardproof.program import Op
+from shardproof.protocol.system import RankContext, RankSystem
 
 
 def _left_as_it_was(act: Perform, op: Op, context: RankContext, system: RankSystem) -> None:

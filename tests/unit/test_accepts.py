@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from packaging.version import Version
+from shardproof.faults.plain_scenario import plain_scenario
+from shardproof.protocol import accepts
+from shardproof.protocol.accepts import Accepts, Anything, Limit, Parts
+from shardproof.protocol.releases import package
+from shardproof.protocol.system import System
+from shardproof.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
 
-from harness.faults.strikes import plain_scenario
-from harness.releases import package
-from harness.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
-from harness.systems import accepts
-from harness.systems.accepts import Accepts, Anything, Limit, Parts
-from harness.systems.protocol import System
 from tests.conformance.built_in import BUILT_IN
 
 SYSTEMS = [pytest.param(system, id=system.name) for system in BUILT_IN]

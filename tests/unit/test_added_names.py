@@ -9,9 +9,8 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-
-from harness import cures
-from harness.added_names import missing_name
+from shardproof.issues import cures
+from shardproof.issues.added_names import missing_name
 
 LIBRARY = """
 import os

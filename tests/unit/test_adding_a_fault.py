@@ -15,16 +15,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from shardproof.faults.catalogue import Fault, scenarios_of
+from shardproof.faults.logical import override, through_bf16
+from shardproof.laboratory.judge import Case, Judgement, judge
+from shardproof.reference.system import Ranks
+from shardproof.scenario import Scenario
 
-from harness.faults.catalogue import Fault, scenarios_of
-from harness.faults.logical import override, through_bf16
-from harness.judge import Case, Judgement, judge
-from harness.reference.system import Ranks
-from harness.scenario import Scenario
 from tests.oracles import records_of
 
 if TYPE_CHECKING:
-    from harness.reference.numerics import Array
+    from shardproof.reference.numerics import Array
 
 
 def moment_rounded_on_save(ranks: Ranks) -> None:

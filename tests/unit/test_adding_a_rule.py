@@ -14,13 +14,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from shardproof.diagnosis import Context, Finding, Rule
+from shardproof.diagnosis.explanation import tensor
+from shardproof.diagnosis.rules import engine
+from shardproof.diagnosis.rules.engine import explain
+from shardproof.diff import Difference, diff
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.program import expand
+from shardproof.scenario import Mesh, Scenario
 
-from harness.diagnosis import Context, Finding, Rule, engine, explain
-from harness.diagnosis.explanation import tensor
-from harness.diff import Difference, diff
-from harness.observe.logical import Key, Logical, Value
-from harness.program import expand
-from harness.scenario import Mesh, Scenario
 from tests.oracles import by_twin, inputs_of
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from harness.observe import assemble as module
-from harness.observe.assemble import assemble, elements_of, record_key
-from harness.observe.logical import Key, Problem
-from harness.observe.record import Record, whole
+from shardproof.observe import assemble as module
+from shardproof.observe.assemble import assemble, elements_of, record_key
+from shardproof.observe.logical import Key, Problem
+from shardproof.observe.record import Record, whole
 
 SHAPE = (4, 3)
 NUMBERS = np.arange(12, dtype=np.float32).reshape(SHAPE)

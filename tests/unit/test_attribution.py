@@ -9,15 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
-from harness import cures
-from harness.attribution import MOST_ROUNDS, attributed
-from harness.known_issues import KnownIssue, KnownIssues, Pattern
-from harness.program import expand
-from harness.result import BY_CURE, BY_FACE, BY_RELEASE, IN_PART, Failure, Result
-from harness.scenario import Scenario
-from harness.verdict import Verdict
-from harness.versions import split_cures
+from shardproof.issues import cures
+from shardproof.issues.known_issues import KnownIssue, KnownIssues, Pattern
+from shardproof.laboratory.attribution import MOST_ROUNDS, attributed
+from shardproof.program import expand
+from shardproof.result import BY_CURE, BY_FACE, BY_RELEASE, IN_PART, Failure, Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
+from shardproof.versions import split_cures
 
 SCENARIO = Scenario(system="megatron-core", sharding="zero1", version="0.16.1")
 STEP = next(op.index for op in expand(SCENARIO) if op.kind == "step")

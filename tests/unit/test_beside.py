@@ -15,18 +15,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shardproof.diagnosis.refusals import explain_refusal
+from shardproof.diagnosis.rules.engine import explain
+from shardproof.diff import diff
+from shardproof.laboratory.judge import Case, run_reference
+from shardproof.observe.logical import Key, Logical
+from shardproof.observe.record import LIVE, WRITTEN
+from shardproof.protocol.registry import contract_of
+from shardproof.reference.quantised import FP8, quantise, scales_for
+from shardproof.reference.streams import collected, coordinates, fresh, handed_out, seed_of
+from shardproof.scenario import Mesh, Scenario
+from shardproof.systems.reference.beside import beside
 
-from harness.diagnosis import explain
-from harness.diagnosis.refusals import explain_refusal
-from harness.diff import diff
-from harness.judge import Case, run_reference
-from harness.observe.logical import Key, Logical
-from harness.observe.record import LIVE, WRITTEN
-from harness.reference.quantised import FP8, quantise, scales_for
-from harness.reference.streams import collected, coordinates, fresh, handed_out, seed_of
-from harness.scenario import Mesh, Scenario
-from harness.systems.reference.beside import beside
-from harness.systems.registry import contract_of
 from tests.oracles import by_reference, by_twin
 from tests.unit.test_diagnosis import context_of
 
@@ -74,7 +74,7 @@ def test_a_stream_of_another_number_of_coordinates_stays_as_it_was_seeded() -> N
 
 
 def test_a_model_without_dropout_has_no_streams() -> None:
-    from harness.models import model_spec
+    from shardproof.models import model_spec
 
     assert fresh(model_spec("dense"), Mesh(), 1, 0) == {}
 

@@ -6,14 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
-
-from harness import arguments
-from harness.cli import entry
-from harness.errors import UsageError
-from harness.laboratory import Laboratory
-from harness.scenario import Scenario
-from harness.verdict import ExitStatus, Verdict
-from harness.world import bounds
+from shardproof.cli import arguments
+from shardproof.cli.main import entry
+from shardproof.errors import UsageError
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.scenario import Scenario
+from shardproof.verdict import ExitStatus, Verdict
+from shardproof.world import bounds
 
 pytestmark = pytest.mark.usefixtures("shipped")
 

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-
-from harness.diff import diff
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.numbers import number_of, numbers_of
-from harness.observe.record import LIVE
-from harness.observe.settings import SETTING, settings_of
-from harness.oracle.settings import kept_settings
-from harness.program import expand
-from harness.scenario import Scenario
-from harness.systems.torch_loop import TorchRank, as_state
+from shardproof.diff import diff
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.numbers import number_of, numbers_of
+from shardproof.observe.record import LIVE
+from shardproof.observe.settings import SETTING, settings_of
+from shardproof.oracle.settings import kept_settings
+from shardproof.program import expand
+from shardproof.scenario import Scenario
+from shardproof.systems.torch_loop import TorchRank, as_state
 
 ADAM = {"lr": 0.5, "weight_decay": 0.25, "betas": (0.5, 0.75), "eps": 1e-8, "amsgrad": False, "params": []}
 SGD = {"lr": 0.5, "weight_decay": 0.25, "momentum": 0.5, "nesterov": True, "dampening": 0.0}

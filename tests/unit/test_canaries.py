@@ -9,23 +9,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from shardproof.checks import canaries
+from shardproof.checks.boundary_faults import Struck
+from shardproof.checks.canaries import Detection, run_canaries
+from shardproof.cli.main import entry
+from shardproof.diagnosis import Explanation
+from shardproof.errors import UsageError
+from shardproof.faults import comparisons
+from shardproof.faults.boundary import BOUNDARY, BoundaryFault
+from shardproof.faults.catalogue import CATALOGUE, Fault, mechanisms, scenarios_of
+from shardproof.faults.plain_scenario import strikes
+from shardproof.laboratory.run_verdict import NEVER_STRUCK, NO_EFFECT
+from shardproof.protocol.accepts import Accepts
+from shardproof.protocol.registry import system_named
+from shardproof.result import Result
+from shardproof.space.constraints import impossible
+from shardproof.verdict import ExitStatus, Verdict
 
-from harness import canaries
-from harness.attempt import NEVER_STRUCK, NO_EFFECT
-from harness.canaries import Detection, run_canaries
-from harness.cli import entry
-from harness.diagnosis import Explanation
-from harness.errors import UsageError
-from harness.faults import comparisons
-from harness.faults.boundary import BOUNDARY, BoundaryFault
-from harness.faults.catalogue import CATALOGUE, Fault, mechanisms, scenarios_of
-from harness.faults.strikes import strikes
-from harness.result import Result
-from harness.space.constraints import impossible
-from harness.struck import Struck
-from harness.systems.accepts import Accepts
-from harness.systems.registry import system_named
-from harness.verdict import ExitStatus, Verdict
 from tests.struck import REORDER, strikes_with
 
 FAULT = CATALOGUE["no-op-load"]
@@ -197,7 +197,7 @@ def test_a_malformed_file_of_strikes_is_a_clear_error(
 ) -> None:
     (tmp_path / "conformance.toml").write_text(text)
     system = SimpleNamespace(name="x", folder=tmp_path, accepts=Accepts("x"))
-    monkeypatch.setattr("harness.faults.strikes.all_systems", lambda: [system])
+    monkeypatch.setattr("shardproof.faults.plain_scenario.all_systems", lambda: [system])
     with pytest.raises(UsageError) as refused:
         strikes()
     assert said in str(refused.value)

@@ -7,13 +7,12 @@ import re
 import struct
 
 import torch
-
-from harness.diff import diff
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import whole
-from harness.oracle.carried import carried, without_addresses
-from harness.program import expand
-from harness.scenario import Scenario
+from shardproof.diff import diff
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import whole
+from shardproof.oracle.extra_state import carried, without_addresses
+from shardproof.program import expand
+from shardproof.scenario import Scenario
 
 OPS = expand(Scenario(program="build step save step build load step"))
 """Indices: 0 build, 1 step, 2 save, 3 step, 4 build, 5 load, 6 step."""

@@ -15,18 +15,17 @@ from typing import Any
 import checkpoint_samples as samples
 import pytest
 import torch
-
-from harness.diff import diff
-from harness.models import BufferSpec, ModelSpec, ModuleSpec, ParamSpec
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import LIVE, WRITTEN
-from harness.readers.checkpoint import expected_written, read_checkpoint
-from harness.readers.description import describe, render_description
-from harness.readers.stored import TorchStored
-from harness.readers.symbolic import parse
-from harness.readers.values import decode
-from harness.scenario import Scenario
+from shardproof.diff import diff
+from shardproof.models import BufferSpec, ModelSpec, ModuleSpec, ParamSpec
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import LIVE, WRITTEN
+from shardproof.readers.checkpoint import expected_written, read_checkpoint
+from shardproof.readers.description import describe, render_description
+from shardproof.readers.stored import TorchStored
+from shardproof.readers.symbolic import parse
+from shardproof.readers.values import decode
+from shardproof.scenario import Scenario
 
 pytestmark = pytest.mark.usefixtures("refused_word_for_word")
 
@@ -283,7 +282,7 @@ def digest(data: bytes) -> str:
 def test_the_reader_does_not_import_torch(tmp_path: Path) -> None:
     path = samples.save_dcp(samples.STATE, tmp_path / "c")
     code = (
-        "import sys; from pathlib import Path; from harness.readers.description import describe;"
+        "import sys; from pathlib import Path; from shardproof.readers.description import describe;"
         f"rows = describe(Path({str(path)!r})); assert rows and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -15,13 +15,12 @@ from typing import Any
 import checkpoint_samples as samples
 import pytest
 import torch
+from shardproof.errors import UsageError
+from shardproof.readers.checkpoint import read_checkpoint
+from shardproof.readers.description import describe
+from shardproof.readers.errors import CheckpointError
+from shardproof.readers.symbolic import parse
 from test_checkpoint_reader import MODEL
-
-from harness.errors import UsageError
-from harness.readers.checkpoint import read_checkpoint
-from harness.readers.description import describe
-from harness.readers.errors import CheckpointError
-from harness.readers.symbolic import parse
 
 pytestmark = pytest.mark.usefixtures("refused_word_for_word")
 

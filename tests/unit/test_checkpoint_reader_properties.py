@@ -15,14 +15,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Value
+from shardproof.readers.checkpoint import read_checkpoint
+from shardproof.readers.errors import CheckpointError
+from shardproof.readers.pieces import ObjectPiece, TensorPiece, pieces
+from shardproof.readers.symbolic import Mapping, parse
 from test_checkpoint_reader import MODEL
 
-from harness.observe.assemble import assemble
-from harness.observe.logical import Value
-from harness.readers.checkpoint import read_checkpoint
-from harness.readers.errors import CheckpointError
-from harness.readers.pieces import ObjectPiece, TensorPiece, pieces
-from harness.readers.symbolic import Mapping, parse
 from tests.effort import examples
 
 DTYPES = {

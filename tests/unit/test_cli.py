@@ -1,6 +1,6 @@
 """The command line under a hostile user: every mistake is status 2 with one message that says what is allowed.
 
-Nothing here starts a rank: where a command gets past its checks and would run, `harness.run.run` is replaced.
+Nothing here starts a rank: where a command gets past its checks and would run, `shardproof.run.run` is replaced.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from shardproof.cli import arguments
+from shardproof.cli.main import entry
+from shardproof.report.model import Report
+from shardproof.result import Result
+from shardproof.run import DATABASE, Outcome, Request
+from shardproof.scenario import Scenario
+from shardproof.store import SCHEMA_VERSION, Store
+from shardproof.verdict import ExitStatus, Verdict
 
-from harness import arguments
-from harness.cli import entry
-from harness.report.model import Report
-from harness.result import Result
-from harness.run import DATABASE, Outcome, Request
-from harness.scenario import Scenario
-from harness.store import SCHEMA_VERSION, Store
-from harness.verdict import ExitStatus, Verdict
 from tests import report_samples
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def shardproof(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: 
         command.requests.append(request)
         return Outcome(Report(report_samples.RUN, (passing(1),)), request.out / "index.html", interrupted=False)
 
-    monkeypatch.setattr("harness.run.run", record)
+    monkeypatch.setattr("shardproof.run.run", record)
     return command
 
 
@@ -210,9 +210,10 @@ def test_named_and_installed_plugins_go_to_the_ranks(shardproof: Cli, monkeypatc
 
 
 def test_a_plugin_beside_the_user_is_found(tmp_path: Path) -> None:
-    """As by `python -m harness` and by the ranks; the installed command has no current folder on its path."""
+    """As by `python -m shardproof` and by the ranks; the installed command has no current folder on its path."""
     (tmp_path / "my_rules_.py").write_text("print('my rules')")
-    script = "import sys; sys.path = list(filter(None, sys.path)); from harness.cli import entry; entry(sys.argv[1:])"
+    script = "import sys; sys.path = list(filter(None, sys.path)); "
+    script += "from shardproof.cli.main import entry; entry(sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", script, "list", "--plugin", "my_rules_"],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
@@ -523,7 +524,7 @@ def test_a_failure_of_our_own_is_status_3(shardproof: Cli, monkeypatch: pytest.M
     def broken(request: Request) -> Outcome:
         raise KeyError("oops")
 
-    monkeypatch.setattr("harness.run.run", broken)
+    monkeypatch.setattr("shardproof.run.run", broken)
     assert shardproof("run", *TINY) == ExitStatus.HARNESS
     assert "please report it" in shardproof.err
 
@@ -532,7 +533,7 @@ def test_ctrl_c_before_the_run_is_130(shardproof: Cli, monkeypatch: pytest.Monke
     def interrupted(names: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.listing.render_listing", interrupted)
+    monkeypatch.setattr("shardproof.cli.listing.render_listing", interrupted)
     monkeypatch.setattr(arguments, "load_plugins", interrupted)
     assert shardproof("list") == 130
     assert "Traceback" not in shardproof.err
@@ -553,7 +554,7 @@ def test_what_cannot_be_said_is_no_verdict(words: str, stdout: str, stderr: str,
     os.close(reads)
     streams = {"/dev/full": os.open("/dev/full", os.O_WRONLY), "closed": writes, "pipe": subprocess.PIPE}
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *words.split()], cwd=ROOT, check=False, text=True,
+        [sys.executable, "-m", "shardproof", *words.split()], cwd=ROOT, check=False, text=True,
         stdout=streams[stdout], stderr=streams[stderr],
     )  # fmt: skip
     for each in ("/dev/full", "closed"):

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shardproof.cli.main import entry
+from shardproof.protocol.releases import package
+from shardproof.verdict import ExitStatus
+from shardproof.world.interpreter import interpreter
+from shardproof.world.overlay import CACHE_VARIABLE, build
 
-from harness.cli import entry
-from harness.releases import package
-from harness.verdict import ExitStatus
-from harness.world.interpreter import interpreter
-from harness.world.overlay import CACHE_VARIABLE, build
 from tests.unit.overlay_system import FAKE, isolate, write_library
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 import pytest
+from shardproof.cli import arguments
+from shardproof.cli.main import cli, entry
+from shardproof.errors import UsageError
+from shardproof.verdict import ExitStatus
 
-from harness import arguments
-from harness.cli import cli, entry
-from harness.errors import UsageError
-from harness.verdict import ExitStatus
 from tests.unit.overlay_system import FAKE, isolate, write_library
 
 PLUGIN = ("--plugin", "tests.unit.overlay_system")

@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shardproof.cluster import handout
+from shardproof.cluster.handout import ClusterExecutor, SlotLostError
+from shardproof.cluster.node import Answer, NodeLaboratory, Setting, Work, needed_cpus, setting_of
+from shardproof.errors import HarnessError, UsageError
+from shardproof.issues.known_issues import KnownIssues
+from shardproof.result import Result
+from shardproof.scenario import Mesh, Scenario
+from shardproof.store import StoreFull
+from shardproof.verdict import Verdict
 
-from harness.cluster import handout
-from harness.cluster.handout import ClusterExecutor, SlotLostError
-from harness.cluster.node import Answer, NodeLaboratory, Setting, Work, needed_cpus, setting_of
-from harness.errors import HarnessError, UsageError
-from harness.known_issues import KnownIssues
-from harness.result import Result
-from harness.scenario import Mesh, Scenario
-from harness.store import StoreFull
-from harness.verdict import Verdict
 from tests import report_samples
 from tests.unit.cluster_stub import Examine, StubCluster, StubSlot
 

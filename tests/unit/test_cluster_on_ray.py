@@ -70,9 +70,9 @@ class Nodes:
         folder.mkdir(exist_ok=True)
         address = ("--executor", "ray", "--ray-address", self.address)
         return subprocess.Popen(
-            [sys.executable, "-m", "harness", "run", *map(str, words), *address, "--json", "run.json", "--out", "out"],
-            cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "-m", "shardproof", "run", *map(str, words), *address, "--json", "run.json", "--out",
+            "out"], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, text=True,
+            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def run(self, folder: Path, *words: object, **environment: str) -> tuple[int, str, str]:
@@ -125,7 +125,7 @@ def test_results_are_those_of_this_machine(nodes: Nodes, tmp_path: Path) -> None
     near = tmp_path / "near"
     near.mkdir()
     local = subprocess.run(
-        [sys.executable, "-m", "harness", "run", *map(str, words), "-j", "1", "--json", "run.json", "--out", "out"],
+        [sys.executable, "-m", "shardproof", "run", *map(str, words), "-j", "1", "--json", "run.json", "--out", "out"],
         cwd=near, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, check=False,
     )  # fmt: skip
     assert (status, local.returncode) == (0, 0), (out, err, local.stdout, local.stderr)
@@ -181,7 +181,7 @@ if "LICENCE" not in os.environ:
     raise RuntimeError("no licence on this machine")
 """
 FAILING = """
-from harness.cluster import node
+from shardproof.cluster import node
 whole = node.attributed_by
 def attributed_by(laboratory, scenario, known, observed):
     if scenario.seed == 42:
@@ -234,7 +234,7 @@ def test_releases_are_installed_where_scenarios_run(nodes: Nodes, tmp_path: Path
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "nobody.invalid:6379"])
 def test_an_address_without_a_cluster_is_refused(address: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "harness", "run", "--executor", "ray", "--ray-address", address],
+        [sys.executable, "-m", "shardproof", "run", "--executor", "ray", "--ray-address", address],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")

@@ -20,14 +20,13 @@ from typing import Any
 import checkpoint_samples as samples
 import pytest
 import torch
-
-from harness.cli import entry
-from harness.compare.found import Comparison, Found
-from harness.compare.page import MOST, page_of
-from harness.compare.progress import SilentProgress, progress_on
-from harness.compare.renames import parse_rename
-from harness.compare.run import Request, compare
-from harness.compare.text import FIRST, render
+from shardproof.cli.main import entry
+from shardproof.compare.differences import Comparison, Found
+from shardproof.compare.page import MOST, page_of
+from shardproof.compare.progress import SilentProgress, progress_on
+from shardproof.compare.renames import parse_rename
+from shardproof.compare.run import Request, compare
+from shardproof.compare.text import FIRST, render
 
 State = dict[str, Any]
 

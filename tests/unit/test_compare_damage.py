@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardproof.errors import UsageError
 from test_compare import write_safetensors
 from test_compare_folders import compared, write_zero1, write_zero3
 
-from harness.errors import UsageError
 from tests.effort import examples
 
 Damage = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=4)

@@ -14,12 +14,11 @@ from typing import Any
 import checkpoint_samples as samples
 import pytest
 import torch
-
-from harness.compare.found import Comparison
-from harness.compare.progress import SilentProgress
-from harness.compare.run import Request, compare
-from harness.errors import UsageError
-from harness.systems.registry import all_systems
+from shardproof.compare.differences import Comparison
+from shardproof.compare.progress import SilentProgress
+from shardproof.compare.run import Request, compare
+from shardproof.errors import UsageError
+from shardproof.protocol.registry import all_systems
 
 STATE = {"model": {"w": torch.arange(6.0)}}
 A, B = torch.arange(10.0).reshape(5, 2), torch.arange(100.0, 107.0)

@@ -28,7 +28,7 @@ BOUND_BYTES = 320 << 20
 
 CHILD = """
 import re, sys
-from harness.cli import entry
+from shardproof.cli.main import entry
 status = entry(sys.argv[1:])
 peak_kib = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 print(status, peak_kib * 1024, file=sys.stderr)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.diff import diff
-from harness.faults.comparisons import KEY, PAIRS, found_kind, fp32
-from harness.observe.logical import Key, Value
+from shardproof.diff import diff
+from shardproof.faults.comparisons import KEY, PAIRS, found_kind, fp32
+from shardproof.observe.logical import Key, Value
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -15,17 +15,16 @@ from pathlib import Path
 import click
 import pytest
 import report_samples as samples
-
-from harness.cli import cli
-from harness.completion import SHELLS
-from harness.folders import point_latest
-from harness.report.html import write_html
-from harness.report.titles import title
-from harness.store import Store
+from shardproof.cli.completion import SHELLS
+from shardproof.cli.main import cli
+from shardproof.folders import point_latest
+from shardproof.report.html import write_html
+from shardproof.report.titles import title
+from shardproof.store import Store
 
 PROGRAM = """
 import sys
-from harness.cli import entry
+from shardproof.cli.main import entry
 sys.argv[0] = "shardproof"
 status = entry([])
 assert not {"numpy", "torch"} & set(sys.modules)
@@ -46,7 +45,7 @@ def completed(line: str) -> list[str]:
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_gets_a_script(shell: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "harness", "completion", shell], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "shardproof", "completion", shell], capture_output=True, text=True, check=True
     )
     assert "_SHARDPROOF_COMPLETE" in done.stdout
     assert SHELLS[shell] in done.stdout
@@ -56,7 +55,7 @@ def test_every_shell_gets_a_script(shell: str) -> None:
 def test_bash_takes_its_script(tmp_path: Path) -> None:
     script = tmp_path / "complete.sh"
     with script.open("w") as file:
-        subprocess.run([sys.executable, "-m", "harness", "completion", "bash"], stdout=file, check=True)
+        subprocess.run([sys.executable, "-m", "shardproof", "completion", "bash"], stdout=file, check=True)
     subprocess.run(["bash", "-n", str(script)], check=True)
     told = subprocess.run(["bash", "-c", f". {script}; complete -p shardproof"], capture_output=True, text=True)
     assert "shardproof" in told.stdout
@@ -148,7 +147,7 @@ def test_ids_come_without_numpy(latest: Path) -> None:
 def test_a_quiet_run_that_passes_says_nothing(tmp_path: Path) -> None:
     words = ("run", "--system", "reference", "--set", "mesh=1x2x1", "--sample", "2", "--quiet")
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *words, "--out", str(tmp_path)], capture_output=True, text=True
+        [sys.executable, "-m", "shardproof", *words, "--out", str(tmp_path)], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "index.html").is_file()
@@ -158,7 +157,7 @@ def test_a_quiet_run_that_fails_reports(tmp_path: Path) -> None:
     chosen = ("--set", "mesh=1x2x1", "--set", "program=resume", "--set", "model=dense", "--fault", "no-op-load")
     words = ("run", "--system", "reference", *chosen, "--sample", "1", "-q")
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *words, "--out", str(tmp_path)], capture_output=True, text=True
+        [sys.executable, "-m", "shardproof", *words, "--out", str(tmp_path)], capture_output=True, text=True
     )
     assert done.returncode == 1
     assert "mismatch" in done.stdout

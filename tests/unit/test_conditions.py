@@ -6,9 +6,8 @@ import random
 from itertools import product
 
 import pytest
-
-from harness.report.conditions import Condition, condition_of, terms_of
-from harness.scenario import Scenario
+from shardproof.report.conditions import Condition, condition_of, terms_of
+from shardproof.scenario import Scenario
 
 MESHES = ("1x1x1", "1x2x1", "2x2x1", "1x2x2")
 OFFLOADS = ("none", "cpu=0.5", "cpu")

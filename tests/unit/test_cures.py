@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness import cure_table, cures
-from harness.errors import UsageError
-from harness.systems.protocol import System
-from harness.systems.registry import all_systems, system_named
-from harness.versions import before, split_cures, with_cures
-from harness.world import curing
+from shardproof.errors import UsageError
+from shardproof.investigate import cure_table
+from shardproof.issues import cures
+from shardproof.protocol.registry import all_systems, system_named
+from shardproof.protocol.system import System
+from shardproof.versions import before, split_cures, with_cures
+from shardproof.world import cure_import_hook
 
 MOST_LINES = 26
 """A cure adds and takes away no more lines than that."""
@@ -182,8 +182,8 @@ def test_the_hook_gives_a_module_its_cured_text(tmp_path: Path) -> None:
     (tmp_path / "cured.json").write_text(json.dumps(sources), "utf-8")
     program = (
         "import sys, traceback\n"
-        "from harness.world import curing\n"
-        "curing.install(sys.argv[1])\n"
+        "from shardproof.world import cure_import_hook\n"
+        "cure_import_hook.install(sys.argv[1])\n"
         "import library.a\n"
         "try:\n    library.a.f()\n"
         "except ValueError:\n    print(traceback.format_exc())\n"
@@ -199,7 +199,7 @@ def test_the_hook_gives_a_module_its_cured_text(tmp_path: Path) -> None:
 
 def test_a_module_that_was_imported_uncured_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "cured.json"
-    file.write_text(json.dumps({"harness/entry.py": ""}), "utf-8")
-    importlib.import_module("harness.entry")
-    with pytest.raises(ImportError, match=r"harness\.entry was imported before its cure"):
-        curing.install(str(file))
+    file.write_text(json.dumps({"shardproof/entry.py": ""}), "utf-8")
+    importlib.import_module("shardproof.entry")
+    with pytest.raises(ImportError, match=r"shardproof\.entry was imported before its cure"):
+        cure_import_hook.install(str(file))

@@ -7,15 +7,15 @@ from itertools import combinations, islice
 from pathlib import Path
 
 import pytest
+from shardproof.cli import arguments
+from shardproof.cli.main import cli
+from shardproof.errors import UsageError
+from shardproof.scenario import Scenario
+from shardproof.space.constraints import impossible
+from shardproof.space.defaults import completed, is_accepted, nearest
+from shardproof.space.files import load_space, space_names
+from shardproof.space.plan import Plan
 
-from harness import arguments
-from harness.cli import cli
-from harness.errors import UsageError
-from harness.scenario import Scenario
-from harness.space.constraints import impossible
-from harness.space.defaults import completed, is_accepted, nearest
-from harness.space.files import load_space, space_names
-from harness.space.plan import Plan
 from tests.conformance.built_in import BUILT_IN
 
 pytestmark = pytest.mark.usefixtures("shipped")

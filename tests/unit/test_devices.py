@@ -8,19 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from harness.attempt import REFERENCE_NOT_COMPARED, Trial, result_of
-from harness.cli import entry
-from harness.errors import UsageError
-from harness.laboratory import Laboratory
-from harness.scenario import Mesh, Scenario
-from harness.systems.registry import system_named
-from harness.verdict import ExitStatus, Verdict
-from harness.world import devices
-from harness.world.devices import GLOO, NCCL, Gpus, Seat, gpus, seat
-from harness.world.job import Job
-from harness.world.observations import read_observations
-from harness.world.server import CUDA_DETERMINISM, DETERMINISM, ForkServer
+from shardproof.cli.main import entry
+from shardproof.errors import UsageError
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.laboratory.run_verdict import REFERENCE_NOT_COMPARED, Trial, result_of
+from shardproof.protocol.registry import system_named
+from shardproof.scenario import Mesh, Scenario
+from shardproof.verdict import ExitStatus, Verdict
+from shardproof.world import devices
+from shardproof.world.devices import GLOO, NCCL, Gpus, Seat, gpus, seat
+from shardproof.world.job import Job
+from shardproof.world.observations import read_observations
+from shardproof.world.server import CUDA_DETERMINISM, DETERMINISM, ForkServer
 
 ROOT = Path(__file__).parents[2]
 ON_GPU = Scenario(system="torch-fsdp2", device="cuda", mesh=Mesh(1, 2, 1), program="train")

@@ -13,17 +13,19 @@ from functools import lru_cache
 import ml_dtypes
 import numpy as np
 import pytest
+from shardproof import probe
+from shardproof.diagnosis import Context, Explanation, Finding, Rule
+from shardproof.diagnosis.rules import engine
+from shardproof.diagnosis.rules.engine import explain
+from shardproof.diff import LAZY_STATE, Difference, as_numbers, diff, numpy_dtype
+from shardproof.grid import choose_grid
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Problem, Value
+from shardproof.observe.record import WRITTEN, Record
+from shardproof.oracle import twin
+from shardproof.program import expand
+from shardproof.scenario import DTypePolicy, Mesh, Optimizer, Scenario
 
-from harness import probe
-from harness.diagnosis import Context, Explanation, Finding, Rule, engine, explain
-from harness.diff import LAZY_STATE, Difference, as_numbers, diff, numpy_dtype
-from harness.grid import choose_grid
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Problem, Value
-from harness.observe.record import WRITTEN, Record
-from harness.oracle import twin
-from harness.program import expand
-from harness.scenario import DTypePolicy, Mesh, Optimizer, Scenario
 from tests.conformance.built_in import BUILT_IN
 from tests.oracles import by_twin, inputs_of
 

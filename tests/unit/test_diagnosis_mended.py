@@ -12,15 +12,16 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from shardproof import probe
+from shardproof.diagnosis import Explanation
+from shardproof.diagnosis.rules.engine import explain
+from shardproof.diff import Difference, as_numbers, diff
+from shardproof.grid import choose_grid
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Problem, Value
+from shardproof.observe.record import ITEMSIZE, Record
+from shardproof.scenario import DTypePolicy, Mesh, Scenario
 
-from harness import probe
-from harness.diagnosis import Explanation, explain
-from harness.diff import Difference, as_numbers, diff
-from harness.grid import choose_grid
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Problem, Value
-from harness.observe.record import ITEMSIZE, Record
-from harness.scenario import DTypePolicy, Mesh, Scenario
 from tests.unit.test_diagnosis import (
     DENSE,
     LAST,

@@ -9,16 +9,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shardproof.diagnosis import Explanation, explain_refusal
+from shardproof.diagnosis.rules.engine import explain
+from shardproof.diff import as_numbers, diff
+from shardproof.faults.confusion import confusion, confusion_lines
+from shardproof.laboratory.judge import Case
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical
+from shardproof.observe.record import Record
+from shardproof.reference import system as reference
+from shardproof.scenario import Mesh, Scenario
 
-from harness.diagnosis import Explanation, explain, explain_refusal
-from harness.diff import as_numbers, diff
-from harness.faults.confusion import confusion, confusion_lines
-from harness.judge import Case
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical
-from harness.observe.record import Record
-from harness.reference import system as reference
-from harness.scenario import Mesh, Scenario
 from tests.unit.test_diagnosis import LAST, LOAD, SAVE, STEP, change, context_of, diagnose, like, live, predicted
 
 pytestmark = pytest.mark.usefixtures("explained_word_for_word")

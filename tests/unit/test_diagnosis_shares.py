@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shardproof.diagnosis import Explanation
+from shardproof.diagnosis.rules.engine import explain
+from shardproof.diff import diff, numpy_dtype
+from shardproof.laboratory import judge
+from shardproof.laboratory.judge import Case
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Logical
+from shardproof.observe.record import Record
+from shardproof.reference import system as reference
+from shardproof.scenario import Scenario
 
-from harness import judge
-from harness.diagnosis import Explanation, explain
-from harness.diff import diff, numpy_dtype
-from harness.judge import Case
-from harness.observe.assemble import assemble
-from harness.observe.logical import Logical
-from harness.observe.record import Record
-from harness.reference import system as reference
-from harness.scenario import Scenario
 from tests.unit.test_diagnosis import context_of, diagnose, live
 
 pytestmark = pytest.mark.usefixtures("explained_word_for_word")

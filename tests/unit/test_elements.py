@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.diff import Difference, diff
-from harness.elements import (
+from shardproof.diff import Difference, diff
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import Record, whole
+from shardproof.tensor_pictures import (
     FAILURE_BYTES,
     TENSOR_ELEMENTS,
     Elements,
@@ -21,9 +23,6 @@ from harness.elements import (
     pack_elements,
     unpack_elements,
 )  # fmt: skip
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import Record, whole
 
 
 def value(numbers: list[float], *shape: int) -> Value:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from harness.emulation import apex, kernels
-from harness.emulation.apex import FusedAdam, FusedSGD
-from harness.emulation.touched import symbols
+from shardproof.emulation import apex, kernels
+from shardproof.emulation.apex import FusedAdam, FusedSGD
+from shardproof.emulation.touched import symbols
 
 F = np.float32
 PRECISION_AWARE: dict[str, Any] = {"master_weights": True, "use_decoupled_grad": True}
@@ -237,7 +236,7 @@ def test_norm_of_all_and_by_tensor() -> None:
 
 INSTALLING = """
 import sys, types
-from harness.emulation import apex
+from shardproof.emulation import apex
 
 sys.modules["amp_C"] = types.ModuleType("amp_C")
 try:

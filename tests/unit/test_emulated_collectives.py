@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from shardproof.emulation import cuda
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d
-
-from harness.emulation import cuda
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is deprecated:FutureWarning")  # torch 2.13 has new names for some
 

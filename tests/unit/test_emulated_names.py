@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-
-from harness.emulation import names
+from shardproof.emulation import names
 
 NAME = "grouped_gemm_of_nobody"
 

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shardproof.diagnosis import Context, Explanation, Finding, Rule, explain_refusal
+from shardproof.diagnosis.arrangement import DISTINCT, FARTHEST, exchanged_dims, moved_along, order_name, slice_order
+from shardproof.diagnosis.explanation import Pair, moment, tensor
+from shardproof.diagnosis.rules import engine
+from shardproof.diff import Difference, diff
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import LIVE, WRITTEN, Record
+from shardproof.scenario import Mesh, Optimizer, Scenario
 
-from harness.diagnosis import Context, Explanation, Finding, Rule, engine, explain_refusal
-from harness.diagnosis.arrangement import DISTINCT, FARTHEST, exchanged_dims, moved_along, order_name, slice_order
-from harness.diagnosis.explanation import Pair, moment, tensor
-from harness.diff import Difference, diff
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import LIVE, WRITTEN, Record
-from harness.scenario import Mesh, Optimizer, Scenario
 from tests.unit.test_diagnosis import context_of, live
 
 SCENARIO = Scenario(mesh=Mesh(1, 2, 1), program="build step save step build load step")

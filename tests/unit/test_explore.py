@@ -11,15 +11,15 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shardproof.errors import UsageError
+from shardproof.investigate.explore import JOINS, Explored, Explorer, program_of, report_of, status_of, to_json
+from shardproof.laboratory.judge import Case, run_reference
+from shardproof.program import KINDS, operations, require_telling
+from shardproof.protocol.registry import system_named
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import ExitStatus, Verdict
 
-from harness.errors import UsageError
-from harness.explore import JOINS, Explored, Explorer, program_of, report_of, status_of, to_json
-from harness.judge import Case, run_reference
-from harness.program import KINDS, operations, require_telling
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.systems.registry import system_named
-from harness.verdict import ExitStatus, Verdict
 from tests.effort import examples
 
 

@@ -7,20 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from harness.cure_table import scenario_of
-from harness.diff import Difference
-from harness.export.case import NoExportError, case_of, path_to
-from harness.export.job import Exported, written
-from harness.export.script import without_unused
-from harness.export.trial import Outcome, cured_copy, run
-from harness.known_issues import repaired_in
-from harness.observe.logical import Key
-from harness.program import expand
-from harness.result import FailedOp, Failure, Result
-from harness.scenario import Scenario
-from harness.systems.registry import system_named
-from harness.verdict import Verdict
+from shardproof.diff import Difference
+from shardproof.export.case import NoExportError, case_of, path_to
+from shardproof.export.job import Exported, written
+from shardproof.export.script import without_unused
+from shardproof.export.trial import Outcome, cured_copy, run
+from shardproof.investigate.cure_table import scenario_of
+from shardproof.issues.known_issues import repaired_in
+from shardproof.observe.logical import Key
+from shardproof.program import expand
+from shardproof.protocol.registry import system_named
+from shardproof.result import FailedOp, Failure, Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 
 RESUME = Scenario(system="torch-fsdp2", program="resume")
 
@@ -283,8 +282,8 @@ def test_what_nothing_uses_is_left_out() -> None:
 
 
 def test_a_title_cannot_leave_its_docstring() -> None:
-    from harness.export.job import Written
-    from harness.export.script import render
+    from shardproof.export.job import Written
+    from shardproof.export.script import render
 
     made: Written = written(crash(RESUME, 1), None)
     script = render(made.draft, made.case, 'no """\nimport shutil; """ \\')
@@ -293,7 +292,7 @@ def test_a_title_cannot_leave_its_docstring() -> None:
 
 
 def test_our_package_is_not_there_for_a_script(tmp_path: Path) -> None:
-    (tmp_path / "repro.py").write_text("import harness\n")
+    (tmp_path / "repro.py").write_text("import shardproof\n")
     outcome = run(tmp_path / "repro.py", sys.executable, ())
     assert outcome.status == 1
     assert not outcome.shows

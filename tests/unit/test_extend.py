@@ -10,14 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from harness.errors import UsageError
-from harness.extend import register_boundary_fault, register_fault, register_model, register_program
-from harness.faults.boundary import BOUNDARY
-from harness.faults.catalogue import CATALOGUE
-from harness.models import ZOO, model_spec
-from harness.program import operations
-from harness.verdict import ExitStatus
+from shardproof.errors import UsageError
+from shardproof.faults.boundary import BOUNDARY
+from shardproof.faults.catalogue import CATALOGUE
+from shardproof.models import ZOO, model_spec
+from shardproof.plugins import register_boundary_fault, register_fault, register_model, register_program
+from shardproof.program import operations
+from shardproof.verdict import ExitStatus
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +70,7 @@ def test_a_fault_names_a_scenario_and_a_mechanism_that_there_is() -> None:
 
 
 def test_a_plugins_faults_are_planted_with_their_controls_and_explained(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness", "faults", "--plugin", "tests.unit.planted_plugin", "-j", "1"]
+    command = [sys.executable, "-m", "shardproof", "faults", "--plugin", "tests.unit.planted_plugin", "-j", "1"]
     command += ["--out", str(tmp_path), "--json", str(tmp_path / "faults.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == ExitStatus.HARNESS, done.stderr

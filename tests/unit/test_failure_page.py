@@ -10,17 +10,16 @@ from dataclasses import replace
 
 import pytest
 import report_samples as samples
-
-from harness.diff import Difference
-from harness.elements import Elements
-from harness.export import page
-from harness.known_issues import KnownIssues
-from harness.observe.logical import Key
-from harness.report.bits import differing, meaning_of, parts_of
-from harness.report.failure_page import element_of, failure_page, owners_of, runs_of, span_of
-from harness.report.groups import grouped
-from harness.report.html import render_failure
-from harness.result import FailedOp, Failure, Result
+from shardproof.diff import Difference
+from shardproof.export import page
+from shardproof.issues.known_issues import KnownIssues
+from shardproof.observe.logical import Key
+from shardproof.report.bits import differing, meaning_of, parts_of
+from shardproof.report.failure_page import element_of, failure_page, owners_of, runs_of, span_of
+from shardproof.report.groups import grouped
+from shardproof.report.html import render_failure
+from shardproof.result import FailedOp, Failure, Result
+from shardproof.tensor_pictures import Elements
 
 
 def differences(*of: tuple[int, str, str, str, str]) -> Result:

@@ -1,10 +1,9 @@
 """Of every known issue: a failure with its very face that does not go away with its cure is not known.
 
-*Verifies*: for each entry of each system, the decision of `harness.attribution`. The worst case is played: another
-defect, or a fault that a test plants, looks exactly as the entry describes, and goes on failing once the entry is
-cured. It must end as new behind the entry. No rank runs.
-*Does not verify*: that real faults have these faces, nor that cures cure. tests/conformance/test_faults_behind.py has
-real ranks.
+*Verifies*: for each entry of each system, the decision of `shardproof.laboratory.attribution`. The worst case is
+played: another defect, or a fault that a test plants, looks exactly as the entry describes, and goes on failing once
+the entry is cured. It must end as new behind the entry. No rank runs. *Does not verify*: that real faults have these
+faces, nor that cures cure. tests/conformance/test_faults_behind.py has real ranks.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from shardproof.investigate.cure_table import scenario_of
+from shardproof.issues.known_issues import KnownIssue, KnownIssues, known_issues_of
+from shardproof.laboratory.attribution import attributed
+from shardproof.protocol.registry import system_named
+from shardproof.result import BY_CURE, BY_FACE, Evidence, Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
+from shardproof.versions import split_cures
 
-from harness.attribution import attributed
-from harness.cure_table import scenario_of
-from harness.known_issues import KnownIssue, KnownIssues, known_issues_of
-from harness.result import BY_CURE, BY_FACE, Evidence, Result
-from harness.scenario import Scenario
-from harness.systems.registry import system_named
-from harness.verdict import Verdict
-from harness.versions import split_cures
 from tests.conformance.built_in import BUILT_IN
 
 ISSUES = {system.name: KnownIssues(known_issues_of(system)) for system in BUILT_IN}

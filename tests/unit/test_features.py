@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from harness.features import Feature, found_in, lacks, with_features
-from harness.lost_coverage import lost_coverage
-from harness.releases import package_of
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.systems.registry import all_systems, system_named
-from harness.verdict import Verdict
-from harness.versions import is_version
+from shardproof.protocol.features import Feature, found_in, lacks, with_features
+from shardproof.protocol.registry import all_systems, system_named
+from shardproof.protocol.releases import package_of
+from shardproof.report.lost_coverage import lost_coverage
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
+from shardproof.versions import is_version
 
 SOURCE = """
 import os

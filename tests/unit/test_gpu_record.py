@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import report_samples as samples
+from shardproof.errors import UsageError
+from shardproof.report.json_report import to_json
+from shardproof.result import Result
 
-from harness.errors import UsageError
-from harness.report.gpu_record import main, render_record
-from harness.report.json_report import to_json
-from harness.result import Result
+from docs.written.gpu_record import main, render_record
 
 DEVICE = "1 x NVIDIA H200, one a rank, NCCL"
 

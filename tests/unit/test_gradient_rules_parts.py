@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shardproof.diagnosis import Context, Finding
+from shardproof.diagnosis.rules import gradients
+from shardproof.diff import Difference, as_numbers, numpy_dtype
+from shardproof.observe.logical import Key, Logical
+from shardproof.observe.record import WRITTEN
+from shardproof.scenario import Mesh, Optimizer, Scenario
 
-from harness.diagnosis import Context, Finding
-from harness.diagnosis.rules import gradients
-from harness.diff import Difference, as_numbers, numpy_dtype
-from harness.observe.logical import Key, Logical
-from harness.observe.record import WRITTEN
-from harness.scenario import Mesh, Optimizer, Scenario
 from tests.unit.test_diagnosis import context_of, live, predicted
 from tests.unit.test_engine_parts import SAVE, SCENARIO, STEP, fp32
 from tests.unit.test_rules_parts import held, one

@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shardproof.investigate import stale_cures
+from shardproof.investigate.cure_table import scenario_of
+from shardproof.investigate.stale_cures import checked, questions
+from shardproof.issues.known_issues import known_issues_of
+from shardproof.protocol.registry import system_named
+from shardproof.report.head_results import LATER, NOT_SHOWN, REPAIRED, STALE, CureCheck, heads_of
+from shardproof.report.json_report import to_json
+from shardproof.report.model import Report
+from shardproof.result import Failure, Result
+from shardproof.run import DATABASE, merge_runs, read_parts
+from shardproof.scenario import Scenario
+from shardproof.store import Store
+from shardproof.verdict import ExitStatus, Verdict
 
-from harness import stale_cures
-from harness.cure_table import scenario_of
-from harness.head_results import LATER, NOT_SHOWN, REPAIRED, STALE, CureCheck, heads_of
-from harness.known_issues import known_issues_of
-from harness.report.json_report import to_json
-from harness.report.model import Report
-from harness.result import Failure, Result
-from harness.run import DATABASE, merge_runs, read_parts
-from harness.scenario import Scenario
-from harness.stale_cures import checked, questions
-from harness.store import Store
-from harness.systems.registry import system_named
-from harness.verdict import ExitStatus, Verdict
 from tests import report_samples as samples
 
 WALKED = replace(scenario_of(system_named("megatron-core"), "2777-swap"), version="git:main+cured")

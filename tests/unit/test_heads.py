@@ -9,23 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shardproof.cli.main import entry
+from shardproof.errors import UsageError
+from shardproof.heads.claims import log_since, searched
+from shardproof.heads.covering import covering, lost
+from shardproof.heads.port import Asked, Misfit, New, Port, Repair
+from shardproof.heads.port_page import page_of
+from shardproof.heads.port_text import document, render
+from shardproof.heads.regressions import State, judged, placed_on, regressions, there
+from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.protocol.registry import system_named
+from shardproof.protocol.releases import package_of
+from shardproof.report.findings import section_of
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import ExitStatus, Verdict
+from shardproof.world.overlay import CACHE_VARIABLE, clone_variable
 
-from harness.cli import entry
-from harness.errors import UsageError
-from harness.heads.claims import log_since, searched
-from harness.heads.covering import covering, lost
-from harness.heads.kept import State, judged, placed_on, regressions, there
-from harness.heads.port_page import page_of
-from harness.heads.port_text import document, render
-from harness.heads.ported import Asked, Misfit, New, Port, Repair
-from harness.known_issues import KnownIssues, known_issues_of
-from harness.releases import package_of
-from harness.report.findings import section_of
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.systems.registry import system_named
-from harness.verdict import ExitStatus, Verdict
-from harness.world.overlay import CACHE_VARIABLE, clone_variable
 from tests import report_samples as samples
 from tests.unit.heads_system import HEADS_SYSTEM, REPAIRED, TRAIN, commit, write_tree
 from tests.unit.overlay_system import write_wheel_of

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shardproof.heads import port as ported
+from shardproof.heads.claims import Answered, Claim
+from shardproof.heads.port import Asked, Port, port
+from shardproof.heads.regressions import State, Tried, beyond, judged, regressions
+from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.report.findings import section_of
+from shardproof.report.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck
+from shardproof.result import Failure, Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
+from shardproof.world.overlay import Overlay
 
-from harness.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck
-from harness.heads import ported
-from harness.heads.claims import Answered, Claim
-from harness.heads.kept import State, Tried, beyond, judged, regressions
-from harness.heads.ported import Asked, Port, port
-from harness.known_issues import KnownIssues, known_issues_of
-from harness.report.findings import section_of
-from harness.result import Failure, Result
-from harness.scenario import Scenario
-from harness.verdict import Verdict
-from harness.world.overlay import Overlay
 from tests.unit.heads_system import HEADS_SYSTEM, TRAIN, write_tree
 
 FINDINGS = section_of(HEADS_SYSTEM).findings

@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shardproof.errors import UsageError
+from shardproof.heads.calls import Call, Taken, driver_calls, driver_modules
+from shardproof.heads.log import Log, log_between, name_clone_of, numbers_of, revision_of, tag_of
+from shardproof.heads.signatures import Changed, Tree, changes
+from shardproof.issues.cures import cures_of
+from shardproof.protocol.registry import system_named
+from shardproof.protocol.releases import package_of
+from shardproof.report.findings import Finding, section_of
+from shardproof.world.overlay import clone_variable
 
-from harness.cures import cures_of
-from harness.errors import UsageError
-from harness.heads.calls import Call, Taken, driver_calls, driver_modules
-from harness.heads.log import Log, log_between, name_clone_of, numbers_of, revision_of, tag_of
-from harness.heads.signatures import Changed, Tree, changes
-from harness.releases import package_of
-from harness.report.findings import Finding, section_of
-from harness.systems.registry import system_named
-from harness.world.overlay import clone_variable
 from tests.conformance.built_in import BUILT_IN
 from tests.unit.heads_system import DEFECTS, HEADS_SYSTEM, REPAIRED, TRAIN, commit, write_tree
 

@@ -22,17 +22,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shardproof.cli.main import entry
+from shardproof.errors import MOST_GIVEN, MOST_OF_A_LINE, UsageError, printable
+from shardproof.models import ZOO
+from shardproof.program import operations
+from shardproof.report.model import Report
+from shardproof.run import DATABASE, Outcome, Request
+from shardproof.scenario import AXES, Scenario
+from shardproof.store import Store
+from shardproof.verdict import ExitStatus
+from shardproof.world import interpreter as interpreters
 
-from harness.cli import entry
-from harness.errors import MOST_GIVEN, MOST_OF_A_LINE, UsageError, printable
-from harness.models import ZOO
-from harness.program import operations
-from harness.report.model import Report
-from harness.run import DATABASE, Outcome, Request
-from harness.scenario import AXES, Scenario
-from harness.store import Store
-from harness.verdict import ExitStatus
-from harness.world import interpreter as interpreters
 from tests import report_samples
 from tests.effort import examples
 
@@ -73,7 +73,7 @@ def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def record(request: Request) -> Outcome:
         return Outcome(Report(report_samples.RUN, ()), request.out / "index.html", interrupted=False)
 
-    monkeypatch.setattr("harness.run.run", record)
+    monkeypatch.setattr("shardproof.run.run", record)
 
 
 # --- scenario files -----------------------------------------------------------------------------------
@@ -270,8 +270,8 @@ PLUGINS = {
     "base": "class Out(BaseException): pass\nraise Out('gone')",
     "generator": "raise GeneratorExit",
     "exit": "import sys; sys.exit(0)",
-    "none": "from harness.models import ZOO\nZOO['dense'] = None",
-    "other": "from harness.models import ZOO\nZOO['dense'] = ZOO['twins']",
+    "none": "from shardproof.models import ZOO\nZOO['dense'] = None",
+    "other": "from shardproof.models import ZOO\nZOO['dense'] = ZOO['twins']",
     "long": "raise ValueError('x' * 100000)",
     "colour": "raise ValueError('\\x1b[31m')",
 }

@@ -15,15 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from harness.cli import entry
-from harness.errors import UsageError
-from harness.export.job import MARK, require_own
-from harness.folders import LOCK, at_work_in, folder_of, point_latest
-from harness.report.publish import publish, require_publishable
-from harness.run import DATABASE
-from harness.store import Store
-from harness.verdict import ExitStatus
+from shardproof.cli.main import entry
+from shardproof.errors import UsageError
+from shardproof.export.job import MARK, require_own
+from shardproof.folders import LOCK, at_work_in, folder_of, point_latest
+from shardproof.report.publish import publish, require_publishable
+from shardproof.run import DATABASE
+from shardproof.store import Store
+from shardproof.verdict import ExitStatus
 
 TINY = ("--system", "reference", "--set", "mesh=1x1x1", "--set", "dtype=fp32", "--sample", "2", "-j", "1")
 JSON, XML = '{"run": {\n "id": "1"}}', '<?xml version="1.0" encoding="utf-8"?>\n<testsuites name="shardproof" id="1"/>'
@@ -215,7 +214,7 @@ def test_a_second_run_in_a_folder_is_refused_with_the_pid_of_the_first(
 ) -> None:
     Path("out").mkdir()
     hold = (
-        "import sys, pathlib; from harness.folders import at_work_in\n"
+        "import sys, pathlib; from shardproof.folders import at_work_in\n"
         "with at_work_in(pathlib.Path('out')):\n print(flush=True); sys.stdin.read()"
     )
     root = Path(__file__).parents[2]
@@ -250,7 +249,7 @@ def test_a_run_that_was_killed_before_its_reports_writes_them(
 
     words = ("run", *TINY, "--out", "out", "--json", "run.json")
     with monkeypatch.context() as patch:
-        patch.setattr("harness.run.write_reports", killed)
+        patch.setattr("shardproof.run.write_reports", killed)
         shardproof(*words, status=130)
     assert not Path("run.json").exists()
     assert "2 of 2 done" in shardproof(*words, status=ExitStatus.OK)

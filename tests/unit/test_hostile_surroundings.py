@@ -3,9 +3,9 @@
 A scenario file may come by mail, with anything beside it. The traps here are modules of the names that shardproof, its
 servers, ranks and pip import; each leaves a mark and ends its process.
 
-*Verifies*: the installed command's way to start (the current folder is not on its `sys.path`); `python -m harness` puts
-it there, as Python does for every module, before anything of ours runs.
-*Does not verify*: that a working tree or a plugin which the user does name is harmless; its code runs.
+*Verifies*: the installed command's way to start (the current folder is not on its `sys.path`); `python -m shardproof`
+puts it there, as Python does for every module, before anything of ours runs. *Does not verify*: that a working tree or
+a plugin which the user does name is harmless; its code runs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,26 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from harness.errors import UsageError
-from harness.space.files import load_space
-from harness.verdict import ExitStatus
-from harness.world.interpreter import SAFE_PATH
+from shardproof.errors import UsageError
+from shardproof.space.files import load_space
+from shardproof.verdict import ExitStatus
+from shardproof.world.interpreter import SAFE_PATH
 
 ROOT = Path(__file__).parents[2]
-TRAPS = ("json", "random", "socket", "sqlite3", "numpy", "torch", "harness", "scenarios", "pip", "apex", "my_rules")
+TRAPS = (
+    "json",
+    "random",
+    "socket",
+    "sqlite3",
+    "numpy",
+    "torch",
+    "shardproof",
+    "harness",
+    "scenarios",
+    "pip",
+    "apex",
+    "my_rules",
+)
 SCENARIO = """
 schema = 1
 [scenario]
@@ -46,7 +58,7 @@ def mailed(tmp_path: Path) -> Path:
 def shardproof(folder: Path, *words: str) -> tuple[int, str]:
     """The command as it is installed, in a folder; its status and what it said."""
     environment = {**os.environ, **SAFE_PATH, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "harness", *words]
+    command = [sys.executable, "-m", "shardproof", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shardproof.laboratory import judge as court
+from shardproof.laboratory.judge import Case, Judgement, serve, serve_reference
+from shardproof.models import ZOO
+from shardproof.observe.logical import Logical, Problem
+from shardproof.observe.record import Record, pack, unpack
+from shardproof.oracle import twin
+from shardproof.oracle.inputs import Inputs
+from shardproof.program import PROGRAMS, expand, operations
+from shardproof.result import differences_from_json
+from shardproof.scenario import Mesh, Optimizer, Scenario
+from shardproof.world.rank import LENGTH
 
-from harness import judge as court
-from harness.judge import Case, Judgement, serve, serve_reference
-from harness.models import ZOO
-from harness.observe.logical import Logical, Problem
-from harness.observe.record import Record, pack, unpack
-from harness.oracle import twin
-from harness.oracle.inputs import Inputs
-from harness.program import PROGRAMS, expand, operations
-from harness.result import differences_from_json
-from harness.scenario import Mesh, Optimizer, Scenario
-from harness.world.rank import LENGTH
 from tests.oracles import by_twin, inputs_of, records_of
 
 BASE = Scenario(checkpoint="sharded", mesh=Mesh(1, 2, 1), program="build step save build load step")

@@ -20,23 +20,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from shardproof.diagnosis import Context, Finding, Rule
+from shardproof.diff import Difference, as_numbers
+from shardproof.faults.catalogue import CATALOGUE, scenarios_of
+from shardproof.laboratory import judge as court
+from shardproof.laboratory.judge import Case
+from shardproof.observe import ambient
+from shardproof.observe.ambient import expected_generators
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Problem, Value
+from shardproof.observe.record import LIVE, OWNER_ROLES, WRITTEN, Record, pack, whole
+from shardproof.oracle import twin
+from shardproof.oracle.cold import ColdRun
+from shardproof.program import Op, expand
+from shardproof.reference import system as reference
+from shardproof.scenario import Mesh, Optimizer, Scenario
+from shardproof.world.rank import LENGTH
 
-from harness import judge as court
-from harness.diagnosis import Context, Finding, Rule
-from harness.diff import Difference, as_numbers
-from harness.faults.catalogue import CATALOGUE, scenarios_of
-from harness.judge import Case
-from harness.observe import ambient
-from harness.observe.ambient import expected_generators
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Problem, Value
-from harness.observe.record import LIVE, OWNER_ROLES, WRITTEN, Record, pack, whole
-from harness.oracle import twin
-from harness.oracle.cold import ColdRun
-from harness.program import Op, expand
-from harness.reference import system as reference
-from harness.scenario import Mesh, Optimizer, Scenario
-from harness.world.rank import LENGTH
 from tests.oracles import by_reference, records_of
 
 

@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 import report_samples as samples
-
-from harness.diff import Difference
-from harness.errors import UsageError
-from harness.known_issues import KnownIssues, known_issues_of
-from harness.observe.logical import Key
-from harness.result import Failure, Result
-from harness.scenario import Scenario
-from harness.systems.protocol import System
-from harness.systems.registry import all_systems, system_named
-from harness.verdict import Verdict
+from shardproof.diff import Difference
+from shardproof.errors import UsageError
+from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.observe.logical import Key
+from shardproof.protocol.registry import all_systems, system_named
+from shardproof.protocol.system import System
+from shardproof.result import Failure, Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 
 ENTRY = """
 [[issue]]

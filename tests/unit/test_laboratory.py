@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from shardproof.errors import ServerLostError
+from shardproof.faults.boundary import BOUNDARY
+from shardproof.laboratory import laboratory
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.laboratory.run_verdict import NEVER_STRUCK
+from shardproof.observe.record import unpack
+from shardproof.report.text import render_result
+from shardproof.result import Reproduced, Result
+from shardproof.scenario import Mesh, Scenario
+from shardproof.store import StoreFull
+from shardproof.verdict import Verdict
+from shardproof.world import watchdog
 
-from harness import laboratory
-from harness.attempt import NEVER_STRUCK
-from harness.errors import ServerLostError
-from harness.faults.boundary import BOUNDARY
-from harness.laboratory import Laboratory
-from harness.observe.record import unpack
-from harness.report.text import render_result
-from harness.result import Reproduced, Result
-from harness.scenario import Mesh, Scenario
-from harness.store import StoreFull
-from harness.verdict import Verdict
-from harness.world import watchdog
 from tests.struck import REORDER, strikes_with
 from tests.unit.flow_system import ECHO
 from tests.unit.world_stub import ACTIONS

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from harness.errors import UsageError
-from harness.space.files import load_space
-from harness.space.plan import Selection, make_plan
+from shardproof.errors import UsageError
+from shardproof.space.files import load_space
+from shardproof.space.plan import Selection, make_plan
 
 SPACE = """
 schema = 1

@@ -10,20 +10,21 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
-from harness import doctor, laboratory
-from harness.doctor import examine
-from harness.faults.boundary import BOUNDARY
-from harness.faults.catalogue import CATALOGUE
-from harness.listing import render_listing
-from harness.models import zoo
-from harness.program import PROGRAMS
-from harness.scenario import AXES
-from harness.space.files import load_space, space_names
-from harness.systems import reference, registry
-from harness.world.devices import Gpus
-from harness.world.interpreter import Interpreter, interpreter
-from harness.world.server import ForkServer
+from shardproof.cli import doctor
+from shardproof.cli.doctor import examine
+from shardproof.cli.listing import render_listing
+from shardproof.faults.boundary import BOUNDARY
+from shardproof.faults.catalogue import CATALOGUE
+from shardproof.laboratory import laboratory
+from shardproof.models import zoo
+from shardproof.program import PROGRAMS
+from shardproof.protocol import registry
+from shardproof.scenario import AXES
+from shardproof.space.files import load_space, space_names
+from shardproof.systems import reference
+from shardproof.world.devices import Gpus
+from shardproof.world.interpreter import Interpreter, interpreter
+from shardproof.world.server import ForkServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,7 +118,8 @@ def test_the_doctor_has_tried_whether_ranks_can_run(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("command", ["list", "doctor", "--help", "plan"])
 def test_torch_is_not_loaded(command: str) -> None:
     script = (
-        "import sys; from harness import doctor; from harness.cli import entry; doctor._rehearsed = lambda ranks: []; "
+        "import sys; from shardproof.cli import doctor; from shardproof.cli.main import entry; "
+        "doctor._rehearsed = lambda ranks: []; "
         "status = entry(sys.argv[1:]); assert 'torch' not in sys.modules; "
     )  # the rehearsal is a server of its own, which has other tests
     done = subprocess.run(

@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from harness.errors import UsageError
-from harness.judge import Case, judge, run_reference
-from harness.loading import as_loaded, at
-from harness.noting import Noting
-from harness.program import changes, expand, sessions
-from harness.reference import system as reference
-from harness.reference.system import Ranks
-from harness.scenario import Scenario
-from harness.space.constraints import constraints_on, impossible
-from harness.space.cost import CostModel
-from harness.systems.registry import system_named
+from shardproof.axes_read import Noting
+from shardproof.errors import UsageError
+from shardproof.laboratory.judge import Case, judge, run_reference
+from shardproof.loading import as_loaded, at
+from shardproof.program import changes, expand, sessions
+from shardproof.protocol.registry import system_named
+from shardproof.reference import system as reference
+from shardproof.reference.system import Ranks
+from shardproof.scenario import Scenario
+from shardproof.space.constraints import constraints_on, impossible
+from shardproof.space.cost import CostModel
 
 ROUNDED = Scenario.from_axes({"mesh": "1x2x1", "checkpoint": "sharded", "load_dtype": "bf16"})
 

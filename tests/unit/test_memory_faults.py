@@ -10,14 +10,13 @@ from typing import Any, cast
 
 import pytest
 import torch
-
-from harness.faults.boundary import all_came, boundary_fault, never_struck
-from harness.faults.memory import moment_called
-from harness.models import model_spec
-from harness.program import Op, expand
-from harness.scenario import Scenario
-from harness.systems.protocol import RankContext, RankSystem
-from harness.systems.registry import contract_of
+from shardproof.faults.boundary import all_came, boundary_fault, never_struck
+from shardproof.faults.memory import moment_called
+from shardproof.models import model_spec
+from shardproof.program import Op, expand
+from shardproof.protocol.registry import contract_of
+from shardproof.protocol.system import RankContext, RankSystem
+from shardproof.scenario import Scenario
 
 SCENARIO = Scenario.from_axes({"mesh": "1x2x1", "program": "build step step"})
 
@@ -90,7 +89,7 @@ def test_other_ranks_are_left_alone(sound: Run, tmp_path: Path) -> None:
 def test_a_step_that_a_group_counts_is_one() -> None:
     group: dict[str, Any] = {"params": [], "step": 4}
     optimizer = cast("Any", type("Counting", (), {"param_groups": [group], "state": {}})())
-    from harness.faults import memory
+    from shardproof.faults import memory
 
     assert list(memory._kept(optimizer, "step")) == [group]
 

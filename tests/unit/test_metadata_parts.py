@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from shardproof.readers.errors import CheckpointError
+from shardproof.readers.metadata import Item, read_metadata
+from shardproof.readers.symbolic import Name
+from shardproof.readers.values import JUDGED
+from shardproof.readers.vocabulary import Vocabulary
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -20,12 +25,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-
-from harness.readers.errors import CheckpointError
-from harness.readers.metadata import Item, read_metadata
-from harness.readers.symbolic import Name
-from harness.readers.values import JUDGED
-from harness.readers.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.usefixtures("refused_word_for_word")
 
@@ -105,7 +104,7 @@ def test_a_library_may_have_a_class_of_its_own_for_it(monkeypatch: pytest.Monkey
     with pytest.raises(CheckpointError):
         read_metadata(data, "it")
     own = Vocabulary(metadata=frozenset({Name(__name__, "OfItsOwn")}))
-    monkeypatch.setattr("harness.readers.metadata.known", lambda: own)
+    monkeypatch.setattr("shardproof.readers.metadata.known", lambda: own)
     assert read_metadata(data, "it") == WHOLE
 
 

@@ -7,22 +7,21 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-import harness
-from harness.attempt import Trial, ranks_verdict, result_of
-from harness.diff import Difference
-from harness.errors import MisfitError
-from harness.misfits import on_head, told_apart
-from harness.observe.logical import Key
-from harness.observe.record import LIVE, WRITTEN
-from harness.observe.settings import UNKNOWN
-from harness.ownership import in_one_line, with_callable
-from harness.readers.errors import CheckpointError, UnfamiliarError, unfamiliar
-from harness.result import Result, differences_to_json
-from harness.scenario import Scenario
-from harness.systems.registry import system_named
-from harness.verdict import ExitStatus, Verdict, exit_status
-from harness.world.job import JobOutcome, RankError
+import shardproof
+from shardproof.diff import Difference
+from shardproof.errors import MisfitError
+from shardproof.laboratory.misfits import on_head, told_apart
+from shardproof.laboratory.run_verdict import Trial, ranks_verdict, result_of
+from shardproof.observe.logical import Key
+from shardproof.observe.record import LIVE, WRITTEN
+from shardproof.observe.settings import UNKNOWN
+from shardproof.ownership import in_one_line, with_callable
+from shardproof.protocol.registry import system_named
+from shardproof.readers.errors import CheckpointError, UnfamiliarError, unfamiliar
+from shardproof.result import Result, differences_to_json
+from shardproof.scenario import Scenario
+from shardproof.verdict import ExitStatus, Verdict, exit_status
+from shardproof.world.job import JobOutcome, RankError
 
 MEGATRON = system_named("megatron-core")
 HEAD, WALKED = "0.19.0+git.5be9626+cured", "0.16.1+cured"
@@ -108,13 +107,13 @@ def test_an_unfamiliar_form_is_a_checkpoint_error() -> None:
 def test_an_error_of_our_driver_is_a_misfit_in_one_line_that_is_the_same_on_every_rank() -> None:
     lines = set()
     for rank, op in ((0, "build"), (3, "load")):
-        text = f'  File "{harness.__path__[0]}/mechanisms/some/loop.py", line 7, in build\n'
+        text = f'  File "{shardproof.__path__[0]}/mechanisms/some/loop.py", line 7, in build\n'
         told = "f() got an unexpected keyword argument 'x'"
         error = RankError(rank, 0, op, "op", "TypeError", told, None, text, ours=True)
         with pytest.raises(MisfitError) as raised:
             ranks_verdict([JobOutcome((error,), (), rank, False, (), 0, 0.0, 0.0, (), ())])
         lines.add(str(raised.value).split("\n")[0])
-    said = "TypeError: f() got an unexpected keyword argument 'x', in harness/mechanisms/some/loop.py, line 7, build"
+    said = "TypeError: f() got an unexpected keyword argument 'x', in shardproof/mechanisms/some/loop.py, line 7, build"
     assert lines == {said}
 
 

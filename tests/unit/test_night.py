@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 import report_samples as samples
+from shardproof.cli import arguments
+from shardproof.cli.main import entry
+from shardproof.errors import UsageError
+from shardproof.heads.named_files import changed_files, touched
+from shardproof.heads.night import STATE, Asked, Command, Night, Ran, Seen, commits_of_night, night
+from shardproof.heads.night_text import issue, write_night
+from shardproof.issues.known_issues import KnownIssues
+from shardproof.protocol.registry import system_named
+from shardproof.protocol.releases import package
+from shardproof.report.causes import cause_of
+from shardproof.result import Result
+from shardproof.run import DATABASE
+from shardproof.store import Store
+from shardproof.verdict import ExitStatus, Verdict
 
-from harness import arguments
-from harness.cli import entry
-from harness.errors import UsageError
-from harness.heads.night import STATE, Asked, Command, Night, Ran, Seen, commits_of_night, night
-from harness.heads.night_text import issue, write_night
-from harness.heads.touched import changed_files, touched
-from harness.known_issues import KnownIssues
-from harness.releases import package
-from harness.report.causes import cause_of
-from harness.result import Result
-from harness.run import DATABASE
-from harness.store import Store
-from harness.systems.registry import system_named
-from harness.verdict import ExitStatus, Verdict
 from tests.unit.overlay_system import FAKE, isolate, write_library
 
 PLUGIN = ("--plugin", "tests.unit.overlay_system")

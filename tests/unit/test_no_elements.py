@@ -4,17 +4,16 @@ not there is missing. That they have no bytes makes nothing equal."""
 from __future__ import annotations
 
 import pytest
-
-from harness.diff import LAZY_STATE, diff
-from harness.observe.assemble import assemble
-from harness.observe.logical import Logical
-from harness.observe.record import LIVE, WRITTEN, Record
-from harness.oracle import twin
-from harness.program import expand
-from harness.readers.stored import TorchStored
-from harness.reference.system import run
-from harness.scenario import Scenario
-from harness.systems.registry import contract_of
+from shardproof.diff import LAZY_STATE, diff
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Logical
+from shardproof.observe.record import LIVE, WRITTEN, Record
+from shardproof.oracle import twin
+from shardproof.program import expand
+from shardproof.protocol.registry import contract_of
+from shardproof.readers.stored import TorchStored
+from shardproof.reference.system import run
+from shardproof.scenario import Scenario
 
 FORMATS = ["fully_shard sharded", "fully_shard gathered", "zero1 bucket_space", "zero1 model_space", "zero1 sharded"]
 

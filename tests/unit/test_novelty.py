@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-
-from harness.errors import UsageError
-from harness.novelty import REACHES, novelty_of
-from harness.tables import Table
+from shardproof.errors import UsageError
+from shardproof.issues.upstream_evidence import REACHES, novelty_of
+from shardproof.tables import Table
 
 PUBLIC = {
     "harm": "Updates are 4 times too large on 4 ranks.",

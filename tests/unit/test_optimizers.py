@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness.errors import UsageError
-from harness.observe.record import LIVE, Record, pack
-from harness.optimizers import compare
-from harness.optimizers.answers import Answer, Found, exit_status, is_statement, of_deviations, of_failure, sentence
-from harness.optimizers.asked import Asked, asked, require_mesh, value_of
-from harness.result import Failure
-from harness.scenario import Mesh
-from harness.verdict import ExitStatus
+from shardproof.errors import UsageError
+from shardproof.observe.record import LIVE, Record, pack
+from shardproof.optimizers import compare
+from shardproof.optimizers.answers import Answer, Found, exit_status, is_statement, of_deviations, of_failure, sentence
+from shardproof.optimizers.request import Asked, asked, require_mesh, value_of
+from shardproof.result import Failure
+from shardproof.scenario import Mesh
+from shardproof.verdict import ExitStatus
 
 # What is asked
 
@@ -182,7 +181,7 @@ def test_a_run_cut_off_in_the_middle_compares_nothing(tmp_path: Path) -> None:
 
 
 def test_nested_state_is_named_by_its_path() -> None:
-    from harness.optimizers.rank.seen import leaves
+    from shardproof.optimizers.rank.seen import leaves
 
     kept = {"a": 1, "inner": [2, {"b": 3}], (0, 1): {"m": 4}, 7: 5}
     assert dict(leaves(kept)) == {"a": 1, "inner.0": 2, "inner.1.b": 3, "#2.m": 4, "7": 5}

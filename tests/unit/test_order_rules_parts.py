@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from shardproof.diagnosis import Context, Finding
+from shardproof.diagnosis.rules import order
+from shardproof.diff import Difference, diff
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import WRITTEN, Record
+from shardproof.scenario import Mesh, Scenario
 
-from harness.diagnosis import Context, Finding
-from harness.diagnosis.rules import order
-from harness.diff import Difference, diff
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import WRITTEN, Record
-from harness.scenario import Mesh, Scenario
 from tests.unit.test_diagnosis import context_of, live
 from tests.unit.test_engine_parts import SCENARIO
 from tests.unit.test_piece_rules_parts import met, numbers, stretches, turned, value
@@ -431,7 +431,7 @@ def test_a_parameter_that_no_forward_uses_lies_between(
         for param in context_of({}, {}, scenario).model.unique_params
     ]
     monkeypatch.setattr(
-        "harness.diagnosis.explanation.model_spec", lambda name: SimpleNamespace(unique_params=tuple(params))
+        "shardproof.diagnosis.explanation.model_spec", lambda name: SimpleNamespace(unique_params=tuple(params))
     )
     held = [
         Record(1, rank, "live", "compute_param", p.fqn, "fp32", p.spec.shape, (0,) * len(p.spec.shape), p.spec.shape,

@@ -11,13 +11,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-
-from harness.faults import overlap, reorder
-from harness.faults.around import Around
-from harness.faults.collectives import Collective
-from harness.program import Op, expand
-from harness.scenario import Scenario
-from harness.systems.protocol import RankContext, RankSystem
+from shardproof.faults import overlap, reorder
+from shardproof.faults.around import Around
+from shardproof.faults.collectives import Collective
+from shardproof.program import Op, expand
+from shardproof.protocol.system import RankContext, RankSystem
+from shardproof.scenario import Scenario
 
 NAMES = ("a", "b", "c")
 
@@ -215,7 +214,7 @@ class Handles:
 
 
 def ended() -> Any:
-    from harness.faults.collectives import _ended
+    from shardproof.faults.collectives import _ended
 
     return _ended()
 

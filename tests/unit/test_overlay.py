@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shardproof.errors import UsageError
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.releases import Package, Release, package, parse
+from shardproof.verdict import Verdict
+from shardproof.world import environments, overlay
+from shardproof.world.interpreter import interpreter
+from shardproof.world.overlay import OverlayError, build, clone_variable, is_cached
 
-from harness.errors import UsageError
-from harness.laboratory import Laboratory
-from harness.releases import Package, Release, package, parse
-from harness.verdict import Verdict
-from harness.world import environments, overlay
-from harness.world.interpreter import interpreter
-from harness.world.overlay import OverlayError, build, clone_variable, is_cached
 from tests.unit.overlay_system import FAKE, FAKE_SYSTEM, isolate, write_library
 
 PLUGINS = ("tests.unit.overlay_system",)

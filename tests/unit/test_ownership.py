@@ -7,21 +7,21 @@ from pathlib import Path
 from traceback import FrameSummary, extract_tb
 
 import pytest
+import shardproof
 import torch
+from shardproof import ownership
+from shardproof.emulation import cuda
+from shardproof.ownership import asked_of_device, folders_of, hand_on, is_ours, is_planted, planted, refused
 
-import harness
-from harness import ownership
-from harness.emulation import cuda
-from harness.ownership import asked_of_device, folders_of, hand_on, is_ours, is_planted, planted, refused
 from tests.unit import lent_library
 
-HERE = Path(harness.__file__).parent
+HERE = Path(shardproof.__file__).parent
 LIBRARY = "/overlays/lib-1/site-packages/lib/optimizer.py"
 RANK = str(HERE / "systems" / "some" / "rank" / "__init__.py")
 FAULT = str(HERE / "faults" / "boundary.py")
 DEVICE, FUSED, KERNELS = (str(HERE / "emulation" / f"{name}.py") for name in ("functions", "fused", "kernels"))
 PASSED_ON = ownership.__file__
-FOLDERS = folders_of("harness.systems.torch_fsdp2")
+FOLDERS = folders_of("shardproof.systems.torch_fsdp2")
 
 
 def frames(*files: str) -> list[FrameSummary]:
@@ -98,7 +98,7 @@ def test_a_defect_of_the_emulation_is_ours(monkeypatch: pytest.MonkeyPatch) -> N
         raise AttributeError("side")
 
     broken.__code__ = broken.__code__.replace(co_filename=DEVICE)
-    monkeypatch.setattr("harness.emulation.functions._side_of_inputs", broken)
+    monkeypatch.setattr("shardproof.emulation.functions._side_of_inputs", broken)
     with cuda.emulated(), pytest.raises(AttributeError) as caught:
         lent_library.adds_across_devices()
     assert seen(caught.value)

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shardproof.diagnosis import Context, Finding
+from shardproof.diagnosis.rules import pieces, shares
+from shardproof.diff import Difference, diff
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import LIVE, WRITTEN, Record
+from shardproof.scenario import Mesh, Scenario
 
-from harness.diagnosis import Context, Finding
-from harness.diagnosis.rules import pieces, shares
-from harness.diff import Difference, diff
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import LIVE, WRITTEN, Record
-from harness.scenario import Mesh, Scenario
 from tests.unit.test_diagnosis import context_of, live
 
 STEP, SAVE = 1, 2

@@ -13,6 +13,12 @@ from typing import Any
 import checkpoint_samples as samples
 import pytest
 import torch
+from shardproof.readers.errors import CheckpointError
+from shardproof.readers.metadata import Item
+from shardproof.readers.pieces import ObjectPiece, Piece, TensorPiece, check_layout, pieces
+from shardproof.readers.symbolic import Name
+from shardproof.readers.values import Quantised
+from shardproof.readers.vocabulary import Vocabulary
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -22,13 +28,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-
-from harness.readers.errors import CheckpointError
-from harness.readers.metadata import Item
-from harness.readers.pieces import ObjectPiece, Piece, TensorPiece, check_layout, pieces
-from harness.readers.symbolic import Name
-from harness.readers.values import Quantised
-from harness.readers.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.usefixtures("refused_word_for_word")
 
@@ -121,7 +120,7 @@ def scaled(data: torch.Tensor, inverse: torch.Tensor) -> None:
 @pytest.fixture
 def with_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     makes = {Name(__name__, "scaled"): lambda args, decode: Quantised(decode(args[0]), decode(args[1]), "bf16")}
-    monkeypatch.setattr("harness.readers.values.known", lambda: Vocabulary(tensors=makes))
+    monkeypatch.setattr("shardproof.readers.values.known", lambda: Vocabulary(tensors=makes))
 
 
 @pytest.mark.usefixtures("with_scaled")
@@ -162,9 +161,9 @@ def test_a_file_may_be_as_large_as_is_said_and_no_larger(tmp_path: Path, monkeyp
     path = tmp_path / "c"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("x/data.pkl", pickle.dumps({"n": 7}, protocol=2))
-    monkeypatch.setattr("harness.readers.pieces.MAX_CHECKPOINT_BYTES", path.stat().st_size)
+    monkeypatch.setattr("shardproof.readers.pieces.MAX_CHECKPOINT_BYTES", path.stat().st_size)
     assert list(pieces(path)) == [ObjectPiece(("n",), 0, 7)]
-    monkeypatch.setattr("harness.readers.pieces.MAX_CHECKPOINT_BYTES", path.stat().st_size - 1)
+    monkeypatch.setattr("shardproof.readers.pieces.MAX_CHECKPOINT_BYTES", path.stat().st_size - 1)
     with pytest.raises(CheckpointError):
         list(pieces(path))
 

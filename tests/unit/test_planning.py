@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.errors import HarnessError
-from harness.noting import explore
-from harness.oracle.contract import Contract
-from harness.program import does, meshes, moves
-from harness.scenario import STORAGE_DTYPES, DTypePolicy, Mesh, Scenario
-from harness.space.constraints import TABLE_LIMIT, constraints_of, tabulate
-from harness.systems.registry import all_systems, system_named
+from shardproof.axes_read import explore
+from shardproof.errors import HarnessError
+from shardproof.oracle.contract import Contract
+from shardproof.program import does, meshes, moves
+from shardproof.protocol.registry import all_systems, system_named
+from shardproof.scenario import STORAGE_DTYPES, DTypePolicy, Mesh, Scenario
+from shardproof.space.constraints import TABLE_LIMIT, constraints_of, tabulate
 
 Rule = Callable[[Scenario], object]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from shardproof.grid import LONE_GRID, PARTIAL_GRID, choose_grid
+from shardproof.mechanisms.probe_module import Probe, ProbeRoot, Slot, build_model, tensor_bytes
+from shardproof.models import ZOO, ModelSpec, model_spec
+from shardproof.probe import element_keys, initial_values, rank_units
+from shardproof.protocol.registry import contract_of
+from shardproof.protocol.system import RankContext
+from shardproof.scenario import Scenario
 
-from harness.grid import LONE_GRID, PARTIAL_GRID, choose_grid
-from harness.models import ZOO, ModelSpec, model_spec
-from harness.probe import element_keys, initial_values, rank_units
-from harness.probe_module import Probe, ProbeRoot, Slot, build_model, tensor_bytes
-from harness.scenario import Scenario
-from harness.systems.protocol import RankContext
-from harness.systems.registry import contract_of
 from tests.whole_parameters import whole_box
 
 

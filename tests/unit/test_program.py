@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.errors import UsageError
-from harness.program import PROGRAMS, does, expand, operations, require_telling, sessions
-from harness.scenario import Mesh, Scenario
+from shardproof.errors import UsageError
+from shardproof.program import PROGRAMS, does, expand, operations, require_telling, sessions
+from shardproof.scenario import Mesh, Scenario
 
 
 def test_every_named_program_is_legal_and_ends_with_something_to_compare() -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness.emulation.meeting import free_port
+from shardproof.emulation.meeting import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -159,7 +158,7 @@ def run(folder: Path, ranks: int, options: Sequence[str] = ()) -> list[dict[str,
         "SHARDPROOF_MEETING": f"127.0.0.1:{free_port()}",
     }  # fmt: skip
     command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "harness.emulation.pytest_plugin", "-p", "no:cacheprovider",
+        sys.executable, "-m", "pytest", "-q", "-p", "shardproof.emulation.pytest_plugin", "-p", "no:cacheprovider",
         "-c", os.devnull, "--rootdir", ".", "--emulate-group-limit-s", "200",
         "--emulate-hang-up-s", "2",
     ]  # fmt: skip

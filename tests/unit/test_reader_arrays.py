@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from harness.readers.errors import CheckpointError
-from harness.readers.pieces import ObjectPiece, pieces
-from harness.readers.symbolic import parse
-from harness.readers.values import Value, decode
+from shardproof.readers.errors import CheckpointError
+from shardproof.readers.pieces import ObjectPiece, pieces
+from shardproof.readers.symbolic import parse
+from shardproof.readers.values import Value, decode
 
 WORDS = np.arange(4, dtype=np.uint32)
 

@@ -19,27 +19,26 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-
-from harness.models import ZOO, model_spec
-from harness.observe.generators import state_value
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import LIVE, WRITTEN, Record
-from harness.observe.settings import SETTING
-from harness.program import expand
-from harness.readers import vocabulary
-from harness.readers.archive import Archive, Budget
-from harness.readers.checkpoint import expected_written
-from harness.readers.description import Row, _row, check_complete, render_description
-from harness.readers.errors import CheckpointError, bad
-from harness.readers.pieces import ObjectPiece, Piece, TensorPiece, _flatten, _unflattened, leaves, open_regular
-from harness.readers.roles import records_of
-from harness.readers.safetensors import MAX_FILE_BYTES, MAX_HEADER_BYTES, sharded_pieces
-from harness.readers.stored import TorchStored
-from harness.readers.symbolic import Name
-from harness.readers.values import Quantised, Storage, Tensor
-from harness.readers.values import Value as Plain
-from harness.readers.vocabulary import Vocabulary
-from harness.scenario import Mesh, Scenario
+from shardproof.models import ZOO, model_spec
+from shardproof.observe.generators import state_value
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import LIVE, WRITTEN, Record
+from shardproof.observe.settings import SETTING
+from shardproof.program import expand
+from shardproof.readers import vocabulary
+from shardproof.readers.archive import Archive, Budget
+from shardproof.readers.checkpoint import expected_written
+from shardproof.readers.description import Row, _row, check_complete, render_description
+from shardproof.readers.errors import CheckpointError, bad
+from shardproof.readers.pieces import ObjectPiece, Piece, TensorPiece, _flatten, _unflattened, leaves, open_regular
+from shardproof.readers.roles import records_of
+from shardproof.readers.safetensors import MAX_FILE_BYTES, MAX_HEADER_BYTES, sharded_pieces
+from shardproof.readers.stored import TorchStored
+from shardproof.readers.symbolic import Name
+from shardproof.readers.values import Quantised, Storage, Tensor
+from shardproof.readers.values import Value as Plain
+from shardproof.readers.vocabulary import Vocabulary
+from shardproof.scenario import Mesh, Scenario
 
 pytestmark = pytest.mark.usefixtures("refused_word_for_word")
 

@@ -11,22 +11,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shardproof.errors import UsageError
+from shardproof.models import ZOO
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical
+from shardproof.observe.record import ITEMSIZE, LIVE, WRITTEN, every_rank, pack, unpack
+from shardproof.program import PROGRAMS, WRITES, expand, load_mesh, operations
+from shardproof.protocol.registry import contract_of, system_named
+from shardproof.reference import system as reference
+from shardproof.reference.observe import Observation, Observer, Sheet, values_of
+from shardproof.reference.placement import Catalogue
+from shardproof.reference.state import Session
+from shardproof.scenario import Scenario
+from shardproof.space.constraints import CONSTRAINTS
+from shardproof.systems.reference.accepts import ACCEPTS
+from shardproof.systems.reference.models import MODELS
 
-from harness.errors import UsageError
-from harness.models import ZOO
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical
-from harness.observe.record import ITEMSIZE, LIVE, WRITTEN, every_rank, pack, unpack
-from harness.program import PROGRAMS, WRITES, expand, load_mesh, operations
-from harness.reference import system as reference
-from harness.reference.observe import Observation, Observer, Sheet, values_of
-from harness.reference.placement import Catalogue
-from harness.reference.state import Session
-from harness.scenario import Scenario
-from harness.space.constraints import CONSTRAINTS
-from harness.systems.reference.accepts import ACCEPTS
-from harness.systems.reference.models import MODELS
-from harness.systems.registry import contract_of, system_named
 from tests.oracles import by_reference, by_twin, records_of
 
 FORMATS = tuple(ACCEPTS.axes["checkpoint"].switches)

@@ -9,16 +9,16 @@ import sys
 from dataclasses import replace
 
 import pytest
+from shardproof.faults.catalogue import CATALOGUE, Fault, scenarios_of
+from shardproof.faults.logical import override
+from shardproof.observe.assemble import assemble
+from shardproof.observe.record import WRITTEN
+from shardproof.protocol.registry import system_named
+from shardproof.reference.system import CrashError
+from shardproof.reference.trainer import STAGES as TRAINER_STAGES
+from shardproof.scenario import Scenario
+from shardproof.space.constraints import CONSTRAINTS
 
-from harness.faults.catalogue import CATALOGUE, Fault, scenarios_of
-from harness.faults.logical import override
-from harness.observe.assemble import assemble
-from harness.observe.record import WRITTEN
-from harness.reference.system import CrashError
-from harness.reference.trainer import STAGES as TRAINER_STAGES
-from harness.scenario import Scenario
-from harness.space.constraints import CONSTRAINTS
-from harness.systems.registry import system_named
 from tests.oracles import records_of
 
 CHOSEN = [fault for fault in CATALOGUE.values() if fault.shows is None and fault.id != "step-in-bf16"]
@@ -75,5 +75,5 @@ def test_a_seam_that_does_not_exist_is_an_error() -> None:
 
 
 def test_the_catalogue_imports_no_torch() -> None:
-    code = "import sys, harness.faults.catalogue; sys.exit('torch' in sys.modules)"
+    code = "import sys, shardproof.faults.catalogue; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from harness.reference import files
-from harness.reference.files import DamagedError, generations, read, write
-from harness.reference.kernels import Hyper
-from harness.systems.reference.rank.kept import Kept, contents
+from shardproof.reference import files
+from shardproof.reference.files import DamagedError, generations, read, write
+from shardproof.reference.kernels import Hyper
+from shardproof.systems.reference.rank.kept import Kept, contents
 
 KEPT = Kept()
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.models import ZOO
-from harness.probe import element_keys
-from harness.reference.placement import Catalogue, FlatLayout, Piece, chunk, lay_out, pieces, runs
-from harness.scenario import Mesh
+from shardproof.models import ZOO
+from shardproof.probe import element_keys
+from shardproof.reference.placement import Catalogue, FlatLayout, Piece, chunk, lay_out, pieces, runs
+from shardproof.scenario import Mesh
 
 
 @given(size=st.integers(1, 40), parts=st.integers(1, 12))

@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from harness.errors import HarnessError
-from harness.scenario import Mesh, Scenario
-from harness.world import rehearsal
-from harness.world.job import Job
-from harness.world.rehearsal import NEEDS, UnfitError, prove
-from harness.world.server import ForkServer
+from shardproof.errors import HarnessError
+from shardproof.scenario import Mesh, Scenario
+from shardproof.world import rehearsal
+from shardproof.world.job import Job
+from shardproof.world.rehearsal import NEEDS, UnfitError, prove
+from shardproof.world.server import ForkServer
 
 ROOT = Path(__file__).parents[2]
 SCENARIO = Scenario(system="stub", mesh=Mesh(1, 2, 1), program="build step")
@@ -64,7 +63,7 @@ def test_a_run_on_an_unfit_machine_is_unknown_and_ends_with_status_3(tmp_path: P
     space = tmp_path / "two.toml"
     space.write_text('schema = 1\n[space]\n[axes]\nmodel = ["dense", "tied"]\n[system.torch-fsdp2.axes]\nseed = [0]\n')
     done = subprocess.run(
-        [sys.executable, "-m", "harness", "run", str(space), "--plugin", "tests.unit.unfit_plugin",
+        [sys.executable, "-m", "shardproof", "run", str(space), "--plugin", "tests.unit.unfit_plugin",
          "--out", str(tmp_path / "out"), "--json", str(tmp_path / "run.json")],
         cwd=ROOT, env={**os.environ, "SHARDPROOF_TAKES": "backward"}, capture_output=True, text=True, check=False,
     )  # fmt: skip

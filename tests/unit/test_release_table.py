@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from shardproof.errors import UsageError
+from shardproof.protocol.releases import package_of, parse
 
-from harness.errors import UsageError
-from harness.releases import package_of, parse
 from tests.unit.overlay_system import FAKE_SYSTEM
 
 GOOD = 'schema = 1\npackage = "lib"\nimports = "lib"\ntree = "lib"\nbeside = ["einops==0.8.1"]\n'

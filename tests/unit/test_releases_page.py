@@ -9,17 +9,16 @@ from types import MappingProxyType
 
 import pytest
 import report_samples as samples
-
-from harness.known_issues import KnownIssue, Pattern, bound_of
-from harness.novelty import Novelty
-from harness.report.came_and_went import Entry, contradictions, others, told
-from harness.report.findings import Finding
-from harness.report.releases_page import render_releases, tables, write_releases
-from harness.result import Failure, Result
-from harness.scenario import Scenario
-from harness.store import Store
-from harness.sweep_folder import DATABASE, Keeper, joined
-from harness.verdict import Verdict
+from shardproof.investigate.sweep_folder import DATABASE, Keeper, joined
+from shardproof.issues.known_issues import KnownIssue, Pattern, bound_of
+from shardproof.issues.upstream_evidence import Novelty
+from shardproof.report.defect_lifetimes import Entry, contradictions, others, told
+from shardproof.report.findings import Finding
+from shardproof.report.releases_page import render_releases, tables, write_releases
+from shardproof.result import Failure, Result
+from shardproof.scenario import Scenario
+from shardproof.store import Store
+from shardproof.verdict import Verdict
 
 RELEASES = ("1.0", "1.1", "1.2", "2.0")
 
@@ -195,7 +194,7 @@ def test_a_system_has_a_table_of_its_own(tmp_path: Path) -> None:
 
 def test_a_regression_is_held_against_its_entry(tmp_path: Path) -> None:
     """Of a shipped entry: since 2.10.0 or earlier, fixed in no release."""
-    from harness.space.files import load_space
+    from shardproof.space.files import load_space
 
     (regression,) = load_space("regressions/torch-fsdp2-164929").scenarios
     scenario = replace(regression, version="")

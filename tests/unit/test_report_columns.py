@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import report_samples as samples
-
-from harness.report.columns import ALPHABET, columns_of
-from harness.report.index_page import index_page
-from harness.report.model import Report
+from shardproof.report.columns import ALPHABET, columns_of
+from shardproof.report.index_page import index_page
+from shardproof.report.model import Report
 
 
 def document(report: Report) -> dict[str, Any]:

@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import report_samples as samples
-
-from harness.diff import RUNS, Difference, diff
-from harness.observe.logical import Key, Value
-from harness.program import PROGRAMS, expand
-from harness.report.figures import timeline, timings, ulp_bars
-from harness.result import FailedOp
+from shardproof.diff import RUNS, Difference, diff
+from shardproof.observe.logical import Key, Value
+from shardproof.program import PROGRAMS, expand
+from shardproof.report.figures import timeline, timings, ulp_bars
+from shardproof.result import FailedOp
 
 UP = Key(8, "live", "param", "up.weight")  # shape (16, 7) in the model `dense`
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import report_samples as samples
-
-from harness.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck
-from harness.report import json_report
-from harness.report.heads_text import SHOWN, heads_told
-from harness.report.html import render_index
-from harness.report.model import Report
-from harness.report.summary import render_summary
-from harness.report.text import render_text
-from harness.result import Result
-from harness.verdict import ExitStatus, Verdict
+from shardproof.report import json_report
+from shardproof.report.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck
+from shardproof.report.heads_text import SHOWN, heads_told
+from shardproof.report.html import render_index
+from shardproof.report.model import Report
+from shardproof.report.summary import render_summary
+from shardproof.report.text import render_text
+from shardproof.result import Result
+from shardproof.verdict import ExitStatus, Verdict
 
 HEAD = "2.20.0+git.1a2b3c4"
 REASON = "`common.pt` is not there; <b>0.19</b> writes *common_state*"

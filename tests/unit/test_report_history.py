@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 import report_samples as samples
-
-from harness.cli import entry
-from harness.report import figures, json_report
-from harness.report.history import History, Night, Trace, state_of
-from harness.report.history_text import render_history
-from harness.report.html import render_index, write_history
-from harness.report.model import Report
-from harness.report.summary import render_summary
-from harness.report.text import render_text
-from harness.result import Result
-from harness.store import Store
-from harness.verdict import Verdict
+from shardproof.cli.main import entry
+from shardproof.report import figures, json_report
+from shardproof.report.history import History, Night, Trace, state_of
+from shardproof.report.history_text import render_history
+from shardproof.report.html import render_index, write_history
+from shardproof.report.model import Report
+from shardproof.report.summary import render_summary
+from shardproof.report.text import render_text
+from shardproof.result import Result
+from shardproof.store import Store
+from shardproof.verdict import Verdict
 
 
 @pytest.mark.parametrize(

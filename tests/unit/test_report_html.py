@@ -14,15 +14,14 @@ from pathlib import Path
 import compare_samples
 import pytest
 import report_samples as samples
-
-from harness.compare.page import page_of
-from harness.known_issues import KnownIssues, known_issues_of
-from harness.report import index_page
-from harness.report.html import render_failure, render_index, write_html
-from harness.report.index_page import PAGES_A_CAUSE
-from harness.result import Result
-from harness.systems.registry import system_named
-from harness.verdict import Verdict
+from shardproof.compare.page import page_of
+from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.protocol.registry import system_named
+from shardproof.report import index_page
+from shardproof.report.html import render_failure, render_index, write_html
+from shardproof.report.index_page import PAGES_A_CAUSE
+from shardproof.result import Result
+from shardproof.verdict import Verdict
 
 VOID = {"meta", "link", "input", "br"}
 

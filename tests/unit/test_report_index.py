@@ -6,26 +6,26 @@ import tomllib
 from dataclasses import replace
 
 import report_samples as samples
-
-from harness.diagnosis import refusals, rules
-from harness.known_issues import KnownIssues, known_issues_of
-from harness.report.effects import MECHANISMS, effect_of
-from harness.report.html import render_index
-from harness.report.index_page import index_page
-from harness.report.model import headline
-from harness.report.repaired import repaired
-from harness.report.text import render_text
-from harness.report.wording import first_sentence, wording_of
-from harness.result import Failure, Result
-from harness.space.defaults import completed
-from harness.systems.registry import system_named
-from harness.upstream import short
-from harness.verdict import Verdict
+from shardproof.diagnosis import refusals
+from shardproof.diagnosis.rules.engine import rules
+from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.issues.upstream_links import short
+from shardproof.protocol.registry import system_named
+from shardproof.report.effects import MECHANISMS, effect_of
+from shardproof.report.html import render_index
+from shardproof.report.index_page import index_page
+from shardproof.report.model import headline
+from shardproof.report.repaired import repaired
+from shardproof.report.text import render_text
+from shardproof.report.wording import first_sentence, wording_of
+from shardproof.result import Failure, Result
+from shardproof.space.defaults import completed
+from shardproof.verdict import Verdict
 
 
 def test_every_built_in_mechanism_says_what_it_does_to_training() -> None:
     assert {refusals.MECHANISM, *(rule.mechanism for rule in rules())} >= set(MECHANISMS)
-    built_in = {rule.mechanism for rule in rules() if rule.find.__module__.startswith("harness.")}
+    built_in = {rule.mechanism for rule in rules() if rule.find.__module__.startswith("shardproof.")}
     assert built_in <= set(MECHANISMS)
     for sentence in MECHANISMS.values():
         assert sentence.endswith(".")

@@ -10,14 +10,13 @@ from xml.etree import ElementTree
 import junit_schema
 import pytest
 import report_samples as samples
-
-from harness.errors import UsageError
-from harness.report.files import write_reports
-from harness.report.json_report import render_json
-from harness.report.junit import NAME_CHARACTERS, render_junit
-from harness.report.publish import publish
-from harness.report.summary import LIMIT_BYTES, render_summary
-from harness.result import Failure, Result
+from shardproof.errors import UsageError
+from shardproof.report.files import write_reports
+from shardproof.report.json_report import render_json
+from shardproof.report.junit import NAME_CHARACTERS, render_junit
+from shardproof.report.publish import publish
+from shardproof.report.summary import LIMIT_BYTES, render_summary
+from shardproof.result import Failure, Result
 
 
 def test_json_by_the_contract() -> None:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import report_samples as samples
-
-from harness.report.html import render_failure, render_index
-from harness.report.model import Change, Report, headline
-from harness.report.summary import render_summary
-from harness.report.text import render_text
-from harness.store import Store
-from harness.store_past import Past
-from harness.verdict import Verdict
+from shardproof.report.html import render_failure, render_index
+from shardproof.report.model import Change, Report, headline
+from shardproof.report.summary import render_summary
+from shardproof.report.text import render_text
+from shardproof.store import Store
+from shardproof.store_history import Past
+from shardproof.verdict import Verdict
 
 
 def test_counts_name_every_verdict() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 
 import report_samples as samples
-
-from harness.report.progress import ENOUGH, RECENT, Progress, Tally, verdict_of
+from shardproof.report.progress import ENOUGH, RECENT, Progress, Tally, verdict_of
 
 
 class Clock:

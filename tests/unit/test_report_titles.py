@@ -10,18 +10,17 @@ from dataclasses import replace
 
 import pytest
 import report_samples as samples
-
-from harness.diagnosis import Explanation
-from harness.diagnosis.engine import BUILT_IN
-from harness.diff import STRUCTURE, Difference
-from harness.observe.logical import Key
-from harness.report.blame import place_of
-from harness.report.titles import KINDS, LONGEST, PHRASES, shortened, title
-from harness.result import FailedOp, Failure, Result
-from harness.verdict import Verdict
+from shardproof.diagnosis import Explanation
+from shardproof.diagnosis.rules.engine import BUILT_IN
+from shardproof.diff import STRUCTURE, Difference
+from shardproof.observe.logical import Key
+from shardproof.report.blame import place_of
+from shardproof.report.titles import KINDS, LONGEST, PHRASES, shortened, title
+from shardproof.result import FailedOp, Failure, Result
+from shardproof.verdict import Verdict
 
 TRACE = """Traceback (most recent call last):
-  File "/home/me/harness/world/rank.py", line 10, in run
+  File "/home/me/harness/shardproof/world/rank.py", line 10, in run
     system.load()
   File "/x/site-packages/torch/distributed/checkpoint/state_dict.py", line 612, in _init_optim_state
     assert state.step == 0

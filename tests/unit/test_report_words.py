@@ -10,15 +10,14 @@ from xml.etree import ElementTree
 
 import pytest
 import report_samples as samples
-
-from harness.known_issues import KnownIssues
-from harness.report.html import render_failure, render_index
-from harness.report.json_report import to_json
-from harness.report.junit import render_junit
-from harness.report.progress import Progress
-from harness.report.summary import render_summary
-from harness.report.text import render_text
-from harness.verdict import Standing, exit_status
+from shardproof.issues.known_issues import KnownIssues
+from shardproof.report.html import render_failure, render_index
+from shardproof.report.json_report import to_json
+from shardproof.report.junit import render_junit
+from shardproof.report.progress import Progress
+from shardproof.report.summary import render_summary
+from shardproof.report.text import render_text
+from shardproof.verdict import Standing, exit_status
 
 WORDS = "3 pass, 3 new, 1 known, 2 unsupported, 1 unknown"
 

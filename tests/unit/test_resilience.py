@@ -13,20 +13,19 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from harness.cli import entry
-from harness.errors import UsageError
-from harness.folders import LOCK
-from harness.resilience import scorecard
-from harness.resilience.cases import Counts, Tried, family_of
-from harness.resilience.corruptions import KINDS, Folders, damaged
-from harness.resilience.cured import chosen
-from harness.resilience.events import Event, Trace, tree_of, write_tree
-from harness.resilience.run import Found, Request, try_stacks
-from harness.resilience.stacks import Stack, all_stacks
-from harness.resilience.trace import TraceError, recorded_of, require_complete, require_strace
-from harness.resilience.trial import Known, classify
-from harness.verdict import ExitStatus
+from shardproof.cli.main import entry
+from shardproof.errors import UsageError
+from shardproof.folders import LOCK
+from shardproof.resilience import scorecard
+from shardproof.resilience.cases import Counts, Tried, family_of
+from shardproof.resilience.corruptions import KINDS, Folders, damaged
+from shardproof.resilience.events import Event, Trace, tree_of, write_tree
+from shardproof.resilience.run import Found, Request, try_stacks
+from shardproof.resilience.stack_cures import chosen
+from shardproof.resilience.stacks import Stack, all_stacks
+from shardproof.resilience.trace import TraceError, recorded_of, require_complete, require_strace
+from shardproof.resilience.trial import Known, classify
+from shardproof.verdict import ExitStatus
 
 traced = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 

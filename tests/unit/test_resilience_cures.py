@@ -10,18 +10,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from harness import cures
-from harness.cures import Cure
-from harness.errors import UsageError
-from harness.resilience.cases import cases_like
-from harness.resilience.cured import chosen, cured, shown_by_stacks
-from harness.resilience.run import _made, prepared
-from harness.resilience.stacks import Stack, all_stacks
-from harness.resilience.states import crash_states
-from harness.resilience.strikes import strikes_of
-from harness.systems.registry import all_systems
-from harness.world.interpreter import interpreter
+from shardproof.errors import UsageError
+from shardproof.issues import cures
+from shardproof.issues.cures import Cure
+from shardproof.protocol.registry import all_systems
+from shardproof.resilience.call_faults import strikes_of
+from shardproof.resilience.cases import cases_like
+from shardproof.resilience.run import _made, prepared
+from shardproof.resilience.stack_cures import chosen, cured, shown_by_stacks
+from shardproof.resilience.stacks import Stack, all_stacks
+from shardproof.resilience.states import crash_states
+from shardproof.world.interpreter import interpreter
 
 traced = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 CURES = [(system.name, cure) for system in all_systems() for cure in shown_by_stacks(system)]

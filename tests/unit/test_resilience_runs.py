@@ -18,15 +18,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from shardproof.errors import UsageError
+from shardproof.resilience.bench import Bench
+from shardproof.resilience.cases import Tried
+from shardproof.resilience.rank import host
+from shardproof.resilience.run import Request, try_stacks
+from shardproof.resilience.scorecard import document_of
+from shardproof.resilience.trial_store import NAME, Kept
+from shardproof.store import StoreFull
 
-from harness.errors import UsageError
-from harness.resilience.bench import Bench
-from harness.resilience.cases import Tried
-from harness.resilience.kept import NAME, Kept
-from harness.resilience.rank import host
-from harness.resilience.run import Request, try_stacks
-from harness.resilience.scorecard import document_of
-from harness.store import StoreFull
 from tests import plain_stack
 
 traced = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

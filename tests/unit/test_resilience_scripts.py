@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from harness.export.trial import run
-from harness.resilience.run import _libraries
-from harness.resilience.stacks import all_stacks
+from shardproof.export.trial import run
+from shardproof.resilience.run import _libraries
+from shardproof.resilience.stacks import all_stacks
 
 SCRIPTS = Path(__file__).parents[2] / "docs" / "resilience-scripts"
 SHOWS = {

@@ -7,10 +7,9 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.resilience.events import Call, Event, Trace
-from harness.resilience.states import BLOCK, MOST_LOOSE, State, crash_states, states_called
-from harness.resilience.steps import ALL, Data, Name, Steps, Sync
+from shardproof.resilience.events import Call, Event, Trace
+from shardproof.resilience.states import BLOCK, MOST_LOOSE, State, crash_states, states_called
+from shardproof.resilience.steps import ALL, Data, Name, Steps, Sync
 
 BASE = {"a": b"old"}
 

@@ -10,15 +10,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from shardproof.resilience.call_fault_runs import judged, struck
+from shardproof.resilience.call_faults import SLOW_S, Strike, load_strikes_of, strikes_of
+from shardproof.resilience.cases import DISK, FAMILIES, family_of
+from shardproof.resilience.events import Call, Event, Trace
+from shardproof.resilience.run import NEW, OWN, Request, prepared, try_stacks
+from shardproof.resilience.stacks import all_stacks
+from shardproof.resilience.trace import calls_of, read_trace, recorded_of
+from shardproof.resilience.trial import Verdict
 
-from harness.resilience.cases import DISK, FAMILIES, family_of
-from harness.resilience.events import Call, Event, Trace
-from harness.resilience.run import NEW, OWN, Request, prepared, try_stacks
-from harness.resilience.stacks import all_stacks
-from harness.resilience.strikes import SLOW_S, Strike, load_strikes_of, strikes_of
-from harness.resilience.struck import judged, struck
-from harness.resilience.trace import calls_of, read_trace, recorded_of
-from harness.resilience.trial import Verdict
 from tests import plain_stack
 
 traced = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

@@ -8,17 +8,9 @@ from typing import NamedTuple
 
 import pytest
 import report_samples as samples
-
-from harness.codec import from_plain, to_plain
-from harness.result import (
-    Failure,
-    Result,
-    differences_from_json,
-    differences_to_json,
-    from_elements,
-    with_elements,
-)
-from harness.verdict import Verdict
+from shardproof.codec import from_plain, to_plain
+from shardproof.result import Failure, Result, differences_from_json, differences_to_json, from_elements, with_elements
+from shardproof.verdict import Verdict
 
 CONTRACT = {
     "id", "scenario", "system", "version", "verdict", "failed_op", "differences", "explanations", "error", "emulated",

@@ -9,13 +9,14 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from shardproof.diagnosis import Context, Finding
+from shardproof.diagnosis.rules import dtypes, ranks
+from shardproof.diagnosis.rules import generators_and_fp8 as beside
+from shardproof.diff import Difference, diff, numpy_dtype
+from shardproof.observe.logical import Key, Logical, Problem, Value
+from shardproof.observe.record import WRITTEN
+from shardproof.scenario import Mesh, Scenario
 
-from harness.diagnosis import Context, Finding
-from harness.diagnosis.rules import beside, dtypes, ranks
-from harness.diff import Difference, diff, numpy_dtype
-from harness.observe.logical import Key, Logical, Problem, Value
-from harness.observe.record import WRITTEN
-from harness.scenario import Mesh, Scenario
 from tests.unit.test_diagnosis import context_of, live
 from tests.unit.test_engine_parts import SCENARIO, context, fp32
 

@@ -1,7 +1,7 @@
 """The whole flow by its command line: exit statuses, files, shards, and runs that are cut short and go on.
 
 Runs in this process share one server, whose plugin `tests.unit.flow_faults` makes judges fail for certain seeds. What
-needs a process of its own to interrupt, kill or starve starts `python -m harness`.
+needs a process of its own to interrupt, kill or starve starts `python -m shardproof`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shardproof import run as flow
+from shardproof.cli.main import entry
+from shardproof.cluster import on_ray
+from shardproof.cluster.node import Answer, NodeLaboratory, Work
+from shardproof.laboratory import laboratory
+from shardproof.report.progress import Progress
+from shardproof.result import Result
+from shardproof.run import DATABASE
+from shardproof.scenario import Scenario
+from shardproof.store import Store, StoreFull
+from shardproof.verdict import ExitStatus
+from shardproof.world.server import ForkServer
 
-from harness import laboratory
-from harness import run as flow
-from harness.cli import entry
-from harness.cluster import on_ray
-from harness.cluster.node import Answer, NodeLaboratory, Work
-from harness.report.progress import Progress
-from harness.result import Result
-from harness.run import DATABASE
-from harness.scenario import Scenario
-from harness.store import Store, StoreFull
-from harness.verdict import ExitStatus
-from harness.world.server import ForkServer
 from tests.unit import flow_system
 from tests.unit.cluster_stub import StubCluster, StubSlot
 
@@ -282,7 +282,7 @@ def test_a_full_store_is_status_3_and_keeps_what_it_has(
 
 def start(folder: Path, *words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "harness", *map(str, words)],
+        [sys.executable, "-m", "shardproof", *map(str, words)],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

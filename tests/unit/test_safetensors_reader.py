@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from harness.readers.errors import CheckpointError
-from harness.readers.safetensors import sharded_pieces
+from shardproof.readers.errors import CheckpointError
+from shardproof.readers.safetensors import sharded_pieces
 
 pytestmark = pytest.mark.usefixtures("refused_word_for_word")
 

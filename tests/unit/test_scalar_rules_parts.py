@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shardproof.diagnosis import Context, Finding
+from shardproof.diagnosis.rules import counters, presence
+from shardproof.diff import NOTHING, Difference
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import LIVE, WRITTEN
+from shardproof.scenario import Mesh, Optimizer, Scenario
 
-from harness.diagnosis import Context, Finding
-from harness.diagnosis.rules import counters, presence
-from harness.diff import NOTHING, Difference
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import LIVE, WRITTEN
-from harness.scenario import Mesh, Optimizer, Scenario
 from tests.unit.test_diagnosis import context_of, live
 from tests.unit.test_engine_parts import BUILD, LAST, LATER, LOAD, SAVE, SCENARIO, STEP, context, fp32
 from tests.unit.test_rules_parts import held, one

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from harness.errors import UsageError
-from harness.program import load_mesh
-from harness.scenario import AXES, DTypePolicy, Mesh, Offload, Optimizer, Scenario, parse_axis
+from shardproof.errors import UsageError
+from shardproof.program import load_mesh
+from shardproof.scenario import AXES, DTypePolicy, Mesh, Offload, Optimizer, Scenario, parse_axis
 
 GOLDEN_IDS = {
     "{}": "7674a781fc38",

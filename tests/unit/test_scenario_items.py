@@ -18,13 +18,13 @@ from xml.etree import ElementTree
 
 import junit_schema
 import pytest
+from shardproof.pytest.items import readable_id, told
+from shardproof.result import Result, from_elements
+from shardproof.run import DATABASE
+from shardproof.scenario import Scenario
+from shardproof.store import Store
+from shardproof.verdict import Standing, Verdict
 
-from harness.pytest_scenarios import readable_id, told
-from harness.result import Result, from_elements
-from harness.run import DATABASE
-from harness.scenario import Scenario
-from harness.store import Store
-from harness.verdict import Standing, Verdict
 from tests.report_samples import mismatch
 
 pytest_plugins = ["pytester"]
@@ -35,10 +35,10 @@ ROOT = Path(__file__).parents[2]
 
 STAND_IN = """
 import dataclasses
-import harness.pytest_scenarios as items
-from harness.errors import HarnessError
-from harness.result import Result
-from harness.verdict import Verdict
+import shardproof.pytest.items as items
+from shardproof.errors import HarnessError
+from shardproof.result import Result
+from shardproof.verdict import Verdict
 from tests.report_samples import mismatch
 
 MISMATCH = mismatch()
@@ -85,7 +85,7 @@ mesh = [{meshes}]
 
 GPU_SUITE = """
 import torch
-from harness.pytest_plugin import scenarios
+from shardproof.pytest import scenarios
 
 def test_on_a_device():
     assert torch.ones(2, device="cuda").sum().item() == 2
@@ -114,7 +114,7 @@ def ran(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
             pytester.path.joinpath("mine.toml").write_text(SPACE.format(programs=listed[0], meshes=listed[1]), "utf-8")
             words = ("--shardproof", names, *words)
         call = pytester.runpytest_subprocess if apart else pytester.runpytest_inprocess
-        return call("-p", "harness.pytest_plugin", "--strict-markers", *words)
+        return call("-p", "shardproof.pytest", "--strict-markers", *words)
 
     return run
 
@@ -230,7 +230,7 @@ def test_scenario_files_get_their_plain_verdicts(ran: Run, pytester: pytest.Pyte
 
 
 DECORATED = """
-from harness.pytest_plugin import scenarios
+from shardproof.pytest import scenarios
 
 @scenarios(system="reference", program="{program}", mesh=["1x2x1", "1x4x1"]{more})
 def test_mine({arguments}): {body}
@@ -330,7 +330,7 @@ def test_xdist_brings_results_and_choices_along(ran: Run) -> None:
 
 def test_both_plugins_of_ours_are_loaded_at_once(ran: Run) -> None:
     """A suite for GPUs on an emulated device asks for scenarios, too."""
-    words = ("-p", "harness.emulation.pytest_plugin", "--emulate=none", "--emulate-verdicts=verdicts", "test_gpu.py")
+    words = ("-p", "shardproof.emulation.pytest_plugin", "--emulate=none", "--emulate-verdicts=verdicts", "test_gpu.py")
     Path("test_gpu.py").write_text(GPU_SUITE, "utf-8")
     result = ran(*words, programs="train resume restart", apart=True)
     result.assert_outcomes(passed=3, failed=1, skipped=1)
@@ -344,7 +344,7 @@ def test_real_scenarios_run_beside_an_emulated_device(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     pytester.makepyfile(GPU_SUITE)
-    words = ("-p", "harness.pytest_plugin", "-p", "harness.emulation.pytest_plugin", "--emulate=none")
+    words = ("-p", "shardproof.pytest", "-p", "shardproof.emulation.pytest_plugin", "--emulate=none")
     pytester.runpytest_subprocess(*words).assert_outcomes(passed=2)
 
 
@@ -352,12 +352,12 @@ def test_without_its_options_it_loads_and_prints_nothing(pytester: pytest.Pytest
     pytester.makepyfile("""
         import sys
         def test_it():
-            ours = {name for name in sys.modules if name.partition(".")[0] == "harness"}
-            assert ours == {"harness", "harness.pytest_plugin"}
+            ours = {name for name in sys.modules if name.partition(".")[0] == "shardproof"}
+            assert ours == {"shardproof", "shardproof.pytest"}
             assert not {"torch", "numpy", "click"} & set(sys.modules)
     """)
     os.environ["PYTHONPATH"] = str(ROOT)
-    result = pytester.run(sys.executable, "-m", "pytest", "-p", "harness.pytest_plugin", "-p", "no:hypothesispytest")
+    result = pytester.run(sys.executable, "-m", "pytest", "-p", "shardproof.pytest", "-p", "no:hypothesispytest")
     result.assert_outcomes(passed=1)
     said = [line for line in result.outlines if not line.startswith("plugins: ")]  # pytest names what is installed
     assert "shardproof" not in "\n".join(said).replace(str(pytester.path), "")
@@ -368,12 +368,12 @@ def test_a_real_laboratory_judges(pytester: pytest.Pytester, monkeypatch: pytest
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("MASTER_PORT", "1")
     pytester.makepyfile("""
-        from harness.pytest_plugin import scenarios
+        from shardproof.pytest import scenarios
 
         @scenarios(system="reference", faults="no-op-load", program=["train", "resume"])
         def test_a_load_that_loads_nothing(): ...
     """)
-    result = pytester.runpytest_subprocess("-p", "harness.pytest_plugin", "--junitxml=run.xml")
+    result = pytester.runpytest_subprocess("-p", "shardproof.pytest", "--junitxml=run.xml")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*load_did_nothing*", "*Mismatched elements: * / *"])
     assert json.dumps(result.outlines).count("Expected ") > 10

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-
-from harness.reference.kernels import Hyper
-from harness.reference.schedule import Group, advanced, begin, lines
-from harness.scenario import SCHEDULES
-from harness.schedules import CYCLE_STEPS, lines_of_schedule
-from harness.torch_schedules import torch_schedule
+from shardproof.reference.kernels import Hyper
+from shardproof.reference.schedule import Group, advanced, begin, lines
+from shardproof.scenario import SCHEDULES
+from shardproof.schedules import CYCLE_STEPS, lines_of_schedule
+from shardproof.torch_schedules import torch_schedule
 
 RATES = (0.03125, 0.1, 0.0078125)
 

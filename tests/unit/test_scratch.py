@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness.scratch import HeldFolder, sweep
+from shardproof.scratch import HeldFolder, sweep
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from harness.scratch import HeldFolder
+from shardproof.scratch import HeldFolder
 print(HeldFolder(Path(sys.argv[1]), sweeps=False).path, flush=True)
 time.sleep(600)
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import sequences
+from shardproof import sequences
 
 
 def test_what_had_joined_at_each_load() -> None:

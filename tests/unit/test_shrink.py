@@ -11,14 +11,13 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.errors import UsageError
-from harness.program import operations
-from harness.result import Failure, Result
-from harness.scenario import Scenario
-from harness.shrink import Shrunk, needed, shrink, weight
-from harness.space.constraints import impossible
-from harness.verdict import Verdict
+from shardproof.errors import UsageError
+from shardproof.investigate.shrink import Shrunk, needed, shrink, weight
+from shardproof.program import operations
+from shardproof.result import Failure, Result
+from shardproof.scenario import Scenario
+from shardproof.space.constraints import impossible
+from shardproof.verdict import Verdict
 
 BIG = Scenario().with_axes(
     {
@@ -129,7 +128,7 @@ def test_the_time_for_a_confirmation_is_kept_back() -> None:
         return result_of(scenario, True)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("harness.shrink.time.monotonic", lambda: clock[0])
+        patch.setattr("shardproof.investigate.shrink.time.monotonic", lambda: clock[0])
         found = shrink(result_of(BIG, True), attempt, lambda s: attempt(attempt(s).scenario), 60.0)
     assert (found.complete, found.tried, clock[0]) == (False, 3, 50.0)
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from harness.result import Failure, Result
-from harness.scenario import Mesh, Scenario
-from harness.shrink import MOST_SHRUNK, NewCauses
-from harness.verdict import Verdict
+from shardproof.investigate.shrink import MOST_SHRUNK, NewCauses
+from shardproof.result import Failure, Result
+from shardproof.scenario import Mesh, Scenario
+from shardproof.verdict import Verdict
 
 BIG = Scenario(mesh=Mesh(2, 2, 1), sharding="zero1", microbatches=2)
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
+from shardproof.diagnosis import Context, Finding
+from shardproof.diagnosis.rules import sources
+from shardproof.diff import Difference
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import LIVE, WRITTEN
+from shardproof.scenario import Mesh, Scenario
 
-from harness.diagnosis import Context, Finding
-from harness.diagnosis.rules import sources
-from harness.diff import Difference
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import LIVE, WRITTEN
-from harness.scenario import Mesh, Scenario
 from tests.unit.test_diagnosis import context_of, live
 from tests.unit.test_engine_parts import BUILD, LAST, LATER, LOAD, SAVE, SCENARIO, STEP, fp32
 from tests.unit.test_rules_parts import held, one

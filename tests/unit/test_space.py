@@ -7,17 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from harness.errors import UsageError
-from harness.models import ONE_MORE, zoo
-from harness.program import PROGRAMS
-from harness.scenario import LOAD_RELATIONS, Mesh, Scenario
-from harness.space.constraints import CONSTRAINTS, constraints_of
-from harness.space.files import ALL, WALKED_AXES, load_space, meshes, parse_settings, parse_strength, space_names
-from harness.space.plan import Selection, in_shard, make_plan, parse_shard
-from harness.space.plan_text import render_plan
-from harness.systems.accepts import Constraint
-from harness.systems.registry import all_systems, system_named
+from shardproof.errors import UsageError
+from shardproof.models import ONE_MORE, zoo
+from shardproof.program import PROGRAMS
+from shardproof.protocol.accepts import Constraint
+from shardproof.protocol.registry import all_systems, system_named
+from shardproof.scenario import LOAD_RELATIONS, Mesh, Scenario
+from shardproof.space.constraints import CONSTRAINTS, constraints_of
+from shardproof.space.files import ALL, WALKED_AXES, load_space, meshes, parse_settings, parse_strength, space_names
+from shardproof.space.plan import Selection, in_shard, make_plan, parse_shard
+from shardproof.space.plan_text import render_plan
 
 pytestmark = pytest.mark.usefixtures("shipped")
 
@@ -325,8 +324,8 @@ def test_strengths_and_shards_parse() -> None:
 
 
 def test_planning_imports_nothing_heavy() -> None:
-    program = (
-        "import sys, harness.space.plan_text; print([m for m in ('torch', 'hypothesis', 'rich') if m in sys.modules])"
-    )
+    heavy = "('torch', 'hypothesis', 'rich')"
+    program = "import sys, shardproof.space.plan_text; "
+    program += f"print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 import report_samples as samples
-
-from harness.errors import HarnessError, UsageError
-from harness.run import DATABASE, merge_runs, read_parts
-from harness.store import SCHEMA_VERSION, Store, StoreFull
-from harness.verdict import Verdict
+from shardproof.errors import HarnessError, UsageError
+from shardproof.run import DATABASE, merge_runs, read_parts
+from shardproof.store import SCHEMA_VERSION, Store, StoreFull
+from shardproof.verdict import Verdict
 
 
 @pytest.fixture
@@ -220,7 +219,7 @@ def test_many_threads_write_at_once(path: Path) -> None:
 
 def test_a_killed_process_loses_nothing_that_was_committed(path: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from harness.store import Store; import report_samples as s\n"
+        "import os, sys; from pathlib import Path; from shardproof.store import Store; import report_samples as s\n"
         "store = Store(Path(sys.argv[1])); run = store.begin_run([], 0, {})\n"
         "store.plan(run, [s.passing(n).scenario for n in range(3)]); store.finished(run, s.passing(0)); os._exit(9)"
     )

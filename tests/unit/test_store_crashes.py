@@ -1,4 +1,4 @@
-"""What a crash leaves of the results database: the same crash states that checkpoints get (`harness.resilience`).
+"""What a crash leaves of the results database: the same crash states that checkpoints get (`shardproof.resilience`).
 
 A save of two results is recorded by strace, and every folder that a crash may leave by that record is loaded: the
 process killed at each call, writes torn, what was not synced lost, or on disk in another order.
@@ -15,9 +15,9 @@ import random
 import shutil
 
 import pytest
+from shardproof.resilience.run import prepared
+from shardproof.resilience.states import KINDS, crash_states, states_called
 
-from harness.resilience.run import prepared
-from harness.resilience.states import KINDS, crash_states, states_called
 from tests.unit.store_stack import STORE
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

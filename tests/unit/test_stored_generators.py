@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from harness.observe.generators import numpy_value, python_value, state_value
-from harness.readers import generators
-from harness.readers.pieces import TensorPiece, pieces
+from shardproof.observe.generators import numpy_value, python_value, state_value
+from shardproof.readers import generators
+from shardproof.readers.pieces import TensorPiece, pieces
 
 PARTS: Any = (("name",), ("keys",), ("position",), ("has_gauss",), ("gauss",))
 

@@ -11,28 +11,27 @@ from typing import cast
 
 import pytest
 import torch
+from shardproof.checks import boundary_faults as struck_module
+from shardproof.checks.boundary_faults import Struck, strike, table
+from shardproof.cli.main import entry
+from shardproof.diff import Difference
+from shardproof.errors import UsageError
+from shardproof.faults import collectives, memory
+from shardproof.faults.boundary import BOUNDARY, all_came, boundary_fault, never_struck
+from shardproof.faults.plain_scenario import plain_scenario
+from shardproof.faults.requested import require_faults
+from shardproof.laboratory.run_verdict import NEVER_STRUCK, NOTHING_IN_IT
+from shardproof.models import model_spec
+from shardproof.observe.logical import Key
+from shardproof.observe.record import LIVE, WRITTEN
+from shardproof.ownership import is_planted
+from shardproof.program import expand
+from shardproof.protocol.registry import system_named
+from shardproof.protocol.system import RankContext, RankSystem
+from shardproof.result import FailedOp, Failure, Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 from torch.distributed import Work
-
-from harness import struck as struck_module
-from harness.attempt import NEVER_STRUCK, NOTHING_IN_IT
-from harness.cli import entry
-from harness.diff import Difference
-from harness.errors import UsageError
-from harness.faults import collectives, memory
-from harness.faults.asked import require_faults
-from harness.faults.boundary import BOUNDARY, all_came, boundary_fault, never_struck
-from harness.faults.strikes import plain_scenario
-from harness.models import model_spec
-from harness.observe.logical import Key
-from harness.observe.record import LIVE, WRITTEN
-from harness.ownership import is_planted
-from harness.program import expand
-from harness.result import FailedOp, Failure, Result
-from harness.scenario import Scenario
-from harness.struck import Struck, strike, table
-from harness.systems.protocol import RankContext, RankSystem
-from harness.systems.registry import system_named
-from harness.verdict import Verdict
 
 FLIP, LATE = BOUNDARY["boundary.memory-param"], BOUNDARY["boundary.collective-late"]
 RESULT = Result(plain_scenario(system_named("torch-fsdp2")), "torch-fsdp2", "2.13.0", Verdict.MISMATCH)

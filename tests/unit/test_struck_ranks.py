@@ -8,14 +8,13 @@ from typing import cast
 
 import pytest
 import torch
-
-from harness.faults.boundary import all_came, boundary_fault, never_struck
-from harness.models import model_spec
-from harness.ownership import is_planted
-from harness.program import Op, expand
-from harness.scenario import Scenario
-from harness.systems.protocol import RankContext, RankSystem
-from harness.systems.registry import contract_of
+from shardproof.faults.boundary import all_came, boundary_fault, never_struck
+from shardproof.models import model_spec
+from shardproof.ownership import is_planted
+from shardproof.program import Op, expand
+from shardproof.protocol.registry import contract_of
+from shardproof.protocol.system import RankContext, RankSystem
+from shardproof.scenario import Scenario
 
 SCENARIO = Scenario.from_axes({"mesh": "1x2x1", "program": "build step save reshard build load", "load": "shrink"})
 

@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
-from harness import arguments
-from harness.errors import UsageError
-from harness.suites import ranks as runner
-from harness.suites.declared import Reason, Suite, Upstream, upstream_of, upstreams
-from harness.suites.verdicts import (
+from shardproof.cli import arguments
+from shardproof.errors import UsageError
+from shardproof.suites import ranks as runner
+from shardproof.suites.declared import Reason, Suite, Upstream, upstream_of, upstreams
+from shardproof.suites.verdicts import (
     FAILED,
     PASSED,
     SKIPPED,
@@ -169,6 +168,6 @@ def test_a_clone_has_to_have_the_declared_commit(
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness.suites", f"{next(upstreams()).system}/none"]
+    command = [sys.executable, "-m", "shardproof.suites", f"{next(upstreams()).system}/none"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "suite of" in done.stderr) == (2, True)

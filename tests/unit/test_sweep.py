@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from shardproof.errors import UsageError
+from shardproof.investigate.bisect import Bisection, Finding, State, names, subject
+from shardproof.investigate.sweep import Sweep, status, sweep, sweeps, versions
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.releases import Package, package
+from shardproof.report.releases_text import render_finding, render_sweep, render_sweeps, tried_line
+from shardproof.result import Failure, Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import ExitStatus, Verdict
+from shardproof.world.overlay import clone_variable
 
-from harness.bisect import Bisection, Finding, State, names, subject
-from harness.errors import UsageError
-from harness.laboratory import Laboratory
-from harness.releases import Package, package
-from harness.report.releases_text import render_finding, render_sweep, render_sweeps, tried_line
-from harness.result import Failure, Result
-from harness.scenario import Scenario
-from harness.sweep import Sweep, status, sweep, sweeps, versions
-from harness.verdict import ExitStatus, Verdict
-from harness.world.overlay import clone_variable
 from tests.unit.overlay_system import FAKE, write_library
 
 

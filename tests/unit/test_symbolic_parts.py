@@ -5,9 +5,8 @@ Each test is here because a change of the code went unnoticed without it (`docs/
 from __future__ import annotations
 
 import pytest
-
-from harness.readers.errors import CheckpointError
-from harness.readers.symbolic import PERSISTENT, Mapping, Name, Node, parse, parse_first
+from shardproof.readers.errors import CheckpointError
+from shardproof.readers.symbolic import PERSISTENT, Mapping, Name, Node, parse, parse_first
 
 pytestmark = pytest.mark.usefixtures("refused_word_for_word")
 

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from harness.emulation import names, te_multi_tensor
-from harness.emulation.te_extension import extension
+from shardproof.emulation import names, te_multi_tensor
+from shardproof.emulation.te_extension import extension
 
 FLAG = torch.zeros(1, dtype=torch.int32)
 

@@ -14,8 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-
-from harness.emulation import te_quantize
+from shardproof.emulation import te_quantize
 
 E4M3, E5M2 = SimpleNamespace(name="kFloat8E4M3"), SimpleNamespace(name="kFloat8E5M2")
 NUMPY = {E4M3.name: ml_dtypes.float8_e4m3fn, E5M2.name: ml_dtypes.float8_e5m2}

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-from harness.cli import cli
-from harness.errors import UsageError
-from harness.world import torches
-from harness.world.interpreter import Interpreter, interpreter
-from harness.world.overlay import OverlayError
-from harness.world.torches import compile_stand_ins, with_torch
+from shardproof.cli.main import cli
+from shardproof.errors import UsageError
+from shardproof.world import torches
+from shardproof.world.interpreter import Interpreter, interpreter
+from shardproof.world.overlay import OverlayError
+from shardproof.world.torches import compile_stand_ins, with_torch
 
 TORCH = """
 int cudaGetDeviceCount(int *); int cudaMalloc(void **, int); int ncclSend(void); int own(void) { return 7; }

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shardproof.protocol.features import Feature
+from shardproof.protocol.releases import Package, package
+from shardproof.versions import TREE_VERSION
+from shardproof.world.interpreter import interpreter
+from shardproof.world.overlay import Overlay, build, clone_variable
 
-from harness.features import Feature
-from harness.releases import Package, package
-from harness.versions import TREE_VERSION
-from harness.world.interpreter import interpreter
-from harness.world.overlay import Overlay, build, clone_variable
 from tests.unit.overlay_system import isolate, write_library
 
 

@@ -38,13 +38,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-from harness import judge
-from harness.resilience.trace import attached
-from harness.run import DATABASE
-from harness.scenario import Scenario
-from harness.space.files import load_space
-from harness.verdict import ExitStatus
+from shardproof.laboratory import judge
+from shardproof.resilience.trace import attached
+from shardproof.run import DATABASE
+from shardproof.scenario import Scenario
+from shardproof.space.files import load_space
+from shardproof.verdict import ExitStatus
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shardproof.diagnosis import Finding
+from shardproof.diagnosis.rules import updates
+from shardproof.diff import diff
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Value
+from shardproof.observe.record import Record
+from shardproof.scenario import Optimizer, Scenario
 
-from harness.diagnosis import Finding
-from harness.diagnosis.rules import updates
-from harness.diff import diff
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Value
-from harness.observe.record import Record
-from harness.scenario import Optimizer, Scenario
 from tests.unit.test_diagnosis import context_of, live
 from tests.unit.test_engine_parts import LATER, LOAD, SAVE, SCENARIO, STEP, fp32
 from tests.unit.test_piece_rules_parts import flat

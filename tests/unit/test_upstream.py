@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from shardproof.diagnosis.rules import engine
+from shardproof.faults.catalogue import CATALOGUE
+from shardproof.issues.upstream_links import address_of, compared
 
-from harness.diagnosis import engine
-from harness.faults.catalogue import CATALOGUE
-from harness.upstream import address_of, compared
 from tests.conformance.built_in import BUILT_IN
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from harness.readers.errors import CheckpointError
-from harness.readers.symbolic import PERSISTENT, Mapping, Name, Node
-from harness.readers.values import (
+from shardproof.readers.errors import CheckpointError
+from shardproof.readers.symbolic import PERSISTENT, Mapping, Name, Node
+from shardproof.readers.values import (
     DICTS,
     JUDGED,
     MAX_DEPTH,
@@ -30,7 +29,7 @@ from harness.readers.values import (
     decode,
     integers,
 )
-from harness.readers.vocabulary import Vocabulary
+from shardproof.readers.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.usefixtures("refused_word_for_word")
 

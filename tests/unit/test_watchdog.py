@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-
-from harness.world import process, watchdog
+from shardproof.world import process, watchdog
 
 
 @pytest.fixture

@@ -7,8 +7,7 @@ import socket
 import struct
 
 import pytest
-
-from harness.world import wire
+from shardproof.world import wire
 
 
 @pytest.mark.parametrize("unread", [0, 1, 3])

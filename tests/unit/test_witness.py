@@ -10,15 +10,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
-from harness.arguments import shipped_issues
-from harness.attribution import attributed
-from harness.diagnosis import Explanation
-from harness.known_issues import KnownIssue, KnownIssues, Pattern
-from harness.result import BY_FACE, Failure, Result
-from harness.scenario import Scenario
-from harness.verdict import Verdict
-from harness.witness import Witnesses, scenario_of
+from shardproof.cli.arguments import shipped_issues
+from shardproof.diagnosis import Explanation
+from shardproof.issues.known_issues import KnownIssue, KnownIssues, Pattern
+from shardproof.laboratory.attribution import attributed
+from shardproof.laboratory.witness import Witnesses, scenario_of
+from shardproof.result import BY_FACE, Failure, Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 
 HEAD = Scenario(system="megatron-core", sharding="zero1", version="git:main+cured")
 RAN = "0.19.1+git.5be9626+cured"

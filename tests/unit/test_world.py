@@ -14,16 +14,15 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-
-from harness.attempt import ranks_verdict
-from harness.errors import HarnessError
-from harness.observe.record import Record
-from harness.scenario import Mesh, Scenario
-from harness.verdict import Verdict
-from harness.world.job import Job, JobOutcome, shortened
-from harness.world.observations import read_observations
-from harness.world.process import Board, is_ending, starved_s, take_long_turns
-from harness.world.server import NOT_INHERITED, ForkServer
+from shardproof.errors import HarnessError
+from shardproof.laboratory.run_verdict import ranks_verdict
+from shardproof.observe.record import Record
+from shardproof.scenario import Mesh, Scenario
+from shardproof.verdict import Verdict
+from shardproof.world.job import Job, JobOutcome, shortened
+from shardproof.world.observations import read_observations
+from shardproof.world.process import Board, is_ending, starved_s, take_long_turns
+from shardproof.world.server import NOT_INHERITED, ForkServer
 
 BASE = Scenario(system="stub", mesh=Mesh(1, 2, 1), program="build step build")
 ROOT = Path(__file__).parents[2]
@@ -228,10 +227,10 @@ def test_call_answers_and_keeps_its_worker(server: ForkServer) -> None:
 
 
 def test_a_server_without_ranks_imports_and_warms_up_nothing_for_them() -> None:
-    modules = b"torch harness.judge torch.distributed.checkpoint"
-    with ForkServer(path_prefix=[ROOT], plugins=["harness.judge"], ranks=False,
+    modules = b"torch shardproof.laboratory.judge torch.distributed.checkpoint"
+    with ForkServer(path_prefix=[ROOT], plugins=["shardproof.laboratory.judge"], ranks=False,
                     warm_up=["tests.unit.world_stub:broken_warm_up"]) as server:  # fmt: skip
-        assert server.call("tests.unit.world_stub:imported", modules, 60) == b"torch harness.judge"
+        assert server.call("tests.unit.world_stub:imported", modules, 60) == b"torch shardproof.laboratory.judge"
 
 
 def test_workers_and_ranks_have_the_deterministic_environment(server: ForkServer) -> None:
@@ -257,7 +256,7 @@ def test_what_is_forked_from_the_server_computes_as_batch_work(server: ForkServe
 
 @CHOOSES_POLICIES
 def test_the_users_own_priority_stays() -> None:
-    then = "from harness.world.process import take_long_turns; take_long_turns(); "
+    then = "from shardproof.world.process import take_long_turns; take_long_turns(); "
     then += "print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     for chosen, expected in (
@@ -270,7 +269,7 @@ def test_the_users_own_priority_stays() -> None:
 
 
 def test_a_machine_that_refuses_another_policy_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.world.process._SCHED_SETATTR", {})
+    monkeypatch.setattr("shardproof.world.process._SCHED_SETATTR", {})
     monkeypatch.setattr(os, "sched_setscheduler", Mock(side_effect=PermissionError))
     before = os.sched_getscheduler(0)
     take_long_turns()
@@ -412,7 +411,7 @@ def test_ranks_inherit_neither_what_torch_may_load_nor_the_users_own_rank(monkey
 
 
 def test_the_parents_side_does_not_import_torch() -> None:
-    program = "import sys, harness.world.server; sys.exit('torch' in sys.modules)"
+    program = "import sys, shardproof.world.server; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 

@@ -1,6 +1,6 @@
 """A plugin that takes something away from every process forked after it was imported; SHARDPROOF_TAKES says what.
 
-It stands in for machines on which a rank cannot run: see `harness.world.rehearsal`.
+It stands in for machines on which a rank cannot run: see `shardproof.world.rehearsal`.
 """
 
 from __future__ import annotations

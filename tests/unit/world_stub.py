@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from harness.observe.record import Record, whole
-from harness.oracle.contract import Contract
-from harness.program import Op
-from harness.systems.accepts import EVERY_STEP, Accepts, Anything, Operations
-from harness.systems.protocol import RankContext, System
-from harness.systems.registry import register
+from shardproof.observe.record import Record, whole
+from shardproof.oracle.contract import Contract
+from shardproof.program import Op
+from shardproof.protocol.accepts import EVERY_STEP, Accepts, Anything, Operations
+from shardproof.protocol.registry import register
+from shardproof.protocol.system import RankContext, System
 
 ACCEPTS = Accepts("stub", mesh=Anything(), program=Operations(EVERY_STEP), faults=Anything())
 CONTRACT = Contract()

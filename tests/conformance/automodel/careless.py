@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from harness.systems.automodel import SYSTEM
-from harness.systems.registry import register
+from shardproof.protocol.registry import register
+from shardproof.systems.automodel import SYSTEM
+
 from tests.conformance.variants import with_ranks
 
 FORGETS = register(with_ranks(SYSTEM, f"{__name__}_ranks:Forgets", "automodel-forgets"))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-
-from harness.program import Op
-from harness.systems.automodel.generators import KEY
-from harness.systems.automodel.rank import Rank
+from shardproof.program import Op
+from shardproof.systems.automodel.generators import KEY
+from shardproof.systems.automodel.rank import Rank
 
 
 class Forgets(Rank):

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.systems.automodel import SYSTEM
+from shardproof.verdict import Verdict
 
-from harness.laboratory import Laboratory
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.systems.automodel import SYSTEM
-from harness.verdict import Verdict
 from tests.conformance.kept import regression
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from harness.scenario import DTypePolicy, Scenario
-from harness.systems.automodel.accepts import ACCEPTS
-from harness.systems.automodel.dtype_contract import AUTO, RULES, Policy, Tensor, dtypes, recipe, wider
+from shardproof.scenario import DTypePolicy, Scenario
+from shardproof.systems.automodel.accepts import ACCEPTS
+from shardproof.systems.automodel.dtype_contract import AUTO, RULES, Policy, Tensor, dtypes, recipe, wider
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "dtype-contract.md"
 HALF = Policy("bf16", "bf16")

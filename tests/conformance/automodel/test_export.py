@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.diff import Difference
-from harness.export.case import NoExportError
-from harness.export.job import written
-from harness.observe.logical import Key
-from harness.program import expand
-from harness.result import FailedOp, Result
-from harness.scenario import Scenario
-from harness.verdict import Verdict
+from shardproof.diff import Difference
+from shardproof.export.case import NoExportError
+from shardproof.export.job import written
+from shardproof.observe.logical import Key
+from shardproof.program import expand
+from shardproof.result import FailedOp, Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 
 LOADED = Scenario(system="automodel", program="build step", checkpoint="safetensors", model="hf_delta").with_axes(
     {"mesh": "1x2x1", "dtype": "fp32/param=bf16", "reshard_after_forward": "none", "options": "file_bf16"}

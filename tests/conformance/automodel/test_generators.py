@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from shardproof.errors import UsageError
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.program import expand
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.systems.automodel.accepts import LIMITS
+from shardproof.systems.automodel.stored import STORED, _generators
+from shardproof.verdict import Verdict
 
-from harness.errors import UsageError
-from harness.laboratory import Laboratory
-from harness.program import expand
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.systems.automodel.accepts import LIMITS
-from harness.systems.automodel.stored import STORED, _generators
-from harness.verdict import Verdict
 from tests.conformance.automodel import careless
 
 DROPOUT = {

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from shardproof.models import model_spec
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Logical
+from shardproof.program import Op
+from shardproof.scenario import Scenario
+from shardproof.systems.deepspeed.flat import pieces
+from shardproof.systems.deepspeed.rank import Rank
 from torch import nn
 
-from harness.models import model_spec
-from harness.observe.assemble import assemble
-from harness.observe.logical import Logical
-from harness.program import Op
-from harness.scenario import Scenario
-from harness.systems.deepspeed.flat import pieces
-from harness.systems.deepspeed.rank import Rank
 from tests.conformance.broken_groups import (
     BROKEN,
     BUILD,

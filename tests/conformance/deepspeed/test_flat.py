@@ -9,10 +9,9 @@ from math import prod
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.models import zoo
-from harness.scenario import Mesh, Scenario
-from harness.systems.deepspeed.flat import Piece, groups, pieces
+from shardproof.models import zoo
+from shardproof.scenario import Mesh, Scenario
+from shardproof.systems.deepspeed.flat import Piece, groups, pieces
 
 STAGES = ("zero1", "zero2", "fully_shard")
 OPTIONS = ("", "round_robin", "parameter_alignment", "parameter_alignment+round_robin", "sub_groups")

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from harness.program import Op, expand
-from harness.readers.errors import CheckpointError
-from harness.scenario import Scenario
-from harness.systems.deepspeed.stored import STORED
+from shardproof.program import Op, expand
+from shardproof.readers.errors import CheckpointError
+from shardproof.scenario import Scenario
+from shardproof.systems.deepspeed.stored import STORED
 
 SCENARIO = Scenario(system="deepspeed", sharding="zero1", checkpoint="zero", model="short").with_axes(
     {"mesh": "1x2x1", "dtype": "bf16", "program": "build save"}

@@ -9,12 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from harness.oracle.inputs import Clip, LossScale
-from harness.oracle.scaler import CountedScaler
-from harness.systems.deepspeed import clipping, reference
-from harness.systems.deepspeed.contract import DIRECT_CLIPPING, INVERSE_CLIPPING, STABLE_INTERVALS, WINDOW
-from harness.systems.deepspeed.scaler import count
+from shardproof.oracle.inputs import Clip, LossScale
+from shardproof.oracle.scaler import CountedScaler
+from shardproof.systems.deepspeed import clipping, reference
+from shardproof.systems.deepspeed.contract import DIRECT_CLIPPING, INVERSE_CLIPPING, STABLE_INTERVALS, WINDOW
+from shardproof.systems.deepspeed.scaler import count
 
 RULE = LossScale(1024.0, torch=False, window=WINDOW, hysteresis=2, minimum=1.0, rule=STABLE_INTERVALS)
 

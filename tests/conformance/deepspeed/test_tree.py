@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from harness.systems.deepspeed.rank import beside_its_version
-from harness.versions import TREE_VERSION
+from shardproof.systems.deepspeed.rank import beside_its_version
+from shardproof.versions import TREE_VERSION
 
 
 @pytest.mark.parametrize("version", ["0.19.6", ""])

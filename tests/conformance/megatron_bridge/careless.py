@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from harness.systems.megatron_bridge import SYSTEM
-from harness.systems.registry import register
+from shardproof.protocol.registry import register
+from shardproof.systems.megatron_bridge import SYSTEM
+
 from tests.conformance.variants import with_ranks
 
 ALL_AS_RANK_0 = register(with_ranks(SYSTEM, f"{__name__}_ranks:AllAsRank0", "bridge-careless-rank-0s"))

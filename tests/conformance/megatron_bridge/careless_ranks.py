@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.mechanisms.megatron.rank.streams import Streams
-from harness.observe.generators import SEED_OF_A_BUILD
-from harness.program import Op
-from harness.systems.megatron_bridge.rank import Rank
+from shardproof.mechanisms.megatron.rank.streams import Streams
+from shardproof.observe.generators import SEED_OF_A_BUILD
+from shardproof.program import Op
+from shardproof.systems.megatron_bridge.rank import Rank
 
 
 class _AsRank0(Streams):

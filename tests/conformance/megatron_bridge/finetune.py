@@ -83,7 +83,7 @@ def trained(config: Any, entry: str) -> list[Weights]:
 
 def in_a_child(folder: Path, run: Callable[[], list[Weights]]) -> list[Weights]:
     """What `run` gives in a forked process: Bridge keeps global state."""
-    from harness.emulation import cuda
+    from shardproof.emulation import cuda
 
     file = folder / "seen.json"
     if (pid := os.fork()) == 0:
@@ -111,7 +111,7 @@ def in_a_child(folder: Path, run: Callable[[], list[Weights]]) -> list[Weights]:
 
 def main(folder: Path, fraction: float) -> None:
     os.environ.update(ENVIRONMENT)
-    from harness.systems.megatron_bridge.rank import library
+    from shardproof.systems.megatron_bridge.rank import library
 
     library()
     save = {"save": str(folder / "pretrained"), "save_interval": 4}

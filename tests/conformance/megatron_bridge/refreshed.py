@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from harness.systems.megatron_bridge import SYSTEM
-from harness.systems.registry import register
+from shardproof.protocol.registry import register
+from shardproof.systems.megatron_bridge import SYSTEM
+
 from tests.conformance.variants import with_ranks
 
 REFRESHED = register(

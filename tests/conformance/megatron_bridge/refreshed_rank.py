@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-
-from harness.mechanisms.megatron.rank.observe import owned_parts
-from harness.program import Op
-from harness.systems.megatron_bridge.rank import Rank
+from shardproof.mechanisms.megatron.rank.observe import owned_parts
+from shardproof.program import Op
+from shardproof.systems.megatron_bridge.rank import Rank
 
 
 class Refreshed(Rank):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.cure_table import scenario_of
-from harness.diff import Difference
-from harness.export.case import NoExportError
-from harness.export.issue import Written
-from harness.export.job import written
-from harness.observe.logical import Key
-from harness.program import expand
-from harness.result import FailedOp, Result
-from harness.scenario import Scenario
-from harness.systems.megatron_bridge import SYSTEM
-from harness.verdict import Verdict
+from shardproof.diff import Difference
+from shardproof.export.case import NoExportError
+from shardproof.export.issue import Written
+from shardproof.export.job import written
+from shardproof.investigate.cure_table import scenario_of
+from shardproof.observe.logical import Key
+from shardproof.program import expand
+from shardproof.result import FailedOp, Result
+from shardproof.scenario import Scenario
+from shardproof.systems.megatron_bridge import SYSTEM
+from shardproof.verdict import Verdict
 
 FINETUNED = scenario_of(SYSTEM, "3949")
 

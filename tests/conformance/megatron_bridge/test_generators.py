@@ -4,11 +4,11 @@ run that starts from the weights keeps its own; and scripts that do it wrong."""
 from __future__ import annotations
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 
-from harness.laboratory import Laboratory
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.verdict import Verdict
 from tests.conformance.megatron_bridge import careless
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]  # Bridge takes long to import

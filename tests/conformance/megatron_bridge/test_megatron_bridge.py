@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.systems.megatron_bridge import SYSTEM
+from shardproof.verdict import Verdict
+from shardproof.world.environments import Environments
+from shardproof.world.server import DETERMINISM
 
-from harness.known_issues import KnownIssues, known_issues_of
-from harness.laboratory import Laboratory
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.systems.megatron_bridge import SYSTEM
-from harness.verdict import Verdict
-from harness.world.environments import Environments
-from harness.world.server import DETERMINISM
 from tests.conformance.kept import regression
 from tests.conformance.megatron_bridge.refreshed import REFRESHED
 

@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from shardproof.laboratory.judge import Case, judge
+from shardproof.models import model_spec
+from shardproof.observe.record import LIVE, WRITTEN
+from shardproof.program import expand
+from shardproof.protocol.releases import package_of
+from shardproof.scenario import Scenario
+from shardproof.space.constraints import tabulate
+from shardproof.systems import megatron_core
+from shardproof.systems.megatron_bridge import SYSTEM
 
-from harness.judge import Case, judge
-from harness.models import model_spec
-from harness.observe.record import LIVE, WRITTEN
-from harness.program import expand
-from harness.releases import package_of
-from harness.scenario import Scenario
-from harness.space.constraints import tabulate
-from harness.systems import megatron_core
-from harness.systems.megatron_bridge import SYSTEM
 from tests.oracles import by_twin, records_of
 
 BASE = Scenario(system="megatron-bridge", sharding="zero1", checkpoint="weights", program="model_only").with_axes(
@@ -89,7 +89,7 @@ def test_the_release_of_core_beside_it_is_pinned() -> None:
     declared = package_of(SYSTEM)
     assert [release.version for release in declared.releases] == ["0.3.0", "0.3.1"]
     assert all("megatron-core==0.16.1" in release.beside for release in declared.releases)
-    assert declared.importer == "harness.systems.megatron_bridge.rank:library"
+    assert declared.importer == "shardproof.systems.megatron_bridge.rank:library"
     assert all("==" in requirement for release in declared.releases for requirement in release.beside)
 
 
@@ -119,14 +119,14 @@ def test_its_checkpoint_holds_weights_buffers_and_iteration_only() -> None:
 
 def test_what_the_parent_asks_of_the_system_imports_neither_torch_nor_the_library() -> None:
     code = (
-        "import sys; from harness.systems.megatron_bridge import SYSTEM as s; s.accepts, s.contract, s.stored;"
+        "import sys; from shardproof.systems.megatron_bridge import SYSTEM as s; s.accepts, s.contract, s.stored;"
         "s.models; print({'torch', 'megatron'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_the_names_of_transformer_engine_are_gone_afterwards() -> None:
-    from harness.emulation import te_names
+    from shardproof.emulation import te_names
 
     with te_names.importable("2.10.0"):
         import transformer_engine.pytorch as te  # type: ignore[import-not-found]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from harness.systems.megatron_core import SYSTEM
-from harness.systems.registry import register
+from shardproof.protocol.registry import register
+from shardproof.systems.megatron_core import SYSTEM
+
 from tests.conformance.variants import with_ranks
 
 NO_TRACKER = register(with_ranks(SYSTEM, f"{__name__}_ranks:NoTracker", "megatron-careless-no-tracker"))

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from harness.mechanisms.megatron.rank.streams import Streams
-from harness.systems.megatron_core.rank import Rank
+from shardproof.mechanisms.megatron.rank.streams import Streams
+from shardproof.systems.megatron_core.rank import Rank
 
 
 class _WithoutTracker(Streams):

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from shardproof.observe.record import Record
+from shardproof.program import Op
+from shardproof.protocol.system import RankContext
+from shardproof.scenario import Optimizer
+from shardproof.systems.megatron_core.rank import Rank, library
 
-from harness.observe.record import Record
-from harness.program import Op
-from harness.scenario import Optimizer
-from harness.systems.megatron_core.rank import Rank, library
-from harness.systems.protocol import RankContext
 from tests.conformance.megatron_core.defects import CUTS_ELSEWHERE, FORGETS, LOSES, OFFLOADS_NOTHING, REBINDS
 
 

@@ -4,8 +4,9 @@ which. With any other seed it is Megatron-Core as it is. Imports no library, so 
 
 from __future__ import annotations
 
-from harness.systems.megatron_core import SYSTEM
-from harness.systems.registry import register
+from shardproof.protocol.registry import register
+from shardproof.systems.megatron_core import SYSTEM
+
 from tests.conformance.variants import with_ranks
 
 REBINDS, LOSES, OFFLOADS_NOTHING, FORGETS, CUTS_ELSEWHERE = 101, 102, 103, 104, 105

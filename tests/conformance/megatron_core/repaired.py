@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.systems.megatron_core.rank import Rank, library
-from harness.systems.protocol import RankContext
+from shardproof.protocol.system import RankContext
+from shardproof.systems.megatron_core.rank import Rank, library
 
 
 class Repaired(Rank):
@@ -86,8 +86,7 @@ class KeepZeros(Repaired):
 
     def repair(self, optimizer: Any) -> None:
         import torch
-
-        from harness.emulation.apex import FusedAdam
+        from shardproof.emulation.apex import FusedAdam
 
         apply = FusedAdam._apply_scale
 

@@ -6,8 +6,9 @@ is what its pull request 5071 does, and -keep-zeros guards the emulated FusedAda
 
 from __future__ import annotations
 
-from harness.systems.megatron_core import SYSTEM
-from harness.systems.registry import register
+from shardproof.protocol.registry import register
+from shardproof.systems.megatron_core import SYSTEM
+
 from tests.conformance.variants import with_ranks
 
 REPAIRED = {

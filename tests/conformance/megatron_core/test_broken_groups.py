@@ -11,16 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from shardproof.mechanisms.megatron.rank.observe import observe
+from shardproof.mechanisms.megatron.rank.state import TrainState
+from shardproof.mechanisms.probe_module import Probe, build_model
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Logical
+from shardproof.observe.record import OWNER_ROLES
+from shardproof.program import Op
+from shardproof.scenario import Scenario
+from shardproof.systems.torch_loop import context_of
 
-from harness.mechanisms.megatron.rank.observe import observe
-from harness.mechanisms.megatron.rank.state import TrainState
-from harness.observe.assemble import assemble
-from harness.observe.logical import Logical
-from harness.observe.record import OWNER_ROLES
-from harness.probe_module import Probe, build_model
-from harness.program import Op
-from harness.scenario import Scenario
-from harness.systems.torch_loop import context_of
 from tests.conformance.broken_groups import (
     BROKEN,
     BUILD,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.scenario import Scenario
-from harness.space.constraints import constraints_of, impossible
-from harness.systems import megatron_bridge
-from harness.systems.megatron_core import SYSTEM
+from shardproof.scenario import Scenario
+from shardproof.space.constraints import constraints_of, impossible
+from shardproof.systems import megatron_bridge
+from shardproof.systems.megatron_core import SYSTEM
 
 ZERO1 = {"system": "megatron-core", "sharding": "zero1", "optimizer": "adamw/impl=multi_tensor"}
 AWARE = {**ZERO1, "options": "precision_aware"}

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from harness.diff import diff
-from harness.layout import chunk
-from harness.models import NamedParam, model_spec
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Value
-from harness.observe.record import Record
-from harness.program import expand
-from harness.readers.errors import CheckpointError
-from harness.readers.pieces import TensorPiece
-from harness.scenario import Scenario
-from harness.systems.megatron_core.fsdp_dtensor import _Reader
+from shardproof.diff import diff
+from shardproof.layout import chunk
+from shardproof.models import NamedParam, model_spec
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Value
+from shardproof.observe.record import Record
+from shardproof.program import expand
+from shardproof.readers.errors import CheckpointError
+from shardproof.readers.pieces import TensorPiece
+from shardproof.scenario import Scenario
+from shardproof.systems.megatron_core.fsdp_dtensor import _Reader
 
 BASE = Scenario(system="megatron-core", sharding="zero1", checkpoint="fsdp_dtensor").with_axes(
     {"dtype": "bf16/master=fp32", "program": "build step save", "options": "fsdp_optim"}

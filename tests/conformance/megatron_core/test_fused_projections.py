@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.laboratory import Laboratory
-from harness.space.defaults import completed
-from harness.systems.megatron_core import SYSTEM
-from harness.verdict import Verdict
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.space.defaults import completed
+from shardproof.systems.megatron_core import SYSTEM
+from shardproof.verdict import Verdict
 
 
 @pytest.mark.real

@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.system import System
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 
-from harness.laboratory import Laboratory
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.systems.protocol import System
-from harness.verdict import Verdict
 from tests.conformance.megatron_core import careless
 
 pytestmark = pytest.mark.real

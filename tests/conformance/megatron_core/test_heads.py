@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from harness.emulation import names
-from harness.mechanisms.megatron.rank import importing
-from harness.scenario import Scenario
-from harness.systems.megatron_core import SYSTEM
+from shardproof.emulation import names
+from shardproof.mechanisms.megatron.rank import importing
+from shardproof.scenario import Scenario
+from shardproof.systems.megatron_core import SYSTEM
 
 NEEDS_TRITON = """
 try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.systems.megatron_core import SYSTEM
+from shardproof.systems.megatron_core.formats import FORMATS, checkpoint_plan
+from shardproof.versions import before
 
-from harness.laboratory import Laboratory
-from harness.systems.megatron_core import SYSTEM
-from harness.systems.megatron_core.formats import FORMATS, checkpoint_plan
-from harness.versions import before
 from tests.conformance.megatron_core import RELEASE
 from tests.conformance.megatron_core.test_megatron_core import BASE
 from tests.conformance.sessions import assert_equals_the_twin, judged, run

@@ -7,11 +7,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.models import zoo
+from shardproof.scenario import Scenario
+from shardproof.systems.megatron_core import SYSTEM
 
-from harness.laboratory import Laboratory
-from harness.models import zoo
-from harness.scenario import Scenario
-from harness.systems.megatron_core import SYSTEM
 from tests.conformance.megatron_core import RELEASE
 from tests.conformance.sessions import assert_equals_the_twin, assert_observing_changes_nothing
 

@@ -8,10 +8,10 @@ what the library says. *Does not verify*: defects of releases, which have regres
 from __future__ import annotations
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.scenario import Mesh, Scenario
+from shardproof.verdict import Verdict
 
-from harness.laboratory import Laboratory
-from harness.scenario import Mesh, Scenario
-from harness.verdict import Verdict
 from tests.conformance.megatron_core.defects import (
     CUTS_ELSEWHERE,
     DEFECTIVE,

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.systems.megatron_core import SYSTEM
 
-from harness.laboratory import Laboratory
-from harness.systems.megatron_core import SYSTEM
 from tests.conformance.kept import regression
 from tests.conformance.megatron_core import RELEASE
 from tests.conformance.megatron_core.repairs import REPAIRED

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shardproof.scenario import Scenario
+from shardproof.systems.megatron_core import SYSTEM
+from shardproof.world.environments import VARIANT, Environments
+from shardproof.world.job import Job, JobOutcome
+from shardproof.world.server import ForkServer
 
-from harness.scenario import Scenario
-from harness.systems.megatron_core import SYSTEM
-from harness.world.environments import VARIANT, Environments
-from harness.world.job import Job, JobOutcome
-from harness.world.server import ForkServer
 from tests.conformance.megatron_core import RELEASE
 from tests.conformance.processes import descendants, descriptors, holders
 

@@ -16,22 +16,22 @@ import checkpoint_samples as samples
 import numpy as np
 import pytest
 import torch
+from shardproof.diff import diff
+from shardproof.mechanisms.megatron.flat_buffers import Owner, buffers, local_box
+from shardproof.mechanisms.megatron.ignored import IGNORED
+from shardproof.mechanisms.megatron.reader import COMMON_OBJECT
+from shardproof.models import ParamSpec, model_spec
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Problem, Value
+from shardproof.observe.record import LIVE, WRITTEN
+from shardproof.observe.settings import SETTING, settings_of
+from shardproof.program import Op, expand
+from shardproof.readers.description import describe
+from shardproof.readers.errors import CheckpointError, UnfamiliarError
+from shardproof.scenario import Mesh, Scenario
+from shardproof.systems.megatron_core import SYSTEM
 from torch.distributed.checkpoint.metadata import Metadata
 
-from harness.diff import diff
-from harness.mechanisms.megatron.flat_buffers import Owner, buffers, local_box
-from harness.mechanisms.megatron.ignored import IGNORED
-from harness.mechanisms.megatron.reader import COMMON_OBJECT
-from harness.models import ParamSpec, model_spec
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key, Logical, Problem, Value
-from harness.observe.record import LIVE, WRITTEN
-from harness.observe.settings import SETTING, settings_of
-from harness.program import Op, expand
-from harness.readers.description import describe
-from harness.readers.errors import CheckpointError, UnfamiliarError
-from harness.scenario import Mesh, Scenario
-from harness.systems.megatron_core import SYSTEM
 from tests.oracles import by_twin
 
 DENSE = Owner(0, 0, experts=False)

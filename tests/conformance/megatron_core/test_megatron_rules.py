@@ -15,30 +15,30 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from shardproof.faults.logical import demote
+from shardproof.laboratory import judge as court
+from shardproof.laboratory.judge import Case
+from shardproof.mechanisms.megatron.contract import MegatronContract
+from shardproof.mechanisms.megatron.partition import BUCKET_ELEMENTS
+from shardproof.mechanisms.megatron.switches import BUCKET_SIZE
+from shardproof.models import ModuleSpec, ParamSpec, model_spec
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key
+from shardproof.observe.record import LIVE, Record, pack, whole
+from shardproof.oracle import twin
+from shardproof.oracle.contract import Contract
+from shardproof.oracle.inputs import LossScale, Stages
+from shardproof.oracle.scaler import CountedScaler
+from shardproof.program import expand
+from shardproof.protocol.registry import contract_of
+from shardproof.reference.placement import Catalogue
+from shardproof.reference.system import Ranks as ReferenceRanks
+from shardproof.reference.trainer import STAGES
+from shardproof.scenario import Mesh, Scenario
+from shardproof.systems import megatron_bridge, reference, torch_fsdp2
+from shardproof.systems.megatron_core import SYSTEM
+from shardproof.world.rank import LENGTH
 
-from harness import judge as court
-from harness.faults.logical import demote
-from harness.judge import Case
-from harness.mechanisms.megatron.contract import MegatronContract
-from harness.mechanisms.megatron.partition import BUCKET_ELEMENTS
-from harness.mechanisms.megatron.switches import BUCKET_SIZE
-from harness.models import ModuleSpec, ParamSpec, model_spec
-from harness.observe.assemble import assemble
-from harness.observe.logical import Key
-from harness.observe.record import LIVE, Record, pack, whole
-from harness.oracle import twin
-from harness.oracle.contract import Contract
-from harness.oracle.inputs import LossScale, Stages
-from harness.oracle.scaler import CountedScaler
-from harness.program import expand
-from harness.reference.placement import Catalogue
-from harness.reference.system import Ranks as ReferenceRanks
-from harness.reference.trainer import STAGES
-from harness.scenario import Mesh, Scenario
-from harness.systems import megatron_bridge, reference, torch_fsdp2
-from harness.systems.megatron_core import SYSTEM
-from harness.systems.registry import contract_of
-from harness.world.rank import LENGTH
 from tests.oracles import by_reference, by_twin, inputs_of, records_of
 
 CONTRACT = SYSTEM.contract

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
+from shardproof.models import ParamSpec, model_spec
+from shardproof.observe.logical import Key
+from shardproof.observe.record import LIVE, WRITTEN
+from shardproof.oracle import twin
+from shardproof.oracle.inputs import Inputs
+from shardproof.program import expand
+from shardproof.scenario import Scenario
+from shardproof.systems.megatron_core import SYSTEM
 
-from harness.models import ParamSpec, model_spec
-from harness.observe.logical import Key
-from harness.observe.record import LIVE, WRITTEN
-from harness.oracle import twin
-from harness.oracle.inputs import Inputs
-from harness.program import expand
-from harness.scenario import Scenario
-from harness.systems.megatron_core import SYSTEM
 from tests.oracles import by_reference, by_twin, inputs_of
 
 CONTRACT = SYSTEM.contract

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.program import PROGRAMS
-from harness.scenario import LOAD_RELATIONS, Mesh
-from harness.space.files import Walk, load_space
-from harness.systems.megatron_core import SYSTEM
-from harness.systems.megatron_core.formats import FORMATS
-from harness.systems.reference import SYSTEM as REFERENCE
+from shardproof.program import PROGRAMS
+from shardproof.scenario import LOAD_RELATIONS, Mesh
+from shardproof.space.files import Walk, load_space
+from shardproof.systems.megatron_core import SYSTEM
+from shardproof.systems.megatron_core.formats import FORMATS
+from shardproof.systems.reference import SYSTEM as REFERENCE
 
 SHOWN_HERE = {"gpt", "lr_groups", "moe", "sandwich"}
 """Models that are walked here and not with every system: its own layers, or what shows its defects."""

@@ -9,10 +9,11 @@ import os
 import signal
 import time
 
-from harness.program import Op
-from harness.systems.megatron_core import SYSTEM
-from harness.systems.megatron_core.rank import Rank
-from harness.systems.registry import register
+from shardproof.program import Op
+from shardproof.protocol.registry import register
+from shardproof.systems.megatron_core import SYSTEM
+from shardproof.systems.megatron_core.rank import Rank
+
 from tests.conformance.variants import with_ranks
 
 

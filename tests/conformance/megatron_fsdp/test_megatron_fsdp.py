@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.models import zoo
+from shardproof.scenario import Scenario
+from shardproof.systems.megatron_fsdp import SYSTEM
 
-from harness.laboratory import Laboratory
-from harness.models import zoo
-from harness.scenario import Scenario
-from harness.systems.megatron_fsdp import SYSTEM
 from tests.conformance.megatron_fsdp import RELEASE
 from tests.conformance.sessions import assert_equals_the_twin, assert_observing_changes_nothing
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.space.files import load_space
-from harness.systems.megatron_fsdp import SYSTEM
+from shardproof.space.files import load_space
+from shardproof.systems.megatron_fsdp import SYSTEM
 
 
 @pytest.mark.parametrize("name", ["nightly", "weekly"])

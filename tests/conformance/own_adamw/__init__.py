@@ -6,14 +6,14 @@ class promises to have.
 
 from __future__ import annotations
 
-from harness.oracle.contract import Clause
-from harness.scenario import Optimizer, Scenario
-from harness.systems.accepts import NUMBERS, Accepts, Only, Parts
-from harness.systems.protocol import System
-from harness.systems.registry import register
-from harness.systems.torch_fsdp2.accepts import ACCEPTS as FSDP2
-from harness.systems.torch_fsdp2.contract import Fsdp2Contract
-from harness.systems.torch_fsdp2.stored import STORED
+from shardproof.oracle.contract import Clause
+from shardproof.protocol.accepts import NUMBERS, Accepts, Only, Parts
+from shardproof.protocol.registry import register
+from shardproof.protocol.system import System
+from shardproof.scenario import Optimizer, Scenario
+from shardproof.systems.torch_fsdp2.accepts import ACCEPTS as FSDP2
+from shardproof.systems.torch_fsdp2.contract import Fsdp2Contract
+from shardproof.systems.torch_fsdp2.stored import STORED
 
 __all__ = ["ACCEPTS", "CONTRACT", "STORED", "SYSTEM"]
 

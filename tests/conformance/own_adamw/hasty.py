@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness.systems.registry import register
+from shardproof.protocol.registry import register
+
 from tests.conformance.own_adamw import SYSTEM
 from tests.conformance.variants import with_ranks
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from shardproof.oracle.inputs import Stepper
 from torch.distributed.tensor import DTensor
-
-from harness.oracle.inputs import Stepper
 
 
 class OwnAdamW(torch.optim.Optimizer):

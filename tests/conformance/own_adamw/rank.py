@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness.systems.torch_fsdp2.rank import Rank as Fsdp2Rank
+from shardproof.systems.torch_fsdp2.rank import Rank as Fsdp2Rank
+
 from tests.conformance.own_adamw.optimizer import OwnAdamW
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from shardproof.laboratory.judge import Case, judge
+from shardproof.scenario import Mesh, Scenario
+from shardproof.space.constraints import constraints_of
+from shardproof.systems.reference import SYSTEM
 
-from harness.judge import Case, judge
-from harness.scenario import Mesh, Scenario
-from harness.space.constraints import constraints_of
-from harness.systems.reference import SYSTEM
 from tests.oracles import records_of
 
 BASE = Scenario(checkpoint="sharded")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from harness.systems.registry import register
-from harness.systems.torch_fsdp2 import SYSTEM
+from shardproof.protocol.registry import register
+from shardproof.systems.torch_fsdp2 import SYSTEM
+
 from tests.conformance.variants import with_ranks
 
 FORGETS = register(with_ranks(SYSTEM, f"{__name__}_ranks:Forgets", "careless-forgets"))

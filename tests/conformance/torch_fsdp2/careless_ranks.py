@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.program import Op
-from harness.systems.torch_fsdp2.rank import Rank
+from shardproof.program import Op
+from shardproof.systems.torch_fsdp2.rank import Rank
 
 
 class Forgets(Rank):

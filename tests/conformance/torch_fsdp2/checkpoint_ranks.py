@@ -12,11 +12,10 @@ os.environ["ATEN_CPU_CAPABILITY"] = "default"
 
 import torch
 import torch.distributed as dist
-
-from harness.program import expand
-from harness.scenario import Scenario
-from harness.systems.torch_fsdp2.rank import Rank
-from harness.systems.torch_loop import context_of
+from shardproof.program import expand
+from shardproof.scenario import Scenario
+from shardproof.systems.torch_fsdp2.rank import Rank
+from shardproof.systems.torch_loop import context_of
 
 
 def main(rank: int, folder: Path, scenarios: Sequence[Scenario]) -> None:

@@ -6,12 +6,11 @@ import subprocess
 import sys
 
 import pytest
-
-from harness.errors import UsageError
-from harness.mechanisms.fsdp2.formats import FORMATS, CheckpointPlan, checkpoint_plan
-from harness.scenario import Mesh, Scenario
-from harness.systems.torch_fsdp2 import SYSTEM
-from harness.systems.torch_fsdp2.accepts import ACCEPTS, strided_unevenly
+from shardproof.errors import UsageError
+from shardproof.mechanisms.fsdp2.formats import FORMATS, CheckpointPlan, checkpoint_plan
+from shardproof.scenario import Mesh, Scenario
+from shardproof.systems.torch_fsdp2 import SYSTEM
+from shardproof.systems.torch_fsdp2.accepts import ACCEPTS, strided_unevenly
 
 BASE = Scenario(system="torch-fsdp2")
 
@@ -124,7 +123,7 @@ def test_an_error_of_the_library_has_a_source() -> None:
 
 def test_what_the_parent_asks_of_the_system_imports_no_torch() -> None:
     code = (
-        "import sys; from harness.systems.torch_fsdp2 import SYSTEM as s; s.accepts, s.contract, s.stored;"
+        "import sys; from shardproof.systems.torch_fsdp2 import SYSTEM as s; s.accepts, s.contract, s.stored;"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

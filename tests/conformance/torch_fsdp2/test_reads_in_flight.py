@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.struck import strike
-from harness.systems.registry import system_named
+from shardproof.checks.boundary_faults import strike
+from shardproof.protocol.registry import system_named
 
 ONE_READS = (78, 84, 90)
 """Of the reads that rank 0 alone makes, mostly of the plans of all ranks, while rank 1 waits for its part of the whole

@@ -4,12 +4,12 @@ restored in fresh ones; and scripts that do it wrong."""
 from __future__ import annotations
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.system import System
+from shardproof.result import Result
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict
 
-from harness.laboratory import Laboratory
-from harness.result import Result
-from harness.scenario import Scenario
-from harness.systems.protocol import System
-from harness.verdict import Verdict
 from tests.conformance.torch_fsdp2 import careless
 
 pytestmark = pytest.mark.real

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.observe.record import pack, unpack
+from shardproof.scenario import Scenario
+from shardproof.systems.torch_fsdp2 import SYSTEM
 
-from harness.laboratory import Laboratory
-from harness.observe.record import pack, unpack
-from harness.scenario import Scenario
-from harness.systems.torch_fsdp2 import SYSTEM
 from tests.conformance.sessions import (
     LENGTH,
     assert_equals_the_twin,

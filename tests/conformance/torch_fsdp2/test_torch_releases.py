@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from harness.laboratory import Laboratory
-from harness.scenario import Scenario
-from harness.space.files import load_space
-from harness.verdict import Verdict
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.scenario import Scenario
+from shardproof.space.files import load_space
+from shardproof.verdict import Verdict
 
 pytestmark = pytest.mark.nightly
 NEWEST = "2.15.0"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-
-from harness.mechanisms.fsdp2.formats import FORMATS
-from harness.program import PROGRAMS
-from harness.scenario import LOAD_RELATIONS
-from harness.space.files import load_space, meshes
-from harness.systems.reference import SYSTEM as REFERENCE
-from harness.systems.torch_fsdp2 import SYSTEM
+from shardproof.mechanisms.fsdp2.formats import FORMATS
+from shardproof.program import PROGRAMS
+from shardproof.scenario import LOAD_RELATIONS
+from shardproof.space.files import load_space, meshes
+from shardproof.systems.reference import SYSTEM as REFERENCE
+from shardproof.systems.torch_fsdp2 import SYSTEM
 
 FOR_WEEKLY = {"8x1x1", "1x1x8", "4x2x1", "4x1x2", "2x1x4", "1x2x4"}
 """Meshes of world 8, which are slow on real ranks."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from harness.observe.record import Record
-from harness.scenario import Mesh, Scenario
-from harness.systems.torch_fsdp2 import SYSTEM
-from harness.world.job import Job
-from harness.world.observations import read_observations
-from harness.world.server import ForkServer
+from shardproof.observe.record import Record
+from shardproof.scenario import Mesh, Scenario
+from shardproof.systems.torch_fsdp2 import SYSTEM
+from shardproof.world.job import Job
+from shardproof.world.observations import read_observations
+from shardproof.world.server import ForkServer
 
 ROOT = Path(__file__).parents[3]
 

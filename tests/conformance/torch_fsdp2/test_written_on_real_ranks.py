@@ -6,16 +6,16 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
+from shardproof.diff import diff
+from shardproof.models import model_spec
+from shardproof.observe.assemble import assemble
+from shardproof.observe.settings import SETTING
+from shardproof.program import expand
+from shardproof.readers.checkpoint import expected_written, read_checkpoint
+from shardproof.readers.description import check_complete, describe
+from shardproof.scenario import Mesh, Optimizer, Scenario
+from shardproof.systems.torch_fsdp2 import SYSTEM
 
-from harness.diff import diff
-from harness.models import model_spec
-from harness.observe.assemble import assemble
-from harness.observe.settings import SETTING
-from harness.program import expand
-from harness.readers.checkpoint import expected_written, read_checkpoint
-from harness.readers.description import check_complete, describe
-from harness.scenario import Mesh, Optimizer, Scenario
-from harness.systems.torch_fsdp2 import SYSTEM
 from tests.conformance.torch_fsdp2 import checkpoint_ranks
 from tests.oracles import by_twin
 

@@ -9,9 +9,9 @@ costs, known issues and their regressions, the plain scenario) lie in `data/` be
 
 from __future__ import annotations
 
-from harness.program import provide
-from harness.systems.protocol import System
-from harness.systems.registry import register
+from shardproof.program import provide
+from shardproof.protocol.registry import register
+from shardproof.protocol.system import System
 
 SYSTEM = register(
     System(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from harness.models import model_spec, storage_dtype
-from harness.program import operations
-from harness.scenario import DTypePolicy, Optimizer, Scenario
-from harness.systems.accepts import (
+from shardproof.models import model_spec, storage_dtype
+from shardproof.program import operations
+from shardproof.protocol.accepts import (
     EVERY_STEP,
     NUMBERS,
     Accepts,
@@ -19,6 +18,7 @@ from harness.systems.accepts import (
     Operations,
     Parts,
 )
+from shardproof.scenario import DTypePolicy, Optimizer, Scenario
 
 
 def _mixes_dtypes(scenario: Scenario) -> bool:

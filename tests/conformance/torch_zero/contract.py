@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.oracle.contract import Clause, Contract
+from shardproof.oracle.contract import Clause, Contract
 
 
 class ZeroContract(Contract):

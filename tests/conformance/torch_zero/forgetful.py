@@ -3,7 +3,8 @@ optimizer."""
 
 from __future__ import annotations
 
-from harness.systems.registry import register
+from shardproof.protocol.registry import register
+
 from tests.conformance.torch_zero import SYSTEM
 from tests.conformance.variants import with_ranks
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness.program import Op
+from shardproof.program import Op
+
 from tests.conformance.torch_zero.rank import Rank
 
 

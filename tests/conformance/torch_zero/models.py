@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.models import GroupSpec, ModelSpec, ModuleSpec, ParamSpec
+from shardproof.models import GroupSpec, ModelSpec, ModuleSpec, ParamSpec
 
 _SIZES = ((2, 1), (9, 5), (3, 2), (7, 7), (1, 1), (5, 3))
 

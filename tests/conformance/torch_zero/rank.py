@@ -8,19 +8,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from shardproof.layout import Box
+from shardproof.mechanisms.probe_module import Slot
+from shardproof.models import NamedParam
+from shardproof.observe.numbers import numbers_of
+from shardproof.observe.record import Record
+from shardproof.observe.settings import SETTING, settings_of
+from shardproof.program import Op
+from shardproof.readers.pieces import FULL_FILE
+from shardproof.systems.torch_loop import OPTIMIZERS, STATE_ROLES, TorchRank
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-
-from harness.layout import Box
-from harness.models import NamedParam
-from harness.observe.numbers import numbers_of
-from harness.observe.record import Record
-from harness.observe.settings import SETTING, settings_of
-from harness.probe_module import Slot
-from harness.program import Op
-from harness.readers.pieces import FULL_FILE
-from harness.systems.torch_loop import OPTIMIZERS, STATE_ROLES, TorchRank
 
 
 class Rank(TorchRank):

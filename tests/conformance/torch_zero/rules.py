@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.diagnosis.explanation import Context, Finding, Rule, tensor
-from harness.diff import Difference
+from shardproof.diagnosis.explanation import Context, Finding, Rule, tensor
+from shardproof.diff import Difference
 
 
 def unfrozen_after_wrapping(difference: Difference, context: Context) -> Finding | None:

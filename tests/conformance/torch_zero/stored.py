@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from harness.observe.record import Record
-from harness.observe.settings import SETTING
-from harness.program import Op
-from harness.readers.errors import bad
-from harness.readers.stored import TorchStored
-from harness.scenario import Scenario
+from shardproof.observe.record import Record
+from shardproof.observe.settings import SETTING
+from shardproof.program import Op
+from shardproof.readers.errors import bad
+from shardproof.readers.stored import TorchStored
+from shardproof.scenario import Scenario
 
 from .contract import CONTRACT
 

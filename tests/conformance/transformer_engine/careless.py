@@ -3,8 +3,9 @@ library."""
 
 from __future__ import annotations
 
-from harness.systems.registry import register
-from harness.systems.transformer_engine import SYSTEM
+from shardproof.protocol.registry import register
+from shardproof.systems.transformer_engine import SYSTEM
+
 from tests.conformance.variants import with_ranks
 
 NO_TRACKER = register(with_ranks(SYSTEM, f"{__name__}_ranks:NoTracker", "te-careless-no-tracker"))

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from harness.systems.transformer_engine.rank import Rank
-from harness.systems.transformer_engine.rank.streams import TrackedStreams
+from shardproof.systems.transformer_engine.rank import Rank
+from shardproof.systems.transformer_engine.rank.streams import TrackedStreams
 
 
 class _WithoutTracker(TrackedStreams):

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from shardproof.emulation import cuda, te_extension
+from shardproof.mechanisms.probe_module import tensor_bytes
+from shardproof.reference import fused_adam
+from shardproof.reference.fused_adam import INT16, TOP, Scalars
+from shardproof.reference.numerics import BF16, FP16, FP32, Array
 
-from harness.emulation import cuda, te_extension
-from harness.probe_module import tensor_bytes
-from harness.reference import fused_adam
-from harness.reference.fused_adam import INT16, TOP, Scalars
-from harness.reference.numerics import BF16, FP16, FP32, Array
 from tests.capturable_adam import step_capturable
 
 NUMEL, STEPS = 33, 3

@@ -14,10 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from harness.systems.transformer_engine import SYSTEM
-from harness.world.environments import Environments
-from harness.world.server import DETERMINISM
+from shardproof.systems.transformer_engine import SYSTEM
+from shardproof.world.environments import Environments
+from shardproof.world.server import DETERMINISM
 
 SCRIPT = Path(__file__).with_name("fused_adam_steps.py")
 ROOT = SCRIPT.parents[3]

@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from harness.emulation import te_quantize
-from harness.observe.logical import Key, Value
-from harness.observe.record import LIVE
-from harness.readers.errors import CheckpointError
-from harness.readers.symbolic import PERSISTENT, Name, Node
-from harness.readers.values import PARAMETER, SIZE, TENSOR, Quantised, decode
-from harness.scenario import Scenario
-from harness.systems.transformer_engine.contract import CONTRACT
-from harness.systems.transformer_engine.quantised import quantised
-from harness.systems.transformer_engine.switches import FP8_BOUND
-from harness.systems.transformer_engine.vocabulary import FLOAT8_DTYPES, VOCABULARY
+from shardproof.emulation import te_quantize
+from shardproof.observe.logical import Key, Value
+from shardproof.observe.record import LIVE
+from shardproof.readers.errors import CheckpointError
+from shardproof.readers.symbolic import PERSISTENT, Name, Node
+from shardproof.readers.values import PARAMETER, SIZE, TENSOR, Quantised, decode
+from shardproof.scenario import Scenario
+from shardproof.systems.transformer_engine.contract import CONTRACT
+from shardproof.systems.transformer_engine.quantised import quantised
+from shardproof.systems.transformer_engine.switches import FP8_BOUND
+from shardproof.systems.transformer_engine.vocabulary import FLOAT8_DTYPES, VOCABULARY
 
 SHAPE = (12, 6)
 FQN = "qkv.weight"

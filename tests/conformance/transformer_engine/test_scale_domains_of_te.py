@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from harness.layout import shard_box
-from harness.models import model_spec
-from harness.scenario import Scenario
-from harness.systems.transformer_engine import SYSTEM
+from shardproof.layout import shard_box
+from shardproof.models import model_spec
+from shardproof.scenario import Scenario
+from shardproof.systems.transformer_engine import SYSTEM
 
 BASE = Scenario(system="transformer-engine").with_axes(
     {"optimizer": "adamw/impl=multi_tensor", "dtype": "bf16/master=fp16/exp_avg=fp16"}

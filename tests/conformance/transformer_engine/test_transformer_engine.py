@@ -8,11 +8,10 @@ the conformance kit asks it (`test_kit.py`).
 from __future__ import annotations
 
 import pytest
-
-from harness.laboratory import Laboratory
-from harness.scenario import Scenario
-from harness.systems.transformer_engine import SYSTEM
-from harness.verdict import Verdict
+from shardproof.laboratory.laboratory import Laboratory
+from shardproof.scenario import Scenario
+from shardproof.systems.transformer_engine import SYSTEM
+from shardproof.verdict import Verdict
 
 pytestmark = pytest.mark.real
 

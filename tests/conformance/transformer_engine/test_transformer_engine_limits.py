@@ -7,13 +7,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-
-from harness.emulation import te_choice
-from harness.errors import UsageError
-from harness.scenario import Scenario
-from harness.systems import torch_fsdp2
-from harness.systems.transformer_engine import SYSTEM
-from harness.systems.transformer_engine.accepts import ACCEPTS
+from shardproof.emulation import te_choice
+from shardproof.errors import UsageError
+from shardproof.scenario import Scenario
+from shardproof.systems import torch_fsdp2
+from shardproof.systems.transformer_engine import SYSTEM
+from shardproof.systems.transformer_engine.accepts import ACCEPTS
 
 BASE = Scenario(system="transformer-engine")
 FUSED = "adamw/impl=multi_tensor"
@@ -123,7 +122,7 @@ def test_another_extension_than_the_two_is_an_error_of_the_caller(monkeypatch: p
 
 def test_the_parent_imports_neither_torch_nor_the_library() -> None:
     code = (
-        "import sys; from harness.systems.transformer_engine import SYSTEM as s; s.accepts, s.contract, s.stored;"
+        "import sys; from shardproof.systems.transformer_engine import SYSTEM as s; s.accepts, s.contract, s.stored;"
         "s.models; print({'torch', 'transformer_engine'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from shardproof.mechanisms.probe_module import Probe
+from shardproof.observe.assemble import assemble
+from shardproof.program import expand
+from shardproof.scenario import Scenario
+from shardproof.systems.torch_loop import context_of
+from shardproof.systems.transformer_engine.rank import MASTER, Rank
 
-from harness.observe.assemble import assemble
-from harness.probe_module import Probe
-from harness.program import expand
-from harness.scenario import Scenario
-from harness.systems.torch_loop import context_of
-from harness.systems.transformer_engine.rank import MASTER, Rank
 from tests.whole_parameters import whole_box
 
 SCENARIO = Scenario(system="transformer-engine", model="te_no_bias", program="build step").with_axes(

@@ -1,0 +1,1 @@
+"""Checks of shardproof itself: canaries that must be noticed, and what every system must do to be believed."""

@@ -1,0 +1,169 @@
+"""Options of the command line that several commands share."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardproof.cli import completion
+from shardproof.errors import UsageError
+from shardproof.plain_values import number
+
+DAY_S = 86400.0
+
+
+class Whole(click.IntRange):
+    """A whole number between two bounds, in the digits 0 to 9; python would take those of every script."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        _require_number(self, value, int, param, ctx)
+        found: int = super().convert(value, param, ctx)
+        return found
+
+
+class Number(click.FloatRange):
+    """A number between two bounds, in the digits 0 to 9; not `nan`, which is between none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        _require_number(self, value, float, param, ctx)
+        found: float = super().convert(value, param, ctx)
+        return found
+
+
+def _require_number(
+    asking: click.ParamType[Any], value: object, to: type, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
+    if isinstance(value, str):
+        try:
+            number(value, to)
+        except ValueError:
+            asking.fail(f"{value!r} is not a valid {'integer' if to is int else 'number'}.", param, ctx)
+
+
+SEED = Whole(min=-(2**63), max=2**63 - 1)
+SAMPLE = Whole(min=1, max=1_000_000)
+JOBS = Whole(min=1, max=1024)
+TIMES = Whole(min=1, max=1_000_000)
+NIGHTS = Whole(min=1, max=1000)
+DEADLINE_S = Number(min=0.1, max=DAY_S)
+LIMIT_S = Number(min=0.0, max=7 * DAY_S)
+"""What numbers on the command line may be. The bounds are far above all use, so that a slip of the keyboard is told."""
+
+
+def require_words(words: tuple[str, ...]) -> None:
+    """Check what holds for every word of every command: none is empty, and each is text.
+
+    Raises:
+        UsageError: one is empty, is an option with nothing behind its `=`, or is not in UTF-8.
+    """
+    for word in words:
+        if not word or re.fullmatch(r"--[a-z-]+=", word):
+            raise UsageError.of("argument", word, "no empty words and values", "shardproof run smoke")
+        if not word.isprintable() and any("\ud800" <= character <= "\udfff" for character in word):
+            raise UsageError.of("argument", word, "text in UTF-8", "shardproof run smoke")
+
+
+plugin = click.option(
+    "--plugin", "plugins", multiple=True, metavar="MODULE", help="Import this module first; repeatable."
+)
+json = click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JSON.")
+junit = click.option(
+    "--junit", "junit_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit XML."
+)
+deadline = click.option(
+    "--deadline-s", type=DEADLINE_S, default=30.0, show_default=True, help="Seconds a session may take."
+)
+database = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder whose database knows ID.")
+
+
+def executor(command: click.decorators.FC) -> click.decorators.FC:
+    """The options that say where scenarios run: on this machine, or on a cluster."""
+    where = click.option(
+        "--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True,
+        help="Where scenarios run.",
+    )  # fmt: skip
+    address = click.option(
+        "--ray-address", metavar="HOST:PORT", help="A running Ray cluster [one that Ray finds, or one of this machine]."
+    )
+    return where(address(command))
+
+
+def python(command: click.decorators.FC) -> click.decorators.FC:
+    """The options that choose the interpreter of the ranks: a command gets its path as `python`."""
+    path = click.option("--python", default=None, metavar="PATH", is_eager=True, help="Interpreter of the ranks.")
+    torch = click.option(
+        "--torch", metavar="VERSION", expose_value=False, callback=_with_torch,
+        help="Another release of torch for ranks and judges, installed on the spot; '<=V': the newest up to V.",
+    )  # fmt: skip
+    return path(torch(command))
+
+
+def _with_torch(context: click.Context, _: click.Parameter, version: str | None) -> None:
+    """Put the interpreter that has a release of torch in the place of the chosen one."""
+    if version is not None:
+        from shardproof.world.interpreter import interpreter
+        from shardproof.world.torches import newest_torch, with_torch
+
+        made = newest_torch if version.startswith("<=") else with_torch
+        context.params["python"] = made(version.removeprefix("<="), interpreter(context.params.get("python"))).path
+
+
+def _with_max_world(context: click.Context, option: click.Parameter, ranks: int | None) -> None:
+    """Raise or lower the bound for this process and those that it starts."""
+    if ranks is not None:
+        import os
+
+        from shardproof.world.bounds import VARIABLE
+
+        os.environ[VARIABLE] = str(ranks)
+
+
+max_world = click.option(
+    "--max-world", type=click.IntRange(min=1), metavar="N", expose_value=False, callback=_with_max_world,
+    help="Ranks that a world may have [16; 256 where they are simulated].",
+)  # fmt: skip
+clone = click.option(
+    "--clone",
+    "clones",
+    multiple=True,
+    metavar="NAME=DIR",
+    help="Repository of a system or package, bare or not, for NAME@git:REV; repeatable.",
+)
+system = click.option(
+    "--system", metavar="NAME", shell_complete=completion.systems, help="The library; default: the scenario's."
+)
+
+
+def selection(command: click.decorators.FC) -> click.decorators.FC:
+    """The options that choose scenarios, shared by `run` and `plan`."""
+    chosen = (
+        click.argument("names", nargs=-1, metavar="[NAME | FILE.toml]...", shell_complete=completion.names),
+        click.option(
+            "--system",
+            "systems",
+            multiple=True,
+            metavar="NAME[@VERSION]",
+            shell_complete=completion.systems,
+            help="Only this; VERSION a release, path:DIR or git:REV; repeatable.",
+        ),
+        click.option(
+            "--set", "sets", multiple=True, metavar="AXIS=V[,V]...", shell_complete=completion.settings,
+            help="Override an axis; repeatable.",
+        ),
+        click.option("--strength", metavar="all|2|3|...", help="How many axes interact in the covering array."),
+        click.option("--sample", type=SAMPLE, metavar="N", help="N scenarios, drawn by --seed."),
+        click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of arrays and samples."),
+        click.option(
+            "--fault", "faults", multiple=True, metavar="ID", shell_complete=completion.faults,
+            help="Plant a fault; repeatable.",
+        ),
+        click.option("--shard", metavar="I/N", help="The I-th of N parts, by scenario id."),
+        max_world,
+        plugin,
+    )  # fmt: skip
+    for option in reversed(chosen):
+        command = option(command)
+    return command

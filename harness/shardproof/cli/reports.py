@@ -1,0 +1,111 @@
+"""The commands that show stored runs again: report, history and merge."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from shardproof.cli import arguments, options
+from shardproof.errors import UsageError, printable
+from shardproof.verdict import ExitStatus
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="RUN")
+@options.json
+@options.junit
+def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int:
+    """Write the reports of the latest run in a folder again.
+
+    \b
+    shardproof report reports/nightly --json nightly.json
+    """
+    from shardproof.report.files import write_reports
+    from shardproof.report.model import Report
+    from shardproof.report.text import render_text, wants_colour
+    from shardproof.run import DATABASE
+    from shardproof.store import Store
+
+    arguments.load_plugins(())
+    if not (folder / DATABASE).is_file():
+        raise UsageError.of("RUN", str(folder), f"a folder with a {DATABASE}", "shardproof report reports/nightly")
+    arguments.require_output_files(folder, json=json_file, junit=junit_file)
+    with Store(folder / DATABASE) as store:
+        latest = store.latest_run()
+        if latest is None:
+            raise UsageError.of("RUN", str(folder), "a database with a run", "shardproof report reports/nightly")
+        found = Report.of(store, latest, arguments.shipped_issues())
+    page = write_reports(found, folder, json_file, junit_file)
+    print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
+    return ExitStatus.OK
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="FOLDER")
+@click.option(
+    "--nights", type=options.NIGHTS, default=30, show_default=True, help="So many runs at most, the latest ones."
+)
+@options.json
+def history(folder: Path, nights: int, json_file: Path | None) -> int:
+    """Show what came and went in the runs of a folder: which failures are new, recurring, fixed or flaky.
+
+    \b
+    shardproof history reports/nightly
+    shardproof history reports/nightly --nights 90 --json history.json
+    """
+    from shardproof.report.history import history_of
+    from shardproof.report.history_text import render_history
+    from shardproof.report.html import write_history
+    from shardproof.report.text import wants_colour
+    from shardproof.run import DATABASE
+    from shardproof.store import Store
+
+    arguments.load_plugins(())
+    form = "shardproof history reports/nightly"
+    if not (folder / DATABASE).is_file():
+        raise UsageError.of("FOLDER", str(folder), f"a folder with a {DATABASE}", form)
+    arguments.require_output_files(folder, json=json_file)
+    with Store(folder / DATABASE) as store:
+        latest = store.latest_run()
+        if latest is None:
+            raise UsageError.of("FOLDER", str(folder), "a database with a run", form)
+        found = history_of(store, latest, nights, least=1)
+    page = write_history(found, folder)
+    print(render_history(found, str(folder), str(page), wants_colour(sys.stdout, os.environ)), end="")
+    arguments.write_json(json_file, {"folder": str(folder), **found.to_json()})
+    return ExitStatus.OK
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the joined results."
+)
+@options.json
+@options.junit
+def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_file: Path | None) -> int:
+    """Join the latest runs of several folders, such as the parts of --shard, into one report. A part of a --shard that
+    is not among them is named, and the exit status is 3.
+
+    \b
+    shardproof merge part0 part1 part2 --out reports/nightly
+    """
+    from shardproof.folders import at_work_in
+    from shardproof.report.files import write_reports
+    from shardproof.report.text import render_text, wants_colour
+    from shardproof.run import DATABASE, Outcome, absent_parts, merge_runs, read_parts
+
+    arguments.load_plugins(())
+    parts = read_parts([folder / DATABASE for folder in folders])
+    arguments.require_output_files(out, json=json_file, junit=junit_file)
+    with at_work_in(arguments.writable_folder(out)):
+        found = merge_runs(parts, out / DATABASE, arguments.shipped_issues())
+        page = write_reports(found, out, json_file, junit_file)
+    print(render_text(found, page, wants_colour(sys.stdout, os.environ)), end="")
+    absent = absent_parts(parts)
+    for part in absent:
+        print(f"shardproof: a part is absent: {printable(part)}", file=sys.stderr)
+    return ExitStatus.HARNESS if absent else Outcome(found, page, interrupted=False).status

@@ -1,0 +1,157 @@
+"""Which kind of checkpoint a path is, told by its files, and its index.
+
+In this order: a `Layout` of a system that knows the folder; a folder with `.metadata` (torch's distributed checkpoint);
+safetensors and torch.save shards with an index of Hugging Face's; any other folder, whose checkpoints are taken
+together, each under the name of its file or folder. For example `model/` (safetensors) and `optim/` (distributed) make
+one checkpoint with names `model.…` and `optim.…`. A file is told by its first bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from shardproof.compare import distributed, safetensors
+from shardproof.compare.archives import add_archive
+from shardproof.compare.contents import Contents
+from shardproof.compare.files import FORM, Files
+from shardproof.compare.legacy import MAGIC, add_legacy
+from shardproof.readers.errors import bad
+from shardproof.readers.pieces import FULL_FILE, KeyPath
+
+SAVED = (".pt", ".pth", ".bin", ".ckpt")
+"""How files of torch.save are called."""
+
+DEEPEST, MOST = 4, 100_000
+"""How deep folders are looked through for checkpoints, and how many entries they may have."""
+
+_BIN_INDEX = ".bin.index.json"
+_ALLOWED = (
+    "a folder of torch.distributed.checkpoint, Megatron-Core or DeepSpeed, a .safetensors file or a folder with some, "
+    "or a file of torch.save"
+)
+
+
+class Layout(Protocol):
+    """A kind of folder that only one library writes."""
+
+    def recognises(self, folder: Path) -> bool:
+        """Whether the folder is one. It looks at names, and at small text files."""
+
+    def add(self, contents: Contents, folder: Path) -> str:
+        """Take everything in it up; what the kind is called.
+
+        Raises:
+            CheckpointError: it is damaged, or of a form that cannot be read.
+        """
+
+
+def open_contents(
+    path: Path, layouts: Iterable[Layout], told: Callable[[int], None], *, checksums: bool = True
+) -> Contents:
+    """The index of a checkpoint; close its files after use.
+
+    Raises:
+        CheckpointError: there is none, it is damaged or foreign, or holds no element of a tensor.
+    """
+    contents = Contents(path, Files(path, told), checksums)
+    try:
+        if path.is_dir():
+            contents.form = _add_folder(contents, path, tuple(layouts))
+        elif path.exists():
+            contents.form = _add_file(contents, path, ())
+        else:
+            raise bad("checkpoint", str(path), "an existing directory or file", FORM)
+        contents.require_something()
+    except BaseException:
+        contents.files.close()
+        raise
+    return contents
+
+
+def _add_folder(contents: Contents, folder: Path, layouts: tuple[Layout, ...]) -> str:
+    for layout in layouts:
+        if layout.recognises(folder):
+            return layout.add(contents, folder)
+    if (folder / FULL_FILE).is_file():
+        return _add_file(contents, folder / FULL_FILE, ())
+    return _add_known(contents, folder, ()) or _add_several(contents, folder)
+
+
+def _add_known(contents: Contents, folder: Path, path: KeyPath) -> str:
+    """Take up a folder that is one checkpoint; empty if it is none."""
+    if os.path.lexists(folder / distributed.METADATA):
+        distributed.add_distributed(contents, folder, path)
+        return distributed.FORM
+    names = sorted(os.listdir(folder))
+    indices = [name for name in names if name.endswith(safetensors.INDEX_SUFFIX)]
+    if len(indices) == 1:
+        safetensors.add_indexed(contents, folder / indices[0], path)
+        return "safetensors with an index"
+    shards = [folder / name for name in names if name.endswith(safetensors.SUFFIX)]
+    if shards:
+        safetensors.add_safetensors(contents, shards, path)
+        return f"safetensors, {len(shards)} file{'s' * (len(shards) > 1)}"
+    indices = [name for name in names if name.endswith(_BIN_INDEX)]
+    if len(indices) == 1:
+        files = safetensors.indexed_files(contents, folder / indices[0], ".bin")
+        for file in sorted(set(files.values())):
+            add_archive(contents, file, path)
+        return "files of torch.save with an index"
+    return ""
+
+
+def _add_several(contents: Contents, folder: Path) -> str:
+    """Take up all checkpoints below a folder."""
+    found = list(_checkpoints(folder, folder, 0, [0]))
+    if not found:
+        raise bad(f"{folder}: checkpoints in it", "none", _ALLOWED, FORM)
+    forms = []
+    for path in found:
+        relative = path.relative_to(folder)
+        prefix: KeyPath = relative.with_suffix("").parts if path.is_file() else relative.parts
+        prefix = () if len(found) == 1 else prefix
+        if path.is_dir():
+            forms.append(_add_known(contents, path, prefix))
+        else:
+            forms.append(_add_file(contents, path, prefix))
+    return " and ".join(dict.fromkeys(forms))
+
+
+def _checkpoints(root: Path, folder: Path, depth: int, seen: list[int]) -> Iterator[Path]:
+    """Files of torch.save and folders that are a checkpoint each, below `root`."""
+    names = sorted(os.listdir(folder))
+    seen[0] += len(names)
+    if seen[0] > MOST:
+        raise bad(f"{root}: files in it", f"more than {MOST}", "a checkpoint's own folder", FORM)
+    if folder != root and _is_known(names):
+        yield folder
+        return
+    for path in (folder / name for name in names):
+        is_folder = path.is_dir() and not path.is_symlink()
+        if path.name.endswith(SAVED) and not is_folder:
+            yield path
+        elif is_folder and depth < DEEPEST:
+            yield from _checkpoints(root, path, depth + 1, seen)
+
+
+def _is_known(names: Iterable[str]) -> bool:
+    ends = (safetensors.SUFFIX, safetensors.INDEX_SUFFIX, _BIN_INDEX)
+    return any(name == distributed.METADATA or name.endswith(ends) for name in names)
+
+
+def _add_file(contents: Contents, file: Path, path: KeyPath) -> str:
+    head = contents.files.read(file, 0, min(16, contents.files.size(file)))
+    if head.startswith(b"PK"):
+        add_archive(contents, file, path)
+        return "file of torch.save"
+    if head.startswith(MAGIC):
+        add_legacy(contents, file, path)
+        return "file of torch.save, before release 1.6"
+    if safetensors.looks_like_safetensors(head):
+        safetensors.add_safetensors(contents, [file], path)
+        return "safetensors"
+    given = f"a file that begins with {head[:8].hex(' ') or 'nothing'}"
+    raise bad(f"{file}: kind of file", given, _ALLOWED, FORM)

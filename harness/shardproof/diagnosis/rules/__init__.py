@@ -1,0 +1,31 @@
+"""The built-in rules, from specific to general: the order decides among equally confident explanations."""
+
+from shardproof.diagnosis.explanation import Rule
+from shardproof.diagnosis.rules import (
+    counters,
+    dtypes,
+    generators_and_fp8,
+    gradients,
+    order,
+    pieces,
+    presence,
+    ranks,
+    sources,
+    updates,
+)
+
+BUILT_IN: tuple[Rule, ...] = (
+    *gradients.OVERFLOW,
+    *pieces.FIRST,
+    *generators_and_fp8.RULES,
+    *ranks.RULES,
+    *counters.RULES,
+    *dtypes.RULES,
+    *gradients.RULES,
+    *order.RULES,
+    *pieces.RULES,
+    *updates.RULES,
+    *sources.RULES,
+    *presence.RULES,
+    *ranks.GENERAL,
+)

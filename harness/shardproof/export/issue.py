@@ -1,0 +1,243 @@
+"""The text of an issue in Markdown, beside a script: what goes wrong in the library's words, and where it seems to lie.
+
+What is known of a defect comes from the system's `issues.toml`; of a failure that nothing describes yet, from the
+result itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from shardproof.export.body import subject
+from shardproof.export.case import Case
+from shardproof.export.script import SCRIPT, Draft, body_lines
+from shardproof.investigate.cure_table import scenario_of
+from shardproof.issues import cures
+from shardproof.issues.known_issues import KnownIssues, known_issues_of, repaired_in
+from shardproof.protocol.registry import system_named
+from shardproof.protocol.system import System
+from shardproof.report.findings import Finding, section_of
+from shardproof.report.model import headline
+from shardproof.report.text import difference_lines
+from shardproof.report.titles import title
+from shardproof.result import Evidence, Result, describe
+from shardproof.scenario import Scenario
+from shardproof.tables import text_of
+
+BRIEF = 90
+"""Characters of a sentence that is too short to open a script alone."""
+
+SEEN = 6
+"""How many differences the text of an issue shows."""
+
+MESSAGE = 4000
+"""Characters of an error that it quotes."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A script as it can be written. told: what is known of the failure."""
+
+    case: Case
+    draft: Draft
+    told: Told
+    script: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of a failure. title: one sentence. what: more of them. line: where it seems to lie. upstream: where
+    it is public. cure: the id of its cure, and its patch; empty without one. repaired: the release that repaired it."""
+
+    title: str
+    what: str = ""
+    line: str = ""
+    upstream: str = ""
+    harm: str = ""
+    cure: str = ""
+    patch: str = ""
+    repaired: str = ""
+
+    @property
+    def opening(self) -> str:
+        """What opens a script: what goes wrong, and what that does where the first says little of it."""
+        return f"{self.title} {self.harm}" if self.harm and len(self.title) <= BRIEF else self.title
+
+
+def told_of(case: Case, known: str | None) -> Told:
+    """What is known of the failure of a case.
+
+    Args:
+        known: ids of the known issues that it matches, joined by `+`; None for none.
+    """
+    system = system_named(case.scenario.system)
+    found = told_about(system, _shown_first(case, system, known) if known else known)
+    names = _cures_shown_by(system, case.scenario)
+    if found and names and found.cure not in names:
+        found = replace(found, cure=names[0], patch=_patch(system, names[0]))
+    return found or Told(headline(case.result), f"It shows in {subject_of(case)}.")
+
+
+def _shown_first(case: Case, system: System, known: str) -> str:
+    """The ids of known issues with those first of which what the script compares is evidence."""
+    shown = case.focus.difference
+    if shown is None or "+" not in known:
+        return known
+    item = Evidence(case.focus.op.kind, describe(shown))
+    entries = {issue.id: issue for issue in KnownIssues(known_issues_of(system)).of(known)}
+    return "+".join(sorted(known.split("+"), key=lambda name: not entries[name].match.covers(item)))
+
+
+def _cures_shown_by(system: System, scenario: Scenario) -> list[str]:
+    """The cures that name a scenario as one of theirs. An entry has one cure, that of the scenario it names, but some
+    of its scenarios need another. For example, the assertion of `megatron-core-4423-odd` goes with `4423-silent`."""
+    return [
+        cure.id
+        for cure in cures.available(system)
+        if any(scenario_of(cures.home_of(system, cure.id), name) == scenario for name in cure.shown_by)
+    ]
+
+
+def _patch(system: System, cure: str) -> str:
+    """The diff of a cure; empty where there is none."""
+    home = cures.home_of(system, cure) if any(cure == one.id for one in cures.available(system)) else system
+    file = home.folder.joinpath("cures", f"{cure}.patch")
+    return _diff(text_of(file, f"{home.name}/cures/{cure}.patch")) if cure and file.is_file() else ""
+
+
+def told_about(system: System, known: str | None) -> Told | None:
+    """What a system's entries say of known issues, joined by `+`; None where there is none."""
+    findings = _findings_of(system.name) if known else {}
+    found = [findings[name] for name in (known or "").split("+") if name in findings]
+    if not found:
+        return None
+    first = found[0]
+    cause = findings.get(first.cause, first)
+    cure = first.cure  # that of a cause may not reach this face of it
+    return Told(
+        _first_sentence(first.what),
+        first.what,
+        first.library_line,
+        first.novelty.upstream or cause.novelty.upstream,
+        first.novelty.harm,
+        cure,
+        _patch(system, cure),
+        repaired_in(first.fixed or cause.fixed),
+    )
+
+
+@lru_cache(maxsize=64)
+def _findings_of(system: str) -> Mapping[str, Finding]:
+    """A system's entries by their ids; read once, since a report asks for each of its failures."""
+    return {finding.id: finding for finding in section_of(system_named(system)).findings}
+
+
+def subject_of(case: Case) -> str:
+    """What is compared, or the operation that does not do what it should."""
+    return subject(case) if case.focus.difference else f"the {case.focus.op.kind.replace('_', ' ')}"
+
+
+def _first_sentence(text: str) -> str:
+    end = text.find(". ")
+    return text if end < 0 else text[: end + 1]
+
+
+def _diff(patch: str) -> str:
+    """The first form of a patch, as `git apply` takes it: without the lines before its first file, which are for the
+    harness, and without the forms that it has for other releases."""
+    first = re.split(r"^Or:$", patch, maxsplit=1, flags=re.MULTILINE)[0]
+    at = first.find("--- ")
+    return first[at:] if at >= 0 else first
+
+
+def render_issue(
+    made: Written,
+    observed: str,
+    versions: Mapping[str, str],
+    python: str,
+    passes: str = "",
+    with_cure: str = "With this change the script ends with status 0:",
+) -> str:
+    """The text.
+
+    Args:
+        observed: what the script printed. versions: what was installed, by name. python: the interpreter's release.
+        passes: the release on which the script was run and passes; empty for none. with_cure: what comes of the script
+            with the cure, as the sentence above its diff.
+    """
+    case, draft, told = made.case, made.draft, made.told
+    sections = [
+        f"# {told.title}",
+        told.what if told.what != told.title else "",
+        told.harm,
+        "## The calls",
+        _code("\n".join(body_lines(case, draft))),
+        "## What comes out",
+        observed.strip(),
+        "## Versions",
+        "\n".join(f"* {name} {release}" for name, release in versions.items()) + f"\n* Python {python} on Linux",
+        f"Seen without a GPU: {' and '.join(f'`{name}`' for name in draft.shims)} stood in for it."
+        if draft.shims
+        else "",
+        "## The script",
+        f"`python {SCRIPT}` shows it, with status 1."
+        + "".join(f" Without a GPU it needs `{name}` beside it." for name in draft.shims),
+        _code(made.script),
+        f"The script passes on {next(iter(versions), case.result.system)} {passes}." if passes else "",
+        *_cure(told, with_cure),
+        f"Already public: {told.upstream}" if told.upstream else "",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def render_draft(result: Result, told: Told | None, calls: str) -> str:
+    """The text before a script was run: what is known, the calls, and what our own run saw.
+
+    Args:
+        told: what is known of the defect; None where nothing is. calls: the library's; empty where there is no script.
+    """
+    known = told or Told(title(result))
+    seen = [line for d in result.differences[:SEEN] for line in difference_lines(d)]
+    if result.error is not None:
+        seen = [f"{result.error.type}: {result.error.message[:MESSAGE]}".strip(), result.error.traceback[-MESSAGE:]]
+    hidden = len(result.differences) - SEEN
+    sections = [
+        f"# {known.title}",
+        known.what if known.what != known.title else "",
+        known.harm,
+        f"## The calls\n\n{_code(calls)}" if calls else "",
+        "## What comes out",
+        _code("\n".join(seen), "text") if seen else result.signature,
+        f"and {hidden} more differences" if hidden > 0 and result.error is None else "",
+        "## Versions",
+        "\n".join(f"* {line}" for line in _releases(result)),
+        f"Not the real thing: {', '.join(result.emulated)}." if result.emulated else "",
+        *_cure(known, "With this change it does not happen:"),
+        f"Already public: {known.upstream}" if known.upstream else "",
+        f"`shardproof export {result.id}` writes this with a script that shows it." if calls else "",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _releases(result: Result) -> Iterator[str]:
+    """What ran, a line each."""
+    yield f"{result.system} {result.version}"
+    if result.loaded_by:
+        yield f"{result.system} {result.loaded_by}, which loads"
+    yield from (f"{name}: {how}" for name, how in result.chosen.items())
+
+
+def _cure(told: Told, with_it: str) -> list[str]:
+    if not told.line:
+        return []
+    text = ["## Where it seems to lie", told.line + "."]
+    if told.patch:
+        text += [with_it, _code(told.patch, "diff")]
+    return text
+
+
+def _code(text: str, language: str = "python") -> str:
+    return f"```{language}\n{text.rstrip()}\n```"

@@ -1,0 +1,222 @@
+"""A failure exported: its script and the text of an issue in a folder, and whether the script shows the failure.
+
+The steps are those of `shardproof export`: make the case of a result, ask its system for a draft, write, and run what
+was written. What does not show the failure is never left behind without a word.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardproof.errors import UsageError
+from shardproof.export.case import RAISES, NoExportError, case_of
+from shardproof.export.issue import Written, render_issue, told_of
+from shardproof.export.script import SCRIPT, Draft, render
+from shardproof.export.trial import Outcome, run
+from shardproof.issues import cures
+from shardproof.program import changes
+from shardproof.protocol.registry import all_systems, system_named
+from shardproof.protocol.releases import package
+from shardproof.protocol.system import System
+from shardproof.result import Result
+from shardproof.versions import split_cures
+from shardproof.world.interpreter import Interpreter, interpreter
+from shardproof.world.overlay import OverlayError, build
+from shardproof.world.torches import with_torch
+
+ISSUE = "issue.md"
+
+ALONE = "With this change the script ends with status 0:"
+BEHIND = "With this change another known defect shows; with that repaired too the script ends with status 0:"
+"""What an issue says of a cure, by whether it is enough."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What came of an export. plain: how the script ended. cured: how it ended with the cure; None where it was not run
+    so, or there is no cure. together: how it ended with all cures of the library, where it does not pass with its own
+    alone, since another defect comes behind it. repaired: how it ended on the release that repaired the defect; None
+    where there is none, or it cannot be installed."""
+
+    written: Written
+    folder: Path
+    plain: Outcome
+    cured: Outcome | None
+    together: Outcome | None
+    repaired: Outcome | None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the script fails with all cures too, or on the release that repaired the defect."""
+        ended = (self.together or self.cured, self.repaired)
+        return any(outcome is not None and not outcome.passes for outcome in ended)
+
+    def text(self) -> str:
+        """What was written and how it ended, for the terminal."""
+        lines = [f"{self.folder / name}" for name in (SCRIPT, ISSUE, *self.written.draft.shims)]
+        lines.append(f"in a clean interpreter: {self.plain.told}")
+        if self.cured is not None:
+            unless = "IT DOES NOT PASS" if self.wrong else "another defect comes behind it"
+            how = "it passes" if self.cured.passes else unless
+            lines.append(f"with the cure {self.written.told.cure}: {how}; {self.cured.told}")
+        if self.together is not None:
+            how = "it passes" if self.together.passes else "IT DOES NOT PASS"
+            lines.append(f"with all cures of {self.written.case.scenario.system}: {how}; {self.together.told}")
+        if self.repaired is not None:
+            how = "it passes" if self.repaired.passes else "IT DOES NOT PASS"
+            lines.append(f"on {self.written.told.repaired}, which repaired it: {how}; {self.repaired.told}")
+        return "\n".join(lines) + "\n"
+
+
+def written(result: Result, known: str | None, *, whole: bool = False) -> Written:
+    """The script of a result.
+
+    Args:
+        known: ids of the known issues that it matches, joined by `+`. whole: see `case_of`.
+
+    Raises:
+        NoExportError: no script can be written.
+    """
+    system = system_named(result.system)
+    if system.export is None:
+        able = ", ".join(one.name for one in all_systems() if one.export_entry)
+        raise NoExportError.because(result, f"{system.name} has no scripts yet; those that have: {able}")
+    if changes(result.scenario):
+        raise NoExportError.because(result, "no script says how ranks with a model or release of their own load")
+    case = case_of(result, whole=whole)
+    draft: Draft = system.export(case)
+    told = told_of(case, known)
+    return Written(draft.case or case, draft, told, render(draft, case, told.opening))
+
+
+MARK = ".shardproof-export"
+"""An empty file in every folder that an export wrote: it may be written again."""
+
+
+def require_own(folder: Path) -> None:
+    """Check that nothing in a folder would be written over but an earlier export.
+
+    Raises:
+        UsageError: it is a file, or holds something else.
+    """
+    try:
+        free = not folder.exists() or (folder / MARK).is_file() or not any(folder.iterdir())
+    except OSError:
+        free = False
+    if not free:
+        allowed = "a new folder, an empty one, or one that `shardproof export` wrote"
+        raise UsageError.of("--folder", str(folder), allowed, "--folder exports/for-upstream")
+
+
+def export(result: Result, known: str | None, folder: Path, python: str | None, *, cured: bool) -> Exported:
+    """Write a script and the text of an issue into a folder, and run the script: as it is, with the cure where `cured`
+    asks for that, and on the release that repaired the defect.
+
+    A script has only what the failure seems to need. Where that does not show it, one of everything is written.
+
+    Raises:
+        UsageError: the folder holds something that is not ours.
+        NoExportError: no script can be written, or what was written does not show the failure.
+    """
+    ranks, system = interpreter(python), system_named(result.system)
+    paths = library_paths(system, result, ranks)
+    require_own(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+    made, plain = _shown(result, known, folder, ranks, paths)
+    own = _cured(system, made, folder, ranks, paths, made.told.cure) if cured and made.told.cure else None
+    together = _cured(system, made, folder, ranks, paths, "") if own is not None and not own.passes else None
+    found = Exported(made, folder, plain, own, together, _repaired(result, known, made, ranks))
+    passes = made.told.repaired if found.repaired is not None and found.repaired.passes else ""
+    how = BEHIND if together is not None and together.passes else ALONE
+    text = render_issue(made, plain.said, versions(system, result, ranks), ranks.python, passes, how)
+    (folder / ISSUE).write_text(text, "utf-8")
+    return found
+
+
+def _shown(
+    result: Result, known: str | None, folder: Path, ranks: Interpreter, paths: tuple[Path, ...]
+) -> tuple[Written, Outcome]:
+    """The shortest script that shows a failure, in its folder, and how it ended."""
+    made = written(result, known)
+    plain = _run(made, folder, ranks.path, paths)
+    if not _shows(made, plain):
+        other = written(result, known, whole=True)
+        if other.script != made.script:
+            made, plain = other, _run(other, folder, ranks.path, paths)
+    if _shows(made, plain):
+        return made, plain
+    failed = folder / f"failed-{SCRIPT}"
+    (folder / SCRIPT).replace(failed)
+    reason = f"the script that was written does not show it ({plain.told}); it was kept as {failed}"
+    raise NoExportError.because(result, reason)
+
+
+def _run(made: Written, folder: Path, python: str, paths: tuple[Path, ...]) -> Outcome:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SCRIPT).write_text(made.script, "utf-8")
+    for name, text in made.draft.shims.items():
+        (folder / name).write_text(text, "utf-8")
+    return run(folder / SCRIPT, python, paths)
+
+
+def _shows(made: Written, plain: Outcome) -> bool:
+    error = made.case.result.error
+    return plain.shows and plain.raises(error.message if made.case.focus.kind == RAISES and error else "")
+
+
+def _repaired(result: Result, known: str | None, made: Written, ranks: Interpreter) -> Outcome | None:
+    """The script on the release that repaired the defect, in the calls of that release where these are others."""
+    release, system = made.told.repaired, system_named(result.system)
+    if not release:
+        return None
+    try:
+        if system.package:
+            python, paths = ranks.path, build(package(system.package), release, ranks).paths
+        else:
+            other = with_torch(release, ranks)
+            python, paths = other.path, (Path(other.site),)
+    except (UsageError, OverlayError):  # no such release on the package index, or none for this interpreter
+        return None
+    there = written(replace(result, version=release), known, whole=made.case.whole)
+    with tempfile.TemporaryDirectory(prefix="shardproof-export-") as folder:
+        return _run(there, Path(folder), python, paths)
+
+
+def library_paths(system: System, result: Result, ranks: Interpreter) -> tuple[Path, ...]:
+    """Where the library of a result lies: its release's folders, or those of the interpreter."""
+    if not system.package:
+        return (Path(ranks.site),)
+    release, _ = split_cures(result.scenario.version)
+    return build(package(system.package), release, ranks).paths
+
+
+def versions(system: System, result: Result, ranks: Interpreter) -> Mapping[str, str]:
+    """The releases that a reader needs to know, the library's first."""
+    first = system.distributions[0] if system.distributions else system.name
+    others = {name: ranks.release(name) or "" for name in (*system.distributions[1:], "torch")}
+    return {first: result.version, **{name: release for name, release in others.items() if release and name != first}}
+
+
+def _cured(
+    system: System, made: Written, folder: Path, ranks: Interpreter, paths: tuple[Path, ...], wanted: str
+) -> Outcome:
+    """The script on a copy of the library with the defect cured.
+
+    Args:
+        wanted: the cure's id; empty for all cures.
+    """
+
+    places = (*paths, Path(ranks.site))  # a cure may be that of a library that this one stands on
+
+    def source(name: str) -> str | None:
+        file = next((path / name for path in places if (path / name).is_file()), None)
+        return file.read_text("utf-8") if file else None
+
+    found = cures.apply(cures.chosen(system, wanted), source)
+    if made.told.cure not in found.applied:
+        return Outcome(-1, "", f"the cure {made.told.cure} does not apply: {found.left[made.told.cure]}")
+    return run(folder / SCRIPT, ranks.path, places, found.sources)

@@ -1,0 +1,187 @@
+"""From what the ranks of one attempt reported, and its judge said, to a verdict.
+
+An attempt ends in one of these ways, the most severe of which is its verdict:
+
+* a deadline passed: `hang`, with the place where each rank was;
+* a rank raised or died: `crash`, with the error that speaks for all;
+* the judge found differences: `mismatch`;
+* the oracles disagree, or the error is one of ours: `unknown`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shardproof.errors import HarnessError, MisfitError
+from shardproof.laboratory.misfits import on_head, told_apart
+from shardproof.ownership import in_one_line
+from shardproof.program import expand
+from shardproof.protocol.system import System
+from shardproof.result import FailedOp, Failure, Result, differences_from_json, explanations_from_json
+from shardproof.scenario import Scenario
+from shardproof.verdict import Verdict, merge
+from shardproof.world.job import JobOutcome, RankError
+
+REFERENCE_NOT_COMPARED = (
+    "reference not compared on cuda: numpy has no GPU kernels, and vouches for the twin's structure, not for its bits"
+)
+
+NO_EFFECT = "the planted fault had no effect: nothing that was observed is other than without it"
+NEVER_STRUCK = "the planted fault never struck: what it strikes did not come"
+NOTHING_IN_IT = "the planted fault never struck: what it strikes came, with nothing in it to strike"
+
+
+@dataclass
+class Trial:
+    """One attempt at a scenario: what its ranks reported, before it is judged. idle: it has a boundary fault, which
+    found nothing to strike. came: what it strikes was there all the same."""
+
+    blob: bytes = b""
+    outcomes: list[JobOutcome] = field(default_factory=list)
+    judgement: dict[str, Any] = field(default_factory=dict)
+    phases_s: dict[str, float] = field(default_factory=dict)
+    idle: bool = False
+    came: bool = False
+
+
+def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, Any]) -> Result:
+    """The verdict of one attempt: the most severe of what its ranks and its judge say. ran: fields of the result that
+    say what really ran."""
+    differences = differences_from_json(trial.judgement["differences"])
+    explanations = explanations_from_json(trial.judgement["explanations"])
+    distrust, misfit = trial.judgement["distrust"], ""
+    verdict, failure = ranks_verdict(trial.outcomes)
+    if not scenario.faults and any(on_head(info, ran.get(key, "")) for key in ("version", "loaded_by")):
+        misfit, differences = told_apart(trial.judgement.get("unfamiliar", ()), differences)
+        explanations = explanations if differences or failure else ()
+    if distrust:
+        verdict = Verdict.UNKNOWN
+    elif differences:
+        verdict = merge([verdict, Verdict.MISMATCH])
+    elif misfit and verdict is Verdict.PASS:
+        verdict = Verdict.UNKNOWN
+    return Result(
+        scenario, info.name,
+        verdict=verdict,
+        failed_op=_failed_op(scenario, differences, failure),
+        differences=differences,
+        explanations=explanations,
+        error=failure,
+        reason=distrust or misfit or _without_effect(trial),
+        normalisations=differences_from_json(trial.judgement["normalisations"]),
+        emulated=(*(info.emulated if scenario.device == "cpu" else ()), *trial.judgement.get("emulated", ())),
+        not_exercised=(*info.not_exercised(scenario), *_not_compared(scenario)),
+        device="; ".join(trial.judgement.get("device", ())) or scenario.device,
+        phases_s=trial.phases_s,
+        elements=base64.b64decode(trial.judgement.get("elements", "")),
+        **{"chosen": info.chosen(scenario.device), **ran},
+    )  # fmt: skip
+
+
+def _without_effect(trial: Trial) -> str:
+    """Why a fault that was planted says nothing; empty if it does, or if there is none."""
+    if trial.idle:
+        return NOTHING_IN_IT if trial.came else NEVER_STRUCK
+    return NO_EFFECT if trial.judgement.get("no_effect") else ""
+
+
+def _not_compared(scenario: Scenario) -> tuple[str, ...]:
+    """What no oracle could say of a scenario on this device, for the reader of its result."""
+    return (REFERENCE_NOT_COMPARED,) if scenario.device == "cuda" and scenario.offload.fraction < 1 else ()
+
+
+def ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | None]:
+    """The verdict that the ranks' ends give, and the error that stands for it.
+
+    Raises:
+        HarnessError: a rank of ours could not start or could not record. MisfitError: our own code raised.
+    """
+    for outcome in outcomes:
+        ours = next((e for e in outcome.errors if e.stage in ("record", "start")), None)
+        if ours and ours.rank == outcome.first_failed:
+            raise HarnessError(f"rank {ours.rank} failed in {ours.stage}: {ours.type}: {ours.message}")
+        if outcome.timed_out:
+            failure = _hung(outcome)
+            return Verdict.HANG, failure
+        first = _chosen_error(outcome)
+        if first and first.ours:
+            line = in_one_line(first.type, first.message, first.traceback)
+            raise MisfitError(f"{line}\nrank {first.rank} in {first.op or 'start-up'}\n{first.traceback}")
+        if first:
+            said = (first.type, first.message, first.rank, first.traceback, first.op_index, first.planted)
+            return Verdict.CRASH, Failure(*said)
+        if outcome.died:
+            rank, how = next((d for d in outcome.died if d[0] == outcome.first_failed), outcome.died[0])
+            return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}", rank)
+        if not outcome.ok:
+            raise HarnessError(f"a session failed and no rank says why: {outcome}")
+    return Verdict.PASS, None
+
+
+def refused_in(outcomes: Sequence[JobOutcome]) -> tuple[str, int] | None:
+    """The text of the error that a library raised in an operation, and the operation; None where none did."""
+    chosen = (_chosen_error(outcome) for outcome in outcomes if not outcome.timed_out)
+    first = next((error for error in chosen if error is not None), None)
+    if first is None or first.ours or first.op_index is None:
+        return None
+    return first.message, first.op_index
+
+
+_ECHO = re.compile(r"Connection (closed|reset) by peer|Broken pipe|gloo.*(Timeout|timed out)|Timed out waiting")
+"""What gloo says in a rank whose peer is gone: an echo of another rank's failure, not a failure of its own."""
+
+
+def _chosen_error(outcome: JobOutcome) -> RankError | None:
+    """The error that stands for a session.
+
+    When an operation fails on several ranks, it is a matter of timing which of them reports first, and a signature must
+    not depend on that. So of the ranks that raised something of their own in the operation of the first error, the
+    lowest speaks.
+    """
+    first = next((e for e in outcome.errors if e.rank == outcome.first_failed), None)
+    if first is None:
+        return None
+    own = [e for e in outcome.errors if e.op_index == first.op_index and not _ECHO.search(e.message)]
+    return min(own, key=lambda e: e.rank, default=first)
+
+
+def _hung(outcome: JobOutcome) -> Failure:
+    """The failure of a deadline that passed: where each rank was, with the Python stack of the first that was still
+    there."""
+    places = sorted({f"{place.op or 'start-up'} ({place.stage})" for place in outcome.stuck})
+    ranks = "; ".join(f"rank {p.rank} in {p.op or 'start-up'} ({p.stage})" for p in outcome.stuck)
+    message = f"no end after {outcome.duration_s:.0f} s, in {', '.join(places)}\n{ranks}"
+    op = outcome.stuck[0].op_index if outcome.stuck else None
+    return Failure("deadline", message, None, outcome.stack, op)
+
+
+def _failed_op(scenario: Scenario, differences: Sequence[Any], failure: Failure | None) -> FailedOp | None:
+    candidates = [d.key.op for d in differences if d.key.op >= 0]
+    if failure and failure.op is not None and failure.op >= 0:
+        candidates.append(failure.op)
+    if not candidates:
+        return None
+    return FailedOp(min(candidates), expand(scenario)[min(candidates)].kind)
+
+
+def same_failure(first: Result, second: Result) -> bool:
+    """Whether the second attempt failed like the first.
+
+    Two mismatches are the same if the same values differ, with the same wrong bits. Two errors are the same if they are
+    the same error at the same operation: how far the other ranks got before it, and so what there was to compare, is a
+    matter of timing.
+    """
+    if first.error is None or second.error is None:
+        return first.signature == second.signature and _bits(first) == _bits(second)
+    errors = (replace(result, differences=()).signature for result in (first, second))
+    return len(set(errors)) == 1
+
+
+def _bits(result: Result) -> set[tuple[object, str, str]]:
+    """Which values differ, and what was found in their place. A race that corrupts something else every time is not
+    the same failure twice."""
+    return {(d.key, d.kind, d.observed_digest) for d in result.differences}

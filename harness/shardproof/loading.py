@@ -1,0 +1,77 @@
+"""A scenario as the ranks see it that load: from the first `reshard` or `restart` on some axes have another value.
+
+`load` names the mesh of those ranks, which every operation carries (`shardproof.program.expand`). What else may change
+is here: `load_dtype`, their dtype policy; `load_model`, their model, which has one module more or fewer;
+`load_optimizer`, the kind of their optimizer; and `load_version`, their release of the library. For example, a
+checkpoint of an `fp32` run from which a `bf16` run goes on is `dtype=fp32 load_dtype=bf16`: the ranks of the first
+session build fp32 parameters, those of the second bf16 ones, and the load has to round what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from shardproof.axes_read import Noting
+from shardproof.models import ONE_MORE
+from shardproof.program import Op, changes, is_other
+from shardproof.scenario import Optimizer, Scenario
+from shardproof.versions import split_cures, with_cures
+
+T = TypeVar("T")
+
+
+def at(scenario: Scenario, op: Op) -> Scenario:
+    """The scenario as the ranks of an operation see it: its program and its sessions are those of the whole."""
+    return as_loaded(scenario) if op.session else scenario
+
+
+def as_loaded(scenario: Scenario) -> Scenario:
+    """The scenario as the ranks see it that load, with the same cures. Its program, and how it falls into sessions, are
+    the same."""
+    if isinstance(scenario, Noting):
+
+        def fact(axis: str, of: Callable[[object], T]) -> T:
+            if axis in ("dtype", "model") and scenario.fact(f"load_{axis}", is_other):
+                return scenario.fact(f"load_{axis}", of)
+            if axis == "optimizer" and (kind := scenario.load_optimizer) is not None:
+                return scenario.fact("optimizer", lambda ask: of(replace(ask, kind=kind)))
+            return of(_version(scenario)) if axis == "version" else scenario.fact(axis, of)
+
+        return Noting(lambda axis: fact(axis, lambda value: value), fact)
+    if not changes(scenario):
+        return scenario
+    return replace(
+        scenario,
+        dtype=scenario.load_dtype or scenario.dtype,
+        model=scenario.load_model or scenario.model,
+        optimizer=_optimizer(scenario),
+        version=_version(scenario),
+    )
+
+
+def grows(scenario: Scenario) -> bool:
+    """Whether the model of the ranks that load has a module that their checkpoint knows nothing of."""
+    return scenario.load_model == f"{scenario.model}{ONE_MORE}"
+
+
+def shrinks(scenario: Scenario) -> bool:
+    """Whether the checkpoint has a module that the model of the ranks that load does not have."""
+    return scenario.model == f"{scenario.load_model}{ONE_MORE}"
+
+
+def widest_model(scenario: Scenario) -> str:
+    """The name of the model that has the parameters of all ranks, those that save and those that load."""
+    return max(scenario.model, scenario.load_model or "", key=len)
+
+
+def _optimizer(scenario: Scenario) -> Optimizer:
+    kind = scenario.load_optimizer
+    return scenario.optimizer if kind is None else replace(scenario.optimizer, kind=kind)
+
+
+def _version(scenario: Scenario) -> str:
+    release, wanted = split_cures(scenario.version)
+    loads = {"same": release, "newest": ""}.get(scenario.load_version, scenario.load_version)
+    return with_cures(loads, wanted)

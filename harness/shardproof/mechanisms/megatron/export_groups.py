@@ -1,0 +1,72 @@
+"""A script's param groups and its schedule, where a failure is about a group's own setting: Megatron-Core's config
+overrides and its scheduler, which writes learning rate and weight decay into the groups. Lines of the script. No torch.
+
+For example, two groups that differ in their learning rate are one override, and the scheduler then gives the group of
+`a.bias` and `b.weight` a quarter of the others' rate:
+
+    lower = {ParamKey(name=("*a.bias", "*b.weight")): {"max_lr": 0.0078125}}
+"""
+
+from __future__ import annotations
+
+from shardproof.export.case import SETTING, Case
+from shardproof.mechanisms.megatron.switches import NEW_DECAY, SCHEDULE_STEPS
+from shardproof.models import GroupSpec
+from shardproof.scenario import Optimizer
+
+STATE = "model, optimizer, scheduler"
+"""What a build of such a script returns."""
+
+
+def scheduled(case: Case) -> bool:
+    """Whether a script needs the scheduler: it compares a setting, or takes steps under a schedule."""
+    return case.focus.role == SETTING or case.scenario.optimizer.schedule != "none"
+
+
+def own_groups(case: Case) -> bool:
+    """Whether the model asks for param groups of its own."""
+    return len(case.spec.groups) > 1 and case.scenario.optimizer.groups == "model"
+
+
+def overrides(case: Case) -> str:
+    """What the optimizer is told of its groups, as an expression: without one the library takes the weight decay off
+    biases and vectors."""
+    if not own_groups(case):
+        return "{}"
+    ask, told = case.scenario.optimizer, []
+    for index, group in enumerate(case.spec.groups):
+        own = _override(group, ask)
+        names = tuple(f"*{p.fqn}" for p in case.spec.unique_params if p.spec.group == index)
+        if own:
+            told.append(f"ParamKey(name={names!r}): {own!r}".replace("'", '"'))
+    return f"{{{', '.join(told)}}}"
+
+
+def _override(group: GroupSpec, ask: Optimizer) -> dict[str, float]:
+    own = {"max_lr": ask.lr * group.lr_scale} if group.lr_scale != 1 else {}
+    decay = group.weight_decay
+    if decay is not None and decay != ask.weight_decay:
+        own["wd_mult"] = decay / (ask.weight_decay or 1.0)
+    return own
+
+
+def weight_decay(case: Case) -> str:
+    """The weight decay that a build asks for, as an expression of its number where later builds ask for another."""
+    if NEW_DECAY not in case.scenario.options:
+        return repr(case.scenario.optimizer.weight_decay)
+    builds = sorted(op.init_seed for op in case.ops if op.kind == "build")
+    decays = {number: case.scenario.optimizer.at_build(number).weight_decay for number in builds}
+    return f"{decays!r}[$number]" if len(decays) > 1 else repr(next(iter(decays.values())))
+
+
+def scheduler(case: Case) -> list[str]:
+    """The call that makes the scheduler; its constructor sets every group's learning rate and weight decay."""
+    ask, decay = case.scenario.optimizer, weight_decay(case)
+    style = "linear" if ask.schedule == "linear" else "constant"
+    return [
+        "scheduler = OptimizerParamScheduler(",
+        f"    optimizer, init_lr=0.0, max_lr={ask.lr!r}, min_lr=0.0, lr_warmup_steps=0, "
+        f'lr_decay_steps={SCHEDULE_STEPS}, lr_decay_style="{style}",',
+        f'    start_wd={decay}, end_wd={decay}, wd_incr_steps={SCHEDULE_STEPS}, wd_incr_style="constant",',
+        ")",
+    ]

@@ -1,0 +1,70 @@
+"""What an optimizer answered, for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from shardproof.errors import printable
+from shardproof.optimizers.answers import QUESTIONS, Found
+from shardproof.optimizers.examine import Examination
+
+_INDENT = 6
+_BY_DESIGN = {
+    "sharded": "Rounding comes from a sum or a matrix product over a whole tensor, which sharding adds up in another "
+    "order.",
+    "position": "Optimizers that look at a tensor as a whole, at its norm, rows or blocks, answer no by design.",
+    "groups": "Optimizers that estimate one number over all param groups answer no by design.",
+}
+
+
+def head(examination: Examination) -> str:
+    """What is asked, of which release, and where."""
+    about, asked = examination.about, examination.asked
+    given = "".join(f" {name}={text}" for name, text in asked.arguments)
+    release = f"{about['distribution']} {about['version']}".strip()
+    with_torch = "" if about["distribution"] == "torch" else f", torch {about['torch']}"
+    return f"{asked.path}{given} ({release}{with_torch}) under FSDP2 on a mesh of {examination.ranks}, CPU and gloo"
+
+
+def line(found: Found, width: int = 110) -> str:
+    """An answer, and below it why it is not yes."""
+    first = f"{found.said:<20}{QUESTIONS[found.question]}"
+    why = found.why
+    if found.said.startswith("no ") and found.question in _BY_DESIGN and found.said != "nothing to compare":
+        why = f"{why}. {_BY_DESIGN[found.question]}" if why else _BY_DESIGN[found.question]
+    elif found.said == "no" and found.question in ("position", "groups") and not found.failed:
+        why = f"{why}. {_BY_DESIGN[found.question]}"
+    if not why:
+        return first
+    return f"{first}\n" + textwrap.fill(
+        printable(why), width, initial_indent=" " * _INDENT, subsequent_indent=" " * _INDENT,
+        break_on_hyphens=False, break_long_words=False,
+    )  # fmt: skip
+
+
+def notes(examination: Examination) -> str:
+    """What a reader should know beside the answers; empty for nothing."""
+    said = []
+    if examination.facts.get("draws random numbers"):
+        said.append("note: it draws random numbers; every run starts with the same seed")
+    opaque = {name.partition(": ")[2] for name in examination.facts if name.startswith("not compared: ")}
+    names = sorted({name.rpartition("|")[2] for name in examination.not_compared | opaque})
+    if names:
+        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        said.append(f"note: not compared, since it has no counterpart on whole tensors or cannot be read: {shown}")
+    return "".join(f"{text}\n" for text in said)
+
+
+def document(examination: Examination, found: Sequence[Found]) -> dict[str, Any]:
+    """The same as JSON."""
+    about = {name: examination.about.get(name, "") for name in ("distribution", "version", "torch")}
+    return {
+        "optimizer": examination.asked.path,
+        "arguments": dict(examination.asked.arguments),
+        "mesh": str(examination.ranks),
+        "model": examination.model,
+        **about,
+        "answers": [one.to_json() for one in found],
+    }

@@ -1,0 +1,315 @@
+"""What pytest is told of scenarios: their ids, how they are run, and what their verdicts mean to it.
+
+| what a scenario shows | what pytest reports |
+|---|---|
+| pass | passed |
+| new failure | failed; the message is all that differs, in the wording of `torch.testing.assert_close` |
+| known issue | xfailed, with the id of the issue as the reason |
+| unsupported | skipped, with the reason |
+| unknown: the harness failed | error, in the setup |
+
+Each pytest process, and so each worker of xdist, has one laboratory, which takes one scenario at a time. It opens for
+the first scenario and closes with the process's session. Of several ranks of torchrun each runs its share of the
+scenarios, and skips those of others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardproof.cli import arguments
+from shardproof.errors import HarnessError, UsageError, printable
+from shardproof.issues.known_issues import KnownIssues
+from shardproof.protocol.registry import system_named
+from shardproof.report.model import headline
+from shardproof.report.text import render_result
+from shardproof.result import Result, with_elements
+from shardproof.scenario import Scenario
+from shardproof.space.files import Space, load_space
+from shardproof.space.plan import Selection, make_plan
+from shardproof.verdict import Standing, Verdict
+from shardproof.versions import split_cures, with_cures
+from shardproof.world.bounds import require_world
+
+if TYPE_CHECKING:
+    from shardproof.laboratory.laboratory import Laboratory
+
+RESULTS = pytest.StashKey[tuple[Result, ...]]()
+"""On an item: what its scenario showed."""
+
+ASKED = pytest.StashKey[Scenario]()
+"""On an item: its scenario, from before it runs."""
+
+_MOST_OF_A_PROGRAM = 40
+
+
+class HarnessFailedError(HarnessError):
+    """shardproof could not come to a verdict. Nothing is known of the library under test."""
+
+
+class ScenarioFailedError(AssertionError):
+    """What a scenario observed is not what it had to be; `str` says all that differs."""
+
+
+def readable_id(scenario: Scenario) -> str:
+    """The id of a scenario as an item's name, unique by its digest: `torch-fsdp2/dense-bf16-1x2x1-resume-1a2b3c4d5e6f`.
+
+    Its characters are those that `-k` and `-m` take, so that `fp32/param=bf16` becomes `fp32+param:bf16`.
+    """
+    release, cures = split_cures(scenario.version)
+    version = with_cures("path" if release.startswith("path:") else release, cures)
+    program = scenario.program.replace(" ", "+")[:_MOST_OF_A_PROGRAM]
+    parts = (scenario.model, scenario.axis_text("dtype"), str(scenario.mesh), program, scenario.id)
+    system = scenario.system + (f"@{version}" if version else "")
+    return f"{_typeable(system)}/{_typeable('-'.join(parts))}"
+
+
+def _typeable(text: str) -> str:
+    return re.sub(r"[^\w.+:@-]", "_", text.replace("/", "+").replace("=", ":"), flags=re.ASCII)
+
+
+def system_mark(config: pytest.Config, system: str) -> pytest.MarkDecorator:
+    """The marker that scenarios of a system have, which is its name; known to `--strict-markers` from now on."""
+    line = f"{system}: scenarios of that system"
+    if line not in config.getini("markers"):
+        config.addinivalue_line("markers", line)
+    mark: pytest.MarkDecorator = getattr(pytest.mark, system)
+    return mark
+
+
+@contextmanager
+def told_by_pytest() -> Iterator[None]:
+    """What is wrong with a word of the user's is an error of pytest's usage."""
+    try:
+        yield
+    except UsageError as error:
+        raise pytest.UsageError(f"shardproof: {error}") from None
+
+
+def stated(
+    config: pytest.Config, names: Sequence[str], system: str, axes: Mapping[str, object]
+) -> tuple[Scenario, ...]:
+    """The scenarios that a decorator asks for, those that their system refuses last.
+
+    Raises:
+        pytest.UsageError: an unknown name, system, axis or value; a scenario that has no right answer.
+    """
+    with told_by_pytest():
+        bench(config)  # whose plugins may bring the system
+        spaces = [load_space(name) for name in names] or [Space("smoke", "", (), None, ({},))]
+        systems = (arguments.placed(system, config.rootpath),) if system else ()
+        return make_plan(spaces, Selection(systems, {axis: _texts(values) for axis, values in axes.items()})).scenarios
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    listed = values if isinstance(values, list | tuple) else [values]
+    return tuple(str(value).lower() if isinstance(value, bool) else str(value) for value in listed)
+
+
+@dataclass
+class Bench:
+    """The laboratory of a pytest process.
+
+    * modules: plugins of shardproof's that are loaded, for the ranks to import too. systems: that scenarios of this
+      process are of.
+    """
+
+    config: pytest.Config
+    modules: tuple[str, ...]
+    systems: set[str] = field(default_factory=set)
+    issues: KnownIssues = field(default_factory=arguments.shipped_issues)
+    _open: Laboratory | None = None
+
+    def examined(self, scenario: Scenario, known: KnownIssues) -> tuple[Result, ...]:
+        """What a scenario shows and, after a known issue in front, what fails behind it."""
+        from shardproof.laboratory.attribution import attributed
+
+        require_world(scenario)
+        arguments.require_machine([scenario], None)
+        laboratory = self._laboratory()
+
+        def once(wanted: Scenario) -> Result:
+            return laboratory.examine_one(wanted, confirm=False)
+
+        return attributed(once(scenario), known, once, laboratory.confirmed, laboratory.witness)
+
+    def _laboratory(self) -> Laboratory:
+        if self._open is None:
+            from shardproof.laboratory.laboratory import Laboratory
+
+            stack = ExitStack()
+            out = self.config.getoption("shardproof_out")
+            self._open = stack.enter_context(
+                Laboratory(
+                    jobs=1, deadline_s=_seconds(self.config), plugins=self.modules, systems=self.systems or None,
+                    keep=Path(out) / "logs" if out else None,
+                )
+            )  # fmt: skip
+            self.config.add_cleanup(stack.close)
+        return self._open
+
+
+def _seconds(config: pytest.Config) -> float:
+    from shardproof.cli.options import DEADLINE_S
+
+    with told_by_pytest():
+        given = config.getoption("shardproof_deadline_s")
+        try:
+            return float(DEADLINE_S(given))
+        except Exception:
+            allowed = f"seconds from {DEADLINE_S.min} to {DEADLINE_S.max}"
+            form = "--shardproof-deadline-s 60"
+            raise UsageError.of("--shardproof-deadline-s", given, allowed, form) from None
+
+
+_BENCH = pytest.StashKey[Bench]()
+
+
+def bench(config: pytest.Config) -> Bench:
+    """The laboratory of this process, with shardproof's plugins loaded and nothing started yet.
+
+    Raises:
+        pytest.UsageError: a plugin cannot be imported, a clone is none, or the deadline is no number of seconds.
+    """
+    if _BENCH not in config.stash:
+        _seconds(config)
+        with told_by_pytest():
+            modules = arguments.load_plugins(config.getoption("shardproof_plugin"))
+            arguments.use_clones(config.getoption("shardproof_clone"))
+        config.stash[_BENCH] = Bench(config, modules)
+    return config.stash[_BENCH]
+
+
+@dataclass
+class Examination:
+    """A scenario that was run for a test, and what it showed.
+
+    * results: its own first; after it what fails behind a known issue.
+    """
+
+    scenario: Scenario
+    results: tuple[Result, ...]
+    issues: KnownIssues
+    looked: bool = False
+
+    @property
+    def result(self) -> Result:
+        """What the scenario itself showed. A test that asks for it has to say what is right."""
+        self.looked = True
+        return self.results[0]
+
+    def check(self) -> None:
+        """Pass where every compared bit is as it has to be.
+
+        Raises:
+            ScenarioFailedError: it is not, and no known issue is the reason.
+            pytest.xfail.Exception: a known issue is.
+        """
+        __tracebackhide__ = True
+        self.looked = True
+        new = [result for result in self.results if result.counts_as is Standing.NEW]
+        if new:
+            raise ScenarioFailedError("\n".join(map(self._told, new)))
+        known = [result for result in self.results if result.counts_as is Standing.KNOWN]
+        if known:
+            pytest.xfail(known[0].standing)
+            raise ScenarioFailedError("\n".join(map(self._told, known)))  # with --runxfail
+
+    def _told(self, result: Result) -> str:
+        return told(result, emulated_only=self.issues.emulated_only(result))
+
+
+def told(result: Result, *, emulated_only: bool = False) -> str:
+    """A failure as the message of an assertion: what kind it is, everything that differs, and the scenario's file."""
+    mismatch = result.verdict is Verdict.MISMATCH
+    first = "Tensor-likes are not equal!" if mismatch else f"{result.verdict.value}: {printable(headline(result))}"
+    return (
+        f"{first}\n\n{render_result(result, emulated_only=emulated_only)}\n"
+        f"The scenario as a file, for `shardproof run FILE.toml`:\n\n{result.scenario.to_toml()}"
+    )
+
+
+def examination(item: pytest.Item, scenario: Scenario, known: bool) -> Examination:
+    """Run the scenario of an item, in its setup.
+
+    Raises:
+        HarnessFailedError: there is no verdict.
+        pytest.skip.Exception: the system refuses it, or another rank of torchrun runs it.
+    """
+    __tracebackhide__ = True
+    item.stash[ASKED] = scenario
+    if other := _other_rank(scenario, os.environ):
+        raise pytest.skip.Exception(f"{other} of torchrun runs it", _use_item_location=True)
+    at = bench(item.config)
+    at.systems |= {each.stash[ASKED].system for each in item.session.items if ASKED in each.stash}
+    refused = None if scenario.version else system_named(scenario.system).refusal(scenario)
+    if refused is not None:
+        results: tuple[Result, ...] = (_refused(scenario, refused),)
+    else:
+        results = at.examined(scenario, at.issues if known else KnownIssues())
+    item.stash[RESULTS] = results
+    item.user_properties += _properties(results[0])
+    for result in results:
+        if result.verdict is Verdict.UNKNOWN:
+            raise HarnessFailedError(f"no verdict on scenario {result.id}: {printable(result.reason)}")
+    if results[0].verdict is Verdict.UNSUPPORTED:
+        raise pytest.skip.Exception(results[0].reason, _use_item_location=True)
+    return Examination(scenario, results, at.issues)
+
+
+def _refused(scenario: Scenario, reason: str) -> Result:
+    return Result(scenario, scenario.system, scenario.version, Verdict.UNSUPPORTED, reason=reason)
+
+
+def _other_rank(scenario: Scenario, environment: Mapping[str, str]) -> str:
+    """The rank of torchrun that runs a scenario; empty for this process."""
+    if "TORCHELASTIC_RUN_ID" not in environment:
+        return ""
+    wanted = int(scenario.id, 16) % int(environment.get("WORLD_SIZE", "1"))
+    return "" if wanted == int(environment.get("RANK", "0")) else f"rank {wanted}"
+
+
+def _properties(result: Result) -> list[tuple[str, object]]:
+    """What JUnit and reportlog show of a result."""
+    found = {
+        "id": result.id, "scenario": str(result.scenario), "system": result.system, "version": result.version,
+        "verdict": result.verdict.value, "standing": result.counts_as.value, "signature": result.signature,
+        "known_issue": result.known_issue or "", "known_by": result.known_by, "emulated": ", ".join(result.emulated),
+    }  # fmt: skip
+    return [(f"shardproof.{name}", value) for name, value in found.items() if value]
+
+
+class _Reports:
+    """Hooks that only matter once there is a scenario."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """The results travel with the report of the setup, to whoever writes them: xdist's controller, reportlog."""
+        report = yield
+        if report.when == "setup" and RESULTS in item.stash:
+            vars(report)["shardproof"] = [with_elements(result) for result in item.stash[RESULTS]]
+        return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+        """A decorated test that did not look at its scenario passes or fails with it."""
+        __tracebackhide__ = True
+        done = yield
+        found = pyfuncitem.funcargs.get("shardproof")
+        if isinstance(found, Examination) and not found.looked:
+            found.check()
+        return done
+
+
+def register(config: pytest.Config) -> None:
+    """Have reports carry results."""
+    if not config.pluginmanager.has_plugin("shardproof-reports"):
+        config.pluginmanager.register(_Reports(), "shardproof-reports")

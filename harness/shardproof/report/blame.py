@@ -1,0 +1,53 @@
+"""Where in the library an error was raised, read from its traceback: for titles, for pages and for the terminal.
+
+An assertion without a message says nothing but its place; so the place is what a reader needs first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from shardproof.result import Failure
+
+_FRAME = re.compile(
+    r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>[^\n]+)(?:\n(?P<code>[^\n]*))?', re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One frame. file: below site-packages where it lies there. line: its number. code: the line's text, empty where
+    the traceback has none."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+    @property
+    def short(self) -> str:
+        """For a title: `_init_optim_state (state_dict.py:612)`."""
+        return f"{self.function} ({self.file.rpartition('/')[2]}:{self.line})"
+
+    @property
+    def full(self) -> str:
+        """For a page: `torch/distributed/checkpoint/state_dict.py:612, in _init_optim_state`."""
+        return f"{self.file}:{self.line}, in {self.function}"
+
+
+def place_of(error: Failure) -> Place | None:
+    """The innermost frame of an error, in an installed library where one of the frames lies there; None for a deadline,
+    which nothing raised, and for a traceback without frames."""
+    if error.type == "deadline":
+        return None
+    frames = list(_FRAME.finditer(error.traceback))
+    installed = [frame for frame in frames if "site-packages/" in frame["file"]]
+    chosen = (installed or frames)[-1:]
+    return next((_place(frame) for frame in chosen), None)
+
+
+def _place(frame: re.Match[str]) -> Place:
+    file = frame["file"].rpartition("site-packages/")[2]
+    code = (frame["code"] or "").strip()
+    return Place(file, int(frame["line"]), frame["function"].strip(), "" if code.startswith('File "') else code)

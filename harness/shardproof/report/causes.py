@@ -1,0 +1,27 @@
+"""What a cause of failures is called, so that it has one name on every night and on every release.
+
+Failures have one cause where the system, the verdict and the operation are the same and one mechanism explains them;
+where no rule knows a mechanism, where their signatures are the same. The commit and the release are no part of it, nor
+is whether the defect is known by now. What reports count "by cause" are these names: the run, the history of its folder
+and both pages count the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from shardproof.result import Result
+
+
+def cause_of(result: Result) -> str:
+    """The name of a failure's cause, eight hex digits."""
+    op = result.failed_op.name if result.failed_op else None
+    mechanism = result.explanations[0].mechanism if result.explanations else None
+    return named(result.system, result.verdict.value, op, mechanism or result.signature)
+
+
+def named(*parts: str | None) -> str:
+    """Eight hex digits for what tells a cause from others: of a cause itself, its system, verdict, operation, and
+    mechanism or signature."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:8]

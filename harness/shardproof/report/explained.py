@@ -1,0 +1,139 @@
+"""`shardproof explain ID`: the page of a failure for a terminal.
+
+It says the same in the same order: title, effect and place, what explains it, the differences by operation, role and
+tensor with the bits of the first that deviates, the library's calls, and the commands that go on from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardproof.issues.known_issues import KnownIssues
+from shardproof.report.failure_page import BitRow, FailurePage, element_of, failure_page
+from shardproof.report.groups import Operation, Tensor
+from shardproof.report.text import circumstances, explanation_lines, inert, verdict_line
+from shardproof.result import Result
+
+BOLD, SOFT = "1", "2"
+
+NAME = 44
+"""Characters of a tensor's name that have a column of their own."""
+
+PARTS = {"sign": "35", "exponent": "32", "mantissa": "34"}
+"""ANSI colours of the parts of a float, as the page has them."""
+
+CHANGES = {"+": "32", "-": "31"}
+"""ANSI colours of a patch's lines."""
+
+
+def render_explained(result: Result, issues: KnownIssues, colour: bool = False) -> str:
+    """Everything about one result, ending in a newline.
+
+    Args:
+        issues: what is known, to say what a failure does, where it lies and whether it is public.
+        colour: use ANSI colours.
+    """
+    page = failure_page(result, issues)
+    blocks = [
+        "\n".join([verdict_line(result, colour), _paint(page.title, BOLD, colour), *_answers(page)]),
+        "\n".join(circumstances(result, emulated_only=issues.emulated_only(result))),
+        "\n".join(f"  {line}" for line in explanation_lines(result)),
+        *("\n".join(_operation(op, colour)) for op in page.operations),
+        "\n".join(_first_element(page, colour)),
+        "\n".join(_error(result)),
+        "\n".join(_calls(page, colour)),
+        "\n".join(_cure(page, colour)),
+        "\n".join(_commands(page, colour)),
+    ]
+    return inert("\n\n".join(block for block in blocks if block), colour) + "\n"
+
+
+def _answers(page: FailurePage) -> Iterator[str]:
+    told = page.filing.told
+    if told and told.what:
+        yield f"  {told.what}"
+    if page.effect:
+        yield f"  effect: {page.effect}"
+    if told and told.line:
+        yield f"  where: {told.line}" + (f", repaired in {told.repaired}" if told.repaired else "")
+    if page.place:
+        yield f"  raised at: {page.place.full}" + (f": {page.place.code}" if page.place.code else "")
+    if told and told.upstream:
+        yield f"  public: {told.upstream}"
+
+
+def _operation(op: Operation, colour: bool) -> Iterator[str]:
+    what = "first to diverge" if op.first else "follows"
+    yield f"{_paint(op.name, BOLD, colour)}, {what}: {op.size} value{'s' * (op.size != 1)}"
+    for role in op.roles:
+        meaning = f" ({role.meaning})" if role.meaning else ""
+        tensors = f"{len(role.tensors)} tensor{'s' * (len(role.tensors) != 1)}"
+        yield f"  {_paint(role.name, BOLD, colour)}{meaning}, {tensors}: {role.kinds}"
+        width = min(NAME, max(len(tensor.name) for tensor in role.tensors))
+        for tensor in role.tensors:
+            yield f"    {tensor.name:<{width}}  {_tensor(tensor)}"
+
+
+def _tensor(tensor: Tensor) -> str:
+    first = tensor.first
+    kinds = "+".join(dict.fromkeys(d.kind for d in tensor.differences))
+    ranks = f"rank{'s' * (len(first.ranks) > 1)} {', '.join(map(str, first.ranks))}" if first.ranks else ""
+    sides = ""
+    if first.expected_first and first.observed_first and first.total > 1:
+        sides = f"expected {first.expected_first} but got {first.observed_first}"
+    return "; ".join(filter(None, [f"{kinds}  {tensor.told}".rstrip(), ranks, sides]))
+
+
+def _first_element(page: FailurePage, colour: bool) -> Iterator[str]:
+    """The bits of the first deviating element of all."""
+    tensor = page.first
+    element = element_of(tensor) if tensor else None
+    if tensor is None or element is None:
+        return
+    where = f"element {list(element.index)} of " if element.index else ""
+    yield _paint(f"first difference: {where}{tensor.first.key.role} of {tensor.name}", BOLD, colour)
+    for row in element.rows:
+        yield f"  {row.side}  {_bits(row, colour)}".rstrip()
+    if element.told:
+        yield f"  {element.told}"
+
+
+def _bits(row: BitRow, colour: bool) -> str:
+    digits = " ".join(_paint(part.digits, PARTS.get(part.name, ""), colour) for part in row.parts)
+    return "  ".join(filter(None, [digits, row.number, row.hexadecimal, row.meaning]))
+
+
+def _error(result: Result) -> Iterator[str]:
+    if result.error and result.error.traceback:
+        yield from (f"  {line}" for line in result.error.traceback.rstrip().split("\n"))
+
+
+def _calls(page: FailurePage, colour: bool) -> Iterator[str]:
+    if not page.filing.calls:
+        if page.filing.reason and page.result.verdict.is_failure:
+            yield f"without the library's calls: {page.filing.reason}"
+        return
+    yield _paint("the library's calls", BOLD, colour)
+    for step in page.filing.steps:
+        if step.calls:
+            yield _paint(f"  # operation {step.op.index}: {step.op.kind}, mesh {step.op.mesh}", SOFT, colour)
+            yield from (f"  {line}" for line in step.calls.splitlines())
+
+
+def _cure(page: FailurePage, colour: bool) -> Iterator[str]:
+    """The patch that takes a known defect away."""
+    told = page.filing.told
+    if told and told.patch:
+        yield _paint(f"the cure {told.cure}", BOLD, colour)
+        yield from (f"  {_paint(line, CHANGES.get(line[:1], ''), colour)}" for line in told.patch.splitlines())
+
+
+def _commands(page: FailurePage, colour: bool) -> Iterator[str]:
+    own = [command for command in page.commands if command.name != "Explain"]
+    width = max((len(command.text) for command in own), default=0)
+    for command in own:
+        yield f"{_paint(command.text.ljust(width), BOLD, colour)}  {command.what}"
+
+
+def _paint(text: str, code: str, colour: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if colour and code else text

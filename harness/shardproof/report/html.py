@@ -1,0 +1,189 @@
+"""The HTML report: `index.html` with every cause of failure, and a page for each failure beside it.
+
+Each page is one file that loads nothing: style and script are inline and the content security policy admits
+exactly those two, so that hostile text (a tensor's name, an error message) could not run even if escaping
+failed. Jinja escapes everything by default. Causes can be read without script; all results are columns of codes
+(`columns.py`) for the script of the main page, so that ten thousand stay below 1 MB.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardproof.diagnosis import Explanation
+from shardproof.errors import UsageError
+from shardproof.issues.upstream_links import address_of
+from shardproof.program import expand
+from shardproof.report import figures
+from shardproof.report.history import STATES, History
+from shardproof.report.index_page import index_page, paged_of
+from shardproof.report.model import Report, headline
+from shardproof.report.publish import publish
+from shardproof.result import Result
+from shardproof.verdict import Verdict
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+INDEX, HISTORY = "index.html", "history.html"
+
+EVIDENCE_SHOWN = 6
+
+BESIDE = {"failure": ("elements",), "index": ("past", "choices"), "history": ("past",)}
+"""Page → further files of style and script that it is made of, before those of its own name."""
+
+SYMBOLS = {
+    Verdict.PASS: "✓",
+    Verdict.UNSUPPORTED: "–",
+    Verdict.MISMATCH: "≠",
+    Verdict.CRASH: "✗",
+    Verdict.HANG: "∞",
+    Verdict.NONDETERMINISTIC: "~",
+    Verdict.UNKNOWN: "?",
+}
+
+
+def write_html(report: Report, directory: Path) -> Path:
+    """Write the pages below `directory`; the path of the index.
+
+    Raises:
+        UsageError: the directory cannot be written.
+        StoreFull: the disk is full.
+    """
+    for cluster in report.clusters():
+        for result in paged_of(cluster, report):
+            write_failure(report, result, directory)
+    return publish(directory / INDEX, render_index(report))
+
+
+def write_failure(report: Report, result: Result, directory: Path, index: str = INDEX) -> Path:
+    """Write the page of one failure below `directory`; its path. index: the page beside it that leads here.
+
+    Raises:
+        UsageError: the directory cannot be written.
+        StoreFull: the disk is full.
+    """
+    return publish(directory / "failures" / f"{result.id}.html", render_failure(report, result, index))
+
+
+def render_index(report: Report) -> str:
+    """The overview page."""
+    return render(
+        "index.html",
+        report=report,
+        page=index_page(report),
+        timings=figures.timings(report),
+        nights=figures.nights(report.history),
+    )
+
+
+def render_failure(report: Report, result: Result, index: str = INDEX) -> str:
+    """The page of one failure. index: the page beside it that leads here."""
+    from shardproof.report import failure_page as page
+
+    told = page.failure_page(result, report.issues, report.place)
+    return render("failure.html", report=report, result=result, index=index, page=told, **page.FOR_TEMPLATES)
+
+
+def write_history(history: History, folder: Path) -> Path:
+    """Write the page of a folder's history into it; its path.
+
+    Raises:
+        UsageError: the folder cannot be written.
+        StoreFull: the disk is full.
+    """
+    pages = {trace.example for trace in history.traces if (folder / "failures" / f"{trace.example}.html").is_file()}
+    sections = [(state, history.of(state)) for state in STATES if history.of(state)]
+    index = INDEX if (folder / INDEX).is_file() else ""
+    told = {"history": history, "sections": sections, "pages": pages, "nights": figures.nights(history)}
+    return publish(folder / HISTORY, render("history.html", folder=str(folder), index=index, **told))
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from a template of this folder, with its style and script."""
+    return _environment().get_template(template).render(**_dress(template), **values)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("shardproof.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["address_of"] = address_of
+    environment.globals.update(
+        symbols={verdict.value: symbol for verdict, symbol in SYMBOLS.items()},
+        headline=headline,
+        evidence_columns=_evidence_columns,
+        cell=_cell,
+        evidence_rows=EVIDENCE_SHOWN,
+        timeline_of=figures.timeline,
+        ulp_bars=figures.ulp_bars,
+        op_kind=_op_kind,
+        changed=lambda result: result.scenario.axis_values(only_changed=True),
+        axes_of=_axes,
+    )
+    return environment
+
+
+@cache
+def _dress(template: str) -> dict[str, str]:
+    """Style and script of a page, and their digests for its policy: `page.css` and `page.js`, which all pages share,
+    after them those in `BESIDE`, and those of the template's own name, such as `index.css`."""
+    from markupsafe import Markup
+
+    own = template.removesuffix(".html")
+    parts = ("page", *BESIDE.get(own, ()), own)
+    style, script = ("".join(_asset(f"{part}.{kind}") for part in parts) for kind in ("css", "js"))
+    texts = {"style": Markup(style), "script": Markup(script)}
+    return {**texts, "style_hash": _hash(style), "script_hash": _hash(script)}
+
+
+def _asset(name: str) -> str:
+    """A file beside the templates; empty where there is none."""
+    file = resources.files("shardproof.report") / "templates" / name
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _evidence_columns(explanation: Explanation) -> list[str]:
+    """The names in an explanation's evidence, in order of appearance."""
+    return list(dict.fromkeys(name for item in explanation.evidence for name in item))
+
+
+def _cell(value: object) -> str:
+    """One piece of evidence as text."""
+    match value:
+        case None:
+            return "–"
+        case list() | tuple():
+            return ", ".join(map(str, value))
+        case _:
+            return str(value)
+
+
+def _op_kind(result: Result, index: int) -> str:
+    """The kind of the operation at `index` of a result's program; empty if it has none."""
+    try:
+        return next((op.kind for op in expand(result.scenario) if op.index == index), "")
+    except UsageError:
+        return ""
+
+
+def _axes(result: Result) -> str:
+    """The non-default axes but the system, which has a column of its own."""
+    changed = result.scenario.axis_values(only_changed=True)
+    return " ".join(f"{axis}={value}" for axis, value in changed.items() if axis != "system") or "defaults"

@@ -1,0 +1,392 @@
+"""What every report shows: a run's results with their counts, clusters and history, before any rendering.
+
+A *cluster* is the failures of one cause: one mechanism, or where no rule knows any, one signature. A reader looks at
+its simplest member.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from itertools import pairwise
+from pathlib import PurePath
+
+from shardproof.issues.known_issues import KnownIssues
+from shardproof.report.blame import place_of
+from shardproof.report.causes import cause_of, named
+from shardproof.report.conditions import Condition, condition_of
+from shardproof.report.head_results import CureCheck, Head, heads_of
+from shardproof.report.history import History, history_of
+from shardproof.result import BY_FACE, Result, describe
+from shardproof.scenario import Scenario
+from shardproof.store import Run, Store
+from shardproof.store_history import Past
+from shardproof.verdict import SEVERITY, ExitStatus, Standing, Verdict, exit_status
+
+URGENCY = (Verdict.UNKNOWN, Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC)
+"""The order in which a reader looks at causes: first what puts all verdicts in doubt, then what is silent, then what
+is loud."""
+
+
+LOOKED_AT = (Standing.UNKNOWN, Standing.NEW, Standing.KNOWN)
+"""The standings whose causes are counted."""
+
+
+class Change(Enum):
+    """How a verdict relates to the latest conclusive one of the same scenario.
+
+    The values are those of the JSON. A reader is told of the run before and not of what is known: a known issue can be
+    seen for the first time, and beside its name "new" would read as a contradiction.
+    """
+
+    NEW = "new"
+    RECURRING = "recurring"
+    FIXED = "fixed"
+    NONE = ""
+
+    @property
+    def shown(self) -> str:
+        """As reports for people say it."""
+        return {Change.NEW: "first seen", Change.RECURRING: "seen before"}.get(self, self.value)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Failures of one cause, the simplest first.
+
+    id: eight hex digits that name the cause in every run. mechanism: the best explanation's, empty if there is none.
+    signature: of the simplest member.
+    """
+
+    id: str
+    mechanism: str
+    signature: str
+    known_issue: str | None
+    members: tuple[Result, ...]
+
+    @property
+    def simplest(self) -> Result:
+        return self.members[0]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the verdict table: a system at one release."""
+
+    system: str
+    version: str
+    counts: Mapping[Verdict, int]
+    duration_s: float
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run as its reports see it.
+
+    missing: planned scenarios without a verdict. before: scenario id → its verdict in an earlier run.
+    issues: what the results' `known_issue` refer to, and which findings a GPU has confirmed. history: what came and
+    went in the runs of the folder. checks: of cures that do not apply to a head.
+    """
+
+    run: Run
+    results: tuple[Result, ...]
+    missing: tuple[Scenario, ...] = ()
+    before: Mapping[str, Past] = field(default_factory=dict)
+    issues: KnownIssues = field(default_factory=KnownIssues)
+    history: History = field(default_factory=History)
+    checks: tuple[CureCheck, ...] = ()
+
+    @classmethod
+    def of(cls, store: Store, run_id: str, issues: KnownIssues | None = None) -> Report:
+        """The report of a stored run.
+
+        Raises:
+            UsageError: there is no such run.
+        """
+        run = store.run(run_id)
+        results, missing = tuple(store.results(run_id)), tuple(store.unfinished(run_id))
+        history = history_of(store, run_id)
+        checks = tuple(store.cure_checks(run_id))
+        return cls(run, results, missing, store.before(run_id), issues or KnownIssues(), history, checks)
+
+    @cached_property
+    def counts(self) -> dict[Verdict, int]:
+        """Number of results by verdict, worst last; every verdict has an entry."""
+        found = Counter(result.verdict for result in self.results)
+        return {verdict: found[verdict] for verdict in SEVERITY}
+
+    @cached_property
+    def standings(self) -> dict[Standing, int]:
+        """Number of results by what they mean to a reader; every standing has an entry."""
+        found = Counter(result.counts_as for result in self.results)
+        return {standing: found[standing] for standing in Standing}
+
+    @cached_property
+    def causes(self) -> dict[Standing, int]:
+        """How many causes the failures of a standing have, and how many reasons what is unknown: each counted once,
+        on however many releases it shows. Every standing that a reader has to look at has an entry."""
+        found: dict[Standing, set[str]] = {standing: set() for standing in LOOKED_AT}
+        for result in self.failures:
+            name = first_line(result.reason) if result.verdict is Verdict.UNKNOWN else cause_of(result)
+            found[result.counts_as].add(name)
+        return {standing: len(names) for standing, names in found.items()}
+
+    @property
+    def by_cause(self) -> str:
+        """The causes in one line, `1 new, 2 known; against earlier runs: 1 first seen, 2 still there, 1 fixed`: the
+        same in every report. Empty where there is nothing to count: at most one failure, and no earlier run."""
+        if len(self.failures) < 2 and not self.before:
+            return ""
+        now = ", ".join(f"{n} {standing.value}" for standing, n in self.causes.items() if n)
+        then = self.history.tonight_in_words if self.before else ""
+        return "; ".join(filter(None, (now, then and f"against earlier runs: {then}")))
+
+    @property
+    def in_words(self) -> str:
+        """The standings in one line: `12 pass, 1 new, 2 known`."""
+        return ", ".join(f"{n} {standing.value}" for standing, n in self.standings.items() if n) or "no results"
+
+    @cached_property
+    def place(self) -> str:
+        """What a command about a result of this run has after its id: nothing, or ` --out DIR` where the run's folder
+        is none of those below `reports/`, which are looked through without it."""
+        command = self.run.command
+        given = next((value for word, value in pairwise(command) if word == "--out"), "")
+        return f" --out {shlex.quote(given)}" if given and PurePath(given).parts[:-1] != ("reports",) else ""
+
+    @property
+    def resembling(self) -> dict[str, int]:
+        """Ids of known issues → how many new failures have just their face. In a walk something else hides behind it; a
+        scenario file is not compared with what is known."""
+        return dict(Counter(ids for result in self.results if (ids := self.resembled(result))))
+
+    def resembled(self, result: Result) -> str:
+        """Ids of the known issues whose face a new failure has; empty for none."""
+        is_new = result.counts_as is Standing.NEW and not result.behind
+        return (self.issues.match(result) if is_new else None) or ""
+
+    @property
+    def known(self) -> int:
+        """How many failures are due to known issues."""
+        return self.standings[Standing.KNOWN]
+
+    @property
+    def status(self) -> ExitStatus:
+        """The exit status that the results come to."""
+        if self.missing:
+            return ExitStatus.HARNESS
+        found = exit_status(self.counts, self.known)
+        lost = found is ExitStatus.OK and any(head.lost.too_much for head in self.heads)
+        return ExitStatus.HARNESS if lost else found
+
+    @property
+    def in_spite(self) -> str:
+        """Why a run that has failures in its table ends with status 0; empty for any other."""
+        if self.status is not ExitStatus.OK or not self.known:
+            return ""
+        one = self.known == 1
+        return (
+            f"Exit status 0 in spite of {self.known} failure{'' if one else 's'}:"
+            f" {'it is a defect' if one else 'each is a defect'} that is known, and nothing new failed."
+        )
+
+    @property
+    def by_face(self) -> int:
+        """How many of these are known by their face only: no run with the defect cured says that it is all."""
+        return sum(1 for r in self.failures if r.known_by == BY_FACE)
+
+    @property
+    def cured(self) -> tuple[tuple[str, str], ...]:
+        """(system and release, which defects were cured and which could not be), of the releases that ran cured."""
+        found = {(f"{r.system} {r.version}", cures_line(r)) for r in self.results if r.cured or r.not_cured}
+        return tuple(sorted(found))
+
+    @cached_property
+    def heads(self) -> tuple[Head, ...]:
+        """What the run came to on libraries that are no declared release."""
+        return heads_of(self.results, self.checks)
+
+    @cached_property
+    def failures(self) -> tuple[Result, ...]:
+        """Correctness failures and `unknown`: everything a reader has to look at."""
+        return tuple(r for r in self.results if r.verdict.is_failure or r.verdict is Verdict.UNKNOWN)
+
+    @property
+    def emulated(self) -> tuple[str, ...]:
+        """Everything that was not the real thing in some result."""
+        return tuple(sorted({item for result in self.results for item in result.emulated}))
+
+    @property
+    def chosen(self) -> tuple[tuple[str, str], ...]:
+        """What some result could choose between the real and the emulated, and which it chose."""
+        return tuple(sorted({item for result in self.results for item in result.chosen.items()}))
+
+    @property
+    def not_exercised(self) -> tuple[str, ...]:
+        """Everything that some scenario asks for and that the world here cannot put to the test."""
+        return tuple(sorted({item for result in self.results for item in result.not_exercised}))
+
+    @property
+    def outside_support(self) -> tuple[tuple[str, str], ...]:
+        """Releases that ran with something that upstream never supported them with: (system and release, what)."""
+        found = {(f"{r.system} {r.version}", "; ".join(r.outside_support)) for r in self.results if r.outside_support}
+        return tuple(sorted(found))
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that results came from, if not the CPU alone."""
+        found = sorted({r.device for r in self.results if r.verdict is not Verdict.UNSUPPORTED})
+        return () if found in ([], ["cpu"]) else tuple(found)
+
+    def emulated_only(self, result: Result) -> bool:
+        """Whether a failure was seen under emulation and not yet on a GPU."""
+        return self.issues.emulated_only(result)
+
+    def change(self, result: Result) -> Change:
+        """New, recurring or fixed. A failure with another signature than last time is new."""
+        past = self.before.get(result.id)
+        failed_before = past is not None and past.verdict.is_failure
+        if result.verdict is Verdict.PASS:
+            return Change.FIXED if failed_before else Change.NONE
+        if not result.verdict.is_failure:
+            return Change.NONE
+        same = failed_before and past is not None and past.signature == result.signature
+        return Change.RECURRING if same else Change.NEW
+
+    def changes(self, results: Iterable[Result] | None = None) -> dict[Change, int]:
+        """Number of new, recurring and fixed among `results` (default: all)."""
+        found = Counter(self.change(r) for r in (self.results if results is None else results))
+        return {change: found[change] for change in (Change.NEW, Change.RECURRING, Change.FIXED)}
+
+    def changes_of(self, cluster: Cluster) -> dict[Change, int]:
+        """Those of a cluster's members, where there was a run before to compare with."""
+        return self.changes(cluster.members) if self.before else {}
+
+    def table(self) -> list[Row]:
+        """Verdict counts by system and release, in the order in which they ran."""
+        grouped: dict[tuple[str, str], list[Result]] = {}
+        for result in self.results:
+            grouped.setdefault((result.system, result.version), []).append(result)
+        return [
+            Row(system, version, Counter(r.verdict for r in members), sum(r.duration_s for r in members))
+            for (system, version), members in grouped.items()
+        ]
+
+    def clusters(self) -> list[Cluster]:
+        """Failures by cause: new before known, then by verdict as in `URGENCY`, large before small."""
+        return list(self._clusters)
+
+    @cached_property
+    def _clusters(self) -> list[Cluster]:
+        grouped: dict[tuple[str | None, ...], list[Result]] = {}
+        for result in self.failures:
+            grouped.setdefault(_cause(result), []).append(result)
+        named = _cause_ids(grouped)
+        clusters = [_cluster(named[cause], members) for cause, members in grouped.items()]
+        return sorted(clusters, key=_importance)
+
+    def condition_of(self, cluster: Cluster) -> Condition | None:
+        """Under which conditions a cause shows, among what ran of its system at its release; None where too few ran."""
+        first = cluster.simplest
+        ran = (r for r in self.results if (r.system, r.version) == (first.system, first.version))
+        passing = [result.scenario for result in ran if result.verdict is Verdict.PASS]
+        return condition_of([member.scenario for member in cluster.members], passing)
+
+    def unsupported(self) -> list[tuple[str, str, int]]:
+        """(system, reason, number of scenarios) of what a system refuses, most frequent first."""
+        found = Counter((r.system, r.reason) for r in self.results if r.verdict is Verdict.UNSUPPORTED)
+        return [(system, reason, n) for (system, reason), n in found.most_common()]
+
+    def normalisations(self) -> list[tuple[str, str, int]]:
+        """(system, what was equivalent, number of scenarios), most frequent first."""
+        found = Counter(
+            pair for r in self.results for pair in {(r.system, f"{describe(d)}: {d.detail}") for d in r.normalisations}
+        )
+        return [(system, what, n) for (system, what), n in found.most_common()]
+
+
+def cures_line(result: Result) -> str:
+    """What was cured, in a line."""
+    left = "".join(f"; {name} not: {why}" for name, why in result.not_cured.items())
+    return f"{', '.join(result.cured) or 'nothing'} cured{left}"
+
+
+def headline(result: Result) -> str:
+    """A result in one sentence: the best explanation, or what was seen."""
+    if result.verdict is Verdict.PASS:
+        return "every compared bit is as expected"
+    if result.explanations:
+        return result.explanations[0].text
+    if result.error is not None:
+        rank = "" if result.error.rank is None else f" on rank {result.error.rank}"
+        message = first_line(result.error.message)
+        if not message:  # a bare assertion: what it asserts, and where
+            place = place_of(result.error)
+            message = ", at ".join(filter(None, [place.code, place.full])) if place else "no message"
+        return f"{result.error.type}{rank}: {message}"
+    if result.differences:
+        return ", ".join(item.text for item in result.evidence) + f" ({len(result.differences)} differences)"
+    return result.reason or "no further detail"
+
+
+def brief(result: Result) -> str:
+    """A result in one line: its signature without system and verdict, or why there is none.
+
+    Of what a library said when it could not be installed or imported: what failed, and the last error.
+    """
+    told = result.reason if result.verdict is Verdict.UNKNOWN else result.signature or result.reason
+    text = told.removeprefix(f"{result.system} {result.verdict.value}: ")
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    errors = [line for line in lines[1:] if re.match(r"[\w.]*(Error|Exception|ERROR)\b", line)]
+    last = (errors or lines)[-1]
+    return first_line(lines[0] if lines[0].endswith(last) else f"{lines[0]} {last}")
+
+
+def first_line(text: str) -> str:
+    """The first line of a message, shortened to 300 characters."""
+    line = text.strip().split("\n", 1)[0]
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
+def _cause(result: Result) -> tuple[str | None, ...]:
+    op = result.failed_op.name if result.failed_op else None
+    why = result.explanations[0].mechanism if result.explanations else result.signature
+    return result.system, result.version, result.verdict.value, op, why, result.standing
+
+
+def _cause_ids(causes: Iterable[tuple[str | None, ...]]) -> dict[tuple[str | None, ...], str]:
+    """Names of causes: the digest of system, verdict, operation and mechanism or signature, so that a link to a cause
+    holds for another night and another release. Where a run has several of one name, such as one known and one new,
+    the others are named by all that tells them apart."""
+    found: dict[tuple[str | None, ...], str] = {}
+    for cause in sorted(causes, key=repr):
+        system, _, verdict, op, why, _ = cause
+        short = named(system, verdict, op, why)
+        found[cause] = named(*cause) if short in found.values() else short
+    return found
+
+
+def _cluster(name: str, members: list[Result]) -> Cluster:
+    ordered = sorted(members, key=_simplicity)
+    simplest = ordered[0]
+    mechanism = simplest.explanations[0].mechanism if simplest.explanations else ""
+    return Cluster(name, mechanism, simplest.signature, simplest.known_issue, tuple(ordered))
+
+
+def _simplicity(result: Result) -> tuple[int, int, str]:
+    scenario = result.scenario
+    return scenario.mesh.world, len(scenario.axis_values(only_changed=True)), result.id
+
+
+def _importance(cluster: Cluster) -> tuple[bool, int, int, str]:
+    urgency = URGENCY.index(cluster.simplest.verdict)
+    return cluster.known_issue is not None, urgency, -len(cluster.members), cluster.signature

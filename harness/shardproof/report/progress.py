@@ -1,0 +1,191 @@
+"""Live progress of a run: a bar with rate, time left and failures on a terminal; a line now and then in a log.
+
+The time left comes from the plan's estimates, scaled by how they held up over the last results of this run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TextIO
+
+from shardproof.result import Result
+from shardproof.verdict import SEVERITY, Standing
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+Clock = Callable[[], float]
+Word = Callable[[Result], str]
+
+ENOUGH = 5
+"""So many results, before a time left is shown: the first say little, above all on a busy machine."""
+
+RECENT = 40
+"""So many of the last results say how the estimates hold up now: a machine's load comes and goes."""
+
+_ORDER = (Standing.NEW.value, Standing.KNOWN.value, *(verdict.value for verdict in SEVERITY))
+
+
+def standing_of(result: Result) -> str:
+    """Whether a failure is new or known, as every report of a run counts it."""
+    return result.counts_as.value
+
+
+def verdict_of(result: Result) -> str:
+    """The verdict alone, where nothing is compared with what is known."""
+    return result.verdict.value
+
+
+class Tally:
+    """Counts and time left; no output.
+
+    estimates_s: seconds expected for each planned scenario, by id. word: under which a result is counted.
+    """
+
+    def __init__(
+        self, estimates_s: Mapping[str, float], clock: Clock = time.monotonic, word: Word = standing_of
+    ) -> None:
+        self._estimates_s = dict(estimates_s)
+        self._planned_s = sum(estimates_s.values())
+        self._clock = clock
+        self._word = word
+        self._began = clock()
+        self._expected_s = 0.0
+        self.total = len(estimates_s)
+        self.done = 0
+        self.problems: Counter[str] = Counter()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+
+    def add(self, result: Result) -> None:
+        """Count a result."""
+        self.done += 1
+        self._expected_s += self._estimates_s.pop(result.id, 0.0)
+        self._recent.append((self._clock(), self._expected_s))
+        self.problems[self._word(result)] += 1
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._began
+
+    @property
+    def rate(self) -> float:
+        """Scenarios a second so far."""
+        return self.done / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds left, as the estimates held up over the last results; None before there are enough of them.
+
+        The time before the first result counts nowhere: servers start in it and libraries are installed, once.
+        """
+        if len(self._recent) < ENOUGH:
+            return None
+        (began, before_s), (ended, after_s) = self._recent[0], self._recent[-1]
+        if after_s <= before_s:
+            return None
+        return max(0.0, self._planned_s - self._expected_s) * (ended - began) / (after_s - before_s)
+
+    def __str__(self) -> str:
+        left = "" if self.left_s is None else f", {_duration(self.left_s)} left"
+        problems = "".join(
+            f", {self.problems[word]} {word}" for word in _ORDER if word != Standing.PASS.value and self.problems[word]
+        )
+        return f"{self.done}/{self.total} scenarios, {_rate(self.rate)}{left}{problems}"
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def update(self, tally: Tally) -> None: ...
+    def close(self, tally: Tally) -> None: ...
+
+
+class Progress:
+    """A context around the execution of a plan; `finished` may be called from any thread. stream: where it is shown;
+    nowhere without."""
+
+    def __init__(
+        self, estimates_s: Mapping[str, float], stream: TextIO | None, interval_s: float = 10.0,
+        clock: Clock = time.monotonic, word: Word = standing_of,
+    ) -> None:  # fmt: skip
+        self.tally = Tally(estimates_s, clock, word)
+        self._lock = threading.Lock()
+        self._display: Display | None = None
+        if stream is not None:
+            terminal = stream.isatty()
+            self._display = _TerminalDisplay(stream, self.tally) if terminal else _LogDisplay(stream, interval_s, clock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            if self._display:
+                self._display.close(self.tally)
+
+    def finished(self, result: Result) -> None:
+        """Count a result and show it."""
+        with self._lock:
+            self.tally.add(result)
+            if self._display:
+                self._display.update(self.tally)
+
+
+class _LogDisplay:
+    """One line at most every `interval_s` seconds, and one at the end."""
+
+    def __init__(self, stream: TextIO, interval_s: float, clock: Clock) -> None:
+        self._stream, self._interval_s, self._clock = stream, interval_s, clock
+        self._last = clock()
+
+    def update(self, tally: Tally) -> None:
+        if self._clock() - self._last >= self._interval_s:
+            self._last = self._clock()
+            print(tally, file=self._stream, flush=True)
+
+    def close(self, tally: Tally) -> None:
+        print(f"{tally} in {_duration(tally.elapsed_s)}", file=self._stream, flush=True)
+
+
+class _TerminalDisplay:
+    """A live bar."""
+
+    def __init__(self, stream: TextIO, tally: Tally) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        self._bar: Bar = Bar(
+            BarColumn(), TextColumn("{task.description}", markup=False), console=Console(file=stream), transient=True
+        )
+        self._task: TaskID = self._bar.add_task(str(tally), total=tally.total)
+        self._bar.start()
+
+    def update(self, tally: Tally) -> None:
+        self._bar.update(self._task, completed=tally.done, description=str(tally))
+
+    def close(self, tally: Tally) -> None:
+        self._bar.stop()
+
+
+def _rate(a_second: float) -> str:
+    """A rate in the smallest unit of time in which it is no 0.0: a scenario can take minutes."""
+    units = (("s", 1), ("min", 60), ("h", 3600))
+    unit, seconds = next((each for each in units if a_second * each[1] >= 0.1), units[0])
+    return f"{a_second * seconds:.1f}/{unit}"
+
+
+def _duration(seconds: float) -> str:
+    """`45 s`, `12 min 30 s` or `3 h 20 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,99 @@
+"""What the trials of stacks showed, counted: as a document, and as the text that the command prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from shardproof.resilience.cases import Tried, family_of
+from shardproof.resilience.events import Trace, describe
+from shardproof.resilience.run import Found
+from shardproof.resilience.trial import OUTCOMES
+from shardproof.verdict import ExitStatus
+
+Document = Mapping[str, Any]
+
+WRONG = ("silent", "lied", "hang", "crash")
+"""Outcomes that no stack should have."""
+MOST_KEPT = 25
+"""So many trials with such an outcome are kept in words, for each stack, spread over the kinds."""
+
+
+def document_of(found: Sequence[Found], trials: int, seed: int) -> dict[str, Any]:
+    """Everything that is kept, in types that TOML and JSON have."""
+    return {"seed": seed, "trials": trials, "stack": [_stack(one) for one in found]}
+
+
+def _stack(found: Found) -> dict[str, Any]:
+    counts: dict[str, dict[str, dict[str, Any]]] = {}
+    for one in found.tried:
+        cell = counts.setdefault(one.kind, {}).setdefault(one.outcome, {"count": 0, "trial": one.label})
+        cell["count"] += 1
+    wrong: list[dict[str, str]] = []
+    for kind, outcome in sorted({(one.kind, one.outcome) for one in found.tried if one.outcome in WRONG}):
+        of_cell = [one for one in found.tried if (one.kind, one.outcome) == (kind, outcome)]
+        wrong += [{"trial": one.label, "outcome": one.outcome, "what": one.what, "why": one.why} for one in of_cell[:3]]
+    return {
+        "name": found.stack.name, "doc": found.stack.doc, "events": found.steps, "syncs": found.syncs,
+        "crash_states": found.counts.states, "strikes": found.counts.strikes, "trials": len(found.tried),
+        "planned": found.planned, "kind": counts, "wrong": wrong[:MOST_KEPT],
+    }  # fmt: skip
+
+
+def total(stack: Document, outcomes: Sequence[str], family: str | None = None) -> int:
+    """How many trials of a stack had one of these outcomes, of one family of kinds or (None) of all."""
+    return sum(
+        cell["count"]
+        for kind, cells in stack["kind"].items()
+        if family is None or family_of(kind) == family
+        for outcome, cell in cells.items()
+        if outcome in outcomes
+    )
+
+
+def exit_status(document: Document) -> ExitStatus:
+    """Whether any stack mixed states silently, hung or crashed."""
+    if not any(stack["trials"] for stack in document["stack"]):
+        return ExitStatus.NOTHING_RUN
+    return ExitStatus.FAILURE if any(total(stack, WRONG) for stack in document["stack"]) else ExitStatus.OK
+
+
+def replay_of(stack: Document, trial: str, document: Document) -> str:
+    """The command that makes a trial again."""
+    return f"shardproof resilience {stack['name']} --trial {trial} --seed {document['seed']}"
+
+
+def render(document: Document) -> str:
+    """The scorecard as text."""
+    return "\n".join(line for stack in document["stack"] for line in _lines(stack, document)) + _sum(document)
+
+
+def _lines(stack: Document, document: Document) -> Iterator[str]:
+    yield f"{stack['name']}: {stack['doc']}"
+    synced = f"{stack['syncs']} of them syncs" if stack["syncs"] else "no sync"
+    of = f" of {stack['planned']}" if stack["trials"] < stack["planned"] else ""
+    states = f"{stack['crash_states']} crash states, {stack['strikes']} strikes; {stack['trials']}{of} trials"
+    yield f"  {stack['events']} events of a save, {synced}; {states}"
+    yield f"  {'':<18}{''.join(f'{outcome:>8}' for outcome in OUTCOMES)}"
+    for kind, cells in stack["kind"].items():
+        numbers = [str(cells.get(outcome, {}).get("count", ".")) for outcome in OUTCOMES]
+        yield f"  {kind:<18}{''.join(f'{number:>8}' for number in numbers)}"
+    seen = set()
+    for one in stack["wrong"]:
+        if one["outcome"] not in seen:
+            seen.add(one["outcome"])
+            yield f"  {one['outcome']}: {one['what']}" + (f" ({one['why']})" if one["why"] else "")
+            yield f"    {replay_of(stack, one['trial'], document)}"
+    yield ""
+
+
+def _sum(document: Document) -> str:
+    trials = sum(stack["trials"] for stack in document["stack"])
+    counted = {outcome: sum(total(stack, (outcome,)) for stack in document["stack"]) for outcome in OUTCOMES}
+    return f"{trials} trials: " + ", ".join(f"{count} {outcome}" for outcome, count in counted.items() if count) + "\n"
+
+
+def told(tried: Tried, trace: Trace) -> str:
+    """One trial as text, with the record that it was worked out of."""
+    lines = [f"{tried.label}: {tried.outcome}", f"  {tried.what}", *([f"  {tried.why}"] if tried.why else [])]
+    return "\n".join(lines) + "\n\nwhat the save did:\n" + describe(trace)

@@ -1,0 +1,163 @@
+"""Which scenarios DeepSpeed runs."""
+
+from __future__ import annotations
+
+from shardproof.models import model_spec
+from shardproof.program import does, meshes
+from shardproof.protocol.accepts import (
+    NUMBERS,
+    Accepts,
+    Anything,
+    Constraint,
+    Faults,
+    Formats,
+    LibraryError,
+    Limit,
+    Loads,
+    Only,
+    Operations,
+    Parts,
+    Words,
+)
+from shardproof.protocol.features import Feature, lacks
+from shardproof.scenario import DTypePolicy, Offload, Optimizer, Scenario
+from shardproof.systems.deepspeed.contract import NO_HYSTERESIS, takes_bf16_optimizer
+from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUPS
+
+SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter", "overlap_comm"
+
+PERSISTENT, EAGER = "persistent", "eager_release"
+IN_BUFFERS = (NO_REDUCE_SCATTER, ALIGNED, ROUND_ROBIN)
+"""Switches of stages 1 and 2, which stage 3 does not read."""
+IN_PARTS = (PERSISTENT, EAGER, SUB_GROUPS)
+"""Switches of stage 3, which the others do not read."""
+
+OPTIONS = {
+    EAGER: "stage 3 with max_live_parameters=0 and max_reuse_distance=0: parameters are released after every module",
+    NO_HYSTERESIS: "hysteresis of 1: the first overflow halves the loss scale",
+    NO_REDUCE_SCATTER: "reduce_scatter=False: gradients are reduced by one all-reduce of the bucket",
+    OVERLAP: "overlap_comm=True: two buckets take turns",
+    PERSISTENT: "stage 3 with a param_persistence_threshold of 20: smaller parameters stay whole on every rank",
+    ALIGNED: "parameter_alignment=True: each parameter begins at a multiple of 16 bytes in its flat buffer",
+    ROUND_ROBIN: "round_robin_gradients=True: parameters are dealt out to the ranks in turn",
+    SMALL_BUCKETS: "reduce and allgather buckets of 16 elements, so that there are several, and larger parameters",
+    SUB_GROUPS: "stage 3 with a sub_group_size of 24 elements: a param group is stepped in several parts",
+}
+
+STAGES = {"zero1": 1, "zero2": 2, "fully_shard": 3}
+"""Sharding → the stage of ZeRO."""
+
+_ALIGNS = Feature("parameter_alignment", "0.19.7", "runtime/zero/config.py: DeepSpeedZeroConfig.parameter_alignment")
+
+LIMITS = (
+    Limit(
+        "other-world",
+        lambda s: s.checkpoint == "zero" and does(s, "load") and len(set(meshes(s))) > 1,
+        "optimizer state is loaded by as many ranks as have saved it; a universal checkpoint goes to any number",
+        "deepspeed/runtime/engine.py, _load_zero_checkpoint",
+        LibraryError(
+            "ZeRORuntimeException",
+            "Automatic adjustment of ZeRO's optimizer state partitioning with a new world size is not currently",
+            "load",
+            {"load": "grow", "program": "resume"},
+        ),
+    ),
+    Limit(
+        "one-group",
+        lambda s: s.mesh.tp > 1 or s.mesh.dp_replicate > 1,
+        "there is one data-parallel group: mesh is 1xNx1",
+    ),
+    Limit(
+        "experts",
+        lambda s: any(p.spec.ep_dim is not None for p in model_spec(s.model).params),
+        "experts are shared out by DeepSpeed's own layers of them, which are not driven here",
+    ),
+    Limit(
+        "other-stage",
+        lambda s: any(word in s.options for word in (IN_BUFFERS if s.sharding == "fully_shard" else IN_PARTS)),
+        f"{', '.join(IN_BUFFERS)} are for stages 1 and 2; {', '.join(IN_PARTS)} for stage 3",
+    ),
+    Limit(
+        "alignment-release",
+        lambda s: ALIGNED in s.options and lacks(s, _ALIGNS),
+        "parameter_alignment is an option from 0.19.7 on",
+        "deepspeed/runtime/zero/config.py, DeepSpeedZeroConfig",
+        LibraryError(
+            "ValidationError",
+            "Extra inputs are not permitted",
+            "build",
+            {"version": "0.19.0", "options": "parameter_alignment"},
+        ),
+    ),
+    Limit(
+        "bf16-optimizer",
+        lambda s: takes_bf16_optimizer(s) and any(word in s.options for word in (*IN_BUFFERS, OVERLAP)),
+        f"stage 1 in bf16 with gradients in fp32 does not read {', '.join((*IN_BUFFERS, OVERLAP))}",
+        "deepspeed/runtime/engine.py, _configure_bf16_optimizer",
+    ),
+    Limit(
+        "scale-fp16",
+        lambda s: s.dtype.storage != "fp16" and s.optimizer.loss_scale > 0,
+        "only fp16 has a loss scale",
+    ),
+)
+
+CONSTRAINTS = (
+    Constraint(
+        "rounded-seventh",
+        "gradients are averaged by a multiplication with 1/7, rounded to fp32: exact means are not met",
+        lambda s: any(mesh.dp % 7 == 0 for mesh in meshes(s)) and _averages_in_fp32(s),
+    ),
+)
+
+
+def _averages_in_fp32(s: Scenario) -> bool:
+    """Whether sums over ranks are multiplied, not divided, and not rounded to half precision afterwards."""
+    wide = "fp32" in (s.dtype.storage, s.dtype.reduce)
+    return takes_bf16_optimizer(s) or (NO_REDUCE_SCATTER in s.options and wide)
+
+
+ACCEPTS = Accepts(
+    "deepspeed",
+    model=Anything(),
+    mesh=Anything(),
+    load=Loads("same", "grow", "shrink", "indivisible"),
+    load_version=Anything(),
+    dtype=Parts(
+        DTypePolicy,
+        storage=Only("fp32", "bf16", "fp16", because="the engine casts the whole model"),
+        param=Only(None, because="parameters compute in the dtype they are stored in"),
+        reduce=Only(None, "fp32"),
+        master=Only(None, because="masters are always in fp32"),
+    ),
+    sharding=Only("zero1", "zero2", "fully_shard", because="they are ZeRO's stages 1, 2 and 3"),
+    offload=Parts(Offload, fraction=Only(0.0, 1.0, because="offload_optimizer takes all of it")),
+    optimizer=Parts(
+        Optimizer,
+        kind=Only("sgd", "adam", "adamw"),
+        impl=Only("forloop", "foreach", "fused", because="the optimizer is torch.optim's"),
+        schedule=Only("none", "halve"),
+        groups=Only("model", "one"),
+        clip=Anything(),
+        loss_scale=Anything(),
+        nesterov=Only(False, True),
+        **NUMBERS,
+    ),
+    microbatches=Anything(),
+    checkpoint=Formats({"zero": (), "universal": ()}),
+    program=Operations(
+        ("build", "step", "overflow", "save", "load", "load_model_only", "reload_params"),
+        because="the trainable parameters are laid out at the build, so that none can be unfrozen",
+    ),
+    options=Words(OPTIONS),
+    faults=Faults(),
+    seed=Anything(),
+    limits=LIMITS,
+    features=(_ALIGNS,),
+    constraints=CONSTRAINTS,
+)
+
+
+def not_exercised(scenario: Scenario) -> tuple[str, ...]:
+    """What streams would have to be real for."""
+    return ("overlap",) if OVERLAP in scenario.options else ()

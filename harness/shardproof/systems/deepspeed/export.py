@@ -1,0 +1,251 @@
+"""How a failure of DeepSpeed becomes a script: `deepspeed.initialize`, the engine's step, and its checkpoints. Values
+for the template `deepspeed.py.j2`. No torch.
+
+A script runs on the library's own accelerator for CPUs, so that nothing has to stand in for a GPU.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Any
+
+from shardproof.export.case import KEPT, TRAINED, TYPED, WRITTEN, Case, NoExportError
+from shardproof.export.model import TORCH_NAME, model_values, odd_part, optimizer_call, start, tensor_call
+from shardproof.export.script import Draft
+from shardproof.models import storage_dtype
+from shardproof.scenario import Scenario
+from shardproof.systems.deepspeed import export_own
+from shardproof.systems.deepspeed.accepts import EAGER, NO_REDUCE_SCATTER, OVERLAP, PERSISTENT, SMALL_BUCKETS, STAGES
+from shardproof.systems.deepspeed.contract import NO_HYSTERESIS, WINDOW
+from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS
+
+CLASSES = {"sgd": "torch.optim.SGD", "adam": "torch.optim.Adam", "adamw": "torch.optim.AdamW"}
+SETTINGS = ("lr", "weight_decay")
+"""Settings of param groups that a script compares."""
+STATE_KEYS = {"momentum": "momentum_buffer"}
+
+BUCKET, SMALL_BUCKET, PERSISTENT_SIZE = 4096, 16, 20
+"""Elements of buckets, and of what stage 3 keeps whole: the library's own are made for models of billions."""
+
+
+def draft(case: Case) -> Draft:
+    """The draft of a case.
+
+    Raises:
+        NoExportError: it uses what the template has no calls for.
+    """
+    scenario, model = case.scenario, model_values(case)
+    idle = _idle(case)
+    own = export_own.draft(case, _config(scenario), {"start": "\n".join(_start(case))})
+    if own is not None:
+        return own
+    case.require_comparable()
+    _require(case, model, idle)
+    exact = case.focus.kind in (TRAINED, WRITTEN)
+    values = {
+        **model,
+        "idle": idle if exact else {},
+        "odd": odd_part(case.ops[-1].mesh.dp * scenario.microbatches),
+        "config": _config(scenario),
+        "optimizer": optimizer_call(case, CLASSES, {"nesterov": True} if scenario.optimizer.nesterov else {}),
+        "exact": exact,
+        "stepping": case.does("step"),
+        "model_call": _model_call(model, idle, exact=exact),
+        "tp_cut": False,
+        "lone": _lone(case),
+        "dp": case.ops[-1].mesh.dp,
+        "stage": STAGES[scenario.sharding],
+        "fp16": scenario.dtype.storage == "fp16",
+        "count": scenario.microbatches,
+        "state_key": STATE_KEYS.get(case.focus.role, case.focus.role),
+        "stored": TORCH_NAME[storage_dtype(scenario.dtype, case.spec.unique_params[0].spec)],
+    }
+    value = "read(model, optimizer)"
+    if case.focus.kind == WRITTEN:  # what the library reads is found by the map that may be what is wrong
+        value = f"plain({case.focus.op.iteration})"
+    calls = _calls(case, values)
+    if case.focus.setting:
+        calls |= _settings(case)
+        value = f'[group["{case.focus.setting}"] for group in optimizer.param_groups]'
+    library = f"deepspeed {case.result.version}"
+    return Draft("shardproof.systems.deepspeed", "deepspeed.py.j2", calls, value, values, library)
+
+
+def _settings(case: Case) -> dict[str, str]:
+    """What is compared of the param groups after a load: one setting of all of them."""
+    name, ask = case.focus.setting, case.scenario.optimizer
+    usual = ask.lr if name == "lr" else ask.weight_decay
+    expected = [own.get(name, usual) for own, _ in model_values(case)["groups"]]
+    return {"subject": f"{name} of the param groups after the load", "expected": repr(expected)}
+
+
+def _require(case: Case, model: dict[str, Any], idle: dict[str, str]) -> None:
+    scenario, ask, kind = case.scenario, case.scenario.optimizer, case.focus.kind
+    computed = kind in (TRAINED, WRITTEN)
+    wanted = {
+        "settings of param groups": bool(case.focus.setting) and case.focus.setting not in SETTINGS,
+        "a learning-rate schedule": ask.schedule != "none",
+        "overflowing steps": case.does("overflow"),
+        "refreshed masters": case.does("reload_params"),
+        "gradient clipping in a comparison of steps": bool(ask.clip) and computed,
+        "param groups of their own in a comparison of steps": bool(model["groups"]) and computed,
+        "unused parameters beside used ones in a comparison of steps": bool(model["unused_names"]) and computed,
+        "comparisons of dtypes": kind == TYPED,
+        "comparisons of masters after a load of the model alone": kind == KEPT
+        and case.focus.role == "master"
+        and case.focus.op.kind == "load_model_only",
+        "tied parameters": scenario.model == "tied",
+        "parameters that rest in a script without a comparison": bool(idle) and not computed,
+        f"comparisons of what a checkpoint of the format {scenario.checkpoint} holds": kind == WRITTEN
+        and scenario.checkpoint != "universal",
+        "comparisons of step counters in a checkpoint": kind == WRITTEN and case.focus.role == "step",
+        "comparisons of masters and moments under round_robin_gradients": ROUND_ROBIN in scenario.options
+        and case.focus.role != "param"
+        and kind in (TRAINED, KEPT),
+    }
+    lacking = [what for what, asked in wanted.items() if asked]
+    if lacking:
+        raise NoExportError.because(case.result, f"scripts for DeepSpeed do not do {' and '.join(lacking)} yet")
+
+
+def _idle(case: Case) -> dict[str, str]:
+    """Block → when a forward uses it, as an expression of `batch`; blocks that every forward uses are not there."""
+    count = case.scenario.microbatches
+    told = {
+        "odd": f"batch // {count} % 2 == 0" if count > 1 else "batch % 2 == 0",
+        "first": f"batch % {count} > 0" if count > 1 else "False",
+    }
+    found = {}
+    for module in case.spec.modules:
+        if module.params and not any(p.used for p in module.params):
+            found[module.path.replace(".", "_")] = "False"
+        elif any(p.idle for p in module.params):
+            found[module.path.replace(".", "_")] = told[next(p.idle for p in module.params if p.idle)]
+    return found
+
+
+def _model_call(model: dict[str, Any], idle: dict[str, str], *, exact: bool) -> str:
+    name = "Model" if idle or model["unused_blocks"] else "nn.Sequential"
+    block = "Block(path, shapes)" if exact or model["islands"] else "Block(shapes)"
+    return f"{name}(OrderedDict((path, {block}) for path, shapes in SHAPES.items()))"
+
+
+def _calls(case: Case, values: dict[str, Any]) -> dict[str, str]:
+    """What each operation is, in DeepSpeed's words."""
+    scenario = case.scenario
+    universal = scenario.checkpoint == "universal"
+    save = [f'model.save_checkpoint(CHECKPOINT, tag="{"ranks" if universal else "saved"}")']
+    if universal:
+        save += ["if dist.get_rank() == 0:", "    convert()", "dist.barrier()"]
+    tag = "universal" if universal else "saved"
+    return {
+        "start": "\n".join(_start(case)),
+        "build": "\n".join(_build(values)),
+        "step": "\n".join(_step(case)),
+        "save": "\n".join(save),
+        "load": f'model.load_checkpoint(CHECKPOINT, tag="{tag}")',
+        "load_model_only": f'model.load_checkpoint(CHECKPOINT, tag="{tag}", load_module_only=True)',
+    }
+
+
+def _start(case: Case) -> list[str]:
+    """The lines that join the ranks, on a machine without a GPU."""
+    alone = case.ops[-1].mesh.world == 1
+    lines = [
+        'os.environ["LOCAL_RANK"] = "0"' if alone else 'os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])',
+        'deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # gloo does without this kernel',
+        start(case, "gloo"),
+    ]
+    if case.scenario.dtype.storage == "fp16":
+        fp16 = "get_accelerator().is_fp16_supported = lambda: True  # torch computes fp16 on any CPU"
+        lines.insert(0, f"deepspeed.accelerator.{fp16}")
+    return lines
+
+
+def _lone(case: Case) -> str:
+    """The entries of a model of one module whose weights go through a checkpoint; empty for another model."""
+    if not case.weights_alone or len(case.modules) > 1 or case.focus.role != "param":
+        return ""
+    return ", ".join(f'"{p.name}": {tensor_call(case, p)}' for p in case.modules[0].params)
+
+
+def _build(values: dict[str, Any]) -> list[str]:
+    given = "parameters" if values["frozen"] and not values["lone"] else "model.parameters()"
+    lines = ["model = make_model($number)"]
+    if values["lone"]:
+        lines = ["torch.manual_seed($number)", f"model = nn.ParameterDict({{{values['lone']}}})"]
+    lines += [] if values["lone"] else [f"model.{block}.requires_grad_(False)" for block in values["frozen"]]
+    if values["groups"] and not values["lone"]:
+        lines.append(
+            'parameters = [{**own, "params": [model.get_parameter(n) for n in names]} for own, names in GROUPS]'
+        )
+        given = "parameters"
+    elif values["frozen"] and not values["lone"]:
+        lines.append("parameters = [p for p in model.parameters() if p.requires_grad]")
+    return [
+        *lines,
+        f"optimizer = {values['optimizer'].replace('parameters', given)}",
+        "model, optimizer, _, _ = deepspeed.initialize(",
+        "    model=model, optimizer=optimizer, config=CONFIG, dist_init_required=False",
+        ")",
+    ]
+
+
+def _step(case: Case) -> list[str]:
+    count = case.scenario.microbatches
+    ones = "torch.ones(1, requires_grad=True)"
+    exact = case.focus.kind in (TRAINED, WRITTEN)
+    if count == 1:
+        loss = f"model(({ones}, $number))[0].sum()" if exact else f"model({ones}).sum()"
+        return [f"model.backward({loss})", "model.step()"]
+    batches = f"range({count} * $number, {count} * $number + {count})" if exact else f"range({count})"
+    loss = f"model(({ones}, batch))[0].sum()" if exact else f"model({ones}).sum()"
+    return [f"for {'batch' if exact else '_'} in {batches}:", f"    model.backward({loss})", "    model.step()"]
+
+
+def _config(scenario: Scenario) -> dict[str, Any]:
+    """The engine's configuration: what the scenario asks for, and buckets of a size for tiny models."""
+    ask, options, stage = scenario.optimizer, scenario.options, STAGES[scenario.sharding]
+    zero: dict[str, Any] = {
+        "stage": stage, "reduce_bucket_size": SMALL_BUCKET if SMALL_BUCKETS in options else BUCKET,
+    }  # fmt: skip
+    if SMALL_BUCKETS in options:
+        zero["allgather_bucket_size"] = SMALL_BUCKET
+    zero |= {"reduce_scatter": False} if NO_REDUCE_SCATTER in options else {}
+    for word, name in (
+        (OVERLAP, "overlap_comm"),
+        (ROUND_ROBIN, "round_robin_gradients"),
+        (ALIGNED, "parameter_alignment"),
+    ):
+        zero |= {name: True} if word in options else {}
+    if scenario.offload.fraction:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = PERSISTENT_SIZE if PERSISTENT in options else 0
+        zero |= {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0} if EAGER in options else {}
+        zero |= {"sub_group_size": SUB_GROUP_SIZE} if SUB_GROUPS in options else {}
+    asked: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1}
+    if scenario.microbatches > 1:
+        asked["gradient_accumulation_steps"] = scenario.microbatches
+    asked |= {"gradient_clipping": ask.clip}  # its default is to clip
+    asked |= {"zero_optimization": zero, "zero_allow_untested_optimizer": True}
+    if scenario.offload.fraction:
+        asked["zero_force_ds_cpu_optimizer"] = False
+    if scenario.dtype.storage == "bf16":
+        asked["bf16"] = {"enabled": True}
+    if scenario.dtype.storage == "fp16":
+        asked["fp16"] = {"enabled": True, **_loss_scale(scenario)}
+    if scenario.dtype.reduce:
+        asked["data_types"] = {"grad_accum_dtype": scenario.dtype.reduce}
+        asked["communication_data_type"] = scenario.dtype.reduce
+    if scenario.checkpoint == "universal":
+        asked["checkpoint"] = {"load_universal": True}
+    return asked
+
+
+def _loss_scale(scenario: Scenario) -> dict[str, Any]:
+    scale = scenario.optimizer.loss_scale
+    if not scale:
+        return {"loss_scale": 1}
+    own: dict[str, Any] = {"initial_scale_power": int(log2(scale)), "loss_scale_window": WINDOW}
+    return own | ({"hysteresis": 1} if NO_HYSTERESIS in scenario.options else {})

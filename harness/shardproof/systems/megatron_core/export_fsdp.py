@@ -1,0 +1,94 @@
+"""Failures under Megatron-Core's own Megatron-FSDP that one weight shows: gradients that are too large or too small,
+weights of before a load, and the state of a local tensor in a checkpoint. Scenes of `export_scene`. No torch."""
+
+from __future__ import annotations
+
+from shardproof.export.case import OTHER, TRAINED, Case
+from shardproof.export.script import Draft
+from shardproof.mechanisms.megatron.export_calls import Store
+from shardproof.systems.megatron_core.export_scene import LR, Scene, adam, build_lines, drafted, step_lines, tensor
+
+SIZE = "4, 4"
+ABOUT = "Its loss is the sum of its weight, which begins as 1."
+LOSS = 'model(torch.ones(1, device="cuda", requires_grad=True)).sum()'
+
+
+def draft(case: Case, store: Store) -> Draft | None:
+    """The draft of a case that is one of these; None for any other."""
+    first = case.first
+    if not store.fsdp or first is None or case.ops[-1].mesh.tp > 1:
+        return None
+    if case.focus.kind == TRAINED and case.focus.op.kind == "step" and not first.key.role.startswith("compute"):
+        return drafted(_step(case, store), store)
+    if case.focus.kind == OTHER and first.key.role == "compute_param" and case.does("load"):
+        return drafted(_load(case, store), store)
+    if case.is_shape and case.focus.role in ("exp_avg", "exp_avg_sq"):
+        return drafted(_stored(case, store), store)
+    return None
+
+
+def _mean(case: Case) -> float:
+    """The mean of the ranks' gradients: that of rank r is r + 1."""
+    return (case.ops[-1].mesh.dp + 1) / 2
+
+
+def _loss(case: Case) -> str:
+    return LOSS + (" * (dist.get_rank() + 1)" if case.ops[-1].mesh.dp > 1 else "")
+
+
+def _step(case: Case, store: Store) -> Scene:
+    """A gradient that is not the mean of the ranks'."""
+    return Scene(
+        case,
+        ABOUT,
+        ["self.block = Block()"],
+        "gradient that exp_avg has taken up, exp_avg / (1 - beta1)",
+        f"[{_mean(case)}]  # everywhere: the mean of the ranks' gradients",
+        "gradient(optimizer)",
+        {"build": "\n".join(build_lines(case, store, adam(case))), "step": "\n".join(_steps(case))},
+        forward="self.block(x)",
+        block=tensor(case, SIZE),
+    )
+
+
+def _steps(case: Case) -> list[str]:
+    """One step. With overlap_grad_reduce the training script enters `no_sync` for all microbatches but the last; the
+    library knows by that alone which one is the last, and only then reduces gradients that are not sharded."""
+    enters = "overlap_grad_reduce" in case.scenario.options
+    before = ["with model.no_sync():", "    pass  # no microbatch before the last one"]
+    return [*before * enters, *step_lines(_loss(case))]
+
+
+def _load(case: Case, store: Store) -> Scene:
+    """A forward after a load that computes with the weights of before it."""
+    case = case.until("load")
+    return Scene(
+        case,
+        ABOUT,
+        ["self.block = Block()"],
+        "sum of the weights that the forward after the load computes with",
+        f"16 * {1 - LR}  # Adam's first step is one of the learning rate",
+        'model(torch.zeros(1, device="cuda")).item()',
+        {"build": "\n".join(build_lines(case, store, adam(case))), "step": "\n".join(step_lines(_loss(case)))},
+        forward="self.block(x)",
+        block=tensor(case, SIZE),
+    )
+
+
+def _stored(case: Case, store: Store) -> Scene:
+    """State that the checkpoint has one rank's part of."""
+    config = adam(case)
+    names = "dcp.FileSystemReader(CHECKPOINT).read_metadata().state_dict_metadata.items()"
+    return Scene(
+        case,
+        ABOUT,
+        ["self.block = Block()"],
+        f"shape of {case.focus.role} of the weight in the checkpoint",
+        f"({SIZE})",
+        f'next(tuple(stored.size) for name, stored in {names} if name.endswith("{case.focus.role}"))',
+        {"build": "\n".join(build_lines(case, store, config))},
+        forward="self.block(x)",
+        block=tensor(case, SIZE),
+        fused=True,
+        local_state=True,
+    )

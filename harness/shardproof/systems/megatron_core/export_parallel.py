@@ -1,0 +1,109 @@
+"""Failures of tensor and expert parallelism that one number shows: a gradient norm, and loss scales that should be
+equal. Scenes of `export_scene`. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardproof.export.case import Case
+from shardproof.export.script import Draft
+from shardproof.mechanisms.megatron import export_calls as calls_of
+from shardproof.mechanisms.megatron.export_calls import Store
+from shardproof.oracle.contract import half_dtype
+from shardproof.scenario import Mesh
+from shardproof.systems.megatron_core.export_scene import Scene, adam, build_lines, drafted, step_lines, tensor
+
+
+def draft(case: Case, store: Store) -> Draft | None:
+    """The draft of a case that is one of these; None for any other."""
+    first = case.first
+    if first is None or store.fsdp:
+        return None
+    if first.key.role == "norm" and "no_initialization" in case.scenario.options and case.ops[-1].mesh.tp > 1:
+        return drafted(_norm(case, store), store)
+    if first.key.role == "scaler" and case.scenario.expert_parallel > 1 and case.does("overflow"):
+        return drafted(_scales(case, store), store)
+    if (
+        (first.key.role, first.kind) == ("step", "gap")
+        and case.scenario.expert_parallel > 1
+        and store.form == "dp_zero"
+    ):
+        return drafted(_steps(case, store), store)
+    return None
+
+
+def _norm(case: Case, store: Store) -> Scene:
+    """A norm that leaves out the shards of other ranks."""
+    case, tp = case.until("step"), case.ops[-1].mesh.tp
+    steps, config = step_lines(), {**adam(case), "clip_grad": repr(case.scenario.optimizer.clip)}
+    return Scene(
+        case,
+        "Its loss is the sum of a tensor-parallel weight of 4 x 4.",
+        [
+            "self.linear = ColumnParallelLinear(4, 4, config=CONFIG, init_method=nn.init.ones_, bias=False)",
+            "nn.init.ones_(self.linear.weight)  # since perform_initialization is off",
+        ],
+        "norm of a gradient of 16 ones",
+        "4.0",
+        "round(float(norm), 3)",
+        {
+            "build": "\n".join(build_lines(case, store, config)),
+            "step": "\n".join([*steps[:-1], "_, norm, _ = optimizer.step()"]),
+        },
+        forward="x + self.linear.weight.sum()",
+        config={"tensor_model_parallel_size": str(tp), "perform_initialization": "False"}
+        | ({"params_dtype": "torch.bfloat16"} if half_dtype(case.scenario.dtype) == "bf16" else {}),
+    )
+
+
+def _steps(case: Case, store: Store) -> Scene:
+    """Steps that ranks have counted after a load, of which one had nothing of a param group when it was saved.
+
+    Two ranks save: a dense parameter of 48 elements lies on the first of them alone. Four load: the second has a part.
+    """
+    case = case.until("load")
+    saving, loading = Mesh(1, 2, 1), Mesh(1, 4, 1)
+    ops = tuple(replace(op, mesh=saving if op in case.parts[0] else loading) for op in case.ops)
+    lines = calls_of.checkpoint(store, case)["load"].splitlines()
+    own = '[g.get("step") for o in optimizer.chained_optimizers for g in o.optimizer.param_groups if g["params"]]'
+    gather = [f"steps = [None] * {loading.world}", f"own = {own}", "dist.all_gather_object(steps, own)"]
+    return Scene(
+        case.only(ops),
+        "Its loss is the sum of a dense parameter and of one of an expert.",
+        [
+            f"self.dense = nn.Parameter({tensor(case, '48')})",
+            f"self.expert = nn.Parameter({tensor(case, '4')})",
+            "self.expert.allreduce = False  # marks a parameter of experts",
+        ],
+        "steps that each rank has counted for its param groups after the load",
+        f"[[{sum(op.kind == 'step' for op in ops)}] * len(counted) for counted in steps]",
+        "steps",
+        {"build": "\n".join(build_lines(case, store, adam(case))), "load": "\n".join([*lines, *gather])},
+        forward="self.dense.sum() + self.expert.sum() * x",
+        fused=True,
+    )
+
+
+def _scales(case: Case, store: Store) -> Scene:
+    """Loss scales of two optimizers, of which one meets an overflow."""
+    case = case.until("overflow")
+    ops = tuple(op for op in case.ops if op.kind != "step")
+    scale = case.scenario.optimizer.loss_scale or 1.0
+    config = calls_of.optimizer(case.scenario, half_dtype(case.scenario.dtype)) | {"hysteresis": "1"}
+    return Scene(
+        case.only(ops),
+        "Its loss is the sum of a dense parameter, and of one of an expert times the input.",
+        [
+            f"self.dense = nn.Parameter({tensor(case, '4')})",
+            f"self.expert = nn.Parameter({tensor(case, '4')})",
+            "self.expert.allreduce = False  # marks a parameter of experts",
+        ],
+        "loss scales of the dense and the expert optimizer after an expert's gradient has overflowed",
+        repr([scale / 2] * 2),
+        "[one.get_loss_scale().item() for one in optimizer.chained_optimizers]",
+        {
+            "build": "\n".join(build_lines(case, store, config)),
+            "overflow": "\n".join(step_lines('model(torch.full((1,), float("inf"), device="cuda")).sum()')),
+        },
+        forward="self.dense.sum() + self.expert.sum() * x",
+    )

@@ -1,0 +1,111 @@
+"""Which scenarios FSDP2 with distributed checkpoints runs. Its limits are those of
+`shardproof.mechanisms.fsdp2.limits`."""
+
+from __future__ import annotations
+
+from shardproof.loading import grows
+from shardproof.mechanisms.fsdp2 import limits as fsdp2
+from shardproof.mechanisms.fsdp2.formats import FORMATS
+from shardproof.models import model_spec
+from shardproof.program import does, load_mesh
+from shardproof.protocol.accepts import (
+    EVERY_STEP,
+    NUMBERS,
+    OPEN_LOOP,
+    Accepts,
+    Anything,
+    Constraint,
+    Faults,
+    Formats,
+    Loads,
+    Only,
+    Operations,
+    Parts,
+)
+from shardproof.scenario import SCHEDULES, DTypePolicy, Mesh, Offload, Optimizer, Scenario
+
+ACCEPTS = Accepts(
+    "torch-fsdp2",
+    keeps=("draws",),
+    device=Only("cpu", "cuda"),
+    model=Anything(),
+    mesh=Anything(),
+    load=Loads("same", "grow", "shrink", "indivisible", "tp_change"),
+    load_dtype=Anything(),
+    load_model=Anything(),
+    load_optimizer=Anything(),
+    load_version=Anything(),
+    dtype=Parts(
+        DTypePolicy,
+        storage=Only("fp32", "bf16", "fp16", "mixed", "mixed_fp16"),
+        param=Only(None, "fp32", "bf16", "fp16"),
+        reduce=Only(None, "fp32", "bf16", "fp16"),
+        output=Only(None, "fp32", "bf16", "fp16"),
+        master=Only(None, because="FSDP2 keeps no separate masters: the storage dtype is the master"),
+    ),
+    sharding=Only("fully_shard", because="FSDP2 shards per parameter"),
+    reshard_after_forward=Anything(),
+    offload=Parts(Offload, fraction=Only(0.0, 1.0, because="CPUOffloadPolicy offloads everything or nothing")),
+    optimizer=Parts(
+        Optimizer,
+        kind=Only("sgd", "adam", "adamw"),
+        impl=Only("forloop", "foreach", "fused", because="the optimizer is torch.optim's"),
+        schedule=Only(*SCHEDULES),
+        tensor_lr=Only(False, True),
+        groups=Only("model", "one"),
+        clip=Anything(),
+        loss_scale=Anything(),
+        nesterov=Only(False, True),
+        capturable=Only(False, True),
+        **NUMBERS,
+    ),
+    microbatches=Anything(),
+    grad_sync=Only("last", "every"),
+    checkpoint=Formats(FORMATS),
+    program=Operations((*EVERY_STEP, *OPEN_LOOP)),
+    faults=Faults(),
+    seed=Anything(),
+    limits=(
+        fsdp2.MIXED_GROUP, fsdp2.SCALARS, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD,
+        fsdp2.SCALER_FP16, fsdp2.FP16_RANGE, fsdp2.STRICT_MORE_BROADCAST, fsdp2.STRICT_MORE, fsdp2.STRICT_FEWER,
+        fsdp2.STRICT_FROZEN,
+        fsdp2.LEFT_OUT_THAWED,
+    ),
+    constraints=(
+        Constraint(
+            "begin-async",
+            "the program begins a save and takes steps before it is over, which dcp.async_save alone can do",
+            lambda s: does(s, "begin_save") and s.checkpoint.partition("+")[0] != "dcp-async",
+        ),
+        Constraint(
+            "grows-momentum",
+            "torch.distributed.checkpoint gives a parameter that the checkpoint does not know a momentum of zeros "
+            "before the load; foreach SGD then steps its whole group in one kernel, which rounds otherwise in half "
+            "precision",
+            lambda s: (
+                grows(s)
+                and (s.optimizer.kind, s.optimizer.impl) == ("sgd", "foreach")
+                and (s.load_dtype or s.dtype).storage != "fp32"
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+
+def strided_unevenly(scenario: Scenario) -> bool:
+    """Whether FSDP cannot share out evenly the rows that tensor parallelism has cut, on the first mesh or the second.
+
+    For example, 6 rows over 2 tensor-parallel ranks are 3 and 3, which 2 FSDP ranks hold as 2 and 1.
+    """
+    meshes = [scenario.mesh, load_mesh(scenario)]
+    cut = [p.spec.shape[0] for p in model_spec(scenario.model).unique_params if p.spec.tp_dim == 0]
+    return any(_uneven(rows, mesh) for mesh in meshes if mesh and mesh.tp > 1 for rows in cut)
+
+
+def _uneven(rows: int, mesh: Mesh) -> bool:
+    most = -(-rows // mesh.tp)
+    parts = {min(most, rows - start) for start in range(0, rows, most)}
+    return any(part % mesh.dp_shard for part in parts)
+
+
+PREDICATES = {"strided_unevenly": strided_unevenly}

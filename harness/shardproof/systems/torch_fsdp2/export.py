@@ -1,0 +1,7 @@
+"""How a failure of FSDP2 becomes a script: `shardproof.mechanisms.fsdp2.export`."""
+
+from __future__ import annotations
+
+from shardproof.mechanisms.fsdp2.export import draft
+
+__all__ = ["draft"]

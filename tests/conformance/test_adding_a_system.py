@@ -4,7 +4,7 @@ built-in system can.
 *Verifies*: its scenarios pass, it conforms, and it shows a defect that is planted in it; installed as a distribution
 with an entry point, and named on no command line, its system, format, model, program, walk, costs, known issue,
 regression and rule of diagnosis are found by `list`, `plan`, `run` and `explain`.
-*Does not verify*: a plugin's releases, which tests/unit/test_cli_releases.py has (tests/unit/overlay_system.py).
+*Does not verify*: a plugin's releases, which tests/unit/cli/test_cli_releases.py has (tests/unit/overlay_system.py).
 """
 
 from __future__ import annotations

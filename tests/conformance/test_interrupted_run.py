@@ -2,7 +2,7 @@
 
 *Verifies*: with SIGTERM, the exit status of an interrupt; with SIGTERM and SIGKILL, that the servers, supervisors,
 ranks and the manager processes that dist_checkpointing spawned are gone, and the scratch folder too.
-*Does not verify*: a server that is killed itself (tests/unit/test_world.py), nor what of the run was stored.
+*Does not verify*: a server that is killed itself (tests/unit/world/test_world.py), nor what of the run was stored.
 """
 
 from __future__ import annotations

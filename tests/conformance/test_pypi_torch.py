@@ -1,7 +1,7 @@
 """Where users are: an environment made afresh from PyPI's wheels, in which smoke must say what it says here.
 
 `pip install torch` gives a CUDA build on Linux. Nightly: 5 GB are downloaded, or taken from pip's cache. What CI runs
-in their place are `tests/unit/test_rehearsal.py` and smoke itself, on whatever build CI has.
+in their place are `tests/unit/world/test_rehearsal.py` and smoke itself, on whatever build CI has.
 """
 
 from __future__ import annotations

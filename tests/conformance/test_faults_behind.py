@@ -4,8 +4,8 @@
 it, with the fault in the cured runs too. What a cure turns green had no fault in it that shows; anything else must not
 be known, unless the defect alone looks exactly the same: then it ended the run before the fault could strike. A hang
 that nobody expects is looked at once more, with patience, so that a busy machine does not pass for a new failure.
-*Does not verify*: faults at other places of the entries' axes. tests/unit/faults/test_faults_and_known_issues.py plays the
-decision for every entry without ranks.
+*Does not verify*: faults at other places of the entries' axes. tests/unit/faults/test_faults_and_known_issues.py plays
+the decision for every entry without ranks.
 
 Only an entry without a cure can take a fault for itself: it goes by the face alone. So at night each of those meets
 every fault. An entry with a cure is asked again on the cured library, with the fault; each meets one fault, in

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from shardproof.observe.record import pack
 from shardproof.program import expand
 from shardproof.systems.torch_fsdp2.rank import Rank
-from shardproof.systems.torch_loop import context_of
+from shardproof.torch_loop.loop import context_of
 from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
 
 from benchmarks.bench_world import bench_scenario

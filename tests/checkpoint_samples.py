@@ -14,6 +14,7 @@ os.environ.setdefault("ATEN_CPU_CAPABILITY", "default")
 
 import torch
 import torch.distributed.checkpoint as dcp
+from shardproof.models import BufferSpec, ModelSpec, ModuleSpec, ParamSpec
 from shardproof.readers.description import Row, check_complete, describe
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
@@ -123,3 +124,16 @@ class Touch:
 
 
 __all__ = ["BytesStorageMetadata", "ChunkStorageMetadata", "MetadataIndex"]
+
+MODEL = ModelSpec(
+    "tiny",
+    "",
+    (
+        ModuleSpec(
+            "a",
+            (ParamSpec("weight", (3, 2)),),
+            (BufferSpec("count", (), "int64"), BufferSpec("cache", (2,), persistent=False)),
+        ),
+    ),
+)
+"""A model that fits `STATE`."""

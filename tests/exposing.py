@@ -29,9 +29,10 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from shardproof.faults.catalogue import CATALOGUE, DOES, Fault, mechanisms
+from shardproof.faults.catalogue import CATALOGUE, Fault, mechanisms
 from shardproof.faults.confusion import confusion, confusion_lines
 from shardproof.laboratory.judge import Case, run_reference
+from shardproof.program import operations
 from shardproof.protocol.registry import system_named
 from shardproof.scenario import Scenario
 from shardproof.space.constraints import impossible
@@ -39,6 +40,9 @@ from shardproof.space.files import load_space
 from shardproof.space.plan import Selection, make_plan
 
 ROOT = Path(__file__).parents[1]
+DOES = "does"
+"""The condition that is about operations, not about an axis."""
+
 FOUND = ROOT / "scenarios" / "reference" / "exposing.toml"
 RECORD = ROOT / "tests" / "golden" / "faults.toml"
 WIDE = RECORD.with_name("faults_wide.toml")
@@ -64,6 +68,16 @@ class Said:
     @property
     def noticed(self) -> bool:
         return self.verdict == "mismatch" or self.verdict.startswith("crash")
+
+
+def can_show(fault: Fault, scenario: Scenario) -> bool:
+    """Whether a scenario meets the conditions under which a fault shows."""
+    conditions = dict(fault.shows or {})
+    does = conditions.pop(DOES, ())
+    return set(does) <= set(operations(scenario.program)) and all(
+        any(fnmatchcase(scenario.axis_text(axis), pattern) for pattern in patterns)
+        for axis, patterns in conditions.items()
+    )
 
 
 def said(scenario: Scenario) -> Said:
@@ -107,7 +121,7 @@ def _made(fault: Fault) -> Iterator[Scenario]:
 def search(fault: Fault) -> tuple[Scenario | None, int, str]:
     """The first candidate that exposes a fault, how many were tried, and where it is from."""
     tried = 0
-    walked = (s for s in _walked() if fault.can_show_in(s))
+    walked = (s for s in _walked() if can_show(fault, s))
     for origin, candidates in (("walk", walked), ("conditions", _made(fault))):
         for scenario in islice(candidates, TRIES):
             tried += 1
@@ -134,7 +148,7 @@ def drawn(fault: Fault, count: int, seed: str) -> Iterator[Said]:
 
     A fault with scenarios of its own has no conditions, and where it ends a run it was planted where it cannot be.
     """
-    candidates = [s for s in _walked() if fault.can_show_in(s)]
+    candidates = [s for s in _walked() if can_show(fault, s)]
     random.Random(f"{seed} {fault.id}").shuffle(candidates)
     shown = (said(replace(s, faults=(fault.id,))) for s in candidates[: 5 * count])
     kept = (found for found in shown if found.noticed and (fault.shows is not None or found.verdict == "mismatch"))

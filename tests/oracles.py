@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from shardproof.faults.catalogue import planter_of
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Logical
 from shardproof.observe.record import LIVE, Record, every_rank
@@ -33,7 +34,7 @@ def records_of(
     """What every rank of the reference held, live and written, with the scenario's faults planted, or what `install`
     plants in their place."""
     inputs, placement = contract_of(scenario).resolve(scenario)
-    held = reference.run(inputs, placement, faults=scenario.faults, observe_ops=observe_ops, install=install)
+    held = reference.run(inputs, placement, observe_ops=observe_ops, install=install or planter_of(scenario.faults))
     return list(every_rank(held))
 
 

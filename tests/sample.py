@@ -17,8 +17,7 @@ from shardproof.cli.arguments import shipped_issues
 from shardproof.report.files import write_reports
 from shardproof.report.model import Report
 from shardproof.result import Result
-from shardproof.run import DATABASE
-from shardproof.store import Store
+from shardproof.store import DATABASE, Store
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "reports" / "sample"

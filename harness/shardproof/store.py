@@ -26,11 +26,14 @@ from typing import Any, Self
 from shardproof import store_history
 from shardproof.codec import fields_from_plain, from_plain, to_plain
 from shardproof.errors import HarnessError, UsageError
-from shardproof.report.head_results import CureCheck
+from shardproof.issues.cure_check import CureCheck
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.store_history import Past, Shown
 from shardproof.verdict import Verdict
+
+DATABASE = "results.sqlite"
+"""How the database is called in the folder of a run."""
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x53687066  # "Shpf" in the SQLite header: tells our files from other people's

@@ -103,8 +103,8 @@ CHILD = (
     "shardproof.oracle.twin",
     "shardproof.oracle.values",
     "shardproof.mechanisms.probe_module",
-    "shardproof.systems.torch_loop",
-    "shardproof.systems.torch_streams",
+    "shardproof.torch_loop.loop",
+    "shardproof.torch_loop.streams",
     "shardproof.torch_schedules",
 )
 """Further modules that load torch or a library under test: they run in ranks and workers only. A package named `rank`
@@ -326,7 +326,7 @@ def uses() -> tuple[set[tuple[str, str]], set[str]]:
 FOR_OTHERS = {
     "shardproof.protocol.accepts",
     "shardproof.protocol.system",
-    "shardproof.systems.torch_loop",
+    "shardproof.torch_loop.loop",
     "shardproof.checks.conformance",
     "shardproof.plugins",
     "shardproof.ownership",

@@ -41,7 +41,9 @@ register_program("save_three_times", "build step save save save")
 
 
 def tracked() -> list[str]:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 

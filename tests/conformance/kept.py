@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from shardproof.cli.arguments import clone_variable_of
 from shardproof.investigate.cure_table import scenario_of
 from shardproof.protocol.system import System
 from shardproof.scenario import Scenario
 from shardproof.versions import split_cures
+from shardproof.world.preflight import clone_variable_of
 
 HANGS = {
     ("torch-fsdp2", "empty-tp-hang"), ("torch-fsdp2", "combined-broadcast"), ("megatron-fsdp", "clip-empty-rank"),

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from shardproof.emulation import cuda, functions, memory
+from shardproof.emulation.used_symbols import forget_used_symbols, used_symbols
 
 
 @pytest.fixture(autouse=True)
 def _device() -> Iterator[None]:
-    cuda.reset_touched()
+    forget_used_symbols()
     with cuda.emulated():
         yield
 
@@ -388,21 +389,21 @@ class TestSymbols:
         assert torch.cuda.is_initialized()
 
     def test_what_was_touched_is_recorded(self) -> None:
-        assert cuda.touched() == ()
+        assert used_symbols() == ()
         torch.cuda.current_stream()
         _ = torch.zeros(2, device="cuda").is_cuda
         host().cuda().cpu()
-        assert cuda.touched() == (
+        assert used_symbols() == (
             "Tensor.cpu", "Tensor.cuda", "Tensor.is_cuda", "device=cuda in torch.zeros", "torch.cuda.current_stream",
         )  # fmt: skip
-        cuda.reset_touched()
-        assert cuda.touched() == ()
+        forget_used_symbols()
+        assert used_symbols() == ()
 
     def test_host_work_touches_nothing(self) -> None:
         module = torch.nn.Linear(2, 2)
         module(torch.ones(1, 2)).sum().backward()
         torch.optim.SGD(module.parameters(), lr=0.1).step()
-        assert [symbol for symbol in cuda.touched() if "cuda.synchronize" not in symbol] == []
+        assert [symbol for symbol in used_symbols() if "cuda.synchronize" not in symbol] == []
 
 
 class TestLifetime:

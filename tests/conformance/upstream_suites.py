@@ -10,10 +10,10 @@ import os
 from pathlib import Path
 
 import pytest
-from shardproof.cli.arguments import clone_variable_of
 from shardproof.suites import ranks as runner
 from shardproof.suites.declared import Upstream, upstream_of
 from shardproof.suites.verdicts import Kept, differences
+from shardproof.world.preflight import clone_variable_of
 
 
 def cases(system: str) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from shardproof.entry import resolve
 from shardproof.faults.catalogue import CATALOGUE, FOLDER, FOUND, LIST, Fault, mechanisms, scenarios_of
 
 from docs.written.fault_page import collected, left_out, render, represented
-from tests.exposing import RECORD, ROOT, record_of, search
+from tests.exposing import RECORD, ROOT, can_show, record_of, search
 
 AGAIN = "write it anew: python -m docs.written.fault_page > docs/faults.md"
 RECORDED = tomllib.loads(RECORD.read_text("utf-8"))
@@ -44,7 +44,7 @@ def test_what_was_found_is_of_the_catalogue_and_meets_the_conditions() -> None:
     assert set(found) == {fault.id for fault in CATALOGUE.values() if fault.shows is not None}
     for fault in CATALOGUE.values():
         for scenario in scenarios_of(fault) if fault.shows is not None else ():
-            assert fault.can_show_in(scenario), fault.id
+            assert can_show(fault, scenario), fault.id
 
 
 def test_the_record_is_of_the_catalogue_and_every_fault_is_noticed_in_it() -> None:

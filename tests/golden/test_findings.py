@@ -1,4 +1,4 @@
-"""docs/findings.md is what `python -m shardproof.report.findings` writes, and says of every defect what a reader
+"""docs/findings.md is what `python -m shardproof.issues.findings` writes, and says of every defect what a reader
 needs."""
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from shardproof.errors import UsageError
 from shardproof.issues.cures import cures_of
-from shardproof.report.findings import Finding, Section, render, section_of
+from shardproof.issues.findings import Finding, Section, render, section_of
 
 from tests.conformance.built_in import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = [section_of(system) for system in BUILT_IN]
 FINDINGS = [finding for section in SECTIONS for finding in section.findings]
-AGAIN = "write it anew: python -m shardproof.report.findings > docs/findings.md"
+AGAIN = "write it anew: python -m shardproof.issues.findings > docs/findings.md"
 
 
 def test_the_page_is_what_the_entries_say() -> None:

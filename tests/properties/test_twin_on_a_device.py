@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 from shardproof.emulation import cuda
+from shardproof.emulation.used_symbols import forget_used_symbols, used_symbols
 from shardproof.laboratory import judge as court
 from shardproof.observe.logical import Logical, Value
 from shardproof.oracle import twin
@@ -56,10 +57,10 @@ def test_the_twin_on_a_device_says_what_it_says_on_the_cpu(case: str) -> None:
     assert steps_on_gpu(on_gpu)
     inputs = inputs_of(on_gpu)
     assert inputs.steps_on_gpu
-    cuda.reset_touched()
+    forget_used_symbols()
     with cuda.emulated():
         found = twin.run(inputs)
-    assert cuda.touched()
+    assert used_symbols()
     assert found == twin.run(inputs_of(scenario))
 
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardproof.resilience.stacks import Stack
-from shardproof.run import DATABASE
-from shardproof.store import Store
+from shardproof.store import DATABASE, Store
 
 from tests import report_samples as samples
 

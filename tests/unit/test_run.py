@@ -28,9 +28,8 @@ from shardproof.cluster.node import Answer, NodeLaboratory, Work
 from shardproof.laboratory import laboratory
 from shardproof.report.progress import Progress
 from shardproof.result import Result
-from shardproof.run import DATABASE
 from shardproof.scenario import Scenario
-from shardproof.store import Store, StoreFull
+from shardproof.store import DATABASE, Store, StoreFull
 from shardproof.verdict import ExitStatus
 from shardproof.world.server import ForkServer
 

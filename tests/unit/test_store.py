@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import report_samples as samples
 from shardproof.errors import HarnessError, UsageError
-from shardproof.run import DATABASE, merge_runs, read_parts
-from shardproof.store import SCHEMA_VERSION, Store, StoreFull
+from shardproof.merge import merge_runs, read_parts
+from shardproof.store import DATABASE, SCHEMA_VERSION, Store, StoreFull
 from shardproof.verdict import Verdict
 
 

@@ -40,9 +40,9 @@ from pathlib import Path
 import pytest
 from shardproof.laboratory import judge
 from shardproof.resilience.trace import attached
-from shardproof.run import DATABASE
 from shardproof.scenario import Scenario
 from shardproof.space.files import load_space
+from shardproof.store import DATABASE
 from shardproof.verdict import ExitStatus
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardproof.cli.arguments import write_json
 from shardproof.errors import UsageError
 from shardproof.faults.boundary import BOUNDARY, BoundaryFault, boundary_fault
 from shardproof.faults.memory import moment_called
@@ -28,6 +27,7 @@ from shardproof.observe.record import WRITTEN
 from shardproof.program import expand
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.protocol.system import System
+from shardproof.report.publish import write_json
 from shardproof.resilience.progress import Progress
 from shardproof.result import Result
 from shardproof.scenario import Scenario

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from shardproof.checks.boundary_faults import Struck
-from shardproof.cli.arguments import write_json
 from shardproof.faults.boundary import boundary_fault
 from shardproof.faults.catalogue import CATALOGUE, Fault, mechanisms, scenarios_of
 from shardproof.faults.comparisons import PAIRS, found_kind
@@ -24,6 +23,7 @@ from shardproof.faults.confusion import confusion, confusion_lines
 from shardproof.faults.plain_scenario import strikes
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.laboratory.run_verdict import NO_EFFECT
+from shardproof.report.publish import write_json
 from shardproof.result import Result
 from shardproof.verdict import ExitStatus, Verdict
 

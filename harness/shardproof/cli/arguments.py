@@ -5,17 +5,14 @@ Every function raises UsageError for what a user can cause, before anything has 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardproof import __version__
-from shardproof.errors import MOST_GIVEN, UsageError
+from shardproof.errors import UsageError
 from shardproof.faults.requested import require_faults
 from shardproof.versions import split_cures, with_cures
 
@@ -53,71 +50,6 @@ def planned(
     require_faults({fault for scenario in made.scenarios for fault in scenario.faults})
     require_worlds(made.supported)
     return made
-
-
-PLUGINS = "shardproof.plugins"
-"""The entry-point group in which an installed package names its plugin's module."""
-
-
-def installed_plugins() -> list[str]:
-    """The modules of installed plugins.
-
-    `importlib.metadata` takes longer to import than all of this takes, so that it is asked only where a package that
-    `sys.path` shows has the group's name in its entry points, or where something else than a folder may hold packages.
-    """
-    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
-    folders = [Path(entry or ".") for entry in sys.path]
-    if len(finders) == 1 and not any(folder.is_file() or _names_plugins(folder) for folder in folders):
-        return []
-    from importlib.metadata import entry_points
-
-    return [point.module for point in entry_points(group=PLUGINS)]
-
-
-def _names_plugins(folder: Path) -> bool:
-    """Whether the metadata of some package in a folder names the group."""
-    files = [*folder.glob("*.dist-info/entry_points.txt"), *folder.glob("*.egg-info/entry_points.txt")]
-    return any(PLUGINS.encode() in file.read_bytes() for file in files)
-
-
-def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
-    """Import installed plugins and those named, which register their systems, models, faults and rules.
-
-    Returns all their modules, for the ranks to import too. A module beside the user is found, here and in the ranks,
-    but no other module gives way to one that lies there.
-    """
-    if modules and not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())
-    installed = installed_plugins()
-    wanted = tuple(dict.fromkeys((*installed, *modules)))
-    for module in wanted:
-        try:
-            import_module(module)
-            _require_whole()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_GIVEN]
-            raise UsageError.of(
-                "--plugin" if module in modules else f"installed plugin (entry-point group {PLUGINS})",
-                module,
-                f"a module that imports ({why})",
-                "--plugin my_package.my_rules",
-            ) from error
-    return wanted
-
-
-def _require_whole() -> None:
-    """Check that a plug-in left in the tables that it may add to what belongs there.
-
-    Raises:
-        TypeError: it did not.
-    """
-    from shardproof.models import ZOO, ModelSpec
-
-    for name, model in ZOO.items():
-        if not isinstance(model, ModelSpec) or model.name != name:
-            raise TypeError(f"it made model {name!r} {model!r}, which is no model of that name")
 
 
 def writable_folder(path: Path) -> Path:
@@ -170,47 +102,14 @@ def require_output_files(out: Path | None, **options: Path | None) -> None:
 
 def _run_files(out: Path) -> list[str]:
     from shardproof.report.files import PAGES
-    from shardproof.run import DATABASE
+    from shardproof.store import DATABASE
 
     return [os.path.realpath(out / name) for name in (*PAGES, DATABASE)]
-
-
-RANKS_NEED = ("torch", "numpy", "ml_dtypes", "tomli_w")
-
-
-def require_interpreter(python: str | None) -> None:
-    """Check that the interpreter of the ranks exists, runs, and has what ranks need.
-
-    Raises:
-        UsageError: it does not.
-    """
-    from shardproof.world.interpreter import interpreter
-
-    if python is None:
-        return
-    found = interpreter(python)
-    missing = [name for name in RANKS_NEED if found.release(name) is None]
-    if missing or tuple(map(int, found.python.split(".")[:2])) < (3, 11):
-        has = f"Python {found.python} without {', '.join(missing)}" if missing else f"Python {found.python}"
-        allowed = f"Python 3.11 or later with {', '.join(RANKS_NEED)} ({has})"
-        raise UsageError.of("--python", python, allowed, f"--python {sys.executable}")
 
 
 def on_device(sets: Sequence[str], device: str | None) -> tuple[str, ...]:
     """The settings of an axis that `--device` stands for, with those of `--set`."""
     return tuple(sets) if device is None else (*sets, f"device={device}")
-
-
-def require_device(device: str | None, python: str | None) -> None:
-    """Check that there is such a device for the ranks.
-
-    Raises:
-        UsageError: there is none, and why.
-    """
-    from shardproof.world.devices import require_gpu
-
-    if device == "cuda":
-        require_gpu(python or sys.executable)
 
 
 def on_ray(executor: str, address: str | None, most: int | None) -> OnRay | None:
@@ -232,53 +131,6 @@ def on_ray(executor: str, address: str | None, most: int | None) -> OnRay | None
     return OnRay(address or "", most)
 
 
-def require_machine(scenarios: Collection[Scenario], python: str | None, at_once: int = 1) -> None:
-    """Check that this machine has what scenarios need: `require_device` for every scenario, what its system was told to
-    use, worlds within the bound, and room for as many as run at once.
-
-    Raises:
-        UsageError: it has not.
-    """
-    from shardproof.protocol.registry import system_named
-    from shardproof.world.bounds import require_room, require_worlds
-
-    require_worlds(scenarios)
-    require_room(scenarios, at_once)
-    for device, system in sorted({(scenario.device, scenario.system) for scenario in scenarios}):
-        require_device(device, python)
-        system_named(system).chosen(device)
-
-
-def use_clones(clones: Sequence[str]) -> None:
-    """Name the clones of `--clone NAME=DIR`, for every later `NAME@git:REV` of this process and those that it starts.
-
-    NAME is a system, such as `automodel`, or its package as the index calls it, such as `nemo-automodel`. DIR is a
-    repository of git's, with a work tree or bare; what is checked out there does not matter.
-
-    Raises:
-        UsageError: not of that form, an unknown name, or no such folder.
-    """
-    for clone in clones:
-        name, equals, folder = clone.partition("=")
-        if not equals or not Path(folder).is_dir():
-            raise UsageError.of("--clone", clone, "NAME=DIR, a folder", "--clone megatron-core=/src/Megatron-LM")
-        os.environ[clone_variable_of(name)] = str(Path(folder).resolve())
-
-
-def clone_variable_of(name: str) -> str:
-    """The environment variable that names the clone of a system's package; name: the system's, or the package's.
-
-    Raises:
-        UsageError: there is no such system with a package.
-    """
-    from shardproof.protocol.registry import all_systems
-    from shardproof.protocol.releases import package
-    from shardproof.world.overlay import clone_variable
-
-    of_system = {system.name: system.under_test for system in all_systems()}
-    return clone_variable(package(of_system.get(name) or name).name)
-
-
 def placed(text: str, start: Path = Path()) -> str:
     """A version, or `NAME@VERSION`, with the folder of `path:DIR` absolute, so that it can be replayed anywhere.
 
@@ -290,48 +142,6 @@ def placed(text: str, start: Path = Path()) -> str:
     if path and (not before or before.endswith("@")):
         text = f"{before}path:{(start / Path(folder).expanduser()).resolve()}"
     return with_cures(text, wanted)
-
-
-def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[str, str]:
-    """Every release that was asked for by name is there and imports, before anything runs.
-
-    Returns package → releases that will run, for the record of a run.
-
-    Raises:
-        UsageError: one is not; with the last lines of what it said itself.
-    """
-    from shardproof.issues import cures
-    from shardproof.laboratory.laboratory import require_installed
-    from shardproof.protocol.registry import system_named
-    from shardproof.protocol.releases import package
-    from shardproof.world.interpreter import interpreter
-    from shardproof.world.overlay import OverlayError, build
-    from shardproof.world.torches import with_torch
-
-    found: dict[str, list[str]] = {}
-    for system, version in sorted({(scenario.system, scenario.version) for scenario in scenarios}):
-        info = system_named(system)
-        release, wanted = split_cures(version)
-        if wanted is not None:
-            cures.chosen(info, wanted)
-        if info.is_torch and release:
-            try:
-                with_torch(release, interpreter(python))
-            except (OverlayError, UsageError) as error:
-                allowed = "a release of torch that can be installed and imported here"
-                raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
-        elif info.package:
-            ran = package(info.package).newest.version
-            try:
-                ran = build(package(info.package), release, interpreter(python)).version if release else ran
-            except OverlayError as error:
-                allowed = "a release that can be installed and imported here"
-                raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
-            found.setdefault(info.package, []).append(with_cures(ran, wanted))
-        elif release:
-            first = info.distributions[0] if info.distributions else ""
-            require_installed(info, release, interpreter(python).release(first) or "")
-    return {name: ", ".join(releases) for name, releases in found.items()}
 
 
 def one_scenario(name: str, system: str | None, out: Path | None, *, keep_version: bool = False) -> Scenario:
@@ -398,19 +208,6 @@ def columns() -> int:
     return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
 
 
-def write_json(path: Path | None, document: Mapping[str, Any]) -> None:
-    """Write a document to a file that was found to be writable; nothing without one."""
-    from shardproof.report.publish import publish
-
-    if path is not None:
-        publish(path, json_text(document))
-
-
-def json_text(document: Mapping[str, Any]) -> str:
-    """A document as text that begins with who wrote it, so that a later command may replace it."""
-    return json.dumps({"written_by": f"shardproof {__version__}", **document}, indent=1, allow_nan=False) + "\n"
-
-
 def that_count(issues: KnownIssues, plan: Plan, faults: Sequence[str]) -> KnownIssues:
     """Those of known issues that count as known: all in walks, none for scenario files and planted faults, which report
     their plain verdicts."""
@@ -451,8 +248,7 @@ def stored(scenario_id: str, out: Path | None) -> Result:
 
 def kept(scenario_id: str, out: Path | None) -> tuple[Path, Result]:
     """The database that holds a scenario's newest result, and that result."""
-    from shardproof.run import DATABASE
-    from shardproof.store import Store
+    from shardproof.store import DATABASE, Store
 
     _require_id(scenario_id)
     if out and not databases(out):
@@ -482,7 +278,7 @@ def _require_id(text: str) -> None:
 def databases(folder: Path) -> list[Path]:
     """The databases of a folder: that of its runs, and that of its sweeps."""
     from shardproof.investigate import sweep_folder
-    from shardproof.run import DATABASE
+    from shardproof.store import DATABASE
 
     return [path for name in (DATABASE, sweep_folder.DATABASE) if (path := folder / name).is_file()]
 

@@ -10,8 +10,10 @@ import click
 
 from shardproof.cli import arguments, completion, options
 from shardproof.errors import UsageError, printable
+from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
 from shardproof.versions import split_cures
+from shardproof.world import preflight
 
 
 @click.command()
@@ -55,13 +57,13 @@ def port(
     from shardproof.protocol.registry import all_systems, system_named
     from shardproof.protocol.releases import package_of
     from shardproof.report.model import Report
-    from shardproof.run import DATABASE
+    from shardproof.report.publish import write_json
     from shardproof.space.files import split_system
-    from shardproof.store import Store
+    from shardproof.store import DATABASE, Store
 
-    modules = arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
-    arguments.use_clones(clones)
+    modules = load_plugins(plugins)
+    preflight.require_interpreter(python)
+    preflight.use_clones(clones)
     named, version = split_system(arguments.placed(name))
     system = system_named(named)
     if not system.package:
@@ -91,7 +93,7 @@ def port(
         page = write_page(found, Report.of(store, run, issues), folder)
     print(render(found), end="")
     print(f"report: {printable(str(page))}", file=sys.stderr)
-    arguments.write_json(json_file, document(found))
+    write_json(json_file, document(found))
     return found.status
 
 
@@ -129,11 +131,12 @@ def claims(
     from shardproof.laboratory.laboratory import Laboratory
     from shardproof.protocol.registry import all_systems, system_named
     from shardproof.protocol.releases import package_of
+    from shardproof.report.publish import write_json
     from shardproof.world.overlay import clone_variable
 
-    modules = arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
-    arguments.use_clones(clones)
+    modules = load_plugins(plugins)
+    preflight.require_interpreter(python)
+    preflight.use_clones(clones)
     arguments.require_output_files(None, json=json_file)
     if every and not runs:
         raise UsageError.of("--all", "alone", "beside --run", "--run --all")
@@ -162,5 +165,5 @@ def claims(
     for each in searched:
         for line in found.lines(each, by_entry):
             print(printable(line))
-    arguments.write_json(json_file, {"systems": [found.document(each, by_entry) for each in searched]})
+    write_json(json_file, {"systems": [found.document(each, by_entry) for each in searched]})
     return 130 if interrupted else found.status(answers) if runs else ExitStatus.OK

@@ -1,4 +1,4 @@
-"""The commands that look into one failure, library or system, or two checkpoints: from shrink and export to diff."""
+"""The commands that look into one failure, library or system: from shrink and export to conformance and optimizer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import click
 
 from shardproof.cli import arguments, completion, options
 from shardproof.faults.requested import require_faults
+from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
 from shardproof.versions import with_cures
+from shardproof.world import preflight
 
 if TYPE_CHECKING:
     from shardproof.result import Result
@@ -51,16 +53,16 @@ def shrink(
     """
     from shardproof.investigate.shrink import shrink as search
     from shardproof.laboratory.laboratory import Laboratory
-    from shardproof.report.publish import publish
+    from shardproof.report.publish import publish, write_json
     from shardproof.report.text import render_result, wants_colour
 
-    modules = arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
-    arguments.use_clones(clones)
+    modules = load_plugins(plugins)
+    preflight.require_interpreter(python)
+    preflight.use_clones(clones)
     arguments.require_output_files(None, json=json_file, toml=toml)
     scenario = arguments.one_scenario(name, None, out, keep_version=True)
-    arguments.require_machine([scenario], python)
-    arguments.require_releases([scenario], python)
+    preflight.require_machine([scenario], python)
+    preflight.require_releases([scenario], python)
 
     def told(simpler: Scenario) -> None:
         print(f"fails too: {simpler}", file=sys.stderr, flush=True)
@@ -71,7 +73,7 @@ def shrink(
     print(render_result(found.result, wants_colour(sys.stdout, os.environ)), end="")
     ended = "nothing simpler was found to try" if found.complete else f"stopped after {limit_s:.0f} s"
     print(f"shrunk from: {scenario}\n{found.tried} scenarios tried; {ended}")
-    arguments.write_json(json_file, {**found.result.to_json(), "tried": found.tried, "complete": found.complete})
+    write_json(json_file, {**found.result.to_json(), "tried": found.tried, "complete": found.complete})
     if toml is not None:
         publish(toml, f"# Written by shardproof shrink\n{found.result.scenario.to_toml(found.result.signature)}")
     return ExitStatus.FAILURE
@@ -116,13 +118,13 @@ def explore(
     """
     from shardproof.investigate.explore import Explorer, report_of, require_hypothesis, simplest, status_of, to_json
     from shardproof.laboratory.laboratory import Laboratory
-    from shardproof.report.publish import publish
+    from shardproof.report.publish import publish, write_json
     from shardproof.report.text import render_brief, wants_colour
 
-    modules = arguments.load_plugins(plugins)
+    modules = load_plugins(plugins)
     require_hypothesis()
-    arguments.require_interpreter(python)
-    arguments.use_clones(clones)
+    preflight.require_interpreter(python)
+    preflight.use_clones(clones)
     require_faults(set(faults))
     arguments.require_output_files(None, json=json_file)
     issues = arguments.shipped_issues()
@@ -142,7 +144,7 @@ def explore(
         print(render_brief(result, wants_colour(sys.stdout, os.environ)))
         print(f"  replay: shardproof run {file}\n")
     print(report_of(system, found, seed))
-    arguments.write_json(json_file, to_json(found, results))
+    write_json(json_file, to_json(found, results))
     return status_of(found, results)
 
 
@@ -173,15 +175,15 @@ def export(
     from shardproof.export.job import require_own
     from shardproof.laboratory.laboratory import Laboratory
 
-    modules = arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
+    modules = load_plugins(plugins)
+    preflight.require_interpreter(python)
     if folder is not None:
         require_own(folder)
-    arguments.use_clones(clones)
+    preflight.use_clones(clones)
 
     def examined(scenario: Scenario) -> Result:
-        arguments.require_machine([scenario], python)
-        arguments.require_releases([scenario], python)
+        preflight.require_machine([scenario], python)
+        preflight.require_releases([scenario], python)
         with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
             return laboratory.examine_one(scenario)
 
@@ -228,23 +230,25 @@ def sweep(
     from shardproof.investigate.sweep import status, sweeps, versions
     from shardproof.investigate.sweep_folder import Keeper, folder_of
     from shardproof.laboratory.laboratory import Laboratory
+    from shardproof.report.progress import Progress, verdict_of
+    from shardproof.report.publish import write_json
     from shardproof.report.releases_page import write_releases
     from shardproof.report.releases_text import render_sweeps
     from shardproof.report.text import wants_colour
 
-    modules = arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
-    arguments.use_clones(clones)
+    modules = load_plugins(plugins)
+    preflight.require_interpreter(python)
+    preflight.use_clones(clones)
     looked = out if out and arguments.databases(out) else None
     scenarios = [arguments.one_scenario(name, system, looked) for name in names]
-    arguments.require_machine(scenarios, python)
+    preflight.require_machine(scenarios, python)
     asked = versions(arguments.one_package(scenarios), tuple(map(arguments.placed, texts)))
     folder = out or folder_of(scenarios[0].system)
     arguments.require_output_files(folder, json=json_file)
     issues = arguments.shipped_issues()
     keeper = Keeper(arguments.writable_folder(folder), dict(zip(scenarios, names, strict=True)), asked)
     with keeper, Laboratory(jobs=jobs, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
-        found = sweeps(scenarios, asked, laboratory, keeper)
+        found = sweeps(scenarios, asked, laboratory, keeper, lambda cells: Progress(cells, sys.stderr, word=verdict_of))
         print(render_sweeps(names, found, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
         page, against = write_releases(keeper.store, folder, issues, keeper.fresh)
     for line in against:
@@ -252,7 +256,7 @@ def sweep(
     print(f"report: {printable(str(page))}")
     documents = [one.to_json() for one in found]
     document = documents[0] if len(names) == 1 else {"sweeps": documents}
-    arguments.write_json(json_file, {**document, "contradictions": against})
+    write_json(json_file, {**document, "contradictions": against})
     return status(found)
 
 
@@ -286,15 +290,16 @@ def bisect(
     """
     from shardproof.investigate import bisect as search
     from shardproof.laboratory.laboratory import Laboratory
+    from shardproof.report.publish import write_json
     from shardproof.report.releases_text import render_finding, tried_line
     from shardproof.report.text import wants_colour
 
-    modules = arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
-    arguments.use_clones(clones)
+    modules = load_plugins(plugins)
+    preflight.require_interpreter(python)
+    preflight.use_clones(clones)
     arguments.require_output_files(None, json=json_file)
     scenario = arguments.one_scenario(name, system, out)
-    arguments.require_machine([scenario], python)
+    preflight.require_machine([scenario], python)
     package = arguments.package_of(scenario)
     good, bad, wanted = search.ends(good, bad)
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
@@ -307,7 +312,7 @@ def bisect(
         found = searching.run(package, good, bad)
     subjects = {version: search.subject(package, version) for version in (found.before, found.after)}
     print(render_finding(found, subjects, arguments.columns(), wants_colour(sys.stdout, os.environ)), end="")
-    arguments.write_json(json_file, found.to_json())
+    write_json(json_file, found.to_json())
     return 130 if found.interrupted else ExitStatus.OK
 
 
@@ -340,8 +345,8 @@ def cures_(
     from shardproof.laboratory.laboratory import Laboratory
     from shardproof.protocol.registry import all_systems, system_named
 
-    modules = arguments.load_plugins(plugins)
-    arguments.use_clones(clones)
+    modules = load_plugins(plugins)
+    preflight.use_clones(clones)
     systems = [system_named(name) for name in names] or [system for system in all_systems() if cures_of(system)]
     wrong = 0
     for system in systems:
@@ -381,8 +386,8 @@ def conformance(
     from shardproof.protocol.registry import system_named
     from shardproof.space.files import split_system
 
-    modules = arguments.load_plugins(plugins)
-    arguments.use_clones(clones)
+    modules = load_plugins(plugins)
+    preflight.use_clones(clones)
     chosen = [split_system(arguments.placed(name)) for name in names]
     wrong = 0
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
@@ -424,9 +429,10 @@ def optimizer(
     from shardproof.optimizers.examine import Examination
     from shardproof.optimizers.laboratory import opened
     from shardproof.optimizers.request import asked, require_mesh
+    from shardproof.report.publish import write_json
 
     wanted, ranks = asked(path, texts), require_mesh(mesh)
-    arguments.require_interpreter(python)
+    preflight.require_interpreter(python)
     arguments.require_output_files(None, json=json_file)
     found: list[answers.Found] = []
     with (
@@ -439,59 +445,5 @@ def optimizer(
             print(text.line(one), flush=True)
             found.append(one)
         print(text.notes(examination), end="")
-        arguments.write_json(json_file, text.document(examination, found))
+        write_json(json_file, text.document(examination, found))
     return answers.exit_status(found)
-
-
-@click.command()
-@click.argument("a", type=click.Path(path_type=Path), metavar="A")
-@click.argument("b", type=click.Path(path_type=Path), metavar="B")
-@click.option(
-    "--rename", "renames", multiple=True, metavar="REGEX=REPL", help="Change names on both sides, first; repeatable."
-)
-@click.option("--only", multiple=True, metavar="REGEX", help="Compare these names only; repeatable.")
-@click.option("--all", "everything", is_flag=True, help="Print every difference, however many.")
-@click.option("--no-checksums", is_flag=True, help="Do not verify the checksums in files of torch.")
-@options.json
-@click.option("--html", "html_file", type=click.Path(path_type=Path), metavar="FILE", help="Also write a page.")
-@options.plugin
-def diff(
-    a: Path, b: Path, renames: tuple[str, ...], only: tuple[str, ...], everything: bool, no_checksums: bool,
-    json_file: Path | None, html_file: Path | None, plugins: tuple[str, ...],
-) -> int:  # fmt: skip
-    """Compare two checkpoints bit for bit, whatever wrote them and however they are sharded.
-
-    A and B are folders of torch's distributed checkpoint, Megatron-Core or DeepSpeed, safetensors, or files of
-    torch.save; they need not be of one kind. Nothing in them is executed, and memory stays small at any size. Exit
-    status: 0 equal, 1 different, 2 bad input.
-
-    \b
-    shardproof diff checkpoints/step-100 checkpoints/step-200
-    shardproof diff checkpoints/step-100 model.safetensors --rename '^model[.]=' --only weight
-    shardproof diff before.pt after.pt --all --json differences.json --html differences.html
-    """
-    from shardproof.compare.document import document_of
-    from shardproof.compare.page import write_page
-    from shardproof.compare.progress import progress_on
-    from shardproof.compare.renames import parse_pattern, parse_rename
-    from shardproof.compare.run import Request, compare
-    from shardproof.compare.text import render
-    from shardproof.protocol.registry import all_systems
-
-    arguments.load_plugins(plugins)
-    arguments.require_output_files(None, json=json_file, html=html_file)
-    request = Request(
-        a,
-        b,
-        [layout for system in all_systems() for layout in system.layouts],
-        [parse_rename(text) for text in renames],
-        [parse_pattern("--only", text) for text in only],
-        checksums=not no_checksums,
-    )
-    with progress_on(sys.stderr) as progress:
-        found = compare(request, progress)
-    print(render(found, everything=everything), end="")
-    arguments.write_json(json_file, document_of(found))
-    if html_file is not None:
-        write_page(found, html_file)
-    return ExitStatus.OK if found.equal else ExitStatus.FAILURE

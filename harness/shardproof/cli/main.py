@@ -15,13 +15,16 @@ import click
 
 from shardproof import __version__
 from shardproof.cli import arguments, completion, options
+from shardproof.cli.checkpoints import diff
 from shardproof.cli.heads import claims, port
-from shardproof.cli.investigate import bisect, conformance, cures_, diff, explore, export, optimizer, shrink, sweep
+from shardproof.cli.investigate import bisect, conformance, cures_, explore, export, optimizer, shrink, sweep
 from shardproof.cli.night import night
 from shardproof.cli.reports import history, merge, report
 from shardproof.cli.resilience import resilience
 from shardproof.errors import MOST_GIVEN, UNWRITTEN, HarnessError, UsageError, printable
+from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
+from shardproof.world import preflight
 
 if TYPE_CHECKING:
     from shardproof.verdict import Verdict
@@ -145,24 +148,24 @@ def run(
     from shardproof.run import Request
     from shardproof.run import run as execute
 
-    modules = arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
+    modules = load_plugins(plugins)
+    preflight.require_interpreter(python)
     ray = arguments.on_ray(executor, ray_address, jobs)
     if ray is None:
-        arguments.require_device(device, python)
+        preflight.require_device(device, python)
     plan = arguments.planned(names, systems, arguments.on_device(sets, device), strength, sample, seed, faults, shard)
     plan.require_budget()
     jobs = jobs or (os.cpu_count() or 1) + 1
     if ray is None:  # of a cluster, each node is asked
-        arguments.require_machine(plan.supported, python, jobs)
-    arguments.use_clones(clones)
+        preflight.require_machine(plan.supported, python, jobs)
+    preflight.use_clones(clones)
     others = {
         "set": sets, "strength": strength, "sample": sample, "seed": seed, "fault": faults, "plugin": plugins,
         "device": device, "python": python,
     }  # fmt: skip
     folder = out or folder_of(names, systems, shard, others)
     arguments.require_output_files(folder, json=json_file, junit=junit_file)
-    releases = arguments.require_releases(plan.scenarios, python)
+    releases = preflight.require_releases(plan.scenarios, python)
     arguments.writable_folder(folder)
     if out is None:
         point_latest(folder)
@@ -215,9 +218,9 @@ def plan(
     from shardproof.space.plan_heads import at_heads
     from shardproof.space.plan_text import render_plan
 
-    arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
-    arguments.use_clones(clones)
+    load_plugins(plugins)
+    preflight.require_interpreter(python)
+    preflight.use_clones(clones)
     made, heads = at_heads(arguments.planned(names, systems, sets, strength, sample, seed, faults, shard), python)
     print(render_plan(made, heads), end="")
     return ExitStatus.OK if made.scenarios else ExitStatus.NOTHING_RUN
@@ -233,7 +236,7 @@ def list_(plugins: tuple[str, ...]) -> int:
     """
     from shardproof.cli.listing import render_listing
 
-    arguments.load_plugins(plugins)
+    load_plugins(plugins)
     print(render_listing(), end="")
     return ExitStatus.OK
 
@@ -261,12 +264,12 @@ def replay(
     from shardproof.report.text import render_result, wants_colour
     from shardproof.verdict import exit_status
 
-    modules = arguments.load_plugins(plugins)
-    arguments.require_interpreter(python)
-    arguments.use_clones(clones)
+    modules = load_plugins(plugins)
+    preflight.require_interpreter(python)
+    preflight.use_clones(clones)
     scenario = arguments.stored(scenario_id, out).scenario
-    arguments.require_machine([scenario], python)
-    arguments.require_releases([scenario], python)
+    preflight.require_machine([scenario], python)
+    preflight.require_releases([scenario], python)
     counts: dict[Verdict, int] = {}
     colour = wants_colour(sys.stdout, os.environ)
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
@@ -297,7 +300,7 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
     from shardproof.report.text import wants_colour
     from shardproof.verdict import Verdict
 
-    arguments.load_plugins(())
+    load_plugins(())
     database, result = arguments.kept(scenario_id, out)
     if page:
         from shardproof.report.files import write_page
@@ -347,9 +350,9 @@ def faults(
     from shardproof.faults.catalogue import CATALOGUE
     from shardproof.faults.requested import require_faults
 
-    arguments.load_plugins(())
+    load_plugins(())
     ours = set(CATALOGUE)
-    modules = arguments.load_plugins(plugins)
+    modules = load_plugins(plugins)
     require_faults(chosen, logical=not struck, boundary=bool(struck))
     added = [fault for fault in CATALOGUE if fault not in ours] if plugins else []
     if every and not struck:
@@ -377,8 +380,8 @@ def doctor(newer: bool, python: str | None, clones: tuple[str, ...], plugins: tu
     """
     from shardproof.cli.doctor import examine
 
-    arguments.load_plugins(plugins)
-    arguments.use_clones(clones)
+    load_plugins(plugins)
+    preflight.use_clones(clones)
     print(examine(python, newer=newer), end="")
     return ExitStatus.OK
 
@@ -393,7 +396,7 @@ def inspect(checkpoint: Path) -> int:
     """
     from shardproof.readers.description import check_complete, describe, render_description
 
-    arguments.load_plugins(())
+    load_plugins(())
     rows = describe(checkpoint)
     print(render_description(rows), end="")
     check_complete(checkpoint, rows)

@@ -12,6 +12,8 @@ import click
 
 from shardproof.cli import arguments, completion, options
 from shardproof.errors import UsageError, printable
+from shardproof.protocol.plugin_modules import load_plugins
+from shardproof.world import preflight
 
 if TYPE_CHECKING:
     from shardproof.heads.night import Ran
@@ -51,8 +53,8 @@ def night(
     from shardproof.protocol.registry import all_systems, system_named
     from shardproof.protocol.releases import package_of
 
-    arguments.load_plugins(plugins)
-    arguments.use_clones(clones)
+    load_plugins(plugins)
+    preflight.use_clones(clones)
     system = system_named(name)
     if not system.package:
         raise UsageError.of("SYSTEM", name, [each.name for each in all_systems() if each.package], "megatron-core")

@@ -10,6 +10,7 @@ import click
 
 from shardproof.cli import arguments, options
 from shardproof.errors import UsageError, printable
+from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
 
 
@@ -26,10 +27,9 @@ def report(folder: Path, json_file: Path | None, junit_file: Path | None) -> int
     from shardproof.report.files import write_reports
     from shardproof.report.model import Report
     from shardproof.report.text import render_text, wants_colour
-    from shardproof.run import DATABASE
-    from shardproof.store import Store
+    from shardproof.store import DATABASE, Store
 
-    arguments.load_plugins(())
+    load_plugins(())
     if not (folder / DATABASE).is_file():
         raise UsageError.of("RUN", str(folder), f"a folder with a {DATABASE}", "shardproof report reports/nightly")
     arguments.require_output_files(folder, json=json_file, junit=junit_file)
@@ -59,11 +59,11 @@ def history(folder: Path, nights: int, json_file: Path | None) -> int:
     from shardproof.report.history import history_of
     from shardproof.report.history_text import render_history
     from shardproof.report.html import write_history
+    from shardproof.report.publish import write_json
     from shardproof.report.text import wants_colour
-    from shardproof.run import DATABASE
-    from shardproof.store import Store
+    from shardproof.store import DATABASE, Store
 
-    arguments.load_plugins(())
+    load_plugins(())
     form = "shardproof history reports/nightly"
     if not (folder / DATABASE).is_file():
         raise UsageError.of("FOLDER", str(folder), f"a folder with a {DATABASE}", form)
@@ -75,7 +75,7 @@ def history(folder: Path, nights: int, json_file: Path | None) -> int:
         found = history_of(store, latest, nights, least=1)
     page = write_history(found, folder)
     print(render_history(found, str(folder), str(page), wants_colour(sys.stdout, os.environ)), end="")
-    arguments.write_json(json_file, {"folder": str(folder), **found.to_json()})
+    write_json(json_file, {"folder": str(folder), **found.to_json()})
     return ExitStatus.OK
 
 
@@ -94,11 +94,13 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     shardproof merge part0 part1 part2 --out reports/nightly
     """
     from shardproof.folders import at_work_in
+    from shardproof.merge import absent_parts, merge_runs, read_parts
     from shardproof.report.files import write_reports
     from shardproof.report.text import render_text, wants_colour
-    from shardproof.run import DATABASE, Outcome, absent_parts, merge_runs, read_parts
+    from shardproof.run import Outcome
+    from shardproof.store import DATABASE
 
-    arguments.load_plugins(())
+    load_plugins(())
     parts = read_parts([folder / DATABASE for folder in folders])
     arguments.require_output_files(out, json=json_file, junit=junit_file)
     with at_work_in(arguments.writable_folder(out)):

@@ -9,6 +9,7 @@ import click
 
 from shardproof.cli import arguments, completion, options
 from shardproof.errors import UsageError
+from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
 
 
@@ -47,13 +48,14 @@ def resilience(
     Exit status: 0 every load gave a whole state or an error, 1 one gave something else, hung or crashed, or a save
     lied, 2 bad input, 130 interrupted.
     """
+    from shardproof.report.publish import write_json
     from shardproof.resilience import page, scorecard
     from shardproof.resilience.progress import Progress
     from shardproof.resilience.run import Request, replay, try_stacks
     from shardproof.resilience.stack_cures import chosen
     from shardproof.resilience.trace import require_strace
 
-    arguments.load_plugins(plugins)
+    load_plugins(plugins)
     arguments.require_output_files(None, json=json_file)
     stacks = chosen(names)
     require_strace()
@@ -72,7 +74,7 @@ def resilience(
     print(scorecard.render(document), end="")
     if folder is not None:
         print(f"report: {page.write_files(document, folder)}")
-    arguments.write_json(json_file, document)
+    write_json(json_file, document)
     if outcome.interrupted:
         again = "the same command goes on from here" if folder else "with --out DIR, the same command would go on"
         print(f"interrupted: {again}", file=sys.stderr)

@@ -22,14 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from shardproof.cli import arguments
 from shardproof.errors import HarnessError, UsageError
 from shardproof.issues.known_issues import KnownIssues
 from shardproof.laboratory.executor import attributed_by, installed_versions
 from shardproof.laboratory.laboratory import Laboratory
+from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.store import StoreFull
+from shardproof.world import preflight
 from shardproof.world.bounds import is_lockstep, world_of
 
 Work = Literal["attributed", "once", "confirmed"]
@@ -126,11 +127,11 @@ class NodeLaboratory:
         if Path(setting.folder).is_dir():
             os.chdir(setting.folder)
         try:
-            arguments.load_plugins(setting.plugins)
-            arguments.require_interpreter(setting.python)
+            load_plugins(setting.plugins)
+            preflight.require_interpreter(setting.python)
             self._require_versions()
-            arguments.require_machine(setting.samples, setting.python)
-            arguments.require_releases(setting.samples, setting.python)
+            preflight.require_machine(setting.samples, setting.python)
+            preflight.require_releases(setting.samples, setting.python)
         except (UsageError, HarnessError) as error:
             return str(error)
         self._logs = Path(self._opened.enter_context(tempfile.TemporaryDirectory(prefix="shardproof-logs-")))

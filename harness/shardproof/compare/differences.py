@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from shardproof.codec import to_plain
 
 STRUCTURE = ("missing", "extra", "kind", "dtype", "shape", "gap", "overlap")
 """Kinds of difference in what there is: `missing` is in A only, `extra` in B only, `kind` a tensor against a plain
@@ -97,6 +100,15 @@ class Comparison:
             if one.kind not in ("missing", "extra"):
                 row["equal"] -= 1
         return {role: dict(row) for role, row in sorted(table.items())}
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it in JSON types, every difference too."""
+        kept = {name: getattr(self, name) for name in ("elements", "read_bytes", "checksums", "left_out", "hint")}
+        found = [to_plain(one) for one in self.found]
+        return {
+            "equal": self.equal, "a": to_plain(self.a), "b": to_plain(self.b), **kept,
+            "counts": self.counts(), "differences": found,
+        }  # fmt: skip
 
 
 def in_order(found: Iterable[Found]) -> tuple[Found, ...]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from shardproof.compare import distributed, safetensors
 from shardproof.compare.archives import add_archive
 from shardproof.compare.contents import Contents
 from shardproof.compare.files import FORM, Files
 from shardproof.compare.legacy import MAGIC, add_legacy
+from shardproof.protocol.checkpoint_layout import Layout
 from shardproof.readers.errors import bad
 from shardproof.readers.pieces import FULL_FILE, KeyPath
 
@@ -34,22 +34,8 @@ _ALLOWED = (
 )
 
 
-class Layout(Protocol):
-    """A kind of folder that only one library writes."""
-
-    def recognises(self, folder: Path) -> bool:
-        """Whether the folder is one. It looks at names, and at small text files."""
-
-    def add(self, contents: Contents, folder: Path) -> str:
-        """Take everything in it up; what the kind is called.
-
-        Raises:
-            CheckpointError: it is damaged, or of a form that cannot be read.
-        """
-
-
 def open_contents(
-    path: Path, layouts: Iterable[Layout], told: Callable[[int], None], *, checksums: bool = True
+    path: Path, layouts: Iterable[Layout[Contents]], told: Callable[[int], None], *, checksums: bool = True
 ) -> Contents:
     """The index of a checkpoint; close its files after use.
 
@@ -71,7 +57,7 @@ def open_contents(
     return contents
 
 
-def _add_folder(contents: Contents, folder: Path, layouts: tuple[Layout, ...]) -> str:
+def _add_folder(contents: Contents, folder: Path, layouts: tuple[Layout[Contents], ...]) -> str:
     for layout in layouts:
         if layout.recognises(folder):
             return layout.add(contents, folder)

@@ -20,10 +20,11 @@ from shardproof.compare.bits import Tally, compare_bits, index_of
 from shardproof.compare.contents import Contents, Entry, Tensor
 from shardproof.compare.coverage import flaw
 from shardproof.compare.differences import Comparison, Found, Side, in_order
-from shardproof.compare.formats import Layout, open_contents
+from shardproof.compare.formats import open_contents
 from shardproof.compare.renames import Rename, hint_of
 from shardproof.compare.roles import role_of
 from shardproof.errors import UsageError
+from shardproof.protocol.checkpoint_layout import Layout
 from shardproof.readers.errors import bad
 from shardproof.readers.values import Value
 
@@ -51,7 +52,7 @@ class Request:
 
     a: Path
     b: Path
-    layouts: Sequence[Layout]
+    layouts: Sequence[Layout[Contents]]
     renames: Sequence[Rename] = ()
     only: Sequence[re.Pattern[str]] = ()
     checksums: bool = True

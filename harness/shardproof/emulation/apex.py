@@ -18,7 +18,7 @@ import torch
 
 from shardproof.emulation import kernels
 from shardproof.emulation.fused import FusedAdam, FusedSGD
-from shardproof.emulation.touched import touch
+from shardproof.emulation.used_symbols import touch
 
 __all__ = ["FusedAdam", "FusedSGD", "install", "te_version_known"]
 

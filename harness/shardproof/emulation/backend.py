@@ -19,7 +19,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
-from shardproof.emulation.touched import touch
+from shardproof.emulation.used_symbols import touch
 from shardproof.ownership import hand_on
 
 SYMBOL = "backend nccl (gloo)"

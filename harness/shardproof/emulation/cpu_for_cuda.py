@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from shardproof.emulation.touched import touch
+from shardproof.emulation.used_symbols import touch
 from shardproof.ownership import hand_on
 
 _MOVES: tuple[Any, ...] = (torch.Tensor.to, torch._C._nn._parse_to)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from shardproof.emulation import functions, machine, memory, symbols
-from shardproof.emulation import touched as record
 from shardproof.emulation.machine import Kind
 from shardproof.emulation.memory import Side
+from shardproof.emulation.used_symbols import touch
 from shardproof.ownership import hand_on
 
 _MISSING: Any = object()
@@ -135,16 +135,6 @@ def is_device(tensor: torch.Tensor) -> bool:
     return memory.resolve(tensor) is Side.DEVICE
 
 
-def touched() -> tuple[str, ...]:
-    """The emulated symbols used in this process since the last reset, sorted."""
-    return tuple(sorted(record.symbols))
-
-
-def reset_touched() -> None:
-    """Forget what was used so far."""
-    record.symbols.clear()
-
-
 def _tag_location(storage: Any) -> str | None:
     return f"cuda:{machine.current}" if _process.depth and memory.storage_side(storage) is Side.DEVICE else None
 
@@ -153,7 +143,7 @@ def _restore_location(storage: Any, location: str) -> Any:
     if not _process.depth or not location.startswith("cuda"):
         return None
     functions.device_side(location)
-    record.touch("torch.load(cuda)")
+    touch("torch.load(cuda)")
     memory.put_storage(storage, Side.DEVICE)
     return storage
 

@@ -3,7 +3,7 @@
 On `cpu` the device, apex and TransformerEngine's optimizers are emulated. On `cuda` the device is real, and so are the
 optimizers of TransformerEngine, else of apex, where they are installed: Megatron-Core's own order of preference. Where
 neither is, the emulated classes step on the GPU with torch's kernels. What is emulated says so itself when it is used
-(`touched`), so that a result never depends on this choice being remembered.
+(`used_symbols`), so that a result never depends on this choice being remembered.
 
 *Does not verify* anything; no real optimizer of apex or TransformerEngine has been run through here yet.
 """

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from shardproof.emulation import machine, memory
 from shardproof.emulation.generator import on_device_generator
 from shardproof.emulation.memory import Side
-from shardproof.emulation.touched import touch
+from shardproof.emulation.used_symbols import touch
 from shardproof.ownership import hand_on, refused
 
 Function = Callable[..., Any]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shardproof.emulation.touched import touch
+from shardproof.emulation.used_symbols import touch
 
 _maximum = torch.maximum
 

@@ -121,9 +121,9 @@ class _Session:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Say what was emulated."""
-        from shardproof.emulation import cuda
+        from shardproof.emulation.used_symbols import used_symbols
 
-        terminalreporter.write_line(f"emulated by shardproof: {', '.join(cuda.touched()) or 'nothing'}")
+        terminalreporter.write_line(f"emulated by shardproof: {', '.join(used_symbols()) or 'nothing'}")
 
     def pytest_unconfigure(self) -> None:
         """Leave no group and no device."""

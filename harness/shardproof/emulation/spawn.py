@@ -20,7 +20,7 @@ from multiprocessing import context, popen_fork
 from multiprocessing.managers import BaseManager
 from typing import Any
 
-from shardproof.emulation import touched
+from shardproof.emulation.used_symbols import touch
 
 REAL_SPAWN = "SHARDPROOF_REAL_SPAWN"
 """Environment variable: any text leaves spawned processes as they are."""
@@ -42,7 +42,7 @@ def forked(*, workers: bool = False) -> Iterator[None]:
         is_manager = getattr(process._target, "__func__", None) is manager
         if not is_manager and not workers:
             return spawned(process)
-        touched.touch(f"multiprocessing spawn (of a {'manager' if is_manager else 'worker'})")
+        touch(f"multiprocessing spawn (of a {'manager' if is_manager else 'worker'})")
         return popen_fork.Popen(process)
 
     spawn._Popen = staticmethod(start)

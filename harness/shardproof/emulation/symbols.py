@@ -17,7 +17,7 @@ import torch.distributed
 from shardproof.emulation import collectives, machine, memory
 from shardproof.emulation.functions import device_side
 from shardproof.emulation.generator import GENERATOR
-from shardproof.emulation.touched import touch
+from shardproof.emulation.used_symbols import touch
 from shardproof.ownership import hand_on
 
 _barrier = torch.distributed.barrier

@@ -30,7 +30,7 @@ import torch
 
 from shardproof.emulation import kernels, names, te_choice, te_multi_tensor, te_quantize
 from shardproof.emulation.te_multi_tensor import NAME, Lists, launched
-from shardproof.emulation.touched import touch
+from shardproof.emulation.used_symbols import touch
 from shardproof.ownership import refused
 
 _ENUMS: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from shardproof.emulation import kernels
-from shardproof.emulation.touched import touch
+from shardproof.emulation.used_symbols import touch
 from shardproof.ownership import refused
 
 NAME = "transformer_engine_torch"

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from shardproof.emulation import memory
 from shardproof.emulation.te_multi_tensor import scale_of
-from shardproof.emulation.touched import touch
+from shardproof.emulation.used_symbols import touch
 from shardproof.ownership import refused
 
 NAME = "transformer_engine_torch"

@@ -16,16 +16,15 @@ from shardproof.export.case import Case
 from shardproof.export.script import SCRIPT, Draft, body_lines
 from shardproof.investigate.cure_table import scenario_of
 from shardproof.issues import cures
+from shardproof.issues.findings import Finding, section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of, repaired_in
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.system import System
-from shardproof.report.findings import Finding, section_of
-from shardproof.report.model import headline
-from shardproof.report.text import difference_lines
-from shardproof.report.titles import title
 from shardproof.result import Evidence, Result, describe
 from shardproof.scenario import Scenario
 from shardproof.tables import text_of
+from shardproof.wording.lines import difference_lines, headline
+from shardproof.wording.titles import title
 
 BRIEF = 90
 """Characters of a sentence that is too short to open a script alone."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from shardproof.errors import UsageError
 from shardproof.faults import collectives, memory, overlap, ranks, reorder
-from shardproof.faults.around import Around
+from shardproof.faults.ranks import Around
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext, RankSystem, event_note, strike_note
 from shardproof.scenario import Scenario

@@ -20,14 +20,13 @@ with `shardproof.plugins.register_fault`. Imports no torch, and what plants a fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING
 
 from shardproof.entry import resolve
-from shardproof.program import operations
+from shardproof.errors import UsageError
 from shardproof.scenario import Scenario
 from shardproof.tables import SHIPPED, Table, load_toml
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from shardproof.reference.system import Ranks
 
 LIST, FOUND = "faults.toml", "exposing.toml"
-DOES = "does"
-"""The condition that is about operations, not about an axis."""
 
 FOLDER = SHIPPED / Scenario().system
 """Where both files lie: beside the walks of the system that faults are planted in."""
@@ -63,15 +60,6 @@ class Fault:
     install: Callable[[Ranks], None] = field(repr=False)
     mechanism: str = ""
     shows: Mapping[str, tuple[str, ...]] | None = field(default=None, hash=False)
-
-    def can_show_in(self, scenario: Scenario) -> bool:
-        """Whether a scenario meets the conditions."""
-        conditions = dict(self.shows or {})
-        does = conditions.pop(DOES, ())
-        return set(does) <= set(operations(scenario.program)) and all(
-            any(fnmatchcase(scenario.axis_text(axis), pattern) for pattern in patterns)
-            for axis, patterns in conditions.items()
-        )
 
 
 @cache
@@ -123,6 +111,26 @@ def _planter(entry: str, stage: str) -> Callable[[Ranks], None]:
 
 
 CATALOGUE: dict[str, Fault] = {fault.id: fault for fault in _faults()}
+
+
+def planter_of(faults: Collection[str]) -> Callable[[Ranks], None] | None:
+    """What plants several faults in the ranks of a build; None where there is none to plant.
+
+    Args:
+        faults: ids.
+
+    Raises:
+        UsageError: one that the catalogue does not have.
+    """
+    unknown = [fault for fault in faults if fault not in CATALOGUE]
+    if unknown:
+        raise UsageError.of("faults", ",".join(unknown), CATALOGUE, "--set faults=no-op-load")
+
+    def plant(ranks: Ranks) -> None:
+        for fault in faults:
+            CATALOGUE[fault].install(ranks)
+
+    return plant if faults else None
 
 
 def scenarios_of(fault: Fault) -> tuple[Scenario, ...]:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shardproof.faults.around import Around
 from shardproof.faults.memory import flip
+from shardproof.faults.ranks import Around
 from shardproof.ownership import planted
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext, RankSystem

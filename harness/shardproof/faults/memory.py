@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from shardproof.faults.around import Around
+from shardproof.faults.ranks import Around
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext, RankSystem
 

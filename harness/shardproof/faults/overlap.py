@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from shardproof.faults.around import Around
+from shardproof.faults.ranks import Around
 from shardproof.program import Op, expand
 from shardproof.protocol.system import RankContext, RankSystem
 from shardproof.scenario import Scenario

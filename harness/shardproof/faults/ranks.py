@@ -25,12 +25,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from shardproof.faults.around import Around
 from shardproof.ownership import planted
 from shardproof.program import LOADS, Op, expand
 from shardproof.protocol.system import RankContext, RankSystem
 
 Strike = Callable[[RankContext], None]
+
+Around = Callable[[Callable[[], None], Op, RankContext, RankSystem], None]
+"""What a boundary fault does: it performs an operation on one rank, with something going wrong around it. It is given
+what performs the operation, the operation, what the rank knows, and the system on that rank."""
 
 _TOLD = frozenset(
     {

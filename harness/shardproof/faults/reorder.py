@@ -17,8 +17,8 @@ import datetime
 from collections.abc import Callable
 from typing import Any
 
-from shardproof.faults.around import Around
 from shardproof.faults.collectives import Collective, meeting
+from shardproof.faults.ranks import Around
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext, RankSystem
 

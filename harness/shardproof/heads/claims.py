@@ -24,12 +24,12 @@ from typing import Any
 
 from shardproof.heads.log import Commit, Log, numbers_of, tag_of
 from shardproof.heads.regressions import Kept, State, Tried, beyond, judged, placed_on, regressions, there
+from shardproof.issues.findings import Finding, section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.protocol.registry import all_systems
 from shardproof.protocol.releases import Package, package_of
 from shardproof.protocol.system import System
-from shardproof.report.findings import Finding, section_of
 from shardproof.report.progress import Progress
 from shardproof.result import Result
 from shardproof.scenario import Scenario

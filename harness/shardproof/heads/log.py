@@ -21,8 +21,8 @@ from pathlib import Path, PurePosixPath
 
 from shardproof.errors import UsageError
 from shardproof.issues.cures import Cure
+from shardproof.issues.findings import Finding
 from shardproof.protocol.releases import Package
-from shardproof.report.findings import Finding
 from shardproof.versions import is_version
 from shardproof.world.overlay import clone_variable, commit_of, git, holds
 

@@ -33,13 +33,12 @@ from shardproof.issues.cures import available
 from shardproof.issues.known_issues import KnownIssues
 from shardproof.protocol.releases import Package
 from shardproof.protocol.system import System
+from shardproof.report.cause_wording import wording_of
 from shardproof.report.causes import cause_of
 from shardproof.report.history import FIRST, FIXED
 from shardproof.report.model import Report
-from shardproof.report.wording import wording_of
 from shardproof.result import Result
-from shardproof.run import DATABASE
-from shardproof.store import Store
+from shardproof.store import DATABASE, Store
 from shardproof.verdict import ExitStatus, Standing
 from shardproof.versions import CURED
 from shardproof.world.overlay import commit_of, git

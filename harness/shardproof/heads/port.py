@@ -36,20 +36,21 @@ from shardproof.heads.signatures import Changed, Tree, changes
 from shardproof.investigate import cure_table
 from shardproof.investigate.stale_cures import checked, questions
 from shardproof.issues import cures
+from shardproof.issues.cure_check import LATER, CureCheck
+from shardproof.issues.cure_check import REPAIRED as CURE_REPAIRED
+from shardproof.issues.findings import Finding, section_of
 from shardproof.issues.known_issues import KnownIssues
 from shardproof.laboratory.attribution import attributed
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
-from shardproof.report.findings import Finding, section_of
-from shardproof.report.head_results import LATER, CureCheck, reason
-from shardproof.report.head_results import REPAIRED as CURE_REPAIRED
-from shardproof.report.model import brief
+from shardproof.report.head_results import reason
 from shardproof.report.progress import Progress
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.space.cost import cost_model
 from shardproof.verdict import ExitStatus, Verdict
+from shardproof.wording.lines import brief
 from shardproof.world.environments import Environments
 from shardproof.world.overlay import OverlayError
 

@@ -16,10 +16,10 @@ from enum import Enum
 from packaging.version import Version
 
 from shardproof.issues.cures import available
+from shardproof.issues.findings import Finding
 from shardproof.issues.known_issues import KnownIssues, bound_of
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.system import System
-from shardproof.report.findings import Finding
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.space.files import load_space

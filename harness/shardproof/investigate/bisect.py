@@ -23,10 +23,10 @@ from packaging.version import Version
 
 from shardproof.errors import UsageError
 from shardproof.protocol.releases import Package
-from shardproof.report.model import brief
 from shardproof.result import Result
 from shardproof.verdict import Verdict
 from shardproof.versions import split_cures
+from shardproof.wording.lines import brief
 from shardproof.world.overlay import commit_of, git
 
 GIT = "git:"

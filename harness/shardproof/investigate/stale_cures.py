@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from packaging.version import Version
 
 from shardproof.investigate.cure_table import scenario_of
+from shardproof.issues.cure_check import LATER, NOT_SHOWN, REPAIRED, STALE, CureCheck
 from shardproof.issues.cures import CLASH, cures_of
 from shardproof.issues.known_issues import KnownIssue, bound_of, known_issues_of
 from shardproof.laboratory.misfits import on_head
 from shardproof.protocol.registry import system_named
-from shardproof.report.head_results import LATER, NOT_SHOWN, REPAIRED, STALE, CureCheck
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import Verdict

@@ -5,17 +5,16 @@ A release that cannot be installed or imported is a row that says so; it never e
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from packaging.version import Version
 
 from shardproof.errors import UsageError
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.protocol.releases import Package
-from shardproof.report.progress import Progress, verdict_of
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import ExitStatus, Verdict, exit_status
@@ -99,18 +98,33 @@ Keep = Callable[[Result], None]
 """What is done with each result as soon as it is there."""
 
 
-def sweep(scenario: Scenario, asked: Sequence[str], laboratory: Laboratory, keep: Keep | None = None) -> Sweep:
+class Progress(Protocol):
+    """What shows how far a sweep is."""
+
+    def finished(self, result: Result, /) -> None:
+        """Count a result."""
+
+
+Watch = Callable[[Mapping[str, float]], AbstractContextManager[Progress | None]]
+"""Opens the progress of a sweep. It gets the ids of what will run, each with its share of the work."""
+
+
+def sweep(
+    scenario: Scenario, asked: Sequence[str], laboratory: Laboratory, keep: Keep | None = None,
+    watch: Watch = lambda cells: nullcontext(),
+) -> Sweep:  # fmt: skip
     """Run a scenario on every version, several at a time; Ctrl-C keeps the rows that are there.
 
     Args:
         laboratory: entered already.
         keep: gets each result as soon as it is there.
+        watch: shows how far the sweep is; nothing is shown without.
     """
     cells = {replace(scenario, version=version): version for version in asked}
     rows: dict[str, Row] = {}
     interrupted = False
     try:
-        for result in _examined(cells, laboratory):
+        for result in _examined(cells, laboratory, watch):
             rows[cells[result.scenario]] = Row(cells[result.scenario], result)
             if keep is not None:
                 keep(result)
@@ -120,12 +134,13 @@ def sweep(scenario: Scenario, asked: Sequence[str], laboratory: Laboratory, keep
 
 
 def sweeps(
-    scenarios: Sequence[Scenario], asked: Sequence[str], laboratory: Laboratory, keep: Keep | None = None
-) -> list[Sweep]:
-    """A sweep of each scenario, in order; Ctrl-C keeps those that were begun. keep: as `sweep` takes it."""
+    scenarios: Sequence[Scenario], asked: Sequence[str], laboratory: Laboratory, keep: Keep | None = None,
+    watch: Watch = lambda cells: nullcontext(),
+) -> list[Sweep]:  # fmt: skip
+    """A sweep of each scenario, in order; Ctrl-C keeps those that were begun. keep, watch: as `sweep` takes them."""
     found: list[Sweep] = []
     for scenario in scenarios:
-        found.append(sweep(scenario, asked, laboratory, keep))
+        found.append(sweep(scenario, asked, laboratory, keep, watch))
         if found[-1].interrupted:
             break
     return found
@@ -138,8 +153,9 @@ def status(found: Sequence[Sweep]) -> int:
     return Sweep(found[0].scenario, tuple(row for one in found for row in one.rows)).status
 
 
-def _examined(cells: dict[Scenario, str], laboratory: Laboratory) -> Iterator[Result]:
-    with Progress({cell.id: 1.0 for cell in cells}, sys.stderr, word=verdict_of) as progress:
+def _examined(cells: dict[Scenario, str], laboratory: Laboratory, watch: Watch) -> Iterator[Result]:
+    with watch({cell.id: 1.0 for cell in cells}) as progress:
         for result in laboratory.examine(cells, lambda scenario, blob: None):
-            progress.finished(result)
+            if progress is not None:
+                progress.finished(result)
             yield result

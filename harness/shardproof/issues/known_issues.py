@@ -29,7 +29,7 @@ The file (`issues.toml` of a system):
 An entry with `behind` names defects that end every scenario before this one can show itself. It has no `match` and
 matches nothing; it is kept for the reader. Only on a head where those are cured and its own cure no longer fits does
 it show, and then its scenario tells it (`shardproof.laboratory.witness`). The further keys of an entry, which only that
-reader needs, are those of harness/shardproof/report/findings.py.
+reader needs, are those of harness/shardproof/issues/findings.py.
 
 For a crash the evidence is `TYPE: first line of the message at FILE, FUNCTION`, e.g. `RuntimeError: size of
 tensor*`, with numbers written as N; for a hang `deadline: *`. Patterns are shell patterns (`*`, `?`, `[abc]`).
@@ -68,7 +68,7 @@ _TEXTS = ("id", "what", "library_line", "since", "scenario")
 _STORY = ("fixed", "severity", "cause", "behind", "releases", "part", "detail")
 ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *NOVELTY_KEYS, *_STORY)
 """Keys of an entry. Those behind `fixed` are for the reader of docs/findings.md:
-harness/shardproof/report/findings.py."""
+harness/shardproof/issues/findings.py."""
 
 
 @dataclass(frozen=True)

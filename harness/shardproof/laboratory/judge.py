@@ -36,6 +36,7 @@ from typing import Any
 from shardproof.diagnosis import Context, Explanation, explain_refusal
 from shardproof.diagnosis.rules.engine import explain
 from shardproof.diff import LAZY_STATE, Difference, as_numbers, diff
+from shardproof.faults.catalogue import planter_of
 from shardproof.loading import at
 from shardproof.models import model_spec
 from shardproof.observe.ambient import expected_generators
@@ -68,8 +69,7 @@ class Judgement:
     * differences: those that fail, structure first.
     * normalisations: differences that the contract allows, listed and counted.
     * explanations: mechanisms, most specific first.
-    * distrust: why no verdict can be given (twin and reference disagree, or a load could do nothing unseen); empty when
-      the oracle is sound.
+    * distrust: why there is no verdict: twin and reference disagree, or a load could do nothing unseen; else empty.
     * elements: those of what differs, packed for a reader (`shardproof.tensor_pictures`).
     """
 
@@ -168,7 +168,7 @@ def run_reference(case: Case) -> tuple[Judgement, list[Record], dict[str, Any]]:
     if not case.scenario.faults and (passed := _passed(case)) is not None:
         return passed, [], {}
     try:
-        records = reference.run(case.inputs, case.placement, faults=case.scenario.faults)
+        records = reference.run(case.inputs, case.placement, install=planter_of(case.scenario.faults))
     except reference.CrashError as crash:
         refused = (str(crash.cause), crash.op.index)
         return judge(case, crash.records, refused=refused), crash.records, {"crash": _error(crash)}

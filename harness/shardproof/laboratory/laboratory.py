@@ -50,6 +50,7 @@ from shardproof.scratch import PREFIX, HeldFolder
 from shardproof.store import StoreFull
 from shardproof.verdict import Verdict
 from shardproof.versions import SOURCES, split_cures, with_cures
+from shardproof.world import preflight
 from shardproof.world.bounds import require_world
 from shardproof.world.environments import Environments
 from shardproof.world.interpreter import interpreter
@@ -337,7 +338,7 @@ class Laboratory:
         info = system_named(scenario.system)
         release, wanted = split_cures(scenario.version)
         if not info.package:
-            require_installed(info, release, self._named(info, replace(scenario, version="")))
+            preflight.require_installed(info, release, self._named(info, replace(scenario, version="")))
         if info.package or wanted is not None:
             return self._environments.server(info, scenario)
         return nullcontext(self._servers[scenario.device])
@@ -427,18 +428,6 @@ def scratch_folder() -> Path:
     except OSError:
         pass
     return Path(tempfile.gettempdir())
-
-
-def require_installed(info: System, version: str, installed: str) -> None:
-    """Check that the release asked for is the one there is: a library that came with the interpreter cannot be
-    exchanged.
-
-    Raises:
-        UsageError: `version` is another one.
-    """
-    if version not in ("", installed, installed.partition("+")[0]):
-        allowed = f"{installed or 'none'}, which is installed; another one with --python PATH"
-        raise UsageError.of(f"version of {info.name}", version, allowed, f"--system {info.name}")
 
 
 def _require_space(scenario: Scenario, directory: Path, outcome: JobOutcome) -> None:

@@ -36,7 +36,7 @@ from shardproof.scenario import Mesh, Scenario
 from shardproof.tables import SHIPPED
 
 if TYPE_CHECKING:
-    from shardproof.compare.formats import Layout
+    from shardproof.protocol.checkpoint_layout import Layout
     from shardproof.readers.vocabulary import Vocabulary
 
 
@@ -232,9 +232,9 @@ class System:
         return found
 
     @cached_property
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> Sequence[Layout[Any]]:
         """The kinds of checkpoint folders that only its library writes."""
-        layouts: Sequence[Layout] = self._part(self.layouts_entry) if self.layouts_entry else ()
+        layouts: Sequence[Layout[Any]] = self._part(self.layouts_entry) if self.layouts_entry else ()
         return layouts
 
     @cached_property

@@ -28,8 +28,8 @@ import pytest
 from shardproof.cli import arguments
 from shardproof.errors import HarnessError, UsageError, printable
 from shardproof.issues.known_issues import KnownIssues
+from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.protocol.registry import system_named
-from shardproof.report.model import headline
 from shardproof.report.text import render_result
 from shardproof.result import Result, with_elements
 from shardproof.scenario import Scenario
@@ -37,6 +37,8 @@ from shardproof.space.files import Space, load_space
 from shardproof.space.plan import Selection, make_plan
 from shardproof.verdict import Standing, Verdict
 from shardproof.versions import split_cures, with_cures
+from shardproof.wording.lines import headline
+from shardproof.world import preflight
 from shardproof.world.bounds import require_world
 
 if TYPE_CHECKING:
@@ -133,7 +135,7 @@ class Bench:
         from shardproof.laboratory.attribution import attributed
 
         require_world(scenario)
-        arguments.require_machine([scenario], None)
+        preflight.require_machine([scenario], None)
         laboratory = self._laboratory()
 
         def once(wanted: Scenario) -> Result:
@@ -182,8 +184,8 @@ def bench(config: pytest.Config) -> Bench:
     if _BENCH not in config.stash:
         _seconds(config)
         with told_by_pytest():
-            modules = arguments.load_plugins(config.getoption("shardproof_plugin"))
-            arguments.use_clones(config.getoption("shardproof_clone"))
+            modules = load_plugins(config.getoption("shardproof_plugin"))
+            preflight.use_clones(config.getoption("shardproof_clone"))
         config.stash[_BENCH] = Bench(config, modules)
     return config.stash[_BENCH]
 

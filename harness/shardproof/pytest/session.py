@@ -163,8 +163,8 @@ class _Kept:
     def pytest_sessionstart(self) -> None:
         """Begin a run in the folder."""
         from shardproof.folders import at_work_in
-        from shardproof.run import DATABASE, Request, versions
-        from shardproof.store import Store
+        from shardproof.run import Request, versions
+        from shardproof.store import DATABASE, Store
 
         with told_by_pytest():
             self.out = Path(self.config.getoption("shardproof_out"))

@@ -1,14 +1,13 @@
 """The reference as a system: the full sharded optimizer of all ranks in one process, no files, no library.
 
 `run` executes a scenario's expanded program in lockstep and returns what every rank held after every operation.
-Logical faults of `faults.catalogue` that the scenario names are installed into every session.
+Faults are planted by whoever asks for a run: it may change the ranks of every session before they build.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 
-from shardproof.errors import UsageError
 from shardproof.models import model_spec
 from shardproof.observe.logical import Logical
 from shardproof.observe.record import Record
@@ -89,7 +88,6 @@ def run(
     inputs: Inputs,
     placement: Placement,
     *,
-    faults: Collection[str] = (),
     observe_ops: Collection[int] | None = None,
     install: Callable[[Ranks], None] | None = None,
 ) -> list[Record]:
@@ -97,14 +95,15 @@ def run(
 
     Args:
         inputs, placement: as a contract resolves a scenario (`shardproof.oracle.contract`).
-        faults: ids of logical faults to plant. observe_ops: indices of the operations to observe; None observes all.
-        install: called with the ranks of every build before they build; by default plants the faults.
+        observe_ops: indices of the operations to observe; None observes all.
+        install: called with the ranks of every build before they build, to plant faults in them
+            (`shardproof.faults.catalogue.planter_of`).
 
     Raises:
-        UsageError: a fault that the catalogue does not have. CrashError: what was planted raised an error.
+        CrashError: what was planted raised an error.
     """
     records: list[Record] = []
-    plant = install or _installer(faults)
+    plant = install or _nothing
     ours: list[Exception] = []  # errors of planting itself, such as a seam that there is not: no faults of the ranks
     reached = 0
 
@@ -125,7 +124,7 @@ def run(
                 records += observed
             reached += 1
     except Exception as error:
-        if error in ours or (not faults and install is None):
+        if error in ours or install is None:
             raise
         raise CrashError(inputs.operations[reached], records, error) from error
     return records
@@ -141,7 +140,7 @@ def look(
     """
     observations: list[Observation] = []
     written: list[Record] = []
-    for op, ranks, content in _performed(inputs, placement, _installer(())):
+    for op, ranks, content in _performed(inputs, placement, _nothing):
         if observe_ops is None or op.index in observe_ops:
             observations.append(ranks.observer.look(op))
             if content is not None:
@@ -165,17 +164,5 @@ def _performed(
         yield op, ranks, checkpoints[op.checkpoint] if op.kind in WRITES else None
 
 
-def _installer(faults: Collection[str]) -> Callable[[Ranks], None]:
-    if not faults:
-        return lambda ranks: None
-    from shardproof.faults.catalogue import CATALOGUE
-
-    unknown = [fault for fault in faults if fault not in CATALOGUE]
-    if unknown:
-        raise UsageError.of("faults", ",".join(unknown), CATALOGUE, "--set faults=no-op-load")
-
-    def install(ranks: Ranks) -> None:
-        for fault in faults:
-            CATALOGUE[fault].install(ranks)
-
-    return install
+def _nothing(ranks: Ranks) -> None:
+    """Plants no fault."""

@@ -22,8 +22,8 @@ from itertools import pairwise
 
 from packaging.version import Version
 
+from shardproof.issues.findings import Finding
 from shardproof.issues.known_issues import Bound, KnownIssue, bound_of
-from shardproof.report.findings import Finding
 from shardproof.result import Result
 from shardproof.verdict import Verdict
 from shardproof.versions import is_version, split_cures

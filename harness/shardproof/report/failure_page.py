@@ -20,12 +20,12 @@ from shardproof.layout import flat_index
 from shardproof.observe.assemble import as_bits
 from shardproof.observe.logical import Value
 from shardproof.report.bits import Part, differing, meaning_of, parts_of
-from shardproof.report.blame import Place, place_of
-from shardproof.report.effects import effect_of
 from shardproof.report.groups import Operation, Tensor, first_picture, grouped
-from shardproof.report.titles import title
 from shardproof.result import Result
 from shardproof.tensor_pictures import FAILURE_BYTES, Elements, Picture, Side, unpack_elements
+from shardproof.wording.effects import effect_of
+from shardproof.wording.error_place import Place, place_of
+from shardproof.wording.titles import title
 
 SHORT_DIGITS = 5
 """Digits of a distance above which it is told as a power of two."""

@@ -16,9 +16,9 @@ from shardproof.diff import STRUCTURE, Difference
 from shardproof.errors import UsageError
 from shardproof.observe.record import LIVE
 from shardproof.program import expand
-from shardproof.report.titles import THINGS
 from shardproof.result import Result
 from shardproof.tensor_pictures import Elements, Picture
+from shardproof.wording.titles import THINGS
 
 
 @dataclass(frozen=True)

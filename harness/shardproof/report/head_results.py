@@ -10,31 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from shardproof.issues.cure_check import REPAIRED, STALE, CureCheck
 from shardproof.laboratory.misfits import on_head
 from shardproof.protocol.registry import all_systems
 from shardproof.report.lost_coverage import LostCoverage, lost_coverage
 from shardproof.result import Result
 from shardproof.verdict import Verdict
-
-REPAIRED, STALE, NOT_SHOWN, LATER = "repaired", "stale", "not shown", "later"
-
-
-@dataclass(frozen=True)
-class CureCheck:
-    """What the scenarios of a cure show on a head to which it does not apply.
-
-    * system, version: of the head, as results name them. cure: its id.
-    * why: why it does not apply. standing: one of those above, by `shardproof.investigate.stale_cures`.
-    * shows: the signature of what failed, or why nothing is shown; of a defect that is repaired what its entry says of
-      that, empty where it says nothing yet.
-    """
-
-    system: str
-    version: str
-    cure: str
-    why: str
-    standing: str
-    shows: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardproof.report.head_results import NOT_SHOWN, Head
+from shardproof.issues.cure_check import NOT_SHOWN
+from shardproof.report.head_results import Head
 from shardproof.report.model import Report
 
 SHOWN = 5

@@ -22,10 +22,11 @@ from shardproof.program import expand
 from shardproof.report import figures
 from shardproof.report.history import STATES, History
 from shardproof.report.index_page import index_page, paged_of
-from shardproof.report.model import Report, headline
+from shardproof.report.model import Report
 from shardproof.report.publish import publish
 from shardproof.result import Result
 from shardproof.verdict import Verdict
+from shardproof.wording.lines import headline
 
 if TYPE_CHECKING:
     from jinja2 import Environment

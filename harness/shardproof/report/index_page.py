@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardproof.issues.upstream_links import address_of, short
+from shardproof.report.cause_wording import Wording, wording_of
 from shardproof.report.columns import STANDINGS, columns_of
 from shardproof.report.heads_text import Told, heads_told
 from shardproof.report.model import Change, Cluster, Report
 from shardproof.report.repaired import Repaired, repaired
-from shardproof.report.wording import Wording, wording_of
 from shardproof.result import Result
 from shardproof.verdict import Standing, Verdict
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from shardproof.report.model import Report, headline
+from shardproof.report.model import Report
 from shardproof.report.text import render_result
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import Verdict
+from shardproof.wording.lines import headline
 
 NAME_CHARACTERS = 250
 MESSAGE_CHARACTERS = 1000

@@ -6,7 +6,6 @@ its simplest member.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,17 +15,18 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import PurePath
 
+from shardproof.issues.cure_check import CureCheck
 from shardproof.issues.known_issues import KnownIssues
-from shardproof.report.blame import place_of
 from shardproof.report.causes import cause_of, named
 from shardproof.report.conditions import Condition, condition_of
-from shardproof.report.head_results import CureCheck, Head, heads_of
+from shardproof.report.head_results import Head, heads_of
 from shardproof.report.history import History, history_of
 from shardproof.result import BY_FACE, Result, describe
 from shardproof.scenario import Scenario
 from shardproof.store import Run, Store
 from shardproof.store_history import Past
 from shardproof.verdict import SEVERITY, ExitStatus, Standing, Verdict, exit_status
+from shardproof.wording.lines import first_line
 
 URGENCY = (Verdict.UNKNOWN, Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC)
 """The order in which a reader looks at causes: first what puts all verdicts in doubt, then what is silent, then what
@@ -318,43 +318,6 @@ def cures_line(result: Result) -> str:
     """What was cured, in a line."""
     left = "".join(f"; {name} not: {why}" for name, why in result.not_cured.items())
     return f"{', '.join(result.cured) or 'nothing'} cured{left}"
-
-
-def headline(result: Result) -> str:
-    """A result in one sentence: the best explanation, or what was seen."""
-    if result.verdict is Verdict.PASS:
-        return "every compared bit is as expected"
-    if result.explanations:
-        return result.explanations[0].text
-    if result.error is not None:
-        rank = "" if result.error.rank is None else f" on rank {result.error.rank}"
-        message = first_line(result.error.message)
-        if not message:  # a bare assertion: what it asserts, and where
-            place = place_of(result.error)
-            message = ", at ".join(filter(None, [place.code, place.full])) if place else "no message"
-        return f"{result.error.type}{rank}: {message}"
-    if result.differences:
-        return ", ".join(item.text for item in result.evidence) + f" ({len(result.differences)} differences)"
-    return result.reason or "no further detail"
-
-
-def brief(result: Result) -> str:
-    """A result in one line: its signature without system and verdict, or why there is none.
-
-    Of what a library said when it could not be installed or imported: what failed, and the last error.
-    """
-    told = result.reason if result.verdict is Verdict.UNKNOWN else result.signature or result.reason
-    text = told.removeprefix(f"{result.system} {result.verdict.value}: ")
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
-    errors = [line for line in lines[1:] if re.match(r"[\w.]*(Error|Exception|ERROR)\b", line)]
-    last = (errors or lines)[-1]
-    return first_line(lines[0] if lines[0].endswith(last) else f"{lines[0]} {last}")
-
-
-def first_line(text: str) -> str:
-    """The first line of a message, shortened to 300 characters."""
-    line = text.strip().split("\n", 1)[0]
-    return line if len(line) <= 300 else line[:299] + "…"
 
 
 def _cause(result: Result) -> tuple[str | None, ...]:

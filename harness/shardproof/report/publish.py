@@ -16,14 +16,18 @@ if it is of the same machine and nobody holds its lock.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import platform
 import re
 import stat
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from shardproof import __version__
 from shardproof.errors import DISK_FAILED, UsageError
 from shardproof.scratch import unheld
 from shardproof.store import StoreFull
@@ -168,3 +172,14 @@ def _permissions(path: Path) -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
+
+
+def write_json(path: Path | None, document: Mapping[str, Any]) -> None:
+    """Write a document to a file that was found to be writable; nothing without one."""
+    if path is not None:
+        publish(path, json_text(document))
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """A document as text that begins with who wrote it, so that a later command may replace it."""
+    return json.dumps({"written_by": f"shardproof {__version__}", **document}, indent=1, allow_nan=False) + "\n"

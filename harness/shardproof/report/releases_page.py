@@ -16,15 +16,15 @@ from packaging.version import Version
 
 from shardproof.errors import UsageError
 from shardproof.investigate.sweep_folder import Swept, joined
+from shardproof.issues.findings import section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package
 from shardproof.report.columns import naturally
 from shardproof.report.defect_lifetimes import Entry, conclusive, contradictions, others, told
 from shardproof.report.files import RELEASES
-from shardproof.report.findings import section_of
 from shardproof.report.html import render, write_failure
-from shardproof.report.model import Report, brief
+from shardproof.report.model import Report
 from shardproof.report.publish import publish
 from shardproof.result import Result
 from shardproof.scenario import Scenario
@@ -32,6 +32,7 @@ from shardproof.space.files import load_space
 from shardproof.store import Run, Store
 from shardproof.verdict import Verdict
 from shardproof.versions import is_version, split_cures
+from shardproof.wording.lines import brief
 
 
 @dataclass(frozen=True)

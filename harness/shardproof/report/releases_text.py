@@ -13,9 +13,9 @@ from rich.text import Text
 from shardproof.errors import unlike_a_broken_node
 from shardproof.investigate.bisect import Finding, State, names
 from shardproof.investigate.sweep import Sweep
-from shardproof.report.model import brief
 from shardproof.result import Result
 from shardproof.verdict import Verdict
+from shardproof.wording.lines import brief
 
 _STYLES = {
     Verdict.PASS: "green",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from shardproof.report.heads_text import heads_told
-from shardproof.report.model import Cluster, Report, headline
+from shardproof.report.model import Cluster, Report
 from shardproof.verdict import SEVERITY, Verdict
+from shardproof.wording.lines import headline
 
 LIMIT_BYTES = 1_000_000
 

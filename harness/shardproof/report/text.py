@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from shardproof.diff import Difference
 from shardproof.errors import printable, unlike_a_broken_node
 from shardproof.issues.upstream_links import compared
 from shardproof.report.heads_text import heads_told
-from shardproof.report.model import Cluster, Report, cures_line, first_line, headline
+from shardproof.report.model import Cluster, Report, cures_line
 from shardproof.report.repaired import repaired
 from shardproof.result import Result
 from shardproof.verdict import SEVERITY, Standing, Verdict
+from shardproof.wording.lines import difference_lines, first_line, headline
 
 _COLOURS = {
     Verdict.PASS: "32",
@@ -134,27 +134,6 @@ def explanation_lines(result: Result) -> list[str]:
         f"{explanation.mechanism} ({explanation.confidence}{compared(explanation.bug_ids)}): {explanation.text}"
         for explanation in result.explanations
     ]
-
-
-def difference_lines(difference: Difference) -> list[str]:
-    """One difference, in the wording of `torch.testing.assert_close` where it applies."""
-    key = difference.key
-    where = "" if key.where == "live" else f" ({key.where})"
-    ranks = f" on rank{'s' * (len(difference.ranks) > 1)} {_numbers(difference.ranks)}" if difference.ranks else ""
-    lines = [f"{key.role} {key.fqn}{where}, operation {key.op}{ranks}: {difference.kind}"]
-    if difference.detail:
-        lines.append(f"  {difference.detail}")
-    if difference.first_index or difference.kind in ("bits", "norm"):
-        share = difference.mismatched / difference.total if difference.total else 1.0
-        span = f", from index {difference.first_index} to {difference.last_index}" if difference.first_index else ""
-        lines.append(f"  Mismatched elements: {difference.mismatched} / {difference.total} ({share:.1%}){span}")
-    if difference.max_ulp is not None:
-        lines.append(f"  Greatest difference: {difference.max_ulp} ULP")
-    if difference.expected_first or difference.observed_first:
-        lines.append(
-            f"  Expected {difference.expected_first or 'nothing'} but got {difference.observed_first or 'nothing'}"
-        )
-    return lines
 
 
 def _heading(report: Report) -> str:

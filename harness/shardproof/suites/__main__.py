@@ -11,11 +11,12 @@ from pathlib import Path
 
 import click
 
-from shardproof.cli import arguments, options
+from shardproof.cli import options
 from shardproof.errors import UsageError
 from shardproof.suites import ranks as runner
 from shardproof.suites.declared import upstream_of
 from shardproof.suites.verdicts import FAILED, PASSED, SKIPPED, Kept, differences, text_of
+from shardproof.world import preflight
 
 
 @click.command()
@@ -35,7 +36,7 @@ def main(name: str, clones: tuple[str, ...], ranks: int, limit_s: float, out: Pa
     try:
         upstream = upstream_of(system)
         suite = upstream.suite(wanted)
-        arguments.use_clones(clones)
+        preflight.use_clones(clones)
         with tempfile.TemporaryDirectory(prefix="shardproof-suite-") as temporary:
             scratch = (out or Path(temporary)).resolve()
             scratch.mkdir(parents=True, exist_ok=True)

@@ -252,9 +252,7 @@ class ForkServer:
         device: str = "cpu",
     ) -> None:
         self._command = [python, "-P", "-c", _HOST_PROGRAM]  # -P: see `interpreter.SAFE_PATH`
-        beside = (
-            os.getcwd() if {"", os.getcwd()} & set(sys.path) else ""
-        )  # as `arguments.load_plugins` has put it there
+        beside = os.getcwd() if {"", os.getcwd()} & set(sys.path) else ""  # as `load_plugins` has put it there
         self._arguments = json.dumps([list(warm_up), list(plugins), str(scratch or ""), device, ranks, beside])
         users = {name: value for name, value in os.environ.items() if not _is_left_out(name)}
         numerics = CUDA_DETERMINISM if device == "cuda" else DETERMINISM

@@ -19,7 +19,7 @@ from shardproof.observe.logical import Logical
 from shardproof.observe.record import OWNER_ROLES
 from shardproof.program import Op
 from shardproof.scenario import Scenario
-from shardproof.systems.torch_loop import context_of
+from shardproof.torch_loop.loop import context_of
 
 from tests.conformance.broken_groups import (
     BROKEN,

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from shardproof.program import expand
 from shardproof.scenario import Scenario
 from shardproof.systems.torch_fsdp2.rank import Rank
-from shardproof.systems.torch_loop import context_of
+from shardproof.torch_loop.loop import context_of
 
 
 def main(rank: int, folder: Path, scenarios: Sequence[Scenario]) -> None:

@@ -12,8 +12,8 @@ from shardproof.mechanisms.probe_module import Probe
 from shardproof.observe.assemble import assemble
 from shardproof.program import expand
 from shardproof.scenario import Scenario
-from shardproof.systems.torch_loop import context_of
 from shardproof.systems.transformer_engine.rank import MASTER, Rank
+from shardproof.torch_loop.loop import context_of
 
 from tests.whole_parameters import whole_box
 

@@ -20,9 +20,9 @@ from shardproof.cli import arguments
 from shardproof.cli.main import entry
 from shardproof.report.model import Report
 from shardproof.result import Result
-from shardproof.run import DATABASE, Outcome, Request
+from shardproof.run import Outcome, Request
 from shardproof.scenario import Scenario
-from shardproof.store import SCHEMA_VERSION, Store
+from shardproof.store import DATABASE, SCHEMA_VERSION, Store
 from shardproof.verdict import ExitStatus, Verdict
 
 from tests import report_samples

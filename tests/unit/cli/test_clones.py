@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 import pytest
-from shardproof.cli import arguments
 from shardproof.cli.main import cli, entry
 from shardproof.errors import UsageError
 from shardproof.verdict import ExitStatus
+from shardproof.world import preflight
 
 from tests.unit.overlay_system import FAKE, isolate, write_library
 
@@ -51,13 +51,13 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", ["fake", "fake-lib"])
 def test_a_clone_is_named_by_the_system_or_by_its_package(name: str, bare: Path) -> None:
-    arguments.use_clones([f"{name}={bare}"])
+    preflight.use_clones([f"{name}={bare}"])
     assert os.environ[VARIABLE] == str(bare)
 
 
 def test_a_clone_of_nothing_that_is_known_is_refused(bare: Path) -> None:
     with pytest.raises(UsageError, match=r"allowed: deepspeed, fake-lib"):
-        arguments.use_clones([f"nothing={bare}"])
+        preflight.use_clones([f"nothing={bare}"])
 
 
 def test_every_command_that_takes_a_version_takes_a_clone() -> None:

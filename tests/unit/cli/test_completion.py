@@ -19,8 +19,8 @@ from shardproof.cli.completion import SHELLS
 from shardproof.cli.main import cli
 from shardproof.folders import point_latest
 from shardproof.report.html import write_html
-from shardproof.report.titles import title
 from shardproof.store import Store
+from shardproof.wording.titles import title
 
 PROGRAM = """
 import sys

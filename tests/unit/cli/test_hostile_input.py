@@ -27,9 +27,9 @@ from shardproof.errors import MOST_GIVEN, MOST_OF_A_LINE, UsageError, printable
 from shardproof.models import ZOO
 from shardproof.program import operations
 from shardproof.report.model import Report
-from shardproof.run import DATABASE, Outcome, Request
+from shardproof.run import Outcome, Request
 from shardproof.scenario import AXES, Scenario
-from shardproof.store import Store
+from shardproof.store import DATABASE, Store
 from shardproof.verdict import ExitStatus
 from shardproof.world import interpreter as interpreters
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import checkpoint_samples as samples
 import pytest
 import torch
+from hostile_checkpoints import CYCLE, DOUBLED, NESTED, WRONG, archive, foreign_files, tensor
 from shardproof.compare import archives
 from shardproof.compare.progress import SilentProgress
 from shardproof.compare.run import Request, compare
 from shardproof.errors import UsageError
 from shardproof.readers.errors import CheckpointError
-from test_checkpoint_reader_hostile import CYCLE, DOUBLED, NESTED, WRONG, archive, foreign_files, tensor
 from test_compare import compared, write_safetensors
 
 

@@ -14,6 +14,7 @@ import pytest
 from shardproof.diagnosis import Explanation
 from shardproof.diagnosis.rules.engine import explain
 from shardproof.diff import diff, numpy_dtype
+from shardproof.faults.catalogue import planter_of
 from shardproof.laboratory import judge
 from shardproof.laboratory.judge import Case
 from shardproof.observe.assemble import assemble
@@ -105,7 +106,11 @@ def _planted(name: str) -> tuple[Case, Records, Records]:
     """A case, and what ranks hold without the fault and with it."""
     case = Case.of(Scenario.from_axes(CASES[name][0]))
     right = reference.run(case.inputs, case.placement)
-    return case, tuple(right), tuple(reference.run(case.inputs, case.placement, faults=case.scenario.faults))
+    return (
+        case,
+        tuple(right),
+        tuple(reference.run(case.inputs, case.placement, install=planter_of(case.scenario.faults))),
+    )
 
 
 def said(name: str, spoilt: Mapping[str, Any] | None = None) -> dict[str, Explanation]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from shardproof.emulation import apex, kernels
 from shardproof.emulation.apex import FusedAdam, FusedSGD
-from shardproof.emulation.touched import symbols
+from shardproof.emulation.used_symbols import symbols
 
 F = np.float32
 PRECISION_AWARE: dict[str, Any] = {"master_weights": True, "use_decoupled_grad": True}

@@ -20,8 +20,7 @@ from shardproof.errors import UsageError
 from shardproof.export.job import MARK, require_own
 from shardproof.folders import LOCK, at_work_in, folder_of, point_latest
 from shardproof.report.publish import publish, require_publishable
-from shardproof.run import DATABASE
-from shardproof.store import Store
+from shardproof.store import DATABASE, Store
 from shardproof.verdict import ExitStatus
 
 TINY = ("--system", "reference", "--set", "mesh=1x1x1", "--set", "dtype=fp32", "--sample", "2", "-j", "1")

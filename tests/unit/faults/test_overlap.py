@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 import torch
 from shardproof.faults import overlap, reorder
-from shardproof.faults.around import Around
 from shardproof.faults.collectives import Collective
+from shardproof.faults.ranks import Around
 from shardproof.program import Op, expand
 from shardproof.protocol.system import RankContext, RankSystem
 from shardproof.scenario import Scenario

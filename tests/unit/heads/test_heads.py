@@ -17,10 +17,10 @@ from shardproof.heads.port import Asked, Misfit, New, Port, Repair
 from shardproof.heads.port_page import page_of
 from shardproof.heads.port_text import document, render
 from shardproof.heads.regressions import State, judged, placed_on, regressions, there
+from shardproof.issues.findings import section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package_of
-from shardproof.report.findings import section_of
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import ExitStatus, Verdict

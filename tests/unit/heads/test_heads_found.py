@@ -12,9 +12,9 @@ from shardproof.heads import port as ported
 from shardproof.heads.claims import Answered, Claim
 from shardproof.heads.port import Asked, Port, port
 from shardproof.heads.regressions import State, Tried, beyond, judged, regressions
+from shardproof.issues.cure_check import NOT_SHOWN, REPAIRED, STALE, CureCheck
+from shardproof.issues.findings import section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
-from shardproof.report.findings import section_of
-from shardproof.report.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck
 from shardproof.result import Failure, Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import Verdict

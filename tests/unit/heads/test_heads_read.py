@@ -11,9 +11,9 @@ from shardproof.heads.calls import Call, Taken, driver_calls, driver_modules
 from shardproof.heads.log import Log, log_between, name_clone_of, numbers_of, revision_of, tag_of
 from shardproof.heads.signatures import Changed, Tree, changes
 from shardproof.issues.cures import cures_of
+from shardproof.issues.findings import Finding, section_of
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package_of
-from shardproof.report.findings import Finding, section_of
 from shardproof.world.overlay import clone_variable
 
 from tests.conformance.built_in import BUILT_IN

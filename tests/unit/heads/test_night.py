@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import report_samples as samples
-from shardproof.cli import arguments
 from shardproof.cli.main import entry
 from shardproof.errors import UsageError
 from shardproof.heads.named_files import changed_files, touched
@@ -21,9 +20,9 @@ from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package
 from shardproof.report.causes import cause_of
 from shardproof.result import Result
-from shardproof.run import DATABASE
-from shardproof.store import Store
+from shardproof.store import DATABASE, Store
 from shardproof.verdict import ExitStatus, Verdict
+from shardproof.world import preflight
 
 from tests.unit.overlay_system import FAKE, isolate, write_library
 
@@ -209,4 +208,4 @@ def test_a_night_with_real_commands_names_the_commit(clone: Path, tmp_path: Path
 def test_the_command_refuses_a_system_without_a_library(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry(["night", "reference"]) == ExitStatus.USAGE
     assert "given 'reference'" in capsys.readouterr().err
-    assert arguments.clone_variable_of("fake") == "SHARDPROOF_CLONE_FAKE_LIB"
+    assert preflight.clone_variable_of("fake") == "SHARDPROOF_CLONE_FAKE_LIB"

@@ -16,7 +16,7 @@ from shardproof.observe.settings import SETTING, settings_of
 from shardproof.oracle.settings import kept_settings
 from shardproof.program import expand
 from shardproof.scenario import Scenario
-from shardproof.systems.torch_loop import TorchRank, as_state
+from shardproof.torch_loop.loop import TorchRank, as_state
 
 ADAM = {"lr": 0.5, "weight_decay": 0.25, "betas": (0.5, 0.75), "eps": 1e-8, "amsgrad": False, "params": []}
 SGD = {"lr": 0.5, "weight_decay": 0.25, "momentum": 0.5, "nesterov": True, "dampening": 0.0}

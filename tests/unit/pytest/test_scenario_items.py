@@ -20,9 +20,8 @@ import junit_schema
 import pytest
 from shardproof.pytest.items import readable_id, told
 from shardproof.result import Result, from_elements
-from shardproof.run import DATABASE
 from shardproof.scenario import Scenario
-from shardproof.store import Store
+from shardproof.store import DATABASE, Store
 from shardproof.verdict import Standing, Verdict
 
 from tests.report_samples import mismatch

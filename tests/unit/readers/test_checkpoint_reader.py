@@ -15,8 +15,8 @@ from typing import Any
 import checkpoint_samples as samples
 import pytest
 import torch
+from checkpoint_samples import MODEL
 from shardproof.diff import diff
-from shardproof.models import BufferSpec, ModelSpec, ModuleSpec, ParamSpec
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Value
 from shardproof.observe.record import LIVE, WRITTEN
@@ -29,17 +29,6 @@ from shardproof.scenario import Scenario
 
 pytestmark = pytest.mark.usefixtures("refused_word_for_word")
 
-MODEL = ModelSpec(
-    "tiny",
-    "",
-    (
-        ModuleSpec(
-            "a",
-            (ParamSpec("weight", (3, 2)),),
-            (BufferSpec("count", (), "int64"), BufferSpec("cache", (2,), persistent=False)),
-        ),
-    ),
-)
 FULL, DISTRIBUTED = samples.save_full, samples.save_dcp
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import checkpoint_samples as samples
 import pytest
 import torch
+from checkpoint_samples import MODEL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shardproof.observe.assemble import assemble
@@ -21,7 +22,6 @@ from shardproof.readers.checkpoint import read_checkpoint
 from shardproof.readers.errors import CheckpointError
 from shardproof.readers.pieces import ObjectPiece, TensorPiece, pieces
 from shardproof.readers.symbolic import Mapping, parse
-from test_checkpoint_reader import MODEL
 
 from tests.effort import examples
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from shardproof.errors import UsageError
+from shardproof.faults.catalogue import planter_of
 from shardproof.models import ZOO
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical
@@ -167,7 +168,7 @@ def test_every_rank_observes_every_operation() -> None:
 @pytest.mark.parametrize(("faults", "alike"), [((), True), (("shard-group-only",), False)], ids=["alike", "apart"])
 def test_what_replicas_hold_alike_is_one_record(faults: tuple[str, ...], alike: bool) -> None:
     scenario = Scenario().with_axes({"mesh": "2x2x1", "model": "twins", "program": "train", "checkpoint": "gathered"})
-    held = reference.run(*contract_of(scenario).resolve(scenario), faults=faults)
+    held = reference.run(*contract_of(scenario).resolve(scenario), install=planter_of(faults))
     gradients = [r for r in held if r.role == "grad"]
     assert {r.others for r in gradients} == ({(2,), (3,)} if alike else {()})
     assert {r.rank for r in every_rank(gradients)} == {0, 1, 2, 3}

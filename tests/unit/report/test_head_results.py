@@ -14,15 +14,16 @@ import pytest
 from shardproof.investigate import stale_cures
 from shardproof.investigate.cure_table import scenario_of
 from shardproof.investigate.stale_cures import checked, questions
+from shardproof.issues.cure_check import LATER, NOT_SHOWN, REPAIRED, STALE, CureCheck
 from shardproof.issues.known_issues import known_issues_of
+from shardproof.merge import merge_runs, read_parts
 from shardproof.protocol.registry import system_named
-from shardproof.report.head_results import LATER, NOT_SHOWN, REPAIRED, STALE, CureCheck, heads_of
+from shardproof.report.head_results import heads_of
 from shardproof.report.json_report import to_json
 from shardproof.report.model import Report
 from shardproof.result import Failure, Result
-from shardproof.run import DATABASE, merge_runs, read_parts
 from shardproof.scenario import Scenario
-from shardproof.store import Store
+from shardproof.store import DATABASE, Store
 from shardproof.verdict import ExitStatus, Verdict
 
 from tests import report_samples as samples

@@ -10,10 +10,10 @@ from types import MappingProxyType
 import pytest
 import report_samples as samples
 from shardproof.investigate.sweep_folder import DATABASE, Keeper, joined
+from shardproof.issues.findings import Finding
 from shardproof.issues.known_issues import KnownIssue, Pattern, bound_of
 from shardproof.issues.upstream_evidence import Novelty
 from shardproof.report.defect_lifetimes import Entry, contradictions, others, told
-from shardproof.report.findings import Finding
 from shardproof.report.releases_page import render_releases, tables, write_releases
 from shardproof.result import Failure, Result
 from shardproof.scenario import Scenario

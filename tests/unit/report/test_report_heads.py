@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import report_samples as samples
+from shardproof.issues.cure_check import NOT_SHOWN, REPAIRED, STALE, CureCheck
 from shardproof.report import json_report
-from shardproof.report.head_results import NOT_SHOWN, REPAIRED, STALE, CureCheck
 from shardproof.report.heads_text import SHOWN, heads_told
 from shardproof.report.html import render_index
 from shardproof.report.model import Report

@@ -11,16 +11,16 @@ from shardproof.diagnosis.rules.engine import rules
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.issues.upstream_links import short
 from shardproof.protocol.registry import system_named
-from shardproof.report.effects import MECHANISMS, effect_of
+from shardproof.report.cause_wording import first_sentence, wording_of
 from shardproof.report.html import render_index
 from shardproof.report.index_page import index_page
-from shardproof.report.model import headline
 from shardproof.report.repaired import repaired
 from shardproof.report.text import render_text
-from shardproof.report.wording import first_sentence, wording_of
 from shardproof.result import Failure, Result
 from shardproof.space.defaults import completed
 from shardproof.verdict import Verdict
+from shardproof.wording.effects import MECHANISMS, effect_of
+from shardproof.wording.lines import headline
 
 
 def test_every_built_in_mechanism_says_what_it_does_to_training() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import report_samples as samples
 from shardproof.report.html import render_failure, render_index
-from shardproof.report.model import Change, Report, headline
+from shardproof.report.model import Change, Report
 from shardproof.report.summary import render_summary
 from shardproof.report.text import render_text
 from shardproof.store import Store
 from shardproof.store_history import Past
 from shardproof.verdict import Verdict
+from shardproof.wording.lines import headline
 
 
 def test_counts_name_every_verdict() -> None:

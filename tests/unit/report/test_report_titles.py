@@ -14,10 +14,10 @@ from shardproof.diagnosis import Explanation
 from shardproof.diagnosis.rules.engine import BUILT_IN
 from shardproof.diff import STRUCTURE, Difference
 from shardproof.observe.logical import Key
-from shardproof.report.blame import place_of
-from shardproof.report.titles import KINDS, LONGEST, PHRASES, shortened, title
 from shardproof.result import FailedOp, Failure, Result
 from shardproof.verdict import Verdict
+from shardproof.wording.error_place import place_of
+from shardproof.wording.titles import KINDS, LONGEST, PHRASES, shortened, title
 
 TRACE = """Traceback (most recent call last):
   File "/home/me/harness/shardproof/world/rank.py", line 10, in run

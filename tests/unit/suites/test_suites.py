@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from shardproof.cli import arguments
 from shardproof.errors import UsageError
 from shardproof.suites import ranks as runner
 from shardproof.suites.declared import Reason, Suite, Upstream, upstream_of, upstreams
@@ -24,6 +23,7 @@ from shardproof.suites.verdicts import (
     of_ranks,
     text_of,
 )
+from shardproof.world import preflight
 
 GOOD, BAD, NOT = Verdict(PASSED), Verdict(FAILED, "kernel: gemm"), Verdict(SKIPPED, "8 GPUs")
 SEEN = {"a.py::alone": GOOD, "a.py::case[1]": GOOD, "a.py::case[2-x]": GOOD, "a.py::case[3]": BAD, "b.py::C::not": NOT}
@@ -122,7 +122,7 @@ def clone(tmp_path: Path) -> Path:
 def upstream(clone: Path, monkeypatch: pytest.MonkeyPatch) -> Upstream:
     """Suites of the clone's only commit, and the clone named as `--clone` does."""
     some = dataclasses.replace(next(upstreams()), libraries=(), beside=())
-    monkeypatch.setenv(arguments.clone_variable_of(some.system), str(clone))
+    monkeypatch.setenv(preflight.clone_variable_of(some.system), str(clone))
     return dataclasses.replace(
         some, commit=git(clone, "rev-parse", "HEAD"), reasons=(Reason(r"(\w+) is not", r"kernel: \1"),)
     )
@@ -152,7 +152,7 @@ def test_the_files_are_those_of_the_declared_commit_whatever_the_clone_has(
     assert git(clone, "status", "--porcelain") == "M test_a.py"
     bare = tmp_path / "bare"
     git(tmp_path, "clone", "-q", "--bare", str(clone), str(bare))
-    monkeypatch.setenv(arguments.clone_variable_of(upstream.system), str(bare))
+    monkeypatch.setenv(preflight.clone_variable_of(upstream.system), str(bare))
     (tmp_path / "again").mkdir()
     assert (runner.place(upstream, tmp_path / "again").files / "test_a.py").read_text() == declared
 
@@ -162,7 +162,7 @@ def test_a_clone_has_to_have_the_declared_commit(
 ) -> None:
     with pytest.raises(UsageError, match="git fetch origin tag"):
         runner.place(dataclasses.replace(upstream, commit="0" * 40), tmp_path)
-    monkeypatch.delenv(arguments.clone_variable_of(upstream.system))
+    monkeypatch.delenv(preflight.clone_variable_of(upstream.system))
     with pytest.raises(UsageError, match="--clone"):
         runner.place(upstream, tmp_path)
 

@@ -6,13 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
-from shardproof.cli import arguments
 from shardproof.cli.main import entry
 from shardproof.errors import UsageError
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.scenario import Scenario
 from shardproof.verdict import ExitStatus, Verdict
-from shardproof.world import bounds
+from shardproof.world import bounds, preflight
 
 pytestmark = pytest.mark.usefixtures("shipped")
 
@@ -90,7 +89,7 @@ def test_memory_is_checked_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UsageError, match="ranks at once: given 4; allowed: what 144 MiB of free memory hold"):
         bounds.require_room([ranks("1x2x1"), ranks("2x1x1"), ranks("1x1x1")], at_once=2)
     with pytest.raises(UsageError, match="-j 1"):
-        arguments.require_machine([ranks("1x4x1")], None)
+        preflight.require_machine([ranks("1x4x1")], None)
 
 
 def test_processes_are_checked_before_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

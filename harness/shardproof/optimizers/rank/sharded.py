@@ -16,7 +16,7 @@ from shardproof.optimizers.rank import making, seen
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Optimizer
-from shardproof.systems.torch_loop import TorchRank
+from shardproof.torch_loop.loop import TorchRank
 
 
 class Sharded(TorchRank):

@@ -21,7 +21,7 @@ from shardproof.optimizers.rank.sharded import Sharded
 from shardproof.optimizers.request import VARIABLE
 from shardproof.optimizers.system import NAME
 from shardproof.scenario import Mesh, Scenario
-from shardproof.systems.torch_loop import context_of, rehearse
+from shardproof.torch_loop.loop import context_of, rehearse
 
 REHEARSAL_MESH = "1x16x1"  # larger than any world of ranks, so that no entry that it leaves in a cache fits one
 

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from shardproof.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
-from shardproof.systems.torch_loop import TrainState
+from shardproof.torch_loop.loop import TrainState
 
 FULL_FILE = "full.pt"
 

@@ -34,8 +34,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from shardproof.emulation import cuda
 from shardproof.emulation import device as devices
+from shardproof.emulation.used_symbols import forget_used_symbols
 from shardproof.mechanisms.megatron.rank import importing
 from shardproof.mechanisms.megatron.rank.observe import Owner, observe
 from shardproof.mechanisms.megatron.rank.state import TrainState, local_box, release
@@ -47,7 +47,7 @@ from shardproof.oracle.contract import half_dtype
 from shardproof.program import Op, expand
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Optimizer, Scenario
-from shardproof.systems.torch_loop import context_of
+from shardproof.torch_loop.loop import context_of
 
 R = TypeVar("R")
 S = TypeVar("S", bound="MegatronLoop")
@@ -391,7 +391,7 @@ def warm_up(system: str, kind: type[MegatronLoop]) -> None:
                 rehearse(kind, replace(base, sharding=sharding), Path(folder))
         finally:
             dist.destroy_process_group()
-            cuda.reset_touched()
+            forget_used_symbols()
 
 
 def rehearse(kind: type[MegatronLoop], scenario: Scenario, folder: Path) -> None:

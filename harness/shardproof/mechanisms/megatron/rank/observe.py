@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from shardproof.emulation import cuda
+from shardproof.emulation.used_symbols import used_symbols
 from shardproof.layout import interval_boxes
 from shardproof.mechanisms.megatron.rank.state import TrainState, fused_shape, local_box
 from shardproof.mechanisms.probe_module import DTYPE_NAME, TORCH_DTYPE, Probe, local_part, tensor_bytes
@@ -84,7 +85,7 @@ def observe(
     gradients: as the optimizers were about to see them, by the identity of what is stepped. norm: the gradient norm
     that the step reported.
     """
-    touched = cuda.touched()  # before reading adds to them
+    touched = used_symbols()  # before reading adds to them
     recorder = _Recorder(state, op, probe, contract)
     parts = list(owner.parts() if owner else owned_parts(state))
     known = {named.fqn for named in state.spec.params}

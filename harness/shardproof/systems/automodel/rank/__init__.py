@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from shardproof.emulation import cpu_for_cuda, touched
+from shardproof.emulation import cpu_for_cuda
+from shardproof.emulation.used_symbols import used_symbols
 from shardproof.layout import Box as ShardBox
 from shardproof.mechanisms.probe_module import TORCH_DTYPE
 from shardproof.models import NamedParam, draws
@@ -36,7 +37,7 @@ from shardproof.protocol.system import RankContext
 from shardproof.scenario import Scenario
 from shardproof.systems.automodel.models import REAL, REAL_LLAMA
 from shardproof.systems.automodel.pretrained import BY_DTYPE, CONSOLIDATED, RECIPES, REPLICATED, managed, requested
-from shardproof.systems.torch_loop import ProbeParallel, TorchRank, TrainState, context_of, rehearse
+from shardproof.torch_loop.loop import ProbeParallel, TorchRank, TrainState, context_of, rehearse
 
 QUIET = (
     # Automodel's copy of torch's checkpoint writer reads a tensor's storage in a deprecated way.
@@ -154,7 +155,7 @@ class Rank(TorchRank):
         if op.kind == "build":
             for name, value in self._resolved().items():
                 yield self.text(op, "resolved", name, value)
-        yield self.text(op, "emulated", "symbols", "\n".join(sorted(touched.symbols)))
+        yield self.text(op, "emulated", "symbols", "\n".join(used_symbols()))
 
     def _resolved(self) -> dict[str, str]:
         from shardproof.systems.automodel.rank.recipe import resolved

@@ -29,7 +29,7 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.optim.lr_scheduler import LRScheduler
 
-from shardproof.emulation import touched
+from shardproof.emulation.used_symbols import touch, used_symbols
 from shardproof.layout import Box
 from shardproof.mechanisms.probe_module import DTYPE_NAME, Slot, tensor_bytes
 from shardproof.models import NamedParam
@@ -42,7 +42,7 @@ from shardproof.scenario import Scenario
 from shardproof.systems.deepspeed.accepts import EAGER, NO_REDUCE_SCATTER, OVERLAP, PERSISTENT, SMALL_BUCKETS, STAGES
 from shardproof.systems.deepspeed.contract import WINDOW, hysteresis
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces
-from shardproof.systems.torch_loop import STATE_ROLES, TorchRank, TrainState, as_state, context_of, rehearse
+from shardproof.torch_loop.loop import STATE_ROLES, TorchRank, TrainState, as_state, context_of, rehearse
 from shardproof.versions import TREE_VERSION
 
 BUCKET, SMALL_BUCKET = 4096, 16
@@ -93,7 +93,7 @@ def beside_its_version() -> Iterator[None]:
 
 
 def _asked_for_fp16() -> bool:
-    touched.touch(FP16)
+    touch(FP16)
     return True
 
 
@@ -190,8 +190,8 @@ class Rank(TorchRank):
             yield from self._gradient_records(op)
             if self.norm is not None:
                 yield self.whole(op, "norm", "total_norm", self.norm)
-        if self.scenario.dtype.storage == "fp16" and touched.symbols:
-            yield self.text(op, "emulated", "symbols", "\n".join(sorted(touched.symbols)))
+        if self.scenario.dtype.storage == "fp16" and used_symbols():
+            yield self.text(op, "emulated", "symbols", "\n".join(sorted(used_symbols())))
 
     # Construction
 

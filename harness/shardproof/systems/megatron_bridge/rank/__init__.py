@@ -12,7 +12,7 @@ import importlib
 from functools import cache
 
 from shardproof.emulation import cuda, te_names
-from shardproof.emulation.touched import touch
+from shardproof.emulation.used_symbols import touch
 from shardproof.mechanisms.megatron.rank import loop
 from shardproof.mechanisms.megatron.rank.loop import MegatronLoop, emulated
 from shardproof.mechanisms.megatron.rank.streams import Streams

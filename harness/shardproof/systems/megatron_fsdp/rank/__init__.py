@@ -29,6 +29,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardproof.emulation import cuda, te_extension
+from shardproof.emulation.used_symbols import forget_used_symbols, used_symbols
 from shardproof.mechanisms.fused_adam import PRECISION_AWARE
 from shardproof.mechanisms.probe_module import (
     DTYPE_NAME,
@@ -51,7 +52,7 @@ from shardproof.systems.megatron_fsdp.accepts import IN_PLACE, STRATEGIES
 from shardproof.systems.megatron_fsdp.contract import CONTRACT
 from shardproof.systems.megatron_fsdp.rank.fused import MASTER, fused_adam, refresh_master, state_of
 from shardproof.systems.megatron_fsdp.rank.meta import to_meta
-from shardproof.systems.torch_loop import (
+from shardproof.torch_loop.loop import (
     STATE_ROLES,
     TorchRank,
     TrainState,
@@ -155,7 +156,7 @@ class Rank(TorchRank):
     @emulated
     def observe(self, op: Op) -> Iterable[Record]:
         records = list(super().observe(op))
-        records.append(self.text(op, "emulated", "symbols", "\n".join(sorted(cuda.touched()))))
+        records.append(self.text(op, "emulated", "symbols", "\n".join(sorted(used_symbols()))))
         return records
 
     # Construction
@@ -375,4 +376,4 @@ def warm_up() -> None:
                 rehearse(Rank(context_of(scenario, Path(folder, sharding))), scenario)
         finally:
             dist.destroy_process_group()
-            cuda.reset_touched()
+            forget_used_symbols()

@@ -27,8 +27,8 @@ from shardproof.observe.record import Record
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Mesh, Scenario
-from shardproof.systems.torch_loop import TorchRank, context_of, rehearse
-from shardproof.systems.torch_streams import Streams
+from shardproof.torch_loop.loop import TorchRank, context_of, rehearse
+from shardproof.torch_loop.streams import Streams
 
 
 class Rank(TorchRank):

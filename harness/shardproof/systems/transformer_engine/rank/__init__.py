@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import HashStore
 
 from shardproof.emulation import te_extension
 from shardproof.emulation.kernels import join_remainder
-from shardproof.emulation.touched import symbols
+from shardproof.emulation.used_symbols import used_symbols
 from shardproof.mechanisms.fsdp2.rank.checkpoint import StateDictCheckpoint
 from shardproof.mechanisms.fsdp2.rank.shard import fully_shard_units
 from shardproof.mechanisms.probe_module import TORCH_DTYPE, local_part
@@ -36,12 +36,12 @@ from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Optimizer, Scenario
-from shardproof.systems.torch_loop import TorchRank, context_of, rehearse
 from shardproof.systems.transformer_engine.contract import CONTRACT
 from shardproof.systems.transformer_engine.quantised import SCALE
 from shardproof.systems.transformer_engine.rank import model as layers
 from shardproof.systems.transformer_engine.rank.streams import TrackedStreams
 from shardproof.systems.transformer_engine.switches import CALIBRATING, NO_EXTRA_STATE, TAGS, is_layers, is_quantised
+from shardproof.torch_loop.loop import TorchRank, context_of, rehearse
 
 MASTER = "master_param"
 
@@ -188,8 +188,8 @@ class Rank(TorchRank):
         yield from states
         if self.state.streams:
             yield from self.state.streams.records(op)
-        if symbols:
-            yield self.text(op, "emulated", "symbols", "\n".join(sorted(symbols)))
+        if symbols := used_symbols():
+            yield self.text(op, "emulated", "symbols", "\n".join(symbols))
 
     def model_records(self, op: Op) -> Iterator[Record]:
         """Parameters and buffers; of a quantised parameter its bytes and the inverse of its scale."""

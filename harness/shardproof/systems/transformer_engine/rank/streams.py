@@ -22,8 +22,8 @@ from shardproof.observe.generators import KEEP
 from shardproof.observe.record import Record
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
-from shardproof.systems.torch_streams import Streams
 from shardproof.systems.transformer_engine.rank import model as layers
+from shardproof.torch_loop.streams import Streams
 
 
 class _Default:

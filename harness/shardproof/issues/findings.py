@@ -1,6 +1,6 @@
 """`docs/findings.md`: what runs have found in real libraries, written from every system's `issues.toml`.
 
-    python -m shardproof.report.findings > docs/findings.md
+    python -m shardproof.issues.findings > docs/findings.md
 
 An entry of `issues.toml` is written for two readers. `harness/shardproof/issues/known_issues.py` reads how a failure is
 recognised; this module reads the rest, which tells a person what the defect does to a run, how a run comes to meet it,
@@ -45,7 +45,7 @@ from shardproof.tables import Table
 SEVERITIES = ("silent", "crash", "hang", "warning")
 
 HEAD = """\
-<!-- Written by `python -m shardproof.report.findings` from scenarios/*/issues.toml: change those. -->
+<!-- Written by `python -m shardproof.issues.findings` from scenarios/*/issues.toml: change those. -->
 # Findings
 
 What has shardproof found in real, unmodified libraries? Every finding is kept as a regression, a scenario of a few

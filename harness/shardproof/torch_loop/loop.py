@@ -57,7 +57,7 @@ from shardproof.protocol.registry import contract_of
 from shardproof.protocol.system import RankContext, RankSystem
 from shardproof.scenario import Optimizer, Scenario
 from shardproof.schedules import SCHEDULE, lines_of_schedule
-from shardproof.systems.torch_streams import Streams
+from shardproof.torch_loop.streams import Streams
 from shardproof.torch_schedules import torch_schedule
 
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step"}

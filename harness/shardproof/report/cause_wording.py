@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardproof.issues.known_issues import KnownIssue
-from shardproof.report.blame import place_of
-from shardproof.report.effects import effect_of
-from shardproof.report.titles import title
 from shardproof.result import Result
+from shardproof.wording.effects import effect_of
+from shardproof.wording.error_place import place_of
+from shardproof.wording.titles import title
 
 CLAUSE = 90
 """Characters from which the headline of a known defect is its first clause alone."""

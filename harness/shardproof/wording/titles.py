@@ -24,9 +24,9 @@ from shardproof.diagnosis import Explanation
 from shardproof.diagnosis.rules.engine import CAUSE_FIRST
 from shardproof.diff import Difference
 from shardproof.observe.record import LIVE
-from shardproof.report.blame import place_of
 from shardproof.result import Failure, Result
 from shardproof.verdict import Verdict
+from shardproof.wording.error_place import place_of
 
 LONGEST = 120
 """Characters of a title: two lines of a page, one of a wide terminal."""

@@ -1,0 +1,73 @@
+"""Lines of text about one result: what it showed in a sentence, the same in brief, and one difference in full."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from shardproof.diff import Difference
+from shardproof.result import Result
+from shardproof.verdict import Verdict
+from shardproof.wording.error_place import place_of
+
+
+def headline(result: Result) -> str:
+    """A result in one sentence: the best explanation, or what was seen."""
+    if result.verdict is Verdict.PASS:
+        return "every compared bit is as expected"
+    if result.explanations:
+        return result.explanations[0].text
+    if result.error is not None:
+        rank = "" if result.error.rank is None else f" on rank {result.error.rank}"
+        message = first_line(result.error.message)
+        if not message:  # a bare assertion: what it asserts, and where
+            place = place_of(result.error)
+            message = ", at ".join(filter(None, [place.code, place.full])) if place else "no message"
+        return f"{result.error.type}{rank}: {message}"
+    if result.differences:
+        return ", ".join(item.text for item in result.evidence) + f" ({len(result.differences)} differences)"
+    return result.reason or "no further detail"
+
+
+def brief(result: Result) -> str:
+    """A result in one line: its signature without system and verdict, or why there is none.
+
+    Of what a library said when it could not be installed or imported: what failed, and the last error.
+    """
+    told = result.reason if result.verdict is Verdict.UNKNOWN else result.signature or result.reason
+    text = told.removeprefix(f"{result.system} {result.verdict.value}: ")
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    errors = [line for line in lines[1:] if re.match(r"[\w.]*(Error|Exception|ERROR)\b", line)]
+    last = (errors or lines)[-1]
+    return first_line(lines[0] if lines[0].endswith(last) else f"{lines[0]} {last}")
+
+
+def first_line(text: str) -> str:
+    """The first line of a message, shortened to 300 characters."""
+    line = text.strip().split("\n", 1)[0]
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
+def difference_lines(difference: Difference) -> list[str]:
+    """One difference, in the wording of `torch.testing.assert_close` where it applies."""
+    key = difference.key
+    where = "" if key.where == "live" else f" ({key.where})"
+    ranks = f" on rank{'s' * (len(difference.ranks) > 1)} {_numbers(difference.ranks)}" if difference.ranks else ""
+    lines = [f"{key.role} {key.fqn}{where}, operation {key.op}{ranks}: {difference.kind}"]
+    if difference.detail:
+        lines.append(f"  {difference.detail}")
+    if difference.first_index or difference.kind in ("bits", "norm"):
+        share = difference.mismatched / difference.total if difference.total else 1.0
+        span = f", from index {difference.first_index} to {difference.last_index}" if difference.first_index else ""
+        lines.append(f"  Mismatched elements: {difference.mismatched} / {difference.total} ({share:.1%}){span}")
+    if difference.max_ulp is not None:
+        lines.append(f"  Greatest difference: {difference.max_ulp} ULP")
+    if difference.expected_first or difference.observed_first:
+        lines.append(
+            f"  Expected {difference.expected_first or 'nothing'} but got {difference.observed_first or 'nothing'}"
+        )
+    return lines
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,151 @@
+"""Checks before anything runs: interpreter, device, machine, clones and the releases that were asked for.
+
+Every function raises UsageError for what a user can cause, with what was given, what is allowed, and a correct form.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardproof.errors import UsageError
+from shardproof.versions import split_cures, with_cures
+
+if TYPE_CHECKING:
+    from shardproof.protocol.system import System
+    from shardproof.scenario import Scenario
+
+RANKS_NEED = ("torch", "numpy", "ml_dtypes", "tomli_w")
+
+
+def require_interpreter(python: str | None) -> None:
+    """Check that the interpreter of the ranks exists, runs, and has what ranks need.
+
+    Raises:
+        UsageError: it does not.
+    """
+    from shardproof.world.interpreter import interpreter
+
+    if python is None:
+        return
+    found = interpreter(python)
+    missing = [name for name in RANKS_NEED if found.release(name) is None]
+    if missing or tuple(map(int, found.python.split(".")[:2])) < (3, 11):
+        has = f"Python {found.python} without {', '.join(missing)}" if missing else f"Python {found.python}"
+        allowed = f"Python 3.11 or later with {', '.join(RANKS_NEED)} ({has})"
+        raise UsageError.of("--python", python, allowed, f"--python {sys.executable}")
+
+
+def require_device(device: str | None, python: str | None) -> None:
+    """Check that there is such a device for the ranks.
+
+    Raises:
+        UsageError: there is none, and why.
+    """
+    from shardproof.world.devices import require_gpu
+
+    if device == "cuda":
+        require_gpu(python or sys.executable)
+
+
+def require_machine(scenarios: Collection[Scenario], python: str | None, at_once: int = 1) -> None:
+    """Check that this machine has what scenarios need: `require_device` for every scenario, what its system was told to
+    use, worlds within the bound, and room for as many as run at once.
+
+    Raises:
+        UsageError: it has not.
+    """
+    from shardproof.protocol.registry import system_named
+    from shardproof.world.bounds import require_room, require_worlds
+
+    require_worlds(scenarios)
+    require_room(scenarios, at_once)
+    for device, system in sorted({(scenario.device, scenario.system) for scenario in scenarios}):
+        require_device(device, python)
+        system_named(system).chosen(device)
+
+
+def use_clones(clones: Sequence[str]) -> None:
+    """Name the clones of `--clone NAME=DIR`, for every later `NAME@git:REV` of this process and those that it starts.
+
+    NAME is a system, such as `automodel`, or its package as the index calls it, such as `nemo-automodel`. DIR is a
+    repository of git's, with a work tree or bare; what is checked out there does not matter.
+
+    Raises:
+        UsageError: not of that form, an unknown name, or no such folder.
+    """
+    for clone in clones:
+        name, equals, folder = clone.partition("=")
+        if not equals or not Path(folder).is_dir():
+            raise UsageError.of("--clone", clone, "NAME=DIR, a folder", "--clone megatron-core=/src/Megatron-LM")
+        os.environ[clone_variable_of(name)] = str(Path(folder).resolve())
+
+
+def clone_variable_of(name: str) -> str:
+    """The environment variable that names the clone of a system's package; name: the system's, or the package's.
+
+    Raises:
+        UsageError: there is no such system with a package.
+    """
+    from shardproof.protocol.registry import all_systems
+    from shardproof.protocol.releases import package
+    from shardproof.world.overlay import clone_variable
+
+    of_system = {system.name: system.under_test for system in all_systems()}
+    return clone_variable(package(of_system.get(name) or name).name)
+
+
+def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[str, str]:
+    """Every release that was asked for by name is there and imports, before anything runs.
+
+    Returns package → releases that will run, for the record of a run.
+
+    Raises:
+        UsageError: one is not; with the last lines of what it said itself.
+    """
+    from shardproof.issues import cures
+    from shardproof.protocol.registry import system_named
+    from shardproof.protocol.releases import package
+    from shardproof.world.interpreter import interpreter
+    from shardproof.world.overlay import OverlayError, build
+    from shardproof.world.torches import with_torch
+
+    found: dict[str, list[str]] = {}
+    for system, version in sorted({(scenario.system, scenario.version) for scenario in scenarios}):
+        info = system_named(system)
+        release, wanted = split_cures(version)
+        if wanted is not None:
+            cures.chosen(info, wanted)
+        if info.is_torch and release:
+            try:
+                with_torch(release, interpreter(python))
+            except (OverlayError, UsageError) as error:
+                allowed = "a release of torch that can be installed and imported here"
+                raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
+        elif info.package:
+            ran = package(info.package).newest.version
+            try:
+                ran = build(package(info.package), release, interpreter(python)).version if release else ran
+            except OverlayError as error:
+                allowed = "a release that can be installed and imported here"
+                raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
+            found.setdefault(info.package, []).append(with_cures(ran, wanted))
+        elif release:
+            first = info.distributions[0] if info.distributions else ""
+            require_installed(info, release, interpreter(python).release(first) or "")
+    return {name: ", ".join(releases) for name, releases in found.items()}
+
+
+def require_installed(info: System, version: str, installed: str) -> None:
+    """Check that the release asked for is the one there is: a library that came with the interpreter cannot be
+    exchanged.
+
+    Raises:
+        UsageError: `version` is another one.
+    """
+    if version not in ("", installed, installed.partition("+")[0]):
+        allowed = f"{installed or 'none'}, which is installed; another one with --python PATH"
+        raise UsageError.of(f"version of {info.name}", version, allowed, f"--system {info.name}")

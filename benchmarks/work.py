@@ -64,12 +64,12 @@ def reference_scenario() -> int:
 def judged_scenario() -> int:
     """Calls of judging a scenario of FSDP2, twin and reference included; the reference's records stand for the
     ranks'."""
-    from shardproof.laboratory.judge import Case, judge
+    from shardproof.laboratory.judge import ResolvedScenario, judge
     from shardproof.reference import system as reference
     from shardproof.scenario import Scenario
 
     axes = {"system": "torch-fsdp2", "mesh": "1x2x1", "model": "twins", "dtype": "mixed", "program": "resume"}
-    case = Case.of(Scenario().with_axes(axes))
+    case = ResolvedScenario.of(Scenario().with_axes(axes))
     records = reference.run(case.inputs, case.placement)
     return calls(lambda: judge(case, records))
 

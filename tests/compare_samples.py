@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 from report_samples import HOSTILE
-from shardproof.compare.differences import STRUCTURE, Comparison, Found, Side
+from shardproof.compare.differences import STRUCTURE, Comparison, EntryDifference, Side
 
-BITS = Found(
+BITS = EntryDifference(
     f"optim.state.{HOSTILE}.exp_avg", "exp_avg", "bits", "fp32 4×4", "fp32 4×4", 3, 16, (0, 1), (3, 3),
     "1.5 (0x3fc00000)", "nan (0x7fc00001)", 12, 1, (("0", 1), ("8-15", 1), ("nan", 1)), 2, 4,
     mechanism="swapped", explanation=f"B has here what A has under {HOSTILE}.",
@@ -17,10 +17,12 @@ BITS = Found(
 
 def comparison() -> Comparison:
     structure = [
-        Found(f"model.{kind}.{HOSTILE}", "param", kind, f"fp32 {HOSTILE}", "bf16 3", detail=f"in B, {HOSTILE}")
+        EntryDifference(
+            f"model.{kind}.{HOSTILE}", "param", kind, f"fp32 {HOSTILE}", "bf16 3", detail=f"in B, {HOSTILE}"
+        )
         for kind in STRUCTURE
     ]
-    value = Found(f"lr.{HOSTILE}", "hyperparameter", "value", f"{HOSTILE} (str)", "0.1 (float)")
+    value = EntryDifference(f"lr.{HOSTILE}", "hyperparameter", "value", f"{HOSTILE} (str)", "0.1 (float)")
     side = Side(f"a/{HOSTILE}", "file of torch.save", 9, 1, 1234567, (f"os.{HOSTILE}",))
     compared = Counter(param=8, exp_avg=2, hyperparameter=1)
     found = (*structure, BITS, replace(BITS, name="t" * 300), value)

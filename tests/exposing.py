@@ -31,7 +31,7 @@ from typing import Any
 
 from shardproof.faults.catalogue import CATALOGUE, Fault, mechanisms
 from shardproof.faults.confusion import confusion, confusion_lines
-from shardproof.laboratory.judge import Case, run_reference
+from shardproof.laboratory.judge import ResolvedScenario, run_reference
 from shardproof.program import operations
 from shardproof.protocol.registry import system_named
 from shardproof.scenario import Scenario
@@ -82,7 +82,7 @@ def can_show(fault: Fault, scenario: Scenario) -> bool:
 
 def said(scenario: Scenario) -> Said:
     """Plants a scenario's faults in the reference, here, and judges what it held."""
-    found, _, notes = run_reference(Case.of(scenario))
+    found, _, notes = run_reference(ResolvedScenario.of(scenario))
     explained = tuple(e.mechanism for e in found.explanations)
     if found.distrust:
         return Said("unknown")

@@ -6,8 +6,7 @@ from shardproof.faults.plain_scenario import strikes
 from shardproof.scenario import Scenario
 
 REORDER = "boundary.collective-reorder"
-"""No system has two collectives under way at once on the CPU: `tests/unit/faults/test_overlap.py` strikes ranks of
-its own."""
+"""No system has two collectives under way at once on the CPU; `tests/unit/faults/test_overlap.py` has ranks for it."""
 
 
 def strikes_with(fault: str) -> list[Scenario]:

@@ -4,7 +4,7 @@ docs.written.suites_table`."""
 from __future__ import annotations
 
 from shardproof.suites.declared import Upstream, upstreams
-from shardproof.suites.verdicts import FAILED, PASSED, SKIPPED, Kept, distinct_passing
+from shardproof.suites.verdicts import FAILED, PASSED, SKIPPED, CommittedVerdicts, distinct_passing
 
 
 def render() -> str:
@@ -15,10 +15,10 @@ def render() -> str:
     for upstream in upstreams():
         distinct = 0
         for suite in upstream.suites:
-            lists: list[Kept] = []
+            lists: list[CommittedVerdicts] = []
             for ranks in suite.ranks:
                 file, name = upstream.kept(suite, ranks), f"{upstream.system}/{suite.name}"
-                kept = Kept.read(file.read_text("utf-8"), f"{name} at {ranks} ranks")
+                kept = CommittedVerdicts.read(file.read_text("utf-8"), f"{name} at {ranks} ranks")
                 lists.append(kept)
                 counts = [kept.count(outcome) for outcome in (PASSED, FAILED, SKIPPED)]
                 numbers = " | ".join(map(str, (ranks, sum(counts), *counts)))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from shardproof.compare.differences import Comparison
 from shardproof.compare.progress import SilentProgress
-from shardproof.compare.run import Request, compare
+from shardproof.compare.run import CompareRequest, compare
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.protocol.registry import all_systems
 from shardproof.scenario import Scenario
@@ -93,4 +93,4 @@ def compared(laboratory: Laboratory, folder: Path, system: str, *sides: dict[str
         scenario = Scenario(system=system, program="build step step save").with_axes(axes)
         run(laboratory, scenario, folder / name, quiet=True)
     layouts = [layout for known in all_systems() for layout in known.layouts]
-    return compare(Request(folder / "a/checkpoint0", folder / "b/checkpoint0", layouts), SilentProgress())
+    return compare(CompareRequest(folder / "a/checkpoint0", folder / "b/checkpoint0", layouts), SilentProgress())

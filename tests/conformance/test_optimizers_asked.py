@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from shardproof.laboratory.laboratory import Laboratory
-from shardproof.optimizers.answers import QUESTIONS, Answer, Found
+from shardproof.optimizers.answers import QUESTIONS, Answer, AnsweredQuestion
 from shardproof.optimizers.examine import OWN_TENSORS, Examination
 from shardproof.optimizers.laboratory import opened
 from shardproof.optimizers.request import Asked
@@ -38,7 +38,7 @@ def laboratory() -> Iterator[Laboratory]:
         yield warm
 
 
-def answers(laboratory: Laboratory, asked: Asked) -> dict[str, Found]:
+def answers(laboratory: Laboratory, asked: Asked) -> dict[str, AnsweredQuestion]:
     with Examination(laboratory, asked, Mesh(1, 2, 1)) as examination:
         return {found.question: found for found in examination.answers()}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from shardproof.suites import ranks as runner
 from shardproof.suites.declared import Upstream, upstream_of
-from shardproof.suites.verdicts import Kept, differences
+from shardproof.suites.verdicts import CommittedVerdicts, differences
 from shardproof.world.preflight import clone_variable_of
 
 
@@ -30,5 +30,5 @@ def check(system: str, name: str, ranks: int, scratch: Path) -> None:
     suite = upstream.suite(name)
     where = runner.place(upstream, scratch)
     seen = runner.verdicts(upstream, suite, ranks, where, 300.0)
-    kept = Kept.read(upstream.kept(suite, ranks).read_text("utf-8"), name)
+    kept = CommittedVerdicts.read(upstream.kept(suite, ranks).read_text("utf-8"), name)
     assert not (lines := differences(kept, seen)), "\n".join(lines)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import checkpoint_samples as samples
 from shardproof.compare.differences import Comparison
 from shardproof.compare.progress import SilentProgress
-from shardproof.compare.run import Request, compare
+from shardproof.compare.run import CompareRequest, compare
 
 from tests.effort import examples
 
@@ -83,7 +83,7 @@ def write(path: Path, state: State, cut: dict[str, Boxes]) -> Path:
 
 
 def compared(a: Path, b: Path) -> Comparison:
-    return compare(Request(a, b, ()), SilentProgress())
+    return compare(CompareRequest(a, b, ()), SilentProgress())
 
 
 @settings(max_examples=examples(25), deadline=None)

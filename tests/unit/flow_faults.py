@@ -89,12 +89,12 @@ _FAILING: dict[int, Callable[[], object]] = {
 _judge, _passed, _twin = judge.judge, judge._passed, twin.run
 
 
-def _failing_judge(case: judge.Case, *rest: Any) -> judge.Judgement:
+def _failing_judge(case: judge.ResolvedScenario, *rest: Any) -> judge.Judgement:
     _FAILING.get(case.scenario.seed, lambda: None)()
     return _judge(case, *rest)
 
 
-def _failing_short_way(case: judge.Case) -> judge.Judgement | None:
+def _failing_short_way(case: judge.ResolvedScenario) -> judge.Judgement | None:
     _FAILING.get(case.scenario.seed, lambda: None)()
     return _passed(case)
 

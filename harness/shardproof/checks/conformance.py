@@ -401,11 +401,11 @@ def last_state(payload: bytes) -> bytes:
 
 def _found(request: Mapping[str, Any]) -> Any:
     """What the ranks of a request left behind; of a system in lockstep, what the reference recorded."""
-    from shardproof.laboratory.judge import Case, Found, gather
+    from shardproof.laboratory.judge import RankObservations, ResolvedScenario, gather
     from shardproof.observe.record import every_rank
     from shardproof.reference import system as reference
 
     if not request.get("lockstep"):
         return gather(request)
-    case = Case.of(Scenario.from_axes(request["scenario"]))
-    return Found(case, list(every_rank(reference.run(case.inputs, case.placement))), [], {})
+    case = ResolvedScenario.of(Scenario.from_axes(request["scenario"]))
+    return RankObservations(case, list(every_rank(reference.run(case.inputs, case.placement))), [], {})

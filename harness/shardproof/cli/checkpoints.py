@@ -42,14 +42,14 @@ def diff(
     from shardproof.compare.page import write_page
     from shardproof.compare.progress import progress_on
     from shardproof.compare.renames import parse_pattern, parse_rename
-    from shardproof.compare.run import Request, compare
+    from shardproof.compare.run import CompareRequest, compare
     from shardproof.compare.text import render
     from shardproof.protocol.registry import all_systems
     from shardproof.report.publish import write_json
 
     load_plugins(plugins)
     arguments.require_output_files(None, json=json_file, html=html_file)
-    request = Request(
+    request = CompareRequest(
         a,
         b,
         [layout for system in all_systems() for layout in system.layouts],

@@ -434,7 +434,7 @@ def optimizer(
     wanted, ranks = asked(path, texts), require_mesh(mesh)
     preflight.require_interpreter(python)
     arguments.require_output_files(None, json=json_file)
-    found: list[answers.Found] = []
+    found: list[answers.AnsweredQuestion] = []
     with (
         opened([wanted.module], jobs, deadline_s, python) as laboratory,
         Examination(laboratory, wanted, ranks, jobs, arguments.writable_folder(out) if out else None) as examination,

@@ -51,7 +51,7 @@ def resilience(
     from shardproof.report.publish import write_json
     from shardproof.resilience import page, scorecard
     from shardproof.resilience.progress import Progress
-    from shardproof.resilience.run import Request, replay, try_stacks
+    from shardproof.resilience.run import ResilienceRequest, replay, try_stacks
     from shardproof.resilience.stack_cures import chosen
     from shardproof.resilience.trace import require_strace
 
@@ -68,7 +68,7 @@ def resilience(
         return ExitStatus.FAILURE if tried.outcome in scorecard.WRONG else ExitStatus.OK
     folder = arguments.writable_folder(out) if out else None
     with Progress(sys.stderr) as progress:
-        request = Request(stacks, trials, seed, deadline_s, jobs, folder, progress)
+        request = ResilienceRequest(stacks, trials, seed, deadline_s, jobs, folder, progress)
         outcome = try_stacks(request)
     document = scorecard.document_of(outcome.found, trials, seed)
     print(scorecard.render(document), end="")

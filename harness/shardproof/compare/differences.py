@@ -1,7 +1,7 @@
 """What a comparison finds: differences as data, counted by role.
 
-A `Found` is one name of which the two checkpoints hold something else. A `Comparison` is all of them, with what was
-compared; it is equal only if something was compared and nothing was found.
+An `EntryDifference` is one name under which the two checkpoints hold different things. A `Comparison` is all of them,
+with what was compared; it is equal only if something was compared and nothing was found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ value. The others are `bits` of a tensor and `value` of a plain one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EntryDifference:
     """One difference.
 
     * role: what the value is to training, as far as its name tells (`roles`).
@@ -78,7 +78,7 @@ class Comparison:
 
     a: Side
     b: Side
-    found: tuple[Found, ...]
+    found: tuple[EntryDifference, ...]
     compared: Mapping[str, int]
     elements: int
     hint: str = ""
@@ -111,7 +111,7 @@ class Comparison:
         }  # fmt: skip
 
 
-def in_order(found: Iterable[Found]) -> tuple[Found, ...]:
+def in_order(found: Iterable[EntryDifference]) -> tuple[EntryDifference, ...]:
     """Structure before bits, then by role and name."""
     kinds = (*STRUCTURE, "bits", "value")
     return tuple(sorted(found, key=lambda one: (kinds.index(one.kind), one.role, one.name)))

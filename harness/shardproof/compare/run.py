@@ -19,7 +19,7 @@ from shardproof.compare import places
 from shardproof.compare.bits import Tally, compare_bits, index_of
 from shardproof.compare.contents import Contents, Entry, Tensor
 from shardproof.compare.coverage import flaw
-from shardproof.compare.differences import Comparison, Found, Side, in_order
+from shardproof.compare.differences import Comparison, EntryDifference, Side, in_order
 from shardproof.compare.formats import open_contents
 from shardproof.compare.renames import Rename, hint_of
 from shardproof.compare.roles import role_of
@@ -46,7 +46,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Request:
+class CompareRequest:
     """What is to be compared. layouts: the kinds of folders that systems know. renames: applied to the names of both.
     only: names that one of these does not match are left out."""
 
@@ -58,7 +58,7 @@ class Request:
     checksums: bool = True
 
 
-def compare(request: Request, progress: Progress) -> Comparison:
+def compare(request: CompareRequest, progress: Progress) -> Comparison:
     """Compare two checkpoints.
 
     Raises:
@@ -77,7 +77,7 @@ def compare(request: Request, progress: Progress) -> Comparison:
 class _opened:  # noqa: N801
     """A checkpoint's index as a context, which closes its files."""
 
-    def __init__(self, path: Path, request: Request, told: Callable[[int], None]) -> None:
+    def __init__(self, path: Path, request: CompareRequest, told: Callable[[int], None]) -> None:
         self.contents = open_contents(path, request.layouts, told, checksums=request.checksums)
 
     def __enter__(self) -> _opened:
@@ -90,11 +90,13 @@ class _opened:  # noqa: N801
 class _Work:
     """One comparison in progress."""
 
-    def __init__(self, request: Request, a: Contents, b: Contents, progress: Progress, counted: Counter[str]) -> None:
+    def __init__(
+        self, request: CompareRequest, a: Contents, b: Contents, progress: Progress, counted: Counter[str]
+    ) -> None:
         self.request, self.progress, self.counted = request, progress, counted
         self.sides = (a, b)
         self.a, self.b = self.named(a), self.named(b)
-        self.found: list[Found] = []
+        self.found: list[EntryDifference] = []
         self.elements = 0
         self.same_multiset: dict[str, bool] = {}
         self.first: dict[str, int] = {}
@@ -146,9 +148,9 @@ class _Work:
         for name in self.b.keys() - self.a.keys():
             self.found.append(self.difference(name, "extra"))
 
-    def difference(self, name: str, kind: str, **facts: object) -> Found:
+    def difference(self, name: str, kind: str, **facts: object) -> EntryDifference:
         a, b = self.a.get(name), self.b.get(name)
-        return Found(
+        return EntryDifference(
             name, self.role(name), kind, _told(a), _told(b),
             pieces_a=len(a.parts) if isinstance(a, Tensor) else 0,
             pieces_b=len(b.parts) if isinstance(b, Tensor) else 0,
@@ -197,7 +199,7 @@ class _Work:
                 self.first[name] = tally.first
                 self.found.append(self.of_tally(name, a, tally, mechanism, text))
 
-    def of_tally(self, name: str, a: Tensor, tally: Tally, mechanism: str, text: str) -> Found:
+    def of_tally(self, name: str, a: Tensor, tally: Tally, mechanism: str, text: str) -> EntryDifference:
         return self.difference(
             name, "bits", mismatched=tally.mismatched, total=a.numel, first_index=index_of(a, tally.first),
             last_index=index_of(a, tally.last), first_a=tally.first_a, first_b=tally.first_b, max_ulp=tally.max_ulp,

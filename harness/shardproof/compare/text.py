@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from shardproof.compare.differences import STRUCTURE, Comparison, Found, Side
+from shardproof.compare.differences import STRUCTURE, Comparison, EntryDifference, Side
 from shardproof.errors import printable
 
 FIRST = 20
@@ -101,7 +101,7 @@ def kinds_of(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     return [kind for kind in (*STRUCTURE, "bits", "value") if any(row.get(kind) for row in counts.values())]
 
 
-def _listed(found: Iterable[Found], most: int | None) -> Iterator[str]:
+def _listed(found: Iterable[EntryDifference], most: int | None) -> Iterator[str]:
     every = list(found)
     for one in every[:most]:
         yield f"  {one.name}  ({one.role}): {WORDS[one.kind]}"
@@ -110,7 +110,7 @@ def _listed(found: Iterable[Found], most: int | None) -> Iterator[str]:
         yield f"  … and {len(every) - most} more: --all shows them, --json FILE has them"
 
 
-def facts_of(one: Found) -> Iterator[str]:
+def facts_of(one: EntryDifference) -> Iterator[str]:
     """What a difference is, in lines; the explanation comes first."""
     if one.explanation:
         yield one.explanation
@@ -126,7 +126,7 @@ def facts_of(one: Found) -> Iterator[str]:
         yield one.a or one.b
 
 
-def _distance(one: Found) -> str:
+def _distance(one: EntryDifference) -> str:
     parts = []
     if one.max_ulp is not None:
         parts.append(f"{'at most' if one.mismatched - one.nan > 1 else 'by'} {one.max_ulp} ULP")

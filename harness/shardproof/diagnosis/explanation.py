@@ -131,7 +131,7 @@ LIKE = {
 T = TypeVar("T")
 
 
-class Looked(Protocol):
+class ValueLookup(Protocol):
     """Values that are looked up one by one."""
 
     def get(self, key: Key, /) -> Value | None:
@@ -150,7 +150,7 @@ class Context:
     observed: Logical
     scenario: Scenario
     ops: tuple[Op, ...]
-    cold: Looked
+    cold: ValueLookup
     inputs: Inputs
     records: Sequence[Record] = ()
 

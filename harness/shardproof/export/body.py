@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardproof.export.case import KEPT, SETTING, TRAINED, TYPED, WRITTEN, Case
+from shardproof.export.case import KEPT, SETTING, TRAINED, TYPED, WRITTEN, FailureCase
 from shardproof.export.model import TORCH_NAME
 from shardproof.program import Op
 
@@ -53,7 +53,7 @@ class Main:
     world: int
 
 
-def mains(case: Case, calls: Mapping[str, str], values: str) -> list[Main]:
+def mains(case: FailureCase, calls: Mapping[str, str], values: str) -> list[Main]:
     """The main functions of a case.
 
     Args:
@@ -68,14 +68,14 @@ def mains(case: Case, calls: Mapping[str, str], values: str) -> list[Main]:
     ]
 
 
-def repeated(case: Case) -> dict[str, bool]:
+def repeated(case: FailureCase) -> dict[str, bool]:
     """The kinds of operations that a case does more than once; whether they differ in their number."""
     counts = Counter(op.kind for op in case.ops)
     numbered = ("build", "step", "overflow", "compute_gradients")
     return {kind: kind in numbered for kind, count in counts.items() if count > 1 and kind not in INLINE}
 
 
-def functions(case: Case, calls: Mapping[str, str]) -> str:
+def functions(case: FailureCase, calls: Mapping[str, str]) -> str:
     """A function for each kind of operation that a case does more than once."""
     found = []
     for kind, numbered in repeated(case).items():
@@ -89,7 +89,7 @@ def functions(case: Case, calls: Mapping[str, str]) -> str:
     return "\n\n".join(found)
 
 
-def subject(case: Case) -> str:
+def subject(case: FailureCase) -> str:
     """What is compared, for the beginning of a sentence."""
     focus = case.focus
     if case.is_shape:
@@ -107,7 +107,7 @@ def subject(case: Case) -> str:
 
 
 def _main(
-    case: Case, part: tuple[Op, ...], calls: Mapping[str, str], often: Mapping[str, bool], value: str
+    case: FailureCase, part: tuple[Op, ...], calls: Mapping[str, str], often: Mapping[str, bool], value: str
 ) -> list[str]:
     lines = calls["start"].splitlines()
     for op in part:
@@ -130,7 +130,9 @@ def _call(op: Op, calls: Mapping[str, str], often: Mapping[str, bool]) -> list[s
     return [f"{f'{state} = ' if op.kind == 'build' else ''}{op.kind}({', '.join(given)})"]
 
 
-def _last(case: Case, op: Op, part: tuple[Op, ...], call: list[str], calls: Mapping[str, str], value: str) -> list[str]:
+def _last(
+    case: FailureCase, op: Op, part: tuple[Op, ...], call: list[str], calls: Mapping[str, str], value: str
+) -> list[str]:
     """The operation at which the failure shows, and the comparison."""
     focus, works = case.focus, f"expected that {WORKS[op.kind]}"
     if _is_told(calls):
@@ -174,7 +176,7 @@ def _is_told(calls: Mapping[str, str]) -> bool:
     return "subject" in calls and "expected" in calls
 
 
-def _raising(case: Case, call: list[str], calls: Mapping[str, str], works: str) -> list[str]:
+def _raising(case: FailureCase, call: list[str], calls: Mapping[str, str], works: str) -> list[str]:
     """An operation that must not raise. Of several ranks each says what it met: the first to end is heard in any
     case."""
     several = case.ops[-1].mesh.world > 1
@@ -191,7 +193,7 @@ def _raising(case: Case, call: list[str], calls: Mapping[str, str], works: str) 
     ]
 
 
-def _compared(case: Case, world: int, calls: Mapping[str, str]) -> list[str]:
+def _compared(case: FailureCase, world: int, calls: Mapping[str, str]) -> list[str]:
     """The last lines of a comparison: a sentence with the first element that differs, and the exit status."""
     speaker = calls.get("speaker", str(case.speaker))
     lines = [f"if dist.get_rank() != {speaker}:", "    return 0"] if world > 1 else []

@@ -97,7 +97,7 @@ class Focus:
 
 
 @dataclass(frozen=True)
-class Case:
+class FailureCase:
     """A failure as a script shows it. ops: the path to it; the last one is the focus' own. whole: with all of the
     model and of the path, where a script of less does not show it."""
 
@@ -122,11 +122,11 @@ class Case:
         at = min((d.key.op for d in failing), default=0)
         return tuple(d for d in failing if d.key.op == at)
 
-    def only(self, ops: tuple[Op, ...]) -> Case:
+    def only(self, ops: tuple[Op, ...]) -> FailureCase:
         """The same with some of the operations; the last of them shows it."""
         return replace(self, ops=ops, focus=replace(self.focus, op=ops[-1]))
 
-    def until(self, kind: str) -> Case:
+    def until(self, kind: str) -> FailureCase:
         """The same up to the last operation of a kind, where a script compares something that shows there."""
         last = max(at for at, op in enumerate(self.ops) if op.kind == kind)
         return self.only(self.ops[: last + 1])
@@ -180,12 +180,12 @@ class Case:
     def _writes(self, kind: str) -> bool:
         return self.focus.kind == WRITTEN and bool(self.focus.difference and self.focus.difference.kind == kind)
 
-    def on_one_rank(self) -> Case:
+    def on_one_rank(self) -> FailureCase:
         """The same without other ranks, where these have no part in it."""
         alone = Mesh(1, 1, 1)
         return self.only(tuple(replace(op, mesh=alone) for op in self.ops))
 
-    def on_tensor_parallel_ranks(self) -> Case:
+    def on_tensor_parallel_ranks(self) -> FailureCase:
         """The same with the ranks of one tensor-parallel group alone."""
         mesh = Mesh(1, 1, self.ops[-1].mesh.tp)
         return self.only(tuple(replace(op, mesh=mesh) for op in self.ops))
@@ -227,7 +227,7 @@ class Case:
         return next((op for op in self.ops if op.index in taken), None)
 
 
-def case_of(result: Result, *, whole: bool = False) -> Case:
+def case_of(result: Result, *, whole: bool = False) -> FailureCase:
     """The case of a result.
 
     Args:
@@ -240,7 +240,7 @@ def case_of(result: Result, *, whole: bool = False) -> Case:
         raise NoExportError.because(result, f"its verdict is {result.verdict.value}", "a scenario that fails")
     ops = expand(result.scenario)
     focus = _focus(result, ops)
-    case = Case(result, path_to(ops, focus.op), focus, whole)
+    case = FailureCase(result, path_to(ops, focus.op), focus, whole)
     if not case.weights_alone:
         return case
     return replace(case, ops=tuple(op for op in case.ops if op.kind not in ("step", "overflow")))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardproof.export.body import subject
-from shardproof.export.case import Case
+from shardproof.export.case import FailureCase
 from shardproof.export.script import SCRIPT, Draft, body_lines
 from shardproof.investigate.cure_table import scenario_of
 from shardproof.issues import cures
@@ -40,14 +40,14 @@ MESSAGE = 4000
 class Written:
     """A script as it can be written. told: what is known of the failure."""
 
-    case: Case
+    case: FailureCase
     draft: Draft
-    told: Told
+    told: FailureDescription
     script: str
 
 
 @dataclass(frozen=True)
-class Told:
+class FailureDescription:
     """What is known of a failure. title: one sentence. what: more of them. line: where it seems to lie. upstream: where
     it is public. cure: the id of its cure, and its patch; empty without one. repaired: the release that repaired it."""
 
@@ -66,7 +66,7 @@ class Told:
         return f"{self.title} {self.harm}" if self.harm and len(self.title) <= BRIEF else self.title
 
 
-def told_of(case: Case, known: str | None) -> Told:
+def told_of(case: FailureCase, known: str | None) -> FailureDescription:
     """What is known of the failure of a case.
 
     Args:
@@ -77,10 +77,10 @@ def told_of(case: Case, known: str | None) -> Told:
     names = _cures_shown_by(system, case.scenario)
     if found and names and found.cure not in names:
         found = replace(found, cure=names[0], patch=_patch(system, names[0]))
-    return found or Told(headline(case.result), f"It shows in {subject_of(case)}.")
+    return found or FailureDescription(headline(case.result), f"It shows in {subject_of(case)}.")
 
 
-def _shown_first(case: Case, system: System, known: str) -> str:
+def _shown_first(case: FailureCase, system: System, known: str) -> str:
     """The ids of known issues with those first of which what the script compares is evidence."""
     shown = case.focus.difference
     if shown is None or "+" not in known:
@@ -107,7 +107,7 @@ def _patch(system: System, cure: str) -> str:
     return _diff(text_of(file, f"{home.name}/cures/{cure}.patch")) if cure and file.is_file() else ""
 
 
-def told_about(system: System, known: str | None) -> Told | None:
+def told_about(system: System, known: str | None) -> FailureDescription | None:
     """What a system's entries say of known issues, joined by `+`; None where there is none."""
     findings = _findings_of(system.name) if known else {}
     found = [findings[name] for name in (known or "").split("+") if name in findings]
@@ -116,7 +116,7 @@ def told_about(system: System, known: str | None) -> Told | None:
     first = found[0]
     cause = findings.get(first.cause, first)
     cure = first.cure  # that of a cause may not reach this face of it
-    return Told(
+    return FailureDescription(
         _first_sentence(first.what),
         first.what,
         first.library_line,
@@ -134,7 +134,7 @@ def _findings_of(system: str) -> Mapping[str, Finding]:
     return {finding.id: finding for finding in section_of(system_named(system)).findings}
 
 
-def subject_of(case: Case) -> str:
+def subject_of(case: FailureCase) -> str:
     """What is compared, or the operation that does not do what it should."""
     return subject(case) if case.focus.difference else f"the {case.focus.op.kind.replace('_', ' ')}"
 
@@ -192,13 +192,13 @@ def render_issue(
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def render_draft(result: Result, told: Told | None, calls: str) -> str:
+def render_draft(result: Result, told: FailureDescription | None, calls: str) -> str:
     """The text before a script was run: what is known, the calls, and what our own run saw.
 
     Args:
         told: what is known of the defect; None where nothing is. calls: the library's; empty where there is no script.
     """
-    known = told or Told(title(result))
+    known = told or FailureDescription(title(result))
     seen = [line for d in result.differences[:SEEN] for line in difference_lines(d)]
     if result.error is not None:
         seen = [f"{result.error.type}: {result.error.message[:MESSAGE]}".strip(), result.error.traceback[-MESSAGE:]]
@@ -229,7 +229,7 @@ def _releases(result: Result) -> Iterator[str]:
     yield from (f"{name}: {how}" for name, how in result.chosen.items())
 
 
-def _cure(told: Told, with_it: str) -> list[str]:
+def _cure(told: FailureDescription, with_it: str) -> list[str]:
     if not told.line:
         return []
     text = ["## Where it seems to lie", told.line + "."]

@@ -15,7 +15,7 @@ from shardproof.errors import UsageError
 from shardproof.export.case import RAISES, NoExportError, case_of
 from shardproof.export.issue import Written, render_issue, told_of
 from shardproof.export.script import SCRIPT, Draft, render
-from shardproof.export.trial import Outcome, run
+from shardproof.export.trial import ScriptOutcome, run
 from shardproof.issues import cures
 from shardproof.program import changes
 from shardproof.protocol.registry import all_systems, system_named
@@ -43,10 +43,10 @@ class Exported:
 
     written: Written
     folder: Path
-    plain: Outcome
-    cured: Outcome | None
-    together: Outcome | None
-    repaired: Outcome | None
+    plain: ScriptOutcome
+    cured: ScriptOutcome | None
+    together: ScriptOutcome | None
+    repaired: ScriptOutcome | None
 
     @property
     def wrong(self) -> bool:
@@ -139,7 +139,7 @@ def export(result: Result, known: str | None, folder: Path, python: str | None, 
 
 def _shown(
     result: Result, known: str | None, folder: Path, ranks: Interpreter, paths: tuple[Path, ...]
-) -> tuple[Written, Outcome]:
+) -> tuple[Written, ScriptOutcome]:
     """The shortest script that shows a failure, in its folder, and how it ended."""
     made = written(result, known)
     plain = _run(made, folder, ranks.path, paths)
@@ -155,7 +155,7 @@ def _shown(
     raise NoExportError.because(result, reason)
 
 
-def _run(made: Written, folder: Path, python: str, paths: tuple[Path, ...]) -> Outcome:
+def _run(made: Written, folder: Path, python: str, paths: tuple[Path, ...]) -> ScriptOutcome:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SCRIPT).write_text(made.script, "utf-8")
     for name, text in made.draft.shims.items():
@@ -163,12 +163,12 @@ def _run(made: Written, folder: Path, python: str, paths: tuple[Path, ...]) -> O
     return run(folder / SCRIPT, python, paths)
 
 
-def _shows(made: Written, plain: Outcome) -> bool:
+def _shows(made: Written, plain: ScriptOutcome) -> bool:
     error = made.case.result.error
     return plain.shows and plain.raises(error.message if made.case.focus.kind == RAISES and error else "")
 
 
-def _repaired(result: Result, known: str | None, made: Written, ranks: Interpreter) -> Outcome | None:
+def _repaired(result: Result, known: str | None, made: Written, ranks: Interpreter) -> ScriptOutcome | None:
     """The script on the release that repaired the defect, in the calls of that release where these are others."""
     release, system = made.told.repaired, system_named(result.system)
     if not release:
@@ -203,7 +203,7 @@ def versions(system: System, result: Result, ranks: Interpreter) -> Mapping[str,
 
 def _cured(
     system: System, made: Written, folder: Path, ranks: Interpreter, paths: tuple[Path, ...], wanted: str
-) -> Outcome:
+) -> ScriptOutcome:
     """The script on a copy of the library with the defect cured.
 
     Args:
@@ -218,5 +218,5 @@ def _cured(
 
     found = cures.apply(cures.chosen(system, wanted), source)
     if made.told.cure not in found.applied:
-        return Outcome(-1, "", f"the cure {made.told.cure} does not apply: {found.left[made.told.cure]}")
+        return ScriptOutcome(-1, "", f"the cure {made.told.cure} does not apply: {found.left[made.told.cure]}")
     return run(folder / SCRIPT, ranks.path, places, found.sources)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardproof.export.case import Case
+from shardproof.export.case import FailureCase
 from shardproof.models import ModuleSpec, ParamSpec, storage_dtype
 from shardproof.protocol.registry import contract_of
 
@@ -22,7 +22,7 @@ def flat(fqn: str) -> str:
     return f"{module.replace('.', '_')}.{name}" if module else fqn
 
 
-def model_values(case: Case, *, nested: bool = False) -> dict[str, Any]:
+def model_values(case: FailureCase, *, nested: bool = False) -> dict[str, Any]:
     """What templates need to know of a case's model.
 
     * shapes: block → parameter → shape. unused_blocks: those that no forward uses. unused_names: names of parameters of
@@ -76,7 +76,7 @@ def _in_use(module: ModuleSpec) -> bool:
     return any(p.used for p in module.params)
 
 
-def _groups(case: Case) -> list[tuple[Mapping[str, float], list[str]]]:
+def _groups(case: FailureCase) -> list[tuple[Mapping[str, float], list[str]]]:
     ask, spec = case.scenario.optimizer, case.spec
     if ask.groups == "one" or len(spec.groups) == 1:
         return []
@@ -88,7 +88,7 @@ def _groups(case: Case) -> list[tuple[Mapping[str, float], list[str]]]:
     return found
 
 
-def _grid(case: Case) -> str:
+def _grid(case: FailureCase) -> str:
     """Which gradients show it: `narrow` values, or `wide` or `cancelling` ones where a reduction may be rounded."""
     if case.focus.kind != "trained" or case.ops[-1].mesh.dp == 1:
         return "narrow"
@@ -97,7 +97,7 @@ def _grid(case: Case) -> str:
     return next(iter(found), "narrow")
 
 
-def tensor_call(case: Case, spec: ParamSpec, made: str = "torch.randn") -> str:
+def tensor_call(case: FailureCase, spec: ParamSpec, made: str = "torch.randn") -> str:
     """The call that makes a parameter's tensor, of its shape and dtype."""
     dtype, size = storage_dtype(case.scenario.dtype, spec), ", ".join(map(str, spec.shape))
     return f"{made}({size}{'' if dtype == 'fp32' else f', dtype={TORCH_NAME[dtype]}'})"
@@ -108,7 +108,7 @@ def odd_part(number: int) -> int:
     return number // (number & -number)
 
 
-def optimizer_call(case: Case, known: Mapping[str, str], options: Mapping[str, Any]) -> str:
+def optimizer_call(case: FailureCase, known: Mapping[str, str], options: Mapping[str, Any]) -> str:
     """A constructor of torch.optim's class with the options that a scenario changes.
 
     Args:
@@ -122,7 +122,7 @@ def optimizer_call(case: Case, known: Mapping[str, str], options: Mapping[str, A
     return f"{known[ask.kind]}(parameters, {', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
 
-def groups_call(case: Case, name_of: Callable[[Case, str], str]) -> str:
+def groups_call(case: FailureCase, name_of: Callable[[FailureCase, str], str]) -> str:
     """The first argument of an optimizer: the model's parameters, or groups with overrides of their own."""
     ask, spec = case.scenario.optimizer, case.spec
     if ask.groups == "one" or len(spec.groups) == 1:
@@ -138,7 +138,7 @@ def groups_call(case: Case, name_of: Callable[[Case, str], str]) -> str:
     return f"[{', '.join(found)}]"
 
 
-def start(case: Case, backend: str) -> str:
+def start(case: FailureCase, backend: str) -> str:
     """The call that joins the ranks; of one rank alone, without an address."""
     alone = all(op.mesh.world == 1 for op in case.ops)
     store = ", store=dist.HashStore(), rank=0, world_size=1" if alone else ""

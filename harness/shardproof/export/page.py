@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shardproof.errors import UsageError
 from shardproof.export.case import case_of
-from shardproof.export.issue import Told, render_draft, told_about
+from shardproof.export.issue import FailureDescription, render_draft, told_about
 from shardproof.export.script import Draft, lines_of
 from shardproof.program import Op, expand
 from shardproof.protocol.registry import system_named
@@ -33,7 +33,7 @@ class Filing:
     * issue: the text of an issue, in Markdown; empty where there is no failure to report.
     """
 
-    told: Told | None
+    told: FailureDescription | None
     steps: tuple[Step, ...]
     reason: str
     issue: str
@@ -74,7 +74,7 @@ def filing_of(result: Result, known: str | None) -> Filing:
     return Filing(told, steps, reason, render_draft(result, told, filing.calls))
 
 
-def _told(result: Result, known: str | None) -> Told | None:
+def _told(result: Result, known: str | None) -> FailureDescription | None:
     try:
         return told_about(system_named(result.system), known)
     except UsageError:  # a system of a plugin that is not there now

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from shardproof.export.body import Main, functions, mains, subject
-from shardproof.export.case import Case, NoExportError
+from shardproof.export.case import FailureCase, NoExportError
 from shardproof.program import Op
 
 WIDTH = 120
@@ -47,10 +47,10 @@ class Draft:
     library: str = ""
     shims: Mapping[str, str] = field(default_factory=dict)
     extends: str = ""
-    case: Case | None = None
+    case: FailureCase | None = None
 
 
-def render(draft: Draft, case: Case, title: str) -> str:
+def render(draft: Draft, case: FailureCase, title: str) -> str:
     """The script of a case.
 
     Args:
@@ -228,7 +228,7 @@ def _from(module: str, names: list[str]) -> str:
     return f"from {module} import (\n" + "".join(f"    {name},\n" for name in names) + ")"
 
 
-def body_lines(case: Case, draft: Draft) -> list[str]:
+def body_lines(case: FailureCase, draft: Draft) -> list[str]:
     """The library's calls that lead to a failure, without what compares."""
     return [line for op in case.ops for line in lines_of(op, draft)]
 

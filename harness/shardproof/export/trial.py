@@ -36,7 +36,7 @@ sys.meta_path.insert(0, NotHere())
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScriptOutcome:
     """How a script ended. status: its exit status, -1 where the time was up. said: what it printed. errors: the end of
     what it wrote to stderr."""
 
@@ -68,7 +68,7 @@ class Outcome:
         return f"status {self.status}: {lines[-1][:300] if lines else 'it printed nothing'}"
 
 
-def run(script: Path, python: str, paths: Sequence[Path], sources: Mapping[str, str] | None = None) -> Outcome:
+def run(script: Path, python: str, paths: Sequence[Path], sources: Mapping[str, str] | None = None) -> ScriptOutcome:
     """Run a script in a clean interpreter.
 
     Args:
@@ -106,7 +106,7 @@ def cured_copy(copy: Path, paths: Sequence[Path], name: str, text: str) -> None:
     (folder / Path(name).name).write_text(text, "utf-8")
 
 
-def _ran(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Outcome:
+def _ran(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> ScriptOutcome:
     """Run a command with all that it starts, and end all of it when the time is up."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(("SHARDPROOF_", "PYTHON"))}
     started = subprocess.Popen(
@@ -120,4 +120,4 @@ def _ran(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -
         os.killpg(started.pid, signal.SIGKILL)
         said, errors = started.communicate()
         status = -1
-    return Outcome(status, said, errors[-4000:])
+    return ScriptOutcome(status, said, errors[-4000:])

@@ -23,7 +23,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from shardproof.heads.log import Commit, Log, numbers_of, tag_of
-from shardproof.heads.regressions import Kept, State, Tried, beyond, judged, placed_on, regressions, there
+from shardproof.heads.regressions import Regression, RegressionRun, State, beyond, judged, placed_on, regressions, there
 from shardproof.issues.findings import Finding, section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.laboratory.laboratory import Laboratory
@@ -66,7 +66,7 @@ class Answered:
     """A claim, and its regressions on the head. release: what the head calls itself."""
 
     claim: Claim
-    tried: tuple[Tried, ...]
+    tried: tuple[RegressionRun, ...]
     release: str
 
     @property
@@ -143,11 +143,11 @@ def answered(found: Searched, laboratory: Laboratory, known: KnownIssues, answer
     of_scenario = {placed_on(kept.scenario, version): kept for kept in wanted}
     once = partial(laboratory.examine_one, confirm=False)
 
-    def work(scenario: Scenario) -> tuple[Kept, Result]:
+    def work(scenario: Scenario) -> tuple[Regression, Result]:
         kept = of_scenario[scenario]
         return kept, beyond(kept, once(scenario), known, once)
 
-    results: dict[str, tuple[Kept, Result]] = {}
+    results: dict[str, tuple[Regression, Result]] = {}
     estimates = {scenario.id: cost_model().estimate_s(scenario) for scenario in of_scenario}
     try:
         with Progress(estimates, sys.stderr) as progress:
@@ -189,7 +189,7 @@ def lines(found: Searched, answers: Mapping[str, Answered]) -> Iterator[str]:
         yield from (f"    {_told(tried)}" for tried in (answer.tried if answer else ()))
 
 
-def _told(tried: Tried) -> str:
+def _told(tried: RegressionRun) -> str:
     result: Result = tried.result
     why = f": {result.reason.splitlines()[0]}" if tried.state is State.NOTHING and result.reason else ""
     other = f": {result.signature}" if tried.state is State.OTHERWISE else ""

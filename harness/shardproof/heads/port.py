@@ -31,7 +31,7 @@ from shardproof.faults.plain_scenario import plain_scenario
 from shardproof.heads.calls import driver_calls
 from shardproof.heads.covering import covering, lost
 from shardproof.heads.log import Landed, Log, log_between
-from shardproof.heads.regressions import Kept, State, Tried, beyond, judged, placed_on, regressions
+from shardproof.heads.regressions import Regression, RegressionRun, State, beyond, judged, placed_on, regressions
 from shardproof.heads.signatures import Changed, Tree, changes
 from shardproof.investigate import cure_table
 from shardproof.investigate.stale_cures import checked, questions
@@ -275,7 +275,7 @@ class _Found:
         self.counts = dict.fromkeys((CHECKED, WALKED, KEPT), 0)
         self._kit: list[Misfit] = []
         self._walked: list[Result] = []
-        self._tried: list[Tried] = []
+        self._tried: list[RegressionRun] = []
         self._cures: list[CureCheck] = []
 
     def run(self, release: str, stale: Iterable[str], say: Say) -> None:
@@ -329,11 +329,11 @@ class _Found:
             if check.name not in before:
                 yield Misfit("kit", f"{check.name}: {check.wrong}".split("\n", 1)[0])
 
-    def _side_by_side(self, walked: Sequence[Scenario], of_scenario: Mapping[Scenario, Kept]) -> None:
+    def _side_by_side(self, walked: Sequence[Scenario], of_scenario: Mapping[Scenario, Regression]) -> None:
         every = [*walked, *of_scenario]
         estimates = {scenario.id: cost_model().estimate_s(scenario) for scenario in every}
 
-        def work(scenario: Scenario) -> tuple[Kept | None, tuple[Result, ...]]:
+        def work(scenario: Scenario) -> tuple[Regression | None, tuple[Result, ...]]:
             kept, results = of_scenario.get(scenario), self._examined(scenario, quick=self.asked.quick)
             return kept, (self._beyond(kept, results) if kept else results)
 
@@ -348,7 +348,7 @@ class _Found:
                     self._tried.append(judged(kept, results, self.asked.base, self._known))
                 self.counts[WALKED if kept is None else KEPT] += 1
 
-    def _beyond(self, kept: Kept, results: tuple[Result, ...]) -> tuple[Result, ...]:
+    def _beyond(self, kept: Regression, results: tuple[Result, ...]) -> tuple[Result, ...]:
         """A regression's results, or what it shows beyond another known defect that ends it."""
         seen = beyond(kept, results[0], self._known, partial(self._laboratory.examine_one, confirm=False))
         return results if seen is results[0] else (seen,)
@@ -421,7 +421,7 @@ class _Found:
 
     def repaired(self) -> Iterator[Repair]:
         """The entries of which a regression passes that failed on the base."""
-        by_entry: dict[str, list[Tried]] = {}
+        by_entry: dict[str, list[RegressionRun]] = {}
         for tried in self._tried:
             by_entry.setdefault(tried.kept.finding.id if tried.kept.finding else tried.kept.name, []).append(tried)
         gone = {check.cure for check in self._cures if check.standing == CURE_REPAIRED}

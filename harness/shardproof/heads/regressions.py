@@ -39,7 +39,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True)
-class Kept:
+class Regression:
     """A regression. name: of its file. finding: its entry; None where it has none. scenario: on no release, with the
     cures that it needs."""
 
@@ -49,16 +49,16 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Tried:
+class RegressionRun:
     """A regression on a head. behind: what fails behind it, or beside it, and has no entry."""
 
-    kept: Kept
+    kept: Regression
     result: Result
     state: State
     behind: tuple[Result, ...] = ()
 
 
-def regressions(system: System, findings: Sequence[Finding], *, one_each: bool = False) -> tuple[Kept, ...]:
+def regressions(system: System, findings: Sequence[Finding], *, one_each: bool = False) -> tuple[Regression, ...]:
     """The regressions of a system, in the order of its entries; those without an entry last.
 
     Args:
@@ -70,13 +70,13 @@ def regressions(system: System, findings: Sequence[Finding], *, one_each: bool =
     names = [name.removesuffix(".toml") for name in files if name.endswith(".toml")]
     order = {finding.id: place for place, finding in enumerate(findings)}
     names.sort(key=lambda name: (order[owner[name].id] if name in owner else len(order), name))
-    found: list[Kept] = []
+    found: list[Regression] = []
     for name in names:
         finding = owner.get(name)
         if one_each and finding and any(kept.finding is finding for kept in found):
             continue
         (scenario,) = load_space(f"regressions/{system.name}-{name}").scenarios
-        found.append(Kept(name, finding, scenario))
+        found.append(Regression(name, finding, scenario))
     return tuple(found)
 
 
@@ -100,7 +100,7 @@ def there(finding: Finding | None, release: str) -> bool | None:
     return True if not finding.fixed or fixed else None
 
 
-def beyond(kept: Kept, result: Result, known: KnownIssues, examine: Callable[[Scenario], Result]) -> Result:
+def beyond(kept: Regression, result: Result, known: KnownIssues, examine: Callable[[Scenario], Result]) -> Result:
     """A regression's result on a head or, where another known defect ends it there before its own can show itself,
     what it shows with everything else cured. On Megatron-LM's main of August 2026, for example, a load under another
     learning rate raises, and whether the state behind it is resharded wrongly cannot be seen before that is cured."""
@@ -115,7 +115,7 @@ def beyond(kept: Kept, result: Result, known: KnownIssues, examine: Callable[[Sc
     return examine(replace(result.scenario, version=with_cures(release, wanted))) if available(system) else result
 
 
-def judged(kept: Kept, results: Sequence[Result], base: str, known: KnownIssues) -> Tried:
+def judged(kept: Regression, results: Sequence[Result], base: str, known: KnownIssues) -> RegressionRun:
     """What a regression says on a head.
 
     Args:
@@ -123,7 +123,7 @@ def judged(kept: Kept, results: Sequence[Result], base: str, known: KnownIssues)
     """
     first, *rest = results
     behind = tuple(result for result in rest if result.verdict.is_failure and not result.known_issue)
-    return Tried(kept, first, _state(kept.finding, first, base, known), behind)
+    return RegressionRun(kept, first, _state(kept.finding, first, base, known), behind)
 
 
 def _state(finding: Finding | None, result: Result, base: str, known: KnownIssues) -> State:

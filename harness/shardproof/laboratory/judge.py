@@ -85,7 +85,7 @@ Refused = Sequence[Any]
 
 
 @dataclass(frozen=True)
-class Case:
+class ResolvedScenario:
     """A scenario under judgement: its system, its operations, and what its contract made of it."""
 
     scenario: Scenario
@@ -95,7 +95,7 @@ class Case:
     placement: Placement
 
     @classmethod
-    def of(cls, scenario: Scenario) -> Case:
+    def of(cls, scenario: Scenario) -> ResolvedScenario:
         """A scenario resolved by its system's contract."""
         system = system_named(scenario.system)
         return cls(scenario, system, expand(scenario), *system.contract.resolve(scenario))
@@ -116,19 +116,19 @@ def serve(payload: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Found:
+class RankObservations:
     """What real ranks left behind. records: live and written, of operations that every rank completed. unreadable: what
     is wrong with checkpoints. notes: what ranks said of themselves."""
 
-    case: Case
+    case: ResolvedScenario
     records: list[Record]
     unreadable: list[Problem]
     notes: dict[str, list[str]]
 
 
-def gather(request: Mapping[str, Any]) -> Found:
+def gather(request: Mapping[str, Any]) -> RankObservations:
     """Read everything that a request to `serve` names: the ranks' observations and the checkpoints that they wrote."""
-    case = Case.of(Scenario.from_axes(request["scenario"]))
+    case = ResolvedScenario.of(Scenario.from_axes(request["scenario"]))
     complete = request["complete"]
     records = _finished(_read_observations(request["observations"], complete=complete), case.ops, complete=complete)
     records, notes = _without_notes(records)
@@ -138,10 +138,10 @@ def gather(request: Mapping[str, Any]) -> Found:
     if not any(record.role == SETTING for record in records):  # which alone say what the settings must be
         written = [record for record in written if record.role != SETTING]
     notes |= {UNFAMILIAR: unfamiliar} if unfamiliar else {}
-    return Found(case, [*records, *written], unreadable, notes)
+    return RankObservations(case, [*records, *written], unreadable, notes)
 
 
-def judge_found(found: Found, refused: Refused | None = None) -> Judgement:
+def judge_found(found: RankObservations, refused: Refused | None = None) -> Judgement:
     """Compare what was found with what must be, and add what some ranks should have recorded and did not."""
     case = found.case
     by_owners = OWNER_ROLES if case.inputs.owner_groups else frozenset()
@@ -154,12 +154,12 @@ def judge_found(found: Found, refused: Refused | None = None) -> Judgement:
 def serve_reference(payload: bytes) -> bytes:
     """Worker entry: run the reference in lockstep and judge it. Replies with the judgement and, unless nothing differs,
     the packed records: those of a pass would be dropped, and come again whenever the scenario does."""
-    found, records, notes = run_reference(Case.of(Scenario.from_axes(json.loads(payload)["scenario"])))
+    found, records, notes = run_reference(ResolvedScenario.of(Scenario.from_axes(json.loads(payload)["scenario"])))
     reply = _reply(found, notes)
     return struct.pack("<Q", len(reply)) + reply + (pack(records) if found.differences or found.distrust else b"")
 
 
-def run_reference(case: Case) -> tuple[Judgement, list[Record], dict[str, Any]]:
+def run_reference(case: ResolvedScenario) -> tuple[Judgement, list[Record], dict[str, Any]]:
     """The judgement of a run of the reference, with the scenario's faults planted in it; its records, and notes.
 
     A planted fault may end the run: then `crash` of the notes has the error, and what was observed before it is judged.
@@ -187,7 +187,7 @@ def _error(crash: reference.CrashError) -> dict[str, Any]:
     return {"rank": 0, "op_index": crash.op.index, "op": crash.op.kind, "stage": "op", **error}
 
 
-def _passed(case: Case) -> Judgement | None:
+def _passed(case: ResolvedScenario) -> Judgement | None:
     """The judgement of a run of the reference in which nothing differs, without a record of every rank; None where it
     takes these records to tell."""
     observed, written = reference.look(case.inputs, case.placement)
@@ -202,7 +202,7 @@ def _passed(case: Case) -> Judgement | None:
 
 
 def judge(
-    case: Case, records: Sequence[Record], problems: Sequence[Problem] = (), refused: Refused | None = None
+    case: ResolvedScenario, records: Sequence[Record], problems: Sequence[Problem] = (), refused: Refused | None = None
 ) -> Judgement:
     """Compare a scenario's records with what must be.
 
@@ -226,7 +226,7 @@ def judge(
 
 
 def _explained(
-    case: Case,
+    case: ResolvedScenario,
     expected: Logical,
     observed: Logical,
     failing: Sequence[Difference],
@@ -243,7 +243,7 @@ def _explained(
 _OP_AND_ROLE = itemgetter(Key._fields.index("op"), Key._fields.index("role"))
 
 
-def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
+def _expected(case: ResolvedScenario, observed: Logical, unreadable: Set[int]) -> Logical:
     """What must be observed: the twin's values, live, and what the saves must have written of them.
 
     Only operations that were observed count, and only checkpoints that could be read.
@@ -277,7 +277,7 @@ def _expected(case: Case, observed: Logical, unreadable: Set[int]) -> Logical:
     return expected
 
 
-def _must_be_written(case: Case, live: Logical, op: Op) -> Logical:
+def _must_be_written(case: ResolvedScenario, live: Logical, op: Op) -> Logical:
     """What a save must have written. The reference has formats of its own, which hold everything that lasts."""
     if case.system.world == "lockstep":
         return TorchStored().must_hold(live, op, at(case.scenario, op))
@@ -330,7 +330,7 @@ _PART_OF = {
 """Role → the part of the state that it belongs to, of those that loads restore."""
 
 
-def _oracles_disagree(case: Case) -> str:
+def _oracles_disagree(case: ResolvedScenario) -> str:
     """How twin and reference differ on this scenario; empty where they agree.
 
     They must agree bit for bit. Where a GPU's kernel steps, numpy cannot know its bits, and they must agree on what
@@ -470,7 +470,7 @@ _OWNED = _HELD | _FOLLOWS
 
 
 def _read_written(
-    case: Case, ops: Sequence[Op], paths: Mapping[str, str]
+    case: ResolvedScenario, ops: Sequence[Op], paths: Mapping[str, str]
 ) -> tuple[list[Record], list[Problem], list[str]]:
     """What checkpoints hold; what is wrong with them; and which of those texts say that the form is unknown."""
     unfamiliar: list[str] = []

@@ -36,7 +36,7 @@ from typing import Any, Self, TypeVar
 from shardproof import __version__
 from shardproof.errors import NO_SPACE, HarnessError, ServerLostError, UsageError
 from shardproof.faults.boundary import all_came, never_struck
-from shardproof.laboratory.run_verdict import Trial, refused_in, result_of, same_failure
+from shardproof.laboratory.run_verdict import Attempt, refused_in, result_of, same_failure
 from shardproof.laboratory.witness import Witnesses
 from shardproof.loading import as_loaded
 from shardproof.ownership import in_one_line
@@ -281,7 +281,7 @@ class Laboratory:
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _lockstep(self, scenario: Scenario) -> Trial:
+    def _lockstep(self, scenario: Scenario) -> Attempt:
         started = time.monotonic()
         request = json.dumps({"scenario": scenario.axis_values(only_changed=True)}).encode()
         reply = self._servers["cpu"].call("shardproof.laboratory.judge:serve_reference", request, JUDGE_DEADLINE_S)
@@ -289,7 +289,7 @@ class Laboratory:
         judgement, blob = json.loads(reply[8 : 8 + length]), reply[8 + length :]
         crash = judgement.pop("crash", None)
         outcomes = [JobOutcome((RankError(**crash),), (), 0, False, (), 0, 0.0, 0.0, (), ())] if crash else []
-        return Trial(blob, outcomes, judgement, {"lockstep": time.monotonic() - started})
+        return Attempt(blob, outcomes, judgement, {"lockstep": time.monotonic() - started})
 
     def run_ranks(
         self, scenario: Scenario, directory: Path, *, deadline_s: float | None = None, quiet: bool = False
@@ -311,9 +311,9 @@ class Laboratory:
         reply = self._servers["cpu"].call(target, json.dumps(request).encode(), JUDGE_DEADLINE_S)
         return json.loads(reply)
 
-    def _forked(self, scenario: Scenario, directory: Path, deadline_s: float, *, quiet: bool) -> Trial:
+    def _forked(self, scenario: Scenario, directory: Path, deadline_s: float, *, quiet: bool) -> Attempt:
         """Run every session in fresh ranks, until one fails."""
-        trial = Trial()
+        trial = Attempt()
         with ExitStack() as stack:
             server = stack.enter_context(self._server_of(scenario))
             for session in range(len(sessions(expand(scenario)))):
@@ -393,7 +393,7 @@ class Laboratory:
             return __version__
         return with_cures(interpreter(self._python).release(info.distributions[0]) or "", wanted)
 
-    def _judged(self, scenario: Scenario, directory: Path, trial: Trial) -> dict[str, Any]:
+    def _judged(self, scenario: Scenario, directory: Path, trial: Attempt) -> dict[str, Any]:
         started = time.monotonic()
         request = judge_request(scenario, directory, trial.outcomes)
         reply = self._servers[scenario.device].call(

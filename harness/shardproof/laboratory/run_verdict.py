@@ -36,7 +36,7 @@ NOTHING_IN_IT = "the planted fault never struck: what it strikes came, with noth
 
 
 @dataclass
-class Trial:
+class Attempt:
     """One attempt at a scenario: what its ranks reported, before it is judged. idle: it has a boundary fault, which
     found nothing to strike. came: what it strikes was there all the same."""
 
@@ -48,7 +48,7 @@ class Trial:
     came: bool = False
 
 
-def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, Any]) -> Result:
+def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str, Any]) -> Result:
     """The verdict of one attempt: the most severe of what its ranks and its judge say. ran: fields of the result that
     say what really ran."""
     differences = differences_from_json(trial.judgement["differences"])
@@ -82,7 +82,7 @@ def result_of(scenario: Scenario, info: System, trial: Trial, ran: Mapping[str, 
     )  # fmt: skip
 
 
-def _without_effect(trial: Trial) -> str:
+def _without_effect(trial: Attempt) -> str:
     """Why a fault that was planted says nothing; empty if it does, or if there is none."""
     if trial.idle:
         return NOTHING_IN_IT if trial.came else NEVER_STRUCK

@@ -43,7 +43,7 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True)
-class Found:
+class AnsweredQuestion:
     """The answer to a question. why: one sentence; empty for a plain yes. rounding: a no whose differences are all as
     small as another order of addition makes them. failed: a run ended with an error. traceback: of the rank that raised
     it, if one did."""
@@ -64,7 +64,7 @@ class Found:
         return {"question": self.question, "answer": self.said, "why": self.why, "traceback": self.traceback}
 
 
-def exit_status(found: Iterable[Found]) -> ExitStatus:
+def exit_status(found: Iterable[AnsweredQuestion]) -> ExitStatus:
     """3 with an unknown, 1 with a no, 0 with a yes, 4 where nothing could be asked."""
     answers = {one.answer for one in found}
     if Answer.UNKNOWN in answers:
@@ -98,7 +98,7 @@ def is_statement(failure: Failure, home: str) -> bool:
     return raised and any(frame["line"] and "return cls(" in frame["line"] for frame in frames)
 
 
-def of_failure(question: str, failure: Failure, where: str, home: str) -> Found:
+def of_failure(question: str, failure: Failure, where: str, home: str) -> AnsweredQuestion:
     """The answer that an error gives.
 
     Args:
@@ -107,13 +107,15 @@ def of_failure(question: str, failure: Failure, where: str, home: str) -> Found:
     message = " ".join(failure.message.split())
     told = f"{failure.type}: {message[:MOST_OF_A_MESSAGE]}{'…' if len(message) > MOST_OF_A_MESSAGE else ''}"
     answer = Answer.REFUSES if is_statement(failure, home) else Answer.NO
-    return Found(question, answer, f"{where}: {told}", failed=True, traceback=failure.traceback)
+    return AnsweredQuestion(question, answer, f"{where}: {told}", failed=True, traceback=failure.traceback)
 
 
 MOST_OF_A_MESSAGE = 240
 
 
-def of_deviations(question: str, reply: Mapping[str, Any], between: str, *, forgiving: bool = False) -> Found | None:
+def of_deviations(
+    question: str, reply: Mapping[str, Any], between: str, *, forgiving: bool = False
+) -> AnsweredQuestion | None:
     """The no that a comparison gives; None where it found nothing.
 
     Args:
@@ -126,7 +128,7 @@ def of_deviations(question: str, reply: Mapping[str, Any], between: str, *, forg
     first, rounding = found[0], all(d["rounding"] for d in found)
     names = dict.fromkeys(d["name"].partition("|")[0] for d in found if d["kind"] == first["kind"])
     others = f"; {len(names) - 1} more like it" if len(names) > 1 else ""
-    return Found(question, Answer.NO, f"{between}: {sentence(first)}{others}", rounding)
+    return AnsweredQuestion(question, Answer.NO, f"{between}: {sentence(first)}{others}", rounding)
 
 
 def sentence(deviation: Mapping[str, Any]) -> str:

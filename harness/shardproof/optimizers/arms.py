@@ -61,7 +61,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Trial:
+class ArmRun:
     """One run: an arm, and the axes of its scenario that are not the default."""
 
     arm: Arm
@@ -75,20 +75,20 @@ class Trial:
         own = {"system": NAME, "model": self.model, "program": self.program, "mesh": mesh}
         return Scenario.from_axes(own | dict(self.axes))
 
-    def but(self, *, program: str | None = None, model: str | None = None, **changes: Any) -> Trial:
+    def but(self, *, program: str | None = None, model: str | None = None, **changes: Any) -> ArmRun:
         """The same with another program or model, or an arm with these changes."""
         return replace(
             self, arm=replace(self.arm, **changes), program=program or self.program, model=model or self.model
         )
 
-    def under(self, **axes: str) -> Trial:
+    def under(self, **axes: str) -> ArmRun:
         """The same with further axes."""
         return replace(self, axes=tuple((dict(self.axes) | axes).items()))
 
 
-def first(asked: Asked, ranks: Mesh, model: str) -> Trial:
+def first(asked: Asked, ranks: Mesh, model: str) -> ArmRun:
     """The run on whole tensors that every other one is compared with."""
-    return Trial(Arm(asked.path, asked.arguments, str(ranks), whole=True), model)
+    return ArmRun(Arm(asked.path, asked.arguments, str(ranks), whole=True), model)
 
 
 def loaded_elsewhere(mesh: Mesh) -> str:

@@ -23,8 +23,8 @@ from shardproof.errors import HarnessError, UsageError
 from shardproof.laboratory.laboratory import Laboratory, scratch_folder
 from shardproof.laboratory.run_verdict import ranks_verdict
 from shardproof.optimizers import arms
-from shardproof.optimizers.answers import QUESTIONS, Answer, Found, of_deviations, of_failure
-from shardproof.optimizers.arms import LOAD, SAVE, SAVED, Trial
+from shardproof.optimizers.answers import QUESTIONS, Answer, AnsweredQuestion, of_deviations, of_failure
+from shardproof.optimizers.arms import LOAD, SAVE, SAVED, ArmRun
 from shardproof.optimizers.models import FEW_ROWS, LAYERS, MATRICES
 from shardproof.optimizers.request import ARGUMENT_FORM, FORM, Asked
 from shardproof.result import Failure
@@ -67,7 +67,7 @@ class Examination:
         self.facts: dict[str, float] = {}
         self.not_compared: set[str] = set()
         self._folder = Path(tempfile.mkdtemp(prefix="shardproof-optimizer-", dir=scratch_folder()))
-        self._runs: dict[Trial, Run] = {}
+        self._runs: dict[ArmRun, Run] = {}
         self._count = 0
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class Examination:
     ) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def answers(self) -> Iterator[Found]:
+    def answers(self) -> Iterator[AnsweredQuestion]:
         """The answer to every question, in order.
 
         Raises:
@@ -88,7 +88,7 @@ class Examination:
         self._look()
         reason = self._cannot()
         if reason:
-            yield from (Found(question, Answer.CANNOT, reason) for question in QUESTIONS)
+            yield from (AnsweredQuestion(question, Answer.CANNOT, reason) for question in QUESTIONS)
             return
         stepping = self._confirmed("sharded", None)
         yield stepping
@@ -128,14 +128,14 @@ class Examination:
     # Trials
 
     @property
-    def _whole(self) -> Trial:
+    def _whole(self) -> ArmRun:
         return arms.first(self.asked, self.ranks, self.model)
 
     @property
-    def _sharded(self) -> Trial:
+    def _sharded(self) -> ArmRun:
         return self._whole.but(whole=False)
 
-    def _trials(self, held: bool) -> list[Trial]:
+    def _trials(self, held: bool) -> list[ArmRun]:
         """The runs behind all questions but the first. held: whether the optimizer steps on sharded parameters."""
         whole, sharded = self._whole, self._sharded
         found = [whole.but(arrangement="cut"), whole.but(arrangement="reversed"), whole.but(program=SAVED)]
@@ -144,21 +144,21 @@ class Examination:
             found += self._groups()
         return found
 
-    def _few_rows(self) -> tuple[Trial, Trial]:
+    def _few_rows(self) -> tuple[ArmRun, ArmRun]:
         return self._whole.but(model=FEW_ROWS), self._sharded.but(model=FEW_ROWS)
 
-    def _loading(self) -> list[Trial]:
+    def _loading(self) -> list[ArmRun]:
         saved = self._sharded.but(program=SAVED)
         return [saved, saved.under(load=arms.loaded_elsewhere(self.ranks))]
 
-    def _bf16(self) -> tuple[Trial, Trial]:
+    def _bf16(self) -> tuple[ArmRun, ArmRun]:
         return self._whole.under(dtype="bf16"), self._sharded.under(dtype="bf16")
 
-    def _groups(self) -> list[Trial]:
+    def _groups(self) -> list[ArmRun]:
         whole = self._whole.but(groups="two", program=SAVED)
         return [whole.but(groups="apart", program=arms.STEPS), whole, whole.but(whole=False)]
 
-    def _tensor_lr(self) -> list[Trial]:
+    def _tensor_lr(self) -> list[ArmRun]:
         tensor = self._whole.but(lr="tensor", halves=True)
         return [tensor.but(lr="float"), tensor, tensor.but(whole=False, program=SAVED)]
 
@@ -168,12 +168,12 @@ class Examination:
             with ThreadPoolExecutor(self.jobs) as pool:
                 list(pool.map(self._run, self._trials(held)))
 
-    def _run(self, trial: Trial) -> Run:
+    def _run(self, trial: ArmRun) -> Run:
         if trial not in self._runs:
             self._runs[trial] = self._run_anew(trial)
         return self._runs[trial]
 
-    def _run_anew(self, trial: Trial) -> Run:
+    def _run_anew(self, trial: ArmRun) -> Run:
         self._count += 1
         folder = self._folder / f"{self._count}-{trial.scenario.id}"
         folder.mkdir()
@@ -188,7 +188,7 @@ class Examination:
 
     # Questions
 
-    def _confirmed(self, question: str, stepping: Found | None) -> Found:
+    def _confirmed(self, question: str, stepping: AnsweredQuestion | None) -> AnsweredQuestion:
         """An answer; a no, or a refusal, after it came a second time, in fresh ranks."""
         try:
             first = self._answer(question, stepping)
@@ -200,19 +200,21 @@ class Examination:
             finally:
                 self._runs = kept
         except HarnessError as error:
-            return Found(question, Answer.UNKNOWN, f"an error of shardproof's own: {error}")
+            return AnsweredQuestion(question, Answer.UNKNOWN, f"an error of shardproof's own: {error}")
         if (first.said, first.why) == (second.said, second.why):
             return first
-        return Found(question, Answer.UNKNOWN, f"it did not come again in fresh ranks. {first.why}; then {second.why}")
+        return AnsweredQuestion(
+            question, Answer.UNKNOWN, f"it did not come again in fresh ranks. {first.why}; then {second.why}"
+        )
 
-    def _answer(self, question: str, stepping: Found | None) -> Found:
+    def _answer(self, question: str, stepping: AnsweredQuestion | None) -> AnsweredQuestion:
         if stepping is not None and not _steps(stepping) and question not in UNSHARDED_QUESTIONS:
-            return Found(question, Answer.CANNOT, UNSHARDED)
+            return AnsweredQuestion(question, Answer.CANNOT, UNSHARDED)
         alike = stepping is None or stepping.answer is Answer.YES
-        found: Found = getattr(self, f"_ask_{question}")(*((alike,) if question in FORGIVING else ()))
+        found: AnsweredQuestion = getattr(self, f"_ask_{question}")(*((alike,) if question in FORGIVING else ()))
         return replace(found, question=question)
 
-    def _ask_sharded(self) -> Found:
+    def _ask_sharded(self) -> AnsweredQuestion:
         found = self._twins(self._whole, self._sharded)
         cut = self._run(self._whole.but(arrangement="cut"))
         if found.answer is not Answer.NO or found.rounding or found.failed or cut.failure:
@@ -221,7 +223,7 @@ class Examination:
         alike = all(deviation["rounding"] for deviation in reply["deviations"])
         return replace(found, why=f"{found.why}. {OWN_TENSORS}") if alike else found
 
-    def _ask_position(self) -> Found:
+    def _ask_position(self) -> AnsweredQuestion:
         for arrangement, told in (("cut", "cut into the ranks' rows"), ("reversed", "the last element first")):
             other = self._whole.but(arrangement=arrangement)
             if failure := self._run(other).failure:
@@ -229,27 +231,27 @@ class Examination:
             reply = self._compare(self._whole, other, STEPPED, ("param",))
             if found := of_deviations("", reply, f"whole tensors, {told}"):
                 return found
-        return Found("", Answer.YES)
+        return AnsweredQuestion("", Answer.YES)
 
-    def _ask_few_rows(self) -> Found:
+    def _ask_few_rows(self) -> AnsweredQuestion:
         return self._twins(*self._few_rows())
 
-    def _ask_state_dict(self) -> Found:
+    def _ask_state_dict(self) -> AnsweredQuestion:
         return self._resumed(self._whole.but(program=SAVED), "one process, torch.save and torch.load")
 
-    def _ask_dcp(self) -> Found:
+    def _ask_dcp(self) -> AnsweredQuestion:
         return self._resumed(self._loading()[0], "loaded on the same mesh")
 
-    def _ask_reshard(self, alike: bool) -> Found:
+    def _ask_reshard(self, alike: bool) -> AnsweredQuestion:
         return self._resumed(self._loading()[1], "loaded on another world size", then=alike)
 
-    def _ask_offload(self) -> Found:
+    def _ask_offload(self) -> AnsweredQuestion:
         return self._twins(self._sharded, _offloaded(self._sharded), "offloaded against not offloaded")
 
-    def _ask_bf16(self) -> Found:
+    def _ask_bf16(self) -> AnsweredQuestion:
         return self._twins(*self._bf16())
 
-    def _ask_groups(self, alike: bool) -> Found:
+    def _ask_groups(self, alike: bool) -> AnsweredQuestion:
         """Two groups do what two optimizers with these settings do; sharded they do the same; a checkpoint keeps
         their settings apart."""
         apart, whole, saved = self._groups()
@@ -263,9 +265,9 @@ class Examination:
             if second.answer is not Answer.YES:
                 return second
         third = self._resumed(saved, "two groups, loaded on the same mesh", ("param", "state", "own", "setting"))
-        return Found("", Answer.YES) if third.answer is Answer.NOTHING else third
+        return AnsweredQuestion("", Answer.YES) if third.answer is Answer.NOTHING else third
 
-    def _ask_tensor_lr(self, alike: bool) -> Found:
+    def _ask_tensor_lr(self, alike: bool) -> AnsweredQuestion:
         """A tensor does what the number does, also after a schedule changed it; sharded too; a checkpoint keeps it."""
         number, whole, saved = self._tensor_lr()
         first = self._twins(number, whole, "a tensor against a number, on whole tensors", ("param",), forgiving=True)
@@ -277,14 +279,14 @@ class Examination:
             if second.answer is not Answer.YES:
                 return second
         third = self._resumed(saved, "a tensor, loaded on the same mesh")
-        return Found("", Answer.YES) if third.answer is Answer.NOTHING else third
+        return AnsweredQuestion("", Answer.YES) if third.answer is Answer.NOTHING else third
 
     # Comparisons
 
     def _twins(
-        self, left: Trial, right: Trial, told: str = "on the ranks against whole tensors",
+        self, left: ArmRun, right: ArmRun, told: str = "on the ranks against whole tensors",
         roles: Sequence[str] = COMPARED, *, pairs: Sequence[tuple[int, int]] = STEPPED, forgiving: bool = False,
-    ) -> Found:  # fmt: skip
+    ) -> AnsweredQuestion:  # fmt: skip
         """Whether two runs do the same after every step."""
         for trial in (left, right):
             if failure := self._run(trial).failure:
@@ -292,29 +294,31 @@ class Examination:
                 return of_failure("", failure, f"{where}, {_at(trial, failure)}", self.about["home"])
         reply = self._compare(left, right, pairs, roles)
         if not reply["compared"]:
-            return Found("", Answer.NOTHING, "no step was completed")
-        return of_deviations("", reply, told, forgiving=forgiving) or Found("", Answer.YES)
+            return AnsweredQuestion("", Answer.NOTHING, "no step was completed")
+        return of_deviations("", reply, told, forgiving=forgiving) or AnsweredQuestion("", Answer.YES)
 
-    def _resumed(self, trial: Trial, told: str, roles: Sequence[str] = COMPARED, *, then: bool = True) -> Found:
+    def _resumed(
+        self, trial: ArmRun, told: str, roles: Sequence[str] = COMPARED, *, then: bool = True
+    ) -> AnsweredQuestion:
         """Whether a load restores what was there after the save, and, with `then`, whether the step after it does what
         it did without."""
         run = self._run(trial)
         if failure := run.failure:
             return of_failure("", failure, f"{told}, {_at(trial, failure)}", self.about["home"])
         if not self._compare(trial, trial, ((STATE_AFTER, STATE_AFTER),), roles)["states"]:
-            return Found("", Answer.NOTHING, "it keeps no state")
+            return AnsweredQuestion("", Answer.NOTHING, "it keeps no state")
         loaded = of_deviations("", self._compare(trial, trial, ((SAVE, LOAD),), roles), f"{told}, after the load")
         if loaded:
             return replace(loaded, rounding=False)  # a load adds nothing up
         if not then:
-            return Found("", Answer.YES)
+            return AnsweredQuestion("", Answer.YES)
         stepped = self._compare(trial, trial, ((SAVE + 1, LOAD + 1),), roles)
         other = of_deviations("", stepped, f"{told}, in the step after the load")
         elsewhere = trial.scenario.load != "same"
-        return replace(other, rounding=other.rounding and elsewhere) if other else Found("", Answer.YES)
+        return replace(other, rounding=other.rounding and elsewhere) if other else AnsweredQuestion("", Answer.YES)
 
     def _compare(
-        self, left: Trial, right: Trial, pairs: Sequence[tuple[int, int]], roles: Sequence[str]
+        self, left: ArmRun, right: ArmRun, pairs: Sequence[tuple[int, int]], roles: Sequence[str]
     ) -> dict[str, Any]:
         files = self._run(left).files, self._run(right).files
         reply = self._asked(*files, pairs, roles, {})
@@ -324,7 +328,7 @@ class Examination:
         self.not_compared |= set(reply["not_compared"])
         return reply
 
-    def _order(self, trial: Trial) -> dict[str, float]:
+    def _order(self, trial: ArmRun) -> dict[str, float]:
         """`compare.Shares` of a trial's model and dtypes: whole tensors against the same ones in reversed order."""
         dtype = tuple((axis, text) for axis, text in trial.axes if axis == "dtype")
         whole = replace(self._whole.but(model=trial.model), axes=dtype)
@@ -355,17 +359,17 @@ FORGIVING = ("reshard", "groups", "tensor_lr")
 """Questions that leave sharded steps uncompared where the first one found that they are others than whole ones."""
 
 
-def _offloaded(trial: Trial) -> Trial:
+def _offloaded(trial: ArmRun) -> ArmRun:
     """The same under CPUOffloadPolicy."""
     return trial.under(offload="cpu")
 
 
-def _steps(stepping: Found) -> bool:
+def _steps(stepping: AnsweredQuestion) -> bool:
     """Whether the first answer says that the optimizer steps on sharded parameters at all."""
     return stepping.answer is Answer.YES or (stepping.answer is Answer.NO and not stepping.failed)
 
 
-def _at(trial: Trial, failure: Failure) -> str:
+def _at(trial: ArmRun, failure: Failure) -> str:
     """Where in its program a run ended."""
     words = [word for word in trial.program.split() if word != "restart"]
     if failure.op is None or failure.op < 0:

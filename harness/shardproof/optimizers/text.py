@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardproof.errors import printable
-from shardproof.optimizers.answers import QUESTIONS, Found
+from shardproof.optimizers.answers import QUESTIONS, AnsweredQuestion
 from shardproof.optimizers.examine import Examination
 
 _INDENT = 6
@@ -28,7 +28,7 @@ def head(examination: Examination) -> str:
     return f"{asked.path}{given} ({release}{with_torch}) under FSDP2 on a mesh of {examination.ranks}, CPU and gloo"
 
 
-def line(found: Found, width: int = 110) -> str:
+def line(found: AnsweredQuestion, width: int = 110) -> str:
     """An answer, and below it why it is not yes."""
     first = f"{found.said:<20}{QUESTIONS[found.question]}"
     why = found.why
@@ -57,7 +57,7 @@ def notes(examination: Examination) -> str:
     return "".join(f"{text}\n" for text in said)
 
 
-def document(examination: Examination, found: Sequence[Found]) -> dict[str, Any]:
+def document(examination: Examination, found: Sequence[AnsweredQuestion]) -> dict[str, Any]:
     """The same as JSON."""
     about = {name: examination.about.get(name, "") for name in ("distribution", "version", "torch")}
     return {

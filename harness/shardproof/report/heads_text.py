@@ -22,7 +22,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Told:
+class DescribedHead:
     """A head and what is said of it, a line each; text from outside is as it came."""
 
     head: Head
@@ -33,9 +33,9 @@ class Told:
         return f"{self.head.system} {self.head.version}"
 
 
-def heads_told(report: Report) -> tuple[Told, ...]:
+def heads_told(report: Report) -> tuple[DescribedHead, ...]:
     """The heads of a run, each with at least one line."""
-    return tuple(Told(head, tuple(_lines(head))) for head in report.heads)
+    return tuple(DescribedHead(head, tuple(_lines(head))) for head in report.heads)
 
 
 def _lines(head: Head) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shardproof.issues.upstream_links import address_of, short
 from shardproof.report.cause_wording import Wording, wording_of
 from shardproof.report.columns import STANDINGS, columns_of
-from shardproof.report.heads_text import Told, heads_told
+from shardproof.report.heads_text import DescribedHead, heads_told
 from shardproof.report.model import Change, Cluster, Report
 from shardproof.report.repaired import Repaired, repaired
 from shardproof.result import Result
@@ -110,7 +110,7 @@ class IndexPage:
     new: tuple[Cause, ...]
     known: tuple[Known, ...]
     repaired: tuple[Repaired, ...]
-    heads: tuple[Told, ...]
+    heads: tuple[DescribedHead, ...]
     several: bool
     columns: str
     command: str

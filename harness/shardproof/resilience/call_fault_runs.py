@@ -26,14 +26,16 @@ from shardproof.resilience.bench import Lane
 from shardproof.resilience.call_faults import LOAD_CALLS, RANKS, SYNCS, Strike
 from shardproof.resilience.events import Tree
 from shardproof.resilience.trace import CALLS, attached, calls_of, lines_of
-from shardproof.resilience.trial import Known, Verdict, classify
+from shardproof.resilience.trial import Known, TrialVerdict, classify
 
 STOPPED_S = 20.0
 """Seconds that a save or load of which one rank is stopped may take. What the others can do without it takes them
 less, also on a machine that is busy."""
 
 
-def struck(lane: Lane, strike: Strike, before: Tree, after: Tree, known: Known, generation: int, run: int) -> Verdict:
+def struck(
+    lane: Lane, strike: Strike, before: Tree, after: Tree, known: Known, generation: int, run: int
+) -> TrialVerdict:
     """What a strike led to.
 
     Args:
@@ -51,7 +53,7 @@ def struck(lane: Lane, strike: Strike, before: Tree, after: Tree, known: Known, 
             if strike.kind not in RANKS or gives.outcome in ("silent", "old", "other"):
                 return gives
             again = classify(lane.ask(load), known)
-            return Verdict(again.outcome, f"{_said(answer, 'load')}; loaded again: {_told(again)}")
+            return TrialVerdict(again.outcome, f"{_said(answer, 'load')}; loaded again: {_told(again)}")
         asked = {"do": "save", "folder": str(folder), "generation": generation, "run": run}
         said = _answer(lane, asked, strike, folder, record)
         if not _hit(strike, folder, record):
@@ -62,7 +64,7 @@ def struck(lane: Lane, strike: Strike, before: Tree, after: Tree, known: Known, 
         record.unlink(missing_ok=True)
 
 
-def judged(strike: Strike, said: Mapping[str, Any], gives: Verdict) -> Verdict:
+def judged(strike: Strike, said: Mapping[str, Any], gives: TrialVerdict) -> TrialVerdict:
     """The verdict over a struck save.
 
     Args:
@@ -70,15 +72,15 @@ def judged(strike: Strike, said: Mapping[str, Any], gives: Verdict) -> Verdict:
     """
     why = f"{_said(said, 'save')}; the folder gives: {_told(gives)}"
     if said["ended"] == "ok" and gives.outcome != "new":
-        return Verdict("lied", why)
+        return TrialVerdict("lied", why)
     if said["ended"] == "ok" and strike.call.name in SYNCS and strike.kind in ("EIO", "ENOSPC"):
-        return Verdict("lied", f"{why}, but what was not synced may be lost")
+        return TrialVerdict("lied", f"{why}, but what was not synced may be lost")
     if said["ended"] in ("hang", "crash") and strike.kind not in RANKS:
-        return Verdict(said["ended"], why)
-    return Verdict(gives.outcome, why)
+        return TrialVerdict(said["ended"], why)
+    return TrialVerdict(gives.outcome, why)
 
 
-def _told(gives: Verdict) -> str:
+def _told(gives: TrialVerdict) -> str:
     return f"{gives.outcome}{f' ({gives.why})' if gives.why else ''}"
 
 
@@ -94,8 +96,8 @@ def _said(answer: Mapping[str, Any], what: str) -> str:
             return f"the {what} was {answer['why']}"
 
 
-def _missed() -> Verdict:
-    return Verdict("missed", "the call did not come in time, or more than one was struck")
+def _missed() -> TrialVerdict:
+    return TrialVerdict("missed", "the call did not come in time, or more than one was struck")
 
 
 def _answer(lane: Lane, asked: dict[str, Any], strike: Strike, folder: Path, record: Path) -> dict[str, Any]:

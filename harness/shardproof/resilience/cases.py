@@ -18,7 +18,7 @@ from shardproof.resilience.events import Call, Trace, Tree
 from shardproof.resilience.states import KINDS as CRASHES
 from shardproof.resilience.states import State, crash_states, states_called
 from shardproof.resilience.steps import ZEROS
-from shardproof.resilience.trial import Outcome
+from shardproof.resilience.trial import TrialOutcome
 
 MOST_REPLAYED = 100_000
 """So many damages are gone through to find one by its label."""
@@ -28,7 +28,7 @@ FAMILIES = {"crash": CRASHES, "damage": tuple(DAMAGES), "disk": DISK, "ranks": R
 
 
 @dataclass(frozen=True)
-class Case:
+class PlannedTrial:
     """One trial to make. label: what replays it. what: how it came to be. tree: what to load; none of a strike."""
 
     label: str
@@ -39,18 +39,18 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Tried:
+class FinishedTrial:
     """A trial that was made."""
 
     label: str
     kind: str
     what: str
-    outcome: Outcome
+    outcome: TrialOutcome
     why: str
 
 
 @dataclass(frozen=True)
-class Source:
+class StackRecording:
     """What the cases of a stack are made of: its recorded save and load, its folders, and how many ranks save."""
 
     trace: Trace
@@ -72,7 +72,7 @@ def family_of(kind: str) -> str:
     return next(family for family, kinds in FAMILIES.items() if kind in kinds)
 
 
-def cases(source: Source, trials: int, seed: int) -> tuple[list[Case], Counts]:
+def cases(source: StackRecording, trials: int, seed: int) -> tuple[list[PlannedTrial], Counts]:
     """What to try, and how much there is."""
     crashes = [(state.label, state.kind) for state in crash_states(source.trace)]  # all trees at once are gigabytes
     strikes = list(_strikes(source))
@@ -84,27 +84,27 @@ def cases(source: Source, trials: int, seed: int) -> tuple[list[Case], Counts]:
     return [*chosen, *damages, *struck], Counts(len(crashes), len(strikes))
 
 
-def cases_like(label: str, source: Source, seed: int) -> Iterator[Case]:
+def cases_like(label: str, source: StackRecording, seed: int) -> Iterator[PlannedTrial]:
     """All cases among which one of that label would be."""
     if "@" not in label:
         return _damages(source, seed, MOST_REPLAYED)
     return _crashes({label}, source) if label.partition("@")[0] in CRASHES else _strikes(source)
 
 
-def _crashes(labels: Collection[str], source: Source) -> Iterator[Case]:
+def _crashes(labels: Collection[str], source: StackRecording) -> Iterator[PlannedTrial]:
     return (_of_crash(state, source.trace) for state in states_called(labels, source.trace))
 
 
-def _damages(source: Source, seed: int, most: int) -> Iterator[Case]:
+def _damages(source: StackRecording, seed: int, most: int) -> Iterator[PlannedTrial]:
     return map(_of_damage, damaged(source.folders, seed, most))
 
 
-def _strikes(source: Source) -> Iterator[Case]:
+def _strikes(source: StackRecording) -> Iterator[PlannedTrial]:
     for strike in (*strikes_of(source.trace, source.ranks), *load_strikes_of(source.loads)):
-        yield Case(strike.label, strike.kind, strike.what, strike=strike)
+        yield PlannedTrial(strike.label, strike.kind, strike.what, strike=strike)
 
 
-def _drawn(every: Sequence[Case], most: int, seed: int) -> list[Case]:
+def _drawn(every: Sequence[PlannedTrial], most: int, seed: int) -> list[PlannedTrial]:
     """As many, in their order, of each kind about as many: a kind with few is not crowded out by one with many."""
     draw = random.Random(f"{seed} strikes")
     waiting: dict[str, list[int]] = {}
@@ -137,7 +137,7 @@ def _drawn_crashes(crashes: Sequence[tuple[str, str]], most: int, seed: int) -> 
     return {crashes[index][0] for index in chosen}
 
 
-def _of_crash(state: State, trace: Trace) -> Case:
+def _of_crash(state: State, trace: Trace) -> PlannedTrial:
     events = trace.events
     where = (
         f"right before event {state.crash}, {events[state.crash]}" if state.crash < len(events) else "after the save"
@@ -152,8 +152,8 @@ def _of_crash(state: State, trace: Trace) -> Case:
         if gone
         else []
     )
-    return Case(state.label, state.kind, ", ".join([f"crash {where}", *parts]), state.tree)
+    return PlannedTrial(state.label, state.kind, ", ".join([f"crash {where}", *parts]), state.tree)
 
 
-def _of_damage(damage: Damage) -> Case:
-    return Case(damage.label, damage.kind, damage.what, damage.tree)
+def _of_damage(damage: Damage) -> PlannedTrial:
+    return PlannedTrial(damage.label, damage.kind, damage.what, damage.tree)

@@ -25,13 +25,13 @@ from shardproof.errors import UsageError
 from shardproof.folders import at_work_in
 from shardproof.resilience.bench import Bench, HostError, Lane
 from shardproof.resilience.call_fault_runs import struck
-from shardproof.resilience.cases import Case, Counts, Source, Tried, cases, cases_like
+from shardproof.resilience.cases import Counts, FinishedTrial, PlannedTrial, StackRecording, cases, cases_like
 from shardproof.resilience.corruptions import Folders
 from shardproof.resilience.events import Trace, Tree, tree_of
 from shardproof.resilience.stack_cures import cured
 from shardproof.resilience.stacks import Stack
 from shardproof.resilience.trial import Known, classify
-from shardproof.resilience.trial_store import Kept
+from shardproof.resilience.trial_store import TrialStore
 from shardproof.world.interpreter import interpreter
 
 FIRST, OLD, NEW = 1, 2, 3
@@ -55,7 +55,7 @@ class Watch(Protocol):
 
 
 @dataclass(frozen=True)
-class Request:
+class ResilienceRequest:
     """What is asked for. out: the folder that keeps the trials, if any. watch: is told how far it is."""
 
     stacks: Sequence[Stack]
@@ -68,7 +68,7 @@ class Request:
 
 
 @dataclass
-class Found:
+class StackResult:
     """All that the trials of one stack showed.
 
     Attributes:
@@ -81,14 +81,14 @@ class Found:
     syncs: int
     counts: Counts
     planned: int
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[FinishedTrial] = field(default_factory=list)
 
 
 @dataclass
-class Outcome:
+class ResilienceOutcome:
     """What a request led to."""
 
-    found: list[Found] = field(default_factory=list)
+    found: list[StackResult] = field(default_factory=list)
     interrupted: bool = False
 
 
@@ -98,7 +98,7 @@ class Prepared:
 
     bench: Bench
     known: Known
-    source: Source
+    source: StackRecording
 
     @property
     def key(self) -> str:
@@ -145,7 +145,7 @@ def prepared(stack: Stack, deadline_s: float, jobs: int = 1) -> Iterator[Prepare
         answer, loads = lane.record_load(after)
         _require(answer, known, "new", stack)
         folders = Folders(after, before, tree_of(other))
-        yield Prepared(bench, known, Source(trace, loads, folders, stack.ranks))
+        yield Prepared(bench, known, StackRecording(trace, loads, folders, stack.ranks))
 
 
 def _require(answer: Mapping[str, object], known: Known, wanted: str, stack: Stack) -> None:
@@ -164,19 +164,19 @@ def _libraries(stack: Stack) -> Sequence[Path]:
     return [*found, *(build(package_of(own), "", interpreter()).paths if own and own.package else ())]
 
 
-def try_stacks(request: Request) -> Outcome:
+def try_stacks(request: ResilienceRequest) -> ResilienceOutcome:
     """Make the trials of each stack; a Ctrl-C ends them, and what was made by then is kept.
 
     Raises:
         HostError, TraceError: as `prepared`. UsageError: another process is at work in the folder, or its trials are
             not ours. StoreFull: the disk is full.
     """
-    outcome = Outcome()
+    outcome = ResilienceOutcome()
     with ExitStack() as open_:
         kept = None
         if request.out is not None:
             open_.enter_context(at_work_in(request.out))
-            kept = open_.enter_context(Kept(request.out, {"seed": request.seed, "trials": request.trials}))
+            kept = open_.enter_context(TrialStore(request.out, {"seed": request.seed, "trials": request.trials}))
         try:
             for stack in request.stacks:
                 if request.watch is not None:
@@ -190,11 +190,11 @@ def try_stacks(request: Request) -> Outcome:
     return outcome
 
 
-def _try(stack: Stack, request: Request, kept: Kept | None, outcome: Outcome) -> None:
+def _try(stack: Stack, request: ResilienceRequest, kept: TrialStore | None, outcome: ResilienceOutcome) -> None:
     with prepared(stack, request.deadline_s, request.jobs) as ready:
         every, counts = cases(ready.source, request.trials, request.seed)
         events = ready.source.trace.events
-        found = Found(stack, len(events), sum(e.kind.startswith("sync") for e in events), counts, len(every))
+        found = StackResult(stack, len(events), sum(e.kind.startswith("sync") for e in events), counts, len(every))
         outcome.found.append(found)
         made = kept.begun(stack.name, ready.key) if kept is not None else {}
         made = {case.label: made[case.label] for case in every if case.label in made}
@@ -211,12 +211,12 @@ def _try(stack: Stack, request: Request, kept: Kept | None, outcome: Outcome) ->
             found.tried = [made[case.label] for case in every if case.label in made]
 
 
-def _side_by_side(ready: Prepared, every: Sequence[Case]) -> Iterator[Tried]:
+def _side_by_side(ready: Prepared, every: Sequence[PlannedTrial]) -> Iterator[FinishedTrial]:
     """The cases' trials in the order in which they end, one in each lane at a time."""
     free: SimpleQueue[Lane] = SimpleQueue()
-    ended: SimpleQueue[Future[Tried]] = SimpleQueue()
+    ended: SimpleQueue[Future[FinishedTrial]] = SimpleQueue()
 
-    def work(case: Case) -> Tried:
+    def work(case: PlannedTrial) -> FinishedTrial:
         lane = free.get()
         try:
             return _made(ready, lane, case)
@@ -235,7 +235,7 @@ def _side_by_side(ready: Prepared, every: Sequence[Case]) -> Iterator[Tried]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def replay(stack: Stack, label: str, seed: int, deadline_s: float) -> tuple[Tried, Trace]:
+def replay(stack: Stack, label: str, seed: int, deadline_s: float) -> tuple[FinishedTrial, Trace]:
     """Make one trial again, by its label; also gives the record that it was worked out of.
 
     Raises:
@@ -249,15 +249,15 @@ def replay(stack: Stack, label: str, seed: int, deadline_s: float) -> tuple[Trie
     raise UsageError.of("--trial", label, f"a trial of stack {stack.name} with seed {seed}", form)
 
 
-def _made(ready: Prepared, lane: Lane, case: Case) -> Tried:
+def _made(ready: Prepared, lane: Lane, case: PlannedTrial) -> FinishedTrial:
     if case.strike is not None:
         folders = ready.source.folders
         said = struck(lane, case.strike, folders.old, folders.new, ready.known, NEW, OWN)
     else:
         said = classify(lane.load(_tree(case)), ready.known)
-    return Tried(case.label, case.kind, case.what, said.outcome, said.why)
+    return FinishedTrial(case.label, case.kind, case.what, said.outcome, said.why)
 
 
-def _tree(case: Case) -> Tree:
+def _tree(case: PlannedTrial) -> Tree:
     assert case.tree is not None
     return case.tree

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shardproof.resilience.cases import Tried, family_of
+from shardproof.resilience.cases import FinishedTrial, family_of
 from shardproof.resilience.events import Trace, describe
-from shardproof.resilience.run import Found
+from shardproof.resilience.run import StackResult
 from shardproof.resilience.trial import OUTCOMES
 from shardproof.verdict import ExitStatus
 
@@ -19,12 +19,12 @@ MOST_KEPT = 25
 """So many trials with such an outcome are kept in words, for each stack, spread over the kinds."""
 
 
-def document_of(found: Sequence[Found], trials: int, seed: int) -> dict[str, Any]:
+def document_of(found: Sequence[StackResult], trials: int, seed: int) -> dict[str, Any]:
     """Everything that is kept, in types that TOML and JSON have."""
     return {"seed": seed, "trials": trials, "stack": [_stack(one) for one in found]}
 
 
-def _stack(found: Found) -> dict[str, Any]:
+def _stack(found: StackResult) -> dict[str, Any]:
     counts: dict[str, dict[str, dict[str, Any]]] = {}
     for one in found.tried:
         cell = counts.setdefault(one.kind, {}).setdefault(one.outcome, {"count": 0, "trial": one.label})
@@ -93,7 +93,7 @@ def _sum(document: Document) -> str:
     return f"{trials} trials: " + ", ".join(f"{count} {outcome}" for outcome, count in counted.items() if count) + "\n"
 
 
-def told(tried: Tried, trace: Trace) -> str:
+def told(tried: FinishedTrial, trace: Trace) -> str:
     """One trial as text, with the record that it was worked out of."""
     lines = [f"{tried.label}: {tried.outcome}", f"  {tried.what}", *([f"  {tried.why}"] if tried.why else [])]
     return "\n".join(lines) + "\n\nwhat the save did:\n" + describe(trace)

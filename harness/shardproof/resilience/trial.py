@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Outcome = Literal["old", "new", "other", "error", "silent", "lied", "hang", "crash", "missed"]
-OUTCOMES: tuple[Outcome, ...] = ("old", "new", "other", "error", "silent", "lied", "hang", "crash", "missed")
+TrialOutcome = Literal["old", "new", "other", "error", "silent", "lied", "hang", "crash", "missed"]
+OUTCOMES: tuple[TrialOutcome, ...] = ("old", "new", "other", "error", "silent", "lied", "hang", "crash", "missed")
 
 Digests = Mapping[str, str]
 MOST_SHOWN = 4
@@ -42,30 +42,30 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialVerdict:
     """What a trial showed. why: in words."""
 
-    outcome: Outcome
+    outcome: TrialOutcome
     why: str = ""
 
 
-def classify(answer: Mapping[str, Any], known: Known) -> Verdict:
+def classify(answer: Mapping[str, Any], known: Known) -> TrialVerdict:
     """The verdict over a host's answer to a load."""
     match answer["ended"]:
         case "ok":
             found: Digests = answer["found"]
             if known.first and found == known.first:
-                return Verdict("old", "the state of the save before")
+                return TrialVerdict("old", "the state of the save before")
             for outcome, state in (("new", known.new), ("old", known.old), ("other", known.other)):
                 if found == state:
-                    return Verdict(outcome)  # type: ignore[arg-type]
-            return Verdict("silent", _mixture(found, known))
+                    return TrialVerdict(outcome)  # type: ignore[arg-type]
+            return TrialVerdict("silent", _mixture(found, known))
         case "error":
-            return Verdict("error", answer["why"])
+            return TrialVerdict("error", answer["why"])
         case "hang":
-            return Verdict("hang", "it did not end before the deadline")
+            return TrialVerdict("hang", "it did not end before the deadline")
         case _:
-            return Verdict("crash", answer["why"])
+            return TrialVerdict("crash", answer["why"])
 
 
 def _mixture(found: Digests, known: Known) -> str:

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from shardproof import __version__
 from shardproof.errors import NO_SPACE, UsageError
-from shardproof.resilience.cases import Tried
+from shardproof.resilience.cases import FinishedTrial
 from shardproof.store import StoreFull
 
 NAME = "trials.jsonl"
@@ -33,7 +33,7 @@ _FORMAT = 1
 _BEGINS = b'{"written_by": "shardproof '
 
 
-class Kept:
+class TrialStore:
     """A folder's trials, open for more. The folder is locked by the caller (`folders.at_work_in`).
 
     Args:
@@ -46,7 +46,7 @@ class Kept:
     def __init__(self, folder: Path, asked: Mapping[str, Any]) -> None:
         self.path = folder / NAME
         self._asked = dict(asked)
-        self._found: dict[tuple[str, str], Tried] = {}
+        self._found: dict[tuple[str, str], FinishedTrial] = {}
         self._keys: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -66,7 +66,7 @@ class Kept:
     ) -> None:
         os.close(self._handle)
 
-    def begun(self, stack: str, key: str) -> dict[str, Tried]:
+    def begun(self, stack: str, key: str) -> dict[str, FinishedTrial]:
         """A stack's trials begin; by label, those that need not be made again.
 
         Args:
@@ -77,7 +77,7 @@ class Kept:
             return {}
         return {label: tried for (name, label), tried in self._found.items() if name == stack}
 
-    def add(self, stack: str, tried: Tried) -> None:
+    def add(self, stack: str, tried: FinishedTrial) -> None:
         """A trial was made."""
         self._write({"of": stack, **asdict(tried)})
 
@@ -120,7 +120,7 @@ class Kept:
                 self._found = {found: tried for found, tried in self._found.items() if found[0] != stack}
             else:
                 try:
-                    tried = Tried(**{name: value for name, value in line.items() if name != "of"})
+                    tried = FinishedTrial(**{name: value for name, value in line.items() if name != "of"})
                 except TypeError:
                     raise self._foreign() from None
                 self._found[line["of"], tried.label] = tried

@@ -15,7 +15,7 @@ from shardproof.cli import options
 from shardproof.errors import UsageError
 from shardproof.suites import ranks as runner
 from shardproof.suites.declared import upstream_of
-from shardproof.suites.verdicts import FAILED, PASSED, SKIPPED, Kept, differences, text_of
+from shardproof.suites.verdicts import FAILED, PASSED, SKIPPED, CommittedVerdicts, differences, text_of
 from shardproof.world import preflight
 
 
@@ -53,7 +53,7 @@ def main(name: str, clones: tuple[str, ...], ranks: int, limit_s: float, out: Pa
         return
     if not file.is_file():
         raise click.UsageError(f"no list of verdicts at {ranks} ranks: {file}; make one with --accept")
-    lines = differences(Kept.read(file.read_text("utf-8"), str(file)), seen)
+    lines = differences(CommittedVerdicts.read(file.read_text("utf-8"), str(file)), seen)
     click.echo("\n".join(lines) or "every test as expected")
     raise SystemExit(1 if lines else 0)
 

@@ -31,7 +31,7 @@ from shardproof.errors import UsageError
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package
 from shardproof.suites.declared import Suite, Upstream
-from shardproof.suites.verdicts import FAILED, PASSED, SKIPPED, Verdict, of_ranks
+from shardproof.suites.verdicts import FAILED, PASSED, SKIPPED, SuiteTestResult, of_ranks
 from shardproof.world.interpreter import interpreter
 from shardproof.world.overlay import build, clone_variable, commit_of, install
 from shardproof.world.process import die_with_parent
@@ -95,7 +95,7 @@ def written_out(upstream: Upstream, scratch: Path) -> Path:
     return folder
 
 
-def verdicts(upstream: Upstream, suite: Suite, ranks: int, where: Place, limit_s: float) -> dict[str, Verdict]:
+def verdicts(upstream: Upstream, suite: Suite, ranks: int, where: Place, limit_s: float) -> dict[str, SuiteTestResult]:
     """Run a suite to its end.
 
     Args:
@@ -105,7 +105,7 @@ def verdicts(upstream: Upstream, suite: Suite, ranks: int, where: Place, limit_s
         UsageError: nothing was collected.
     """
     collected: list[str] = []
-    found: dict[str, Verdict] = {}
+    found: dict[str, SuiteTestResult] = {}
     tests: Sequence[str] = suite.tests
     for number in range(_MOST_STARTS):
         files = [where.scratch / f"{number}-{rank}.jsonl" for rank in range(ranks)]
@@ -126,7 +126,7 @@ def verdicts(upstream: Upstream, suite: Suite, ranks: int, where: Place, limit_s
             f"suite {suite.name}", "no test ran", "a suite that collects", f"see {where.scratch}/0-0.jsonl.log"
         )
     for test in collected:
-        found.setdefault(test, Verdict(FAILED, "never ran"))
+        found.setdefault(test, SuiteTestResult(FAILED, "never ran"))
     return dict(sorted(found.items()))
 
 
@@ -187,14 +187,14 @@ class _Log:
     """What one rank wrote. seen: its verdicts. cut: the test in which its process ended, if it did."""
 
     collected: list[str]
-    seen: dict[str, Verdict]
+    seen: dict[str, SuiteTestResult]
     cut: str
     ended: bool
 
     @classmethod
     def of(cls, file: Path) -> _Log:
         collected: list[str] = []
-        seen: dict[str, Verdict] = {}
+        seen: dict[str, SuiteTestResult] = {}
         open_test, ended = "", False
         for text in file.read_text("utf-8").splitlines() if file.exists() else ():
             line: dict[str, Any] = json.loads(text)
@@ -212,22 +212,22 @@ class _Log:
         return cls(collected, seen, cut, ended)
 
 
-def _verdict(line: Mapping[str, Any]) -> Verdict:
+def _verdict(line: Mapping[str, Any]) -> SuiteTestResult:
     outcome = str(line["outcome"])
     if outcome == PASSED:
-        return Verdict(PASSED)
+        return SuiteTestResult(PASSED)
     why = str(line["why"])
     if outcome == SKIPPED and line.get("xfail") is not None:
-        return Verdict(SKIPPED, f"expected to fail: {line['xfail'] or why}")
-    return Verdict(outcome, why.removeprefix("Skipped: ").strip())
+        return SuiteTestResult(SKIPPED, f"expected to fail: {line['xfail'] or why}")
+    return SuiteTestResult(outcome, why.removeprefix("Skipped: ").strip())
 
 
-def _worse(one: Verdict | None, other: Verdict) -> Verdict:
+def _worse(one: SuiteTestResult | None, other: SuiteTestResult) -> SuiteTestResult:
     """Of two phases of a test: a failure stands, whatever follows it."""
     return one if one is not None and (one.outcome == FAILED or other.outcome == PASSED) else other
 
 
-def _merged(logs: Sequence[_Log], upstream: Upstream) -> dict[str, Verdict]:
+def _merged(logs: Sequence[_Log], upstream: Upstream) -> dict[str, SuiteTestResult]:
     """The verdicts of all ranks as one; of a test in which a rank ended, that it did."""
     cut = {log.cut for log in logs} - {""}
     tests = dict.fromkeys(test for log in logs for test in log.seen)
@@ -235,6 +235,6 @@ def _merged(logs: Sequence[_Log], upstream: Upstream) -> dict[str, Verdict]:
     for test in [*tests, *cut]:
         seen = [log.seen[test] for log in logs if test in log.seen]
         if test in cut and not any(verdict.outcome == FAILED for verdict in seen):
-            seen = [Verdict(FAILED, "the process ended without a verdict")]
+            seen = [SuiteTestResult(FAILED, "the process ended without a verdict")]
         found[test] = of_ranks(seen, partial(upstream.reason, test))
     return found

@@ -29,14 +29,14 @@ _APART = ("DistBackendError", "DistStoreError", "DistNetworkError", "gloo/", "en
 
 
 @dataclass(frozen=True, order=True)
-class Verdict:
+class SuiteTestResult:
     """outcome: passed, failed or skipped. why: of a failure or a skip; empty for a pass."""
 
     outcome: str
     why: str = ""
 
 
-def of_ranks(seen: Iterable[Verdict], reason: Callable[[str], str] = lambda why: "") -> Verdict:
+def of_ranks(seen: Iterable[SuiteTestResult], reason: Callable[[str], str] = lambda why: "") -> SuiteTestResult:
     """The verdict of a test that ran on several ranks: failed if it failed on one; passed if it passed on one, since a
     test may skip ranks that it does not need. An error of communication is another rank's doing, where there is one.
     Where ranks failed differently, the first that did so for a declared reason counts: which of the others met what
@@ -49,16 +49,16 @@ def of_ranks(seen: Iterable[Verdict], reason: Callable[[str], str] = lambda why:
     if not failed:
         return next((one for one in verdicts if one.outcome == PASSED), verdicts[0])
     own = [one.why for one in failed if not any(word in one.why for word in _APART)] or [failed[0].why]
-    return Verdict(FAILED, next((says for why in own if (says := reason(why))), own[0] or "no error was kept"))
+    return SuiteTestResult(FAILED, next((says for why in own if (says := reason(why))), own[0] or "no error was kept"))
 
 
-def text_of(verdicts: Mapping[str, Verdict], heading: str) -> str:
+def text_of(verdicts: Mapping[str, SuiteTestResult], heading: str) -> str:
     """A list of verdicts as the text of its file."""
-    by_function: dict[str, Counter[Verdict]] = defaultdict(Counter)
+    by_function: dict[str, Counter[SuiteTestResult]] = defaultdict(Counter)
     for test, verdict in verdicts.items():
         by_function[_function(test)][verdict] += 1
     most = {function: min(of, key=lambda one: (-of[one], one)) for function, of in by_function.items()}
-    by_verdict: dict[Verdict, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    by_verdict: dict[SuiteTestResult, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for test, verdict in verdicts.items():
         by_verdict[verdict][_function(test)].append(_case(test))
     document: dict[str, Any] = {"schema": 1}
@@ -75,26 +75,26 @@ def text_of(verdicts: Mapping[str, Verdict], heading: str) -> str:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CommittedVerdicts:
     """A list of verdicts as it is committed. cases: by test. rest: by test function, the number of its other cases and
     the verdict that all of those have."""
 
-    cases: Mapping[str, Verdict]
-    rest: Mapping[str, tuple[int, Verdict]]
+    cases: Mapping[str, SuiteTestResult]
+    rest: Mapping[str, tuple[int, SuiteTestResult]]
 
     @classmethod
-    def read(cls, text: str, origin: str) -> Kept:
+    def read(cls, text: str, origin: str) -> CommittedVerdicts:
         """Read a file's text.
 
         Raises:
             UsageError: it is no TOML.
         """
         document = load_toml(text, origin)
-        tables = [(Verdict(PASSED), document.get(PASSED, {}))]
+        tables = [(SuiteTestResult(PASSED), document.get(PASSED, {}))]
         for outcome in (FAILED, SKIPPED):
-            tables += [(Verdict(outcome, why), table) for why, table in document.get(outcome, {}).items()]
-        cases: dict[str, Verdict] = {}
-        rest: dict[str, tuple[int, Verdict]] = {}
+            tables += [(SuiteTestResult(outcome, why), table) for why, table in document.get(outcome, {}).items()]
+        cases: dict[str, SuiteTestResult] = {}
+        rest: dict[str, tuple[int, SuiteTestResult]] = {}
         for verdict, table in tables:
             for function, found in table.items():
                 if isinstance(found, int):
@@ -103,7 +103,7 @@ class Kept:
                     cases |= {f"{function}[{case}]" if case else function: verdict for case in found}
         return cls(cases, rest)
 
-    def of(self, test: str) -> Verdict | None:
+    def of(self, test: str) -> SuiteTestResult | None:
         """The verdict of a test; None where the list does not know it."""
         others = self.rest.get(_function(test))
         return self.cases.get(test) or (others[1] if others else None)
@@ -111,7 +111,7 @@ class Kept:
     def passing(self, function: str) -> tuple[set[str], int | None]:
         """Which cases of a function pass: these; or, with the number of all cases, all but these."""
         own = {test: verdict.outcome == PASSED for test, verdict in self.cases.items() if _function(test) == function}
-        number, verdict = self.rest.get(function, (0, Verdict(FAILED)))
+        number, verdict = self.rest.get(function, (0, SuiteTestResult(FAILED)))
         if verdict.outcome == PASSED:
             return {test for test, passes in own.items() if not passes}, number + len(own)
         return {test for test, passes in own.items() if passes}, None
@@ -130,7 +130,7 @@ class Kept:
         return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
-def distinct_passing(lists: Sequence[Kept]) -> int:
+def distinct_passing(lists: Sequence[CommittedVerdicts]) -> int:
     """How many tests pass in at least one of several lists of one suite, each counted once.
 
     Of some functions a list names only the cases that do not pass, and the number of the others; they are all the cases
@@ -141,7 +141,7 @@ def distinct_passing(lists: Sequence[Kept]) -> int:
 
 
 def _distinct_cases(passing: Sequence[tuple[set[str], int | None]]) -> int:
-    """Of one function, as `Kept.passing` tells it for each list."""
+    """Of one function, as `CommittedVerdicts.passing` tells it for each list."""
     named = {case for cases, total in passing if total is None for case in cases}
     but = [(cases, total) for cases, total in passing if total is not None]
     if not but:
@@ -149,7 +149,7 @@ def _distinct_cases(passing: Sequence[tuple[set[str], int | None]]) -> int:
     return max(total for _, total in but) - len(set.intersection(*(cases for cases, _ in but)) - named)
 
 
-def differences(kept: Kept, seen: Mapping[str, Verdict]) -> list[str]:
+def differences(kept: CommittedVerdicts, seen: Mapping[str, SuiteTestResult]) -> list[str]:
     """What is not as the list says, in one line a test. The reason of a skip may change; that of a failure may not."""
     lines = []
     for test, verdict in seen.items():
@@ -171,7 +171,7 @@ def differences(kept: Kept, seen: Mapping[str, Verdict]) -> list[str]:
     return lines
 
 
-def _told(verdict: Verdict) -> str:
+def _told(verdict: SuiteTestResult) -> str:
     return f"{verdict.outcome} ({verdict.why})" if verdict.why else verdict.outcome
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shardproof.laboratory.judge import Case, judge
+from shardproof.laboratory.judge import ResolvedScenario, judge
 from shardproof.scenario import Mesh, Scenario
 from shardproof.space.constraints import constraints_of
 from shardproof.systems.reference import SYSTEM
@@ -53,5 +53,5 @@ def test_replicated_and_linearly_scheduled_scenarios_run() -> None:
         {"optimizer": "adamw/schedule=linear", "dtype": "bf16/reduce=fp32/master=fp32"}
     )
     assert SYSTEM.refusal(asked) is None
-    found = judge(Case.of(asked), records_of(asked))
+    found = judge(ResolvedScenario.of(asked), records_of(asked))
     assert (found.differences, found.distrust) == ((), "")

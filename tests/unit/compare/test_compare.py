@@ -21,18 +21,18 @@ import checkpoint_samples as samples
 import pytest
 import torch
 from shardproof.cli.main import entry
-from shardproof.compare.differences import Comparison, Found
+from shardproof.compare.differences import Comparison, EntryDifference
 from shardproof.compare.page import MOST, page_of
 from shardproof.compare.progress import SilentProgress, progress_on
 from shardproof.compare.renames import parse_rename
-from shardproof.compare.run import Request, compare
+from shardproof.compare.run import CompareRequest, compare
 from shardproof.compare.text import FIRST, render
 
 State = dict[str, Any]
 
 
 def compared(a: Path, b: Path, renames: Sequence[str] = (), only: Sequence[str] = ()) -> Comparison:
-    request = Request(a, b, (), [parse_rename(text) for text in renames], [re.compile(text) for text in only])
+    request = CompareRequest(a, b, (), [parse_rename(text) for text in renames], [re.compile(text) for text in only])
     return compare(request, SilentProgress())
 
 
@@ -40,7 +40,7 @@ def of_states(folder: Path, a: State, b: State) -> Comparison:
     return compared(samples.save_full(a, folder / "a.pt"), samples.save_full(b, folder / "b.pt"))
 
 
-def only_found(folder: Path, a: torch.Tensor, b: torch.Tensor) -> Found:
+def only_found(folder: Path, a: torch.Tensor, b: torch.Tensor) -> EntryDifference:
     (found,) = of_states(folder, {"w": a}, {"w": b}).found
     return found
 
@@ -389,7 +389,7 @@ def test_progress_is_a_bar_on_a_terminal_and_nothing_elsewhere(tmp_path: Path) -
     a, b, _ = files(tmp_path)
     for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
         with progress_on(stream) as progress:
-            compare(Request(Path(a), Path(b), ()), progress)
+            compare(CompareRequest(Path(a), Path(b), ()), progress)
         assert ("comparing" in stream.getvalue()) is shown
 
 

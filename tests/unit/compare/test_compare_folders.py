@@ -16,7 +16,7 @@ import pytest
 import torch
 from shardproof.compare.differences import Comparison
 from shardproof.compare.progress import SilentProgress
-from shardproof.compare.run import Request, compare
+from shardproof.compare.run import CompareRequest, compare
 from shardproof.errors import UsageError
 from shardproof.protocol.registry import all_systems
 
@@ -26,7 +26,7 @@ A, B = torch.arange(10.0).reshape(5, 2), torch.arange(100.0, 107.0)
 
 def compared(a: Path, b: Path) -> Comparison:
     layouts = [layout for system in all_systems() for layout in system.layouts]
-    return compare(Request(a, b, layouts), SilentProgress())
+    return compare(CompareRequest(a, b, layouts), SilentProgress())
 
 
 def refusal(path: Path) -> str:

@@ -16,7 +16,7 @@ import torch
 from hostile_checkpoints import CYCLE, DOUBLED, NESTED, WRONG, archive, foreign_files, tensor
 from shardproof.compare import archives
 from shardproof.compare.progress import SilentProgress
-from shardproof.compare.run import Request, compare
+from shardproof.compare.run import CompareRequest, compare
 from shardproof.errors import UsageError
 from shardproof.readers.errors import CheckpointError
 from test_compare import compared, write_safetensors
@@ -183,7 +183,7 @@ def test_a_checksum_is_verified_unless_one_says_otherwise(sound: Path, tmp_path:
     other = altered(samples.save_full(samples.STATE, tmp_path / "altered.pt"))
     assert "CRC" in refusal(sound, other)
     assert "CRC" in refusal(other, sound)
-    found = compare(Request(sound, other, (), checksums=False), SilentProgress())
+    found = compare(CompareRequest(sound, other, (), checksums=False), SilentProgress())
     assert [(one.name, one.mismatched) for one in found.found] == [("model.a.weight", 6)]
     assert not found.checksums
 
@@ -293,4 +293,4 @@ def test_a_file_that_changes_meanwhile(tmp_path: Path, how: str) -> None:
                 os.utime(b, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
     with pytest.raises(CheckpointError, match=r"changed while it was read|nobody changes"):
-        compare(Request(a, b, ()), Meanwhile())
+        compare(CompareRequest(a, b, ()), Meanwhile())

@@ -13,7 +13,7 @@ from shardproof.diagnosis import Explanation, explain_refusal
 from shardproof.diagnosis.rules.engine import explain
 from shardproof.diff import as_numbers, diff
 from shardproof.faults.confusion import confusion, confusion_lines
-from shardproof.laboratory.judge import Case
+from shardproof.laboratory.judge import ResolvedScenario
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical
 from shardproof.observe.record import Record
@@ -43,7 +43,7 @@ UP = "up.weight"
 
 def with_pieces(how: Callable[[Record], Record]) -> list[Explanation]:
     """What is said if pieces of what the reference holds were others."""
-    case = Case.of(FLAT)
+    case = ResolvedScenario.of(FLAT)
     right = reference.run(case.inputs, case.placement)
     expected, _ = assemble(right)
     wrong = [how(record) for record in right]
@@ -58,7 +58,7 @@ def part(record: Record, rank: int) -> bool:
 
 def moved(spoil: bool) -> list[Explanation]:
     """Rank 2's stretch of a moment, taken from five elements further on; spoilt in one of them."""
-    case = Case.of(FLAT)
+    case = ResolvedScenario.of(FLAT)
     expected, _ = assemble(reference.run(case.inputs, case.placement))
     whole = np.frombuffer(expected[live(1, "exp_avg", UP)].data, np.float32)
 

@@ -11,7 +11,7 @@ from shardproof.diff import Difference
 from shardproof.export.case import NoExportError, case_of, path_to
 from shardproof.export.job import Exported, written
 from shardproof.export.script import without_unused
-from shardproof.export.trial import Outcome, cured_copy, run
+from shardproof.export.trial import ScriptOutcome, cured_copy, run
 from shardproof.investigate.cure_table import scenario_of
 from shardproof.issues.known_issues import repaired_in
 from shardproof.observe.logical import Key
@@ -214,8 +214,8 @@ def test_the_cure_is_the_one_that_names_the_scenario() -> None:
     assert "shape = dist_param.shape" in told[1].patch
 
 
-def outcome(status: int) -> Outcome:
-    return Outcome(status, "expected 1, observed 2\n", "")
+def outcome(status: int) -> ScriptOutcome:
+    return ScriptOutcome(status, "expected 1, observed 2\n", "")
 
 
 @pytest.mark.parametrize(

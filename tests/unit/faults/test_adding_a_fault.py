@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 from shardproof.faults.catalogue import Fault, scenarios_of
 from shardproof.faults.logical import override, through_bf16
-from shardproof.laboratory.judge import Case, Judgement, judge
+from shardproof.laboratory.judge import Judgement, ResolvedScenario, judge
 from shardproof.reference.system import Ranks
 from shardproof.scenario import Scenario
 
@@ -50,7 +50,7 @@ FAULT = Fault(
 def judged(scenario: Scenario, fault: Fault | None) -> Judgement:
     """What is found in a run of the reference, with a fault planted in it or none."""
     clean = replace(scenario, faults=())
-    return judge(Case.of(clean), records_of(clean, install=fault.install if fault else None))
+    return judge(ResolvedScenario.of(clean), records_of(clean, install=fault.install if fault else None))
 
 
 (SCENARIO,) = scenarios_of(FAULT)

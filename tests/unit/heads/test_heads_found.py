@@ -11,7 +11,7 @@ import pytest
 from shardproof.heads import port as ported
 from shardproof.heads.claims import Answered, Claim
 from shardproof.heads.port import Asked, Port, port
-from shardproof.heads.regressions import State, Tried, beyond, judged, regressions
+from shardproof.heads.regressions import RegressionRun, State, beyond, judged, regressions
 from shardproof.issues.cure_check import NOT_SHOWN, REPAIRED, STALE, CureCheck
 from shardproof.issues.findings import section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
@@ -197,6 +197,6 @@ def test_what_makes_a_claim_out_of_date(fixed: str, states: list[State], word: s
     (kept, _) = regressions(HEADS_SYSTEM, FINDINGS)
     claim = Claim(replace(FINDINGS[0], fixed=fixed), (), ("77",))
     result = a(Verdict.PASS)(kept.scenario)
-    answer = Answered(claim, tuple(Tried(kept, result, state) for state in states), "1.1")
+    answer = Answered(claim, tuple(RegressionRun(kept, result, state) for state in states), "1.1")
     assert answer.word == word
     assert bool(answer.wrong) is wrong

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shardproof.errors import UsageError
 from shardproof.investigate.explore import JOINS, Explored, Explorer, program_of, report_of, status_of, to_json
-from shardproof.laboratory.judge import Case, run_reference
+from shardproof.laboratory.judge import ResolvedScenario, run_reference
 from shardproof.program import KINDS, operations, require_telling
 from shardproof.protocol.registry import system_named
 from shardproof.result import Result
@@ -95,7 +95,7 @@ def examine(scenario: Scenario) -> Result:
     refused = system_named("reference").refusal(scenario)
     if refused:
         return Result(scenario, "reference", "", Verdict.UNSUPPORTED, reason=refused)
-    found, _, notes = run_reference(Case.of(scenario))
+    found, _, notes = run_reference(ResolvedScenario.of(scenario))
     verdict = Verdict.MISMATCH if found.differences else Verdict.CRASH if "crash" in notes else Verdict.PASS
     return Result(
         scenario, "reference", "", Verdict.UNKNOWN if found.distrust else verdict, differences=found.differences,

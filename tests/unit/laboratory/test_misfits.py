@@ -11,7 +11,7 @@ import shardproof
 from shardproof.diff import Difference
 from shardproof.errors import MisfitError
 from shardproof.laboratory.misfits import on_head, told_apart
-from shardproof.laboratory.run_verdict import Trial, ranks_verdict, result_of
+from shardproof.laboratory.run_verdict import Attempt, ranks_verdict, result_of
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE, WRITTEN
 from shardproof.observe.settings import UNKNOWN
@@ -38,7 +38,7 @@ def judged(differences: list[Difference], unread: tuple[str, ...] = (), *, versi
         "unfamiliar": list(unread),
     }  # fmt: skip
     scenario = replace(Scenario(system="megatron-core"), **axes)
-    return result_of(scenario, MEGATRON, Trial(judgement=judgement), {"version": version})
+    return result_of(scenario, MEGATRON, Attempt(judgement=judgement), {"version": version})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,15 @@ import pytest
 from shardproof.errors import UsageError
 from shardproof.observe.record import LIVE, Record, pack
 from shardproof.optimizers import compare
-from shardproof.optimizers.answers import Answer, Found, exit_status, is_statement, of_deviations, of_failure, sentence
+from shardproof.optimizers.answers import (
+    Answer,
+    AnsweredQuestion,
+    exit_status,
+    is_statement,
+    of_deviations,
+    of_failure,
+    sentence,
+)
 from shardproof.optimizers.request import Asked, asked, require_mesh, value_of
 from shardproof.result import Failure
 from shardproof.scenario import Mesh
@@ -231,4 +239,4 @@ def test_what_a_constructor_raises_of_its_own_is_a_refusal() -> None:
     ],
 )
 def test_exit_statuses(answers: list[str], status: ExitStatus) -> None:
-    assert exit_status(Found("sharded", Answer(answer)) for answer in answers) is status
+    assert exit_status(AnsweredQuestion("sharded", Answer(answer)) for answer in answers) is status

@@ -17,10 +17,10 @@ from shardproof.cli.main import entry
 from shardproof.errors import UsageError
 from shardproof.folders import LOCK
 from shardproof.resilience import scorecard
-from shardproof.resilience.cases import Counts, Tried, family_of
+from shardproof.resilience.cases import Counts, FinishedTrial, family_of
 from shardproof.resilience.corruptions import KINDS, Folders, damaged
 from shardproof.resilience.events import Event, Trace, tree_of, write_tree
-from shardproof.resilience.run import Found, Request, try_stacks
+from shardproof.resilience.run import ResilienceRequest, StackResult, try_stacks
 from shardproof.resilience.stack_cures import chosen
 from shardproof.resilience.stacks import Stack, all_stacks
 from shardproof.resilience.trace import TraceError, recorded_of, require_complete, require_strace
@@ -182,14 +182,17 @@ def test_a_mixture_says_which_parts_are_of_which_state() -> None:
 
 def test_the_scorecard_counts_and_has_a_command_for_each_cell() -> None:
     stack = Stack("s", "a stack", "m:a")
-    tried = [Tried("killed@1", "killed", "", "old", ""), Tried("zeroed-0", "zeroed", "z", "silent", "w")]
+    tried = [
+        FinishedTrial("killed@1", "killed", "", "old", ""),
+        FinishedTrial("zeroed-0", "zeroed", "z", "silent", "w"),
+    ]
     counts = Counts(5, 6)
-    document = scorecard.document_of([Found(stack, 3, 1, counts, 2, tried)], 2, 7)
+    document = scorecard.document_of([StackResult(stack, 3, 1, counts, 2, tried)], 2, 7)
     text = scorecard.render(document)
     assert "shardproof resilience s --trial zeroed-0 --seed 7" in text
     assert text.endswith("2 trials: 1 old, 1 silent\n")
     assert scorecard.exit_status(document) == ExitStatus.FAILURE
-    fine = scorecard.document_of([Found(stack, 3, 1, counts, 1, tried[:1])], 1, 7)
+    fine = scorecard.document_of([StackResult(stack, 3, 1, counts, 1, tried[:1])], 1, 7)
     assert scorecard.exit_status(fine) == ExitStatus.OK
     assert scorecard.exit_status(scorecard.document_of([], 1, 7)) == ExitStatus.NOTHING_RUN
 
@@ -241,7 +244,7 @@ def test_the_reference_survives_and_leaves_nothing_behind(
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(set(all_stacks()) - {"reference"}))
 def test_a_stack_can_be_tried(name: str) -> None:
-    (found,) = try_stacks(Request([all_stacks()[name]], 80, 0, 120.0, 2)).found
+    (found,) = try_stacks(ResilienceRequest([all_stacks()[name]], 80, 0, 120.0, 2)).found
     assert len(found.tried) == 80 or len(found.tried) >= found.counts.states + found.counts.strikes
     assert {"new", "error"} <= {one.outcome for one in found.tried}
     assert not [one for one in found.tried if one.outcome in ("hang", "crash")]
@@ -250,7 +253,7 @@ def test_a_stack_can_be_tried(name: str) -> None:
 @traced
 @pytest.mark.nightly
 def test_ten_thousand_trials_of_the_reference_are_none_of_them_silent() -> None:
-    (found,) = try_stacks(Request([all_stacks()["reference"]], 10_500, 0, 120.0, 2)).found
+    (found,) = try_stacks(ResilienceRequest([all_stacks()["reference"]], 10_500, 0, 120.0, 2)).found
     assert len(found.tried) >= 10_000
     assert not [one for one in found.tried if one.outcome not in ("old", "new", "other", "error")]
     assert all(one.outcome in ("old", "new") for one in found.tried if family_of(one.kind) == "crash")

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 from shardproof.errors import UsageError
 from shardproof.resilience.bench import Bench
-from shardproof.resilience.cases import Tried
+from shardproof.resilience.cases import FinishedTrial
 from shardproof.resilience.rank import host
-from shardproof.resilience.run import Request, try_stacks
+from shardproof.resilience.run import ResilienceRequest, try_stacks
 from shardproof.resilience.scorecard import document_of
-from shardproof.resilience.trial_store import NAME, Kept
+from shardproof.resilience.trial_store import NAME, TrialStore
 from shardproof.store import StoreFull
 
 from tests import plain_stack
@@ -111,13 +111,13 @@ def test_a_run_that_is_killed_or_interrupted_leaves_nothing_and_is_gone_on_with(
     assert run.nothing_left()
     trials = [line["label"] for line in map(json.loads, (run.out / NAME).read_text().splitlines()) if "label" in line]
     assert len(trials) == len(set(trials)) == TRIALS
-    whole = document_of(try_stacks(Request([SLOW], TRIALS, 0, 30.0)).found, TRIALS, 0)
+    whole = document_of(try_stacks(ResilienceRequest([SLOW], TRIALS, 0, 30.0)).found, TRIALS, 0)
     assert {**whole, "stack": [tomllib.loads((run.out / "resilience.toml").read_text("utf-8"))["stack"][0]]} == whole
 
 
 @traced
 def test_side_by_side_comes_to_the_same_as_one_after_the_other() -> None:
-    one, three = (try_stacks(Request([PLAIN], 40, 1, 30.0, jobs)).found for jobs in (1, 3))
+    one, three = (try_stacks(ResilienceRequest([PLAIN], 40, 1, 30.0, jobs)).found for jobs in (1, 3))
     assert one[0].tried == three[0].tried
     assert len(one[0].tried) == 40
 
@@ -153,32 +153,32 @@ def test_what_a_child_waits_for_a_cpu_does_not_count_to_its_deadline(
     os.close(tells)
 
 
-TRIED = Tried("killed@1", "killed", "a crash", "old", "")
+TRIED = FinishedTrial("killed@1", "killed", "a crash", "old", "")
 
 
 def test_trials_are_kept_and_those_of_another_record_are_not_taken_over(tmp_path: Path) -> None:
-    with Kept(tmp_path, {"seed": 1}) as kept:
+    with TrialStore(tmp_path, {"seed": 1}) as kept:
         assert kept.begun("s", "key") == {}
         kept.add("s", TRIED)
     with (tmp_path / NAME).open("a") as file:
         file.write('{"of": "s", "label": "torn')  # the process was killed while it wrote
-    with Kept(tmp_path, {"seed": 1}) as kept:
+    with TrialStore(tmp_path, {"seed": 1}) as kept:
         assert kept.begun("s", "key") == {"killed@1": TRIED}
         assert kept.begun("t", "key") == {}
-    with Kept(tmp_path, {"seed": 1}) as kept:
+    with TrialStore(tmp_path, {"seed": 1}) as kept:
         assert kept.begun("s", "another") == {}
-    with Kept(tmp_path, {"seed": 1}) as kept:
+    with TrialStore(tmp_path, {"seed": 1}) as kept:
         assert kept.begun("s", "another") == {}
 
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_run_that_ended_or_was_another_is_begun_anew(tmp_path: Path, ended: bool) -> None:
-    with Kept(tmp_path, {"seed": 1}) as kept:
+    with TrialStore(tmp_path, {"seed": 1}) as kept:
         kept.begun("s", "key")
         kept.add("s", TRIED)
         if ended:
             kept.end()
-    with Kept(tmp_path, {"seed": 1 if ended else 2}) as kept:
+    with TrialStore(tmp_path, {"seed": 1 if ended else 2}) as kept:
         assert kept.begun("s", "key") == {}
     assert lines_in(tmp_path) == 2
 
@@ -186,7 +186,7 @@ def test_a_run_that_ended_or_was_another_is_begun_anew(tmp_path: Path, ended: bo
 @pytest.mark.parametrize("text", ["notes of mine\n", '{"a": 1}\n', '{"written_by": "shardproof 1"}\nrot\n'])
 def test_a_file_that_is_not_ours_or_damaged_is_refused_and_left_as_it_is(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
-    with pytest.raises(UsageError, match=NAME.replace(".", r"\.")), Kept(tmp_path, {}):
+    with pytest.raises(UsageError, match=NAME.replace(".", r"\.")), TrialStore(tmp_path, {}):
         pass
     assert (tmp_path / NAME).read_text() == text
 
@@ -194,7 +194,7 @@ def test_a_file_that_is_not_ours_or_damaged_is_refused_and_left_as_it_is(tmp_pat
 def test_a_full_disk_costs_the_trial_that_is_written_and_none_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Kept(tmp_path, {}) as kept:
+    with TrialStore(tmp_path, {}) as kept:
         kept.begun("s", "key")
         kept.add("s", TRIED)
         write = os.write
@@ -206,7 +206,7 @@ def test_a_full_disk_costs_the_trial_that_is_written_and_none_before_it(
 
         monkeypatch.setattr(os, "write", full)
         with pytest.raises(StoreFull, match="kept"):
-            kept.add("s", Tried("killed@2", "killed", "", "new", ""))
+            kept.add("s", FinishedTrial("killed@2", "killed", "", "new", ""))
         monkeypatch.undo()
-    with Kept(tmp_path, {}) as kept:
+    with TrialStore(tmp_path, {}) as kept:
         assert list(kept.begun("s", "key")) == ["killed@1"]

@@ -14,10 +14,10 @@ from shardproof.resilience.call_fault_runs import judged, struck
 from shardproof.resilience.call_faults import SLOW_S, Strike, load_strikes_of, strikes_of
 from shardproof.resilience.cases import DISK, FAMILIES, family_of
 from shardproof.resilience.events import Call, Event, Trace
-from shardproof.resilience.run import NEW, OWN, Request, prepared, try_stacks
+from shardproof.resilience.run import NEW, OWN, ResilienceRequest, prepared, try_stacks
 from shardproof.resilience.stacks import all_stacks
 from shardproof.resilience.trace import calls_of, read_trace, recorded_of
-from shardproof.resilience.trial import Verdict
+from shardproof.resilience.trial import TrialVerdict
 
 from tests import plain_stack
 
@@ -112,7 +112,7 @@ RAISED = {"ended": "error", "why": "OSError: no"}
 def test_what_a_struck_save_comes_to(kind: str, call: str, said: dict[str, str], gives: str, outcome: str) -> None:
     strike = Strike("x@1", kind, Call(call, "a", 1), "")
     answer = {"why": "killed by SIGSEGV", **said}
-    verdict = judged(strike, answer, Verdict(gives))  # type: ignore[arg-type]
+    verdict = judged(strike, answer, TrialVerdict(gives))  # type: ignore[arg-type]
     assert verdict.outcome == outcome
     assert "the save" in verdict.why
 
@@ -136,7 +136,7 @@ def test_a_stack_that_swallows_errors_is_said_to_lie_and_a_call_that_does_not_co
 @traced
 @pytest.mark.nightly
 def test_every_strike_at_a_stack_that_raises_is_made_and_none_of_them_is_missed_or_lied_about() -> None:
-    (found,) = try_stacks(Request([PLAIN], 400, 0, 30.0, 2)).found
+    (found,) = try_stacks(ResilienceRequest([PLAIN], 400, 0, 30.0, 2)).found
     kinds = Counter(one.kind for one in found.tried if family_of(one.kind) in ("disk", "ranks"))
     assert set(kinds) == {*DISK, "load-killed-rank"}
     assert sum(kinds.values()) == found.counts.strikes

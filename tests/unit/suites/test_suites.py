@@ -16,8 +16,8 @@ from shardproof.suites.verdicts import (
     FAILED,
     PASSED,
     SKIPPED,
-    Kept,
-    Verdict,
+    CommittedVerdicts,
+    SuiteTestResult,
     differences,
     distinct_passing,
     of_ranks,
@@ -25,12 +25,12 @@ from shardproof.suites.verdicts import (
 )
 from shardproof.world import preflight
 
-GOOD, BAD, NOT = Verdict(PASSED), Verdict(FAILED, "kernel: gemm"), Verdict(SKIPPED, "8 GPUs")
+GOOD, BAD, NOT = SuiteTestResult(PASSED), SuiteTestResult(FAILED, "kernel: gemm"), SuiteTestResult(SKIPPED, "8 GPUs")
 SEEN = {"a.py::alone": GOOD, "a.py::case[1]": GOOD, "a.py::case[2-x]": GOOD, "a.py::case[3]": BAD, "b.py::C::not": NOT}
 
 
-def kept(seen: dict[str, Verdict] = SEEN) -> Kept:
-    return Kept.read(text_of(seen, "heading"), "here")
+def kept(seen: dict[str, SuiteTestResult] = SEEN) -> CommittedVerdicts:
+    return CommittedVerdicts.read(text_of(seen, "heading"), "here")
 
 
 def test_a_list_there_and_back() -> None:
@@ -44,12 +44,15 @@ def test_a_list_there_and_back() -> None:
     ("change", "line"),
     [
         ({"a.py::alone": BAD}, "a.py::alone: failed (kernel: gemm); expected passed"),
-        ({"a.py::case[3]": Verdict(FAILED, "other")}, "a.py::case[3]: failed (other); expected failed (kernel: gemm)"),
+        (
+            {"a.py::case[3]": SuiteTestResult(FAILED, "other")},
+            "a.py::case[3]: failed (other); expected failed (kernel: gemm)",
+        ),
         ({"a.py::case[3]": GOOD}, "a.py::case[3]: passed; expected failed (kernel: gemm)"),
         ({"c.py::new": GOOD}, "c.py::new: passed, and is not in the list"),
     ],
 )
-def test_a_difference_is_told(change: dict[str, Verdict], line: str) -> None:
+def test_a_difference_is_told(change: dict[str, SuiteTestResult], line: str) -> None:
     assert differences(kept(), SEEN | change) == [line]
 
 
@@ -69,14 +72,14 @@ def test_a_test_that_passes_at_two_numbers_of_ranks_counts_once() -> None:
 
 
 def test_the_verdict_of_ranks() -> None:
-    apart = Verdict(FAILED, "DistBackendError: closed")
+    apart = SuiteTestResult(FAILED, "DistBackendError: closed")
     assert of_ranks([GOOD, NOT]) == GOOD
     assert of_ranks([GOOD, apart, BAD]) == BAD
     assert of_ranks([GOOD, apart]) == apart
     assert of_ranks([NOT, NOT]) == NOT
-    gone, ranks = Verdict(FAILED, "FileNotFoundError: gone"), Reason("not divisible", "ranks", test="^a.py")
-    seen = [gone, Verdict(FAILED, "RuntimeError: not divisible by 4")]
-    assert of_ranks(seen, partial(ranks.of, "a.py::case")) == Verdict(FAILED, "ranks")
+    gone, ranks = SuiteTestResult(FAILED, "FileNotFoundError: gone"), Reason("not divisible", "ranks", test="^a.py")
+    seen = [gone, SuiteTestResult(FAILED, "RuntimeError: not divisible by 4")]
+    assert of_ranks(seen, partial(ranks.of, "a.py::case")) == SuiteTestResult(FAILED, "ranks")
     assert of_ranks(seen, partial(ranks.of, "b.py::case")) == gone
 
 
@@ -84,7 +87,7 @@ def test_the_verdict_of_ranks() -> None:
 def test_every_declared_list_is_there(upstream: Upstream) -> None:
     for suite in upstream.suites:
         for number in suite.ranks:
-            found = Kept.read(upstream.kept(suite, number).read_text("utf-8"), suite.name)
+            found = CommittedVerdicts.read(upstream.kept(suite, number).read_text("utf-8"), suite.name)
             assert found.count(PASSED) + found.count(FAILED) + found.count(SKIPPED), suite.name
 
 
@@ -133,9 +136,9 @@ def test_a_suite_runs_on_when_a_test_ends_its_process(upstream: Upstream, tmp_pa
     where = runner.place(upstream, tmp_path)
     assert runner.verdicts(upstream, suite, 1, where, 100.0) == {
         "test_a.py::test_device": GOOD,
-        "test_a.py::test_dies": Verdict(FAILED, "the process ended without a verdict"),
-        "test_a.py::test_last[1]": Verdict(SKIPPED, "no GPU"),
-        "test_a.py::test_last[2]": Verdict(FAILED, "kernel: gemm"),
+        "test_a.py::test_dies": SuiteTestResult(FAILED, "the process ended without a verdict"),
+        "test_a.py::test_last[1]": SuiteTestResult(SKIPPED, "no GPU"),
+        "test_a.py::test_last[2]": SuiteTestResult(FAILED, "kernel: gemm"),
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from shardproof.cli.main import entry
 from shardproof.errors import UsageError
 from shardproof.laboratory.laboratory import Laboratory
-from shardproof.laboratory.run_verdict import REFERENCE_NOT_COMPARED, Trial, result_of
+from shardproof.laboratory.run_verdict import REFERENCE_NOT_COMPARED, Attempt, result_of
 from shardproof.protocol.registry import system_named
 from shardproof.scenario import Mesh, Scenario
 from shardproof.verdict import ExitStatus, Verdict
@@ -125,13 +125,13 @@ def test_a_result_says_where_it_ran_and_what_the_oracle_left_open() -> None:
     judged = {"differences": [], "normalisations": [], "explanations": [], "distrust": ""}
     info = replace(system_named("torch-fsdp2"), emulated=("CUDA device",))
     ran = {"version": "2.13.0"}
-    on_gpu = result_of(ON_GPU, info, Trial(judgement={**judged, "device": ["1 x H200, NCCL"]}), ran)
+    on_gpu = result_of(ON_GPU, info, Attempt(judgement={**judged, "device": ["1 x H200, NCCL"]}), ran)
     assert (on_gpu.device, on_gpu.emulated) == ("1 x H200, NCCL", ())
     assert on_gpu.not_exercised == (REFERENCE_NOT_COMPARED,)
     assert on_gpu.verdict is Verdict.PASS
-    offloaded = result_of(ON_GPU.with_axes({"offload": "cpu"}), info, Trial(judgement=judged), ran)
+    offloaded = result_of(ON_GPU.with_axes({"offload": "cpu"}), info, Attempt(judgement=judged), ran)
     assert offloaded.not_exercised == ()  # stepped by the CPU's kernels, which the reference knows
-    on_cpu = result_of(replace(ON_GPU, device="cpu"), info, Trial(judgement=judged), ran)
+    on_cpu = result_of(replace(ON_GPU, device="cpu"), info, Attempt(judgement=judged), ran)
     assert (on_cpu.device, on_cpu.emulated, on_cpu.not_exercised) == ("cpu", ("CUDA device",), ())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardproof.export.case import HANGS, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
+from shardproof.export.case import HANGS, RAISES, TRAINED, TYPED, WRITTEN, FailureCase, NoExportError
 from shardproof.export.model import TORCH_NAME, model_values, optimizer_call, start, tensor_call
 from shardproof.export.script import Draft
 from shardproof.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
@@ -24,7 +24,7 @@ STEPS = ("step", "compute_gradients")
 """Operations with a backward pass."""
 
 
-def draft(case: Case) -> Draft:
+def draft(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:
@@ -61,13 +61,13 @@ def draft(case: Case) -> Draft:
     return Draft("shardproof.mechanisms.fsdp2", "fsdp2.py.j2", calls, value, values, library)
 
 
-def _optimizer(case: Case, model: dict[str, Any]) -> str:
+def _optimizer(case: FailureCase, model: dict[str, Any]) -> str:
     """The call that makes the optimizer."""
     text = optimizer_call(case, CLASSES, _kernel(case.scenario))
     return text.replace("parameters", "param_groups(model)") if model["groups"] else text
 
 
-def _rebuilt(case: Case) -> str:
+def _rebuilt(case: FailureCase) -> str:
     """Further arguments of the optimizer: where a setting is compared that a load must restore, each build has another
     value of it."""
     key = SETTING_OF.get(case.focus.setting)
@@ -77,12 +77,12 @@ def _rebuilt(case: Case) -> str:
     return f", {key}={first!r} if $number == 0 else {later!r}"
 
 
-def _value_of(case: Case, key: str, build: int) -> object:
+def _value_of(case: FailureCase, key: str, build: int) -> object:
     ask = case.scenario.optimizer.at_build(build)
     return (ask.beta1, ask.beta2) if key == "betas" else ask.eps
 
 
-def _setting(case: Case, group: int) -> tuple[dict[str, str], str]:
+def _setting(case: FailureCase, group: int) -> tuple[dict[str, str], str]:
     """What is compared of a param group's setting after a load: the words and the expected value, and the expression
     of what is observed."""
     key = SETTING_OF[case.focus.setting]
@@ -94,7 +94,7 @@ def _setting(case: Case, group: int) -> tuple[dict[str, str], str]:
     return told, f"tuple({observed}, ()))" if key == "betas" else f"{observed})"
 
 
-def _draft_of_weights(case: Case) -> Draft:
+def _draft_of_weights(case: FailureCase) -> Draft:
     """A script of one module without an optimizer, for a weight that goes through a checkpoint."""
     (module,), mesh, own = case.modules, case.ops[-1].mesh, case.focus.fqn.rpartition(".")[2]
     cut = any(op.mesh.tp > 1 for op in case.ops)
@@ -129,7 +129,7 @@ def _draft_of_weights(case: Case) -> Draft:
     return Draft("shardproof.mechanisms.fsdp2", "fsdp2.py.j2", calls, value, values, f"torch {case.result.version}")
 
 
-def _weight(case: Case, p: ParamSpec, *, cut: bool) -> str:
+def _weight(case: FailureCase, p: ParamSpec, *, cut: bool) -> str:
     value = tensor_call(case, p)
     place = "Replicate()" if p.tp_dim is None else f"Shard({p.tp_dim})"
     return f'distribute_tensor({value}, mesh["tp"], [{place}])' if cut else value
@@ -146,7 +146,7 @@ def _all_names(model: dict[str, Any]) -> set[str]:
     return {f"{path}.{name}" for path, shapes in model["shapes"].items() for name in shapes}
 
 
-def _calls(case: Case, model: dict[str, Any], values: dict[str, Any], plan: CheckpointPlan) -> dict[str, str]:
+def _calls(case: FailureCase, model: dict[str, Any], values: dict[str, Any], plan: CheckpointPlan) -> dict[str, str]:
     """What each operation is, in FSDP2's and DCP's words."""
     given = ", options=OPTIONS" if values["state_options"] else ""
     one = f'set_model_state_dict(model, state["model"]{given})'
@@ -200,7 +200,7 @@ def _calls(case: Case, model: dict[str, Any], values: dict[str, Any], plan: Chec
     }
 
 
-def _build(case: Case, model: dict[str, Any], values: dict[str, Any]) -> list[str]:
+def _build(case: FailureCase, model: dict[str, Any], values: dict[str, Any]) -> list[str]:
     scenario, mesh = case.scenario, case.ops[-1].mesh
     exact = case.focus.kind == TRAINED
     make = (
@@ -234,7 +234,7 @@ REPLACE = (
 STEP = ("optimizer.step()", "optimizer.zero_grad()")
 
 
-def _backward(case: Case) -> list[str]:
+def _backward(case: FailureCase) -> list[str]:
     scenario, count = case.scenario, case.scenario.microbatches
     exact = case.focus.kind == TRAINED
     ones = "torch.ones(1, requires_grad=True)"
@@ -248,7 +248,7 @@ def _backward(case: Case) -> list[str]:
     return lines
 
 
-def _require(case: Case, model: dict[str, Any]) -> None:
+def _require(case: FailureCase, model: dict[str, Any]) -> None:
     scenario, ask = case.scenario, case.scenario.optimizer
     wanted = {
         "gradient clipping": bool(ask.clip), "a loss scale": bool(ask.loss_scale),
@@ -277,7 +277,7 @@ def _kernel(scenario: Scenario) -> dict[str, Any]:
     return own | ({"nesterov": True} if scenario.optimizer.nesterov else {})
 
 
-def mesh_call(case: Case, device: str) -> str:
+def mesh_call(case: FailureCase, device: str) -> str:
     """The call that makes the device mesh of the last operation, with names for its dims."""
     names, sizes = _dims(case, case.ops[-1].mesh)
     given = f"({', '.join(map(str, sizes))}{',' * (len(sizes) == 1)})"
@@ -286,7 +286,7 @@ def mesh_call(case: Case, device: str) -> str:
     return f'init_device_mesh("{device}", {given}, mesh_dim_names={_quoted(names)})'
 
 
-def _mesh_of_world(case: Case, device: str) -> str:
+def _mesh_of_world(case: FailureCase, device: str) -> str:
     """The mesh of a script whose two parts have worlds of different size: told by that size."""
     names, _ = _dims(case, case.ops[-1].mesh)
     told = {part[0].mesh.world: _dims(case, part[0].mesh)[1] for part in case.parts}
@@ -297,7 +297,7 @@ def _quoted(names: tuple[str, ...]) -> str:
     return repr(names).replace("'", '"')
 
 
-def _dims(case: Case, mesh: Mesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _dims(case: FailureCase, mesh: Mesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """The dims that are larger than 1 on some mesh of the case; dp_shard always."""
     every = [op.mesh for op in case.ops]
     asked = {
@@ -309,7 +309,7 @@ def _dims(case: Case, mesh: Mesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
     return names, tuple(getattr(mesh, name) for name in names)
 
 
-def _shard_options(scenario: Scenario, mesh: Mesh, case: Case) -> list[tuple[str, str]]:
+def _shard_options(scenario: Scenario, mesh: Mesh, case: FailureCase) -> list[tuple[str, str]]:
     names = _dims(case, mesh)[0]
     data = tuple(name for name in names if name != "tp")
     place = "mesh" if len(names) == len(data) else f"mesh[{data[0] if len(data) == 1 else data!r}]"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardproof.export.case import KEPT, OTHER, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError, case_of
+from shardproof.export.case import KEPT, OTHER, RAISES, TRAINED, TYPED, WRITTEN, FailureCase, NoExportError, case_of
 from shardproof.export.model import TORCH_NAME, model_values
 from shardproof.export.script import Draft
 from shardproof.mechanisms.megatron import export_calls as calls_of
@@ -46,7 +46,7 @@ class _Form:
         return self.lean or bool(self.fused_linear) or self.idle
 
 
-def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
+def draft(case: FailureCase, store: Store, *, local_state: bool = False) -> Draft:
     """The draft of a case.
 
     Args:
@@ -72,7 +72,7 @@ def draft(case: Case, store: Store, *, local_state: bool = False) -> Draft:
     )
 
 
-def _values(case: Case, store: Store, form: _Form) -> dict[str, Any]:
+def _values(case: FailureCase, store: Store, form: _Form) -> dict[str, Any]:
     """What the template needs to know: of the model, of what is compared, and of the checkpoint's format."""
     nested = any("." in m.path for m in case.spec.modules)
     model = model_values(case, nested=nested)
@@ -94,7 +94,7 @@ def _values(case: Case, store: Store, form: _Form) -> dict[str, Any]:
     }
 
 
-def _model_class(case: Case, store: Store, model: Mapping[str, Any], *, nested: bool) -> dict[str, Any]:
+def _model_class(case: FailureCase, store: Store, model: Mapping[str, Any], *, nested: bool) -> dict[str, Any]:
     """Of the model's class: its shapes, and whether a table of blocks says all of it."""
     one_class = not (store.fsdp or nested or "overlap_param_gather" in case.scenario.options)
     return {
@@ -109,7 +109,7 @@ def _model_class(case: Case, store: Store, model: Mapping[str, Any], *, nested: 
     }
 
 
-def _compared(case: Case) -> dict[str, Any]:
+def _compared(case: FailureCase) -> dict[str, Any]:
     """Where a master or a moment lies, for the functions that read one."""
     precise, offload = calls_of.is_precise(case.scenario), case.scenario.offload.fraction > 0
     return {
@@ -122,7 +122,7 @@ def _compared(case: Case) -> dict[str, Any]:
     }
 
 
-def _calls(case: Case, store: Store, form: _Form) -> dict[str, str]:
+def _calls(case: FailureCase, store: Store, form: _Form) -> dict[str, str]:
     """The library's calls, by kind of operation."""
     half = half_dtype(case.scenario.dtype)
     calls = {
@@ -141,7 +141,7 @@ def _calls(case: Case, store: Store, form: _Form) -> dict[str, str]:
     return calls | (_lean_calls(case, half) if form.lean else {})
 
 
-def _lean_calls(case: Case, half: str | None) -> dict[str, str]:
+def _lean_calls(case: FailureCase, half: str | None) -> dict[str, str]:
     """Of a script of one parameter: its weight goes through a file by itself."""
     return {
         "expected": f"model.module.{_own(case)}.detach().flatten().float().cpu()",
@@ -158,7 +158,7 @@ def _value(form: _Form) -> str:
     return "read(model, optimizer)"
 
 
-def _shims(case: Case, store: Store, *, local_state: bool) -> Mapping[str, str]:
+def _shims(case: FailureCase, store: Store, *, local_state: bool) -> Mapping[str, str]:
     """What stands in for a GPU, as far as the case needs it."""
     scenario, precise = case.scenario, calls_of.is_precise(case.scenario)
     return gpu_on_cpu(
@@ -170,7 +170,7 @@ def _shims(case: Case, store: Store, *, local_state: bool) -> Mapping[str, str]:
     )
 
 
-def _copies(case: Case) -> Case:
+def _copies(case: FailureCase) -> FailureCase:
     """Copies of one parameter that differ, as what a script compares: a master on the host with the weight that was
     loaded, or what a file has with the parameter."""
     first = case.first
@@ -185,7 +185,7 @@ def _copies(case: Case) -> Case:
     return case.only(tuple(op for op in case.ops if op.kind != "step")) if case.weights_alone else case
 
 
-def _stepped(case: Case) -> Case:
+def _stepped(case: FailureCase) -> FailureCase:
     """With the steps, and on one rank, where masters are inside FusedAdam: it has none before its first step."""
     scenario = case.scenario
     inside = case.focus.role == "master" and case.ops[-1].mesh.world > 1
@@ -195,13 +195,13 @@ def _stepped(case: Case) -> Case:
     return whole.on_one_rank() if inside and not scenario.offload.fraction else whole
 
 
-def _is_lean(case: Case, store: Store) -> bool:
+def _is_lean(case: FailureCase, store: Store) -> bool:
     """Whether a script of one parameter shows it: a master on the host that must be its weight, which was loaded."""
     offloaded = case.focus.role == "master" and case.scenario.offload.fraction > 0
     return case.weights_alone and offloaded and store.form in ("dp_zero", "plain", "weights")
 
 
-def _fused_linear(case: Case, store: Store) -> dict[str, Any]:
+def _fused_linear(case: FailureCase, store: Store) -> dict[str, Any]:
     """The one fused layer that a script needs where splitting its state raises: path, and sizes of `nn.Linear`."""
     named = next((p for p in case.spec.params if any(name == "_w" for name, _ in p.spec.sections)), None)
     splits = case.focus.kind == RAISES and case.focus.op.kind == "save" and not case.whole
@@ -221,7 +221,7 @@ def _fused_linear(case: Case, store: Store) -> dict[str, Any]:
     }
 
 
-def _fused_calls(case: Case, store: Store, half: str | None, columns: int) -> dict[str, str]:
+def _fused_calls(case: FailureCase, store: Store, half: str | None, columns: int) -> dict[str, str]:
     """Build, step and save of a script with one fused layer."""
     values = {"lr": repr(case.scenario.optimizer.lr)}
     values |= {name: value for name, value in calls_of.optimizer(case.scenario, half).items() if name not in _PLAIN}
@@ -251,11 +251,11 @@ def _fused_calls(case: Case, store: Store, half: str | None, columns: int) -> di
     return {"build": "\n".join(build), "step": "\n".join(step), "save": "\n".join(save)}
 
 
-def _own(case: Case) -> str:
+def _own(case: FailureCase) -> str:
     return case.focus.fqn.rpartition(".")[2]
 
 
-def _lean_build(case: Case, half: str | None) -> list[str]:
+def _lean_build(case: FailureCase, half: str | None) -> list[str]:
     scenario = case.scenario
     values = {"lr": repr(scenario.optimizer.lr)}
     values |= {name: value for name, value in calls_of.optimizer(scenario, half).items() if name not in _PLAIN}
@@ -273,7 +273,7 @@ _PLAIN = ("optimizer", "weight_decay", "clip_grad", "decoupled_weight_decay")
 """Options that do not matter where no step is taken."""
 
 
-def _require(case: Case, store: Store) -> None:
+def _require(case: FailureCase, store: Store) -> None:
     scenario, ask, role = case.scenario, case.scenario.optimizer, case.focus.role
     sharded = {"master", "exp_avg", "exp_avg_sq", "momentum", "step"}
     compared = case.focus.kind in (KEPT, WRITTEN, TRAINED)
@@ -312,13 +312,13 @@ def _require(case: Case, store: Store) -> None:
         raise NoExportError.because(case.result, f"scripts for Megatron-Core do not do {' and '.join(lacking)} yet")
 
 
-def _expert_blocks(case: Case) -> list[str]:
+def _expert_blocks(case: FailureCase) -> list[str]:
     """Blocks whose parameters expert parallelism shares out."""
     found = [m.path for m in case.spec.modules if any(p.ep_dim is not None for p in m.params)]
     return found if case.scenario.expert_parallel > 1 else []
 
 
-def _delta_nets(case: Case, share: int) -> dict[str, str]:
+def _delta_nets(case: FailureCase, share: int) -> dict[str, str]:
     """Path of a gated delta net → the line in which it says the sizes of its fused projection, by which the library
     knows it."""
     found = {}
@@ -332,24 +332,24 @@ def _delta_nets(case: Case, share: int) -> dict[str, str]:
     return found
 
 
-def _cuts_nothing(case: Case) -> bool:
+def _cuts_nothing(case: FailureCase) -> bool:
     """Whether tensor parallelism has to cut no parameter for it, since the model cannot even be built."""
     return case.focus.kind == RAISES and case.focus.op.kind == "build"
 
 
-def _cut(case: Case, store: Store) -> int:
+def _cut(case: FailureCase, store: Store) -> int:
     """Of how many ranks' parts a parameter of the script is one, by tensor parallelism. Nothing of them is compared
     then."""
     cuts = case.focus.kind == RAISES and bool(store.fsdp) and not _cuts_nothing(case)
     return case.ops[-1].mesh.tp if cuts and not any(p.spec.stacked for p in case.spec.params) else 1
 
 
-def _knows_overrides(case: Case) -> bool:
+def _knows_overrides(case: FailureCase) -> bool:
     """Whether the release is told of groups by overrides, as from 0.16 on."""
     return tuple(map(int, case.result.version.split(".")[:2])) >= (0, 16)
 
 
-def _is_idle(case: Case) -> bool:
+def _is_idle(case: FailureCase) -> bool:
     """Whether it is about moments of a parameter that no forward uses: they are zero after any step."""
     focus = case.focus
     return (
@@ -357,12 +357,12 @@ def _is_idle(case: Case) -> bool:
     )
 
 
-def _gathers(case: Case) -> bool:
+def _gathers(case: FailureCase) -> bool:
     """Whether a script puts a value together of the shards that several ranks have: masters that are offloaded."""
     return case.focus.role == "master" and case.ops[-1].mesh.world > 1 and case.scenario.offload.fraction > 0
 
 
-def _fused(case: Case, model: Mapping[str, Any], cut: int = 1) -> dict[str, dict[str, tuple[int, ...]]]:
+def _fused(case: FailureCase, model: Mapping[str, Any], cut: int = 1) -> dict[str, dict[str, tuple[int, ...]]]:
     """Shapes as the library has them: what is fused of equal sections has no dim for them, and of experts there are
     those of one rank."""
     stacked = {p.spec.name for p in case.spec.params if p.spec.stacked}

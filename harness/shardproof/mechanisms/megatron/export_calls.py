@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardproof.export.case import WRITTEN, Case
+from shardproof.export.case import WRITTEN, FailureCase
 from shardproof.export.model import TORCH_NAME, start
 from shardproof.mechanisms.fsdp2.export import WRAPPED
 from shardproof.mechanisms.megatron import export_groups as groups
@@ -62,7 +62,7 @@ def config(half: str | None, tp: int = 1) -> dict[str, str]:
     return values | ({half: "True"} if half else {})
 
 
-def joined(case: Case) -> list[str]:
+def joined(case: FailureCase) -> list[str]:
     """The lines that join the ranks."""
     several = case.ops[-1].mesh.world > 1
     mesh, experts = case.ops[-1].mesh, case.scenario.expert_parallel
@@ -76,7 +76,7 @@ def joined(case: Case) -> list[str]:
     ]
 
 
-def build(case: Case, store: Store, half: str | None) -> list[str]:
+def build(case: FailureCase, store: Store, half: str | None) -> list[str]:
     """The lines that build the model, DDP or FSDP around it, and the optimizer."""
     scenario = case.scenario
     wrapper = "FullyShardedDataParallel" if store.fsdp else "DistributedDataParallel"
@@ -92,7 +92,7 @@ def build(case: Case, store: Store, half: str | None) -> list[str]:
     ]
 
 
-def _optimizer_lines(case: Case) -> list[str]:
+def _optimizer_lines(case: FailureCase) -> list[str]:
     if not groups.scheduled(case):
         return ["optimizer = get_megatron_optimizer(config, [model])"]
     return [
@@ -102,7 +102,7 @@ def _optimizer_lines(case: Case) -> list[str]:
     ]
 
 
-def ddp(case: Case, store: Store) -> dict[str, str]:
+def ddp(case: FailureCase, store: Store) -> dict[str, str]:
     """The arguments of a DistributedDataParallelConfig."""
     scenario, options = case.scenario, case.scenario.options
     flags = {
@@ -163,7 +163,7 @@ def optimizer(scenario: Scenario, half: str | None) -> dict[str, str]:
     return values
 
 
-def step(case: Case) -> list[str]:
+def step(case: FailureCase) -> list[str]:
     """The lines of one training step."""
     count = case.scenario.microbatches
     backward = 'optimizer.scale_loss(model(torch.ones(1, device="cuda", requires_grad=True)).sum()).backward()'
@@ -174,7 +174,7 @@ def step(case: Case) -> list[str]:
     return [*lines, backward, "finalize_model_grads([model])", "optimizer.step()", *end]
 
 
-def checkpoint(store: Store, case: Case) -> dict[str, str]:
+def checkpoint(store: Store, case: FailureCase) -> dict[str, str]:
     """Saving and loading, by format: kind of operation → lines."""
     if store.fsdp:
         return _fsdp_checkpoint(case)
@@ -218,7 +218,7 @@ def _by_experts(lines: list[str], shares: int) -> list[str]:
     return found
 
 
-def _distributed_checkpoint(store: Store, case: Case) -> dict[str, str]:
+def _distributed_checkpoint(store: Store, case: FailureCase) -> dict[str, str]:
     strict = _strictness(case)
     group = "parallel_state.get_data_parallel_group(with_context_parallel=True)"
     save = ["os.makedirs(CHECKPOINT, exist_ok=True)"]
@@ -259,7 +259,7 @@ def _distributed_checkpoint(store: Store, case: Case) -> dict[str, str]:
     return {"save": "\n".join(save), "load": "\n".join(load), "load_model_only": "\n".join(weights)}
 
 
-def _strictness(case: Case) -> str:
+def _strictness(case: FailureCase) -> str:
     """The argument of a load that makes the library itself refuse keys that are not in the file, as our own loads have
     it. It is left out where the failure is no such refusal."""
     refused = case.focus.error.rpartition(".")[2] == "CheckpointingException"
@@ -270,7 +270,7 @@ SPLITS = {"_w": "handle_swiglu_in_state_dict", ".query": "handle_gdn_in_state_di
 """The first section of a fused weight → the library's function that takes the state of such weights apart."""
 
 
-def _fsdp_checkpoint(case: Case) -> dict[str, str]:
+def _fsdp_checkpoint(case: FailureCase) -> dict[str, str]:
     sections = {name for named in case.spec.params for name, _ in named.spec.sections}
     given = 'model.module, state["model"], state["optimizer"]'
     split = [f'state["model"], state["optimizer"] = {name}({given})' for at, name in SPLITS.items() if at in sections]

@@ -9,7 +9,7 @@ For example, two groups that differ in their learning rate are one override, and
 
 from __future__ import annotations
 
-from shardproof.export.case import SETTING, Case
+from shardproof.export.case import SETTING, FailureCase
 from shardproof.mechanisms.megatron.switches import NEW_DECAY, SCHEDULE_STEPS
 from shardproof.models import GroupSpec
 from shardproof.scenario import Optimizer
@@ -18,17 +18,17 @@ STATE = "model, optimizer, scheduler"
 """What a build of such a script returns."""
 
 
-def scheduled(case: Case) -> bool:
+def scheduled(case: FailureCase) -> bool:
     """Whether a script needs the scheduler: it compares a setting, or takes steps under a schedule."""
     return case.focus.role == SETTING or case.scenario.optimizer.schedule != "none"
 
 
-def own_groups(case: Case) -> bool:
+def own_groups(case: FailureCase) -> bool:
     """Whether the model asks for param groups of its own."""
     return len(case.spec.groups) > 1 and case.scenario.optimizer.groups == "model"
 
 
-def overrides(case: Case) -> str:
+def overrides(case: FailureCase) -> str:
     """What the optimizer is told of its groups, as an expression: without one the library takes the weight decay off
     biases and vectors."""
     if not own_groups(case):
@@ -50,7 +50,7 @@ def _override(group: GroupSpec, ask: Optimizer) -> dict[str, float]:
     return own
 
 
-def weight_decay(case: Case) -> str:
+def weight_decay(case: FailureCase) -> str:
     """The weight decay that a build asks for, as an expression of its number where later builds ask for another."""
     if NEW_DECAY not in case.scenario.options:
         return repr(case.scenario.optimizer.weight_decay)
@@ -59,7 +59,7 @@ def weight_decay(case: Case) -> str:
     return f"{decays!r}[$number]" if len(decays) > 1 else repr(next(iter(decays.values())))
 
 
-def scheduler(case: Case) -> list[str]:
+def scheduler(case: FailureCase) -> list[str]:
     """The call that makes the scheduler; its constructor sets every group's learning rate and weight decay."""
     ask, decay = case.scenario.optimizer, weight_decay(case)
     style = "linear" if ask.schedule == "linear" else "constant"

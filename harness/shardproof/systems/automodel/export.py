@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardproof.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
+from shardproof.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, FailureCase, NoExportError
 from shardproof.export.model import TORCH_NAME, optimizer_call, start
 from shardproof.export.script import Draft, fill
 from shardproof.mechanisms.fsdp2.export import WRAPPED
@@ -43,7 +43,7 @@ LLAMAS = ("hf_llama", REAL_LLAMA)
 """Models of which transformers' own Llama of two layers is as good an example, where no forward runs."""
 
 
-def draft(case: Case) -> Draft:
+def draft(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:
@@ -103,7 +103,7 @@ def draft(case: Case) -> Draft:
     return Draft(HOME, "automodel.py.j2", calls, value, values, f"nemo-automodel {version}", shims, case=case)
 
 
-def _seen(case: Case) -> Case:
+def _seen(case: FailureCase) -> FailureCase:
     """The dtype that a forward sees, where a step that it takes differs by that."""
     seen = [d for d in case.first_ones if (d.key.role, d.kind) == ("compute_param", "dtype")]
     if case.focus.kind != TRAINED or case.focus.op.kind != "step" or not seen:
@@ -111,7 +111,7 @@ def _seen(case: Case) -> Case:
     return replace(case, focus=replace(case.focus, kind=TYPED, difference=min(seen, key=lambda d: d.key.fqn)))
 
 
-def _require(case: Case, *, llama: bool) -> None:
+def _require(case: FailureCase, *, llama: bool) -> None:
     scenario, ask = case.scenario, case.scenario.optimizer
     lacks = {
         "the real models of transformers and Automodel": scenario.model in REAL and not llama,
@@ -136,12 +136,12 @@ def _require(case: Case, *, llama: bool) -> None:
         raise NoExportError.because(case.result, f"scripts for Automodel do not do {' and '.join(lacking)} yet")
 
 
-def _buffers(case: Case) -> dict[str, tuple[tuple[int, ...], bool]]:
+def _buffers(case: FailureCase) -> dict[str, tuple[tuple[int, ...], bool]]:
     """Name → shape, and whether the file has it."""
     return {name: (b.shape, b.persistent) for name, b in case.spec.buffers() if not b.dtype.startswith("int")}
 
 
-def _named(case: Case, prefix: str) -> tuple[NamedParam, ...]:
+def _named(case: FailureCase, prefix: str) -> tuple[NamedParam, ...]:
     """The parameters of the model whose names begin so."""
     return tuple(p for p in case.spec.unique_params if p.fqn.startswith(prefix))
 
@@ -150,7 +150,7 @@ def _shapes(params: tuple[NamedParam, ...]) -> dict[str, tuple[int, ...]]:
     return {p.fqn: p.spec.shape for p in params}
 
 
-def _build(case: Case, *, llama: bool) -> list[str]:
+def _build(case: FailureCase, *, llama: bool) -> list[str]:
     """The checkpoint of the hub, the library's loader, and the optimizer."""
     scenario, mesh = case.scenario, case.ops[-1].mesh
     asked = requested(scenario)
@@ -189,7 +189,7 @@ def _build(case: Case, *, llama: bool) -> list[str]:
     return lines
 
 
-def _plan(case: Case, *, llama: bool) -> list[str]:
+def _plan(case: FailureCase, *, llama: bool) -> list[str]:
     """The tensor-parallel plan: of a Llama its last layer, of the script's own model every module that a rank has a
     part of, or that of the parameter whose dtype is compared."""
     if case.ops[-1].mesh.tp == 1:

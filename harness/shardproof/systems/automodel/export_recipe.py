@@ -3,7 +3,7 @@ dtype between pipeline stages, and a text where a policy belongs. Values for the
 
 from __future__ import annotations
 
-from shardproof.export.case import Case
+from shardproof.export.case import FailureCase
 from shardproof.export.model import TORCH_NAME
 from shardproof.export.script import Draft
 from shardproof.versions import before
@@ -12,7 +12,7 @@ HOME = "shardproof.systems.automodel"
 LONG = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def draft(case: Case) -> Draft | None:
+def draft(case: FailureCase) -> Draft | None:
     """The draft of a case that is one of these; None for any other."""
     name = case.first.key.fqn if case.first and case.first.key.role == "resolved" else ""
     policy, version = case.scenario.dtype, case.result.version

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import log2
 from typing import Any
 
-from shardproof.export.case import KEPT, TRAINED, TYPED, WRITTEN, Case, NoExportError
+from shardproof.export.case import KEPT, TRAINED, TYPED, WRITTEN, FailureCase, NoExportError
 from shardproof.export.model import TORCH_NAME, model_values, odd_part, optimizer_call, start, tensor_call
 from shardproof.export.script import Draft
 from shardproof.models import storage_dtype
@@ -28,7 +28,7 @@ BUCKET, SMALL_BUCKET, PERSISTENT_SIZE = 4096, 16, 20
 """Elements of buckets, and of what stage 3 keeps whole: the library's own are made for models of billions."""
 
 
-def draft(case: Case) -> Draft:
+def draft(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:
@@ -71,7 +71,7 @@ def draft(case: Case) -> Draft:
     return Draft("shardproof.systems.deepspeed", "deepspeed.py.j2", calls, value, values, library)
 
 
-def _settings(case: Case) -> dict[str, str]:
+def _settings(case: FailureCase) -> dict[str, str]:
     """What is compared of the param groups after a load: one setting of all of them."""
     name, ask = case.focus.setting, case.scenario.optimizer
     usual = ask.lr if name == "lr" else ask.weight_decay
@@ -79,7 +79,7 @@ def _settings(case: Case) -> dict[str, str]:
     return {"subject": f"{name} of the param groups after the load", "expected": repr(expected)}
 
 
-def _require(case: Case, model: dict[str, Any], idle: dict[str, str]) -> None:
+def _require(case: FailureCase, model: dict[str, Any], idle: dict[str, str]) -> None:
     scenario, ask, kind = case.scenario, case.scenario.optimizer, case.focus.kind
     computed = kind in (TRAINED, WRITTEN)
     wanted = {
@@ -108,7 +108,7 @@ def _require(case: Case, model: dict[str, Any], idle: dict[str, str]) -> None:
         raise NoExportError.because(case.result, f"scripts for DeepSpeed do not do {' and '.join(lacking)} yet")
 
 
-def _idle(case: Case) -> dict[str, str]:
+def _idle(case: FailureCase) -> dict[str, str]:
     """Block → when a forward uses it, as an expression of `batch`; blocks that every forward uses are not there."""
     count = case.scenario.microbatches
     told = {
@@ -130,7 +130,7 @@ def _model_call(model: dict[str, Any], idle: dict[str, str], *, exact: bool) -> 
     return f"{name}(OrderedDict((path, {block}) for path, shapes in SHAPES.items()))"
 
 
-def _calls(case: Case, values: dict[str, Any]) -> dict[str, str]:
+def _calls(case: FailureCase, values: dict[str, Any]) -> dict[str, str]:
     """What each operation is, in DeepSpeed's words."""
     scenario = case.scenario
     universal = scenario.checkpoint == "universal"
@@ -148,7 +148,7 @@ def _calls(case: Case, values: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _start(case: Case) -> list[str]:
+def _start(case: FailureCase) -> list[str]:
     """The lines that join the ranks, on a machine without a GPU."""
     alone = case.ops[-1].mesh.world == 1
     lines = [
@@ -162,7 +162,7 @@ def _start(case: Case) -> list[str]:
     return lines
 
 
-def _lone(case: Case) -> str:
+def _lone(case: FailureCase) -> str:
     """The entries of a model of one module whose weights go through a checkpoint; empty for another model."""
     if not case.weights_alone or len(case.modules) > 1 or case.focus.role != "param":
         return ""
@@ -191,7 +191,7 @@ def _build(values: dict[str, Any]) -> list[str]:
     ]
 
 
-def _step(case: Case) -> list[str]:
+def _step(case: FailureCase) -> list[str]:
     count = case.scenario.microbatches
     ones = "torch.ones(1, requires_grad=True)"
     exact = case.focus.kind in (TRAINED, WRITTEN)

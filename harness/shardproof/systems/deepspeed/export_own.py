@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardproof.export.case import TRAINED, Case
+from shardproof.export.case import TRAINED, FailureCase
 from shardproof.export.script import Draft
 
 HOME = "shardproof.systems.deepspeed"
 LR, ELEMENTS = 0.125, 4
 
 
-def draft(case: Case, config: dict[str, Any], calls: dict[str, str]) -> Draft | None:
+def draft(case: FailureCase, config: dict[str, Any], calls: dict[str, str]) -> Draft | None:
     """The draft of a case that is one of these; None for any other.
 
     Args:
@@ -55,7 +55,7 @@ def draft(case: Case, config: dict[str, Any], calls: dict[str, str]) -> Draft | 
     return Draft(HOME, "deepspeed_own.py.j2", own, observed, values, f"deepspeed {case.result.version}", case=case)
 
 
-def _clipped(case: Case) -> tuple[str, str, str]:
+def _clipped(case: FailureCase) -> tuple[str, str, str]:
     """Subject, and what is expected and observed, of a step with a clipped gradient."""
     clip, steps = case.scenario.optimizer.clip, sum(op.kind == "step" for op in case.ops)
     expected = f"[1 - {steps} * {LR} * {clip / ELEMENTS**0.5}]  # the gradient's norm of 2.0 is clipped to {clip}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardproof.export.case import Case
+from shardproof.export.case import FailureCase
 from shardproof.export.script import Draft, fill
 from shardproof.mechanisms.megatron import export
 from shardproof.mechanisms.megatron.export_calls import Store
@@ -18,7 +18,7 @@ from shardproof.oracle.contract import half_dtype
 HOME = "shardproof.systems.megatron_bridge"
 
 
-def draft(case: Case) -> Draft:
+def draft(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from shardproof.export.case import Case
+from shardproof.export.case import FailureCase
 from shardproof.export.script import Draft
 from shardproof.mechanisms.megatron import export
 from shardproof.mechanisms.megatron.export_calls import Store
@@ -14,7 +14,7 @@ from shardproof.systems.megatron_core.switches import fsdp_strategy
 SHARED = '"singleton_local_shards": False, "chained_optim_avoid_prefix": True'
 
 
-def draft(case: Case) -> Draft:
+def draft(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:

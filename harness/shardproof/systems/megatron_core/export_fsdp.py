@@ -3,7 +3,7 @@ weights of before a load, and the state of a local tensor in a checkpoint. Scene
 
 from __future__ import annotations
 
-from shardproof.export.case import OTHER, TRAINED, Case
+from shardproof.export.case import OTHER, TRAINED, FailureCase
 from shardproof.export.script import Draft
 from shardproof.mechanisms.megatron.export_calls import Store
 from shardproof.systems.megatron_core.export_scene import LR, Scene, adam, build_lines, drafted, step_lines, tensor
@@ -13,7 +13,7 @@ ABOUT = "Its loss is the sum of its weight, which begins as 1."
 LOSS = 'model(torch.ones(1, device="cuda", requires_grad=True)).sum()'
 
 
-def draft(case: Case, store: Store) -> Draft | None:
+def draft(case: FailureCase, store: Store) -> Draft | None:
     """The draft of a case that is one of these; None for any other."""
     first = case.first
     if not store.fsdp or first is None or case.ops[-1].mesh.tp > 1:
@@ -27,16 +27,16 @@ def draft(case: Case, store: Store) -> Draft | None:
     return None
 
 
-def _mean(case: Case) -> float:
+def _mean(case: FailureCase) -> float:
     """The mean of the ranks' gradients: that of rank r is r + 1."""
     return (case.ops[-1].mesh.dp + 1) / 2
 
 
-def _loss(case: Case) -> str:
+def _loss(case: FailureCase) -> str:
     return LOSS + (" * (dist.get_rank() + 1)" if case.ops[-1].mesh.dp > 1 else "")
 
 
-def _step(case: Case, store: Store) -> Scene:
+def _step(case: FailureCase, store: Store) -> Scene:
     """A gradient that is not the mean of the ranks'."""
     return Scene(
         case,
@@ -51,7 +51,7 @@ def _step(case: Case, store: Store) -> Scene:
     )
 
 
-def _steps(case: Case) -> list[str]:
+def _steps(case: FailureCase) -> list[str]:
     """One step. With overlap_grad_reduce the training script enters `no_sync` for all microbatches but the last; the
     library knows by that alone which one is the last, and only then reduces gradients that are not sharded."""
     enters = "overlap_grad_reduce" in case.scenario.options
@@ -59,7 +59,7 @@ def _steps(case: Case) -> list[str]:
     return [*before * enters, *step_lines(_loss(case))]
 
 
-def _load(case: Case, store: Store) -> Scene:
+def _load(case: FailureCase, store: Store) -> Scene:
     """A forward after a load that computes with the weights of before it."""
     case = case.until("load")
     return Scene(
@@ -75,7 +75,7 @@ def _load(case: Case, store: Store) -> Scene:
     )
 
 
-def _stored(case: Case, store: Store) -> Scene:
+def _stored(case: FailureCase, store: Store) -> Scene:
     """State that the checkpoint has one rank's part of."""
     config = adam(case)
     names = "dcp.FileSystemReader(CHECKPOINT).read_metadata().state_dict_metadata.items()"

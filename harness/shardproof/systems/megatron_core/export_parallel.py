@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardproof.export.case import Case
+from shardproof.export.case import FailureCase
 from shardproof.export.script import Draft
 from shardproof.mechanisms.megatron import export_calls as calls_of
 from shardproof.mechanisms.megatron.export_calls import Store
@@ -14,7 +14,7 @@ from shardproof.scenario import Mesh
 from shardproof.systems.megatron_core.export_scene import Scene, adam, build_lines, drafted, step_lines, tensor
 
 
-def draft(case: Case, store: Store) -> Draft | None:
+def draft(case: FailureCase, store: Store) -> Draft | None:
     """The draft of a case that is one of these; None for any other."""
     first = case.first
     if first is None or store.fsdp:
@@ -32,7 +32,7 @@ def draft(case: Case, store: Store) -> Draft | None:
     return None
 
 
-def _norm(case: Case, store: Store) -> Scene:
+def _norm(case: FailureCase, store: Store) -> Scene:
     """A norm that leaves out the shards of other ranks."""
     case, tp = case.until("step"), case.ops[-1].mesh.tp
     steps, config = step_lines(), {**adam(case), "clip_grad": repr(case.scenario.optimizer.clip)}
@@ -56,7 +56,7 @@ def _norm(case: Case, store: Store) -> Scene:
     )
 
 
-def _steps(case: Case, store: Store) -> Scene:
+def _steps(case: FailureCase, store: Store) -> Scene:
     """Steps that ranks have counted after a load, of which one had nothing of a param group when it was saved.
 
     Two ranks save: a dense parameter of 48 elements lies on the first of them alone. Four load: the second has a part.
@@ -84,7 +84,7 @@ def _steps(case: Case, store: Store) -> Scene:
     )
 
 
-def _scales(case: Case, store: Store) -> Scene:
+def _scales(case: FailureCase, store: Store) -> Scene:
     """Loss scales of two optimizers, of which one meets an overflow."""
     case = case.until("overflow")
     ops = tuple(op for op in case.ops if op.kind != "step")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardproof.export.case import Case
+from shardproof.export.case import FailureCase
 from shardproof.export.model import TORCH_NAME
 from shardproof.export.script import Draft
 from shardproof.mechanisms.megatron import export_calls as calls_of
@@ -35,7 +35,7 @@ class Scene:
     * config: more arguments of the TransformerConfig.
     """
 
-    case: Case
+    case: FailureCase
     about: str
     attributes: Sequence[str]
     subject: str
@@ -87,7 +87,7 @@ def drafted(scene: Scene, store: Store) -> Draft:
     )
 
 
-def tensor(case: Case, size: str, made: str = "torch.ones") -> str:
+def tensor(case: FailureCase, size: str, made: str = "torch.ones") -> str:
     """The call that makes a parameter's tensor on the device, in the dtype of the scenario's weights."""
     half = half_dtype(case.scenario.dtype)
     return f'{made}({size}, device="cuda"{f", dtype={TORCH_NAME[half]}" if half else ""})'
@@ -108,7 +108,7 @@ def step_lines(loss: str = 'model(torch.ones(1, device="cuda", requires_grad=Tru
     ]
 
 
-def build_lines(case: Case, store: Store, config: Mapping[str, str]) -> list[str]:
+def build_lines(case: FailureCase, store: Store, config: Mapping[str, str]) -> list[str]:
     """The model, DDP or FSDP around it, and the optimizer.
 
     Args:
@@ -121,7 +121,7 @@ def build_lines(case: Case, store: Store, config: Mapping[str, str]) -> list[str
     return [*lines[1:first], *calls_of.spread("config", "OptimizerConfig", config), *lines[last:]]
 
 
-def adam(case: Case) -> dict[str, str]:
+def adam(case: FailureCase) -> dict[str, str]:
     """The arguments of an OptimizerConfig of Adam without weight decay, of which a reader works out the first step."""
     asked = calls_of.optimizer(case.scenario, half_dtype(case.scenario.dtype))
     kept = {

@@ -3,7 +3,7 @@ and which parameters it has after a load. Scenes of `export_scene`. No torch."""
 
 from __future__ import annotations
 
-from shardproof.export.case import Case
+from shardproof.export.case import FailureCase
 from shardproof.export.script import Draft
 from shardproof.mechanisms.megatron import export_calls as calls_of
 from shardproof.mechanisms.megatron import export_groups as groups
@@ -15,7 +15,7 @@ HYBRID = "optimizer.chained_optimizers[0].optimizer"
 SIZE = "8"
 
 
-def draft(case: Case, store: Store) -> Draft | None:
+def draft(case: FailureCase, store: Store) -> Draft | None:
     """The draft of a case that is one of these; None for any other."""
     first, scenario = case.first, case.scenario
     if first is None or store.fsdp or case.ops[-1].mesh.world > 1:
@@ -33,16 +33,16 @@ def draft(case: Case, store: Store) -> Draft | None:
     return None
 
 
-def _two(case: Case) -> list[str]:
+def _two(case: FailureCase) -> list[str]:
     """The lines of two parameters, of which half of the offload takes one."""
     return [f"self.{name} = nn.Parameter({tensor(case, SIZE)})" for name in ("a", "b")]
 
 
-def _config(case: Case) -> dict[str, str]:
+def _config(case: FailureCase) -> dict[str, str]:
     return calls_of.optimizer(case.scenario, half_dtype(case.scenario.dtype))
 
 
-def _who_steps(case: Case, store: Store) -> Scene:
+def _who_steps(case: FailureCase, store: Store) -> Scene:
     """An optimizer of another class than was asked for."""
     case = case.until("build")
     return Scene(
@@ -57,7 +57,7 @@ def _who_steps(case: Case, store: Store) -> Scene:
     )
 
 
-def _counted(case: Case, store: Store) -> Scene:
+def _counted(case: FailureCase, store: Store) -> Scene:
     """A counter of steps that stands still after a load."""
     steps = sum(op.kind == "step" for op in case.ops)
     return Scene(
@@ -74,7 +74,7 @@ def _counted(case: Case, store: Store) -> Scene:
     )
 
 
-def _stored_count(case: Case, store: Store) -> Scene:
+def _stored_count(case: FailureCase, store: Store) -> Scene:
     """A counter of steps that is in no file."""
     state = 'torch.load(CHECKPOINT, weights_only=False)["optimizer"]'
     return Scene(
@@ -90,7 +90,7 @@ def _stored_count(case: Case, store: Store) -> Scene:
     )
 
 
-def _dropped(case: Case, store: Store) -> Scene:
+def _dropped(case: FailureCase, store: Store) -> Scene:
     """Parameters that are in no group of the optimizer after a load."""
     lr = case.scenario.optimizer.lr
     lines = build_lines(case, store, _config(case))

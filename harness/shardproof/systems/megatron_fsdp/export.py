@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from shardproof.export.case import KEPT, OTHER, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
+from shardproof.export.case import KEPT, OTHER, RAISES, TRAINED, TYPED, WRITTEN, FailureCase, NoExportError
 from shardproof.export.model import TORCH_NAME, flat, optimizer_call, start, tensor_call
 from shardproof.export.script import Draft
 from shardproof.mechanisms.fsdp2.export import CLASSES, WRAPPED
@@ -33,7 +33,7 @@ STORED = "dcp.FileSystemReader(CHECKPOINT).read_metadata().state_dict_metadata"
 STATE_KEYS = {"momentum": "momentum_buffer", "master": "master_param"}
 
 
-def draft(case: Case) -> Draft:
+def draft(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:
@@ -74,12 +74,12 @@ def draft(case: Case) -> Draft:
     return _drafted(case, calls, value, values)
 
 
-def _drafted(case: Case, calls: Mapping[str, str], value: str, values: Mapping[str, Any]) -> Draft:
+def _drafted(case: FailureCase, calls: Mapping[str, str], value: str, values: Mapping[str, Any]) -> Draft:
     library = f"megatron-fsdp {case.result.version}"
     return Draft(HOME, "megatron_fsdp.py.j2", calls, value, values, library, gpu_on_cpu(extension=True), case=case)
 
 
-def _values(case: Case, *, stepped: bool) -> dict[str, Any]:
+def _values(case: FailureCase, *, stepped: bool) -> dict[str, Any]:
     """What the template needs to know."""
     focus = case.focus
     return {
@@ -94,24 +94,24 @@ def _values(case: Case, *, stepped: bool) -> dict[str, Any]:
     }
 
 
-def _begun(case: Case) -> dict[str, str]:
+def _begun(case: FailureCase) -> dict[str, str]:
     """The calls before the first step."""
     device = ['torch.cuda.set_device(int(os.environ["RANK"]))'] * (case.ops[-1].mesh.world > 1)
     return {"start": "\n".join([*device, start(case, "nccl")]), "build": "\n".join(_build(case))}
 
 
-def _skipped(case: Case) -> list[str]:
+def _skipped(case: FailureCase) -> list[str]:
     """The blocks that no forward uses."""
     return [m.path.replace(".", "_") for m in case.spec.modules if m.params and not any(p.used for p in m.params)]
 
 
-def _is_warned(case: Case) -> bool:
+def _is_warned(case: FailureCase) -> bool:
     """Whether a step warns where nothing is wrong."""
     first = case.first
     return case.focus.kind == OTHER and case.focus.op.kind == "step" and bool(first and first.key.role == "warning")
 
 
-def _warned(case: Case) -> Draft:
+def _warned(case: FailureCase) -> Draft:
     """The draft of a step that must not warn. What the library says of its own buffers, behind the first comma, is left
     out."""
     step = [
@@ -133,32 +133,32 @@ _FORWARD = 'model(torch.zeros(1, device="cuda")).item()'
 _MASTER = '"master_param" in optimizer.state[model.module.NAME]'
 
 
-def _is_stale(case: Case) -> bool:
+def _is_stale(case: FailureCase) -> bool:
     """Whether a forward computes with weights of before a step."""
     first = case.first
     return first is not None and first.key.role == "compute_param" and first.kind != "dtype" and case.does("step")
 
 
-def _as_a_step(case: Case) -> Case:
+def _as_a_step(case: FailureCase) -> FailureCase:
     """The same up to the first step: the forward that follows shows it."""
     first = next(at for at, op in enumerate(case.ops) if op.kind == "step")
     difference = case.first and replace(case.first, key=case.first.key._replace(role="param"), kind="bits", ranks=())
     return replace(case, focus=replace(case.focus, kind=TRAINED, difference=difference)).only(case.ops[: first + 1])
 
 
-def _is_left_over(case: Case) -> bool:
+def _is_left_over(case: FailureCase) -> bool:
     """Whether an optimizer has state right after it was made that it should not have."""
     extra = case.focus.difference is not None and case.focus.difference.kind == "extra"
     return extra and case.focus.op.kind == "build" and case.focus.role in ("momentum", "master")
 
 
-def _size(case: Case) -> int:
+def _size(case: FailureCase) -> int:
     """How many elements the blocks have that the script keeps."""
     own = next(m for m in case.spec.modules if any(f"{m.path}.{p.name}" == case.focus.fqn for p in m.params))
     return sum(prod(p.shape) for p in own.params)
 
 
-def _expected(case: Case) -> str:
+def _expected(case: FailureCase) -> str:
     """What every element must be: all begin as 1, and the gradient is a rank's number, counted from 1."""
     mesh, spec = case.ops[-1].mesh, case.spec
     named = spec.param(case.focus.fqn).spec
@@ -169,12 +169,12 @@ def _expected(case: Case) -> str:
     return f"[1 - {rate} * {mean}{often}]  # everywhere: {mean} is the mean of the ranks' gradients"
 
 
-def _is_stepped(case: Case) -> bool:
+def _is_stepped(case: FailureCase) -> bool:
     """Whether a step is compared with plain torch."""
     return case.focus.kind == TRAINED and case.focus.op.kind == "step"
 
 
-def _require(case: Case) -> None:
+def _require(case: FailureCase) -> None:
     scenario, ask, kind = case.scenario, case.scenario.optimizer, case.focus.kind
     wanted = {
         "settings of param groups": bool(case.focus.setting),
@@ -200,7 +200,7 @@ def _require(case: Case) -> None:
         raise NoExportError.because(case.result, f"scripts for Megatron-FSDP do not do {' and '.join(lacking)} yet")
 
 
-def _blocks(case: Case) -> list[str]:
+def _blocks(case: FailureCase) -> list[str]:
     """The blocks of the model, without those that a comparison is not about."""
     own = [m for m in case.spec.modules if any(f"{m.path}.{p.name}" == case.focus.fqn for p in m.params)]
     groups = "one_call" in case.scenario.options  # which need each other
@@ -211,7 +211,7 @@ def _blocks(case: Case) -> list[str]:
     ]
 
 
-def _parameter(case: Case, p: ParamSpec) -> str:
+def _parameter(case: FailureCase, p: ParamSpec) -> str:
     made = "torch.ones" if _is_stepped(case) or case.focus.kind == RAISES else "torch.randn"
     value = tensor_call(case, p, made)
     if case.ops[-1].mesh.tp > 1:
@@ -220,12 +220,12 @@ def _parameter(case: Case, p: ParamSpec) -> str:
     return f"{p.name}={value}"
 
 
-def _frozen(case: Case) -> list[str]:
+def _frozen(case: FailureCase) -> list[str]:
     blocks = [m.path for m in case.spec.modules if m.params and all(p.trainable != "yes" for p in m.params)]
     return [f"model.{path.replace('.', '_')}.requires_grad_(False)" for path in blocks]
 
 
-def _groups(case: Case) -> str:
+def _groups(case: FailureCase) -> str:
     """The first argument of an optimizer before sharding."""
     spec, ask = case.spec, case.scenario.optimizer
     if ask.groups == "one" or len(spec.groups) == 1 or "one_call" not in case.scenario.options:
@@ -244,7 +244,7 @@ def _dims(scenario: Scenario, mesh: Mesh) -> dict[str, int]:
     return {n: size for n, size in sizes.items() if size > 1 or n == "dp_shard" or (n == "tp" and tp)}
 
 
-def _build(case: Case) -> list[str]:
+def _build(case: FailureCase) -> list[str]:
     scenario, mesh, ask = case.scenario, case.ops[-1].mesh, case.scenario.optimizer
     dims = _dims(scenario, mesh)
     names = ", ".join(f'"{name}"' for name in dims) + ("," if len(dims) == 1 else "")
@@ -292,7 +292,7 @@ def _wrapped(line: str) -> list[str]:
     return [*lines, row, ")"]
 
 
-def _arguments(case: Case) -> dict[str, str]:
+def _arguments(case: FailureCase) -> dict[str, str]:
     """fully_shard_model's arguments, by the names that this release has for them, where they are not its defaults."""
     scenario, options, mesh = case.scenario, case.scenario.options, case.ops[-1].mesh
     hybrid = mesh.dp_replicate > 1
@@ -320,7 +320,7 @@ def _arguments(case: Case) -> dict[str, str]:
     return given | _policy(case)
 
 
-def _policy(case: Case) -> dict[str, str]:
+def _policy(case: FailureCase) -> dict[str, str]:
     scenario, dtype = case.scenario, case.scenario.dtype
     master = dtype.master or ("fp32" if dtype.storage == "fp32" else None)
     main = None if {"no_main_params", PRECISION_AWARE} & {*scenario.options} else master
@@ -340,7 +340,7 @@ def _waits(scenario: Scenario) -> bool:
     return scenario.microbatches > 1 and scenario.grad_sync != "every"
 
 
-def _optimizer(case: Case) -> str:
+def _optimizer(case: FailureCase) -> str:
     scenario, ask, policy = case.scenario, case.scenario.optimizer, case.scenario.dtype
     parameters = _groups(case)
     if _is_stepped(case):
@@ -358,7 +358,7 @@ def _optimizer(case: Case) -> str:
     return f"FusedAdam({parameters}, {', '.join(f'{name}={value}' for name, value in given.items())})"
 
 
-def _step(case: Case) -> list[str]:
+def _step(case: FailureCase) -> list[str]:
     scenario, count = case.scenario, case.scenario.microbatches
     loss = 'model(torch.ones(1, device="cuda", requires_grad=True)).sum()'
     if _is_stepped(case):

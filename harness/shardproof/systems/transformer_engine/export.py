@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardproof.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, Case, NoExportError
+from shardproof.export.case import KEPT, RAISES, TRAINED, TYPED, WRITTEN, FailureCase, NoExportError
 from shardproof.export.model import TORCH_NAME, groups_call, optimizer_call, start, tensor_call
 from shardproof.export.script import Draft
 from shardproof.mechanisms.fsdp2.export import CLASSES, mesh_call
@@ -34,7 +34,7 @@ HOME = "shardproof.systems.transformer_engine"
 RECIPES = {FP8_CURRENT: "Float8CurrentScaling()"}
 
 
-def draft(case: Case) -> Draft:
+def draft(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:
@@ -75,7 +75,7 @@ def draft(case: Case) -> Draft:
     return Draft(HOME, "te.py.j2", calls, "read(model, optimizer)", values, library, gpu_on_cpu(extension=True))
 
 
-def _require(case: Case) -> None:
+def _require(case: FailureCase) -> None:
     scenario, ask, kind = case.scenario, case.scenario.optimizer, case.focus.kind
     own_master = case.focus.role == "master" and bool(case.focus.difference and case.focus.difference.kind == "extra")
     counter = case.focus.role == "step" and CONTRACT.fused(scenario)
@@ -99,7 +99,7 @@ def _require(case: Case) -> None:
         raise NoExportError.because(case.result, reason)
 
 
-def _named(case: Case) -> list[str]:
+def _named(case: FailureCase) -> list[str]:
     """The modules of the model, without those that the failure is not about."""
     paths = list(LAYERS[case.scenario.model] if is_layers(case.scenario.model) else _blocks(case))
     message = case.result.error.message if case.focus.kind == RAISES and case.result.error else ""
@@ -107,7 +107,7 @@ def _named(case: Case) -> list[str]:
     return about or paths
 
 
-def _blocks(case: Case) -> Mapping[str, ModuleSpec]:
+def _blocks(case: FailureCase) -> Mapping[str, ModuleSpec]:
     return {m.path: m for m in case.spec.modules if m.params}
 
 
@@ -115,17 +115,17 @@ def _flat(path: str) -> str:
     return path.replace(".", "_")
 
 
-def _name(case: Case, fqn: str) -> str:
+def _name(case: FailureCase, fqn: str) -> str:
     """The name in the script: a layer is an attribute of the model, whose parameters keep their names."""
     path = next((path for path in _named(case) if fqn.startswith(f"{path}.")), "")
     return _flat(path) + fqn.removeprefix(path)
 
 
-def _stored_name(case: Case, fqn: str) -> str:
+def _stored_name(case: FailureCase, fqn: str) -> str:
     return f"model.{fqn}" if case.focus.role == "param" else f"optim.state.{fqn}.{case.focus.role}"
 
 
-def _attribute(case: Case, path: str, layer: Layer | None) -> str:
+def _attribute(case: FailureCase, path: str, layer: Layer | None) -> str:
     scenario = case.scenario
     if layer is None:
         params = (f'"{p.name}": {tensor_call(case, p)}.cuda()' for p in _blocks(case)[path].params)
@@ -148,7 +148,7 @@ def _quantised(scenario: Scenario) -> str:
     return RECIPES.get(found, "DelayedScaling()") if found else ""
 
 
-def _build(case: Case, values: Mapping[str, Any], layers: Mapping[str, Layer]) -> list[str]:
+def _build(case: FailureCase, values: Mapping[str, Any], layers: Mapping[str, Layer]) -> list[str]:
     scenario, mesh = case.scenario, case.ops[-1].mesh
     cut = mesh.tp > 1
     size = mesh.tp if len(case.parts) == 1 else 'mesh["tp"].size()'
@@ -173,7 +173,7 @@ def _build(case: Case, values: Mapping[str, Any], layers: Mapping[str, Layer]) -
     return lines
 
 
-def _optimizer(case: Case) -> str:
+def _optimizer(case: FailureCase) -> str:
     scenario, ask, policy = case.scenario, case.scenario.optimizer, case.scenario.dtype
     if not CONTRACT.fused(scenario):
         return optimizer_call(case, CLASSES, {}).replace("parameters", "model.parameters()")
@@ -194,14 +194,14 @@ def _optimizer(case: Case) -> str:
     return f"FusedAdam({params}, {', '.join(f'{name}={value}' for name, value in given.items())})"
 
 
-def _step(case: Case) -> list[str]:
+def _step(case: FailureCase) -> list[str]:
     backward = "model().backward()"
     if CALIBRATING in case.scenario.options:
         backward = f"with te.autocast(enabled=False, calibrating=True, recipe=recipe.DelayedScaling()):\n    {backward}"
     return [backward, "optimizer.step()", "optimizer.zero_grad()"]
 
 
-def _checkpoint(case: Case) -> dict[str, str]:
+def _checkpoint(case: FailureCase) -> dict[str, str]:
     plan, given = checkpoint_plan(case.scenario.checkpoint), ""
     if plan.form == "full":
         given = ", options=StateDictOptions(full_state_dict=True)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardproof.export.case import Case
+from shardproof.export.case import FailureCase
 from shardproof.export.model import TORCH_NAME, start
 from shardproof.export.script import Draft
 from shardproof.mechanisms.stand_ins import MODULE, gpu_on_cpu
@@ -26,7 +26,7 @@ LOCAL = 'state["state"][0]["exp_avg"][0].item()'
 class Scene:
     """What a script does and compares. attributes: the layers of its model; empty for a lone weight."""
 
-    case: Case
+    case: FailureCase
     subject: str
     expected: str
     observed: str
@@ -34,7 +34,7 @@ class Scene:
     attributes: list[str] = field(default_factory=list)
 
 
-def draft(case: Case) -> Draft | None:
+def draft(case: FailureCase) -> Draft | None:
     """The draft of a case that is one of these; None for any other."""
     scene = _scene(case)
     if scene is None:
@@ -51,7 +51,7 @@ def draft(case: Case) -> Draft | None:
     )
 
 
-def _scene(case: Case) -> Scene | None:
+def _scene(case: FailureCase) -> Scene | None:
     first, scenario = case.first, case.scenario
     if first is None:
         return None
@@ -67,7 +67,7 @@ def _scene(case: Case) -> Scene | None:
     return None
 
 
-def _scaled(case: Case) -> list[str]:
+def _scaled(case: FailureCase) -> list[str]:
     """The build of a capturable FusedAdam with a scaler of the loss."""
     ask = case.scenario.optimizer
     return [
@@ -77,7 +77,7 @@ def _scaled(case: Case) -> list[str]:
     ]
 
 
-def _unscales(case: Case) -> Scene:
+def _unscales(case: FailureCase) -> Scene:
     """A gradient that was divided by the scale twice."""
     return Scene(
         case.until("step").on_one_rank(),
@@ -96,7 +96,7 @@ def _unscales(case: Case) -> Scene:
     )
 
 
-def _counts(case: Case) -> Scene:
+def _counts(case: FailureCase) -> Scene:
     """A step that is counted though it was skipped."""
     return Scene(
         case.until("overflow").on_one_rank(),
@@ -114,7 +114,7 @@ def _counts(case: Case) -> Scene:
     )
 
 
-def _loads(case: Case) -> Scene:
+def _loads(case: FailureCase) -> Scene:
     """A state dict that a load changes."""
     policy = case.scenario.dtype
     stored = {"exp_avg_dtype": policy.exp_avg, "exp_avg_sq_dtype": policy.exp_avg_sq}
@@ -138,7 +138,7 @@ def _loads(case: Case) -> Scene:
     )
 
 
-def _marks(case: Case) -> Scene:
+def _marks(case: FailureCase) -> Scene:
     """A part of a parameter that is not marked as one."""
     path, _, name = (case.first.key.fqn if case.first else "").rpartition(".")
     layer, tp = LAYERS[case.scenario.model][path], case.ops[-1].mesh.tp
@@ -160,7 +160,7 @@ def _call(layer: Layer, *, meta: bool) -> str:
     return f"te.{layer.kind}({', '.join(given)})"
 
 
-def _norm(case: Case) -> Scene:
+def _norm(case: FailureCase) -> Scene:
     """A norm of one rank's part of the gradients."""
     case, tp = case.until("step").on_tensor_parallel_ranks(), case.ops[-1].mesh.tp
     return Scene(

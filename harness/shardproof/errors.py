@@ -32,7 +32,7 @@ class UsageError(Exception):
             form: one correct example, as the user would write it.
         """
         choices = allowed if isinstance(allowed, str) else ", ".join(str(a) for a in allowed)
-        return cls(f"{what}: given {_told(given)}; allowed: {choices}; for example: {form}")
+        return cls(f"{what}: given {_shortened_repr(given)}; allowed: {choices}; for example: {form}")
 
 
 def printable(text: str, most: int = MOST_OF_A_LINE) -> str:
@@ -114,7 +114,7 @@ def _escaped(character: str) -> str:
     return ascii(character)[1:-1]
 
 
-def _told(given: object) -> str:
+def _shortened_repr(given: object) -> str:
     """What was given, as code, as far as an error repeats it."""
     try:
         text = repr(given)

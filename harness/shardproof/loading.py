@@ -22,7 +22,7 @@ from shardproof.versions import split_cures, with_cures
 T = TypeVar("T")
 
 
-def at(scenario: Scenario, op: Op) -> Scenario:
+def scenario_during(scenario: Scenario, op: Op) -> Scenario:
     """The scenario as the ranks of an operation see it: its program and its sessions are those of the whole."""
     return as_loaded(scenario) if op.session else scenario
 

@@ -20,7 +20,7 @@ import pytest
 from shardproof.cli.main import cli
 from shardproof.errors import RETRIED, printable
 from shardproof.protocol.releases import package_of
-from shardproof.pytest.items import told
+from shardproof.pytest.items import failure_message
 from shardproof.report.explained import render_explained
 from shardproof.report.text import render_brief, render_result, render_text
 from shardproof.space.files import load_space, split_system
@@ -137,7 +137,7 @@ def test_what_a_library_says_reads_as_no_failure_of_the_machine(phrase: str) -> 
     result = replace(crash, error=error, reason=phrase)
     report = samples.report(result, replace(samples.unknown(), reason=phrase))
     shown = (
-        printable(phrase), render_text(report), render_result(result), render_brief(result), told(result),
+        printable(phrase), render_text(report), render_result(result), render_brief(result), failure_message(result),
         render_explained(result, report.issues),
     )  # fmt: skip
     assert all(phrase not in text for text in shown)

@@ -14,7 +14,7 @@ import pytest
 from shardproof.axes_read import Noting
 from shardproof.errors import UsageError
 from shardproof.laboratory.judge import ResolvedScenario, judge, run_reference
-from shardproof.loading import as_loaded, at
+from shardproof.loading import as_loaded, scenario_during
 from shardproof.program import changes, expand, sessions
 from shardproof.protocol.registry import system_named
 from shardproof.reference import system as reference
@@ -56,8 +56,8 @@ def test_the_sessions_of_ranks_that_load_are_counted(axes: dict[str, str]) -> No
 def test_only_ranks_of_a_later_session_load() -> None:
     ops = expand(ROUNDED)
     assert len(sessions(ops)) == 2, "on the same mesh, and yet other ranks"
-    assert {str(at(ROUNDED, op).dtype) for op in ops if not op.session} == {"fp32"}
-    assert {str(at(ROUNDED, op).dtype) for op in ops if op.session} == {"bf16"}
+    assert {str(scenario_during(ROUNDED, op).dtype) for op in ops if not op.session} == {"fp32"}
+    assert {str(scenario_during(ROUNDED, op).dtype) for op in ops if op.session} == {"bf16"}
 
 
 def test_a_rule_that_notes_what_it_reads_reads_the_axes_of_the_load() -> None:

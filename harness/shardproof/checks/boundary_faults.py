@@ -200,7 +200,7 @@ def strike(
                 if one.came or one.result.scenario in planted:
                     found.append(one)
                 if not one.came:
-                    over.add(_whole(one.result.scenario))
+                    over.add(_without_event_number(one.result.scenario))
                 told(done, None if every else len(planted))
             ended = True
     order = list(BOUNDARY)
@@ -221,7 +221,7 @@ def _events(planted: Sequence[Scenario], over: Set[Scenario], *, every: bool) ->
                 yield scenario.with_axes({"faults": f"{first}@{number}"})
 
 
-def _whole(scenario: Scenario) -> Scenario:
+def _without_event_number(scenario: Scenario) -> Scenario:
     """The scenario without the number of the event that its fault strikes."""
     (fault,) = scenario.faults
     return scenario.with_axes({"faults": fault.partition("@")[0]})

@@ -91,7 +91,7 @@ def run_canaries(
     if only is not None:
         detections, boundary, missed_pairs = _plant_all(jobs, out, plugins, only), [], []
         print(_table(detections))
-        print("\n".join(line for detection in detections for line in _told(detection)))
+        print("\n".join(line for detection in detections for line in _describe_detection(detection)))
     else:
         detections, boundary = _plant_all(jobs, out, plugins), _strike_all(jobs, plugins)
         missed_pairs = [name for name, (a, b, kind) in PAIRS.items() if found_kind(a, b) != kind]
@@ -159,7 +159,7 @@ def _table(detections: Sequence[Detection]) -> str:
     return "\n".join([*lines, *(["", *confusion_lines(rows)] if rows else [])])
 
 
-def _told(detection: Detection) -> list[str]:
+def _describe_detection(detection: Detection) -> list[str]:
     """What became of a fault in each of its scenarios: the control, where it was noticed, and the best explanation."""
     lines = [f"{detection.fault.id}: {detection.fault.doc}"]
     for result, control in zip(detection.results, detection.controls, strict=True):

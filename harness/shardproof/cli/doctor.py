@@ -72,7 +72,7 @@ def examine(python: str | None = None, *, newer: bool = False) -> str:
         lines += [
             f"{_INDENT}{what}, {device}: {how}"
             for device in info.accepts.devices
-            for what, how in _chosen(info, device)
+            for what, how in _device_choices(info, device)
         ]
         if info.under_test:
             lines += [_INDENT + line for line in _releases(info, package(info.under_test), ranks)]
@@ -81,7 +81,7 @@ def examine(python: str | None = None, *, newer: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _chosen(info: System, device: str) -> list[tuple[str, str]]:
+def _device_choices(info: System, device: str) -> list[tuple[str, str]]:
     """What ranks on a device get where there is a choice; or what is wrong with the choice that the environment asks
     for."""
     try:

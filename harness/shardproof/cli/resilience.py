@@ -52,19 +52,19 @@ def resilience(
     from shardproof.resilience import page, scorecard
     from shardproof.resilience.progress import Progress
     from shardproof.resilience.run import ResilienceRequest, replay, try_stacks
-    from shardproof.resilience.stack_cures import chosen
+    from shardproof.resilience.stack_cures import stacks_named
     from shardproof.resilience.trace import require_strace
 
     load_plugins(plugins)
     arguments.require_output_files(None, json=json_file)
-    stacks = chosen(names)
+    stacks = stacks_named(names)
     require_strace()
     if trial is not None:
         if len(names) != 1:
             form = "shardproof resilience dcp --trial killed@3"
             raise UsageError.of("--trial", trial, "with the name of the one stack that it is of", form)
         tried, trace = replay(stacks[0], trial, seed, deadline_s)
-        print(scorecard.told(tried, trace), end="")
+        print(scorecard.render_trial(tried, trace), end="")
         return ExitStatus.FAILURE if tried.outcome in scorecard.WRONG else ExitStatus.OK
     folder = arguments.writable_folder(out) if out else None
     with Progress(sys.stderr) as progress:

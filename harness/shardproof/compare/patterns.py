@@ -122,7 +122,7 @@ class Patterns:
                 if f"{side.lower()} through {name}" in alive:
                     return "narrowed", f"{side} is {other} rounded to {name}"
         if "factor" in alive and self.factor is not None:
-            return "scaled", f"B is A times {_told(self.factor)}"
+            return "scaled", f"B is A times {_render_factor(self.factor)}"
         return None
 
 
@@ -149,7 +149,7 @@ def _scaled(x: Raw, b: Raw, factor: Fraction, dtype: str) -> bool:
     return bool((product.astype(numpy_of(dtype)).view(b.dtype) == b).all()) and factor != 1
 
 
-def _told(factor: Fraction) -> str:
+def _render_factor(factor: Fraction) -> str:
     text = str(factor)
     return text if factor.denominator == 1 or len(text) > 12 else f"{text} ({float(factor):.6g})"
 

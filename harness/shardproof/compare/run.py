@@ -151,7 +151,7 @@ class _Work:
     def difference(self, name: str, kind: str, **facts: object) -> EntryDifference:
         a, b = self.a.get(name), self.b.get(name)
         return EntryDifference(
-            name, self.role(name), kind, _told(a), _told(b),
+            name, self.role(name), kind, _describe_entry(a), _describe_entry(b),
             pieces_a=len(a.parts) if isinstance(a, Tensor) else 0,
             pieces_b=len(b.parts) if isinstance(b, Tensor) else 0,
             **facts,  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ class _Work:
         unexplained = [one.name for one in asked if not one.explanation or one.mechanism == "bit_flip"]
         holders = places.holders(mine, its, unexplained, budget)
         moved = {source: name for name, source in holders.items()}
-        told = places.told_of_holders(holders)
+        told = places.explain_holders(holders)
         extra = {one.name for one in self.found if one.kind == "extra"}
         for at, one in enumerate(self.found):
             if one.kind == "missing" and moved.get(one.name) in extra:
@@ -256,7 +256,7 @@ def canonical(value: Value) -> object:
             return type(value).__name__, value
 
 
-def _told(entry: Entry | None) -> str:
+def _describe_entry(entry: Entry | None) -> str:
     """What one side has, in words."""
     if entry is None:
         return ""

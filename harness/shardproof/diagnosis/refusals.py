@@ -36,7 +36,7 @@ def explain_refusal(message: str, index: int, context: Context) -> list[Explanat
         return _of_two_sizes(message, index, sizes, context)
     if len(names) != 1:
         return []
-    name, told = names[0], _told(message.replace(names[0], ""))
+    name, told = names[0], _sizes_named(message.replace(names[0], ""))
     foreign = sorted(told - sizes[name])
     if not told & sizes[name] or len(foreign) != 1:
         return []
@@ -54,7 +54,7 @@ def explain_refusal(message: str, index: int, context: Context) -> list[Explanat
 def _of_two_sizes(message: str, index: int, sizes: Mapping[str, set[int]], context: Context) -> list[Explanation]:
     """An error that names no parameter, and two sizes, each of which some parameters have, and none both: what some
     parameter has was put where another one's belongs."""
-    told = sorted(_told(message) - {0})
+    told = sorted(_sizes_named(message) - {0})
     owners = [[fqn for fqn, own in sizes.items() if elements in own] for elements in told]
     if len(told) != 2 or not all(owners) or set(owners[0]) & set(owners[1]):
         return []
@@ -74,7 +74,7 @@ def _sizes(context: Context) -> dict[str, set[int]]:
     return sizes
 
 
-def _told(text: str) -> set[int]:
+def _sizes_named(text: str) -> set[int]:
     """The sizes that a text names, in elements."""
     found = set()
     for shape, number in _SIZES.findall(text):

@@ -268,7 +268,7 @@ def _focus(result: Result, ops: Sequence[Op]) -> Focus:
         if error.type == "killed":
             raise NoExportError.because(result, "a rank was killed")
         return Focus(RAISES, ops[failed], error.type)
-    found = _chosen(result, ops)
+    found = _difference_to_show(result, ops)
     if found is None:
         unread = min((d for d in result.differences if d.fails), key=lambda d: d.key.op)
         return Focus(OTHER, ops[unread.key.op], difference=unread)
@@ -280,7 +280,7 @@ def _focus(result: Result, ops: Sequence[Op]) -> Focus:
     return Focus(TRAINED if op.kind in ("step", "build", "overflow") else KEPT, op, difference=found)
 
 
-def _chosen(result: Result, ops: Sequence[Op]) -> Difference | None:
+def _difference_to_show(result: Result, ops: Sequence[Op]) -> Difference | None:
     """The difference to show: of the first operation with one that a script can compare, live state before files."""
     failing = [d for d in result.differences if d.fails and d.kind not in UNCOMPARED]
     able = [d for d in failing if d.key.role in _roles(d, ops[d.key.op])]

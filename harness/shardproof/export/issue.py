@@ -66,14 +66,14 @@ class FailureDescription:
         return f"{self.title} {self.harm}" if self.harm and len(self.title) <= BRIEF else self.title
 
 
-def told_of(case: FailureCase, known: str | None) -> FailureDescription:
+def describe_failure(case: FailureCase, known: str | None) -> FailureDescription:
     """What is known of the failure of a case.
 
     Args:
         known: ids of the known issues that it matches, joined by `+`; None for none.
     """
     system = system_named(case.scenario.system)
-    found = told_about(system, _shown_first(case, system, known) if known else known)
+    found = describe_known_issues(system, _shown_first(case, system, known) if known else known)
     names = _cures_shown_by(system, case.scenario)
     if found and names and found.cure not in names:
         found = replace(found, cure=names[0], patch=_patch(system, names[0]))
@@ -107,7 +107,7 @@ def _patch(system: System, cure: str) -> str:
     return _diff(text_of(file, f"{home.name}/cures/{cure}.patch")) if cure and file.is_file() else ""
 
 
-def told_about(system: System, known: str | None) -> FailureDescription | None:
+def describe_known_issues(system: System, known: str | None) -> FailureDescription | None:
     """What a system's entries say of known issues, joined by `+`; None where there is none."""
     findings = _findings_of(system.name) if known else {}
     found = [findings[name] for name in (known or "").split("+") if name in findings]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardproof.errors import UsageError
 from shardproof.export.case import RAISES, NoExportError, case_of
-from shardproof.export.issue import Written, render_issue, told_of
+from shardproof.export.issue import Written, describe_failure, render_issue
 from shardproof.export.script import SCRIPT, Draft, render
 from shardproof.export.trial import ScriptOutcome, run
 from shardproof.issues import cures
@@ -88,7 +88,7 @@ def written(result: Result, known: str | None, *, whole: bool = False) -> Writte
         raise NoExportError.because(result, "no script says how ranks with a model or release of their own load")
     case = case_of(result, whole=whole)
     draft: Draft = system.export(case)
-    told = told_of(case, known)
+    told = describe_failure(case, known)
     return Written(draft.case or case, draft, told, render(draft, case, told.opening))
 
 
@@ -216,7 +216,7 @@ def _cured(
         file = next((path / name for path in places if (path / name).is_file()), None)
         return file.read_text("utf-8") if file else None
 
-    found = cures.apply(cures.chosen(system, wanted), source)
+    found = cures.apply(cures.cures_asked_for(system, wanted), source)
     if made.told.cure not in found.applied:
         return ScriptOutcome(-1, "", f"the cure {made.told.cure} does not apply: {found.left[made.told.cure]}")
     return run(folder / SCRIPT, ranks.path, places, found.sources)

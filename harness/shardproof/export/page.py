@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shardproof.errors import UsageError
 from shardproof.export.case import case_of
-from shardproof.export.issue import FailureDescription, render_draft, told_about
+from shardproof.export.issue import FailureDescription, describe_known_issues, render_draft
 from shardproof.export.script import Draft, lines_of
 from shardproof.program import Op, expand
 from shardproof.protocol.registry import system_named
@@ -50,7 +50,7 @@ def filing_of(result: Result, known: str | None) -> Filing:
     Args:
         known: ids of the known issues that it matches, joined by `+`; None for none.
     """
-    told = _told(result, known)
+    told = _describe_known(result, known)
     calls: dict[int, str] = {}
     reason = ""
     try:
@@ -74,9 +74,9 @@ def filing_of(result: Result, known: str | None) -> Filing:
     return Filing(told, steps, reason, render_draft(result, told, filing.calls))
 
 
-def _told(result: Result, known: str | None) -> FailureDescription | None:
+def _describe_known(result: Result, known: str | None) -> FailureDescription | None:
     try:
-        return told_about(system_named(result.system), known)
+        return describe_known_issues(system_named(result.system), known)
     except UsageError:  # a system of a plugin that is not there now
         return None
 

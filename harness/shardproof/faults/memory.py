@@ -120,7 +120,7 @@ def _flipping(name: str, strikes: Callable[[Op, bool], bool]) -> Around:
         def moment(*, after: bool) -> None:
             if strikes(op, after):
                 context.came()
-                kept = next((part for optimizer in made for part in _kept(optimizer, name)), None)
+                kept = next((part for optimizer in made for part in _owned_parts(optimizer, name)), None)
                 if kept is not None:
                     _flip_kept(kept, context)
 
@@ -169,7 +169,7 @@ def flip(tensor: Any) -> None:
     element[-2 if element.numel() > 1 else 0].bitwise_xor_(_BIT)
 
 
-def _kept(optimizer: Any, name: str) -> Iterator[Any]:
+def _owned_parts(optimizer: Any, name: str) -> Iterator[Any]:
     """The parts with elements, of each parameter or of its state, that this rank keeps; of steps that a whole group
     counts as a number, the group."""
     for group in optimizer.param_groups:

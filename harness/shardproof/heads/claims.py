@@ -186,10 +186,10 @@ def lines(found: Searched, answers: Mapping[str, Answered]) -> Iterator[str]:
         fixed = f" (fixed: {claim.finding.fixed})" if claim.finding.fixed else ""
         yield f"  {claim.finding.id}{fixed}{said}{wrong}"
         yield from (f"    {commit.line}" for _, commit in claim.landed)
-        yield from (f"    {_told(tried)}" for tried in (answer.tried if answer else ()))
+        yield from (f"    {_describe_run(tried)}" for tried in (answer.tried if answer else ()))
 
 
-def _told(tried: RegressionRun) -> str:
+def _describe_run(tried: RegressionRun) -> str:
     result: Result = tried.result
     why = f": {result.reason.splitlines()[0]}" if tried.state is State.NOTHING and result.reason else ""
     other = f": {result.signature}" if tried.state is State.OTHERWISE else ""

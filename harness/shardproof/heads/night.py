@@ -156,7 +156,7 @@ def night(asked: Asked, command: Command, issues: KnownIssues) -> Night:
     ours = tuple(touched(asked.system, asked.package, last, now)) if last else ()
     found = Night(asked.system.name, last, now, changed, ours, cured=asked.cured)
     if not last or changed:
-        found = _looked(asked, found, _said(command, asked.common), state["causes"], issues)
+        found = _examine(asked, found, _said(command, asked.common), state["causes"], issues)
     seen = {one.cause: one for one in (*found.came, *found.still, *found.went)}
     causes = {**state["causes"], **{name: asdict(one) for name, one in seen.items()}}
     asked.out.joinpath(STATE).write_text(json.dumps({"now": now, "causes": causes}, indent=1) + "\n", "utf-8")
@@ -181,7 +181,7 @@ def _said(command: Command, common: Sequence[str]) -> Command:
     return run
 
 
-def _looked(asked: Asked, found: Night, command: Command, known: dict[str, Any], issues: KnownIssues) -> Night:
+def _examine(asked: Asked, found: Night, command: Command, known: dict[str, Any], issues: KnownIssues) -> Night:
     """The port, the walk and the bisections of a night that has something to look at."""
     head = f"git:{found.now[:_ID]}"
     name = f"{asked.system.name}@{head}"

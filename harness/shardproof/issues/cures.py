@@ -146,7 +146,7 @@ def home_of(system: System, cure: str) -> System:
     return next(home_of(one, cure) for one in below if any(each.id == cure for each in available(one)))
 
 
-def chosen(system: System, wanted: str, beside: Iterable[Cure] = ()) -> tuple[Cure, ...]:
+def cures_asked_for(system: System, wanted: str, beside: Iterable[Cure] = ()) -> tuple[Cure, ...]:
     """The cures of a system, and of those that it stands on, that a version asks for.
 
     Args:

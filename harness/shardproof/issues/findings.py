@@ -317,7 +317,7 @@ def _story(finding: Finding, faces: Sequence[Finding]) -> Iterator[str]:
     yield f'<a id="{finding.id}"></a>'
     yield f"#### `{finding.name}` ({', '.join(finding.severity)})"
     yield ""
-    yield from _told(finding, faces)
+    yield from _render_finding(finding, faces)
 
 
 def _facts(finding: Finding) -> Iterator[str]:
@@ -363,10 +363,10 @@ def _seen_here(cause: str, faces: Sequence[Finding]) -> Iterator[str]:
     yield f'<a id="{first.id}"></a>'
     yield f"#### `{first.name}` ({', '.join(first.severity)}), which is [`{cause}`](#{cause})"
     yield ""
-    yield from _told(first, faces[1:])
+    yield from _render_finding(first, faces[1:])
 
 
-def _told(finding: Finding, faces: Sequence[Finding]) -> Iterator[str]:
+def _render_finding(finding: Finding, faces: Sequence[Finding]) -> Iterator[str]:
     """A finding's text, its facts, its other faces, and what else is known of each."""
     yield from _wrapped(f"**{finding.novelty.harm}** {finding.what}")
     yield ""

@@ -37,7 +37,7 @@ from shardproof.diagnosis import Context, Explanation, explain_refusal
 from shardproof.diagnosis.rules.engine import explain
 from shardproof.diff import LAZY_STATE, Difference, as_numbers, diff
 from shardproof.faults.catalogue import planter_of
-from shardproof.loading import at
+from shardproof.loading import scenario_during
 from shardproof.models import model_spec
 from shardproof.observe.ambient import expected_generators
 from shardproof.observe.assemble import assemble
@@ -280,8 +280,8 @@ def _expected(case: ResolvedScenario, observed: Logical, unreadable: Set[int]) -
 def _must_be_written(case: ResolvedScenario, live: Logical, op: Op) -> Logical:
     """What a save must have written. The reference has formats of its own, which hold everything that lasts."""
     if case.system.world == "lockstep":
-        return TorchStored().must_hold(live, op, at(case.scenario, op))
-    return case.system.stored.must_hold(live, op, at(case.scenario, op))
+        return TorchStored().must_hold(live, op, scenario_during(case.scenario, op))
+    return case.system.stored.must_hold(live, op, scenario_during(case.scenario, op))
 
 
 def _reported_norms(observed: Logical) -> tuple[tuple[int, float], ...]:
@@ -480,7 +480,7 @@ def _read_written(
         if op.kind not in WRITES:
             continue
         try:
-            records += case.system.stored.read(Path(paths[str(op.checkpoint)]), op, at(case.scenario, op))
+            records += case.system.stored.read(Path(paths[str(op.checkpoint)]), op, scenario_during(case.scenario, op))
         except CheckpointError as error:
             if isinstance(error, UnfamiliarError):
                 unfamiliar.append(str(error))

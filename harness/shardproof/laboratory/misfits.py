@@ -45,7 +45,9 @@ def on_head(info: System, version: str) -> bool:
     return is_version(public) and not package_of(info).declares(public)
 
 
-def told_apart(unfamiliar: Sequence[str], differences: Iterable[Difference]) -> tuple[str, tuple[Difference, ...]]:
+def without_reader_misfits(
+    unfamiliar: Sequence[str], differences: Iterable[Difference]
+) -> tuple[str, tuple[Difference, ...]]:
     """What our reader did not know on a head, as one line, and the differences without it; an empty line where it knew
     everything.
 

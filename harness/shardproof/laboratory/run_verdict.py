@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardproof.errors import HarnessError, MisfitError
-from shardproof.laboratory.misfits import on_head, told_apart
+from shardproof.laboratory.misfits import on_head, without_reader_misfits
 from shardproof.ownership import in_one_line
 from shardproof.program import expand
 from shardproof.protocol.system import System
@@ -56,7 +56,7 @@ def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str
     distrust, misfit = trial.judgement["distrust"], ""
     verdict, failure = ranks_verdict(trial.outcomes)
     if not scenario.faults and any(on_head(info, ran.get(key, "")) for key in ("version", "loaded_by")):
-        misfit, differences = told_apart(trial.judgement.get("unfamiliar", ()), differences)
+        misfit, differences = without_reader_misfits(trial.judgement.get("unfamiliar", ()), differences)
         explanations = explanations if differences or failure else ()
     if distrust:
         verdict = Verdict.UNKNOWN

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from shardproof.axes_read import by_axes
 from shardproof.grid import LONE_GRID, PARTIAL_GRID, UNEVEN_GRID, Grid, choose_grid
-from shardproof.loading import at
+from shardproof.loading import scenario_during
 from shardproof.models import ModelSpec, ModuleSpec, NamedParam, ParamSpec, model_spec, storage_dtype
 from shardproof.oracle.inputs import (
     LATE_LR,
@@ -221,7 +221,7 @@ class Contract:
         for op in ops:
             if op.kind == "build":
                 numbers[op.init_seed] = len(builds)
-                seen = at(scenario, op)
+                seen = scenario_during(scenario, op)
                 kind = seen.optimizer.kind if seen.optimizer.kind != scenario.optimizer.kind else ""
                 builds.append(replace(self.build(seen, op.mesh, op.init_seed), kind=kind))
             operations.append(Operation(op.index, op.kind, op.iteration, numbers[op.init_seed], op.checkpoint))
@@ -238,7 +238,7 @@ class Contract:
             masters_undefined=self.masters_in_state(scenario) and not self.load_refreshes,
         )  # fmt: skip
         placement = Placement(
-            tuple(at(scenario, op).model for op in ops), tuple(op.mesh for op in ops),
+            tuple(scenario_during(scenario, op).model for op in ops), tuple(op.mesh for op in ops),
             self.reference_sharding(scenario), scenario.offload.fraction,
             scenario.grad_sync, self.reference_checkpoint(scenario), scenario.expert_parallel,
         )  # fmt: skip

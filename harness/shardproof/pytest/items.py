@@ -88,7 +88,7 @@ def system_mark(config: pytest.Config, system: str) -> pytest.MarkDecorator:
 
 
 @contextmanager
-def told_by_pytest() -> Iterator[None]:
+def as_pytest_usage_errors() -> Iterator[None]:
     """What is wrong with a word of the user's is an error of pytest's usage."""
     try:
         yield
@@ -104,7 +104,7 @@ def stated(
     Raises:
         pytest.UsageError: an unknown name, system, axis or value; a scenario that has no right answer.
     """
-    with told_by_pytest():
+    with as_pytest_usage_errors():
         bench(config)  # whose plugins may bring the system
         spaces = [load_space(name) for name in names] or [Space("smoke", "", (), None, ({},))]
         systems = (arguments.placed(system, config.rootpath),) if system else ()
@@ -162,7 +162,7 @@ class Bench:
 def _seconds(config: pytest.Config) -> float:
     from shardproof.cli.options import DEADLINE_S
 
-    with told_by_pytest():
+    with as_pytest_usage_errors():
         given = config.getoption("shardproof_deadline_s")
         try:
             return float(DEADLINE_S(given))
@@ -183,7 +183,7 @@ def bench(config: pytest.Config) -> Bench:
     """
     if _BENCH not in config.stash:
         _seconds(config)
-        with told_by_pytest():
+        with as_pytest_usage_errors():
             modules = load_plugins(config.getoption("shardproof_plugin"))
             preflight.use_clones(config.getoption("shardproof_clone"))
         config.stash[_BENCH] = Bench(config, modules)
@@ -226,10 +226,10 @@ class Examination:
             raise ScenarioFailedError("\n".join(map(self._told, known)))  # with --runxfail
 
     def _told(self, result: Result) -> str:
-        return told(result, emulated_only=self.issues.emulated_only(result))
+        return failure_message(result, emulated_only=self.issues.emulated_only(result))
 
 
-def told(result: Result, *, emulated_only: bool = False) -> str:
+def failure_message(result: Result, *, emulated_only: bool = False) -> str:
     """A failure as the message of an assertion: what kind it is, everything that differs, and the scenario's file."""
     mismatch = result.verdict is Verdict.MISMATCH
     first = "Tensor-likes are not equal!" if mismatch else f"{result.verdict.value}: {printable(headline(result))}"

@@ -21,12 +21,12 @@ from shardproof.pytest.items import (
     Examination,
     HarnessFailedError,
     ScenarioFailedError,
+    as_pytest_usage_errors,
     bench,
     examination,
     readable_id,
     register,
     system_mark,
-    told_by_pytest,
 )  # fmt: skip
 from shardproof.result import from_elements
 from shardproof.scenario import Scenario
@@ -68,10 +68,10 @@ class _Session:
         Raises:
             pytest.UsageError: it is not there, or takes longer than its space allows.
         """
-        with told_by_pytest():
+        with as_pytest_usage_errors():
             bench(self.config)
             chosen = {name: self.config.getoption(f"shardproof_{name}") for name in _OPTIONS}
-            sample = None if chosen["sample"] is None else _whole(chosen["sample"])
+            sample = None if chosen["sample"] is None else _whole_number(chosen["sample"])
             names, systems = tuple(self.config.getoption("shardproof")), tuple(chosen["system"])
             plan = arguments.planned(names, systems, tuple(chosen["set"]), None, sample, 0, (), chosen["shard"])
             plan.require_budget()
@@ -99,7 +99,7 @@ class _Session:
         items += chosen
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     from shardproof.cli.options import SAMPLE
 
     try:
@@ -166,7 +166,7 @@ class _Kept:
         from shardproof.run import Request, versions
         from shardproof.store import DATABASE, Store
 
-        with told_by_pytest():
+        with as_pytest_usage_errors():
             self.out = Path(self.config.getoption("shardproof_out"))
             arguments.require_output_files(self.out)
             self.stack.enter_context(at_work_in(arguments.writable_folder(self.out)))

@@ -104,7 +104,7 @@ def advanced(schedule: Schedule, groups: Sequence[Group], *, of_torch: bool) -> 
 
 def lines(schedule: Schedule) -> Iterator[tuple[str, str]]:
     """Name → line of what torch's class for it keeps."""
-    yield from lines_of_schedule(_kept(schedule))
+    yield from lines_of_schedule(_recorded_entries(schedule))
 
 
 def _turned(schedule: Schedule, groups: Sequence[Group], epoch: int) -> Schedule:
@@ -165,10 +165,12 @@ def _annealed(start: float, end: float, share: float) -> float:
     return end + (start - end) / 2.0 * (cos(pi * share) + 1)
 
 
-def _kept(schedule: Schedule) -> dict[str, Any]:
+def _recorded_entries(schedule: Schedule) -> dict[str, Any]:
     """The entries of torch's state dict that are recorded."""
     if schedule.name == "warmup":
-        inner = [{**_kept(part), "last_epoch": part.epoch, "_last_lr": part.last_lr} for part in schedule.parts]
+        inner = [
+            {**_recorded_entries(part), "last_epoch": part.epoch, "_last_lr": part.last_lr} for part in schedule.parts
+        ]
         return {"_milestones": [WARMUP_STEPS], "_schedulers": inner}
     kept: dict[str, Any] = {"_step_count": schedule.steps, "base_lrs": schedule.base}
     match schedule.name:

@@ -71,7 +71,7 @@ def plain(results: Mapping[str, Result]) -> dict[Version, Result]:
     return dict(sorted(found.items()))
 
 
-def told(results: Mapping[str, Result], declared: Sequence[str]) -> str:
+def describe_lifetime(results: Mapping[str, Result], declared: Sequence[str]) -> str:
     """What a row says by itself: `came with 0.15.0, went with 0.16.1`.
 
     Args:

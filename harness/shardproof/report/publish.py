@@ -84,7 +84,7 @@ def require_publishable(path: Path, option: str, form: str) -> None:
         _require_ours(target, option, form)
         require_writable(target.parent)
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
-        why = f"a file in a folder that can be written ({_told(error)})"
+        why = f"a file in a folder that can be written ({_error_text(error)})"
         raise UsageError.of(option, str(path), why, form) from None
 
 
@@ -100,7 +100,7 @@ def require_writable(folder: Path) -> None:
     os.close(handle)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
 
 

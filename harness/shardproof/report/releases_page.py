@@ -21,7 +21,7 @@ from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package
 from shardproof.report.columns import naturally
-from shardproof.report.defect_lifetimes import Entry, conclusive, contradictions, others, told
+from shardproof.report.defect_lifetimes import Entry, conclusive, contradictions, describe_lifetime, others
 from shardproof.report.files import RELEASES
 from shardproof.report.html import render, write_failure
 from shardproof.report.model import Report
@@ -112,7 +112,7 @@ def _line(row: Swept, columns: Sequence[str], known: tuple[str, Entry] | None, d
     cells = tuple(_cell(row.results[version]) if version in row.results else None for version in columns)
     against = contradictions(row.results, entry) if entry else ()
     otherwise = others(row.results, entry) if entry else ()
-    return Line(name, row.scenario, cells, told(row.results, declared), entry, against, otherwise)
+    return Line(name, row.scenario, cells, describe_lifetime(row.results, declared), entry, against, otherwise)
 
 
 def _cell(result: Result) -> Cell:

@@ -53,7 +53,7 @@ def struck(
             if strike.kind not in RANKS or gives.outcome in ("silent", "old", "other"):
                 return gives
             again = classify(lane.ask(load), known)
-            return TrialVerdict(again.outcome, f"{_said(answer, 'load')}; loaded again: {_told(again)}")
+            return TrialVerdict(again.outcome, f"{_said(answer, 'load')}; loaded again: {_describe_verdict(again)}")
         asked = {"do": "save", "folder": str(folder), "generation": generation, "run": run}
         said = _answer(lane, asked, strike, folder, record)
         if not _hit(strike, folder, record):
@@ -70,7 +70,7 @@ def judged(strike: Strike, said: Mapping[str, Any], gives: TrialVerdict) -> Tria
     Args:
         said: how the save ended. gives: what the folder gave afterwards.
     """
-    why = f"{_said(said, 'save')}; the folder gives: {_told(gives)}"
+    why = f"{_said(said, 'save')}; the folder gives: {_describe_verdict(gives)}"
     if said["ended"] == "ok" and gives.outcome != "new":
         return TrialVerdict("lied", why)
     if said["ended"] == "ok" and strike.call.name in SYNCS and strike.kind in ("EIO", "ENOSPC"):
@@ -80,7 +80,7 @@ def judged(strike: Strike, said: Mapping[str, Any], gives: TrialVerdict) -> Tria
     return TrialVerdict(gives.outcome, why)
 
 
-def _told(gives: TrialVerdict) -> str:
+def _describe_verdict(gives: TrialVerdict) -> str:
     return f"{gives.outcome}{f' ({gives.why})' if gives.why else ''}"
 
 

@@ -93,7 +93,7 @@ def _sum(document: Document) -> str:
     return f"{trials} trials: " + ", ".join(f"{count} {outcome}" for outcome, count in counted.items() if count) + "\n"
 
 
-def told(tried: FinishedTrial, trace: Trace) -> str:
+def render_trial(tried: FinishedTrial, trace: Trace) -> str:
     """One trial as text, with the record that it was worked out of."""
     lines = [f"{tried.label}: {tried.outcome}", f"  {tried.what}", *([f"  {tried.why}"] if tried.why else [])]
     return "\n".join(lines) + "\n\nwhat the save did:\n" + describe(trace)

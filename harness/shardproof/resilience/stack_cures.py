@@ -24,7 +24,7 @@ from shardproof.versions import split_cures
 FOLDER = ("resilience", "cures")
 
 
-def chosen(names: tuple[str, ...]) -> list[Stack]:
+def stacks_named(names: tuple[str, ...]) -> list[Stack]:
     """The stacks of these names; all of them, uncured, for none.
 
     Raises:
@@ -54,7 +54,7 @@ def require_cures(stack: Stack, wanted: str) -> tuple[Cure, ...]:
     """The cures of a stack that are asked for.
 
     Args:
-        wanted: what follows `+cured:`, as `shardproof.issues.cures.chosen` has it.
+        wanted: what follows `+cured:`, as `shardproof.issues.cures.cures_asked_for` has it.
 
     Raises:
         UsageError: there are none such.
@@ -62,7 +62,7 @@ def require_cures(stack: Stack, wanted: str) -> tuple[Cure, ...]:
     if not stack.system:
         raise UsageError.of("stack", f"{stack.name}+cured", "a stack of a system's library", "dcp-files+cured")
     system = system_named(stack.system)
-    return cures.chosen(system, wanted, shown_by_stacks(system))
+    return cures.cures_asked_for(system, wanted, shown_by_stacks(system))
 
 
 def cured(stack: Stack, paths: Sequence[Path], site: Path) -> Cured | None:

@@ -119,7 +119,7 @@ def read_trace(record: Path, folder: Path, base: dict[str, bytes | None], ranks:
         TraceError: the record does not explain what the folder holds now.
     """
     lines = lines_of(record)
-    recorded = _in_order(list(recorded_of(lines, folder, base, ranks)), _started(_whole(lines)), ranks)
+    recorded = _in_order(list(recorded_of(lines, folder, base, ranks)), _started(_join_interrupted_calls(lines)), ranks)
     trace = Trace(base, tuple(event for _, event, _ in recorded), tuple(call for *_, call in recorded))
     require_complete(trace, tree_of(folder))
     return trace
@@ -352,7 +352,7 @@ again, if it names something in the folder."""
 
 def _calls(lines: Iterable[str], inside: Callable[[str], str | None], ranks: int) -> Iterator[Recorded]:
     counts: dict[tuple[str, str, str], int] = {}
-    whole = _whole(lines)
+    whole = _join_interrupted_calls(lines)
     rank_of = _ranks_of(whole) if ranks > 1 else {}
     stages: dict[int, int] = {}
     for line in whole:
@@ -417,7 +417,7 @@ def _ranks_of(lines: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def _whole(lines: Iterable[str]) -> list[str]:
+def _join_interrupted_calls(lines: Iterable[str]) -> list[str]:
     """Lines with the two halves of an interrupted call put together, where it ended; of a call that starts a process,
     where it began, since what it starts may be seen before it ends."""
     found: list[str] = []

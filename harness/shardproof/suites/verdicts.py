@@ -157,7 +157,7 @@ def differences(kept: CommittedVerdicts, seen: Mapping[str, SuiteTestResult]) ->
         if expected is None:
             lines.append(f"{test}: {verdict.outcome}, and is not in the list")
         elif expected.outcome != verdict.outcome or (verdict.outcome == FAILED and expected != verdict):
-            lines.append(f"{test}: {_told(verdict)}; expected {_told(expected)}")
+            lines.append(f"{test}: {_describe(verdict)}; expected {_describe(expected)}")
     missing = [test for test in kept.cases if test not in seen]
     counted: dict[str, int] = defaultdict(int)
     for test in seen:
@@ -171,7 +171,7 @@ def differences(kept: CommittedVerdicts, seen: Mapping[str, SuiteTestResult]) ->
     return lines
 
 
-def _told(verdict: SuiteTestResult) -> str:
+def _describe(verdict: SuiteTestResult) -> str:
     return f"{verdict.outcome} ({verdict.why})" if verdict.why else verdict.outcome
 
 

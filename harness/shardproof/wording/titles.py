@@ -164,10 +164,10 @@ WRITTEN_KINDS = {"missing": "The checkpoint lacks {what}", "extra": "The checkpo
 
 def title(result: Result) -> str:
     """What went wrong in plain words, on one line of at most `LONGEST` characters."""
-    return shortened(_told(result))
+    return shortened(_title_of_verdict(result))
 
 
-def _told(result: Result) -> str:
+def _title_of_verdict(result: Result) -> str:
     match result.verdict:
         case Verdict.PASS:
             return "Every compared bit is as expected"

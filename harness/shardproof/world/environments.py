@@ -103,7 +103,7 @@ class Environments:
         key = (info.name, version)
         with self._building:
             if key not in self._cured:
-                self._cured[key] = cures.apply(cures.chosen(info, wanted), source, unseen=not overlay.walked)
+                self._cured[key] = cures.apply(cures.cures_asked_for(info, wanted), source, unseen=not overlay.walked)
             return self._cured[key]
 
     def _interpreter(self, info: System, release: str) -> Interpreter:

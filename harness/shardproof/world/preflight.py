@@ -118,7 +118,7 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
         info = system_named(system)
         release, wanted = split_cures(version)
         if wanted is not None:
-            cures.chosen(info, wanted)
+            cures.cures_asked_for(info, wanted)
         if info.is_torch and release:
             try:
                 with_torch(release, interpreter(python))

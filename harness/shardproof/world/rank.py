@@ -22,7 +22,7 @@ from typing import BinaryIO, NoReturn
 
 from shardproof.entry import resolve
 from shardproof.faults.boundary import perform
-from shardproof.loading import at
+from shardproof.loading import scenario_during
 from shardproof.models import model_spec
 from shardproof.observe.record import pack
 from shardproof.ownership import asked_of_device, folders_of, is_ours, is_planted, with_callable
@@ -98,7 +98,7 @@ def _run(seat: RankSeat, place: _Place) -> None:
     group.join(seat.rank, seat.world, where, seat.store_port, seat.store_fd if seat.rank == 0 else None, timeout_s)
     place.enter(CONSTRUCT)
     ops = seat.job.ops
-    scenario = at(seat.job.scenario, ops[0])
+    scenario = scenario_during(seat.job.scenario, ops[0])
     found, device = system_named(scenario.system), scenario.device
     context = RankContext(
         scenario, model_spec(scenario.model), ops[0].mesh, seat.rank, seat.job.directory, found.contract

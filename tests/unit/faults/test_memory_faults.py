@@ -91,7 +91,7 @@ def test_a_step_that_a_group_counts_is_one() -> None:
     optimizer = cast("Any", type("Counting", (), {"param_groups": [group], "state": {}})())
     from shardproof.faults import memory
 
-    assert list(memory._kept(optimizer, "step")) == [group]
+    assert list(memory._owned_parts(optimizer, "step")) == [group]
 
 
 def test_moments_have_names() -> None:

@@ -72,17 +72,17 @@ def test_cures_change_nothing_of_which_release_it_is() -> None:
 def test_some_all_and_all_but_one() -> None:
     system = system_named("megatron-core")
     every = {cure.id for cure in cures.cures_of(system)}
-    assert {cure.id for cure in cures.chosen(system, "")} == every
-    assert {cure.id for cure in cures.chosen(system, "2777,megatron-core-5077")} == {"2777", "5077"}
-    assert {cure.id for cure in cures.chosen(system, "-2777")} == every - {"2777"}
+    assert {cure.id for cure in cures.cures_asked_for(system, "")} == every
+    assert {cure.id for cure in cures.cures_asked_for(system, "2777,megatron-core-5077")} == {"2777", "5077"}
+    assert {cure.id for cure in cures.cures_asked_for(system, "-2777")} == every - {"2777"}
 
 
 @pytest.mark.parametrize(("system", "wanted"), [("megatron-core", "nothing-like-it"), ("megatron-core", "2777,-5077")])
 def test_what_cannot_be_asked_for(system: str, wanted: str) -> None:
     with pytest.raises(UsageError, match=r"allowed: ids, or ids that each follow a `-`, of: 1268"):
-        cures.chosen(system_named(system), wanted)
+        cures.cures_asked_for(system_named(system), wanted)
     with pytest.raises(UsageError, match="none: reference has no cures"):
-        cures.chosen(system_named("reference"), "")
+        cures.cures_asked_for(system_named("reference"), "")
 
 
 def test_a_line_is_replaced() -> None:

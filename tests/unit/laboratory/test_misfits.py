@@ -10,7 +10,7 @@ import pytest
 import shardproof
 from shardproof.diff import Difference
 from shardproof.errors import MisfitError
-from shardproof.laboratory.misfits import on_head, told_apart
+from shardproof.laboratory.misfits import on_head, without_reader_misfits
 from shardproof.laboratory.run_verdict import Attempt, ranks_verdict, result_of
 from shardproof.observe.logical import Key
 from shardproof.observe.record import LIVE, WRITTEN
@@ -88,14 +88,15 @@ def test_a_planted_fault_makes_an_unread_checkpoint_a_failure_anywhere() -> None
 
 def test_a_key_that_nobody_knows_is_named_alike_whatever_its_number() -> None:
     lines = {
-        told_apart((), [difference(UNKNOWN, "extra", fqn=f"param_groups.{number}.fresh")])[0] for number in (0, 11)
+        without_reader_misfits((), [difference(UNKNOWN, "extra", fqn=f"param_groups.{number}.fresh")])[0]
+        for number in (0, 11)
     }
     assert lines == {"the checkpoint holds `param_groups.N.fresh`, which our reader does not know"}
 
 
 def test_a_missing_value_is_no_misfit() -> None:
     missing = difference("exp_avg", "missing")
-    assert told_apart((), [missing]) == ("", (missing,))
+    assert without_reader_misfits((), [missing]) == ("", (missing,))
 
 
 def test_an_unfamiliar_form_is_a_checkpoint_error() -> None:

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 import junit_schema
 import pytest
-from shardproof.pytest.items import readable_id, told
+from shardproof.pytest.items import failure_message, readable_id
 from shardproof.result import Result, from_elements
 from shardproof.scenario import Scenario
 from shardproof.store import DATABASE, Store
@@ -279,13 +279,13 @@ def test_a_body_that_fails_is_the_failure(ran: Run, pytester: pytest.Pytester) -
 def test_every_difference_is_told_in_the_words_of_assert_close() -> None:
     one = MISMATCH.differences[2]
     several = replace(MISMATCH, differences=tuple(replace(one, key=one.key._replace(fqn=f"p{n}")) for n in range(40)))
-    text = told(several)
+    text = failure_message(several)
     assert text.startswith("Tensor-likes are not equal!\n")
     assert [n for n in range(40) if f"{one.key.role} p{n}," not in text] == []
     assert text.count("Mismatched elements: ") >= 40
     assert text.endswith(several.scenario.to_toml())
     crash = Result(MISMATCH.scenario, "reference", "1", Verdict.HANG, reason="30 s are over")
-    assert told(crash).startswith("hang: 30 s are over\n")
+    assert failure_message(crash).startswith("hang: 30 s are over\n")
 
 
 def test_each_rank_of_torchrun_runs_its_share(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:

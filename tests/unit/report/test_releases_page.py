@@ -13,7 +13,7 @@ from shardproof.investigate.sweep_folder import DATABASE, Keeper, joined
 from shardproof.issues.findings import Finding
 from shardproof.issues.known_issues import KnownIssue, Pattern, bound_of
 from shardproof.issues.upstream_evidence import Novelty
-from shardproof.report.defect_lifetimes import Entry, contradictions, others, told
+from shardproof.report.defect_lifetimes import Entry, contradictions, describe_lifetime, others
 from shardproof.report.releases_page import render_releases, tables, write_releases
 from shardproof.result import Failure, Result
 from shardproof.scenario import Scenario
@@ -56,7 +56,7 @@ def entry(since: str, fixed: str = "", releases: dict[str, str] | None = None, *
     ],
 )  # fmt: skip
 def test_when_it_came_and_went(states: str, said: str) -> None:
-    assert told(row(states), RELEASES) == said
+    assert describe_lifetime(row(states), RELEASES) == said
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_contradicts_the_entry(states: str, known: Entry, said: list[str]) 
 def test_only_plain_releases_are_compared() -> None:
     versions = ("1.1+cured", "path:/x", "git:abc", "1.1+cured:2")
     assert contradictions(row("PPPP", versions), entry("1.0")) == ()
-    assert told(row("PFPF", versions), RELEASES) == "no release says anything"
+    assert describe_lifetime(row("PFPF", versions), RELEASES) == "no release says anything"
 
 
 def test_another_failure_is_told_and_contradicts_nothing() -> None:

@@ -21,7 +21,7 @@ from shardproof.resilience.cases import Counts, FinishedTrial, family_of
 from shardproof.resilience.corruptions import KINDS, Folders, damaged
 from shardproof.resilience.events import Event, Trace, tree_of, write_tree
 from shardproof.resilience.run import ResilienceRequest, StackResult, try_stacks
-from shardproof.resilience.stack_cures import chosen
+from shardproof.resilience.stack_cures import stacks_named
 from shardproof.resilience.stacks import Stack, all_stacks
 from shardproof.resilience.trace import TraceError, recorded_of, require_complete, require_strace
 from shardproof.resilience.trial import Known, classify
@@ -199,7 +199,7 @@ def test_the_scorecard_counts_and_has_a_command_for_each_cell() -> None:
 
 def test_an_unknown_stack_is_told_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match="dcp-files"):
-        chosen(("nothing",))
+        stacks_named(("nothing",))
 
 
 def test_a_tree_is_written_and_read_as_it_is(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from shardproof.protocol.registry import all_systems
 from shardproof.resilience.call_faults import strikes_of
 from shardproof.resilience.cases import cases_like
 from shardproof.resilience.run import _made, prepared
-from shardproof.resilience.stack_cures import chosen, cured, shown_by_stacks
+from shardproof.resilience.stack_cures import cured, shown_by_stacks, stacks_named
 from shardproof.resilience.stacks import Stack, all_stacks
 from shardproof.resilience.states import crash_states
 from shardproof.world.interpreter import interpreter
@@ -38,7 +38,7 @@ def test_each_applies_and_says_what_shows_it(system: str, cure: Cure) -> None:
     stack, trial = shown(cure)
     assert stack.system == system
     assert "@" in trial
-    (asked,) = chosen((f"{stack.name}+cured:{cure.id}",))
+    (asked,) = stacks_named((f"{stack.name}+cured:{cure.id}",))
     found = cured(asked, (), Path(interpreter().site))
     assert found is not None
     assert (found.applied, dict(found.left)) == ((cure.id,), {})
@@ -47,7 +47,7 @@ def test_each_applies_and_says_what_shows_it(system: str, cure: Cure) -> None:
 
 def test_cured_stacks_are_asked_for_by_name() -> None:
     assert {cure.id for _, cure in CURES} >= {"stale-metadata", "sync-before-flush", "thread-error"}
-    (every,) = chosen(("dcp-files+cured",))
+    (every,) = stacks_named(("dcp-files+cured",))
     found = cured(every, (), Path(interpreter().site))
     assert found is not None
     assert {"stale-metadata", "sync-before-flush", "thread-error"} <= set(found.applied)
@@ -58,7 +58,7 @@ def test_cured_stacks_are_asked_for_by_name() -> None:
 @pytest.mark.parametrize("name", ["torch-save+cured", "dcp+cured:nothing", "nothing+cured"])
 def test_cures_that_there_are_not_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match="given"):
-        chosen((name,))
+        stacks_named((name,))
 
 
 def test_cures_of_stacks_are_no_cures_of_scenarios() -> None:
@@ -84,5 +84,5 @@ def test_each_takes_away_what_shows_it(system: str, cure: Cure) -> None:
     stack, trial = shown(cure)
     (outcome,) = outcomes(stack, trial, only=True)
     assert outcome in ("silent", "lied", "error")
-    (healed,) = chosen((f"{stack.name}+cured",))
+    (healed,) = stacks_named((f"{stack.name}+cured",))
     assert outcome not in outcomes(healed, trial, only=False)

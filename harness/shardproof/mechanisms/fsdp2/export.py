@@ -24,7 +24,7 @@ STEPS = ("step", "compute_gradients")
 """Operations with a backward pass."""
 
 
-def draft(case: FailureCase) -> Draft:
+def draft_script(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:

@@ -46,7 +46,7 @@ class _Form:
         return self.lean or bool(self.fused_linear) or self.idle
 
 
-def draft(case: FailureCase, store: Store, *, local_state: bool = False) -> Draft:
+def draft_script(case: FailureCase, store: Store, *, local_state: bool = False) -> Draft:
     """The draft of a case.
 
     Args:

@@ -144,14 +144,14 @@ class Lane:
         try:
             answer: Answer = {"ended": "ok", "found": dict(what())}
         except BaseException as error:
-            answer = {"ended": "error", "why": _told(error).replace(str(folder), "FOLDER")[:MOST_SAID]}
+            answer = {"ended": "error", "why": _error_line(error).replace(str(folder), "FOLDER")[:MOST_SAID]}
         data = json.dumps(answer).encode() + _END
         while data:
             data = data[os.write(tells, data) :]
         os._exit(0)
 
 
-def _told(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """An error in one line: of a message that holds a traceback, as those of several ranks do, the last one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"

@@ -14,5 +14,5 @@ SYSTEM = System(
     emulated=("the CPU under the name of a CUDA device, while a model is loaded",),
     warm_up="rank:warm_up",
     models_entry="models:MODELS",
-    export_entry="export:draft",
+    export_entry="export:draft_script",
 )

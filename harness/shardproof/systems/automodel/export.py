@@ -43,13 +43,13 @@ LLAMAS = ("hf_llama", REAL_LLAMA)
 """Models of which transformers' own Llama of two layers is as good an example, where no forward runs."""
 
 
-def draft(case: FailureCase) -> Draft:
+def draft_script(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
-    recipe = export_recipe.draft(case)
+    recipe = export_recipe.draft_recipe_script(case)
     if recipe is not None:
         return recipe
     case = _seen(case)

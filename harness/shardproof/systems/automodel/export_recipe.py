@@ -12,7 +12,7 @@ HOME = "shardproof.systems.automodel"
 LONG = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def draft(case: FailureCase) -> Draft | None:
+def draft_recipe_script(case: FailureCase) -> Draft | None:
     """The draft of a case that is one of these; None for any other."""
     name = case.first.key.fqn if case.first and case.first.key.role == "resolved" else ""
     policy, version = case.scenario.dtype, case.result.version

@@ -14,5 +14,5 @@ SYSTEM = System(
     not_exercised_entry="accepts:not_exercised",
     models_entry="models:MODELS",
     layouts_entry="folder:LAYOUTS",
-    export_entry="export:draft",
+    export_entry="export:draft_script",
 )

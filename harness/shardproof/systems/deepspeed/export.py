@@ -28,7 +28,7 @@ BUCKET, SMALL_BUCKET, PERSISTENT_SIZE = 4096, 16, 20
 """Elements of buckets, and of what stage 3 keeps whole: the library's own are made for models of billions."""
 
 
-def draft(case: FailureCase) -> Draft:
+def draft_script(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:
@@ -36,7 +36,7 @@ def draft(case: FailureCase) -> Draft:
     """
     scenario, model = case.scenario, model_values(case)
     idle = _idle(case)
-    own = export_own.draft(case, _config(scenario), {"start": "\n".join(_start(case))})
+    own = export_own.draft_loss_scaling_script(case, _config(scenario), {"start": "\n".join(_start(case))})
     if own is not None:
         return own
     case.require_comparable()

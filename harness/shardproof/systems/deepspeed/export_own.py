@@ -16,7 +16,7 @@ HOME = "shardproof.systems.deepspeed"
 LR, ELEMENTS = 0.125, 4
 
 
-def draft(case: FailureCase, config: dict[str, Any], calls: dict[str, str]) -> Draft | None:
+def draft_loss_scaling_script(case: FailureCase, config: dict[str, Any], calls: dict[str, str]) -> Draft | None:
     """The draft of a case that is one of these; None for any other.
 
     Args:

@@ -27,5 +27,5 @@ SYSTEM = System(
     variant_entry="accepts:variant",
     not_exercised_entry="accepts:not_exercised",
     models_entry="models:MODELS",
-    export_entry="export:draft",
+    export_entry="export:draft_script",
 )

@@ -18,13 +18,13 @@ from shardproof.oracle.contract import half_dtype
 HOME = "shardproof.systems.megatron_bridge"
 
 
-def draft(case: FailureCase) -> Draft:
+def draft_script(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
-    made = export.draft(case, Store("weights", "fully_parallel" in case.scenario.checkpoint.split("+")))
+    made = export.draft_script(case, Store("weights", "fully_parallel" in case.scenario.checkpoint.split("+")))
     case = made.case or case
     case = case.until("load_model_only") if case.does("reload_params") else case  # Bridge's load refreshes them itself
     scenario = case.scenario

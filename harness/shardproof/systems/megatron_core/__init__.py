@@ -26,5 +26,5 @@ SYSTEM = System(
     not_exercised_entry="accepts:not_exercised",
     models_entry="models:MODELS",
     layouts_entry="stored:LAYOUTS",
-    export_entry="export:draft",
+    export_entry="export:draft_script",
 )

@@ -14,7 +14,7 @@ from shardproof.systems.megatron_core.switches import fsdp_strategy
 SHARED = '"singleton_local_shards": False, "chained_optim_avoid_prefix": True'
 
 
-def draft(case: FailureCase) -> Draft:
+def draft_script(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:
@@ -25,8 +25,12 @@ def draft(case: FailureCase) -> Draft:
     if plan.form == "fully_reshardable":
         form += f'"distrib_optim_fully_reshardable_mem_efficient": {plan.mem_efficient}, '
     store = Store(plan.form, plan.fully_parallel, plan.asynchronous, f"{{{form}{SHARED}}}", strategy, plan.trusted)
-    for own_draft in (export_fsdp.draft, export_state.draft, export_parallel.draft):
+    for own_draft in (
+        export_fsdp.draft_fsdp_script,
+        export_state.draft_state_script,
+        export_parallel.draft_parallel_script,
+    ):
         own = own_draft(case, store)
         if own is not None:
             return own
-    return export.draft(case, store, local_state="local_state" in case.scenario.options)
+    return export.draft_script(case, store, local_state="local_state" in case.scenario.options)

@@ -13,7 +13,7 @@ ABOUT = "Its loss is the sum of its weight, which begins as 1."
 LOSS = 'model(torch.ones(1, device="cuda", requires_grad=True)).sum()'
 
 
-def draft(case: FailureCase, store: Store) -> Draft | None:
+def draft_fsdp_script(case: FailureCase, store: Store) -> Draft | None:
     """The draft of a case that is one of these; None for any other."""
     first = case.first
     if not store.fsdp or first is None or case.ops[-1].mesh.tp > 1:

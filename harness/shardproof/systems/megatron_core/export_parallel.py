@@ -14,7 +14,7 @@ from shardproof.scenario import Mesh
 from shardproof.systems.megatron_core.export_scene import Scene, adam, build_lines, drafted, step_lines, tensor
 
 
-def draft(case: FailureCase, store: Store) -> Draft | None:
+def draft_parallel_script(case: FailureCase, store: Store) -> Draft | None:
     """The draft of a case that is one of these; None for any other."""
     first = case.first
     if first is None or store.fsdp:

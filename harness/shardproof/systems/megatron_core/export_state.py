@@ -15,7 +15,7 @@ HYBRID = "optimizer.chained_optimizers[0].optimizer"
 SIZE = "8"
 
 
-def draft(case: FailureCase, store: Store) -> Draft | None:
+def draft_state_script(case: FailureCase, store: Store) -> Draft | None:
     """The draft of a case that is one of these; None for any other."""
     first, scenario = case.first, case.scenario
     if first is None or store.fsdp or case.ops[-1].mesh.world > 1:

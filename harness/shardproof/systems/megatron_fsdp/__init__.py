@@ -22,5 +22,5 @@ SYSTEM = System(
     predicates_entry="accepts:PREDICATES",
     warm_up="rank:warm_up",
     not_exercised_entry="accepts:not_exercised",
-    export_entry="export:draft",
+    export_entry="export:draft_script",
 )

@@ -33,7 +33,7 @@ STORED = "dcp.FileSystemReader(CHECKPOINT).read_metadata().state_dict_metadata"
 STATE_KEYS = {"momentum": "momentum_buffer", "master": "master_param"}
 
 
-def draft(case: FailureCase) -> Draft:
+def draft_script(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:

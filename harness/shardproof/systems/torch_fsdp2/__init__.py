@@ -16,5 +16,5 @@ SYSTEM = System(
     is_torch=True,
     predicates_entry="accepts:PREDICATES",
     warm_up="rank:warm_up",
-    export_entry="export:draft",
+    export_entry="export:draft_script",
 )

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from shardproof.mechanisms.fsdp2.export import draft
+from shardproof.mechanisms.fsdp2.export import draft_script
 
-__all__ = ["draft"]
+__all__ = ["draft_script"]

@@ -260,7 +260,7 @@ ACCEPTS = Accepts(
 )
 
 
-def chosen(device: str) -> Mapping[str, str]:
+def chosen_extension(device: str) -> Mapping[str, str]:
     """Which extension ranks on a device get.
 
     Raises:

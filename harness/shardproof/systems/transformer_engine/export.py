@@ -34,13 +34,13 @@ HOME = "shardproof.systems.transformer_engine"
 RECIPES = {FP8_CURRENT: "Float8CurrentScaling()"}
 
 
-def draft(case: FailureCase) -> Draft:
+def draft_script(case: FailureCase) -> Draft:
     """The draft of a case.
 
     Raises:
         NoExportError: it uses what the template has no calls for.
     """
-    own = export_own.draft(case)
+    own = export_own.draft_single_value_script(case)
     if own is not None:
         return own
     case.require_comparable()

@@ -34,7 +34,7 @@ class Scene:
     attributes: list[str] = field(default_factory=list)
 
 
-def draft(case: FailureCase) -> Draft | None:
+def draft_single_value_script(case: FailureCase) -> Draft | None:
     """The draft of a case that is one of these; None for any other."""
     scene = _scene(case)
     if scene is None:

@@ -42,10 +42,10 @@ def main() -> None:
     run = timed("run_reference", spent)
     scenarios = [scenarios_of(fault)[0] for fault in CATALOGUE.values()]
     for scenario in scenarios:  # with other numbers: a worker that judges has imported everything and judged before
-        judge.run_reference(judge.ResolvedScenario.of(replace(scenario, seed=scenario.seed + 1)))
+        judge.run_reference(judge.ResolvedScenario.from_scenario(replace(scenario, seed=scenario.seed + 1)))
     spent.clear()
     for scenario in scenarios:
-        run(judge.ResolvedScenario.of(scenario))
+        run(judge.ResolvedScenario.from_scenario(scenario))
     explained, all_of_it = spent["_explained"], spent["run_reference"]
     each = f"{1000 * explained / len(scenarios):.1f} of {1000 * all_of_it / len(scenarios):.1f} ms"
     print(f"explanations take {explained / all_of_it:.1%} of a failing scenario of the reference ({each})")

@@ -69,7 +69,7 @@ def judged_scenario() -> int:
     from shardproof.scenario import Scenario
 
     axes = {"system": "torch-fsdp2", "mesh": "1x2x1", "model": "twins", "dtype": "mixed", "program": "resume"}
-    case = ResolvedScenario.of(Scenario().with_axes(axes))
+    case = ResolvedScenario.from_scenario(Scenario().with_axes(axes))
     records = reference.run(case.inputs, case.placement)
     return calls(lambda: judge(case, records))
 

@@ -82,7 +82,7 @@ def can_show(fault: Fault, scenario: Scenario) -> bool:
 
 def said(scenario: Scenario) -> Said:
     """Plants a scenario's faults in the reference, here, and judges what it held."""
-    found, _, notes = run_reference(ResolvedScenario.of(scenario))
+    found, _, notes = run_reference(ResolvedScenario.from_scenario(scenario))
     explained = tuple(e.mechanism for e in found.explanations)
     if found.distrust:
         return Said("unknown")

@@ -27,7 +27,7 @@ COMMAND = ("run", "smoke", "--system", "torch-fsdp2")
 def main(folder: Path) -> None:
     """Write the sample from a run's folder."""
     with Store(folder / DATABASE) as store:
-        report = Report.of(store, store.runs()[-1].id, shipped_issues())
+        report = Report.from_store(store, store.runs()[-1].id, shipped_issues())
     results = tuple(_anywhere(result) for result in report.results)
     shutil.rmtree(SAMPLE, ignore_errors=True)
     write_reports(replace(report, results=results, run=replace(report.run, command=COMMAND), before={}), SAMPLE)

@@ -215,7 +215,7 @@ def _real() -> Iterator[str]:
 
 
 def _confusion(rows: Sequence[Row]) -> Iterator[str]:
-    cells = [(f"`{row.mechanism}`", str(row.planted), str(row.right), row.told) for row in rows]
+    cells = [(f"`{row.mechanism}`", str(row.planted), str(row.right), row.explanations_text) for row in rows]
     yield from _table(("what is wrong", "scenarios", "right", "first explanations"), cells)
 
 

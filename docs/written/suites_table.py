@@ -17,7 +17,7 @@ def render() -> str:
         for suite in upstream.suites:
             lists: list[CommittedVerdicts] = []
             for ranks in suite.ranks:
-                file, name = upstream.kept(suite, ranks), f"{upstream.system}/{suite.name}"
+                file, name = upstream.verdicts_file(suite, ranks), f"{upstream.system}/{suite.name}"
                 kept = CommittedVerdicts.read(file.read_text("utf-8"), f"{name} at {ranks} ranks")
                 lists.append(kept)
                 counts = [kept.count(outcome) for outcome in (PASSED, FAILED, SKIPPED)]

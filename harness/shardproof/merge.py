@@ -121,4 +121,4 @@ def merge_runs(parts: Sequence[Part], target: Path, known: KnownIssues) -> Repor
         store.finished_many(run_id, [result for _, _, results, _ in parts for result in results])
         store.checked(run_id, [check for _, _, _, checks in parts for check in checks])
         store.end_run(run_id)
-        return Report.of(store, run_id, known)
+        return Report.from_store(store, run_id, known)

@@ -124,7 +124,7 @@ def run(request: Request) -> Outcome:
             except KeyboardInterrupt:
                 interrupted = True
         store.prune(run_id)
-        report = Report.of(store, run_id, request.issues)
+        report = Report.from_store(store, run_id, request.issues)
         if not interrupted:
             report = replace(report, run=replace(report.run, ended_at=now()))
         page = write_reports(report, request.out, request.json, request.junit)

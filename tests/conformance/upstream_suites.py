@@ -30,5 +30,5 @@ def check(system: str, name: str, ranks: int, scratch: Path) -> None:
     suite = upstream.suite(name)
     where = runner.place(upstream, scratch)
     seen = runner.verdicts(upstream, suite, ranks, where, 300.0)
-    kept = CommittedVerdicts.read(upstream.kept(suite, ranks).read_text("utf-8"), name)
+    kept = CommittedVerdicts.read(upstream.verdicts_file(suite, ranks).read_text("utf-8"), name)
     assert not (lines := differences(kept, seen)), "\n".join(lines)

@@ -58,7 +58,7 @@ class Ask:
 
     @property
     def scalars(self) -> Scalars:
-        return Scalars.of(
+        return Scalars.from_hyperparameters(
             self.lr, self.betas, self.eps, self.decay, self.step,
             decoupled=self.decoupled, bias_correction=self.bias_correction,
         )  # fmt: skip

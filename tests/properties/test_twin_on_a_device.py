@@ -47,7 +47,7 @@ CASES: dict[str, dict[str, str]] = {
 
 
 def inputs_of(scenario: Scenario) -> Inputs:
-    return court.ResolvedScenario.of(scenario).inputs
+    return court.ResolvedScenario.from_scenario(scenario).inputs
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -99,7 +99,7 @@ def test_on_a_gpu_the_reference_vouches_for_structure_only(
     def verdict(value: Value | None) -> str:
         court._reference_against_twin.cache_clear()
         monkeypatch.setattr(court, "_twin", lambda inputs, norms: spoilt(truth, value))
-        return court._oracles_disagree(court.ResolvedScenario.of(scenario))
+        return court._oracles_disagree(court.ResolvedScenario.from_scenario(scenario))
 
     assert verdict(right) == ""
     other_bits = Value(right.dtype, right.shape, bytes([right.data[0] ^ 1]) + right.data[1:])

@@ -108,7 +108,7 @@ def test_a_release_that_loads_is_a_release(text: str) -> None:
 def test_both_oracles_round_what_is_loaded_to_the_nearest(form: str, saved: str, loaded: str) -> None:
     scenario = ROUNDED.with_axes({"dtype": saved, "load_dtype": loaded, "checkpoint": form, "load": "grow"})
     assert impossible(scenario) is None
-    found, _, _ = run_reference(ResolvedScenario.of(scenario))
+    found, _, _ = run_reference(ResolvedScenario.from_scenario(scenario))
     assert (found.differences, found.distrust) == ((), "")
 
 
@@ -125,7 +125,7 @@ def test_a_load_that_cuts_off_what_it_cannot_store_is_noticed() -> None:
 
         ranks.loader._over_catalogue = towards_zero  # type: ignore[method-assign]
 
-    case = ResolvedScenario.of(ROUNDED)
+    case = ResolvedScenario.from_scenario(ROUNDED)
     found = judge(case, reference.run(case.inputs, case.placement, install=cut))
     first = found.differences[0]
     assert (case.ops[first.key.op].kind, first.kind) == ("load", "bits")

@@ -53,7 +53,7 @@ class Struck:
         return self.result.reason not in (NEVER_STRUCK, NOTHING_IN_IT)
 
     @property
-    def came(self) -> bool:
+    def event_occurred(self) -> bool:
         """Whether the event was there that it was to strike."""
         return self.result.reason != NEVER_STRUCK
 
@@ -124,7 +124,7 @@ class Struck:
         }
 
     @property
-    def told(self) -> dict[str, object]:
+    def detailed(self) -> dict[str, object]:
         """The same, and what of it is seen where."""
         seen = {"outcome": self.outcome, "raised": self.raised, "seen": self.seen, "carried": self.carried}
         seen |= {"moment": self.moment} if self.moment else {}
@@ -157,9 +157,9 @@ def run_strikes(
     systems = strikable(names)
     with Progress(sys.stderr) as progress:
         progress.stack("faults")
-        found, cut_off = strike(systems, jobs, plugins, progress.told, every=every, only=only)
+        found, cut_off = strike(systems, jobs, plugins, progress.trials_done, every=every, only=only)
     print(table(found))
-    write_json(json_file, {"struck": [one.told for one in found]})
+    write_json(json_file, {"struck": [one.detailed for one in found]})
     return 130 if cut_off else ExitStatus.OK
 
 
@@ -167,7 +167,7 @@ def strike(
     systems: Sequence[System],
     jobs: int,
     plugins: Sequence[str],
-    told: Callable[[int, int | None], None],
+    on_progress: Callable[[int, int | None], None],
     *,
     every: bool = False,
     only: Sequence[str] = (),
@@ -176,7 +176,7 @@ def strike(
     or its plain one.
 
     Args:
-        told: is called with how many trials are done, of how many where that is known. every: faults that strike one
+        on_progress: is called with how many trials are done, of how many where that is known. every: faults that strike one
             of many events strike each of them, until one does not come. only: the faults; all without any.
 
     Returns:
@@ -197,11 +197,11 @@ def strike(
 
         with suppress(KeyboardInterrupt):
             for done, one in enumerate(laboratory.side_by_side(struck, _events(planted, over, every=every)), 1):
-                if one.came or one.result.scenario in planted:
+                if one.event_occurred or one.result.scenario in planted:
                     found.append(one)
-                if not one.came:
+                if not one.event_occurred:
                     over.add(_without_event_number(one.result.scenario))
-                told(done, None if every else len(planted))
+                on_progress(done, None if every else len(planted))
             ended = True
     order = list(BOUNDARY)
     found.sort(key=lambda one: (one.result.system, order.index(one.fault.id.partition("@")[0]), one.number))

@@ -62,7 +62,7 @@ class Detection:
         return bool(mechanisms().get(self.fault.mechanism))
 
     @property
-    def at(self) -> str:
+    def noticed_in(self) -> str:
         """The operation in which it was noticed first, in the first of its scenarios."""
         first = next((r.failed_op for r in self.results if r.failed_op is not None), None)
         return "" if first is None else f"{first.index} {first.name}"
@@ -145,7 +145,7 @@ def _table(detections: Sequence[Detection]) -> str:
     lines = [f"{'fault':<{width}}  noticed    in           values  top1  top3  bugs"]
     for d in detections:
         top1, top3 = (_mark(d, first) for first in (1, 3))
-        cells = f"{_noticed(d):<9}  {d.at:<11}  {d.values or '':>6}  {top1:<4}  {top3:<4}  {', '.join(d.fault.bug_ids)}"
+        cells = f"{_noticed(d):<9}  {d.noticed_in:<11}  {d.values or '':>6}  {top1:<4}  {top3:<4}  {', '.join(d.fault.bug_ids)}"
         lines.append(f"{d.fault.id:<{width}}  {cells}".rstrip())
     explainable = [d for d in detections if d.explainable]
     right = ", ".join(f"{sum(d.named_within(n) for d in explainable)} in the first {n}" for n in (1, 3))
@@ -188,7 +188,7 @@ def _plain(detection: Detection) -> dict[str, object]:
         "mechanism": detection.fault.mechanism,
         "detected": detection.detected,
         "effect": detection.effect,
-        "operation": detection.at,
+        "operation": detection.noticed_in,
         "values": detection.values,
         "scenarios": [r.id for r in detection.results],
         "verdicts": [r.verdict.value for r in detection.results],

@@ -407,5 +407,5 @@ def _found(request: Mapping[str, Any]) -> Any:
 
     if not request.get("lockstep"):
         return gather(request)
-    case = ResolvedScenario.of(Scenario.from_axes(request["scenario"]))
+    case = ResolvedScenario.from_scenario(Scenario.from_axes(request["scenario"]))
     return RankObservations(case, list(every_rank(reference.run(case.inputs, case.placement))), [], {})

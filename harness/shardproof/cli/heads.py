@@ -90,7 +90,7 @@ def port(
             lambda line: print(printable(line), file=sys.stderr, flush=True),
         )  # fmt: skip
         store.end_run(run)
-        page = write_page(found, Report.of(store, run, issues), folder)
+        page = write_page(found, Report.from_store(store, run, issues), folder)
     print(render(found), end="")
     print(f"report: {printable(str(page))}", file=sys.stderr)
     write_json(json_file, document(found))

@@ -64,12 +64,14 @@ def shrink(
     preflight.require_machine([scenario], python)
     preflight.require_releases([scenario], python)
 
-    def told(simpler: Scenario) -> None:
+    def print_simpler(simpler: Scenario) -> None:
         print(f"fails too: {simpler}", file=sys.stderr, flush=True)
 
     with Laboratory(jobs=1, deadline_s=deadline_s, plugins=modules, python=python) as laboratory:
         first = laboratory.examine_one(scenario)
-        found = search(first, lambda s: laboratory.examine_one(s, confirm=False), laboratory.examine_one, limit_s, told)
+        found = search(
+            first, lambda s: laboratory.examine_one(s, confirm=False), laboratory.examine_one, limit_s, print_simpler
+        )
     print(render_result(found.result, wants_colour(sys.stdout, os.environ)), end="")
     ended = "nothing simpler was found to try" if found.complete else f"stopped after {limit_s:.0f} s"
     print(f"shrunk from: {scenario}\n{found.tried} scenarios tried; {ended}")
@@ -133,7 +135,7 @@ def explore(
             system, lambda scenario: laboratory.examine_one(scenario, confirm=False),
             seed=seed, budget_s=budget_s, examples=examples, faults=faults,
             known=lambda result: bool(issues.match(result)),
-            told=lambda line: print(line, file=sys.stderr, flush=True),
+            on_failure=lambda line: print(line, file=sys.stderr, flush=True),
         )  # fmt: skip
         found = explorer.run()
         results = [simplest(result, laboratory, explorer.left_s) for result in found.failures.values()]

@@ -74,11 +74,11 @@ class Tally:
 _POWERS = np.array([1 << bits for bits in range(64)], np.uint64)
 
 
-def compare_bits(a: Tensor, b: Tensor, told: Callable[[int], None]) -> tuple[Tally, Patterns]:
+def compare_bits(a: Tensor, b: Tensor, on_read: Callable[[int], None]) -> tuple[Tally, Patterns]:
     """What differs between two tensors of the same dtype and shape.
 
     Args:
-        told: called with the number of bytes of the tensor that were compared.
+        on_read: called with the number of bytes of the tensor that were compared.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -94,7 +94,7 @@ def compare_bits(a: Tensor, b: Tensor, told: Callable[[int], None]) -> tuple[Tal
         other.read(first, its)
         if not same(mine, its):
             _look(tally, patterns, first, mine, its)
-        told(count * itemsize(a.dtype))
+        on_read(count * itemsize(a.dtype))
     one.finish()
     other.finish()
     return tally, patterns

@@ -31,12 +31,12 @@ class Files:
     """All files of one checkpoint.
 
     Args:
-        named: what the user named, which may be a link. told: called with every number of bytes that was read.
+        named: what the user named, which may be a link. on_read: called with every number of bytes that was read.
     """
 
-    def __init__(self, named: Path, told: Callable[[int], None] = lambda count: None) -> None:
+    def __init__(self, named: Path, on_read: Callable[[int], None] = lambda count: None) -> None:
         self.named = named
-        self.told = told
+        self.on_read = on_read
         self._open: OrderedDict[Path, BinaryIO] = OrderedDict()
         self._identity: dict[Path, _Identity] = {}
 
@@ -80,7 +80,7 @@ class Files:
                 given = f"no byte {offset + done}"
                 raise bad(f"{path}: content", given, "a whole file that nobody changes meanwhile", FORM)
             done += count
-        self.told(done)
+        self.on_read(done)
 
     def require_unchanged(self) -> None:
         """Check that every file is still the one that was opened.

@@ -35,14 +35,14 @@ _ALLOWED = (
 
 
 def open_contents(
-    path: Path, layouts: Iterable[Layout[Contents]], told: Callable[[int], None], *, checksums: bool = True
+    path: Path, layouts: Iterable[Layout[Contents]], on_read: Callable[[int], None], *, checksums: bool = True
 ) -> Contents:
     """The index of a checkpoint; close its files after use.
 
     Raises:
         CheckpointError: there is none, it is damaged or foreign, or holds no element of a tensor.
     """
-    contents = Contents(path, Files(path, told), checksums)
+    contents = Contents(path, Files(path, on_read), checksums)
     try:
         if path.is_dir():
             contents.form = _add_folder(contents, path, tuple(layouts))

@@ -94,14 +94,14 @@ class Patterns:
         Args:
             total: elements of the tensor.
         """
-        told = self._told(total) if self.count else None
-        if told is None:
+        hypothesis = self._strongest_hypothesis(total) if self.count else None
+        if hypothesis is None:
             return "", ""
-        mechanism, text = told
+        mechanism, text = hypothesis
         where = "" if self.count == total else "Where they differ, "
         return mechanism, f"{where}{text}." if where else f"{text[0].upper()}{text[1:]}."
 
-    def _told(self, total: int) -> tuple[str, str] | None:
+    def _strongest_hypothesis(self, total: int) -> tuple[str, str] | None:
         """The first hypothesis that is still alive, the most telling first, and how it is said."""
         alive = {name for name, yes in self.alive.items() if yes}
         for side, other in (("A", "B"), ("B", "A")):

@@ -56,8 +56,8 @@ class OpenDecoder(Decoder):
         """An object as what the pickle says of it."""
         self.note(node.function)
         held: dict[Scalar, Value] = {"class": str(node.function)}
-        told = (("args", list(node.args)), ("state", node.state), ("items", list(node.items)), ("pairs", node.pairs))
-        for name, value in told:
+        parts = (("args", list(node.args)), ("state", node.state), ("items", list(node.items)), ("pairs", node.pairs))
+        for name, value in parts:
             if value:
                 pairs = Mapping(node.pairs) if name == "pairs" else value
                 held[name] = self.value(pairs, depth - 1)

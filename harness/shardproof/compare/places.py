@@ -248,13 +248,13 @@ def _sample(tensor: Tensor) -> tuple[Any, ...] | None:
 
 def explain_holders(found: Mapping[str, str]) -> dict[str, Explained]:
     """The sentence about each tensor that holds another one's bits."""
-    told = {}
+    explained = {}
     for name, source in found.items():
         if found.get(source) == name:
-            told[name] = ("swapped", f"A's {name} and {source} are exchanged in B.")
+            explained[name] = ("swapped", f"A's {name} and {source} are exchanged in B.")
         else:
-            told[name] = ("other_tensor", f"B has here what A has under {source}.")
-    return told
+            explained[name] = ("other_tensor", f"B has here what A has under {source}.")
+    return explained
 
 
 def _read_all(tensor: Tensor) -> Raw:

@@ -66,19 +66,19 @@ def compare(request: CompareRequest, progress: Progress) -> Comparison:
     """
     counted = Counter[str]()
 
-    def told(count: int) -> None:
+    def count_read(count: int) -> None:
         counted["read"] += count
         progress.read(count)
 
-    with _opened(request.a, request, told) as a, _opened(request.b, request, told) as b:
+    with _opened(request.a, request, count_read) as a, _opened(request.b, request, count_read) as b:
         return _Work(request, a.contents, b.contents, progress, counted).result()
 
 
 class _opened:  # noqa: N801
     """A checkpoint's index as a context, which closes its files."""
 
-    def __init__(self, path: Path, request: CompareRequest, told: Callable[[int], None]) -> None:
-        self.contents = open_contents(path, request.layouts, told, checksums=request.checksums)
+    def __init__(self, path: Path, request: CompareRequest, on_read: Callable[[int], None]) -> None:
+        self.contents = open_contents(path, request.layouts, on_read, checksums=request.checksums)
 
     def __enter__(self) -> _opened:
         return self
@@ -225,7 +225,7 @@ class _Work:
         unexplained = [one.name for one in asked if not one.explanation or one.mechanism == "bit_flip"]
         holders = places.holders(mine, its, unexplained, budget)
         moved = {source: name for name, source in holders.items()}
-        told = places.explain_holders(holders)
+        explained = places.explain_holders(holders)
         extra = {one.name for one in self.found if one.kind == "extra"}
         for at, one in enumerate(self.found):
             if one.kind == "missing" and moved.get(one.name) in extra:
@@ -234,8 +234,8 @@ class _Work:
                 text = f"A has it as {holders[one.name]}."
                 mechanism = "renamed" if holders[one.name] not in self.b else "copied"
                 self.found[at] = replace(one, mechanism=mechanism, explanation=text)
-            elif one.kind == "bits" and one.name in told:
-                self.found[at] = replace(one, mechanism=told[one.name][0], explanation=told[one.name][1])
+            elif one.kind == "bits" and one.name in explained:
+                self.found[at] = replace(one, mechanism=explained[one.name][0], explanation=explained[one.name][1])
             elif one.kind == "bits" and not one.explanation:
                 mechanism, text = places.rearranged(
                     mine[one.name], its[one.name], self.first[one.name], same_multiset=self.same_multiset[one.name]

@@ -194,7 +194,7 @@ class FusedAdam(torch.optim.Optimizer):
             if not group["params"]:
                 continue
             group["step"] = group.get("step", 0) + 1
-            scalars = kernels.AdamScalars.of(
+            scalars = kernels.AdamScalars.from_hyperparameters(
                 group["lr"],
                 group["betas"],
                 group["eps"],

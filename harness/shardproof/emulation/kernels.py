@@ -49,7 +49,7 @@ class AdamScalars:
     decoupled: bool
 
     @classmethod
-    def of(
+    def from_hyperparameters(
         cls,
         lr: float,
         betas: tuple[float, float],

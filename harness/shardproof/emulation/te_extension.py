@@ -164,7 +164,7 @@ def _store(stored: list[torch.Tensor], moments: Iterable[torch.Tensor]) -> None:
 
 def _scalars(lr: float, beta1: float, beta2: float, eps: float, step: int, mode: int, bias_correction: int,
              weight_decay: float) -> kernels.AdamScalars:  # fmt: skip
-    return kernels.AdamScalars.of(
+    return kernels.AdamScalars.from_hyperparameters(
         float(lr), (beta1, beta2), eps, weight_decay, step, decoupled=bool(mode), bias_correction=bool(bias_correction)
     )
 

@@ -112,7 +112,9 @@ def _main(
     lines = calls["start"].splitlines()
     for op in part:
         call = _call(op, calls, often)
-        if op is case.reference_op and not (_is_told(calls) or case.is_shape or (case.is_missing and "holds" in calls)):
+        if op is case.reference_op and not (
+            _says_subject(calls) or case.is_shape or (case.is_missing and "holds" in calls)
+        ):
             lines.append(f"expected = {value}")
             if len(case.parts) > 1:
                 lines.append('torch.save(expected, CHECKPOINT + ".expected")')
@@ -135,7 +137,7 @@ def _last(
 ) -> list[str]:
     """The operation at which the failure shows, and the comparison."""
     focus, works = case.focus, f"expected that {WORKS[op.kind]}"
-    if _is_told(calls):
+    if _says_subject(calls):
         told = [f"expected = {calls['expected']}", f"observed = {value}"]
         return [*call, *told, *_compared(case, op.mesh.world, calls)]
     if case.is_shape:
@@ -171,7 +173,7 @@ def _last(
     ]
 
 
-def _is_told(calls: Mapping[str, str]) -> bool:
+def _says_subject(calls: Mapping[str, str]) -> bool:
     """Whether the system says itself what is compared: the beginning of the sentence, and what is expected."""
     return "subject" in calls and "expected" in calls
 
@@ -199,14 +201,14 @@ def _compared(case: FailureCase, world: int, calls: Mapping[str, str]) -> list[s
     lines = [f"if dist.get_rank() != {speaker}:", "    return 0"] if world > 1 else []
     flush = ", flush=True" if world > 1 else ""
     if (
-        _is_told(calls)
+        _says_subject(calls)
         or case.focus.role in ("step", SETTING)
         or case.focus.kind == TYPED
         or case.is_shape
         or case.is_missing
     ):
-        told = f"{calls['subject'] if _is_told(calls) else subject(case)}: expected {{expected}}, observed {{observed}}"
-        return [*lines, f'print(f"{told}"{flush})', "return int(expected != observed)"]
+        sentence = f"{calls['subject'] if _says_subject(calls) else subject(case)}: expected {{expected}}, observed {{observed}}"
+        return [*lines, f'print(f"{sentence}"{flush})', "return int(expected != observed)"]
     told = "element {at}: expected {expected[at]}, observed {observed[at]}"
     return [
         *lines,

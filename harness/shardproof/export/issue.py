@@ -38,11 +38,11 @@ MESSAGE = 4000
 
 @dataclass(frozen=True)
 class Written:
-    """A script as it can be written. told: what is known of the failure."""
+    """A script as it can be written. description: what is known of the failure."""
 
     case: FailureCase
     draft: Draft
-    told: FailureDescription
+    description: FailureDescription
     script: str
 
 
@@ -86,7 +86,7 @@ def _shown_first(case: FailureCase, system: System, known: str) -> str:
     if shown is None or "+" not in known:
         return known
     item = Evidence(case.focus.op.kind, describe(shown))
-    entries = {issue.id: issue for issue in KnownIssues(known_issues_of(system)).of(known)}
+    entries = {issue.id: issue for issue in KnownIssues(known_issues_of(system)).entries_named(known)}
     return "+".join(sorted(known.split("+"), key=lambda name: not entries[name].match.covers(item)))
 
 
@@ -167,7 +167,7 @@ def render_issue(
         passes: the release on which the script was run and passes; empty for none. with_cure: what comes of the script
             with the cure, as the sentence above its diff.
     """
-    case, draft, told = made.case, made.draft, made.told
+    case, draft, told = made.case, made.draft, made.description
     sections = [
         f"# {told.title}",
         told.what if told.what != told.title else "",

@@ -57,17 +57,17 @@ class Exported:
     def text(self) -> str:
         """What was written and how it ended, for the terminal."""
         lines = [f"{self.folder / name}" for name in (SCRIPT, ISSUE, *self.written.draft.shims)]
-        lines.append(f"in a clean interpreter: {self.plain.told}")
+        lines.append(f"in a clean interpreter: {self.plain.ending}")
         if self.cured is not None:
             unless = "IT DOES NOT PASS" if self.wrong else "another defect comes behind it"
             how = "it passes" if self.cured.passes else unless
-            lines.append(f"with the cure {self.written.told.cure}: {how}; {self.cured.told}")
+            lines.append(f"with the cure {self.written.description.cure}: {how}; {self.cured.ending}")
         if self.together is not None:
             how = "it passes" if self.together.passes else "IT DOES NOT PASS"
-            lines.append(f"with all cures of {self.written.case.scenario.system}: {how}; {self.together.told}")
+            lines.append(f"with all cures of {self.written.case.scenario.system}: {how}; {self.together.ending}")
         if self.repaired is not None:
             how = "it passes" if self.repaired.passes else "IT DOES NOT PASS"
-            lines.append(f"on {self.written.told.repaired}, which repaired it: {how}; {self.repaired.told}")
+            lines.append(f"on {self.written.description.repaired}, which repaired it: {how}; {self.repaired.ending}")
         return "\n".join(lines) + "\n"
 
 
@@ -127,10 +127,10 @@ def export(result: Result, known: str | None, folder: Path, python: str | None, 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).touch()
     made, plain = _shown(result, known, folder, ranks, paths)
-    own = _cured(system, made, folder, ranks, paths, made.told.cure) if cured and made.told.cure else None
+    own = _cured(system, made, folder, ranks, paths, made.description.cure) if cured and made.description.cure else None
     together = _cured(system, made, folder, ranks, paths, "") if own is not None and not own.passes else None
     found = Exported(made, folder, plain, own, together, _repaired(result, known, made, ranks))
-    passes = made.told.repaired if found.repaired is not None and found.repaired.passes else ""
+    passes = made.description.repaired if found.repaired is not None and found.repaired.passes else ""
     how = BEHIND if together is not None and together.passes else ALONE
     text = render_issue(made, plain.said, versions(system, result, ranks), ranks.python, passes, how)
     (folder / ISSUE).write_text(text, "utf-8")
@@ -151,7 +151,7 @@ def _shown(
         return made, plain
     failed = folder / f"failed-{SCRIPT}"
     (folder / SCRIPT).replace(failed)
-    reason = f"the script that was written does not show it ({plain.told}); it was kept as {failed}"
+    reason = f"the script that was written does not show it ({plain.ending}); it was kept as {failed}"
     raise NoExportError.because(result, reason)
 
 
@@ -170,7 +170,7 @@ def _shows(made: Written, plain: ScriptOutcome) -> bool:
 
 def _repaired(result: Result, known: str | None, made: Written, ranks: Interpreter) -> ScriptOutcome | None:
     """The script on the release that repaired the defect, in the calls of that release where these are others."""
-    release, system = made.told.repaired, system_named(result.system)
+    release, system = made.description.repaired, system_named(result.system)
     if not release:
         return None
     try:
@@ -217,6 +217,8 @@ def _cured(
         return file.read_text("utf-8") if file else None
 
     found = cures.apply(cures.cures_asked_for(system, wanted), source)
-    if made.told.cure not in found.applied:
-        return ScriptOutcome(-1, "", f"the cure {made.told.cure} does not apply: {found.left[made.told.cure]}")
+    if made.description.cure not in found.applied:
+        return ScriptOutcome(
+            -1, "", f"the cure {made.description.cure} does not apply: {found.left[made.description.cure]}"
+        )
     return run(folder / SCRIPT, ranks.path, places, found.sources)

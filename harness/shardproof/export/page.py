@@ -28,12 +28,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Filing:
-    """* told: what is known of the defect; None where nothing is.
+    """* description: what is known of the defect; None where nothing is.
     * steps: the operations up to the one that failed. reason: why they have no calls; empty where they have.
     * issue: the text of an issue, in Markdown; empty where there is no failure to report.
     """
 
-    told: FailureDescription | None
+    description: FailureDescription | None
     steps: tuple[Step, ...]
     reason: str
     issue: str

@@ -62,7 +62,7 @@ class ScriptOutcome:
         return self.status == PASSED and "expected" in self.said
 
     @property
-    def told(self) -> str:
+    def ending(self) -> str:
         """How it ended, for a reader: what it printed, else the last line of its errors."""
         lines = [line for line in (self.said.strip() or self.errors.strip()).splitlines() if line.strip()]
         return f"status {self.status}: {lines[-1][:300] if lines else 'it printed nothing'}"

@@ -36,7 +36,7 @@ class Row(NamedTuple):
         return sum(count for name, count in self.said.items() if name in mechanisms()[self.mechanism])
 
     @property
-    def told(self) -> str:
+    def explanations_text(self) -> str:
         """The explanations with their counts, the wrong ones marked."""
         right = mechanisms()[self.mechanism]
         return ", ".join(f"{'' if name in right else WRONG}{name} {count}" for name, count in self.said.items())
@@ -62,4 +62,7 @@ def confusion_lines(rows: Iterable[Row]) -> list[str]:
     rows = list(rows)
     width = max((len(row.mechanism) for row in rows), default=0)
     head = f"{'what is wrong':<{width}}   of  right  first explanations"
-    return [head, *(f"{row.mechanism:<{width}}  {row.planted:>3}  {row.right:>5}  {row.told}" for row in rows)]
+    return [
+        head,
+        *(f"{row.mechanism:<{width}}  {row.planted:>3}  {row.right:>5}  {row.explanations_text}" for row in rows),
+    ]

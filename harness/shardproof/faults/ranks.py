@@ -130,7 +130,7 @@ def _points(context: RankContext, number: int, reached: Callable[[], None]) -> I
     inside = f"{context.directory}/checkpoint"
     active = True
 
-    def told(event: str, given: tuple[Any, ...]) -> None:
+    def on_audit_event(event: str, given: tuple[Any, ...]) -> None:
         if not active or event not in _TOLD or not isinstance(given[0], str | bytes | os.PathLike):
             return
         if os.path.abspath(os.fsdecode(given[0])).startswith(inside):
@@ -144,7 +144,7 @@ def _points(context: RankContext, number: int, reached: Callable[[], None]) -> I
 
         return call
 
-    sys.addaudithook(told)  # for good: a rank's process runs one scenario
+    sys.addaudithook(on_audit_event)  # for good: a rank's process runs one scenario
     try:
         with ExitStack() as stack:
             for owner, name in _RECORDS.items():

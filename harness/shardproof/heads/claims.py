@@ -193,7 +193,7 @@ def _describe_run(tried: RegressionRun) -> str:
     result: Result = tried.result
     why = f": {result.reason.splitlines()[0]}" if tried.state is State.NOTHING and result.reason else ""
     other = f": {result.signature}" if tried.state is State.OTHERWISE else ""
-    return f"{tried.kept.name} {result.verdict.value}, {tried.state.value}{why}{other}"
+    return f"{tried.regression.name} {result.verdict.value}, {tried.state.value}{why}{other}"
 
 
 def document(found: Searched, answers: Mapping[str, Answered]) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _claim(claim: Claim, answer: Answered | None) -> dict[str, Any]:
         "says": answer.word if answer else "",
         "out_of_date": answer.wrong if answer else "",
         "regressions": {
-            tried.kept.name: {"state": tried.state.value, **tried.result.to_json()}
+            tried.regression.name: {"state": tried.state.value, **tried.result.to_json()}
             for tried in (answer.tried if answer else ())
         },
     }

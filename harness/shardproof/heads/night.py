@@ -116,7 +116,8 @@ class Night:
 
     * last, now: commits in full; `last` is empty on the first night. changed, touched: files of the library.
     * port: the status of the port; None where there was none. report: of the walk; None where nothing ran.
-    * status_of_walk: the command's exit status. came, still, went: causes that are first seen, still there, and gone.
+    * status_of_walk: the command's exit status. appeared, still, disappeared: causes that are first seen, still
+      there, and gone.
     * cured: what stood behind the commit in the walk's version.
     """
 
@@ -128,9 +129,9 @@ class Night:
     port: int | None = None
     report: Report | None = None
     status_of_walk: int = 0
-    came: tuple[Seen, ...] = ()
+    appeared: tuple[Seen, ...] = ()
     still: tuple[Seen, ...] = ()
-    went: tuple[Seen, ...] = ()
+    disappeared: tuple[Seen, ...] = ()
     cured: str = ""
 
     @property
@@ -138,7 +139,7 @@ class Night:
         """3 where the walk could not be judged; else 1 where a cause came tonight; else 3 where ours does not fit."""
         if self.status_of_walk in (ExitStatus.USAGE, ExitStatus.HARNESS):
             return ExitStatus.HARNESS
-        if self.came:
+        if self.appeared:
             return ExitStatus.FAILURE
         return ExitStatus.HARNESS if self.port in (ExitStatus.USAGE, ExitStatus.HARNESS) else ExitStatus.OK
 
@@ -157,7 +158,7 @@ def night(asked: Asked, command: Command, issues: KnownIssues) -> Night:
     found = Night(asked.system.name, last, now, changed, ours, cured=asked.cured)
     if not last or changed:
         found = _examine(asked, found, _said(command, asked.common), state["causes"], issues)
-    seen = {one.cause: one for one in (*found.came, *found.still, *found.went)}
+    seen = {one.cause: one for one in (*found.appeared, *found.still, *found.disappeared)}
     causes = {**state["causes"], **{name: asdict(one) for name, one in seen.items()}}
     asked.out.joinpath(STATE).write_text(json.dumps({"now": now, "causes": causes}, indent=1) + "\n", "utf-8")
     return found
@@ -205,7 +206,7 @@ def _examine(asked: Asked, found: Night, command: Command, known: dict[str, Any]
     if status == ExitStatus.USAGE:
         return found
     with Store(folder / DATABASE) as store:
-        report = Report.of(store, str(store.latest_run()), issues)
+        report = Report.from_store(store, str(store.latest_run()), issues)
     turns = {trace.cause: turn for turn, traces in report.history.tonight.items() for trace in traces}
     new = [c for c in report.clusters() if c.simplest.counts_as is Standing.NEW]
     came: list[Seen] = []
@@ -221,7 +222,7 @@ def _examine(asked: Asked, found: Night, command: Command, known: dict[str, Any]
         came.append(_bisected(fresh, asked, found, command, until - time.monotonic()))
     gone = [cause for cause, turn in turns.items() if turn == FIXED and cause in known]
     went = [replace(Seen(**known[cause]), gone=found.now) for cause in gone]
-    return replace(found, report=report, came=tuple(came), still=tuple(still), went=tuple(went))
+    return replace(found, report=report, appeared=tuple(came), still=tuple(still), disappeared=tuple(went))
 
 
 def _seen(cause: str, result: Result, now: str) -> Seen:
@@ -266,4 +267,4 @@ def commits_of_night(package: Package, found: Night) -> int:
 
 def files_of(found: Night) -> Iterator[Seen]:
     """The causes whose issue texts a night writes: what came, what is still there, what went."""
-    yield from (*found.came, *found.still, *found.went)
+    yield from (*found.appeared, *found.still, *found.disappeared)

@@ -94,7 +94,7 @@ def _lines(found: Night, commits: int) -> list[str]:
         ]
     if found.report is None:
         return [*lines, f"The walk could not begin: it ended with status {found.status_of_walk}."]
-    for title, causes in (("came", found.came), ("is still there", found.still), ("went", found.went)):
+    for title, causes in (("came", found.appeared), ("is still there", found.still), ("went", found.disappeared)):
         lines += [f"**{len(causes)} {'cause' if len(causes) == 1 else 'causes'} {_VERB[title][len(causes) != 1]}**", ""]
         lines += [f"* {escaped(seen.title)} ({seen.cause}){_with(seen)}" for seen in causes]
         lines += [""] * bool(causes)

@@ -423,21 +423,23 @@ class _Found:
         """The entries of which a regression passes that failed on the base."""
         by_entry: dict[str, list[RegressionRun]] = {}
         for tried in self._tried:
-            by_entry.setdefault(tried.kept.finding.id if tried.kept.finding else tried.kept.name, []).append(tried)
+            by_entry.setdefault(
+                tried.regression.finding.id if tried.regression.finding else tried.regression.name, []
+            ).append(tried)
         gone = {check.cure for check in self._cures if check.standing == CURE_REPAIRED}
         for finding in section_of(self.asked.system).findings:
             if finding.cure in gone and finding.id not in by_entry and not finding.fixed:
                 yield Repair(finding, (f"the scenario of cure {finding.cure}",))
         for several in by_entry.values():
-            passing = tuple(tried.kept.name for tried in several if tried.state is State.REPAIRED)
-            failing = tuple(tried.kept.name for tried in several if tried.result.verdict.is_failure)
+            passing = tuple(tried.regression.name for tried in several if tried.state is State.REPAIRED)
+            failing = tuple(tried.regression.name for tried in several if tried.result.verdict.is_failure)
             if passing:
-                yield Repair(several[0].kept.finding, passing, failing)
+                yield Repair(several[0].regression.finding, passing, failing)
 
     def new(self, gone: Sequence[Changed]) -> Iterator[New]:
         """The failures that no entry explains, by signature; then what an entry says is repaired and is not."""
         found: dict[str, New] = {}
-        names = {tried.result.id: tried.kept.name for tried in self._tried}
+        names = {tried.result.id: tried.regression.name for tried in self._tried}
         otherwise = [t.result for t in self._tried if t.state is State.OTHERWISE]
         fresh = [r for r in self._walked if r.verdict.is_failure and not r.known_issue]
         for result in (*fresh, *otherwise, *(r for tried in self._tried for r in tried.behind)):
@@ -448,9 +450,9 @@ class _Found:
             found[result.signature] = replace(before, results=(*before.results, result), names=(*before.names, *name))
         yield from sorted(found.values(), key=lambda new: -len(new.results))
         for tried in self._tried:
-            if tried.state is State.BACK and tried.kept.finding:
-                why = f"{tried.kept.finding.id} says that it is fixed in {tried.kept.finding.fixed}"
-                yield New(tried.result.signature, (tried.result,), (tried.kept.name,), why)
+            if tried.state is State.BACK and tried.regression.finding:
+                why = f"{tried.regression.finding.id} says that it is fixed in {tried.regression.finding.fixed}"
+                yield New(tried.result.signature, (tried.result,), (tried.regression.name,), why)
 
     @property
     def still_there(self) -> int:

@@ -52,7 +52,7 @@ class Regression:
 class RegressionRun:
     """A regression on a head. behind: what fails behind it, or beside it, and has no entry."""
 
-    kept: Regression
+    regression: Regression
     result: Result
     state: State
     behind: tuple[Result, ...] = ()
@@ -145,4 +145,4 @@ def _is_own(finding: Finding, result: Result, known: KnownIssues) -> bool:
     """Whether a failure is that of an entry, or has a part of its face; not that of another which looks otherwise."""
     if finding.id in (result.known_issue or "").split("+"):
         return True
-    return any(issue.match.covers(item) for issue in known.of(finding.id) for item in result.evidence)
+    return any(issue.match.covers(item) for issue in known.entries_named(finding.id) for item in result.evidence)

@@ -49,8 +49,8 @@ class Shown:
     @property
     def line(self) -> str:
         """What the three came to, for a reader."""
-        told = (("plain", self.plain), ("cured", self.cured), ("all but this one", self.without))
-        verdicts = ", ".join(f"{how} {result.verdict.value}" for how, result in told)
+        runs = (("plain", self.plain), ("cured", self.cured), ("all but this one", self.without))
+        verdicts = ", ".join(f"{how} {result.verdict.value}" for how, result in runs)
         why = f" ({self.cured.signature or self.cured.reason})" if self.cured.verdict is not Verdict.PASS else ""
         return f"{self.name}: {verdicts}{why}"
 
@@ -76,8 +76,8 @@ def applicability(system: System, versions: Sequence[str], python: str | None) -
         except (HarnessError, UsageError):
             cured = None
         for cure in cures.cures_of(system):
-            told = NOT_INSTALLED if cured is None else cured.left.get(cure.id, APPLIES)
-            found[cure.id, version] = told
+            state = NOT_INSTALLED if cured is None else cured.left.get(cure.id, APPLIES)
+            found[cure.id, version] = state
     return found
 
 
@@ -122,8 +122,8 @@ def render(system: System, versions: Sequence[str], found: dict[tuple[str, str],
     for cure in every:
         files = ", ".join(PurePosixPath(path).name for path in cure.files)
         lines.append(f"  {cure.id:<{width}}  {cure.changed_lines:>2} lines of {files}")
-        told: dict[str, list[str]] = {}
+        versions_by_state: dict[str, list[str]] = {}
         for version in versions:
-            told.setdefault(found[cure.id, version], []).append(version)
-        lines += [f"  {'':<{width}}  {why}: {', '.join(which)}" for why, which in told.items()]
+            versions_by_state.setdefault(found[cure.id, version], []).append(version)
+        lines += [f"  {'':<{width}}  {why}: {', '.join(which)}" for why, which in versions_by_state.items()]
     return "\n".join(lines) + "\n"

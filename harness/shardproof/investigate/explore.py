@@ -158,7 +158,7 @@ class Explorer:
     Args:
         system: `NAME[@VERSION]`. examine: the result of a scenario. seed: of everything that is drawn. budget_s:
             when to end. examples: how many scenarios to examine at most. faults: planted in each of them.
-        known: whether a failure is none to be found. told: is given a line for every new failure.
+        known: whether a failure is none to be found. on_failure: is called with a line for every new failure.
     """
 
     def __init__(
@@ -171,13 +171,13 @@ class Explorer:
         examples: int | None = None,
         faults: Sequence[str] = (),
         known: Callable[[Result], bool] = lambda result: False,
-        told: Callable[[str], None] = lambda line: None,
+        on_failure: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._base = _walk(system)
         self._values = _values(self._base)
         self._left_out = _left_out(system)
         self._drawn = {word for scenario in self._base for word in operations(scenario.program)}
-        self._examine, self._seed, self._faults, self._told = examine, seed, tuple(faults), told
+        self._examine, self._seed, self._faults, self._on_failure = examine, seed, tuple(faults), on_failure
         self._known = known
         self._examples, self._until = examples, time.monotonic() + budget_s
         self._results: dict[Scenario, Result | None] = {}
@@ -225,7 +225,7 @@ class Explorer:
                 return
             if not wanted:
                 wanted.append(signature)
-                self._told(f"fails: {scenario}")
+                self._on_failure(f"fails: {scenario}")
             self.found.failures[signature] = result
             raise _FailedError
 
@@ -345,8 +345,8 @@ def report_of(system: str, found: Explored, seed: int) -> str:
     failures = len(found.failures)
     outcome = f"{failures} failure{'s' * (failures > 1)}" if failures else "none fails"
     early = ", the time was up" if found.ended else ""
-    told = f"{found.drawn} scenarios with {len(found.programs)} programs, seed {seed}{early}"
-    return f"{system}: {told}: {outcome}"
+    tried = f"{found.drawn} scenarios with {len(found.programs)} programs, seed {seed}{early}"
+    return f"{system}: {tried}: {outcome}"
 
 
 def status_of(found: Explored, results: Sequence[Result]) -> ExitStatus:

@@ -118,14 +118,14 @@ def shrink(
     attempt: Callable[[Scenario], Result],
     confirm: Callable[[Scenario], Result],
     limit_s: float,
-    told: Callable[[Scenario], None] = lambda scenario: None,
+    on_simpler: Callable[[Scenario], None] = lambda scenario: None,
 ) -> Shrunk:
     """The simplest scenario found that fails like `first`.
 
     Args:
         attempt: runs a scenario once. confirm: runs one as often as a verdict needs.
         limit_s: seconds that it may take, with the confirmation at the end.
-        told: hears of every simpler scenario that is taken in hand.
+        on_simpler: is called with every simpler scenario that is taken in hand.
 
     Raises:
         UsageError: `first` is no failure that could come again.
@@ -133,7 +133,7 @@ def shrink(
     if not first.verdict.is_failure or not first.signature:
         form = "shardproof shrink with the id of a mismatch, a crash or a hang"
         raise UsageError.of("ID", f"{first.id}, {first.verdict.value}", "a failure that was reproduced", form)
-    search = _Search(first, attempt, time.monotonic() + limit_s, told)
+    search = _Search(first, attempt, time.monotonic() + limit_s, on_simpler)
     search.run()
     in_hand = search.in_hand
     last = first if in_hand == first.scenario else confirm(in_hand)
@@ -191,10 +191,10 @@ class _Search:
     """The scenario in hand, what has been asked about, and the time that is left."""
 
     def __init__(
-        self, first: Result, attempt: Callable[[Scenario], Result], end: float, told: Callable[[Scenario], None]
+        self, first: Result, attempt: Callable[[Scenario], Result], end: float, on_simpler: Callable[[Scenario], None]
     ) -> None:
         self.in_hand, self.tried, self.complete = first.scenario, 0, False
-        self._signature, self._attempt, self._end, self._told = first.signature, attempt, end, told
+        self._signature, self._attempt, self._end, self._on_simpler = first.signature, attempt, end, on_simpler
         self._seen, self._slowest_s = {first.scenario}, 0.0
 
     def run(self) -> None:
@@ -232,7 +232,7 @@ class _Search:
             self._seen.add(scenario)
             if self._fails(scenario):
                 self.in_hand = scenario
-                self._told(scenario)
+                self._on_simpler(scenario)
                 return True
         return False
 

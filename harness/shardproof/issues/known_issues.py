@@ -179,10 +179,10 @@ class KnownIssues:
         """
         if not (result.verdict.is_failure and result.emulated) or result.scenario.faults:
             return False
-        found = self.of(result.known_issue or self.match(result) or "")
+        found = self.entries_named(result.known_issue or self.match(result) or "")
         return not (found and all(issue.confirmed_on_gpu for issue in found))
 
-    def of(self, known: str) -> list[KnownIssue]:
+    def entries_named(self, known: str) -> list[KnownIssue]:
         """The entries that `match` named."""
         named = frozenset(filter(None, known.split("+")))
         return [issue for issue in (*self.issues, *self.hidden) if issue.id in named] if named else []

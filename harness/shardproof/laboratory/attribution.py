@@ -140,7 +140,7 @@ def _by_face(confirmed: Result, found: list[KnownIssue], known: KnownIssues, ask
 
 
 def _matched(known: KnownIssues, result: Result) -> list[KnownIssue]:
-    return known.of(known.match(result) or "")
+    return known.entries_named(known.match(result) or "")
 
 
 def _curable(found: Iterable[KnownIssue], first: Result, last: Result) -> set[str]:

@@ -95,7 +95,7 @@ class ResolvedScenario:
     placement: Placement
 
     @classmethod
-    def of(cls, scenario: Scenario) -> ResolvedScenario:
+    def from_scenario(cls, scenario: Scenario) -> ResolvedScenario:
         """A scenario resolved by its system's contract."""
         system = system_named(scenario.system)
         return cls(scenario, system, expand(scenario), *system.contract.resolve(scenario))
@@ -128,7 +128,7 @@ class RankObservations:
 
 def gather(request: Mapping[str, Any]) -> RankObservations:
     """Read everything that a request to `serve` names: the ranks' observations and the checkpoints that they wrote."""
-    case = ResolvedScenario.of(Scenario.from_axes(request["scenario"]))
+    case = ResolvedScenario.from_scenario(Scenario.from_axes(request["scenario"]))
     complete = request["complete"]
     records = _finished(_read_observations(request["observations"], complete=complete), case.ops, complete=complete)
     records, notes = _without_notes(records)
@@ -154,7 +154,9 @@ def judge_found(found: RankObservations, refused: Refused | None = None) -> Judg
 def serve_reference(payload: bytes) -> bytes:
     """Worker entry: run the reference in lockstep and judge it. Replies with the judgement and, unless nothing differs,
     the packed records: those of a pass would be dropped, and come again whenever the scenario does."""
-    found, records, notes = run_reference(ResolvedScenario.of(Scenario.from_axes(json.loads(payload)["scenario"])))
+    found, records, notes = run_reference(
+        ResolvedScenario.from_scenario(Scenario.from_axes(json.loads(payload)["scenario"]))
+    )
     reply = _reply(found, notes)
     return struct.pack("<Q", len(reply)) + reply + (pack(records) if found.differences or found.distrust else b"")
 

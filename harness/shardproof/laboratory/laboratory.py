@@ -273,7 +273,7 @@ class Laboratory:
             observed(scenario, trial.blob)
             trial.judgement = self._judged(scenario, directory, trial)
             trial.idle = never_struck(scenario, directory)
-            trial.came = all_came(scenario, directory)
+            trial.event_occurred = all_came(scenario, directory)
             result = result_of(scenario, info, trial, self._ran(info, scenario))
             if self.keep and result.verdict.is_failure:
                 _keep_logs(directory, self.keep / scenario.id)

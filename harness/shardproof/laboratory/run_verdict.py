@@ -38,14 +38,14 @@ NOTHING_IN_IT = "the planted fault never struck: what it strikes came, with noth
 @dataclass
 class Attempt:
     """One attempt at a scenario: what its ranks reported, before it is judged. idle: it has a boundary fault, which
-    found nothing to strike. came: what it strikes was there all the same."""
+    found nothing to strike. event_occurred: the event that it strikes took place, with nothing in it to corrupt."""
 
     blob: bytes = b""
     outcomes: list[JobOutcome] = field(default_factory=list)
     judgement: dict[str, Any] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     idle: bool = False
-    came: bool = False
+    event_occurred: bool = False
 
 
 def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str, Any]) -> Result:
@@ -85,7 +85,7 @@ def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str
 def _without_effect(trial: Attempt) -> str:
     """Why a fault that was planted says nothing; empty if it does, or if there is none."""
     if trial.idle:
-        return NOTHING_IN_IT if trial.came else NEVER_STRUCK
+        return NOTHING_IN_IT if trial.event_occurred else NEVER_STRUCK
     return NO_EFFECT if trial.judgement.get("no_effect") else ""
 
 

@@ -113,7 +113,7 @@ class Examination:
         failures = []
         for model in (LAYERS, MATRICES):
             self.model = model
-            failure = self._run(self._whole).failure
+            failure = self._run(self._unsharded_run).failure
             if failure is None:
                 return ""
             failures.append(failure)
@@ -128,16 +128,16 @@ class Examination:
     # Trials
 
     @property
-    def _whole(self) -> ArmRun:
+    def _unsharded_run(self) -> ArmRun:
         return arms.first(self.asked, self.ranks, self.model)
 
     @property
     def _sharded(self) -> ArmRun:
-        return self._whole.but(whole=False)
+        return self._unsharded_run.but(whole=False)
 
     def _trials(self, held: bool) -> list[ArmRun]:
         """The runs behind all questions but the first. held: whether the optimizer steps on sharded parameters."""
-        whole, sharded = self._whole, self._sharded
+        whole, sharded = self._unsharded_run, self._sharded
         found = [whole.but(arrangement="cut"), whole.but(arrangement="reversed"), whole.but(program=SAVED)]
         if held:
             found += [*self._few_rows(), *self._loading(), *self._bf16(), *self._tensor_lr(), _offloaded(sharded)]
@@ -145,21 +145,21 @@ class Examination:
         return found
 
     def _few_rows(self) -> tuple[ArmRun, ArmRun]:
-        return self._whole.but(model=FEW_ROWS), self._sharded.but(model=FEW_ROWS)
+        return self._unsharded_run.but(model=FEW_ROWS), self._sharded.but(model=FEW_ROWS)
 
     def _loading(self) -> list[ArmRun]:
         saved = self._sharded.but(program=SAVED)
         return [saved, saved.under(load=arms.loaded_elsewhere(self.ranks))]
 
     def _bf16(self) -> tuple[ArmRun, ArmRun]:
-        return self._whole.under(dtype="bf16"), self._sharded.under(dtype="bf16")
+        return self._unsharded_run.under(dtype="bf16"), self._sharded.under(dtype="bf16")
 
     def _groups(self) -> list[ArmRun]:
-        whole = self._whole.but(groups="two", program=SAVED)
+        whole = self._unsharded_run.but(groups="two", program=SAVED)
         return [whole.but(groups="apart", program=arms.STEPS), whole, whole.but(whole=False)]
 
     def _tensor_lr(self) -> list[ArmRun]:
-        tensor = self._whole.but(lr="tensor", halves=True)
+        tensor = self._unsharded_run.but(lr="tensor", halves=True)
         return [tensor.but(lr="float"), tensor, tensor.but(whole=False, program=SAVED)]
 
     def _run_ahead(self, held: bool) -> None:
@@ -215,8 +215,8 @@ class Examination:
         return replace(found, question=question)
 
     def _ask_sharded(self) -> AnsweredQuestion:
-        found = self._twins(self._whole, self._sharded)
-        cut = self._run(self._whole.but(arrangement="cut"))
+        found = self._twins(self._unsharded_run, self._sharded)
+        cut = self._run(self._unsharded_run.but(arrangement="cut"))
         if found.answer is not Answer.NO or found.rounding or found.failed or cut.failure:
             return found
         reply = self._asked(cut.files, self._run(self._sharded).files, STEPPED, ("param",), {})
@@ -225,10 +225,10 @@ class Examination:
 
     def _ask_position(self) -> AnsweredQuestion:
         for arrangement, told in (("cut", "cut into the ranks' rows"), ("reversed", "the last element first")):
-            other = self._whole.but(arrangement=arrangement)
+            other = self._unsharded_run.but(arrangement=arrangement)
             if failure := self._run(other).failure:
                 return of_failure("", failure, told, self.about["home"])
-            reply = self._compare(self._whole, other, STEPPED, ("param",))
+            reply = self._compare(self._unsharded_run, other, STEPPED, ("param",))
             if found := of_deviations("", reply, f"whole tensors, {told}"):
                 return found
         return AnsweredQuestion("", Answer.YES)
@@ -237,7 +237,7 @@ class Examination:
         return self._twins(*self._few_rows())
 
     def _ask_state_dict(self) -> AnsweredQuestion:
-        return self._resumed(self._whole.but(program=SAVED), "one process, torch.save and torch.load")
+        return self._resumed(self._unsharded_run.but(program=SAVED), "one process, torch.save and torch.load")
 
     def _ask_dcp(self) -> AnsweredQuestion:
         return self._resumed(self._loading()[0], "loaded on the same mesh")
@@ -331,7 +331,7 @@ class Examination:
     def _order(self, trial: ArmRun) -> dict[str, float]:
         """`compare.Shares` of a trial's model and dtypes: whole tensors against the same ones in reversed order."""
         dtype = tuple((axis, text) for axis, text in trial.axes if axis == "dtype")
-        whole = replace(self._whole.but(model=trial.model), axes=dtype)
+        whole = replace(self._unsharded_run.but(model=trial.model), axes=dtype)
         ways = [self._run(whole), self._run(whole.but(arrangement="reversed"))]
         if any(way.failure for way in ways):
             return {}

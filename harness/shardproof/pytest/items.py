@@ -219,13 +219,13 @@ class Examination:
         self.looked = True
         new = [result for result in self.results if result.counts_as is Standing.NEW]
         if new:
-            raise ScenarioFailedError("\n".join(map(self._told, new)))
+            raise ScenarioFailedError("\n".join(map(self._failure_message, new)))
         known = [result for result in self.results if result.counts_as is Standing.KNOWN]
         if known:
             pytest.xfail(known[0].standing)
             raise ScenarioFailedError("\n".join(map(self._told, known)))  # with --runxfail
 
-    def _told(self, result: Result) -> str:
+    def _failure_message(self, result: Result) -> str:
         return failure_message(result, emulated_only=self.issues.emulated_only(result))
 
 

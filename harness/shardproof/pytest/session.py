@@ -189,7 +189,7 @@ class _Kept:
         from shardproof.report.model import Report
 
         self.store.end_run(self.run_id)
-        page = write_reports(Report.of(self.store, self.run_id, arguments.shipped_issues()), self.out)
+        page = write_reports(Report.from_store(self.store, self.run_id, arguments.shipped_issues()), self.out)
         self.stack.close()
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:

@@ -54,7 +54,7 @@ class Scalars:
     decoupled: bool
 
     @classmethod
-    def of(
+    def from_hyperparameters(
         cls,
         lr: float,
         betas: tuple[float, float],

@@ -162,7 +162,9 @@ def _adam_fused(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array]
 def _adam_multi_tensor(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
     """Adam and AdamW of FusedAdam; the states of masters and scales are the caller's."""
     betas, decoupled = (hyper.beta1, hyper.beta2), hyper.kind == "adamw"
-    scalars = fused_adam.Scalars.of(hyper.lr, betas, hyper.eps, hyper.weight_decay, step, decoupled=decoupled)
+    scalars = fused_adam.Scalars.from_hyperparameters(
+        hyper.lr, betas, hyper.eps, hyper.weight_decay, step, decoupled=decoupled
+    )
     fused_adam.step_tensor(scalars, param, grad, state)
 
 

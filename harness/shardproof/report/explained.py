@@ -49,7 +49,7 @@ def render_explained(result: Result, issues: KnownIssues, colour: bool = False) 
 
 
 def _answers(page: FailurePage) -> Iterator[str]:
-    told = page.filing.told
+    told = page.filing.description
     if told and told.what:
         yield f"  {told.what}"
     if page.effect:
@@ -81,7 +81,7 @@ def _tensor(tensor: Tensor) -> str:
     sides = ""
     if first.expected_first and first.observed_first and first.total > 1:
         sides = f"expected {first.expected_first} but got {first.observed_first}"
-    return "; ".join(filter(None, [f"{kinds}  {tensor.told}".rstrip(), ranks, sides]))
+    return "; ".join(filter(None, [f"{kinds}  {tensor.summary}".rstrip(), ranks, sides]))
 
 
 def _first_element(page: FailurePage, colour: bool) -> Iterator[str]:
@@ -94,8 +94,8 @@ def _first_element(page: FailurePage, colour: bool) -> Iterator[str]:
     yield _paint(f"first difference: {where}{tensor.first.key.role} of {tensor.name}", BOLD, colour)
     for row in element.rows:
         yield f"  {row.side}  {_bits(row, colour)}".rstrip()
-    if element.told:
-        yield f"  {element.told}"
+    if element.distance:
+        yield f"  {element.distance}"
 
 
 def _bits(row: BitRow, colour: bool) -> str:
@@ -122,7 +122,7 @@ def _calls(page: FailurePage, colour: bool) -> Iterator[str]:
 
 def _cure(page: FailurePage, colour: bool) -> Iterator[str]:
     """The patch that takes a known defect away."""
-    told = page.filing.told
+    told = page.filing.description
     if told and told.patch:
         yield _paint(f"the cure {told.cure}", BOLD, colour)
         yield from (f"  {_paint(line, CHANGES.get(line[:1], ''), colour)}" for line in told.patch.splitlines())

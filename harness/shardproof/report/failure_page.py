@@ -60,12 +60,12 @@ class BitRow:
 
 @dataclass(frozen=True)
 class Element:
-    """The first deviating element of a tensor, bit by bit. index: one entry a dim. told: how far apart both sides
+    """The first deviating element of a tensor, bit by bit. index: one entry a dim. distance: how far apart both sides
     are."""
 
     index: tuple[int, ...]
     rows: tuple[BitRow, ...]
-    told: str
+    distance: str
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def failure_page(result: Result, issues: KnownIssues, place: str = "") -> Failur
     return FailurePage(
         result=result,
         title=title(result),
-        effect=(filing.told.harm if filing.told else "") or effect_of(result),
+        effect=(filing.description.harm if filing.description else "") or effect_of(result),
         place=place_of(result.error) if result.error else None,
         known=known,
         filing=filing,
@@ -119,7 +119,7 @@ def commands(result: Result, filing: Filing, place: str) -> Iterator[Command]:
             "Shrink", f"shardproof shrink {result.id}{place} --toml bug.toml", "the simplest that fails alike"
         )
         if filing.calls:
-            cured = " --cured" if filing.told and filing.told.patch else ""
+            cured = " --cured" if filing.description and filing.description.patch else ""
             text = f"shardproof export {result.id}{place}{cured}"
             yield Command("Export", text, "a script of the library's own calls, and the text of an issue")
     yield Command("Explain", f"shardproof explain {result.id}{place}", "this page on a terminal")

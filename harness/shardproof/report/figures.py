@@ -147,15 +147,15 @@ FAILURES_HEIGHT, TURN_HEIGHT = 70, 6
 
 @dataclass(frozen=True)
 class NightBar:
-    """One night. new, known: (y, height) of a part of its bar. came, went: how many signatures, and the heights of
-    their bars above and below a line of their own. told: all of it in words."""
+    """One night. new, known: (y, height) of a part of its bar. appeared, disappeared: how many signatures, and the
+    heights of their bars above and below a line of their own. text: all of it in words."""
 
     x: int
     new: tuple[float, float]
     known: tuple[float, float]
-    came: tuple[int, float]
-    went: tuple[int, float]
-    told: str
+    appeared: tuple[int, float]
+    disappeared: tuple[int, float]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Nights:
     floor: int
     line: float
     most: int
-    told: str
+    text: str
 
 
 def nights(history: History) -> Nights:
@@ -182,14 +182,14 @@ def nights(history: History) -> Nights:
     bars = []
     for n, (night, (came, went)) in enumerate(zip(history.nights, history.turns, strict=True)):
         new, known = (FAILURES_HEIGHT * count / history.most for count in (night.new, night.known))
-        told = f"{night.started}: {night.new} new, {night.known} known; {came} came, {went} went"
+        text = f"{night.started}: {night.new} new, {night.known} known; {came} came, {went} went"
         bars.append(
             NightBar(
                 n * (NIGHT_WIDTH + NIGHT_GAP) + NIGHT_GAP // 2, (floor - known - new, new), (floor - known, known),
-                (came, came * scale), (went, went * scale), told,
+                (came, came * scale), (went, went * scale), text,
             )
         )  # fmt: skip
     line = floor + 12 + above
     most = max((night.new + night.known for night in history.nights), default=0)
     width = (NIGHT_WIDTH + NIGHT_GAP) * len(bars)
-    return Nights(tuple(bars), width, round(line + below + 4), floor, line, most, "; ".join(bar.told for bar in bars))
+    return Nights(tuple(bars), width, round(line + below + 4), floor, line, most, "; ".join(bar.text for bar in bars))

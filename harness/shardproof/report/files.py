@@ -47,6 +47,6 @@ def write_page(database: Path, result: Result, issues: KnownIssues) -> Path:
     from shardproof.investigate import sweep_folder
 
     with Store(database) as store:
-        report = Report.of(store, store.runs()[-1].id, issues)
+        report = Report.from_store(store, store.runs()[-1].id, issues)
     index = RELEASES if database.name == sweep_folder.DATABASE else INDEX
     return write_failure(report, result, database.parent, index)

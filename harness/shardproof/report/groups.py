@@ -35,7 +35,7 @@ class Tensor:
         return self.differences[0]
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What is wrong, in a few words: `37 of 112 elements, up to 513 ULP`."""
         worst = next((d for d in self.differences if d.kind in ("bits", "norm")), self.first)
         if worst.kind in STRUCTURE:

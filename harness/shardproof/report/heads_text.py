@@ -33,7 +33,7 @@ class DescribedHead:
         return f"{self.head.system} {self.head.version}"
 
 
-def heads_told(report: Report) -> tuple[DescribedHead, ...]:
+def describe_heads(report: Report) -> tuple[DescribedHead, ...]:
     """The heads of a run, each with at least one line."""
     return tuple(DescribedHead(head, tuple(_lines(head))) for head in report.heads)
 

@@ -76,7 +76,7 @@ class Trace:
         return FIXED if before and before[-1] else ""
 
     @property
-    def told(self) -> str:
+    def nights_text(self) -> str:
         """The nights in words."""
         return ", ".join("not run" if count is None else str(count) for count in self.shown)
 
@@ -119,7 +119,7 @@ class History:
             for n in range(len(self.nights))
         )
 
-    def of(self, state: str) -> tuple[Trace, ...]:
+    def in_state(self, state: str) -> tuple[Trace, ...]:
         """The causes in a state."""
         return tuple(trace for trace in self.traces if trace.state == state)
 
@@ -137,7 +137,7 @@ class History:
     @property
     def in_words(self) -> str:
         """How many causes are in which state: `1 new, 3 recurring`."""
-        counts = ((len(self.of(state)), state) for state in STATES)
+        counts = ((len(self.in_state(state)), state) for state in STATES)
         return ", ".join(f"{count} {state}" for count, state in counts if count) or "nothing ever failed"
 
     def to_json(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def write_history(history: History, folder: Path) -> Path:
         StoreFull: the disk is full.
     """
     pages = {trace.example for trace in history.traces if (folder / "failures" / f"{trace.example}.html").is_file()}
-    sections = [(state, history.of(state)) for state in STATES if history.of(state)]
+    sections = [(state, history.in_state(state)) for state in STATES if history.in_state(state)]
     index = INDEX if (folder / INDEX).is_file() else ""
     told = {"history": history, "sections": sections, "pages": pages, "nights": figures.nights(history)}
     return publish(folder / HISTORY, render("history.html", folder=str(folder), index=index, **told))

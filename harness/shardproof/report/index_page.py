@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from shardproof.issues.upstream_links import address_of, short
 from shardproof.report.cause_wording import Wording, wording_of
 from shardproof.report.columns import STANDINGS, columns_of
-from shardproof.report.heads_text import DescribedHead, heads_told
+from shardproof.report.heads_text import DescribedHead, describe_heads
 from shardproof.report.model import Change, Cluster, Report
 from shardproof.report.repaired import Repaired, repaired
 from shardproof.result import Result
@@ -28,11 +28,11 @@ PAGES_A_CAUSE = 50
 
 @dataclass(frozen=True)
 class Link:
-    """A public place. told: what it is, in full."""
+    """A public place. title: what it is, in full."""
 
     text: str
     address: str
-    told: str
+    title: str
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def index_page(report: Report) -> IndexPage:
     )
     return IndexPage(
         sentence, look, _because(report), _shares(report), tuple(unjudged), tuple(new), _lines(failing),
-        repaired(report), heads_told(report), several, columns, shlex.join(report.run.command),
+        repaired(report), describe_heads(report), several, columns, shlex.join(report.run.command),
     )  # fmt: skip
 
 
@@ -155,7 +155,7 @@ def paged_of(cluster: Cluster, report: Report) -> tuple[Result, ...]:
 
 def _cause(cluster: Cluster, report: Report) -> Cause:
     simplest = cluster.simplest
-    issues = report.issues.of(cluster.known_issue or "")
+    issues = report.issues.entries_named(cluster.known_issue or "")
     bugs = dict.fromkeys(bug for e in simplest.explanations[:1] for bug in e.bug_ids)
     changes = [(n, change) for change, n in report.changes_of(cluster).items() if n]
     paged = paged_of(cluster, report)

@@ -106,7 +106,7 @@ class Report:
     checks: tuple[CureCheck, ...] = ()
 
     @classmethod
-    def of(cls, store: Store, run_id: str, issues: KnownIssues | None = None) -> Report:
+    def from_store(cls, store: Store, run_id: str, issues: KnownIssues | None = None) -> Report:
         """The report of a stored run.
 
         Raises:
@@ -226,7 +226,7 @@ class Report:
         return tuple(sorted({item for result in self.results for item in result.emulated}))
 
     @property
-    def chosen(self) -> tuple[tuple[str, str], ...]:
+    def choices(self) -> tuple[tuple[str, str], ...]:
         """What some result could choose between the real and the emulated, and which it chose."""
         return tuple(sorted({item for result in self.results for item in result.chosen.items()}))
 

@@ -46,13 +46,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """One regression. cells: one for each column, None where it was not tried. told: when it came and went. entry: what
-    is known of it. against: how the entry is contradicted. otherwise: releases on which it fails in another way."""
+    """One regression. cells: one for each column, None where it was not tried. lifetime: when it came and went. entry:
+    what is known of it. against: how the entry is contradicted. otherwise: releases on which it fails in another way."""
 
     name: str
     scenario: Scenario
     cells: tuple[Cell | None, ...]
-    told: str
+    lifetime: str
     entry: Entry | None
     against: tuple[str, ...]
     otherwise: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from shardproof.report.heads_text import heads_told
+from shardproof.report.heads_text import describe_heads
 from shardproof.report.model import Cluster, Report
 from shardproof.verdict import SEVERITY, Verdict
 from shardproof.wording.lines import headline
@@ -44,7 +44,7 @@ def _by_cause(report: Report) -> list[str]:
 def _heads(report: Report) -> list[str]:
     """What is said of each head, as a list below its name."""
     blocks = []
-    for told in heads_told(report):
+    for told in describe_heads(report):
         blocks += [f"**{escaped(told.name)}** is a head:", "", *(f"* {escaped(line)}" for line in told.lines), ""]
     return blocks
 

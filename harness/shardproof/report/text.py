@@ -10,7 +10,7 @@ from typing import TextIO
 
 from shardproof.errors import printable, unlike_a_broken_node
 from shardproof.issues.upstream_links import compared
-from shardproof.report.heads_text import heads_told
+from shardproof.report.heads_text import describe_heads
 from shardproof.report.model import Cluster, Report, cures_line
 from shardproof.report.repaired import repaired
 from shardproof.result import Result
@@ -143,7 +143,7 @@ def _heading(report: Report) -> str:
         lines.append(f"device: {'; '.join(report.devices)}")
     if report.emulated:
         lines.append(f"emulated: {', '.join(report.emulated)}")
-    lines += [f"{what}: {how}" for what, how in report.chosen]
+    lines += [f"{what}: {how}" for what, how in report.choices]
     if report.not_exercised:
         lines.append(f"not exercised: {'; '.join(report.not_exercised)}")
     lines += [f"{release}, never supported by upstream: {pairs}" for release, pairs in report.outside_support]
@@ -239,7 +239,7 @@ def _closing(report: Report, page: Path | None, paint: Paint) -> str:
         )
     if report.by_cause:
         lines.append(f"by cause: {report.by_cause}")
-    for told in heads_told(report):
+    for told in describe_heads(report):
         lines += [f"{told.name}: {printable(line)}" for line in told.lines]
     if page is not None:
         lines.append(f"report: {printable(str(page))}")

@@ -42,7 +42,7 @@ class Progress:
         """So many trials of a stack had been made by an earlier run."""
         print(f"resuming {name}: {done} of {of} trials done", file=self._stream, flush=True)
 
-    def told(self, done: int, of: int | None) -> None:
+    def trials_done(self, done: int, of: int | None) -> None:
         """So many trials of the stack are made, of so many; None where nobody knows it yet."""
         if self._bar:
             self._bar.update(self._task, completed=done, total=of)

@@ -50,7 +50,7 @@ class Watch(Protocol):
     def resumed(self, name: str, done: int, of: int) -> None:
         """So many trials of a stack had been made by an earlier run."""
 
-    def told(self, done: int, of: int) -> None:
+    def trials_done(self, done: int, of: int) -> None:
         """So many trials of the stack are made."""
 
 
@@ -206,7 +206,7 @@ def _try(stack: Stack, request: ResilienceRequest, kept: TrialStore | None, outc
                     kept.add(stack.name, tried)
                 made[tried.label] = tried
                 if request.watch is not None:
-                    request.watch.told(len(made), len(every))
+                    request.watch.trials_done(len(made), len(every))
         finally:
             found.tried = [made[case.label] for case in every if case.label in made]
 

@@ -43,7 +43,7 @@ class _Places:
     strides: Ints
 
     @classmethod
-    def of(cls, demands: Sequence[Axes], sizes: Sequence[int]) -> _Places:
+    def from_demands(cls, demands: Sequence[Axes], sizes: Sequence[int]) -> _Places:
         most = max(map(len, demands), default=0)
         axes, strides = np.zeros((2, most, len(demands)), np.int64)
         for number, demand in enumerate(demands):
@@ -78,12 +78,14 @@ class _Side:
     open: npt.NDArray[np.int8]
 
     @classmethod
-    def of(cls, axis: int, tables: Mapping[Axes, npt.NDArray[np.int8]], sizes: Sequence[int]) -> _Side:
+    def from_tables(cls, axis: int, tables: Mapping[Axes, npt.NDArray[np.int8]], sizes: Sequence[int]) -> _Side:
         numbers = [number for number, axes in enumerate(tables) if axis in axes]
         demands = [axes for axes in tables if axis in axes]
         others = [tuple(other for other in axes if other != axis) for axes in demands]
         turned = [np.moveaxis(tables[axes], axes.index(axis), -1).reshape(-1, sizes[axis]) for axes in demands]
-        return cls(numbers, _Places.of(others, sizes), np.concatenate([np.empty((0, sizes[axis]), np.int8), *turned]))
+        return cls(
+            numbers, _Places.from_demands(others, sizes), np.concatenate([np.empty((0, sizes[axis]), np.int8), *turned])
+        )
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,9 @@ class Cover:
             for axes, table in feasible.projections(demands)
         }
         self._demands = list(tables)
-        self._places = _Places.of(self._demands, self._sizes)
+        self._places = _Places.from_demands(self._demands, self._sizes)
         self._open = np.concatenate([np.empty(0, np.int8), *(table.ravel() for table in tables.values())])
-        self._sides = [_Side.of(axis, tables, self._sizes) for axis in range(len(self._sizes))]
+        self._sides = [_Side.from_tables(axis, tables, self._sizes) for axis in range(len(self._sizes))]
         self._routes: dict[Axes, list[_Step]] = {}
         self._rows: list[Rows] = []
 

@@ -46,7 +46,7 @@ def main(name: str, clones: tuple[str, ...], ranks: int, limit_s: float, out: Pa
         raise click.UsageError(str(error)) from None
     counts = {outcome: sum(one.outcome == outcome for one in seen.values()) for outcome in (PASSED, FAILED, SKIPPED)}
     click.echo(f"{name} at {ranks} ranks: {', '.join(f'{number} {outcome}' for outcome, number in counts.items())}")
-    file = Path(str(upstream.kept(suite, ranks)))
+    file = Path(str(upstream.verdicts_file(suite, ranks)))
     if accept:
         file.parent.mkdir(exist_ok=True)
         file.write_text(text_of(seen, f"Verdicts of {name} at {ranks} ranks, {upstream.tag}. Written by --accept."))

@@ -61,7 +61,7 @@ class Reason:
     says: str
     test: str = ""
 
-    def of(self, test: str, error: str) -> str:
+    def explain(self, test: str, error: str) -> str:
         """What the list says of that failure; empty where this is not its reason."""
         found = re.search(self.match, error)
         return found.expand(self.says) if found and re.search(self.test, test) else ""
@@ -97,9 +97,9 @@ class Upstream:
 
     def reason(self, test: str, error: str) -> str:
         """Why a test failed, by the first declared reason; empty where there is none."""
-        return next((says for reason in self.reasons if (says := reason.of(test, error))), "")
+        return next((says for reason in self.reasons if (says := reason.explain(test, error))), "")
 
-    def kept(self, suite: Suite, ranks: int) -> Traversable:
+    def verdicts_file(self, suite: Suite, ranks: int) -> Traversable:
         """The committed list of verdicts, which may not be there."""
         return self.folder.joinpath("upstream", f"{suite.name}-{ranks}.toml")
 

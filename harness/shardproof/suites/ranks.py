@@ -110,7 +110,7 @@ def verdicts(upstream: Upstream, suite: Suite, ranks: int, where: Place, limit_s
     for number in range(_MOST_STARTS):
         files = [where.scratch / f"{number}-{rank}.jsonl" for rank in range(ranks)]
         _run(_command(suite.kernels, tests, where, limit_s), files, where)
-        logs = [_Log.of(file) for file in files]
+        logs = [_Log.read(file) for file in files]
         collected = collected or logs[0].collected
         before = len(found)
         found |= _merged(logs, upstream)
@@ -192,7 +192,7 @@ class _Log:
     ended: bool
 
     @classmethod
-    def of(cls, file: Path) -> _Log:
+    def read(cls, file: Path) -> _Log:
         collected: list[str] = []
         seen: dict[str, SuiteTestResult] = {}
         open_test, ended = "", False

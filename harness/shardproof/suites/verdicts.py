@@ -103,7 +103,7 @@ class CommittedVerdicts:
                     cases |= {f"{function}[{case}]" if case else function: verdict for case in found}
         return cls(cases, rest)
 
-    def of(self, test: str) -> SuiteTestResult | None:
+    def result_of(self, test: str) -> SuiteTestResult | None:
         """The verdict of a test; None where the list does not know it."""
         others = self.rest.get(_function(test))
         return self.cases.get(test) or (others[1] if others else None)
@@ -153,7 +153,7 @@ def differences(kept: CommittedVerdicts, seen: Mapping[str, SuiteTestResult]) ->
     """What is not as the list says, in one line a test. The reason of a skip may change; that of a failure may not."""
     lines = []
     for test, verdict in seen.items():
-        expected = kept.of(test)
+        expected = kept.result_of(test)
         if expected is None:
             lines.append(f"{test}: {verdict.outcome}, and is not in the list")
         elif expected.outcome != verdict.outcome or (verdict.outcome == FAILED and expected != verdict):

@@ -41,7 +41,7 @@ def test_the_module_beside_it_has_the_names_of_the_layers() -> None:
 
 
 def test_the_cure_is_that_of_the_system_below() -> None:
-    told = made_of(FINETUNED, "megatron-bridge-3949").told
+    told = made_of(FINETUNED, "megatron-bridge-3949").description
     assert told.cure == "3949"
     assert "distrib_optimizer.py" in told.patch
 

@@ -103,7 +103,7 @@ def test_its_load_refreshes_masters() -> None:
         found = {(key.role, key.fqn): value for key, value in by_twin(asked).items() if key.op == load.index}
         master = found["master", "down.weight"]
         assert (_upper_half(master.data) == found["param", "down.weight"].data) is fresh
-        found_of_reference = judge(ResolvedScenario.of(asked), records_of(asked))
+        found_of_reference = judge(ResolvedScenario.from_scenario(asked), records_of(asked))
         assert [d for d in found_of_reference.differences if d.key.where == LIVE] == []
 
 

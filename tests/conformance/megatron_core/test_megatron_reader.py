@@ -177,7 +177,7 @@ def test_a_cut_parameter_and_its_replicas_over_tensor_parallel_ranks(tmp_path: P
             for slot in buffer.slots:
                 box = tuple(slice(s, s + n) for s, n in zip(*slot.box, strict=True))
                 role = "master" if state == "param" else state
-                at = buffer.at(slot)
+                at = buffer.unpadded_start(slot)
                 world[at : at + slot.box.volume] = tensor(scenario, role, slot.param.fqn)[box].reshape(-1)
             states[state] = world
         folder = tmp_path / f"mp_rank_{tp:02d}"
@@ -395,7 +395,7 @@ def test_layout_of_several_buckets_by_hand() -> None:
     (buffer,) = buffers(scenario, Mesh(1, 2, 1), DENSE)
     assert buffer.dtypes == "(torch.bfloat16, torch.float32)"
     assert buffer.sizes == (71, 112, 176, 124)
-    assert [(slot.param.fqn, slot.bucket, slot.start, buffer.at(slot)) for slot in buffer.slots[2:5]] == [
+    assert [(slot.param.fqn, slot.bucket, slot.start, buffer.unpadded_start(slot)) for slot in buffer.slots[2:5]] == [
         ("down.weight", 1, 0, 71),
         ("up.bias", 2, 0, 183),
         ("up.weight", 2, 64, 247),

@@ -504,5 +504,5 @@ def test_a_norm_in_double_precision_is_compared_and_taken_over() -> None:
     value = np.frombuffer(norm.data, np.float64)
     for factor, fails in ((1 + 2.0**-22, False), (1 + 2.0**-12, True)):
         spoilt = [r._replace(data=(value * factor).tobytes()) if r.role == "norm" else r for r in records]
-        found = court.judge(ResolvedScenario.of(asked), spoilt).differences
+        found = court.judge(ResolvedScenario.from_scenario(asked), spoilt).differences
         assert any(d.kind == "norm" for d in found) is fails

@@ -53,5 +53,5 @@ def test_replicated_and_linearly_scheduled_scenarios_run() -> None:
         {"optimizer": "adamw/schedule=linear", "dtype": "bf16/reduce=fp32/master=fp32"}
     )
     assert SYSTEM.refusal(asked) is None
-    found = judge(ResolvedScenario.of(asked), records_of(asked))
+    found = judge(ResolvedScenario.from_scenario(asked), records_of(asked))
     assert (found.differences, found.distrust) == ((), "")

@@ -86,7 +86,7 @@ def steps(kind: Any, dtype: str, master: str | None, moments: tuple[str, str], g
     )  # fmt: skip
     for step in range(1, STEPS + 1):
         gradient = uniform(grad)
-        ask = Scalars.of(*COMMON.values(), step, decoupled=decoupled, bias_correction=correction)
+        ask = Scalars.from_hyperparameters(*COMMON.values(), step, decoupled=decoupled, bias_correction=correction)
         fused_adam.step_tensor(ask, param, gradient, state)
         parameter.decoupled_grad = tensor(gradient).cuda()  # type: ignore[attr-defined]
         optimizer.step()
@@ -101,7 +101,7 @@ def capturable_steps(kind: Any, dtype: str, master: str | None, decoupled: bool)
     optimizer = kind([parameter], **COMMON, adam_w_mode=decoupled, capturable=True, master_weights=master is not None)
     for step in range(1, STEPS + 1):
         gradient = uniform(dtype)
-        ask = Scalars.of(*COMMON.values(), step, decoupled=decoupled)
+        ask = Scalars.from_hyperparameters(*COMMON.values(), step, decoupled=decoupled)
         step_capturable(ask, param, gradient, state)
         parameter.grad = tensor(gradient).cuda()
         optimizer.step()

@@ -43,7 +43,7 @@ UP = "up.weight"
 
 def with_pieces(how: Callable[[Record], Record]) -> list[Explanation]:
     """What is said if pieces of what the reference holds were others."""
-    case = ResolvedScenario.of(FLAT)
+    case = ResolvedScenario.from_scenario(FLAT)
     right = reference.run(case.inputs, case.placement)
     expected, _ = assemble(right)
     wrong = [how(record) for record in right]
@@ -58,7 +58,7 @@ def part(record: Record, rank: int) -> bool:
 
 def moved(spoil: bool) -> list[Explanation]:
     """Rank 2's stretch of a moment, taken from five elements further on; spoilt in one of them."""
-    case = ResolvedScenario.of(FLAT)
+    case = ResolvedScenario.from_scenario(FLAT)
     expected, _ = assemble(reference.run(case.inputs, case.placement))
     whole = np.frombuffer(expected[live(1, "exp_avg", UP)].data, np.float32)
 
@@ -151,7 +151,7 @@ def test_a_wrong_norm_beside_wrong_gradients_is_their_consequence() -> None:
 
 def test_the_confusion_table_marks_what_is_wrong() -> None:
     rows = confusion([("padding", "shifted"), ("padding", "shifted"), ("padding", ""), ("refused", ""), ("dtype", "x")])
-    assert [(r.mechanism, r.planted, r.right, r.told) for r in rows] == [
+    assert [(r.mechanism, r.planted, r.right, r.explanations_text) for r in rows] == [
         ("padding", 3, 2, "shifted 2, !nothing 1"),
         ("dtype", 1, 0, "!x 1"),
     ]

@@ -104,7 +104,7 @@ CASES: dict[str, tuple[dict[str, str], str, str]] = {
 @cache
 def _planted(name: str) -> tuple[ResolvedScenario, Records, Records]:
     """A case, and what ranks hold without the fault and with it."""
-    case = ResolvedScenario.of(Scenario.from_axes(CASES[name][0]))
+    case = ResolvedScenario.from_scenario(Scenario.from_axes(CASES[name][0]))
     right = reference.run(case.inputs, case.placement)
     return (
         case,
@@ -189,5 +189,5 @@ def test_what_torch_cannot_step_without_a_load_is_explained_all_the_same(monkeyp
         return run(*args, **options)
 
     monkeypatch.setattr(judge.twin, "run", without_partial_momentum)
-    found, _, _ = judge.run_reference(ResolvedScenario.of(Scenario.from_axes(CASES["perhaps-not-kept"][0])))
+    found, _, _ = judge.run_reference(ResolvedScenario.from_scenario(Scenario.from_axes(CASES["perhaps-not-kept"][0])))
     assert "state_missing" in [e.mechanism for e in found.explanations]

@@ -54,7 +54,7 @@ def scenario_of(model: str, program: str, mesh: str, load: str, number: int) -> 
 @pytest.mark.parametrize(("number", "program"), list(enumerate(PROGRAMS)))
 def test_what_ranks_hold_is_what_the_oracle_says(model: str, number: int, program: str) -> None:
     mesh, load = MESHES[number % len(MESHES)]
-    found, _, _ = run_reference(ResolvedScenario.of(scenario_of(model, program, mesh, load, number)))
+    found, _, _ = run_reference(ResolvedScenario.from_scenario(scenario_of(model, program, mesh, load, number)))
     assert (found.differences, found.distrust) == ((), "")
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from shardproof.emulation import apex, kernels
 from shardproof.emulation.apex import FusedAdam, FusedSGD
+from shardproof.emulation.used_symbols import forget_used_symbols, used_symbols
 
 F = np.float32
 PRECISION_AWARE: dict[str, Any] = {"master_weights": True, "use_decoupled_grad": True}

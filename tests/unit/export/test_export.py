@@ -193,7 +193,7 @@ def test_what_is_made_of_a_tensor_on_the_host_stays_there() -> None:
 def test_of_two_known_issues_the_one_that_a_script_shows_comes_first() -> None:
     axes = {"offload": "cpu", "checkpoint": "dp_zero+trusted", "program": "build step save reshard build load"}
     result = mismatch(PRECISE.with_axes(axes), 4, "param", version="0.16.1")
-    told = written(result, "megatron-core-7449+megatron-core-dummy-step").told
+    told = written(result, "megatron-core-7449+megatron-core-dummy-step").description
     assert told.cure == "dummy-step"
 
 
@@ -209,7 +209,7 @@ def test_a_load_that_the_library_refuses_is_as_strict_as_ours() -> None:
 def test_the_cure_is_the_one_that_names_the_scenario() -> None:
     core = system_named("megatron-core")
     first, odd = scenario_of(core, "4423"), scenario_of(core, "4423-odd")
-    told = [written(crash(each, 2, version="0.16.1"), "megatron-core-4423").told for each in (first, odd)]
+    told = [written(crash(each, 2, version="0.16.1"), "megatron-core-4423").description for each in (first, odd)]
     assert [each.cure for each in told] == ["4423", "4423-silent"]
     assert "shape = dist_param.shape" in told[1].patch
 

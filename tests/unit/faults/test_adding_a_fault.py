@@ -50,7 +50,7 @@ FAULT = Fault(
 def judged(scenario: Scenario, fault: Fault | None) -> Judgement:
     """What is found in a run of the reference, with a fault planted in it or none."""
     clean = replace(scenario, faults=())
-    return judge(ResolvedScenario.of(clean), records_of(clean, install=fault.install if fault else None))
+    return judge(ResolvedScenario.from_scenario(clean), records_of(clean, install=fault.install if fault else None))
 
 
 (SCENARIO,) = scenarios_of(FAULT)

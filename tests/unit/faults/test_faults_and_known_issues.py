@@ -96,7 +96,7 @@ def test_what_goes_with_the_cure_is_known_by_it(issue: KnownIssue) -> None:
 
     (found,) = attributed(first, known_with_cures(issue), examine)
     assert found.known_by == BY_CURE
-    assert issue.cure in {i.cure for i in ISSUES[issue.system].of(found.known_issue or "")}
+    assert issue.cure in {i.cure for i in ISSUES[issue.system].entries_named(found.known_issue or "")}
 
 
 def test_entries_that_are_known_by_their_face_alone_become_fewer() -> None:

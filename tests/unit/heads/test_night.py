@@ -139,7 +139,7 @@ def test_a_new_failure_is_bisected_and_what_is_unknown_is_not(clone: Path, tmp_p
     walks = Walks(out, crash, samples.unknown(), samples.passing(1), bisect=FOUND)
     found = ran(out, "good", "wrong", walks)
     assert walks.names() == ["port", "run", "bisect"]
-    (came,) = found.came
+    (came,) = found.appeared
     assert (came.cause, came.good, came.bad, found.status) == (cause_of(crash), "git:aaa", "git:HEAD", 1)
     assert came.subject.endswith("mended <b>commit</b>")
     text = (out / "issues" / f"{came.cause}.md").read_text()
@@ -153,13 +153,13 @@ def test_the_next_nights_know_what_is_still_there_and_what_went(clone: Path, tmp
     ran(out, "good", "wrong", Walks(out, crash, samples.passing(1), bisect=FOUND))
     walks = Walks(out, crash, samples.passing(1), bisect=FOUND)
     second = ran(out, "", "later", walks)
-    assert (second.came, [seen.bad for seen in second.still], second.status) == ((), ["git:HEAD"], ExitStatus.OK)
+    assert (second.appeared, [seen.bad for seen in second.still], second.status) == ((), ["git:HEAD"], ExitStatus.OK)
     assert walks.names() == ["run"], "what is still there is not bisected again"
     third = ran(out, "", "mended", Walks(out, healed(crash), samples.passing(1)))
-    assert [seen.cause for seen in third.went] == [cause_of(crash)]
+    assert [seen.cause for seen in third.disappeared] == [cause_of(crash)]
     assert "Status: gone on" in (out / "issues" / f"{cause_of(crash)}.md").read_text()
     again = ran(out, "mended", "wrong", Walks(out, crash, samples.passing(1), bisect="not good: it fails there"))
-    (came,) = again.came
+    (came,) = again.appeared
     assert came.note == "the commits of the night do not say where it came: not good: it fails there"
 
 
@@ -168,10 +168,10 @@ def test_a_spent_budget_is_said(clone: Path, tmp_path: Path) -> None:
     walks = Walks(out, samples.crash(), samples.mismatch(), bisect=FOUND)
     found = ran(out, "good", "wrong", walks, budget_s=0.0)
     assert walks.names() == ["port", "run"]
-    assert {seen.note for seen in found.came} == {"not bisected: the budget of 0 s was spent on other causes"}
+    assert {seen.note for seen in found.appeared} == {"not bisected: the budget of 0 s was spent on other causes"}
     cut = {**FOUND, "skipped": ["git:b", "git:c"], "out_of_time": True}
     found = ran(tmp_path / "cut", "good", "wrong", Walks(tmp_path / "cut", samples.crash(), bisect=cut))
-    assert found.came[0].note == "it may be any of 3 commits, up to the first bad one: the budget was spent"
+    assert found.appeared[0].note == "it may be any of 3 commits, up to the first bad one: the budget was spent"
 
 
 def test_what_a_library_says_cannot_leave_its_place_in_an_issue() -> None:
@@ -200,7 +200,7 @@ def test_a_night_with_real_commands_names_the_commit(clone: Path, tmp_path: Path
         return Ran(0) if words[0] == "port" else Ran(entry([*words, *PLUGIN]))
 
     found = ran(out, "good", "later", command)
-    (came,) = found.came
+    (came,) = found.appeared
     assert came.subject.endswith("wrong <b>commit</b>")
     assert found.status is ExitStatus.FAILURE
 

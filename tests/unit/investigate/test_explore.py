@@ -95,7 +95,7 @@ def examine(scenario: Scenario) -> Result:
     refused = system_named("reference").refusal(scenario)
     if refused:
         return Result(scenario, "reference", "", Verdict.UNSUPPORTED, reason=refused)
-    found, _, notes = run_reference(ResolvedScenario.of(scenario))
+    found, _, notes = run_reference(ResolvedScenario.from_scenario(scenario))
     verdict = Verdict.MISMATCH if found.differences else Verdict.CRASH if "crash" in notes else Verdict.PASS
     return Result(
         scenario, "reference", "", Verdict.UNKNOWN if found.distrust else verdict, differences=found.differences,

@@ -174,15 +174,15 @@ def test_two_known_defects_in_one_scenario_are_known_under_both(load: Load) -> N
     both = replace(samples.mismatch(), error=Failure("KeyError", "lost", op=samples.mismatch().failed_op.index))
     issues = load(MISMATCH, 'op = "load"\nevidence = ["KeyError: *"]')
     assert issues.match(both) == "issue-0+issue-1"
-    assert [issue.id for issue in issues.of("issue-0+issue-1")] == ["issue-0", "issue-1"]
+    assert [issue.id for issue in issues.entries_named("issue-0+issue-1")] == ["issue-0", "issue-1"]
     assert load(MISMATCH).match(both) is None
 
 
 def test_the_first_entry_wins_and_lookups_work(load: Load) -> None:
     issues = load(MISMATCH, MISMATCH)
     assert issues.match(samples.mismatch()) == "issue-0"
-    assert [issue.since for issue in issues.of("issue-1")] == ["2.4.0"]
-    assert issues.of("issue-9") == []
+    assert [issue.since for issue in issues.entries_named("issue-1")] == ["2.4.0"]
+    assert issues.entries_named("issue-9") == []
     assert KnownIssues().match(samples.mismatch()) is None
 
 

@@ -34,7 +34,7 @@ FAULTY = replace(BASE, faults=("no-op-load",))
 
 
 def judge(scenario: Scenario, records: Sequence[Record], problems: Sequence[Problem] = ()) -> Judgement:
-    return court.judge(ResolvedScenario.of(scenario), records, problems)
+    return court.judge(ResolvedScenario.from_scenario(scenario), records, problems)
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +303,7 @@ def test_an_unreadable_checkpoint_is_a_difference_that_says_why(tmp_path: Path) 
     ops = expand(scenario)
     number = next(op.checkpoint for op in ops if op.kind == "save")
     paths = {str(number): str(tmp_path / "checkpoint0")}
-    written, problems, unfamiliar = court._read_written(ResolvedScenario.of(scenario), ops, paths)
+    written, problems, unfamiliar = court._read_written(ResolvedScenario.from_scenario(scenario), ops, paths)
     assert written == []
     assert [problem.detail for problem in problems] == unfamiliar
     (difference,) = [d for d in judge(scenario, records, problems).differences if d.kind == "unreadable"]

@@ -114,7 +114,7 @@ def test_norms_are_those_that_are_numbers_of_their_dtype() -> None:
 
 def test_a_crash_of_the_reference_is_told_as_that_of_a_rank() -> None:
     axes = {"mesh": "1x2x1", "checkpoint": "gathered", "program": "restart", "faults": "step-left-on-the-host"}
-    found, records, notes = court.run_reference(ResolvedScenario.of(Scenario.from_axes(axes)))
+    found, records, notes = court.run_reference(ResolvedScenario.from_scenario(Scenario.from_axes(axes)))
     crash = notes["crash"]
     assert {key: crash[key] for key in ("rank", "op", "stage", "errno")} == {
         "rank": 0, "op": "step", "stage": "op", "errno": None,
@@ -129,12 +129,12 @@ def test_a_crash_of_the_reference_is_told_as_that_of_a_rank() -> None:
 def test_a_fault_that_changed_nothing_had_no_effect_and_one_that_did_says_nothing_of_it() -> None:
     clean = Scenario.from_axes({"mesh": "1x2x1", "checkpoint": "gathered", "program": "train"})
     for fault, notes in (("no-op-load", {"no_effect": True}), ("demote-state", {})):
-        case = ResolvedScenario.of(replace(clean, faults=(fault,)))
+        case = ResolvedScenario.from_scenario(replace(clean, faults=(fault,)))
         found, records, told = court.run_reference(case)
         assert told == notes
         assert bool(found.differences) is not bool(notes)
         assert records
-    assert court.run_reference(ResolvedScenario.of(clean))[1:] == ([], {})
+    assert court.run_reference(ResolvedScenario.from_scenario(clean))[1:] == ([], {})
 
 
 # --- what a worker is asked, and replies ---------------------------------------------------------------
@@ -232,7 +232,7 @@ class Asked:
 
 def with_system(scenario: Scenario, **parts: Any) -> ResolvedScenario:
     """A case of a system that is another one in these parts."""
-    case = ResolvedScenario.of(scenario)
+    case = ResolvedScenario.from_scenario(scenario)
     names = ("contract", "stored", "rules", "world")
     system: Any = SimpleNamespace(**({name: getattr(case.system, name) for name in names} | parts))
     return replace(case, system=system)
@@ -255,7 +255,7 @@ def test_a_format_is_asked_what_each_save_must_hold() -> None:
 def test_a_contract_adds_to_the_oracle_what_its_system_alone_has() -> None:
     given: list[Any] = []
 
-    class Adds(type(ResolvedScenario.of(TRAIN).system.contract)):  # type: ignore[misc]
+    class Adds(type(ResolvedScenario.from_scenario(TRAIN).system.contract)):  # type: ignore[misc]
         def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: Set[int]) -> Logical:
             given.append((observed, scenario, done))
             return truth
@@ -338,7 +338,7 @@ def test_written_keys_of_a_group_count_where_ranks_record_them(monkeypatch: pyte
 
 def test_a_gpu_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ambient, "seeded_gpu_state", lambda seed: torch.tensor([seed], dtype=torch.uint8))
-    case = ResolvedScenario.of(TRAIN)
+    case = ResolvedScenario.from_scenario(TRAIN)
     case = replace(case, scenario=replace(TRAIN, device="cuda"))
     observed = by_reference(TRAIN) | expected_generators(TRAIN.seed, list(case.ops), "cuda")
     on_gpu = {key for key in court._expected(case, observed, frozenset()) if key.role == "rng"}
@@ -347,7 +347,7 @@ def test_a_gpu_has_a_generator_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_bytes_that_a_format_leaves_out_stay_what_they_were_at_a_load() -> None:
-    class Without(type(ResolvedScenario.of(TRAIN).system.contract)):  # type: ignore[misc]
+    class Without(type(ResolvedScenario.from_scenario(TRAIN).system.contract)):  # type: ignore[misc]
         def stores_extra_state(self, scenario: Scenario) -> bool:
             assert scenario == RESUMED
             return False
@@ -378,7 +378,7 @@ def test_addresses_in_bytes_of_a_layer_are_no_difference_between_ranks() -> None
 
 
 def test_elements_and_normalisations_of_what_differs() -> None:
-    case = ResolvedScenario.of(TRAIN)
+    case = ResolvedScenario.from_scenario(TRAIN)
     records = live_records(TRAIN)
     sound = court.judge(case, records)
     assert (sound.differences, sound.normalisations, sound.elements) == ((), (), b"")
@@ -400,7 +400,9 @@ def test_a_difference_names_the_ranks_that_hold_it() -> None:
     records = live_records(TRAIN)
     at = next(i for i, r in enumerate(records) if (r.op, r.rank, r.role) == (1, 1, "exp_avg") and r.data)
     wrong = records[at]._replace(data=bytes(len(records[at].data)))
-    (difference,) = court.judge(ResolvedScenario.of(TRAIN), [*records[:at], wrong, *records[at + 1 :]]).differences
+    (difference,) = court.judge(
+        ResolvedScenario.from_scenario(TRAIN), [*records[:at], wrong, *records[at + 1 :]]
+    ).differences
     assert difference.ranks == (1,)
 
 
@@ -415,7 +417,7 @@ def test_rules_of_the_system_itself_are_asked_and_may_look_at_pieces() -> None:
 
 def test_what_would_be_held_without_a_load_has_the_norms_that_were_reported() -> None:
     scenario = replace(RESUMED, optimizer=Optimizer.parse("adamw/clip=0.5"))
-    case = ResolvedScenario.of(scenario)
+    case = ResolvedScenario.from_scenario(scenario)
     observed = by_reference(scenario)
     reported = [key for key in observed if key.role == "norm"]
     doubled = {key: observed[key]._replace(data=(as_numbers(observed[key]) * 2).tobytes()) for key in reported}
@@ -431,7 +433,7 @@ def test_what_would_be_held_without_a_load_has_the_norms_that_were_reported() ->
 def test_before_any_load_the_cold_run_is_the_other_one_and_nothing_is_worked_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inputs = ResolvedScenario.of(RESUMED).inputs
+    inputs = ResolvedScenario.from_scenario(RESUMED).inputs
     warm = twin.run(inputs)
     monkeypatch.setattr(twin, "run", None)
     found = ColdRun(inputs, {}, warm)
@@ -446,7 +448,7 @@ def test_a_cold_run_whose_steps_torch_cannot_take_has_no_values(monkeypatch: pyt
         raise TypeError(said)
 
     monkeypatch.setattr(twin, "run", refuses)
-    inputs = ResolvedScenario.of(RESUMED).inputs
+    inputs = ResolvedScenario.from_scenario(RESUMED).inputs
     last = Key(len(inputs.operations) - 1, LIVE, "param", "up.weight")
     assert ColdRun(inputs, {}, {}).get(last) is None
     said = "run() got an unexpected keyword argument"
@@ -462,7 +464,7 @@ def test_what_must_be_follows_the_norm_that_was_reported() -> None:
         r._replace(data=np.array(norm * 2, norm.dtype).tobytes()) if r.role == "norm" else r
         for r in live_records(scenario)
     ]
-    differ = {d.key.role for d in court.judge(ResolvedScenario.of(scenario), records).differences}
+    differ = {d.key.role for d in court.judge(ResolvedScenario.from_scenario(scenario), records).differences}
     assert differ == {"norm", "grad", "momentum", "param"}
 
 
@@ -484,7 +486,7 @@ def test_an_owner_that_lost_its_counter_is_told_of_systems_whose_owners_record(s
     axes = {"system": system, "mesh": "1x2x1", "program": "build step"}
     if system == "megatron-core":
         axes |= {"sharding": "zero1", "dtype": "bf16/master=fp32", "checkpoint": "dp_zero"}
-    case = ResolvedScenario.of(Scenario.from_axes(axes))
+    case = ResolvedScenario.from_scenario(Scenario.from_axes(axes))
     records = with_empty_pieces([r for r in records_of(case.scenario) if r.where == LIVE])
     whole_found = court.judge_found(court.RankObservations(case, records, [], {}))
     assert whole_found.differences == ()
@@ -508,7 +510,7 @@ def test_what_the_twin_knows_nothing_of_is_no_reason_for_distrust(model: str) ->
     scenario = Scenario(mesh=Mesh(1, 2, 1), checkpoint="sharded", program="build step", model=model)
     if model == "quantised":
         scenario = scenario.with_axes({"dtype": "fp32/param=bf16/reduce=fp32"})
-    assert court._oracles_disagree(ResolvedScenario.of(scenario)) == ""
+    assert court._oracles_disagree(ResolvedScenario.from_scenario(scenario)) == ""
 
 
 def test_of_a_quantised_model_the_forward_pass_of_its_matrices_is_unknown_to_the_twin() -> None:
@@ -528,21 +530,23 @@ def test_a_reference_that_differs_is_told_with_the_first_values() -> None:
     scenario = Scenario(mesh=Mesh(1, 2, 1), checkpoint="sharded", program="build step")
     records = records_of(scenario)
     counters = [r for r in records if (r.op, r.role, r.fqn) == (1, "exp_avg", "up.weight") and r.rank == 1]
-    assert court.judge(ResolvedScenario.of(scenario), [r for r in records if r not in counters]).distrust == (
+    assert court.judge(
+        ResolvedScenario.from_scenario(scenario), [r for r in records if r not in counters]
+    ).distrust == (
         "twin and reference disagree in 1 values, first after operation 1: exp_avg of up.weight "
         "(gap: 56 of 112 elements are on no rank, the first at [8, 0])"
     )
     wrong = [
         r._replace(data=np.float32(2).tobytes()) if r.fqn == "up.weight" and r.role == "step" else r for r in records
     ]
-    assert court.judge(ResolvedScenario.of(scenario), wrong).distrust == (
+    assert court.judge(ResolvedScenario.from_scenario(scenario), wrong).distrust == (
         "twin and reference disagree in 1 values, first after operation 1: step of up.weight "
         "(bits: 1.0 (0x3f800000) against 2.0 (0x40000000))"
     )
 
 
 def test_a_look_at_the_reference_passes_only_if_all_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = ResolvedScenario.of(Scenario(mesh=Mesh(1, 2, 1), checkpoint="sharded", program="build step save"))
+    case = ResolvedScenario.from_scenario(Scenario(mesh=Mesh(1, 2, 1), checkpoint="sharded", program="build step save"))
     passed = court._passed(case)
     assert passed == court.Judgement((), (), (), "")
     look = reference.look
@@ -557,7 +561,7 @@ def test_a_look_at_the_reference_passes_only_if_all_is_there(monkeypatch: pytest
 
 def test_the_text_with_which_the_reference_crashed_is_explained() -> None:
     (scenario, *_) = scenarios_of(CATALOGUE["state-in-model-order"])
-    found, _, notes = court.run_reference(ResolvedScenario.of(scenario))
+    found, _, notes = court.run_reference(ResolvedScenario.from_scenario(scenario))
     assert [e.mechanism for e in found.explanations] == ["size_of_another"]
     assert notes["crash"]["traceback"].startswith('Traceback (most recent call last):\n  File "')
 
@@ -596,14 +600,14 @@ def test_a_save_must_have_written_what_was_there_when_it_was_taken(program: str)
     scenario = Scenario(system="reference", checkpoint="gathered", mesh=Mesh(1, 2, 1), program=program)
     records = records_of(scenario)
     assert {r.op for r in records if r.where == WRITTEN} == {4}, "an operation after the one that took it"
-    assert court.judge(ResolvedScenario.of(scenario), records).differences == ()
+    assert court.judge(ResolvedScenario.from_scenario(scenario), records).differences == ()
     lasts = {(r.role, r.fqn) for r in records if r.where == WRITTEN}
     later = [r._replace(op=4, where=WRITTEN) for r in records if (r.op, r.where) == (3, LIVE)]
     mixed = [r for r in records if r.where == LIVE] + [r for r in later if (r.role, r.fqn) in lasts]
-    assert {d.key.op for d in court.judge(ResolvedScenario.of(scenario), mixed).differences} == {4}
+    assert {d.key.op for d in court.judge(ResolvedScenario.from_scenario(scenario), mixed).differences} == {4}
 
 
 def test_what_a_load_left_is_compared_with_the_run_without_loads() -> None:
     scenario = replace(RESUMED, system="reference", checkpoint="gathered", optimizer=Optimizer.parse("adamw/clip=0.5"))
-    found, _, _ = court.run_reference(ResolvedScenario.of(replace(scenario, faults=("no-op-load",))))
+    found, _, _ = court.run_reference(ResolvedScenario.from_scenario(replace(scenario, faults=("no-op-load",))))
     assert "load_without_effect" in {explanation.mechanism for explanation in found.explanations}

@@ -103,7 +103,7 @@ def test_an_entry_that_others_hide_counts_where_its_cure_does_not_apply(
     hidden = KnownIssues((), (entry(name, hidden=True),))
     found = known_as(failing("other"), hidden, lambda issue: failing(shows))
     assert found.known_issue == known
-    assert [issue.id for issue in hidden.of(found.known_issue or "")] == [known] * bool(known)
+    assert [issue.id for issue in hidden.entries_named(found.known_issue or "")] == [known] * bool(known)
 
 
 def test_every_entry_is_asked_once_on_each_library() -> None:

@@ -88,11 +88,11 @@ def test_the_first_deviating_element_has_its_bits() -> None:
     assert [row.number for row in param.rows] == ["1.0", "-1.0"]
     assert [part.name for part in param.rows[0].parts] == ["sign", "exponent", "mantissa"]
     assert [part.digits for part in param.rows[1].parts] == ["1", "01111111", "0" * 23]
-    assert param.told == "2130706432 ULP apart; bit 31 differs"
+    assert param.distance == "2130706432 ULP apart; bit 31 differs"
     nan = element_of(tensors["exp_avg_sq", "up.weight"])
     assert nan is not None
     assert nan.rows[1].meaning == "quiet NaN, payload 0x0"
-    assert nan.told == "5 bits differ, the highest is 13"
+    assert nan.distance == "5 bits differ, the highest is 13"
     zero = element_of(tensors["quant", "up.weight"])
     assert zero is not None
     assert [row.meaning for row in zero.rows] == ["zero", "negative zero"]

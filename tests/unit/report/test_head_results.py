@@ -67,7 +67,7 @@ def test_a_head_that_refuses_over_a_tenth_of_what_the_newest_release_runs_is_no_
     with Store(tmp_path / DATABASE) as store:
         run_id = store.begin_run(["run"], 0, {}, planned=[each.scenario for each in found])
         store.finished_many(run_id, found)
-        report = Report.of(store, run_id)
+        report = Report.from_store(store, run_id)
     (head,) = report.heads
     assert (head.lost.lost, head.lost.too_much) == (refused, refused > 1)
     assert report.status is status
@@ -144,7 +144,7 @@ def test_the_store_a_merge_and_the_json_keep_what_became_of_cures(tmp_path: Path
         store.checked(run_id, checks)
         store.checked(run_id, checks[:1])
         assert store.cure_checks(run_id) == checks
-        (head,) = Report.of(store, run_id).heads
+        (head,) = Report.from_store(store, run_id).heads
     assert [check.cure for check in head.repaired] == ["2777"]
     assert [check.cure for check in head.stale] == ["3949"]
     merged = merge_runs(read_parts([tmp_path / "a" / DATABASE]), tmp_path / "all.sqlite", samples.ISSUES)

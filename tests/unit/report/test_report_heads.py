@@ -7,7 +7,7 @@ from dataclasses import replace
 import report_samples as samples
 from shardproof.issues.cure_check import NOT_SHOWN, REPAIRED, STALE, CureCheck
 from shardproof.report import json_report
-from shardproof.report.heads_text import SHOWN, heads_told
+from shardproof.report.heads_text import SHOWN, describe_heads
 from shardproof.report.html import render_index
 from shardproof.report.model import Report
 from shardproof.report.summary import render_summary
@@ -45,13 +45,13 @@ def passing(count: int) -> list[Result]:
 
 
 def test_a_report_of_releases_says_nothing_of_heads() -> None:
-    assert heads_told(samples.report()) == ()
+    assert describe_heads(samples.report()) == ()
     assert 'id="on-heads"' not in render_index(samples.report())
 
 
 def test_what_was_lost_is_a_share_and_a_reason() -> None:
     found = report(*passing(6), unknown(1), unknown(2))
-    assert [told.lines for told in heads_told(found)] == [
+    assert [told.lines for told in describe_heads(found)] == [
         (f"25 % of the walk was lost: 2 scenarios, because: {REASON}",)
     ]
     assert f"torch-fsdp2 {HEAD}: 25 % of the walk was lost: 2 scenarios, because: {REASON}\n" in render_text(found)
@@ -63,13 +63,13 @@ def test_what_was_lost_is_a_share_and_a_reason() -> None:
 
 def test_only_so_many_reasons_are_told() -> None:
     found = report(*passing(1), *(unknown(n, f"reason {n}") for n in range(SHOWN + 2)))
-    (told,) = heads_told(found)
+    (told,) = describe_heads(found)
     assert told.lines[-1] == "and 2 reasons more, among the causes"
     assert len(told.lines) == SHOWN + 1
 
 
 def test_a_head_that_lost_nothing_says_so() -> None:
-    (told,) = heads_told(report(*passing(3)))
+    (told,) = describe_heads(report(*passing(3)))
     assert told.lines == (
         "nothing of the walk was lost: of its 3 scenarios the newest release refuses what is refused here",
     )
@@ -93,7 +93,7 @@ def test_cures_that_do_not_apply_are_sorted_out() -> None:
         check("three", NOT_SHOWN),
         check("4", REPAIRED),
     )
-    (told,) = heads_told(report(*passing(2), checks=checks))
+    (told,) = describe_heads(report(*passing(2), checks=checks))
     assert told.lines[1:] == (
         "repaired there, and its entry does not say so yet: one, 4",
         "stale cure, to be written anew: two; without it: crash: boom",

@@ -40,7 +40,7 @@ def nights(folder: Path, *runs: tuple[Result, ...]) -> Report:
             store.plan(run, [result.scenario for result in results])
             store.finished_many(run, results)
             store.end_run(run)
-        return Report.of(store, run, samples.ISSUES)
+        return Report.from_store(store, run, samples.ISSUES)
 
 
 def healed(result: Result) -> Result:
@@ -201,8 +201,8 @@ def test_what_came_and_went_on_which_night() -> None:
     assert history.turns == ((0, 0), (1, 1), (0, 1), (2, 0))
     assert [(trace.first, trace.last) for trace in history.traces] == [(0, 3), (3, 3), (0, 1), (1, 3)]
     drawn = figures.nights(history)
-    assert [bar.came[0] for bar in drawn.bars] == [0, 1, 0, 2]
+    assert [bar.appeared[0] for bar in drawn.bars] == [0, 1, 0, 2]
     assert drawn.bars[3].new[1] == 52.5
-    assert "2026-01-04: 3 new, 1 known; 2 came, 0 went" in drawn.told
+    assert "2026-01-04: 3 new, 1 known; 2 came, 0 went" in drawn.text
     assert "-+++" in render_history(history, "x", "y")
     assert "\x1b[33mflaky" in render_history(history, "x", "y", colour=True)

@@ -112,7 +112,7 @@ def test_a_report_of_a_stored_run(tmp_path: Path) -> None:
             run = store.begin_run(["shardproof"], 0, {})
             store.plan(run, [r.scenario for r in results])
             store.finished_many(run, results[:count])
-        report = Report.of(store, run, samples.ISSUES)
+        report = Report.from_store(store, run, samples.ISSUES)
     assert report.results == results[:4]
     assert report.missing == tuple(r.scenario for r in results[4:])
     assert report.change(results[2]) is Change.RECURRING

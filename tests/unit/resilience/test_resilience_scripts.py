@@ -27,4 +27,4 @@ SHOWS = {
 def test_a_script_shows_what_was_found(name: str) -> None:
     stack = all_stacks()["deepspeed" if name.startswith("deepspeed") else "dcp"]
     ended = run(SCRIPTS / name, sys.executable, _libraries(stack))
-    assert SHOWS[name] in ended.said + ended.errors, ended.told
+    assert SHOWS[name] in ended.said + ended.errors, ended.ending

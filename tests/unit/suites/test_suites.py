@@ -34,7 +34,7 @@ def kept(seen: dict[str, SuiteTestResult] = SEEN) -> CommittedVerdicts:
 
 
 def test_a_list_there_and_back() -> None:
-    assert {test: kept().of(test) for test in SEEN} == SEEN
+    assert {test: kept().result_of(test) for test in SEEN} == SEEN
     assert [kept().count(outcome) for outcome in (PASSED, FAILED, SKIPPED)] == [3, 1, 1]
     assert kept().by_reason(FAILED) == {"kernel: gemm": 1}
     assert differences(kept(), SEEN) == []
@@ -79,15 +79,15 @@ def test_the_verdict_of_ranks() -> None:
     assert of_ranks([NOT, NOT]) == NOT
     gone, ranks = SuiteTestResult(FAILED, "FileNotFoundError: gone"), Reason("not divisible", "ranks", test="^a.py")
     seen = [gone, SuiteTestResult(FAILED, "RuntimeError: not divisible by 4")]
-    assert of_ranks(seen, partial(ranks.of, "a.py::case")) == SuiteTestResult(FAILED, "ranks")
-    assert of_ranks(seen, partial(ranks.of, "b.py::case")) == gone
+    assert of_ranks(seen, partial(ranks.explain, "a.py::case")) == SuiteTestResult(FAILED, "ranks")
+    assert of_ranks(seen, partial(ranks.explain, "b.py::case")) == gone
 
 
 @pytest.mark.parametrize("upstream", list(upstreams()), ids=lambda upstream: upstream.system)
 def test_every_declared_list_is_there(upstream: Upstream) -> None:
     for suite in upstream.suites:
         for number in suite.ranks:
-            found = CommittedVerdicts.read(upstream.kept(suite, number).read_text("utf-8"), suite.name)
+            found = CommittedVerdicts.read(upstream.verdicts_file(suite, number).read_text("utf-8"), suite.name)
             assert found.count(PASSED) + found.count(FAILED) + found.count(SKIPPED), suite.name
 
 

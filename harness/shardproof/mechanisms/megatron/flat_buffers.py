@@ -69,7 +69,7 @@ class Buffer:
     def numel(self) -> int:
         return sum(self.sizes)
 
-    def at(self, slot: Slot) -> int:
+    def unpadded_start(self, slot: Slot) -> int:
         """A parameter's first element, counted as if the buckets lay end to end with no padding between them, as
         checkpoints store them."""
         return sum(self.sizes[: slot.bucket]) + slot.start

@@ -255,7 +255,7 @@ class _Reader:
                 buffer = self.buffer(owner, index, dtypes)
                 self.expect_numel(piece, buffer.numel)
                 for slot in buffer.slots:
-                    self.flat(piece, owner, slot, buffer.at(slot), name)
+                    self.flat(piece, owner, slot, buffer.unpadded_start(slot), name)
             case () | (int(),) if isinstance(piece, ObjectPiece) and piece.value is None:
                 return  # the buffers of this optimizer lie in the file of another rank
             case _:

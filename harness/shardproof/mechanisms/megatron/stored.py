@@ -41,7 +41,7 @@ class MegatronStored(TorchStored):
         return read_megatron(path, op, scenario)
 
     def must_hold(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
-        kept = self.kept(live, op, scenario)
+        kept = self.stored_values(live, op, scenario)
         if scenario.sharding != "zero1":
             return kept
         scales = {k.fqn: v for k, v in live.items() if k.role == "quant_scale"}
@@ -58,7 +58,7 @@ class MegatronStored(TorchStored):
                 stored[key] = value
         return stored
 
-    def kept(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
+    def stored_values(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
         """The values that a checkpoint keeps, with the count of steps, and without second names where the format
         stores a tied parameter once."""
         written = TorchStored.must_hold(self, live, op, scenario)

@@ -25,7 +25,7 @@ class Sharded(TorchRank):
     def __init__(self, context: RankContext, arm: Arm) -> None:
         super().__init__(context)
         self.arm = arm
-        self.checkpoint = StateDictCheckpoint.of(self.scenario.checkpoint)
+        self.checkpoint = StateDictCheckpoint.from_text(self.scenario.checkpoint)
 
     def build(self, op: Op) -> None:
         making.seed(op.init_seed)

@@ -18,8 +18,8 @@ class MegatronBridgeStored(MegatronStored):
     def read(self, path: Path, op: Op, scenario: Scenario) -> list[Record]:
         return super().read(path / f"iter_{op.iteration:07d}", op, scenario)
 
-    def kept(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
-        kept = super().kept(live, op, scenario)
+    def stored_values(self, live: Logical, op: Op, scenario: Scenario) -> Logical:
+        kept = super().stored_values(live, op, scenario)
         return {key: value for key, value in kept.items() if key.role in ("param", "buffer", "iteration")}
 
 

@@ -31,7 +31,7 @@ class MegatronCoreStored(MegatronStored):
             return super().must_hold(live, op, scenario)
         held = [p for p in self.contract.parameters(scenario, op.mesh) if p.held]
         mastered = {name for p in held if p.stages.master for name in p.names}
-        kept = self.kept(live, op, scenario)
+        kept = self.stored_values(live, op, scenario)
         return {k: v for k, v in kept.items() if k.role != "param" or k.fqn not in mastered}
 
 

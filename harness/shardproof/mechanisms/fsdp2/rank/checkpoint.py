@@ -58,7 +58,7 @@ class StateDictCheckpoint:
     partial: bool = False
 
     @classmethod
-    def of(cls, text: str) -> StateDictCheckpoint:
+    def from_text(cls, text: str) -> StateDictCheckpoint:
         """The format that a scenario's `checkpoint` text names."""
         return cls(checkpoint_plan(text))
 

@@ -80,7 +80,7 @@ class Rank(MegatronLoop):
             return None
         from shardproof.systems.megatron_core.rank import fsdp
 
-        return fsdp.Ownership.of(state)
+        return fsdp.Ownership.from_state(state)
 
     @property
     def defers_sync(self) -> bool:

@@ -78,7 +78,7 @@ class Ownership:
     starts: Mapping[str, int]
 
     @classmethod
-    def of(cls, state: TrainState) -> Ownership:
+    def from_state(cls, state: TrainState) -> Ownership:
         scenario, (_, part, _) = state.scenario, state.mesh.coordinate(state.rank)
         spec, shapes = state.spec, _local_shapes(state)
         units = fsdp_strategy(scenario) == "optim_grads_params"

@@ -37,7 +37,7 @@ class Rank(TorchRank):
     def __init__(self, context: RankContext) -> None:
         super().__init__(context)
         grows = self.scenario.load_model is not None and self.scenario.model.endswith(ONE_MORE)
-        self.checkpoint = replace(StateDictCheckpoint.of(self.scenario.checkpoint), partial=grows)
+        self.checkpoint = replace(StateDictCheckpoint.from_text(self.scenario.checkpoint), partial=grows)
         self.kept: dict[str, Any] = {}
         self.under_way: list[Callable[[], None]] = []  # waits for the asynchronous save that was begun
 

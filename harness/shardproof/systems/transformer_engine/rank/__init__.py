@@ -58,7 +58,7 @@ class Rank(TorchRank):
         te_extension.library(context.scenario.device)
         super().__init__(context)
         self.checkpoint = replace(
-            StateDictCheckpoint.of(self.scenario.checkpoint),
+            StateDictCheckpoint.from_text(self.scenario.checkpoint),
             left_out="_extra_state" if NO_EXTRA_STATE in self.scenario.options else "",
             loads=2 if "again" in self.scenario.options else 1,
         )

@@ -176,7 +176,8 @@ def strike(
     or its plain one.
 
     Args:
-        on_progress: is called with how many trials are done, of how many where that is known. every: faults that strike one
+        on_progress: is called with how many trials are done, of how many where that is known. every: faults that strike
+        one
             of many events strike each of them, until one does not come. only: the faults; all without any.
 
     Returns:

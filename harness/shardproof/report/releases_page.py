@@ -47,7 +47,8 @@ class Cell:
 @dataclass(frozen=True)
 class Line:
     """One regression. cells: one for each column, None where it was not tried. lifetime: when it came and went. entry:
-    what is known of it. against: how the entry is contradicted. otherwise: releases on which it fails in another way."""
+    what is known of it. against: how the entry is contradicted. otherwise: releases on which it fails in another
+    way."""
 
     name: str
     scenario: Scenario

@@ -1,11 +1,11 @@
-"""How many mistakes that a tool makes in our own code do our tests notice? `docs/mutation.md`, from mutmut's records.
+"""How many mistakes that a tool makes in our own code do our tests notice? mutmut's answer, as a record and a table.
 
     pip install 'shardproof[mutation]'
     mutmut run --max-children 1 shardproof.layout.x_inside__mutmut_1
                                                       makes all mutants, in the copy `mutants/`, and runs one
     python -m tests.mutant_runs 'shardproof.layout.*'    runs those of a module that no test has killed yet
     python -m tests.survivors mutants 2026-11-23      takes what it found into tests/golden/mutation.toml
-    python -m tests.survivors                         writes docs/mutation.md from that
+    python -m tests.survivors                         writes the table of docs/mutation.md from that
 
 A mutant is one small change: `<` to `<=`, `strict=True` to `strict=False`, a number one higher. A test that fails
 *kills* it. The score is raw: a mutant that no test can kill, because it does the same, counts as a survivor, and the
@@ -31,21 +31,8 @@ SURVIVED, NO_TEST, TIMED_OUT = 0, 33, (24, 36, 152, 255, -24)
 """Exit statuses that mutmut records: every test passed; no test calls the function; it took too long, which on a busy
 machine says nothing. Others are kills."""
 
-HEAD = """\
-<!-- Written by `python -m tests.survivors` from tests/golden/mutation.toml. -->
-# Mutation score
-
-Would our own tests notice a mistake in the code that judges? [mutmut](https://github.com/boxed/mutmut) makes one small
-change after the other in it and runs the tests that call the changed function. The score is raw: what no test can
-notice, because it changes nothing, counts as a survivor.
-
-All mutants of a module that stands here were run, on the day that is named, with the tests that are nearest to the
-changed function. Some of those that survived them were not run with every other test as well: they count as survivors,
-and their reason says so. A score is therefore the least that it can be. Modules that `pyproject.toml` lists under
-`[tool.mutmut]` and that do not stand here were not run to the end yet, and some that do were changed a little since
-(`counters`, `gradients`, `order`, on the evening of that day). `tests/survivors.py` says how to run one.
-
-"""
+MARKS = ("<!-- python -m tests.survivors -->\n", "<!-- end -->\n")
+"""What stands before and behind the table in the page; the prose around it is written by hand."""
 
 
 def taken(folder: Path) -> dict[str, dict[str, Any]]:
@@ -87,8 +74,8 @@ def record(folder: Path, day: str) -> None:
 
 
 def render() -> str:
-    """The page."""
-    return HEAD + "\n".join(_lines(tomllib.loads(RECORD.read_text("utf-8")))) + "\n"
+    """The table of scores, in Markdown."""
+    return "".join(f"{line}\n" for line in _lines(tomllib.loads(RECORD.read_text("utf-8"))))
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
@@ -98,20 +85,18 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         open_ = sum(not entry["why"] for entry in found["survivor"])
         score = 100 * found["killed"] / found["mutants"]
         yield f"| `{module}` | {found['day']} | {found['mutants']} | {found['killed']} | {score:.1f} % | {open_} |"
-    for module, found in document.items():
-        yield from ("", f"## Survivors of `{module}`", "")
-        for entry in found["survivor"]:
-            yield from ("```diff", entry["change"], "```", "", entry["why"] or "Not looked at yet.", "")
 
 
 def main(words: list[str]) -> None:
-    """Take a run into the record, or write the page."""
+    """Take a run into the record, or write the table of the page."""
     if words[:1] == ["--help"]:
         print(__doc__)
     elif words:
         record(Path(words[0]), words[1])
     else:
-        PAGE.write_text(render(), "utf-8")
+        before, opening, rest = PAGE.read_text("utf-8").partition(MARKS[0])
+        closing = rest.partition(MARKS[1])[1:]
+        PAGE.write_text("".join((before, opening, render(), *closing)), "utf-8")
 
 
 if __name__ == "__main__":

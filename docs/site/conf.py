@@ -1,8 +1,9 @@
 """How Sphinx builds the documentation site: `make docs`, or `python -m sphinx -W --keep-going -c docs/site docs OUT`.
 
 The pages are plain Markdown, as a forge shows it, and hold nothing that only Sphinx understands. What Sphinx needs
-beyond that is added here, while a page is read: the navigation, and names for the anchors of docs/findings.md. With
-`-W` a broken link, a broken anchor, an absent image and a page outside of the navigation each end the build.
+beyond that is added here, while a page is read: the navigation, and names for the anchors of findings. A page in a
+folder, such as docs/findings/deepspeed.md, belongs below the page of the folder's name, docs/findings.md. With `-W` a
+broken link, a broken anchor, an absent image and a page outside of the navigation each end the build.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ root_doc = "index"
 exclude_patterns = ["site", "ci"]
 extensions = ["myst_parser"]
 myst_heading_anchors = 4  # as a forge makes them
-suppress_warnings = ["myst.header"]  # one finding is a heading of the fourth level below its system's, on purpose
 
 html_theme = "alabaster"
 html_static_path = ["static"]
@@ -51,17 +51,19 @@ linkcheck_allow_unauthorized = True
 _ANCHOR = re.compile(r'^<a id="([^"]+)"></a>\n', re.MULTILINE)
 
 
-def _toctree(heading: str, pages: list[str]) -> str:
+def _toctree(options: str, pages: list[str]) -> str:
     """One part of the navigation, as MyST writes it; no reader of the page sees it."""
     listed = "\n".join(pages)
-    return f"\n\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{listed}\n```\n"
+    return f"\n\n```{{toctree}}\n:hidden:\n{options}\n\n{listed}\n```\n"
 
 
-def _read(_app: object, name: str, source: list[str]) -> None:
+def _read(app: Any, name: str, source: list[str]) -> None:
     """Add to a page's Markdown what only Sphinx needs."""
     source[0] = _ANCHOR.sub(r"(\1)=\n", source[0])
     if name == root_doc:
-        source[0] += "".join(_toctree(heading, pages) for heading, pages in NAVIGATION.items())
+        source[0] += "".join(_toctree(f":caption: {heading}", pages) for heading, pages in NAVIGATION.items())
+    elif any(Path(app.srcdir, name).glob("*.md")):
+        source[0] += _toctree(":glob:", [f"{name}/*"])
 
 
 def _written(_app: object, _name: str, _template: str, context: dict[str, Any], _doctree: object) -> None:

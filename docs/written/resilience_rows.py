@@ -1,4 +1,4 @@
-"""The measured rows of docs/resilience.md: each stands in the data of the system that it is of.
+"""The measured rows of the pages on resilience: each stands in the data of the system that it is of.
 
     python -m docs.written.resilience_rows DIR/resilience.toml FILE.json
 
@@ -36,6 +36,12 @@ def stack_rows() -> Document:
     found = [row for place in places if place.is_file() for row in tomllib.loads(place.read_text("utf-8"))["stack"]]
     order = list(all_stacks())
     return {"stack": sorted(found, key=lambda row: (order.index(split_cures(row["name"])[0]), row["name"]))}
+
+
+def home_of_stacks(stack: str) -> str:
+    """The system that a stack, cured or not, is of; empty for one of no system."""
+    name = split_cures(stack)[0]
+    return next((system.name for system in all_systems() if name in {one.name for one in stacks_of(system)}), "")
 
 
 def struck_rows() -> list[Mapping[str, Any]]:

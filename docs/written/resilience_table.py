@@ -1,16 +1,19 @@
-"""`docs/resilience.md`: what crashes and damage made of each stack, written from the measured rows and the findings.
+"""`docs/resilience.md` and the pages below `docs/resilience/`: what crashes and damage made of each stack.
 
-    python -m docs.written.resilience_table > docs/resilience.md
+    python -m docs.written.resilience_table
+
+The index says what is tried, what the outcomes mean, how each stack did in one row, and what was found. Each system
+has a page with the full table of every stack of its own; stacks of no system, such as a bare `torch.save`, share one.
+Faults beside the disk (a flipped bit, a lost message, a killed rank) are compared across systems on another page.
 
 The rows stand in the data of the system that they are of (`docs.written.resilience_rows`).
 docs/resilience-findings.toml is written by hand: `[[finding]]` with `title`, `text`, `script` and `public`, `[[known]]`
 with `text` and `public`, `[[in_flight]]` with what was held where, and `[[large]]` for runs that are too large for a
-page. A test compares the committed page with what this module writes.
+page. A test compares the committed pages with what this module writes.
 """
 
 from __future__ import annotations
 
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +23,8 @@ from shardproof.resilience.cases import family_of
 from shardproof.resilience.scorecard import WRONG, Document, total
 from shardproof.resilience.trial import OUTCOMES
 
-from docs.written.resilience_rows import stack_rows, struck_rows
+from docs.written.pages import write
+from docs.written.resilience_rows import home_of_stacks, stack_rows, struck_rows
 
 FINDINGS = Path("docs/resilience-findings.toml")
 
@@ -42,6 +46,10 @@ records every write, rename and sync. From the record follows every folder that 
 finished folder is also damaged in many ways. Each of these folders is loaded in a process of its own, with a deadline
 and bounded memory, and what the library gives is compared bit by bit with the states that were saved. Saves and loads
 are also *struck*: one of their system calls goes wrong while they run.
+
+The table of [stacks](#stacks) below has one row a stack; its name leads to the page with all that was tried on it. What
+goes wrong beside the disk, in memory, in a message or in another rank, has a page too:
+[Memory, messages and ranks](resilience/beside-the-disk.md).
 
 `--jobs` says how many trials are made side by side; what they come to does not depend on it. With `--out`, a run that
 was interrupted or killed goes on where it was when the same command is given again.
@@ -120,8 +128,18 @@ writes that file itself, or the training script around it does, after the save.
 those of what stacks have shown (`scenarios/<system>/resilience/cures/`). A row stands in the data of its system."""
 
 
+STACKS_PAGE = """\
+<!-- Written by `python -m docs.written.resilience_table` from {source}: change that by measuring again. -->
+# Resilience of {title}
+
+What is left of these checkpoints after a crash, a failing disk or damaged files? Each section is one stack, which is a
+way to save and to load. How it is tried, and what each kind and each outcome means, is told in
+[Resilience of checkpoints](../resilience.md).
+"""
+
 STRUCK_RANKS = """\
-## Memory, collectives and ranks
+<!-- Written by `python -m docs.written.resilience_table` from the systems' data. -->
+# Memory, messages and ranks
 
 What is there to notice when something fails beside the disk? One command plants each of these faults in a small
 scenario of a system on real ranks (two steps, a save and a load on two ranks, unless the system's `conformance.toml`
@@ -133,16 +151,23 @@ $ shardproof faults --strike SYSTEM --every
 $ shardproof faults --strike SYSTEM --fault boundary.collective-drop@3
 ```
 
-A fault of memory flips one bit of what rank 0 keeps, after its first step; the next section has other moments. A rank
-that is lost, stuck or raises does so in rank 0's first step, or with `@N` before each operation, one rank after the
-other: `kill-rank`, `stuck-rank` (SIGSTOP), `error-rank`. `kill-at-file`, `stuck-at-file` and `error-at-file` strike
-where a rank opens, renames, lists or removes a file of its saves and loads, or torch writes or reads the bytes of a
-tensor in one; 1 is rank 0's first such point, 2 rank 1's first. A fault of a collective strikes one that
-rank 0 makes in its first step, below the library: the first, or with `@N` behind the fault's id the N-th. It is half
-a second late, raises, or gives this rank something that was not sent. `drop` is never made on rank 0, which goes on
-with its buffer as it was while the others wait; `lost` is made on no rank. `reorder` lets two that are under way at
-once end in the other order, on every rank alike. With `--every` each fault that has a number strikes every such
-event, one after the other. Sends, receives and barriers are not struck, nor what C++ code calls.
+The faults are of three families:
+
+* *Memory*: one bit of what rank 0 keeps flips after its first step. [Below](#memory-at-each-moment) it flips at other
+  moments too.
+* *Ranks*: `kill-rank`, `stuck-rank` (SIGSTOP) and `error-rank` kill, stop or raise in rank 0's first step, or with `@N`
+  before each operation, one rank after the other. `kill-at-file`, `stuck-at-file` and `error-at-file` do so where a
+  rank opens, renames, lists or removes a file of its saves and loads, or torch writes or reads the bytes of a tensor in
+  one; 1 is rank 0's first such point, 2 rank 1's first.
+* *Collectives*: one that rank 0 makes in its first step is struck below the library: the first, or with `@N` behind the
+  fault's id the N-th. It is half a second late, raises, or gives this rank something that was not sent. `drop` is never
+  made on rank 0, which goes on with its buffer as it was while the others wait; `lost` is made on no rank. `reorder`
+  lets two that are under way at once end in the other order, on every rank alike.
+
+With `--every` each fault that has a number strikes every such event, one after the other. Sends, receives and barriers
+are not struck, nor what C++ code calls.
+
+A cell says what came of it:
 
 * *error*: an error ended the run, so that whoever trains hears of it. It says whose it was: *the library* raised, a
   *rank was lost*, or what arrived is *the fault's own* error, which nobody swallowed. A cell that names
@@ -246,24 +271,46 @@ def _struck_cell(one: Mapping[str, Any] | None) -> str:
 _RAISED = {"library": "library", "fault": "the fault's own", "rank lost": "rank lost"}
 
 
-def render(document: Document, findings: Mapping[str, Any], struck: Sequence[Mapping[str, Any]]) -> str:
-    """The page."""
-    lines = [HEAD, "## Stacks", "", OF_SYSTEMS, "", *_summary(document), ""]
-    for stack in document["stack"]:
-        lines += [*_section(stack), ""]
-    lines += [STRUCK_RANKS.replace("SYSTEM", struck[0]["system"]), "", *_struck(struck), ""]
-    lines += [MOMENTS, *_moments(struck), IN_FLIGHT]
-    lines += [*(f"* {one['text']}" for one in findings.get("in_flight", ())), ""]
+def render(document: Document, findings: Mapping[str, Any], struck: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The pages, by their paths below `docs/`."""
+    homes = {stack["name"]: home_of_stacks(stack["name"]) for stack in document["stack"]}
+    pages = {"resilience.md": _index(document, homes, findings)}
+    for home in dict.fromkeys(homes.values()):
+        stacks = [stack for stack in document["stack"] if homes[stack["name"]] == home]
+        pages[f"resilience/{_page(home)}.md"] = _stacks_page(home, stacks)
+    return pages | {"resilience/beside-the-disk.md": _beside_the_disk(findings, struck)}
+
+
+def _page(home: str) -> str:
+    return home or "no-system"
+
+
+def _index(document: Document, homes: Mapping[str, str], findings: Mapping[str, Any]) -> str:
+    lines = [HEAD, "## Stacks", "", OF_SYSTEMS, "", *_summary(document, homes), ""]
     lines += ["## Larger runs", "", *(f"* {one['text']}" for one in findings.get("large", ())), ""]
     lines += ["## Findings", "", *_findings(findings)]
     return "\n".join(lines) + "\n"
+
+
+def _stacks_page(home: str, stacks: Sequence[Document]) -> str:
+    source = f"scenarios/{home}/resilience/stacks.toml" if home else "docs/resilience.toml"
+    lines = [STACKS_PAGE.format(source=source, title=home or "stacks of no system")]
+    for stack in stacks:
+        lines += [*_section(stack), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _beside_the_disk(findings: Mapping[str, Any], struck: Sequence[Mapping[str, Any]]) -> str:
+    lines = [STRUCK_RANKS.replace("SYSTEM", struck[0]["system"]), "", *_struck(struck), ""]
+    lines += [MOMENTS, *_moments(struck), IN_FLIGHT]
+    return "\n".join([*lines, *(f"* {one['text']}" for one in findings.get("in_flight", ()))]) + "\n"
 
 
 _WHOLE = ("old", "new", "other")
 _COLUMNS = {"crash": ("silent",), "damage": ("silent",), "disk": ("silent", "lied"), "ranks": ("silent", "lied")}
 
 
-def _summary(document: Document) -> Iterator[str]:
+def _summary(document: Document, homes: Mapping[str, str]) -> Iterator[str]:
     yield "How many trials gave a whole state / an error / something silent (of disk and ranks: silent or lied)."
     yield ""
     yield "| stack | events, syncs | crash | damage | disk | ranks | hang or crash |"
@@ -277,11 +324,12 @@ def _summary(document: Document) -> Iterator[str]:
         ]
         cells.append(str(total(stack, ("hang", "crash"))))
         anchor = stack["name"].replace("+", "")  # as headings have it
-        yield f"| [{stack['name']}](#{anchor}) | {stack['events']}, {stack['syncs']} | {' | '.join(cells)} |"
+        link = f"resilience/{_page(homes[stack['name']])}.md#{anchor}"
+        yield f"| [{stack['name']}]({link}) | {stack['events']}, {stack['syncs']} | {' | '.join(cells)} |"
 
 
 def _section(stack: Document) -> Iterator[str]:
-    yield f"### {stack['name']}"
+    yield f"## {stack['name']}"
     yield ""
     there = f"{stack['crash_states']} crash states, {stack['strikes']} strikes"
     yield f"{stack['doc']}. {there}; {stack['trials']} trials."
@@ -306,4 +354,4 @@ def _findings(findings: Mapping[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render(stack_rows(), tomllib.loads(FINDINGS.read_text("utf-8")), struck_rows()))
+    write(render(stack_rows(), tomllib.loads(FINDINGS.read_text("utf-8")), struck_rows()))

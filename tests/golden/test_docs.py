@@ -28,7 +28,7 @@ DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (
         *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("*/README.md"),
         *ROOT.glob("harness/shardproof/cli/main.py"),
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text("utf-8"))
 LEFT_OUT = {command: (why, nearest) for why, listed in TABLE["left_out"].items() for command, nearest in listed.items()}
 

@@ -1,25 +1,30 @@
-"""docs/findings.md is what `python -m shardproof.issues.findings` writes, and says of every defect what a reader
-needs."""
+"""docs/findings.md and the pages below docs/findings/ are what `python -m docs.written.findings` writes, and say of
+every defect what a reader needs."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from shardproof.errors import UsageError
 from shardproof.issues.cures import cures_of
-from shardproof.issues.findings import Finding, Section, render, section_of
+from shardproof.issues.findings import Finding, Section, section_of
 
+from docs.written.findings import render
+from docs.written.pages import differing
 from tests.conformance.built_in import BUILT_IN
 
-ROOT = Path(__file__).parents[2]
 SECTIONS = [section_of(system) for system in BUILT_IN]
 FINDINGS = [finding for section in SECTIONS for finding in section.findings]
-AGAIN = "write it anew: python -m shardproof.issues.findings > docs/findings.md"
+AGAIN = "write it anew: python -m docs.written.findings"
 
 
-def test_the_page_is_what_the_entries_say() -> None:
-    assert (ROOT / "docs/findings.md").read_text("utf-8") == render(SECTIONS), AGAIN
+def test_the_pages_are_what_the_entries_say() -> None:
+    assert differing(render(SECTIONS)) == [], AGAIN
+
+
+def test_every_finding_stands_on_one_page() -> None:
+    text = "".join(render(SECTIONS).values())
+    causes = [finding.id for finding in FINDINGS if not finding.cause]
+    assert [ident for ident in causes if text.count(f'<a id="{ident}"></a>') != 1] == []
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.id)
@@ -48,7 +53,7 @@ def test_causes_are_counted_once_and_apart_from_what_no_release_shows() -> None:
         "automodel-policy-text", "megatron-fsdp-step-syncs", "torch-fsdp2-full-strided",
         "torch-fsdp2-140898", "megatron-fsdp-hybrid-no-overlap",
     } == apart  # fmt: skip
-    assert f"## {len(found)} causes found on releases" in render(SECTIONS)
+    assert f"## {len(found)} causes found on releases" in render(SECTIONS)["findings.md"]
 
 
 def test_every_cure_is_of_a_finding() -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(path.stem for path in ROOT.glob("docs/*.md"))
+PAGES = sorted(path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in ROOT.glob("docs/**/*.md"))
+FOLDERS = sorted({page.partition("/")[0] for page in PAGES if "/" in page})
 _LOADED = re.compile(r"<(?:script|img|link|iframe)[^>]*\b(?:src|href)=\"((?:https?:)?//[^\"]*)\"")
 
 
@@ -48,14 +49,18 @@ def test_every_page_is_on_the_site(site: Path) -> None:
 
 
 def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
-    loaded = {page.name: _LOADED.findall(page.read_text("utf-8")) for page in site.glob("*.html")}
+    loaded = {page.name: _LOADED.findall(page.read_text("utf-8")) for page in site.rglob("*.html")}
     assert {name: found for name, found in loaded.items() if found} == {}
 
 
 def test_the_start_page_leads_to_every_page(site: Path) -> None:
-    start = (site / "index.html").read_text("utf-8")
-    linked = set(re.findall(r'class="reference internal" href="([\w-]+)\.html"', start))
+    """At once, or through the index of its folder: `findings` leads to `findings/deepspeed`."""
+    linked = {page for start in ("index", *FOLDERS) for page in _linked(site / f"{start}.html")}
     assert set(PAGES) - {"index"} - linked == set()
+
+
+def _linked(page: Path) -> list[str]:
+    return re.findall(r'class="reference internal" href="([\w/-]+)\.html', page.read_text("utf-8"))
 
 
 def test_what_does_not_hold_ends_the_build(tmp_path: Path) -> None:

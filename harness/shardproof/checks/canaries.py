@@ -145,7 +145,8 @@ def _table(detections: Sequence[Detection]) -> str:
     lines = [f"{'fault':<{width}}  noticed    in           values  top1  top3  bugs"]
     for d in detections:
         top1, top3 = (_mark(d, first) for first in (1, 3))
-        cells = f"{_noticed(d):<9}  {d.noticed_in:<11}  {d.values or '':>6}  {top1:<4}  {top3:<4}  {', '.join(d.fault.bug_ids)}"
+        bugs = ", ".join(d.fault.bug_ids)
+        cells = f"{_noticed(d):<9}  {d.noticed_in:<11}  {d.values or '':>6}  {top1:<4}  {top3:<4}  {bugs}"
         lines.append(f"{d.fault.id:<{width}}  {cells}".rstrip())
     explainable = [d for d in detections if d.explainable]
     right = ", ".join(f"{sum(d.named_within(n) for d in explainable)} in the first {n}" for n in (1, 3))

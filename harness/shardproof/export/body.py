@@ -207,7 +207,8 @@ def _compared(case: FailureCase, world: int, calls: Mapping[str, str]) -> list[s
         or case.is_shape
         or case.is_missing
     ):
-        sentence = f"{calls['subject'] if _says_subject(calls) else subject(case)}: expected {{expected}}, observed {{observed}}"
+        named = calls["subject"] if _says_subject(calls) else subject(case)
+        sentence = f"{named}: expected {{expected}}, observed {{observed}}"
         return [*lines, f'print(f"{sentence}"{flush})', "return int(expected != observed)"]
     told = "element {at}: expected {expected[at]}, observed {observed[at]}"
     return [

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from shardproof.diff import LAZY_STATE, as_numbers, diff
-from shardproof.laboratory.judge import known_to_both
+from shardproof.laboratory.oracle_agreement import known_to_both
 from shardproof.models import zoo
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Logical

@@ -37,8 +37,8 @@ from shardproof.diagnosis import Context, Explanation, explain_refusal
 from shardproof.diagnosis.rules.engine import explain
 from shardproof.diff import LAZY_STATE, Difference, as_numbers, diff
 from shardproof.faults.catalogue import planter_of
+from shardproof.laboratory.oracle_agreement import describe_disagreement, known_to_both
 from shardproof.loading import scenario_during
-from shardproof.models import model_spec
 from shardproof.observe.ambient import expected_generators
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem
@@ -219,7 +219,7 @@ def judge(
     failing = tuple(d for d in differences if d.fails)
     distrust = _blind_load(case.ops, expected)
     if case.system.world == "lockstep" and not case.scenario.faults:
-        distrust = distrust or _disagreement(failing)
+        distrust = distrust or describe_disagreement(failing)
     else:
         distrust = distrust or _oracles_disagree(case)
     explanations = _explained(case, expected, observed, failing, records, refused) if failing or refused else ()
@@ -350,32 +350,7 @@ def _reference_against_twin(inputs: Inputs, placement: Placement) -> str:
     expected = _twin(inputs, _reported_norms(observed))
     observed, expected = (known_to_both(logical, placement.model) for logical in (observed, expected))
     found = [d for d in diff(expected, observed, problems, (LAZY_STATE,)) if d.fails]
-    return _disagreement([d for d in found if not (inputs.steps_on_gpu and d.kind in ("bits", "norm"))])
-
-
-def known_to_both(logical: Logical, model: str) -> Logical:
-    """Values without those that the reference has beside training state proper, of which the twin knows nothing."""
-    modules = model_spec(model).modules
-    if not any(module.opaque or module.draws or module.quantised for module in modules):
-        return logical
-    in_fp8 = {f"{module.path}.{param.name}" for module in modules if module.quantised for param in module.params}
-    return {
-        key: value
-        for key, value in logical.items()
-        if key.role not in (EXTRA_STATE, "rng", "quantised", "quant_scale")
-        and not (key.role == "compute_param" and key.fqn in in_fp8)
-    }
-
-
-def _disagreement(found: Sequence[Difference]) -> str:
-    if not found:
-        return ""
-    first = found[0]
-    seen = first.detail or f"{first.expected_first} against {first.observed_first}"
-    return (
-        f"twin and reference disagree in {len(found)} values, first after operation {first.key.op}: "
-        f"{first.key.role} of {first.key.fqn} ({first.kind}: {seen})"
-    )
+    return describe_disagreement([d for d in found if not (inputs.steps_on_gpu and d.kind in ("bits", "norm"))])
 
 
 def _read_observations(paths: Iterable[str], *, complete: bool) -> Iterator[Record]:

@@ -17,7 +17,7 @@ from shardproof.axes_read import Noting
 from shardproof.models import ONE_MORE
 from shardproof.program import Op, changes, is_other
 from shardproof.scenario import Optimizer, Scenario
-from shardproof.versions import split_cures, with_cures
+from shardproof.versions import with_cures
 
 T = TypeVar("T")
 
@@ -72,6 +72,5 @@ def _optimizer(scenario: Scenario) -> Optimizer:
 
 
 def _version(scenario: Scenario) -> str:
-    release, wanted = split_cures(scenario.version)
-    loads = {"same": release, "newest": ""}.get(scenario.load_version, scenario.load_version)
-    return with_cures(loads, wanted)
+    loads = {"same": scenario.release, "newest": ""}.get(scenario.load_version, scenario.load_version)
+    return with_cures(loads, scenario.cures)

@@ -26,6 +26,7 @@ import tomli_w
 from shardproof.errors import UsageError
 from shardproof.plain_values import number
 from shardproof.tables import SCHEMA, load_toml
+from shardproof.versions import split_cures
 
 T = TypeVar("T")
 
@@ -293,6 +294,16 @@ class Scenario:
             raise UsageError.of("options", self.options, "each option once, in order", "overlap+precision_aware")
         if self.load not in LOAD_RELATIONS:
             mesh_literal(self.load)
+
+    @property
+    def release(self) -> str:
+        """The version without its cures, such as `0.16.1`; empty for the newest release."""
+        return split_cures(self.version)[0]
+
+    @property
+    def cures(self) -> str | None:
+        """The cures of the version, joined by commas; empty for all that apply, None for none."""
+        return split_cures(self.version)[1]
 
     @classmethod
     def of_checked(cls, values: Mapping[str, Any]) -> Scenario:

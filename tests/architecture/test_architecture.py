@@ -36,7 +36,13 @@ FOUNDATION = {
     "shardproof.verdict": set(),
     "shardproof.plain_values": set(),
     "shardproof.tables": {"shardproof.errors", "shardproof.plain_values"},
-    "shardproof.scenario": {"shardproof.errors", "shardproof.plain_values", "shardproof.tables"},
+    "shardproof.scenario": {
+        "shardproof.errors",
+        "shardproof.plain_values",
+        "shardproof.tables",
+        "shardproof.versions",
+    },
+    "shardproof.versions": set(),
     "shardproof.observe.record": set(),
     "shardproof.observe.logical": set(),
 }

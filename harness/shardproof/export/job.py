@@ -22,7 +22,6 @@ from shardproof.protocol.registry import all_systems, system_named
 from shardproof.protocol.releases import package
 from shardproof.protocol.system import System
 from shardproof.result import Result
-from shardproof.versions import split_cures
 from shardproof.world.interpreter import Interpreter, interpreter
 from shardproof.world.overlay import OverlayError, build
 from shardproof.world.torches import with_torch
@@ -190,8 +189,7 @@ def library_paths(system: System, result: Result, ranks: Interpreter) -> tuple[P
     """Where the library of a result lies: its release's folders, or those of the interpreter."""
     if not system.package:
         return (Path(ranks.site),)
-    release, _ = split_cures(result.scenario.version)
-    return build(package(system.package), release, ranks).paths
+    return build(package(system.package), result.scenario.release, ranks).paths
 
 
 def versions(system: System, result: Result, ranks: Interpreter) -> Mapping[str, str]:

@@ -200,12 +200,12 @@ def port(asked: Asked, laboratory: Laboratory, known: KnownIssues, python: str |
     began = time.monotonic()
     places = Environments(python, ())
     try:
-        overlay = places.overlay(asked.system, asked.version)
+        head = places.install(places.resolve(asked.system, asked.version))
     except OverlayError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         misfit = Misfit("import", f"{lines[-1]}: the tree cannot be imported", _place_in(lines))
         return Port(asked, misfits=(misfit,), duration_s=time.monotonic() - began)
-    called, release = overlay.version, overlay.asked
+    called, release = head.version, head.asked_of_limits
     say(f"{asked.system.name} {asked.version} calls itself {called}; reading what our driver uses of it")
     gone = _read(asked, places)
     stale = _stale(asked, python)
@@ -231,7 +231,9 @@ def _read(asked: Asked, places: Environments) -> list[Changed]:
     """What our driver uses that the base has and the head has not; nothing where the base is not to be had."""
     tree = package_of(asked.system).tree.replace("/", ".")
     try:
-        base, head = (places.overlay(asked.system, version).paths for version in (asked.base, asked.version))
+        base, head = (
+            places.install(places.resolve(asked.system, version)).paths for version in (asked.base, asked.version)
+        )
     except (HarnessError, UsageError):
         return []
     return changes(*driver_calls(asked.system, tree), Tree(base, tree), Tree(head, tree))

@@ -24,7 +24,7 @@ from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.space.files import load_space
 from shardproof.verdict import Verdict
-from shardproof.versions import is_version, split_cures, with_cures
+from shardproof.versions import is_version, with_cures
 
 
 class State(Enum):
@@ -82,8 +82,7 @@ def regressions(system: System, findings: Sequence[Finding], *, one_each: bool =
 
 def placed_on(scenario: Scenario, version: str) -> Scenario:
     """A scenario on a head, with the cures that it had; one whose ranks load on another release, on the head alone."""
-    _, wanted = split_cures(scenario.version)
-    return replace(scenario, version=with_cures(version, wanted), load_version="same")
+    return replace(scenario, version=with_cures(version, scenario.cures), load_version="same")
 
 
 def there(finding: Finding | None, release: str) -> bool | None:
@@ -111,8 +110,8 @@ def beyond(kept: Regression, result: Result, known: KnownIssues, examine: Callab
     system = system_named(result.system)
     own = next((cure for cure in available(system) if cure.id == kept.finding.cure), None)
     wanted = ",".join(f"-{each}" for each in (own.id, *own.hidden_by)) if own else ""
-    release, _ = split_cures(result.scenario.version)
-    return examine(replace(result.scenario, version=with_cures(release, wanted))) if available(system) else result
+    cured = replace(result.scenario, version=with_cures(result.scenario.release, wanted))
+    return examine(cured) if available(system) else result
 
 
 def judged(kept: Regression, results: Sequence[Result], base: str, known: KnownIssues) -> RegressionRun:

@@ -21,7 +21,7 @@ from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.tables import text_of
 from shardproof.verdict import Verdict
-from shardproof.versions import split_cures, with_cures
+from shardproof.versions import with_cures
 from shardproof.world.environments import Environments
 from shardproof.world.interpreter import interpreter
 from shardproof.world.overlay import is_cached
@@ -72,7 +72,7 @@ def applicability(system: System, versions: Sequence[str], python: str | None) -
     found: dict[tuple[str, str], str] = {}
     for version in versions:
         try:
-            cured = places.cured(system, with_cures(version, ""))
+            cured = places.cured(places.resolve(system, with_cures(version, "")))
         except (HarnessError, UsageError):
             cured = None
         for cure in cures.cures_of(system):
@@ -105,9 +105,8 @@ def three_ways(system: System, cure: Cure, laboratory: Laboratory) -> Iterator[S
     but_this = ",".join(f"-{each}" for each in (cure.id, *cure.hidden_by))
     for name in cure.shown_by:
         scenario = scenario_of(system, name)
-        release, _ = split_cures(scenario.version)
         wanted = (None, "", but_this)
-        runs = [replace(scenario, version=with_cures(release, each)) for each in wanted]
+        runs = [replace(scenario, version=with_cures(scenario.release, each)) for each in wanted]
         results: dict[Scenario, Result] = {}
         for result in laboratory.examine(runs, lambda scenario, blob: None):
             results[result.scenario] = result

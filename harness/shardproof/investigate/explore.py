@@ -38,7 +38,6 @@ from shardproof.space.constraints import impossible
 from shardproof.space.files import LeaveOut, load_space
 from shardproof.space.plan import Selection, make_plan
 from shardproof.verdict import ExitStatus, Verdict
-from shardproof.versions import split_cures
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -376,7 +375,7 @@ def _walk(system: str) -> tuple[Scenario, ...]:
     plan = make_plan([load_space("nightly")], Selection(systems=(system,)))
     if not plan.supported:
         raise UsageError.of("SYSTEM", system, "a system with a nightly walk", "shardproof explore reference")
-    cured = [scenario for scenario in plan.supported if split_cures(scenario.version)[1] is not None]
+    cured = [scenario for scenario in plan.supported if scenario.cures is not None]
     return tuple(sorted(cured or plan.supported, key=_plainness))
 
 

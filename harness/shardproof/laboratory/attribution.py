@@ -36,7 +36,7 @@ from shardproof.protocol.registry import system_named
 from shardproof.result import BY_CURE, BY_FACE, BY_RELEASE, IN_PART, Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import Verdict
-from shardproof.versions import before, split_cures, with_cures
+from shardproof.versions import before, with_cures
 
 MOST_ROUNDS = 5
 """How many times a failure is run with one more defect cured."""
@@ -150,8 +150,7 @@ def _curable(found: Iterable[KnownIssue], first: Result, last: Result) -> set[st
 
 def _with_cures(scenario: Scenario, wanted: Iterable[str]) -> Scenario:
     """The scenario on its release with some cures; without any named, with all."""
-    release, _ = split_cures(scenario.version)
-    return replace(scenario, version=with_cures(release, ",".join(sorted(wanted))))
+    return replace(scenario, version=with_cures(scenario.release, ",".join(sorted(wanted))))
 
 
 def _named(result: Result, found: Iterable[KnownIssue], known_by: str) -> Result:

@@ -33,7 +33,6 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from shardproof import __version__
 from shardproof.errors import NO_SPACE, HarnessError, ServerLostError, UsageError
 from shardproof.faults.boundary import all_came, never_struck
 from shardproof.laboratory.run_verdict import Attempt, refused_in, result_of, same_failure
@@ -41,22 +40,19 @@ from shardproof.laboratory.witness import Witnesses
 from shardproof.loading import as_loaded
 from shardproof.ownership import in_one_line
 from shardproof.program import WRITES, expand, sessions
-from shardproof.protocol.registry import all_systems, system_named
-from shardproof.protocol.releases import package
-from shardproof.protocol.system import System
+from shardproof.protocol.registry import all_systems
 from shardproof.result import Reproduced, Result
 from shardproof.scenario import DEVICES, Scenario
 from shardproof.scratch import PREFIX, HeldFolder
 from shardproof.store import StoreFull
 from shardproof.verdict import Verdict
-from shardproof.versions import SOURCES, split_cures, with_cures
 from shardproof.world import preflight
 from shardproof.world.bounds import require_world
 from shardproof.world.environments import Environments
 from shardproof.world.interpreter import interpreter
 from shardproof.world.job import Job, JobOutcome, RankError
+from shardproof.world.resolved import Resolved
 from shardproof.world.server import ForkServer
-from shardproof.world.torches import with_torch
 
 Observed = Callable[[Scenario, bytes], None]
 T = TypeVar("T")
@@ -98,7 +94,7 @@ class Laboratory:
         wanted = [info for info in all_systems() if systems is None or info.name in systems]
         warm_up = [*dict.fromkeys(info.entry(info.warm_up) for info in wanted if info.warm_up and not info.package)]
         self._python, self._closing = python, False
-        self._torches: dict[str, Laboratory | None] = {}  # None for the torch of this interpreter
+        self._torches: dict[str, Laboratory] = {}  # interpreter → its laboratory
         self._home = self  # of the torch of this interpreter
         self._opening = threading.Lock()
         self.witness = Witnesses(lambda scenario: self.examine_one(scenario, confirm=False))
@@ -129,7 +125,7 @@ class Laboratory:
             stack.callback(self._held.remove)
             for server in self._servers.values():
                 stack.callback(server.__exit__, kind, error, trace)
-            for laboratory in filter(None, self._torches.values()):
+            for laboratory in self._torches.values():
                 stack.callback(laboratory.__exit__, kind, error, trace)
             stack.callback(self._environments.close)
 
@@ -193,17 +189,15 @@ class Laboratory:
     ) -> Result:
         started = time.monotonic()
         try:
-            info = system_named(scenario.system)
-            if (elsewhere := self._of_torch(info, scenario)) is not None:
+            software = self._environments.resolve(scenario.system, scenario.version)
+            if (elsewhere := self._beside(software)) is not None:
                 return elsewhere._examined(scenario, observed, patience)
-            release = self._release(info, scenario.version)
-            reason = info.refusal(scenario if release == scenario.version else replace(scenario, version=release))
-            if reason:
-                tree = scenario.version.startswith(SOURCES)  # laid out already, to be asked what it calls itself
-                version = self._installed(info, scenario) if tree else self._named(info, scenario)
-                result = Result(scenario, info.name, version, Verdict.UNSUPPORTED, reason=reason)
+            if software.is_tree:
+                software = self._environments.install(software)
+            if reason := software.refusal(scenario):
+                result = Result(scenario, scenario.system, software.version, Verdict.UNSUPPORTED, reason=reason)
             else:
-                result = self._attempt(scenario, info, observed, patience)
+                result = self._attempt(scenario, software, observed, patience)
         except StoreFull:
             raise
         except (HarnessError, UsageError) as error:
@@ -216,65 +210,59 @@ class Laboratory:
             result = self._unknown(scenario, reason)
         return replace(result, duration_s=time.monotonic() - started)
 
-    def _of_torch(self, info: System, scenario: Scenario) -> Laboratory | None:
+    def _beside(self, software: Resolved) -> Laboratory | None:
         """The laboratory of the torch that a scenario of torch names, where it is not the one of this interpreter. Its
-        ranks and its judges have that torch: what an optimizer of torch must come to, its own one says.
-
-        Raises:
-            UsageError, OverlayError: as `shardproof.world.torches.with_torch`.
-        """
-        release, _ = split_cures(scenario.version)
-        if not info.is_torch or not release:
+        ranks and its judges have that torch: what an optimizer of torch must come to, its own one says."""
+        python = software.interpreter
+        if python is interpreter(self._python):
             return None
         with self._opening:
-            if release not in self._torches:  # looked for once: that a folder of a gigabyte is whole takes a moment
-                own = interpreter(self._python)
-                other = with_torch(release, own)
-                opened = None if other is own else self._another(python=other.path).__enter__()
-                if opened is not None:
-                    opened._home = self
-                self._torches[release] = opened
-            return self._torches[release]
+            if python.path not in self._torches:
+                opened = self._another(python=python.path).__enter__()
+                opened._home = self
+                self._torches[python.path] = opened
+            return self._torches[python.path]
 
     def _unknown(self, scenario: Scenario, reason: str) -> Result:
         """A result without a verdict. It names the release as far as that can be told, since the release may be what
         the error is about."""
         version = scenario.version
         with suppress(HarnessError, UsageError):
-            info = system_named(scenario.system)
-            version = self._named(info, scenario)
-            version = self._ran(info, scenario)["version"]
+            software = self._environments.resolve(scenario.system, version)
+            version = software.version
+            version = self._environments.install(software).version
         return Result(scenario, scenario.system, version, Verdict.UNKNOWN, reason=reason)
 
-    def _attempt(self, scenario: Scenario, info: System, observed: Observed, patience: float) -> Result:
+    def _attempt(self, scenario: Scenario, software: Resolved, observed: Observed, patience: float) -> Result:
         """What one run of a scenario shows. A server of ours that dies under it says nothing about the system: it is
         started again, once, and the result says so."""
         require_world(scenario)
         try:
-            return self._attempt_once(scenario, info, observed, patience)
+            return self._attempt_once(scenario, software, observed, patience)
         except ServerLostError as first:
             if self._closing:
                 raise
             try:
-                result = self._attempt_once(scenario, info, observed, patience)
+                result = self._attempt_once(scenario, software, observed, patience)
             except ServerLostError as second:
                 raise HarnessError(f"{second}; the one before it: {first}") from second
             return replace(result, restarted=str(first))
 
-    def _attempt_once(self, scenario: Scenario, info: System, observed: Observed, patience: float) -> Result:
-        if info.world == "lockstep":
+    def _attempt_once(self, scenario: Scenario, software: Resolved, observed: Observed, patience: float) -> Result:
+        if software.system.world == "lockstep":
             trial = self._lockstep(scenario)
             if trial.blob:
                 observed(scenario, trial.blob)
-            return result_of(scenario, info, trial, self._ran(info, scenario))
+            return result_of(scenario, software.system, trial, self._ran(software, scenario))
+        software = self._environments.install(software)
         directory = Path(tempfile.mkdtemp(prefix=f"{scenario.id}-", dir=self._scratch))
         try:
-            trial = self._forked(scenario, directory, self.deadline_s * patience, quiet=False)
+            trial = self._forked(scenario, software, directory, self.deadline_s * patience, quiet=False)
             observed(scenario, trial.blob)
             trial.judgement = self._judged(scenario, directory, trial)
             trial.idle = never_struck(scenario, directory)
             trial.event_occurred = all_came(scenario, directory)
-            result = result_of(scenario, info, trial, self._ran(info, scenario))
+            result = result_of(scenario, software.system, trial, self._ran(software, scenario))
             if self.keep and result.verdict.is_failure:
                 _keep_logs(directory, self.keep / scenario.id)
             return result
@@ -300,7 +288,8 @@ class Laboratory:
             directory: the scenario's folder, which exists. deadline_s: of a session; the laboratory's without one.
             quiet: see `Job`.
         """
-        return self._forked(scenario, directory, deadline_s or self.deadline_s, quiet=quiet).outcomes
+        software = self._environments.resolve(scenario.system, scenario.version)
+        return self._forked(scenario, software, directory, deadline_s or self.deadline_s, quiet=quiet).outcomes
 
     def ask(self, target: str, request: Mapping[str, Any]) -> Any:
         """The answer of a warm worker to a request.
@@ -311,15 +300,17 @@ class Laboratory:
         reply = self._servers["cpu"].call(target, json.dumps(request).encode(), JUDGE_DEADLINE_S)
         return json.loads(reply)
 
-    def _forked(self, scenario: Scenario, directory: Path, deadline_s: float, *, quiet: bool) -> Attempt:
+    def _forked(
+        self, scenario: Scenario, software: Resolved, directory: Path, deadline_s: float, *, quiet: bool
+    ) -> Attempt:
         """Run every session in fresh ranks, until one fails."""
         trial = Attempt()
         with ExitStack() as stack:
-            server = stack.enter_context(self._server_of(scenario))
+            server = stack.enter_context(self._server_of(scenario, software))
             for session in range(len(sessions(expand(scenario)))):
                 if session == 1 and scenario.load_version != "same":
-                    laboratory, loading = self._that_loads(scenario)
-                    server = stack.enter_context(laboratory._server_of(loading))
+                    laboratory, loading, its_software = self._that_loads(scenario)
+                    server = stack.enter_context(laboratory._server_of(loading, its_software))
                 outcome = server.submit(Job(scenario, session, directory, deadline_s, quiet)).result()
                 trial.outcomes.append(outcome)
                 trial.phases_s[f"session {session}"] = outcome.duration_s
@@ -329,69 +320,35 @@ class Laboratory:
         trial.blob = b"".join(p.read_bytes() for o in trial.outcomes for p in o.observations if p.exists())
         return trial
 
-    def _that_loads(self, scenario: Scenario) -> tuple[Laboratory, Scenario]:
-        """Whose ranks those of the second session and those after it are, and the scenario as they see it."""
+    def _that_loads(self, scenario: Scenario) -> tuple[Laboratory, Scenario, Resolved]:
+        """Whose ranks those of the second session and those after it are, the scenario as they see it, and the software
+        that they run on."""
         loading = as_loaded(scenario)
-        return self._home._of_torch(system_named(scenario.system), loading) or self._home, loading
+        software = self._home._environments.resolve(loading.system, loading.version)
+        return self._home._beside(software) or self._home, loading, software
 
-    def _server_of(self, scenario: Scenario) -> AbstractContextManager[ForkServer]:
-        info = system_named(scenario.system)
-        release, wanted = split_cures(scenario.version)
-        if not info.package:
-            preflight.require_installed(info, release, self._named(info, replace(scenario, version="")))
-        if info.package or wanted is not None:
-            return self._environments.server(info, scenario)
+    def _server_of(self, scenario: Scenario, software: Resolved) -> AbstractContextManager[ForkServer]:
+        if software.package is None:
+            preflight.require_installed(software.system, software.release, software.installed)
+        if software.package is not None or software.cures is not None:
+            return self._environments.server(software, scenario)
         return nullcontext(self._servers[scenario.device])
 
-    def _ran(self, info: System, scenario: Scenario) -> dict[str, Any]:
+    def _ran(self, software: Resolved, scenario: Scenario) -> dict[str, Any]:
         """What really ran, as fields of a `Result`: the release, and with which packages upstream never supported
         it."""
-        found: dict[str, Any] = {"version": self._installed(info, scenario)}
-        if info.package:
-            found["outside_support"] = self._environments.overlay(info, scenario.version).outside
+        found: dict[str, Any] = {"version": software.version}
+        if software.package is not None and software.overlay is not None:
+            found["outside_support"] = software.overlay.outside
         if scenario.load_version != "same":
-            laboratory, loading = self._that_loads(scenario)
-            found["loaded_by"] = laboratory._installed(info, loading)
+            laboratory, _, its_software = self._that_loads(scenario)
+            found["loaded_by"] = laboratory._environments.install(its_software).version
         torch = interpreter(self._python).release("torch")
         if torch and torch != interpreter().release("torch"):
-            found["chosen"] = {**info.chosen(scenario.device), "torch": torch.partition("+")[0]}
-        if cured := self._environments.cured(info, scenario.version):
+            found["chosen"] = {**software.system.chosen(scenario.device), "torch": torch.partition("+")[0]}
+        if cured := self._environments.cured(software):
             found |= {"cured": cured.applied, "not_cured": dict(cured.left)}
         return found
-
-    def _installed(self, info: System, scenario: Scenario) -> str:
-        """The release that a scenario's ranks have, which is installed first where it is not there."""
-        if not info.package:
-            return self._named(info, scenario)
-        overlay = self._environments.overlay(info, scenario.version)
-        return with_cures(overlay.version, split_cures(scenario.version)[1])
-
-    def _release(self, info: System, version: str) -> str:
-        """The release that a system's limits are asked about.
-
-        A working tree or a commit has no release in its name. Its limits are asked about what it calls itself, with
-        the features that its source shows (`shardproof.protocol.features`), so that `megatron-core@git:main` gets the
-        limits of 0.19 and not those of nothing.
-        """
-        version, _ = split_cures(version)
-        if not info.package:
-            return version
-        if version.startswith(SOURCES):
-            return self._environments.overlay(info, version).asked
-        return package(info.package).release(version).version
-
-    def _named(self, info: System, scenario: Scenario) -> str:
-        """The release that a scenario asks for, found without installing anything.
-
-        It is that of the system's package; of a system whose library is installed anyway, such as torch, that of its
-        first distribution; of a system of ours, shardproof's.
-        """
-        release, wanted = split_cures(scenario.version)
-        if info.package:
-            return with_cures(release or package(info.package).newest.version, wanted)
-        if not info.distributions:
-            return __version__
-        return with_cures(interpreter(self._python).release(info.distributions[0]) or "", wanted)
 
     def _judged(self, scenario: Scenario, directory: Path, trial: Attempt) -> dict[str, Any]:
         started = time.monotonic()

@@ -36,7 +36,7 @@ from shardproof.scenario import Scenario
 from shardproof.space.files import Space, load_space
 from shardproof.space.plan import Selection, make_plan
 from shardproof.verdict import Standing, Verdict
-from shardproof.versions import split_cures, with_cures
+from shardproof.versions import TREE, with_cures
 from shardproof.wording.lines import headline
 from shardproof.world import preflight
 from shardproof.world.bounds import require_world
@@ -66,8 +66,8 @@ def readable_id(scenario: Scenario) -> str:
 
     Its characters are those that `-k` and `-m` take, so that `fp32/param=bf16` becomes `fp32+param:bf16`.
     """
-    release, cures = split_cures(scenario.version)
-    version = with_cures("path" if release.startswith("path:") else release, cures)
+    release = "path" if scenario.release.startswith(TREE) else scenario.release
+    version = with_cures(release, scenario.cures)
     program = scenario.program.replace(" ", "+")[:_MOST_OF_A_PROGRAM]
     parts = (scenario.model, scenario.axis_text("dtype"), str(scenario.mesh), program, scenario.id)
     system = scenario.system + (f"@{version}" if version else "")

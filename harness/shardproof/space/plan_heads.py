@@ -20,7 +20,7 @@ from shardproof.errors import HarnessError, UsageError
 from shardproof.protocol.registry import system_named
 from shardproof.scenario import Scenario
 from shardproof.space.plan import Plan
-from shardproof.versions import SOURCES, split_cures
+from shardproof.versions import SOURCES
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def at_heads(plan: Plan, python: str | None) -> tuple[Plan, tuple[Head, ...]]:
     Raises:
         UsageError: no such clone, commit or folder, or it cannot be installed or imported here.
     """
-    versions = dict.fromkeys((s.system, split_cures(s.version)[0]) for s in plan.supported)
+    versions = dict.fromkeys((s.system, s.release) for s in plan.supported)
     wanted = [(s, v) for s, v in versions if v.startswith(SOURCES) and system_named(s).package]
     if not wanted:
         return plan, ()
@@ -63,17 +63,17 @@ def at_heads(plan: Plan, python: str | None) -> tuple[Plan, tuple[Head, ...]]:
         info = system_named(system)
         started = time.monotonic()
         try:
-            overlay = environments.overlay(info, version)
+            head = environments.install(environments.resolve(info, version))
         except HarnessError as error:
             allowed = "a head that can be installed and imported here"
             raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
         ready_s = time.monotonic() - started
-        asked = overlay.asked
-        own = [s for s in plan.supported if (s.system, split_cures(s.version)[0]) == (system, version)]
+        asked = head.asked_of_limits
+        own = [s for s in plan.supported if (s.system, s.release) == (system, version)]
         reasons = {s: reason for s in own if (reason := info.refusal(replace(s, version=asked))) is not None}
         refused |= reasons
         heads.append(
-            Head(f"{system}@{version}", overlay.version, len(own), Counter(reasons.values()), ready_s)
+            Head(f"{system}@{version}", head.version, len(own), Counter(reasons.values()), ready_s)
         )  # fmt: skip
     supported = tuple(scenario for scenario in plan.supported if scenario not in refused)
     return replace(plan, supported=supported, refused={**plan.refused, **refused}), tuple(heads)

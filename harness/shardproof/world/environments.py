@@ -17,15 +17,14 @@ from pathlib import Path
 from shardproof.errors import HarnessError, UsageError
 from shardproof.issues import cures
 from shardproof.issues.cures import Cured
-from shardproof.protocol.releases import package
 from shardproof.protocol.system import System
 from shardproof.scenario import Scenario
-from shardproof.versions import split_cures
+from shardproof.versions import with_cures
 from shardproof.world import cure_import_hook
-from shardproof.world.interpreter import Interpreter, interpreter
+from shardproof.world.interpreter import interpreter
 from shardproof.world.overlay import Overlay, build
+from shardproof.world.resolved import Resolved, resolve
 from shardproof.world.server import ForkServer
-from shardproof.world.torches import with_torch
 
 ALIVE = 4
 VARIANT = "SHARDPROOF_VARIANT"
@@ -53,70 +52,82 @@ class Environments:
 
     def __init__(self, python: str | None, plugins: Sequence[str], scratch: Path | None = None) -> None:
         self._python, self._plugins, self._scratch = python, tuple(plugins), scratch
-        self._building = threading.Lock()
+        self._resolving, self._building = threading.Lock(), threading.Lock()
+        self._resolved: dict[tuple[str, str], Resolved] = {}
         self._overlays: dict[tuple[object, ...], Overlay | HarnessError | UsageError] = {}
         self._cured: dict[tuple[str, str], Cured] = {}
         self._changed = threading.Condition()
         self._places: dict[_Key, _Place] = {}  # in the order of last use, the oldest first
         self._closed = False
 
-    def overlay(self, info: System, version: str) -> Overlay:
-        """The overlay of a system's package; a version's cures change nothing of it. Of a system whose library came
-        with the interpreter, one that adds nothing.
+    def resolve(self, system: str | System, version: str) -> Resolved:
+        """What a version of a system is, worked out once.
+
+        Raises:
+            UsageError, OverlayError: as `shardproof.world.resolved.resolve`.
+        """
+        key = (system if isinstance(system, str) else system.name, version)
+        with self._resolving:  # that a torch of a gigabyte is whole takes a moment
+            if key not in self._resolved:
+                self._resolved[key] = resolve(system, version, interpreter(self._python))
+            return self._resolved[key]
+
+    def install(self, software: Resolved) -> Resolved:
+        """The same software with its overlay. Cures change nothing of it; a library that came with the interpreter has
+        one that adds nothing.
 
         Raises:
             UsageError, OverlayError: as `shardproof.world.overlay.build`.
         """
-        release, _ = split_cures(version)
-        if not info.package:
-            return Overlay(self._interpreter(info, release).release(info.distributions[0]) or "", ())
+        if software.overlay is not None:
+            return software
+        if software.package is None:
+            return software.on(Overlay(software.installed, ()))
+        key = (software.package.name, software.release, software.system.accepts.features)
         with self._building:
-            key = (info.package, release, info.accepts.features)
             if key not in self._overlays:
                 try:
                     self._overlays[key] = build(
-                        package(info.package), release, interpreter(self._python), info.accepts.features
+                        software.package, software.release, interpreter(self._python), software.system.accepts.features
                     )
                 except (HarnessError, UsageError) as error:
                     self._overlays[key] = error
             found = self._overlays[key]
         if isinstance(found, Exception):
             raise found
-        return found
+        return software.on(found)
 
-    def cured(self, info: System, version: str) -> Cured | None:
-        """What the cures of a version came to on its library; None where it asks for none.
+    def cured(self, software: Resolved) -> Cured | None:
+        """What the cures that were asked for came to on the library; None where none was.
 
         Raises:
             UsageError: the system has no such cure. OverlayError: the library is not to be had.
         """
-        wanted = split_cures(version)[1]
-        if wanted is None:
+        if software.cures is None:
             return None
-        overlay = self.overlay(info, version)
-        paths = (*overlay.paths, Path(self._interpreter(info, split_cures(version)[0]).site))
+        system, overlay = software.system, self.install(software).overlay
+        assert overlay is not None
+        paths = (*overlay.paths, Path(software.interpreter.site))
 
         def source(name: str) -> str | None:
             file = next((path / name for path in paths if (path / name).is_file()), None)
             return file.read_text("utf-8") if file else None
 
-        key = (info.name, version)
+        key = (system.name, with_cures(software.release, software.cures))
         with self._building:
             if key not in self._cured:
-                self._cured[key] = cures.apply(cures.cures_asked_for(info, wanted), source, unseen=not overlay.walked)
+                chosen = cures.cures_asked_for(system, software.cures)
+                self._cured[key] = cures.apply(chosen, source, unseen=not overlay.walked)
             return self._cured[key]
 
-    def _interpreter(self, info: System, release: str) -> Interpreter:
-        """The interpreter that has a system's library, or beside which it is installed."""
-        own = interpreter(self._python)
-        return with_torch(release, own) if info.is_torch and release else own
-
     @contextmanager
-    def server(self, info: System, scenario: Scenario) -> Iterator[ForkServer]:
+    def server(self, software: Resolved, scenario: Scenario) -> Iterator[ForkServer]:
         """The warm server that a scenario's ranks are forked from; it stays alive inside the context."""
-        overlay, variant = self.overlay(info, scenario.version), info.variant(scenario)
+        info, overlay = software.system, self.install(software).overlay
+        assert overlay is not None
+        variant = info.variant(scenario)
         warm_up = info.entry(info.warm_up) if info.warm_up and scenario.device == "cpu" else ""
-        cured = self.cured(info, scenario.version)
+        cured = self.cured(software)
         key = (overlay.paths, (info.name, *cured.applied) if cured else None, warm_up, variant, scenario.device)
         place = self._enter(key, overlay, cured)
         try:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardproof.errors import UsageError
-from shardproof.versions import split_cures, with_cures
 
 if TYPE_CHECKING:
     from shardproof.protocol.system import System
@@ -106,36 +105,28 @@ def require_releases(scenarios: Iterable[Scenario], python: str | None) -> dict[
     Raises:
         UsageError: one is not; with the last lines of what it said itself.
     """
-    from shardproof.issues import cures
-    from shardproof.protocol.registry import system_named
-    from shardproof.protocol.releases import package
     from shardproof.world.interpreter import interpreter
     from shardproof.world.overlay import OverlayError, build
-    from shardproof.world.torches import with_torch
+    from shardproof.world.resolved import named
 
     found: dict[str, list[str]] = {}
+    base = interpreter(python)
     for system, version in sorted({(scenario.system, scenario.version) for scenario in scenarios}):
-        info = system_named(system)
-        release, wanted = split_cures(version)
-        if wanted is not None:
-            cures.cures_asked_for(info, wanted)
-        if info.is_torch and release:
-            try:
-                with_torch(release, interpreter(python))
-            except (OverlayError, UsageError) as error:
-                allowed = "a release of torch that can be installed and imported here"
-                raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
-        elif info.package:
-            ran = package(info.package).newest.version
-            try:
-                ran = build(package(info.package), release, interpreter(python)).version if release else ran
-            except OverlayError as error:
-                allowed = "a release that can be installed and imported here"
-                raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
-            found.setdefault(info.package, []).append(with_cures(ran, wanted))
-        elif release:
-            first = info.distributions[0] if info.distributions else ""
-            require_installed(info, release, interpreter(python).release(first) or "")
+        software = named(system, version, base)
+        of_torch = " of torch" if software.system.is_torch else ""
+        try:
+            software = software.under_its_torch()
+            if software.package is not None and software.release:
+                software = software.on(build(software.package, software.release, base))
+        except (OverlayError, UsageError) as error:
+            if isinstance(error, UsageError) and not of_torch:
+                raise
+            allowed = f"a release{of_torch} that can be installed and imported here"
+            raise UsageError(f"--system: given '{system}@{version}'; allowed: {allowed}; {error}") from None
+        if software.package is not None:
+            found.setdefault(software.package.name, []).append(software.version)
+        else:
+            require_installed(software.system, software.release, software.installed)
     return {name: ", ".join(releases) for name, releases in found.items()}
 
 

@@ -93,7 +93,9 @@ def test_finetune_from_end_to_end(tmp_path: Path, fraction: str, near: str, far:
     make.parent.mkdir()
     make.write_text("#!/bin/sh\n")  # Bridge compiles what the wheel has compiled already, and without a makefile
     make.chmod(0o755)
-    overlay = Environments(None, ()).overlay(SYSTEM, "")
+    environments = Environments(None, ())
+    overlay = environments.install(environments.resolve(SYSTEM, "")).overlay
+    assert overlay is not None
     environment = {
         **os.environ, **DETERMINISM, **overlay.environment,
         "PATH": f"{make.parent}:{os.environ['PATH']}",

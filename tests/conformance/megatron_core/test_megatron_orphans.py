@@ -31,7 +31,9 @@ BASE = Scenario(sharding="zero1", checkpoint="fully_reshardable", program="build
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
     """A server of its own: its managers are spawned for real."""
-    overlay = Environments(None, ()).overlay(SYSTEM, RELEASE)
+    environments = Environments(None, ())
+    overlay = environments.install(environments.resolve(SYSTEM, RELEASE)).overlay
+    assert overlay is not None
     with ForkServer(
         path_prefix=overlay.paths,
         warm_up=[SYSTEM.entry(SYSTEM.warm_up)],

@@ -25,7 +25,9 @@ ROOT = SCRIPT.parents[3]
 @pytest.mark.real
 @pytest.mark.parametrize("release", [pytest.param("2.10.0", marks=pytest.mark.nightly), "2.20.2"])
 def test_the_library_steps_as_the_reference(release: str) -> None:
-    overlay = Environments(None, ()).overlay(SYSTEM, release)
+    environments = Environments(None, ())
+    overlay = environments.install(environments.resolve(SYSTEM, release)).overlay
+    assert overlay is not None
     path = os.pathsep.join(map(str, (*overlay.paths, ROOT)))
     done = subprocess.run(
         [sys.executable, SCRIPT], capture_output=True, text=True, check=False,

@@ -15,10 +15,13 @@ from shardproof.heads.regressions import RegressionRun, State, beyond, judged, r
 from shardproof.issues.cure_check import NOT_SHOWN, REPAIRED, STALE, CureCheck
 from shardproof.issues.findings import section_of
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
+from shardproof.protocol.system import System
 from shardproof.result import Failure, Result
 from shardproof.scenario import Scenario
 from shardproof.verdict import Verdict
+from shardproof.world.interpreter import interpreter
 from shardproof.world.overlay import Overlay
+from shardproof.world.resolved import Resolved, named
 
 from tests.unit.heads_system import HEADS_SYSTEM, TRAIN, write_tree
 
@@ -65,9 +68,14 @@ def ported_by(
     class Places:
         def __init__(self, *_: object) -> None: ...
 
-        def overlay(self, system: object, version: str) -> Overlay:
-            called = "1.1+git.abc" if version == "git:head" else "1.0"
-            return Overlay(called, (trees[version],), walked=version == "1.0", offers=() if version != "1.0" else None)
+        def resolve(self, system: System, version: str) -> Resolved:
+            return named(system, version, interpreter())
+
+        def install(self, software: Resolved) -> Resolved:
+            head, tree = software.is_tree, trees[software.release]
+            return software.on(
+                Overlay("1.1+git.abc" if head else "1.0", (tree,), walked=not head, offers=() if head else None)
+            )
 
     monkeypatch.setattr(ported, "Environments", Places)
     monkeypatch.setattr(ported, "_stale", lambda *_: {"77": "the code moved: headslib/core/defects.py, line 1"})

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +19,12 @@ import pytest
 from shardproof.errors import UsageError
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.protocol.releases import Package, Release, package, parse
+from shardproof.scenario import Scenario
 from shardproof.verdict import Verdict
 from shardproof.world import environments, overlay
 from shardproof.world.interpreter import interpreter
 from shardproof.world.overlay import OverlayError, build, clone_variable, is_cached
+from shardproof.world.server import ForkServer
 
 from tests.unit.overlay_system import FAKE, FAKE_SYSTEM, isolate, write_library
 
@@ -324,13 +327,18 @@ def test_what_cannot_be_imported_is_unknown_and_never_a_pass(lab: Laboratory) ->
 
 
 def test_each_variant_has_its_own_server(lab: Laboratory) -> None:
-    with lab._environments.server(FAKE_SYSTEM, replace(FAKE, version="1.0")) as even:
-        with lab._environments.server(FAKE_SYSTEM, replace(FAKE, version="1.0", seed=1)) as odd:
+    with served(lab._environments, replace(FAKE, version="1.0")) as even:
+        with served(lab._environments, replace(FAKE, version="1.0", seed=1)) as odd:
             assert even is not odd
-        with lab._environments.server(FAKE_SYSTEM, replace(FAKE, version="1.0", seed=4)) as again:
+        with served(lab._environments, replace(FAKE, version="1.0", seed=4)) as again:
             assert again is even
     assert lab.examine_one(replace(FAKE, version="1.0", seed=1)).verdict is Verdict.PASS
     assert lab.examine_one(replace(FAKE, version="1.0", seed=2)).not_exercised == ("overlap",)
+
+
+def served(own: environments.Environments, scenario: Scenario) -> AbstractContextManager[ForkServer]:
+    """The server of a scenario's software."""
+    return own.server(own.resolve(FAKE_SYSTEM, scenario.version), scenario)
 
 
 def test_the_library_in_the_current_folder_does_not_come_first(
@@ -356,13 +364,15 @@ def test_a_few_servers_are_alive_and_the_idle_ones_make_room(lab: Laboratory, mo
     monkeypatch.setattr(environments, "ALIVE", 2)
     own = environments.Environments(None, PLUGINS)
     scenarios = [replace(FAKE, version=version) for version in ("1.0", "1.1", "2.0")]
-    with own.server(FAKE_SYSTEM, scenarios[0]) as kept, own.server(FAKE_SYSTEM, scenarios[1]):
+    with served(own, scenarios[0]) as kept, served(own, scenarios[1]):
         pass
-    with own.server(FAKE_SYSTEM, scenarios[0]) as again:
+    with served(own, scenarios[0]) as again:
         assert again is kept
         entered: list[str] = []
-        with own.server(FAKE_SYSTEM, scenarios[2]):
-            assert [key[0] for key in own._places] == [own.overlay(FAKE_SYSTEM, v).paths for v in ("1.0", "2.0")]
+        with served(own, scenarios[2]):
+            assert [key[0] for key in own._places] == [
+                own.install(own.resolve(FAKE_SYSTEM, v)).paths for v in ("1.0", "2.0")
+            ]
             waiting = threading.Thread(target=lambda: entered.append(_enter(own)))
             waiting.start()
             waiting.join(0.2)
@@ -373,7 +383,7 @@ def test_a_few_servers_are_alive_and_the_idle_ones_make_room(lab: Laboratory, mo
 
 
 def _enter(own: environments.Environments) -> str:
-    with own.server(FAKE_SYSTEM, replace(FAKE, version="1.1")):
+    with served(own, replace(FAKE, version="1.1")):
         return "1.1"
 
 

@@ -26,7 +26,7 @@ from shardproof.protocol.accepts import (
     Parts,
 )
 from shardproof.scenario import DTypePolicy, Offload, Optimizer, Scenario
-from shardproof.versions import before, is_version, split_cures
+from shardproof.versions import before, is_version
 
 MAX_FP16_LOSS_SCALE = 2048.0
 
@@ -302,7 +302,7 @@ def _goes_back(scenario: Scenario) -> bool:
     names one, are older than what a working tree or a commit is made for."""
     if scenario.load_version == "same":
         return False
-    saved, _ = split_cures(scenario.version)
+    saved = scenario.release
     if not is_version(saved):
         return bool(saved)
     return is_version(scenario.load_version) and before(scenario.load_version, saved)

@@ -15,11 +15,11 @@ from shardproof.axes_read import Noting
 from shardproof.errors import UsageError
 from shardproof.laboratory.judge import ResolvedScenario, judge, run_reference
 from shardproof.loading import as_loaded, scenario_during
-from shardproof.program import changes, expand, sessions
+from shardproof.program import LOAD_AXES, changes, expand, sessions
 from shardproof.protocol.registry import system_named
 from shardproof.reference import system as reference
 from shardproof.reference.system import Ranks
-from shardproof.scenario import Scenario
+from shardproof.scenario import AXES, Scenario
 from shardproof.space.constraints import constraints_on, impossible
 from shardproof.space.cost import CostModel
 
@@ -72,6 +72,23 @@ def test_a_rule_that_notes_what_it_reads_reads_the_axes_of_the_load() -> None:
     assert loaded.fact("dtype", lambda dtype: dtype.storage) == "bf16"
     assert loaded.version == ""
     assert set(read) == {"load_dtype", "version", "load_version"}
+
+
+OTHER = {"load_dtype": "bf16", "load_model": "dense+one", "load_optimizer": "adam", "load_version": "0.16.1"}
+"""Each axis of the ranks that load, with a value that is another one than the default scenario's."""
+
+
+def test_every_axis_of_the_ranks_that_load_is_known_to_the_program() -> None:
+    assert {axis for axis in AXES if axis.startswith("load_")} == set(LOAD_AXES) == set(OTHER)
+
+
+@pytest.mark.parametrize("axis", OTHER)
+def test_every_axis_of_the_ranks_that_load_is_seen_by_them_and_by_rules_that_note_what_they_read(axis: str) -> None:
+    scenario, seen = Scenario.from_axes({axis: OTHER[axis]}), axis.removeprefix("load_")
+    loaded, noting = as_loaded(scenario), as_loaded(Noting(scenario.__getattribute__))
+    assert getattr(loaded, seen) != getattr(scenario, seen)
+    assert getattr(noting, seen) == getattr(loaded, seen)
+    assert noting.fact(seen, lambda value: value) == getattr(loaded, seen)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,11 @@ def test_a_folder_or_an_impossible_place_is_a_usage_error(tmp_path: Path) -> Non
 def test_an_empty_file_becomes_a_database(path: Path) -> None:
     path.touch()
     with Store(path) as store:
-        store.begin_run([], 0, {})
+        run = store.begin_run([], 0, {})
+        store.finished(run, samples.passing(0))
+    with Store(path) as store:
+        assert store.latest_run() == run
+        assert store.results(run) == [samples.passing(0)]
 
 
 def test_a_full_disk_keeps_what_was_committed(path: Path) -> None:

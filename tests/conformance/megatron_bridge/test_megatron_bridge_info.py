@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from shardproof.models import model_spec
 from shardproof.observe.record import LIVE, WRITTEN
 from shardproof.program import expand
 from shardproof.protocol.releases import package_of
+from shardproof.report.findings import section_of
 from shardproof.scenario import Scenario
 from shardproof.space.constraints import tabulate
 from shardproof.systems import megatron_core
@@ -25,8 +28,10 @@ BASE = Scenario(system="megatron-bridge", sharding="zero1", checkpoint="weights"
 REGRESSIONS = sorted(Path(str(SYSTEM.folder), "regressions").glob("*.toml"))
 
 
-def test_there_are_regressions() -> None:
-    assert REGRESSIONS
+def test_every_regression_is_one_of_an_entry() -> None:
+    shown = {name for finding in section_of(SYSTEM).findings for name in finding.regressions}
+    assert shown
+    assert {file.stem for file in REGRESSIONS} == shown
 
 
 @pytest.mark.parametrize("file", REGRESSIONS, ids=lambda f: f.stem)
@@ -81,8 +86,14 @@ def test_its_ranks_need_the_environment_that_cores_do(axes: dict[str, str]) -> N
 def test_every_limit_can_be_tabulated() -> None:
     axes = {"checkpoint": ["weights", "dp_zero"], "program": ["model_only", "resume"], "offload": ["none", "cpu"]}
     values = {axis: [getattr(BASE.with_axes({axis: text}), axis) for text in texts] for axis, texts in axes.items()}
+    assert len(SYSTEM.accepts.limits) > len(axes)
     for limit in SYSTEM.accepts.limits:
-        tabulate(limit.id, limit.reason, limit.refuses, BASE, values)
+        table = tabulate(limit.id, limit.reason, limit.refuses, BASE, values)
+        for places in product(*(range(len(each)) for each in values.values())):
+            at = dict(zip(values, places, strict=True))
+            scenario = replace(BASE, **{axis: values[axis][place] for axis, place in at.items()})
+            refused = table is not None and not table.allowed[tuple(at[axis] for axis in table.axes)]
+            assert refused == bool(limit.refuses(scenario)), f"{limit.id}: {scenario}"
 
 
 def test_the_release_of_core_beside_it_is_pinned() -> None:

@@ -372,10 +372,20 @@ def test_what_nobody_expects_in_a_buffers_file_is_a_difference(tmp_path: Path) -
     assert differences(path, TWINS) == [("unknown", "third", "extra")]
 
 
-def test_every_pattern_of_what_is_ignored_has_a_reason() -> None:
-    for pattern, reason in IGNORED:
-        re.compile(pattern)
+NAMES_IGNORED = (
+    "checkpoint_version", "content_metadata.singleton_local_shards", "opt_param_scheduler.max_lr",
+    "opt_param_scheduler.num_steps", "grad_scaler.scale", "param_state.3.step", "param_state_sharding_type",
+    "torch.float32.buckets_coalesced",
+)  # fmt: skip
+"""A name of each pattern of `IGNORED`, in that order."""
+
+
+def test_every_pattern_of_what_is_ignored_has_a_reason_and_ignores_no_name_that_ends_like_its_own() -> None:
+    for (pattern, reason), name in zip(IGNORED, NAMES_IGNORED, strict=True):
         assert reason
+        assert [each for each, _ in IGNORED if re.fullmatch(each, name)] == [pattern]
+        last = name.rpartition(".")[2]
+        assert not any(re.fullmatch(each, f"exp_avg_{last}") for each, _ in IGNORED), pattern
 
 
 def test_layout_of_one_bucket_by_hand() -> None:

@@ -255,4 +255,8 @@ def test_a_fault_that_there_is_not_or_that_has_no_events_is_refused(
 
 
 def test_an_event_of_a_fault_is_one_of_what_may_be_asked_for() -> None:
-    require_faults(["boundary.collective-drop@3", "boundary.kill-rank"], logical=False)
+    asked = ["boundary.collective-drop@3", "boundary.kill-rank"]
+    require_faults(asked, logical=False)
+    for wrong in ("boundary.collective-drop@0", "boundary.collective-dropped@3", "collective-drop@3", "stale-masters"):
+        with pytest.raises(UsageError, match=wrong):
+            require_faults([*asked, wrong], logical=False)

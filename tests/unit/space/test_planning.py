@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
@@ -129,7 +131,8 @@ def test_a_contract_that_remembers_by_axes_can_be_asked_by_a_rule() -> None:
 
 @pytest.mark.parametrize("name", [system.name for system in all_systems()])
 def test_rules_answer_for_values_that_their_system_refuses(name: str) -> None:
-    """Each rule is put into a table of its own, so that it is asked about what another one refuses."""
+    """Each rule is put into a table of its own, so that it is asked about what another one refuses. What a table says
+    of a combination is what the rule says of that scenario."""
     system = system_named(name)
     models = [spec.name for spec in system.models][:2]
     values = {
@@ -140,10 +143,18 @@ def test_rules_answer_for_values_that_their_system_refuses(name: str) -> None:
         "checkpoint": ["dcp", system.accepts.plainest_checkpoint, "unheard_of"],
         "options": [(), ("unheard_of",), *((word,) for word in system.accepts.options)],
     }
+    distinct = {axis: list(dict.fromkeys(each)) for axis, each in values.items()}
     rules = [(each.id, each.refuses) for each in system.accepts.limits]
     rules += [(each.id, each.excludes) for each in constraints_of(name)]
+    draw = Random(name)
+    drawn = [{axis: draw.randrange(len(each)) for axis, each in distinct.items()} for _ in range(20)]
+    base = Scenario(system=name)
     for rule_id, rule in rules:
-        tabulate(rule_id, "", rule, Scenario(system=name), {axis: list(dict.fromkeys(v)) for axis, v in values.items()})
+        table = tabulate(rule_id, "", rule, base, distinct)
+        for places in drawn:
+            scenario = replace(base, **{axis: distinct[axis][place] for axis, place in places.items()})
+            excluded = table is not None and not table.allowed[tuple(places[axis] for axis in table.axes)]
+            assert excluded == (rule(scenario) not in (None, False)), f"{rule_id}: {scenario}"
 
 
 READS: dict[str, Callable[[Scenario], Any]] = {

@@ -28,8 +28,15 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("mesh", "system"), [("1x16x1", "torch-fsdp2"), ("4x2x2", "torch-fsdp2"), ("1x256x1", "reference")]
 )
-def test_the_bound_itself_is_allowed(mesh: str, system: str) -> None:
-    bounds.require_world(ranks(mesh, system))
+def test_the_bound_itself_is_allowed_and_is_that_of_the_whole_world(
+    mesh: str, system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ranks(mesh, system)
+    bounds.require_world(asked)
+    assert asked.mesh.world == bounds.max_world(lockstep=system == "reference")
+    monkeypatch.setenv(bounds.VARIABLE, str(asked.mesh.world - 1))
+    with pytest.raises(UsageError, match=f"worlds of up to {asked.mesh.world - 1}"):
+        bounds.require_world(asked)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from shardproof.faults.catalogue import CATALOGUE, Fault, mechanisms
-from shardproof.faults.confusion import confusion, confusion_lines
+from shardproof.faults.confusion_table import confusion, confusion_lines
 from shardproof.laboratory.judge import ResolvedScenario, run_reference
 from shardproof.program import operations
 from shardproof.protocol.registry import system_named

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from shardproof.faults.catalogue import CATALOGUE, FOLDER, Fault, mechanisms
-from shardproof.faults.confusion import Row, confusion
+from shardproof.faults.confusion_table import Row, confusion
 from shardproof.issues.upstream_links import address_of
 from shardproof.tables import Table, load_toml
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardproof.resilience.cases import family_of
+from shardproof.resilience.planned_trials import family_of
 from shardproof.resilience.scorecard import WRONG, Document, total
 from shardproof.resilience.trial import OUTCOMES
 

@@ -18,7 +18,7 @@ from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
 
 from tests.conformance.built_in import BUILT_IN
-from tests.conformance.kept import HANGS, needs_clone
+from tests.conformance.regression_scenarios import HANGS, needs_clone
 
 pytestmark = pytest.mark.real
 

@@ -21,7 +21,7 @@ from shardproof.laboratory.laboratory import Laboratory
 from shardproof.protocol.system import System
 
 from tests.conformance.built_in import BUILT_IN
-from tests.conformance.kept import HANGS, needs_clone
+from tests.conformance.regression_scenarios import HANGS, needs_clone
 
 pytestmark = pytest.mark.real
 

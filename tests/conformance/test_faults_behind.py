@@ -30,7 +30,7 @@ from shardproof.space.files import load_space
 from shardproof.verdict import Verdict
 
 from tests.conformance.built_in import BUILT_IN
-from tests.conformance.kept import needs_clone
+from tests.conformance.regression_scenarios import needs_clone
 from tests.effort import examples
 
 KNOWN = {system.name: KnownIssues(known_issues_of(system)) for system in BUILT_IN}

@@ -21,7 +21,7 @@ from shardproof.cli.main import cli
 from shardproof.errors import RETRIED, printable
 from shardproof.protocol.releases import package_of
 from shardproof.pytest.items import failure_message
-from shardproof.report.explained import render_explained
+from shardproof.report.failure_text import render_explained
 from shardproof.report.text import render_brief, render_result, render_text
 from shardproof.space.files import load_space, split_system
 from shardproof.space.plan import parse_shard

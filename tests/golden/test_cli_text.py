@@ -1,6 +1,6 @@
 """What the command line prints, word for word, in `cli/*.txt`. SHARDPROOF_ACCEPT=1 rewrites them.
 
-Each text is printed by a process of its own (`said.py`), so that what other tests register is not in it.
+Each text is printed by a process of its own (`command_outputs.py`), so that what other tests register is not in it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def shardproof(folder: Path, commands: Iterable[tuple[str, ...]]) -> list[Said]:
     """What each command says, in that folder."""
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR") and "CLONE" not in k}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.golden.said"], input=json.dumps(list(commands)),
+        [sys.executable, "-m", "tests.golden.command_outputs"], input=json.dumps(list(commands)),
         cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return [(status, out, err) for status, out, err in json.loads(done.stdout)]

@@ -62,7 +62,8 @@ def test_what_comes_nearest_is_there(command: str) -> None:
 def test_what_needs_no_ranks_runs() -> None:
     commands = list(TABLE["ci"])
     told = subprocess.run(
-        [sys.executable, "-m", "tests.golden.said"], input=json.dumps([words_of(command) for command in commands]),
+        [sys.executable, "-m", "tests.golden.command_outputs"],
+        input=json.dumps([words_of(command) for command in commands]),
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     statuses = dict(zip(commands, json.loads(told.stdout), strict=True))

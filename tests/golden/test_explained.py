@@ -10,7 +10,7 @@ from pathlib import Path
 import report_samples as samples
 from shardproof.issues.known_issues import KnownIssues, known_issues_of
 from shardproof.protocol.registry import system_named
-from shardproof.report.explained import render_explained
+from shardproof.report.failure_text import render_explained
 from shardproof.result import Failure, Result
 
 PICTURED = """\

@@ -1,4 +1,4 @@
-"""Fixtures by which whole files of tests compare all that is said in them with a record (`tests/spoken.py`)."""
+"""Fixtures by which whole files of tests compare all that is said in them with a record (`tests/recorded_texts.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import spoken
+from tests import recorded_texts
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def explained_word_for_word(request: pytest.FixtureRequest, monkeypatch: pytest.
 
     monkeypatch.setattr(engine, "_of_operation", recorded)
     yield
-    spoken.check(spoken.EXPLANATIONS, name_of(request), said)
+    recorded_texts.check(recorded_texts.EXPLANATIONS, name_of(request), said)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def refused_word_for_word(
 
     monkeypatch.setattr(CheckpointError, "__init__", recorded)
     yield
-    spoken.check(spoken.REFUSALS, name_of(request), said)
+    recorded_texts.check(recorded_texts.REFUSALS, name_of(request), said)
 
 
 def name_of(request: pytest.FixtureRequest) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from tests.left import ended
+from tests.unfinished_tests import ended
 
 
 def line(nodeid: str, when: str, outcome: str) -> str:

@@ -19,7 +19,7 @@ from shardproof.checks.boundary_faults import Struck
 from shardproof.faults.boundary import boundary_fault
 from shardproof.faults.catalogue import CATALOGUE, Fault, mechanisms, scenarios_of
 from shardproof.faults.comparisons import PAIRS, found_kind
-from shardproof.faults.confusion import confusion, confusion_lines
+from shardproof.faults.confusion_table import confusion, confusion_lines
 from shardproof.faults.plain_scenario import strikes
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.laboratory.run_verdict import NO_EFFECT

@@ -296,7 +296,7 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
     shardproof explain 1a2b3c4d5e6f --toml > bug.toml
     shardproof explain 1a2b3c4d5e6f --page
     """
-    from shardproof.report.explained import render_explained
+    from shardproof.report.failure_text import render_explained
     from shardproof.report.text import wants_colour
     from shardproof.verdict import Verdict
 

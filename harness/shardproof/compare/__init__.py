@@ -9,7 +9,7 @@ two may be in different formats and differently sharded, and each may be larger 
 2. `structure` compares the two indices: what is missing, too many, of another dtype or shape, with gaps or overlaps.
 3. `bits` reads what is in both, a few megabytes of each tensor at a time (`views`, `files`), puts shards where they
    belong, and counts what differs. The checksums that a format has are verified on the way.
-4. `patterns` and `places` look for a mechanism that makes exactly these bits: rounded, scaled, shifted, swapped.
+4. `patterns` and `misplaced` look for a mechanism that makes exactly these bits: rounded, scaled, shifted, swapped.
 5. `text`, `document` and `page` say what was found.
 
 `run` is these steps as code.

@@ -1,7 +1,7 @@
 """Two tensors of one dtype and shape, bit for bit, in pieces of a few megabytes.
 
 *Verifies*: every element has the same bits on both sides; NaN payloads and signs of zero count. *Does not verify*: why
-bits differ (`patterns`, `places`).
+bits differ (`patterns`, `misplaced`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from shardproof.compare import places
+from shardproof.compare import misplaced
 from shardproof.compare.bits import Tally, compare_bits, index_of
 from shardproof.compare.contents import Contents, Entry, Tensor
 from shardproof.compare.coverage import flaw
@@ -180,8 +180,8 @@ class _Work:
 
     def explained_structure(self, a: Tensor, b: Tensor) -> tuple[str, str]:
         if a.dtype == b.dtype:
-            return places.other_shape(a, b)
-        return places.other_dtype(a, b) if a.shape == b.shape else places.NOTHING
+            return misplaced.other_shape(a, b)
+        return misplaced.other_dtype(a, b) if a.shape == b.shape else misplaced.NOTHING
 
     # Bits
 
@@ -223,9 +223,9 @@ class _Work:
         asked = [one for one in self.found if one.kind in ("bits", "extra") and one.name in its]
         budget = 2 * self.sides[0].nbytes + (1 << 30)
         unexplained = [one.name for one in asked if not one.explanation or one.mechanism == "bit_flip"]
-        holders = places.holders(mine, its, unexplained, budget)
+        holders = misplaced.holders(mine, its, unexplained, budget)
         moved = {source: name for name, source in holders.items()}
-        explained = places.explain_holders(holders)
+        explained = misplaced.explain_holders(holders)
         extra = {one.name for one in self.found if one.kind == "extra"}
         for at, one in enumerate(self.found):
             if one.kind == "missing" and moved.get(one.name) in extra:
@@ -237,7 +237,7 @@ class _Work:
             elif one.kind == "bits" and one.name in explained:
                 self.found[at] = replace(one, mechanism=explained[one.name][0], explanation=explained[one.name][1])
             elif one.kind == "bits" and not one.explanation:
-                mechanism, text = places.rearranged(
+                mechanism, text = misplaced.rearranged(
                     mine[one.name], its[one.name], self.first[one.name], same_multiset=self.same_multiset[one.name]
                 )
                 self.found[at] = replace(one, mechanism=mechanism, explanation=text)

@@ -1,7 +1,7 @@
 """How the elements of one array lie in another: slices in another order, dims exchanged, everything moved along.
 
 Pure arithmetic on two arrays of equal shape, for the rules about one tensor (`shardproof.diagnosis.rules.order`) and
-for two checkpoints (`shardproof.compare.places`).
+for two checkpoints (`shardproof.compare.misplaced`).
 """
 
 from __future__ import annotations

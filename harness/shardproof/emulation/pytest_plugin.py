@@ -61,7 +61,7 @@ class _Session:
 
     def __init__(self, options: Any) -> None:
         from shardproof.emulation import groups
-        from shardproof.emulation.meeting import Meeting
+        from shardproof.emulation.rank_barrier import Meeting
 
         self.limit_s: float = options.emulate_limit_s
         self.stack = ExitStack()

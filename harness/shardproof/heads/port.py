@@ -7,7 +7,7 @@
 3. The plain scenario runs. If it passes, the conformance kit's checks follow: a driver that observes wrongly on the
    head would make everything after it worthless.
 4. The fewest scenarios that have every format, option and optimizer run cured (`covering.py`), and every regression
-   runs plain (`kept.py`), side by side.
+   runs plain (`regressions.py`), side by side.
 5. Of each cure that does not apply, its own scenarios run with everything else cured
    (`shardproof.investigate.stale_cures`): either the defect is repaired, or somebody has to write the cure anew.
 6. What came out is put together by cause. Ten scenarios that ran into one renamed argument are one line.

@@ -45,7 +45,7 @@ from shardproof.observe.logical import Key, Logical, Problem
 from shardproof.observe.record import ITEMSIZE, LIVE, OWNER_ROLES, PER_RANK_ROLES, WRITTEN, Record, pack
 from shardproof.observe.settings import SETTING
 from shardproof.oracle import twin
-from shardproof.oracle.cold import ColdRun
+from shardproof.oracle.cold_run import ColdRun
 from shardproof.oracle.extra_state import EXTRA_STATE, carried, without_addresses
 from shardproof.oracle.inputs import Inputs, Placement
 from shardproof.oracle.settings import kept_settings

@@ -16,7 +16,8 @@ A checkpoint holds one state for each coordinate of each stream. A load gives ev
 stream that has another number of coordinates than was saved stays as it was seeded, as Megatron's training script
 leaves generators alone where the parallel sizes have changed (megatron/training/checkpointing.py, `load_checkpoint`).
 
-*Does not verify* anything: `shardproof.systems.reference.beside` says what the states must be, with code of its own.
+*Does not verify* anything: `shardproof.systems.reference.generators_and_fp8` says what the states must be, by its own
+code.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The order is that of a reader's questions: what went wrong, what does that do to training, where is it, how do I see it
 myself; then the program beside the library's calls, and the differences in groups, of which the first is the one to
-look at. `templates/failure.html` draws it, `shardproof.report.explained` prints it.
+look at. `templates/failure.html` draws it, `shardproof.report.failure_text` prints it.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def render_text(report: Report, page: Path | None = None, colour: bool = False) 
 
 def render_result(result: Result, colour: bool = False, *, emulated_only: bool = False) -> str:
     """One result: scenario, verdict, explanations, every difference; what `replay`, `shrink` and pytest print. With all
-    that is known of it: `shardproof.report.explained`.
+    that is known of it: `shardproof.report.failure_text`.
 
     Args:
         emulated_only: the finding was seen under emulation and not yet on a GPU.

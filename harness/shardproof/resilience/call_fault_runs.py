@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardproof.resilience.bench import Lane
 from shardproof.resilience.call_faults import LOAD_CALLS, RANKS, SYNCS, Strike
 from shardproof.resilience.events import Tree
+from shardproof.resilience.stack_processes import Lane
 from shardproof.resilience.trace import CALLS, attached, calls_of, lines_of
 from shardproof.resilience.trial import Known, TrialVerdict, classify
 

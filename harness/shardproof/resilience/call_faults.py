@@ -19,7 +19,7 @@ A *strike* takes one system call of the recorded save (or load) and lets it go w
   make the same call; a process that loads alone is its only rank, and is not stopped. `load-EIO-rank`: a call that
   several ranks make alike gives EIO to one of them.
 
-*Verifies* nothing; these are pure functions. `struck` makes a strike, and checks that it struck once.
+*Verifies* nothing; these are pure functions. `call_fault_runs` makes a strike, and checks that it struck once.
 """
 
 from __future__ import annotations

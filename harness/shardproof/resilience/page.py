@@ -8,7 +8,7 @@ import tomli_w
 
 from shardproof.report.html import render as render_html
 from shardproof.report.publish import publish
-from shardproof.resilience.cases import family_of
+from shardproof.resilience.planned_trials import family_of
 from shardproof.resilience.scorecard import WRONG, Document, render, replay_of, total
 from shardproof.resilience.trial import OUTCOMES
 

@@ -3,10 +3,11 @@
 The steps of one stack, in a folder of its own that is gone afterwards: 1. The old state is saved, and taken to be on
 disk for good. 2. The new state is saved and recorded. 3. The whole folder must load as the new state, or nothing that
 follows would mean anything; that load is recorded, too. 4. Another run saves both of its states elsewhere, for files of
-another run. 5. The cases (`cases`) are tried, several side by side. Each is a pure function of the two records, the
-folders and the seed, and has processes and a folder of its own, so that it comes to the same however many run at once.
+another run. 5. The cases (`planned_trials`) are tried, several side by side. Each is a pure function of the two
+records, the folders and the seed, and has processes and a folder of its own, so that it comes to the same however many
+run at once.
 
-Each trial is kept as soon as it is made (`kept`), so that a run which is cut off goes on where it was.
+Each trial is kept as soon as it is made (`trial_store`), so that a run which is cut off goes on where it was.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import Protocol
 
 from shardproof.errors import UsageError
 from shardproof.folders import at_work_in
-from shardproof.resilience.bench import Bench, HostError, Lane
 from shardproof.resilience.call_fault_runs import struck
-from shardproof.resilience.cases import Counts, FinishedTrial, PlannedTrial, StackRecording, cases, cases_like
 from shardproof.resilience.corruptions import Folders
 from shardproof.resilience.events import Trace, Tree, tree_of
+from shardproof.resilience.planned_trials import Counts, FinishedTrial, PlannedTrial, StackRecording, cases, cases_like
 from shardproof.resilience.stack_cures import cured
+from shardproof.resilience.stack_processes import Bench, HostError, Lane
 from shardproof.resilience.stacks import Stack
 from shardproof.resilience.trial import Known, classify
 from shardproof.resilience.trial_store import TrialStore

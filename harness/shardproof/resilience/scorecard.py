@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shardproof.resilience.cases import FinishedTrial, family_of
 from shardproof.resilience.events import Trace, describe
+from shardproof.resilience.planned_trials import FinishedTrial, family_of
 from shardproof.resilience.run import StackResult
 from shardproof.resilience.trial import OUTCOMES
 from shardproof.verdict import ExitStatus

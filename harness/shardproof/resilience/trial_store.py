@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from shardproof import __version__
 from shardproof.errors import NO_SPACE, UsageError
-from shardproof.resilience.cases import FinishedTrial
+from shardproof.resilience.planned_trials import FinishedTrial
 from shardproof.store import StoreFull
 
 NAME = "trials.jsonl"

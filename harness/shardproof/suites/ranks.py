@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardproof.emulation.meeting import free_port
+from shardproof.emulation.rank_barrier import free_port
 from shardproof.errors import UsageError
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package

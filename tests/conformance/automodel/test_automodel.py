@@ -18,7 +18,7 @@ from shardproof.scenario import Scenario
 from shardproof.systems.automodel import SYSTEM
 from shardproof.verdict import Verdict
 
-from tests.conformance.kept import regression
+from tests.conformance.regression_scenarios import regression
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 

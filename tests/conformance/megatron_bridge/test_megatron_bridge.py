@@ -23,8 +23,8 @@ from shardproof.verdict import Verdict
 from shardproof.world.environments import Environments
 from shardproof.world.server import DETERMINISM
 
-from tests.conformance.kept import regression
 from tests.conformance.megatron_bridge.refreshed import REFRESHED
+from tests.conformance.regression_scenarios import regression
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 

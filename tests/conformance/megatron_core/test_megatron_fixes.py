@@ -14,9 +14,9 @@ import pytest
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.systems.megatron_core import SYSTEM
 
-from tests.conformance.kept import regression
 from tests.conformance.megatron_core import RELEASE
 from tests.conformance.megatron_core.repairs import REPAIRED
+from tests.conformance.regression_scenarios import regression
 from tests.conformance.sessions import assert_equals_the_twin
 
 pytestmark = pytest.mark.real

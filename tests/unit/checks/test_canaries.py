@@ -26,7 +26,7 @@ from shardproof.result import Result
 from shardproof.space.constraints import impossible
 from shardproof.verdict import ExitStatus, Verdict
 
-from tests.struck import REORDER, strikes_with
+from tests.boundary_fault_scenarios import REORDER, strikes_with
 
 FAULT = CATALOGUE["no-op-load"]
 RIGHT = mechanisms()[FAULT.mechanism][0]

@@ -12,7 +12,7 @@ import pytest
 from shardproof.diagnosis import Explanation, explain_refusal
 from shardproof.diagnosis.rules.engine import explain
 from shardproof.diff import as_numbers, diff
-from shardproof.faults.confusion import confusion, confusion_lines
+from shardproof.faults.confusion_table import confusion, confusion_lines
 from shardproof.laboratory.judge import ResolvedScenario
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical

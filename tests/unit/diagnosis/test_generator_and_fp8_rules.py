@@ -25,7 +25,7 @@ from shardproof.protocol.registry import contract_of
 from shardproof.reference.quantised import FP8, quantise, scales_for
 from shardproof.reference.streams import collected, coordinates, fresh, handed_out, seed_of
 from shardproof.scenario import Mesh, Scenario
-from shardproof.systems.reference.beside import beside
+from shardproof.systems.reference.generators_and_fp8 import beside
 
 from tests.oracles import by_reference, by_twin
 from tests.unit.diagnosis.test_diagnosis import context_of

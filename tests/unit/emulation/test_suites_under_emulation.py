@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shardproof.emulation.meeting import free_port
+from shardproof.emulation.rank_barrier import free_port
 
 ROOT = Path(__file__).parents[3]
 

@@ -31,7 +31,7 @@ from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import LIVE, OWNER_ROLES, WRITTEN, Record, pack, whole
 from shardproof.oracle import twin
-from shardproof.oracle.cold import ColdRun
+from shardproof.oracle.cold_run import ColdRun
 from shardproof.program import Op, expand
 from shardproof.reference import system as reference
 from shardproof.scenario import Mesh, Optimizer, Scenario

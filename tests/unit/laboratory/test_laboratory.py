@@ -32,7 +32,7 @@ from shardproof.store import StoreFull
 from shardproof.verdict import Verdict
 from shardproof.world import watchdog
 
-from tests.struck import REORDER, strikes_with
+from tests.boundary_fault_scenarios import REORDER, strikes_with
 from tests.unit.flow_system import ECHO
 from tests.unit.world_stub import ACTIONS
 

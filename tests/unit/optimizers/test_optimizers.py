@@ -189,7 +189,7 @@ def test_a_run_cut_off_in_the_middle_compares_nothing(tmp_path: Path) -> None:
 
 
 def test_nested_state_is_named_by_its_path() -> None:
-    from shardproof.optimizers.rank.seen import leaves
+    from shardproof.optimizers.rank.observe import leaves
 
     kept = {"a": 1, "inner": [2, {"b": 3}], (0, 1): {"m": 4}, 7: 5}
     assert dict(leaves(kept)) == {"a": 1, "inner.0": 2, "inner.1.b": 3, "#2.m": 4, "7": 5}

@@ -10,7 +10,7 @@ import pytest
 from shardproof.reference import files
 from shardproof.reference.files import DamagedError, generations, read, write
 from shardproof.reference.kernels import Hyper
-from shardproof.systems.reference.rank.kept import Kept, contents
+from shardproof.systems.reference.rank.trial_checkpoints import Kept, contents
 
 KEPT = Kept()
 

@@ -17,9 +17,9 @@ from shardproof.cli.main import entry
 from shardproof.errors import UsageError
 from shardproof.folders import LOCK
 from shardproof.resilience import scorecard
-from shardproof.resilience.cases import Counts, FinishedTrial, family_of
 from shardproof.resilience.corruptions import KINDS, Folders, damaged
 from shardproof.resilience.events import Event, Trace, tree_of, write_tree
+from shardproof.resilience.planned_trials import Counts, FinishedTrial, family_of
 from shardproof.resilience.run import ResilienceRequest, StackResult, try_stacks
 from shardproof.resilience.stack_cures import stacks_named
 from shardproof.resilience.stacks import Stack, all_stacks

@@ -15,7 +15,7 @@ from shardproof.issues import cures
 from shardproof.issues.cures import Cure
 from shardproof.protocol.registry import all_systems
 from shardproof.resilience.call_faults import strikes_of
-from shardproof.resilience.cases import cases_like
+from shardproof.resilience.planned_trials import cases_like
 from shardproof.resilience.run import _made, prepared
 from shardproof.resilience.stack_cures import cured, shown_by_stacks, stacks_named
 from shardproof.resilience.stacks import Stack, all_stacks

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 from shardproof.errors import UsageError
-from shardproof.resilience.bench import Bench
-from shardproof.resilience.cases import FinishedTrial
+from shardproof.resilience.planned_trials import FinishedTrial
 from shardproof.resilience.rank import host
 from shardproof.resilience.run import ResilienceRequest, try_stacks
 from shardproof.resilience.scorecard import document_of
+from shardproof.resilience.stack_processes import Bench
 from shardproof.resilience.trial_store import NAME, TrialStore
 from shardproof.store import StoreFull
 

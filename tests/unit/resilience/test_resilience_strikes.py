@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from shardproof.resilience.call_fault_runs import judged, struck
 from shardproof.resilience.call_faults import SLOW_S, Strike, load_strikes_of, strikes_of
-from shardproof.resilience.cases import DISK, FAMILIES, family_of
 from shardproof.resilience.events import Call, Event, Trace
+from shardproof.resilience.planned_trials import DISK, FAMILIES, family_of
 from shardproof.resilience.run import NEW, OWN, ResilienceRequest, prepared, try_stacks
 from shardproof.resilience.stacks import all_stacks
 from shardproof.resilience.trace import calls_of, read_trace, recorded_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardproof.optimizers.arms import Arm
 from shardproof.optimizers.rank.sharded import Sharded
-from shardproof.optimizers.rank.whole import Whole
+from shardproof.optimizers.rank.unsharded import Whole
 from shardproof.protocol.system import RankContext
 
 

@@ -12,7 +12,7 @@ from shardproof.mechanisms.fsdp2.rank.checkpoint import StateDictCheckpoint
 from shardproof.mechanisms.fsdp2.rank.shard import fully_shard_units
 from shardproof.observe.record import Record
 from shardproof.optimizers.arms import HALVED_AT, Arm
-from shardproof.optimizers.rank import making, seen
+from shardproof.optimizers.rank import construct, observe
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Optimizer
@@ -28,9 +28,9 @@ class Sharded(TorchRank):
         self.checkpoint = StateDictCheckpoint.from_text(self.scenario.checkpoint)
 
     def build(self, op: Op) -> None:
-        making.seed(op.init_seed)
+        construct.seed(op.init_seed)
         super().build(op)
-        making.enter(self.state.optimizer, "train")
+        construct.enter(self.state.optimizer, "train")
 
     def shard(self, root: nn.Module) -> None:
         fully_shard_units(root, self.context, self.mesh)
@@ -38,21 +38,21 @@ class Sharded(TorchRank):
     def make_optimizer(self, init_seed: int) -> torch.optim.Optimizer:
         params = list(self.params.values())
         groups = [params] if self.arm.groups == "one" else [params[::2], params[1::2]]
-        return making.optimizer_of(self.arm, groups, init_seed)
+        return construct.optimizer_of(self.arm, groups, init_seed)
 
     def step(self, op: Op) -> None:
         if self.arm.halves and op.iteration == HALVED_AT:
-            making.halve_lr(self.state.optimizer)
+            construct.halve_lr(self.state.optimizer)
         super().step(op)
 
     def save(self, op: Op) -> None:
-        making.enter(self.state.optimizer, "eval")
+        construct.enter(self.state.optimizer, "eval")
         self.checkpoint.save(self.state, self.context.checkpoint_path(op))
-        making.enter(self.state.optimizer, "train")
+        construct.enter(self.state.optimizer, "train")
 
     def load(self, op: Op) -> None:
         self.checkpoint.load(self.state, self.context.checkpoint_path(op))
-        making.enter(self.state.optimizer, "train")
+        construct.enter(self.state.optimizer, "train")
 
     def load_model_only(self, op: Op) -> None:
         self.checkpoint.load_model_only(self.state, self.context.checkpoint_path(op))
@@ -62,8 +62,8 @@ class Sharded(TorchRank):
         for fqn, parameter in self.params.items():
             shape, box = self.spec.param(fqn).spec.shape, self.own_box(self.spec.param(fqn))
             kept: Any = optimizer.state.get(parameter, {})
-            yield from seen.state(at, fqn, parameter, shape, (box.start, box.size), kept)
-        yield from seen.settings(at, optimizer.param_groups)
+            yield from observe.state(at, fqn, parameter, shape, (box.start, box.size), kept)
+        yield from observe.settings(at, optimizer.param_groups)
 
     def compute_records(self, op: Op) -> Iterator[Record]:
         """Nothing: what the forward saw is FSDP2's to answer for."""

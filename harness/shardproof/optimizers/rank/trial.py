@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shardproof.optimizers.rank.making import parameters_of
+from shardproof.optimizers.rank.construct import parameters_of
 from shardproof.optimizers.request import Asked
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -45,7 +45,7 @@ class ReferenceContract(Contract):
     )
 
     def completed(self, truth: Logical, observed: Logical, scenario: Scenario, done: AbstractSet[int]) -> Logical:
-        from shardproof.systems.reference.beside import beside
+        from shardproof.systems.reference.generators_and_fp8 import beside
 
         return beside(truth, scenario, self)
 

@@ -7,6 +7,6 @@ from shardproof.resilience.stacks import Stack
 STACKS = (
     Stack(
         "reference", "the reference's format: a folder for each generation, committed by one rename, digests over all",
-        "shardproof.systems.reference.rank.kept:Kept",
+        "shardproof.systems.reference.rank.trial_checkpoints:Kept",
     ),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """What commands print, each in a process of its own, all forked from one that has imported the command line.
 
-`python -m tests.golden.said < COMMANDS` reads a JSON list of argument lists and prints a JSON list of
+`python -m tests.golden.command_outputs < COMMANDS` reads a JSON list of argument lists and prints a JSON list of
 [exit status, standard output, standard error]. An interpreter for each command would import the same modules
 fifty times.
 """

@@ -21,7 +21,7 @@ from shardproof.mechanisms.probe_module import DTYPE_NAME, Box, Probe, build_mod
 from shardproof.models import NamedParam
 from shardproof.observe.record import LIVE, Record
 from shardproof.optimizers.arms import HALVED_AT, Arm
-from shardproof.optimizers.rank import making, seen
+from shardproof.optimizers.rank import construct, observe
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Mesh
@@ -51,7 +51,7 @@ class Whole:
 
     def build(self, op: Op) -> None:
         """Tensors with initial values, and the optimizer, or one for each group."""
-        making.seed(op.init_seed)
+        construct.seed(op.init_seed)
         root = build_model(self.probe, op.init_seed)
         self.parts = [
             Part(named, box, nn.Parameter(self._arranged(root.get_parameter(named.fqn).detach(), box)))
@@ -61,9 +61,9 @@ class Whole:
         parameters = [part.parameter for part in self.parts]
         groups = [parameters] if self.arm.groups == "one" else [parameters[::2], parameters[1::2]]
         if self.arm.groups == "apart":
-            made = [making.optimizer_of(self.arm, [group], op.init_seed, n) for n, group in enumerate(groups)]
+            made = [construct.optimizer_of(self.arm, [group], op.init_seed, n) for n, group in enumerate(groups)]
         else:
-            made = [making.optimizer_of(self.arm, groups, op.init_seed)]
+            made = [construct.optimizer_of(self.arm, groups, op.init_seed)]
         self.optimizers = made
         self._enter("train")
 
@@ -71,7 +71,7 @@ class Whole:
         """One step on the exact mean gradients."""
         for optimizer in self.optimizers:
             if self.arm.halves and op.iteration == HALVED_AT:
-                making.halve_lr(optimizer)
+                construct.halve_lr(optimizer)
         for part in self.parts:
             part.parameter.grad = self._arranged(self._gradient(part.named, op.iteration), part.box)
         for optimizer in self.optimizers:
@@ -107,14 +107,14 @@ class Whole:
             yield Record(op.index, 0, LIVE, "param", part.named.fqn, dtype, shape, *part.box, data)
             for optimizer in self.optimizers:
                 kept = optimizer.state.get(part.parameter, {})
-                yield from seen.state(at, part.named.fqn, part.parameter, shape, part.box, kept, backwards=backwards)
+                yield from observe.state(at, part.named.fqn, part.parameter, shape, part.box, kept, backwards=backwards)
         for number, optimizer in enumerate(self.optimizers):
-            yield from seen.settings(at, optimizer.param_groups, number)
-        yield from seen.plain(at, "fact", "draws random numbers", self.drew)
+            yield from observe.settings(at, optimizer.param_groups, number)
+        yield from observe.plain(at, "fact", "draws random numbers", self.drew)
 
     def _enter(self, mode: str) -> None:
         for optimizer in self.optimizers:
-            making.enter(optimizer, mode)
+            construct.enter(optimizer, mode)
 
     def _file(self, op: Op) -> Path:
         folder = self.context.checkpoint_path(op)

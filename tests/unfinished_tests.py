@@ -1,7 +1,7 @@
 """Which tests of a long run have no result yet: a night that was cut off goes on where it ended.
 
     python -m pytest -n 3 --dist loadgroup --report-log=night.jsonl -m nightly tests/conformance
-    python -m tests.left night.jsonl -- -m nightly tests/conformance > left.txt
+    python -m tests.unfinished_tests night.jsonl -- -m nightly tests/conformance > left.txt
     python -m pytest -n 3 --dist loadgroup --report-log=night-2.jsonl @left.txt
 
 Before `--` stand the logs of all runs so far, behind it what pytest was told to run. A test that failed has a result;

@@ -62,7 +62,8 @@ def shrinks(scenario: Scenario) -> bool:
 
 
 def widest_model(scenario: Scenario) -> str:
-    """The name of the model that has the parameters of all ranks, those that save and those that load."""
+    """The name of the larger of two models: the model that is saved, or the model that is loaded into. Where they
+    differ, one contains the parameters of the other."""
     return max(scenario.model, scenario.load_model or "", key=len)
 
 

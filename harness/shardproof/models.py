@@ -438,7 +438,8 @@ _providers: list[Callable[[], Iterable[ModelSpec]]] = []
 
 
 def provide(models: Callable[[], Iterable[ModelSpec]]) -> None:
-    """Have further models known, such as those of one system; they are made when a name is asked for that none has."""
+    """Register a function that makes further models, such as a system's own. The function runs only when a model is
+    asked for that is not yet known."""
     _providers.append(models)
 
 

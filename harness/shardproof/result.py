@@ -135,7 +135,7 @@ class Result:
 
     @property
     def counts_as(self) -> Standing:
-        """The one word under which every report counts it."""
+        """The category under which reports count the result: `new` or `known` for failures, else the verdict's name."""
         if self.verdict.is_failure:
             return Standing.NEW if self.known_issue is None else Standing.KNOWN
         return Standing(self.verdict.value)
@@ -150,7 +150,7 @@ class Result:
 
     @property
     def replay(self) -> str:
-        """The command that runs it again."""
+        """The shell command that runs the scenario again."""
         torch = self.chosen.get("torch", "")
         return f"shardproof replay {self.id}" + (f" --torch {torch}" if torch else "")
 

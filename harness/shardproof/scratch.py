@@ -53,7 +53,8 @@ class HeldFolder:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove the folders there that nobody holds; which they were. One of another user is left alone."""
+    """Remove scratch folders whose process has ended, and return their paths. Folders of another user are left
+    alone."""
     swept = []
     for path in unheld(parent, PREFIX):
         if path.is_dir():

@@ -25,8 +25,8 @@ def completion(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def idle_load(words: Sequence[str]) -> int | None:
-    """The first load of parameters that are there already, or of an optimizer that has what it would get; None where
-    there is none."""
+    """The position of the first load that restores a value already present in the live state, so that a load without
+    effect would go unnoticed. None without such a load."""
     states = _States()
     for position, word in enumerate(words):
         read = states.read_by(word)

@@ -220,10 +220,10 @@ class Store:
             return [_run(*row) for row in rows]
 
     def run(self, run_id: str) -> Run:
-        """The run of that id.
+        """The run with the given id.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the database holds no such run.
         """
         known = {run.id: run for run in self.runs()}
         if run_id not in known:
@@ -308,7 +308,8 @@ class Store:
             return store_history.before(self._read, run_id)
 
     def shown(self, run_id: str) -> list[Shown]:
-        """What every scenario that ever failed showed in each run up to this one (`shardproof.store_history.shown`)."""
+        """The outcome of every scenario that ever failed, in each run up to the given run
+        (`shardproof.store_history.shown`)."""
         with _sound(self.path):
             return store_history.shown(self._read, run_id)
 

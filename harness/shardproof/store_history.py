@@ -73,8 +73,8 @@ def before(read: Read, run_id: str) -> dict[str, Past]:
 
 
 def shown(read: Read, run_id: str) -> list[Shown]:
-    """What every scenario that ever failed showed in each run up to this one, oldest first. `unsupported` and `unknown`
-    show nothing."""
+    """The outcomes of all scenarios with at least one failure, in each run up to the given run, oldest first. Runs in
+    which the verdict was `unsupported` or `unknown` are left out."""
     rows = read(
         "SELECT r.run_id, r.scenario_id, r.scenario_id, r.verdict, r.signature, r.known_issue, r.system,"
         " CASE r.verdict WHEN 'pass' THEN NULL ELSE json_extract(r.content, '$.failed_op.name') END,"

@@ -54,7 +54,8 @@ class Struck:
 
     @property
     def event_occurred(self) -> bool:
-        """Whether the event was there that it was to strike."""
+        """Whether the run reached the event that the fault strikes, such as the third collective, even if the event
+        carried no tensor to corrupt."""
         return self.result.reason != NEVER_STRUCK
 
     @property
@@ -132,10 +133,10 @@ class Struck:
 
 
 def strikable(names: Sequence[str]) -> list[System]:
-    """The systems of these names.
+    """The named systems, after a check that boundary faults can be planted in each: only real ranks can be struck.
 
     Raises:
-        UsageError: there is none of that name, or its ranks are simulated.
+        UsageError: no system has such a name, or the system simulates its ranks in one process.
     """
     able = [system.name for system in all_systems() if system.rank]
     for name in names:
@@ -232,7 +233,7 @@ _RAISED = {"library": "the library raised", "fault": "the fault's own error", "r
 
 
 def table(found: Sequence[Struck]) -> str:
-    """One line a fault, below the system that it struck."""
+    """A plain-text table with one line for each fault, grouped under a heading for each system."""
     lines: list[str] = []
     system = ""
     for struck in found:

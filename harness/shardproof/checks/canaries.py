@@ -69,7 +69,7 @@ class Detection:
 
     @property
     def values(self) -> int:
-        """How many values were other than they must be, in all of its scenarios."""
+        """The number of values that differed from the oracle, summed over the fault's scenarios."""
         return sum(len(r.differences) for r in self.results)
 
     def named_within(self, first: int) -> bool:

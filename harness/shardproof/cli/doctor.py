@@ -156,7 +156,8 @@ def _state(info: System, ranks: Interpreter) -> str:
 
 
 def _releases(info: System, declared: Package, ranks: Interpreter) -> list[str]:
-    """Each declared release: whether it is there, what it refuses that others do not, and what upstream supported."""
+    """Lines about each declared release of a library: whether it is installed, which scenarios it alone refuses, and
+    which interpreters or torch versions upstream never supported it on."""
     clone = os.environ.get(clone_variable(declared.name))
     lines = [f"commits (git:REV) of the clone {clone}" if clone else f"no clone: --clone {declared.name}=DIR"]
     default = declared.newest.version

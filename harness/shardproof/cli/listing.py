@@ -43,7 +43,8 @@ _AXIS_FORMS = {
 
 
 def render_listing() -> str:
-    """Everything as text, a section each."""
+    """The output of `shardproof list`: systems, axes, checkpoint formats, options, models, programs, scenarios and
+    faults, a section for each."""
     axes = ((axis, _AXIS_FORMS.get(axis, f"default {value}")) for axis, value in Scenario().axis_values().items())
     sections = (
         ("systems", ((info.name, info.doc) for info in all_systems())),

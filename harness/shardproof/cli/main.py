@@ -78,7 +78,8 @@ def unwritten(error: OSError) -> int:
 
 
 def _failed() -> int:
-    """An error that nobody foresaw: all that is known of it."""
+    """Print the traceback of an unforeseen exception, and return the exit status that means a failure of the
+    harness."""
     traceback.print_exc()
     print("shardproof: the harness failed: an error of its own, above; please report it", file=sys.stderr)
     return ExitStatus.HARNESS

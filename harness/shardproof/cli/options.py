@@ -112,7 +112,7 @@ def _with_torch(context: click.Context, _: click.Parameter, version: str | None)
 
 
 def _with_max_world(context: click.Context, option: click.Parameter, ranks: int | None) -> None:
-    """Raise or lower the bound for this process and those that it starts."""
+    """Set the largest world size that a run may use, for this process and its children, by an environment variable."""
     if ranks is not None:
         import os
 

@@ -82,7 +82,7 @@ class Slot(Protocol):
         ...
 
     def close(self) -> None:
-        """End it, and everything that it started."""
+        """End the laboratory behind the slot, with every process that the laboratory started."""
         ...
 
 
@@ -184,7 +184,7 @@ class ClusterExecutor:
         return answer.results[0]
 
     def _answers(self, tasks: Iterable[_Task]) -> Iterator[Answer]:
-        """What slots answer to each task, in the order in which they do."""
+        """Yield the answer to each task in the order in which slots finish, not the order in which tasks were given."""
         waiting, running = deque(tasks), 0
         while waiting or running:
             self._look()

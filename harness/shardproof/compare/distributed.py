@@ -45,7 +45,8 @@ def add_distributed(contents: Contents, folder: Path, path: KeyPath = ()) -> Non
 
 
 class _Key:
-    """One key, with all of its items."""
+    """An entry of the checkpoint's `.metadata`: a key of the state dict, and the items (chunks of a tensor, or a
+    pickled object) that are stored under the key."""
 
     def __init__(self, contents: Contents, folder: Path, prefix: KeyPath, items: list[Item]) -> None:
         self.contents, self.folder, self.items = contents, folder, items

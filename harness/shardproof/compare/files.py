@@ -97,7 +97,7 @@ class Files:
                 raise _changed(path)
 
     def close(self) -> None:
-        """Close all files."""
+        """Close every file that was opened for reading."""
         for file in self._open.values():
             file.close()
         self._open.clear()

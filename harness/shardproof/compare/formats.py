@@ -67,7 +67,8 @@ def _add_folder(contents: Contents, folder: Path, layouts: tuple[Layout[Contents
 
 
 def _add_known(contents: Contents, folder: Path, path: KeyPath) -> str:
-    """Take up a folder that is one checkpoint; empty if it is none."""
+    """Index a folder in a format that we know, such as `.metadata` of distributed checkpoints or safetensors shards.
+    Returns the format's name; empty if the folder is in no known format."""
     if os.path.lexists(folder / distributed.METADATA):
         distributed.add_distributed(contents, folder, path)
         return distributed.FORM

@@ -232,7 +232,8 @@ def _class(tensor: Tensor) -> tuple[str, int]:
 
 
 def _sample(tensor: Tensor) -> tuple[Any, ...] | None:
-    """What tells a tensor from another one with some certainty; None for one that is all alike, such as zeros."""
+    """A few bits sampled along a tensor, equal for two tensors that probably have equal content. None for a nearly
+    constant tensor, such as zeros, whose sample would match too much."""
     if not tensor.numel:
         return None
     reading, length = Reading(tensor), min(SAMPLE, tensor.numel)

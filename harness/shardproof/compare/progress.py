@@ -6,7 +6,7 @@ from typing import Self, TextIO
 
 
 class SilentProgress:
-    """Shows nothing."""
+    """A progress display that prints nothing, for output that is not a terminal."""
 
     def __enter__(self) -> Self:
         return self

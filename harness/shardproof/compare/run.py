@@ -142,7 +142,7 @@ class _Work:
     # Structure
 
     def absent(self) -> None:
-        """What only one side has."""
+        """Record the names that only A has as `missing`, and the names that only B has as `extra`."""
         for name in self.a.keys() - self.b.keys():
             self.found.append(self.difference(name, "missing"))
         for name in self.b.keys() - self.a.keys():
@@ -257,7 +257,8 @@ def canonical(value: Value) -> object:
 
 
 def _describe_entry(entry: Entry | None) -> str:
-    """What one side has, in words."""
+    """An entry of a checkpoint in words: `bf16 4×3` for a tensor, `3 (int)` for a plain value, empty for an absent
+    entry."""
     if entry is None:
         return ""
     if isinstance(entry, Tensor):

@@ -43,7 +43,8 @@ class _Piece:
 
 
 def looks_like_safetensors(head: bytes) -> bool:
-    """Whether a file that begins with these nine bytes is one."""
+    """Whether nine bytes can begin a safetensors file: a plausible header length in eight bytes, then the `{` of a JSON
+    object."""
     return len(head) >= 9 and struct.unpack("<Q", head[:8])[0] <= MAX_HEADER_BYTES and head[8:9] == b"{"
 
 

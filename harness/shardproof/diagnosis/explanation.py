@@ -132,7 +132,8 @@ T = TypeVar("T")
 
 
 class ValueLookup(Protocol):
-    """Values that are looked up one by one."""
+    """A mapping that computes values when a rule asks for them, such as the values of the cold run. Most rules need
+    only a few."""
 
     def get(self, key: Key, /) -> Value | None:
         """The value of a key; None where there is none."""
@@ -239,7 +240,8 @@ class Context:
         return found
 
     def taken(self, key: Key) -> int:
-        """The operation after which a value was as it is: of what a checkpoint has, the one that took it."""
+        """The index of the operation after which a value was captured. A save may finish later than the capture, for
+        example an asynchronous save, or one that writes a state dict kept in memory earlier."""
         op = self.ops[key.op] if key.where == WRITTEN and key.op < len(self.ops) else None
         return op.taken if op is not None and op.taken >= 0 else key.op
 

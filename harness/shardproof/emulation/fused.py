@@ -331,7 +331,7 @@ def _is_distributed(tensor: Any) -> bool:
 
 
 def _local(tensor: Any) -> Any:
-    """What this rank has of a tensor."""
+    """The local shard of a DTensor; a plain tensor as given."""
     return tensor._local_tensor if _is_distributed(tensor) else tensor
 
 

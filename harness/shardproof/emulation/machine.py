@@ -14,8 +14,8 @@ from shardproof.ownership import refused
 
 @dataclass(frozen=True)
 class Kind:
-    """What a device says of itself. capability: its compute capability. memory_bytes: its memory, of which nothing is
-    ever used up, since nothing is counted."""
+    """The properties that an emulated CUDA device reports: its compute capability, and its memory in bytes. Free memory
+    always equals total memory, because allocations are not counted."""
 
     capability: tuple[int, int] = (8, 0)
     memory_bytes: int = 1 << 34

@@ -28,10 +28,9 @@ REAL_SPAWN = "SHARDPROOF_REAL_SPAWN"
 
 @contextmanager
 def forked(*, workers: bool = False) -> Iterator[None]:
-    """Within it, `multiprocessing`'s spawn context forks its managers.
-
-    workers: and all its other processes, which it otherwise still spawns.
-    """
+    """A context in which `multiprocessing`'s spawn method forks its manager processes from this one, so that they
+    inherit the emulated device. With `workers`, ordinary worker processes are forked too; without, they are spawned as
+    usual."""
     if os.environ.get(REAL_SPAWN):
         yield
         return

@@ -84,7 +84,7 @@ class Stream:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing to leave."""
+        """Does nothing: an emulated stream runs every kernel at once, so there is no previous stream to return to."""
 
 
 class StreamContext:
@@ -94,7 +94,7 @@ class StreamContext:
         touch("torch.cuda.stream")
 
     def __enter__(self) -> None:
-        """Nothing to switch."""
+        """Does nothing: an emulated device has no queue of kernels, so there is no current stream to switch."""
 
     def __exit__(self, *exception: object) -> None:
         """Nothing to switch back."""

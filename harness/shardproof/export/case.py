@@ -92,7 +92,7 @@ class Focus:
 
     @property
     def expected_dtype(self) -> str:
-        """Of a dtype that is compared: what it must be."""
+        """The dtype that the oracle expects, when the difference shown is a wrong dtype; empty otherwise."""
         return self.difference.detail.rpartition("instead of ")[2].split(";")[0] if self.difference else ""
 
 
@@ -163,7 +163,8 @@ class FailureCase:
 
     @property
     def speaker(self) -> int:
-        """The rank that says what differs: of shards, one that holds a deviating element."""
+        """The rank that prints the difference in a script. When shards are compared, a rank that holds a deviating
+        element."""
         ranks = self.focus.difference.ranks if self.focus.difference else ()
         return ranks[0] if ranks and self.is_local else 0
 
@@ -247,7 +248,8 @@ def case_of(result: Result, *, whole: bool = False) -> FailureCase:
 
 
 def path_to(ops: Sequence[Op], last: Op) -> tuple[Op, ...]:
-    """The operations without which the last one would not show what it shows."""
+    """The operations that a script must run to reproduce a failure at `last`: from its build on, and the earlier saves
+    that it loads from."""
     start = max(op.index for op in ops[: last.index + 1] if op.kind == "build")
     own = tuple(ops[start : last.index + 1])
     wanted = {op.checkpoint for op in own if op.kind.startswith("load")}

@@ -62,7 +62,8 @@ class FailureDescription:
 
     @property
     def opening(self) -> str:
-        """What opens a script: what goes wrong, and what that does where the first says little of it."""
+        """The sentence at the head of a script: the title of the defect and, if the title is brief, the harm that the
+        defect does."""
         return f"{self.title} {self.harm}" if self.harm and len(self.title) <= BRIEF else self.title
 
 
@@ -135,7 +136,8 @@ def _findings_of(system: str) -> Mapping[str, Finding]:
 
 
 def subject_of(case: FailureCase) -> str:
-    """What is compared, or the operation that does not do what it should."""
+    """The value that the script compares, such as `exp_avg of up.weight`; for a failure without a difference, the
+    operation that failed."""
     return subject(case) if case.focus.difference else f"the {case.focus.op.kind.replace('_', ' ')}"
 
 
@@ -222,7 +224,8 @@ def render_draft(result: Result, told: FailureDescription | None, calls: str) ->
 
 
 def _releases(result: Result) -> Iterator[str]:
-    """What ran, a line each."""
+    """The releases that took part in a failing run, a line for each: library, torch, and the second release where a
+    checkpoint moved between two."""
     yield f"{result.system} {result.version}"
     if result.loaded_by:
         yield f"{result.system} {result.loaded_by}, which loads"

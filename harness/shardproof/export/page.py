@@ -40,7 +40,7 @@ class Filing:
 
     @property
     def calls(self) -> str:
-        """The calls of all operations, one after the other."""
+        """The library calls of the whole program as text, operation after operation."""
         return "\n".join(step.calls for step in self.steps if step.calls)
 
 
@@ -82,7 +82,7 @@ def _describe_known(result: Result, known: str | None) -> FailureDescription | N
 
 
 def _program(result: Result) -> tuple[Op, ...]:
-    """The operations up to the one that failed; all of them where none did."""
+    """The operations of a scenario up to the first failing operation, or the whole program if no operation failed."""
     try:
         ops = expand(result.scenario)
     except UsageError:

@@ -168,7 +168,8 @@ def _is_early(node: ast.stmt) -> bool:
 
 
 def _names(node: ast.stmt) -> set[str]:
-    """The names that a statement defines; none where it does something."""
+    """The names that a top-level statement binds: a function, a class or the targets of an assignment. Empty for a
+    statement that is run for its effect."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}
@@ -178,7 +179,8 @@ def _names(node: ast.stmt) -> set[str]:
 
 
 def _reached(body: list[ast.stmt]) -> set[str]:
-    """Every name that is used by what does something, or by what that uses."""
+    """The names that a script needs: names used by statements that run for their effect, and, transitively, names used
+    by the definitions of those names. Definitions of other names are removed."""
     uses = {id(node): {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} for node in body}
     modules = {id(n): _dotted(n) for n in body}
     waiting = [node for node in body if not _names(node) and not isinstance(node, ast.Import | ast.ImportFrom)]
@@ -234,6 +236,6 @@ def body_lines(case: FailureCase, draft: Draft) -> list[str]:
 
 
 def lines_of(op: Op, draft: Draft) -> list[str]:
-    """The library's calls that do one operation."""
+    """The library calls that perform one operation, such as `optimizer.step()`, as lines of a script."""
     number = op.init_seed if op.kind == "build" else op.iteration
     return draft.calls[op.kind].replace("$number", str(number)).splitlines()

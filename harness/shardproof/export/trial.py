@@ -58,7 +58,7 @@ class ScriptOutcome:
 
     @property
     def passes(self) -> bool:
-        """Whether it ran to its end and found nothing wrong."""
+        """Whether the script ran to its end and its comparison found equal values, as after a cure."""
         return self.status == PASSED and "expected" in self.said
 
     @property
@@ -107,7 +107,7 @@ def cured_copy(copy: Path, paths: Sequence[Path], name: str, text: str) -> None:
 
 
 def _ran(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> ScriptOutcome:
-    """Run a command with all that it starts, and end all of it when the time is up."""
+    """Run a command in a session of its own, and kill the whole process group when the time limit is reached."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(("SHARDPROOF_", "PYTHON"))}
     started = subprocess.Popen(
         command, cwd=folder, env={**own, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", **environment},

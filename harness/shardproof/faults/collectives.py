@@ -105,7 +105,7 @@ def broken(one: Collective) -> Any:
 
 
 def flipped(one: Collective) -> Any:
-    """One bit of what this rank receives is wrong."""
+    """Flips one bit of the tensor that this rank receives from a collective."""
     made = _finished(one.make())
     for received in _received(made, one.args):
         flip(received)

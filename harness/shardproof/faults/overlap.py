@@ -183,7 +183,7 @@ class _Signs:
             time.sleep(_POLL_S)
 
     def end(self) -> None:
-        """The save is over: it meets nobody any more."""
+        """Mark this rank's save as finished, so that the saves of other ranks stop waiting for it at collectives."""
         self._over.touch()
 
     def release(self) -> None:

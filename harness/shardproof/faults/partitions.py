@@ -65,7 +65,8 @@ def transposed_under_the_old_dims(ranks: Ranks) -> None:
 
 
 def experts_taken_for_replicas(ranks: Ranks) -> None:
-    """Declare the experts of all ranks copies of each other: of each parameter one rank's share is written."""
+    """The saver treats the expert weights of different expert-parallel ranks as replicas of one tensor, so that a
+    checkpoint holds only the first rank's experts."""
 
     def written_fragments(shards: Shards) -> Iterator[Fragment]:
         for fragment in original(shards):

@@ -1,4 +1,4 @@
-"""Faults that somebody asks for by their ids: that they are there."""
+"""Checks fault ids that a user typed, such as `boundary.skip-load@2`, and rejects unknown ids with close matches."""
 
 from __future__ import annotations
 

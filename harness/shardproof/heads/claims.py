@@ -71,7 +71,8 @@ class Answered:
 
     @property
     def word(self) -> str:
-        """What they say together: repaired, repaired in part, still there, other failure, or nothing."""
+        """The verdict of a claim's regressions taken together: `repaired`, `repaired in part`, `still there`, `other
+        failure` or `nothing`."""
         states = {tried.state for tried in self.tried}
         passing = states & {State.REPAIRED, State.AS_SAID}
         failing = states & {State.THERE, State.BACK}

@@ -83,7 +83,7 @@ class Log:
 
     @cached_property
     def commits(self) -> tuple[Commit, ...]:
-        """All of them, the newest first."""
+        """The commits of the log, newest first."""
         return self._read()
 
     def naming(self, numbers: Iterable[int]) -> list[tuple[int, Commit]]:

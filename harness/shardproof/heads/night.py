@@ -266,5 +266,6 @@ def commits_of_night(package: Package, found: Night) -> int:
 
 
 def files_of(found: Night) -> Iterator[Seen]:
-    """The causes whose issue texts a night writes: what came, what is still there, what went."""
+    """The causes of failure for which a night writes an issue text: newly appeared, still present, and disappeared
+    ones."""
     yield from (*found.appeared, *found.still, *found.disappeared)

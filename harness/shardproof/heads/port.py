@@ -138,7 +138,7 @@ class Port:
 
     @property
     def release(self) -> str:
-        """The release that the head calls itself."""
+        """The version number that the head's own source states, without a local suffix such as `+gabc123`."""
         return self.called.partition("+")[0]
 
     @property
@@ -269,7 +269,8 @@ def explaining(gone: Iterable[Changed], result: Result) -> Changed | None:
 
 
 class _Found:
-    """What running came to, while it runs and after it."""
+    """The results of `shardproof port` as they come in: conformance checks, scenarios of the walk, regressions and
+    cures."""
 
     def __init__(self, asked: Asked, known: KnownIssues, laboratory: Laboratory, keep: Keep) -> None:
         self.asked, self._known, self._laboratory, self._keep = asked, known, laboratory, keep
@@ -351,7 +352,8 @@ class _Found:
                 self.counts[WALKED if kept is None else KEPT] += 1
 
     def _beyond(self, kept: Regression, results: tuple[Result, ...]) -> tuple[Result, ...]:
-        """A regression's results, or what it shows beyond another known defect that ends it."""
+        """The results of a regression. If another known defect ends the regression early, the scenario is run again
+        with that defect cured, so that the result says something about its own defect."""
         seen = beyond(kept, results[0], self._known, partial(self._laboratory.examine_one, confirm=False))
         return results if seen is results[0] else (seen,)
 
@@ -368,7 +370,7 @@ class _Found:
         return [*self._walked, *(tried.result for tried in self._tried)]
 
     def met(self, gone: Sequence[Changed]) -> list[Changed]:
-        """What of that some result ran into."""
+        """The changed or removed library functions that at least one failing result can be traced to."""
         return [cause for result in self._every if (cause := explaining(gone, result))]
 
     def misfits(self, gone: Sequence[Changed]) -> Iterator[Misfit]:
@@ -399,7 +401,8 @@ class _Found:
             yield Misfit("limit", f"refused there, and not on {self.asked.base}: {why}", results=tuple(results))
 
     def _ask_cures(self, stale: frozenset[str], say: Say) -> None:
-        """Whether what each of these cures took away still fails, with everything else cured."""
+        """For each cure that no longer applies to the head, run the cure's scenarios with the remaining cures applied,
+        to see whether the defect is still present."""
         asked = [question for question in questions(self._walked) if question.cure in stale]
         if asked:
             say(f"running the scenarios of {len(asked)} cures that do not apply there")

@@ -253,7 +253,8 @@ class Explorer:
         return self._results[scenario]
 
     def _scenarios(self) -> SearchStrategy[Scenario]:
-        """Scenarios of the walk with other programs and some other axes; of these, that can be run at all."""
+        """A Hypothesis strategy that draws a scenario of the walk and replaces its program and a few axes. Draws that
+        violate a constraint are rejected."""
         from hypothesis import strategies as st
 
         words = tuple(kind for kind in KINDS if kind in self._drawn and kind not in _FOLLOW)

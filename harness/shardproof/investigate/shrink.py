@@ -271,7 +271,8 @@ def _pairs(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _parts(scenario: Scenario) -> Iterator[Scenario]:
-    """Every axis that is made of parts with one of them at its default, or without one of its words."""
+    """Simpler variants of a scenario: for every axis with several parts, such as `mesh` or `dtype`, one part reset to
+    its default, or one word removed."""
     for axis in _PARTED:
         value: Any = getattr(scenario, axis)
         plain = type(value)()

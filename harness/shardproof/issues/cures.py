@@ -53,12 +53,12 @@ class Hunk:
 
     @property
     def before(self) -> list[str]:
-        """What is there without the cure."""
+        """The lines of the library's file that the hunk replaces, without the cure applied."""
         return [line[1:] for line in self.lines if line[0] != "+"]
 
     @property
     def after(self) -> list[str]:
-        """What is there with it."""
+        """The lines of the library's file after the cure is applied."""
         return [line[1:] for line in self.lines if line[0] != "-"]
 
 
@@ -139,7 +139,8 @@ def available(system: System) -> tuple[Cure, ...]:
 
 
 def home_of(system: System, cure: str) -> System:
-    """The system whose data has a cure that `available` gives: itself, or the first that it stands on."""
+    """The system whose data folder holds a cure's patch. A cure of Megatron-Core, for example, is also available to
+    Megatron-Bridge, which stands on Megatron-Core."""
     if any(own.id == cure for own in cures_of(system)):
         return system
     below = map(system_named, system.stands_on)
@@ -223,7 +224,8 @@ def parse(cure_id: str, text: str) -> Cure:
 
 
 def _names(text: str, header: str) -> tuple[str, ...]:
-    """What a line before the diff names; nothing where there is none."""
+    """The comma-separated names in a header line of a patch file, such as the scenarios after `Shown-by:`. Empty
+    without such a line."""
     line = next((line for line in text.splitlines() if line.startswith(header)), header)
     return tuple(name.strip() for name in line.removeprefix(header).split(",") if name.strip())
 

@@ -139,13 +139,15 @@ class KnownIssue:
 
     @property
     def cure(self) -> str:
-        """The id of its cure, that of the defect which its scenario shows; empty where it has none."""
+        """The id of the patch that repairs the defect in the entry's scenario; empty if the system has no cure for
+        it."""
         return cure_of(system_named(self.system), self.scenario)
 
 
 @dataclass(frozen=True)
 class KnownIssues:
-    """All entries of a file, in its order. hidden: those with `behind`, which match nothing by themselves."""
+    """The entries of an `issues.toml` in file order. `hidden` are entries with a `behind` key: defects that show only
+    once a defect in front of them is cured, so that they never match a result by themselves."""
 
     issues: tuple[KnownIssue, ...] = ()
     hidden: tuple[KnownIssue, ...] = ()
@@ -168,7 +170,7 @@ class KnownIssues:
         return "+".join(dict.fromkeys(issue.id for issue in found if issue))
 
     def without(self, issue: KnownIssue) -> KnownIssues:
-        """All entries but one."""
+        """The same entries, with one entry removed."""
         return KnownIssues(tuple(each for each in self.issues if each is not issue), self.hidden)
 
     def emulated_only(self, result: Result) -> bool:

@@ -74,7 +74,8 @@ class Novelty:
 
     @property
     def on_a_release(self) -> bool:
-        """Whether it counts as found: a release shows it, and nothing speaks against it."""
+        """Whether the entry counts as a finding: a published release shows the defect, and the entry records no
+        doubt."""
         return self.reach in ON_A_RELEASE and not self.doubtful
 
 

@@ -149,7 +149,7 @@ def _curable(found: Iterable[KnownIssue], first: Result, last: Result) -> set[st
 
 
 def _with_cures(scenario: Scenario, wanted: Iterable[str]) -> Scenario:
-    """The scenario on its release with some cures; without any named, with all."""
+    """The scenario on its release with the wanted cures applied; an empty list means every cure of the system."""
     return replace(scenario, version=with_cures(scenario.release, ",".join(sorted(wanted))))
 
 

@@ -86,7 +86,8 @@ Refused = Sequence[Any]
 
 @dataclass(frozen=True)
 class ResolvedScenario:
-    """A scenario under judgement: its system, its operations, and what its contract made of it."""
+    """A scenario with everything that the judge derives from it: the system, the expanded operations, the oracle's
+    inputs, and the layout by which the reference shards parameters."""
 
     scenario: Scenario
     system: System
@@ -280,7 +281,8 @@ def _expected(case: ResolvedScenario, observed: Logical, unreadable: Set[int]) -
 
 
 def _must_be_written(case: ResolvedScenario, live: Logical, op: Op) -> Logical:
-    """What a save must have written. The reference has formats of its own, which hold everything that lasts."""
+    """The values that a checkpoint must hold after a save, according to the system's format. The reference's formats
+    hold every role that outlives a step."""
     if case.system.world == "lockstep":
         return TorchStored().must_hold(live, op, scenario_during(case.scenario, op))
     return case.system.stored.must_hold(live, op, scenario_during(case.scenario, op))
@@ -377,8 +379,8 @@ def _finished(records: Iterable[Record], ops: Sequence[Op], *, complete: bool) -
 
 
 def _without_notes(records: Iterable[Record]) -> tuple[list[Record], dict[str, list[str]]]:
-    """The records to compare, and beside them what ranks said of themselves: which emulated symbols they touched,
-    and on which device they ran."""
+    """Splits records into values to compare, and notes: the emulated symbols that a rank used, and the device that it
+    ran on."""
     kept: list[Record] = []
     notes: dict[str, set[str]] = {role: set() for role in _NOTES}
     for record in records:
@@ -449,7 +451,8 @@ _OWNED = _HELD | _FOLLOWS
 def _read_written(
     case: ResolvedScenario, ops: Sequence[Op], paths: Mapping[str, str]
 ) -> tuple[list[Record], list[Problem], list[str]]:
-    """What checkpoints hold; what is wrong with them; and which of those texts say that the form is unknown."""
+    """Read the checkpoints that a run wrote. Returns the records, the problems found, and the messages about files
+    whose form no reader knows."""
     unfamiliar: list[str] = []
     records: list[Record] = []
     problems: list[Problem] = []

@@ -83,7 +83,8 @@ def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str
 
 
 def _without_effect(trial: Attempt) -> str:
-    """Why a fault that was planted says nothing; empty if it does, or if there is none."""
+    """The reason why a planted fault proves nothing, such as never having struck. Empty if the fault had an effect, or
+    no fault was planted."""
     if trial.idle:
         return NOTHING_IN_IT if trial.event_occurred else NEVER_STRUCK
     return NO_EFFECT if trial.judgement.get("no_effect") else ""

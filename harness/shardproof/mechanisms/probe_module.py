@@ -51,7 +51,7 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds: a DTensor's local tensor (differentiable), any other tensor itself."""
+    """The local shard of a DTensor, through which gradients flow; a plain tensor as given."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -66,7 +66,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Seen:
-    """A parameter as one forward saw it: this rank's piece of it."""
+    """The local piece of a parameter as a forward pass used it: dtype, size and raw bytes."""
 
     dtype: str
     size: tuple[int, ...]

@@ -65,7 +65,8 @@ def assemble(records: Iterable[Record]) -> tuple[Logical, list[Problem]]:
 
 
 def _joined(key: Key, pieces: list[Record], problems: list[Problem]) -> Value | None:
-    """The value of pieces, if they determine one; appends what is wrong with them."""
+    """Join pieces from several ranks into one value. Returns None and appends problems, such as gaps or conflicting
+    replicas, if the pieces do not determine a value."""
     value = _join_sound(pieces)
     if value is None:
         value, found = _Inspection(key, list(every_rank(pieces))).result()
@@ -237,7 +238,7 @@ class _Inspection:
         return list(groups.values())
 
     def _overlap(self, replicas: list[Record], placed: Sequence[Record]) -> Problem:
-        """One box against those placed before it that share elements with it."""
+        """Describe the overlap between a box and the boxes that were placed earlier and share elements with it."""
         piece = replicas[0]
         mine = set(elements_of(piece).tolist())
         others = [p for p in placed if not mine.isdisjoint(elements_of(p).tolist())]

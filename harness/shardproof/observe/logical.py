@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 
 class Key(NamedTuple):
-    """What a value is: after which op, live or written, which role, which name."""
+    """Identifies a logical value: the index of the operation, `live` or `written`, the role such as `exp_avg`, and the
+    fully qualified name."""
 
     op: int
     where: str

@@ -52,7 +52,7 @@ KINDS = (ParamSpec("bulk", (1,)), ParamSpec("island", (1,), island=True))
 
 @dataclass(frozen=True)
 class Clause:
-    """One promise: what it says and where that is written."""
+    """A promise of the library, and the source of the promise: an upstream document, file or issue."""
 
     promise: str
     source: str
@@ -107,8 +107,8 @@ class Contract:
         return stepped
 
     def initial_dtypes(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> tuple[str, ...]:
-        """The dtypes that initial values are rounded to, one after the other; the last one is what they are stored
-        in."""
+        """The dtypes through which an initial value is cast in order. The last dtype is the stored one; an earlier
+        dtype loses bits for good."""
         return (self.stages(scenario, spec, mesh).storage,)
 
     def initial_bound(self, scenario: Scenario, spec: ParamSpec) -> float:

@@ -317,7 +317,7 @@ class Inputs:
         return hash((self.seed, self.microbatches, self.device, self.operations, self.builds, self.stepper, self.scale))
 
     def stepper_of(self, build: Build) -> Stepper:
-        """Which code steps what a build makes."""
+        """The optimizer implementation for one build; a build may name an optimizer kind of its own."""
         return replace(self.stepper, kind=build.kind) if build.kind else self.stepper
 
     def has_masters(self, operation: Operation) -> bool:

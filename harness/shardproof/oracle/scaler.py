@@ -20,7 +20,7 @@ class CountedScaler:
         self.scale, self.growth, self.hysteresis = rule.initial, 0, rule.hysteresis
 
     def update(self, *, overflow: bool) -> None:
-        """Count one step."""
+        """Update the loss scale after one step, by the library's rule for overflow and growth."""
         resolve(self.rule.rule.twin)(self, overflow=overflow)
 
     def state_dict(self) -> dict[str, Any]:

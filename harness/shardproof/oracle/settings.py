@@ -20,7 +20,8 @@ from shardproof.program import NO_CHECKPOINT, TAKES, Op
 
 
 def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
-    """What every setting must be after each operation, from what it was after earlier ones."""
+    """The expected settings of every param group after each operation, derived from builds, loads and the settings
+    observed at saves."""
     found = live_by_op(observed, SETTING)
     expected: Logical = {}
     must: dict[str, Value] = {}

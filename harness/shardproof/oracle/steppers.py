@@ -155,7 +155,8 @@ class Hybrid(torch.optim.Optimizer):
         state["step"] = torch.tensor(float(state["step"]) + 1 if "step" in state else 1.0)
 
     def _stepped(self, impl: str, device: str, group: dict[str, Any], param: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What one kernel makes of a tensor and its moments."""
+        """Run one kernel, host or device, on a copy of a tensor with its moments, and return the updated tensors by
+        name."""
         assert param.grad is not None
         copy = param.detach().to(device, copy=True)
         copy.grad = param.grad.to(device, copy=True)

@@ -442,7 +442,8 @@ def _scaler_state(
 
 
 def _schedule(model: _Model) -> Iterator[tuple[tuple[str, str], Value]]:
-    """What torch's schedule keeps beside the rates that it set."""
+    """The counters in the state dict of the twin's learning-rate schedule. Learning rates are recorded with the param
+    groups."""
     if model.scheduler and model.inputs.last_lr:
         for name, line in lines_of_schedule(model.scheduler.state_dict()):
             yield (SCHEDULE, name), _new(Value, ("utf8", (len(line),), line.encode()))

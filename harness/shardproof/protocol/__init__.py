@@ -1,1 +1,2 @@
-"""All that the core may ask of a system: its declaration, what it accepts, its releases, and how it is found."""
+"""The interface between the core and a system under test: the declaration of a system, the scenarios it accepts, its
+releases, and the registry that finds it."""

@@ -86,7 +86,7 @@ class Constraint:
 
 
 class Allowed(Protocol):
-    """Which values of one axis, or of one part of it, a system understands."""
+    """A set of values for an axis, or for a part of an axis such as `dtype.param`, that a system understands."""
 
     def refuses(self, value: Any) -> bool:
         """Whether a typed value is not one of them."""
@@ -129,8 +129,8 @@ class Only:
 
 @dataclass(frozen=True)
 class Words:
-    """Words joined by `+`, each at most once, of those that a system documents: its own switches. Word → what it
-    does."""
+    """An axis whose value is a set of words joined by `+`, such as a system's own switches in `options`. `meaning`
+    documents every allowed word."""
 
     meaning: Mapping[str, str] = field(hash=False)
 
@@ -220,7 +220,8 @@ class Parts:
             raise TypeError(f"{whole.__name__} has no {', '.join(sorted(unknown))}")
 
     def parts(self) -> dict[str, Allowed]:
-        """Part → what is allowed of it."""
+        """For every part of a structured axis, the allowed values; a part that the system does not list may only have
+        its default."""
         defaults = vars(self.whole())
         return {name: self.allowed.get(name, Only(default)) for name, default in defaults.items()}
 
@@ -304,7 +305,7 @@ class Accepts:
 
     @property
     def plainest_checkpoint(self) -> str:
-        """The format that stands in a program that saves nothing."""
+        """The checkpoint format that is filled in for a program without a save, where the format has no effect."""
         formats = self.axes.get("checkpoint")
         return formats.plainest if isinstance(formats, Formats) else Scenario().checkpoint
 

@@ -110,7 +110,8 @@ def found_in(tree: Path, features: Iterable[Feature]) -> tuple[str, ...]:
 
 
 def with_features(release: str, found: Sequence[str]) -> str:
-    """The version that a tree's limits are asked about: the release that it calls itself, and what was found in it."""
+    """The version string by which limits are checked for a source tree: the tree's stated release, extended by the
+    features found in its source."""
     return f"{release}+{'.'.join((_HAS, *found))}"
 
 

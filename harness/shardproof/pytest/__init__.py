@@ -107,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each scenario that a decorator asks for."""
+    """Parametrise a decorated test so that pytest runs it once per scenario named in the decorator."""
     if MARK not in metafunc.fixturenames:
         return
     mark = metafunc.definition.get_closest_marker(MARK)

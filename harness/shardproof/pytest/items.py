@@ -58,7 +58,7 @@ class HarnessFailedError(HarnessError):
 
 
 class ScenarioFailedError(AssertionError):
-    """What a scenario observed is not what it had to be; `str` says all that differs."""
+    """A scenario's observed state differs from the oracle's. The message lists every difference."""
 
 
 def readable_id(scenario: Scenario) -> str:
@@ -204,7 +204,8 @@ class Examination:
 
     @property
     def result(self) -> Result:
-        """What the scenario itself showed. A test that asks for it has to say what is right."""
+        """The result of the first scenario. Reading it marks the test as judging by its own assertions, so that a
+        failing verdict alone no longer fails the test."""
         self.looked = True
         return self.results[0]
 

@@ -18,7 +18,8 @@ from shardproof.scenario import Scenario
 
 
 class TorchStored:
-    """Reads those checkpoints, and says what they must hold: every role that lasts, and nothing else."""
+    """Reads checkpoints in torch's own formats, and states their required content: every role that outlives a step, and
+    no further keys."""
 
     vocabulary = Vocabulary()
 

@@ -17,7 +17,8 @@ Chain = tuple[frozenset[str], ...]
 
 
 def chain_of(model: ModelSpec) -> Chain:
-    """The optimizers of a model: of its experts one of their own, behind that of all others."""
+    """The parameter names of each optimizer in the chain: dense parameters first, then experts. A model without experts
+    has a single optimizer."""
     experts = frozenset(p.fqn for p in model.unique_params if p.spec.ep_dim is not None)
     others = frozenset(p.fqn for p in model.unique_params) - experts
     return tuple(names for names in (others, experts) if names)

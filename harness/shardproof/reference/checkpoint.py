@@ -92,7 +92,7 @@ class Saver:
         return {fqn: self.session.buffers[fqn].copy() for fqn, b in self.session.model.buffers() if b.persistent}
 
     def with_state(self) -> list[str]:
-        """The parameters whose state is written: those that have some."""
+        """The parameters that have optimizer state to save. A parameter that was never stepped has no state."""
         owner = self.session.state_owner
         return [p.fqn for p in self.session.catalogue.params if self.session.steps.get(owner(p.fqn))]
 
@@ -207,7 +207,8 @@ class Saver:
                         yield rank, role, name, fragment, _same_size(values, fragment.numel, name)
 
     def written_fragments(self, shards: Shards) -> Iterator[Fragment]:
-        """What is written of all that ranks own: of parameters that tensor parallelism replicates one copy."""
+        """The fragments of owned shards that go into the checkpoint. Of parameters replicated by tensor parallelism,
+        only the first rank's copy is written."""
         for fragment in shards.layout.fragments:
             if shards.tp_index == 0 or fragment.slot.param.spec.tp_dim is not None:
                 yield fragment
@@ -231,7 +232,7 @@ class Saver:
         return ranks
 
     def file_of(self, rank: int) -> str:
-        """Under which name a rank writes what it owns."""
+        """The key under which a rank's shards are stored in the checkpoint, such as `rank_0`."""
         return f"rank_{rank}"
 
     def boxes(self, role: str, fragment: Fragment) -> list[Piece]:

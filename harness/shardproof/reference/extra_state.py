@@ -24,6 +24,7 @@ def fresh(model: ModelSpec) -> Opaque:
 
 
 def after_a_step(opaque: Opaque, iteration: int) -> Opaque:
-    """The bytes after one more step, the one of that iteration."""
+    """The bytes of `get_extra_state` after one more optimizer step: the step of `iteration` is appended to the
+    history."""
     own = bytes([iteration % 251, 1, 2, 3])
     return {name: held and HEADER + (held[len(HEADER) :] + own)[-LONGEST * len(own) :] for name, held in opaque.items()}

@@ -141,7 +141,7 @@ def generations(folder: Path) -> list[int]:
 
 
 def _claim(folder: Path, run: str) -> None:
-    """Make the folder this run's, or check that it is."""
+    """Mark a folder as belonging to a training run, or raise if another run's mark is found in it."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "RUN").exists():
         if (other := _run_of(folder)) != run:
@@ -301,7 +301,8 @@ def _manifest_of(folder: Path, generation: int, run: str) -> _Manifest:
 
 
 def _read_array(file: BinaryIO, manifest: _Manifest, entry: _Entry, place: str, keep: bool) -> Array | None:
-    """One array of a file, which must begin where the one before it ended."""
+    """Read one array of a checkpoint file and check its digest. The array must begin at the byte where the previous
+    array ended."""
     if file.tell() != entry.at or entry.dtype not in DTYPE or any(size < 0 for size in entry.shape):
         raise DamagedError(f"{place}: its entry cannot be true")
     left = prod(entry.shape) * DTYPE[entry.dtype].itemsize

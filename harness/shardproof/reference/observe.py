@@ -231,7 +231,7 @@ class Observation:
 
 
 class Observer:
-    """Observes one session."""
+    """Records the state of every simulated rank in a session of the reference, without changing the state."""
 
     def __init__(self, session: Session, trainer: Trainer) -> None:
         self.session, self.trainer = session, trainer
@@ -242,7 +242,7 @@ class Observer:
         return self.look(op).records()
 
     def look(self, op: Operation) -> Observation:
-        """Everything that the ranks hold after `op`."""
+        """The state of all ranks after operation `op`: parameters, masters, moments, counters and settings."""
         session = self.session
         stepped = set(session.steps)
         parts = len(session.shards) // session.mesh.tp

@@ -169,7 +169,8 @@ class FlatLayout:
 
     @cached_property
     def by_expert(self) -> tuple[tuple[bool, tuple[str, ...]], ...]:
-        """The names of the parameters that are no experts, and of those that are, where there are any."""
+        """The parameter names in two groups: dense parameters (False) and experts (True). An empty group is left
+        out."""
         names: dict[bool, list[str]] = {False: [], True: []}
         for slot in self.slots:
             names[slot.param.spec.ep_dim is not None].append(slot.param.fqn)
@@ -182,14 +183,14 @@ class FlatLayout:
 
     @cached_property
     def gathering(self) -> Index:
-        """The inverse of `order`: of each buffer position its position in all ranks' shards one after the other."""
+        """The inverse of `order`: for every buffer position, the position in the concatenation of all ranks' shards."""
         inverse = np.empty(self.element.size, np.int64)
         inverse[self.order.ravel()] = np.arange(self.order.size)
         return inverse
 
     def positions(self, names: frozenset[str]) -> Index | None:
-        """Positions in all ranks' shards one after the other (S·m) of the named parameters; None where those are all
-        there are."""
+        """The positions of the named parameters in the concatenation of all ranks' shards (S·m). None if the names
+        cover every parameter of the buffer."""
         if names not in self._positions:
             every = all(slot.param.fqn in names for slot in self.slots)
             chosen = self.catalogue.belongs_to(names, self.shard_element.ravel())

@@ -15,8 +15,8 @@ Weights are quantised at the build, and after every step that is not skipped. A 
 and histories as they are; a load gives them back without quantising anything anew: what went through fp8 once and is
 quantised again has other bits than the master (Megatron-LM pull request 6666, TransformerEngine 2974).
 
-*Does not verify* anything: `shardproof.systems.reference.generators_and_fp8` says what weights must be, with code of
-its own.
+*Does not verify* anything: `shardproof.systems.reference.generators_and_fp8` says, with code of its own, what weights
+must be.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Loader:
         return logical
 
     def joined(self, ranks: Content, role: str) -> Array:
-        """All ranks' shares of one bucket, one after the other."""
+        """The shards of one bucket from every rank, concatenated in rank order."""
         return np.concatenate([ranks[rank][role] for rank in self.in_order(ranks)])
 
     def unpad(self, bucket: Array, table: list[Any], number: int) -> Array:
@@ -204,11 +204,11 @@ class Loader:
                 shards.stepped = self._beside(shards, shards.stepped, taken)
 
     def _beside(self, shards: Shards, before: Array | None, loaded: Array) -> Array:
-        """What was loaded, beside what was there before of the parameters that the checkpoint knows nothing of."""
+        """The loaded values, with the earlier values kept for parameters that are missing in the checkpoint."""
         return loaded if before is None or not self.left else np.where(self._has(shards, self.left), before, loaded)
 
     def _has(self, shards: Shards, names: set[str]) -> Array:
-        """Which elements of what ranks own are those parameters', (S, m)."""
+        """A mask over the ranks' shards (S, m): True for elements of the named parameters."""
         own: Array = self.session.catalogue.belongs_to(names, shards.layout.shard_element)
         return own
 

@@ -285,7 +285,8 @@ class Session:
         ]
 
     def _made_of(self, *, late: bool) -> Iterator[Group]:
-        """The groups that the optimizer begins with, or those that it is given later."""
+        """The param groups that the optimizer is built with; with `late`, the groups added by `add_param_group`
+        afterwards."""
         stepper = self.inputs.stepper_of(self.of_build)
         for group in self.of_build.groups:
             own = group.hyper

@@ -16,8 +16,8 @@ A checkpoint holds one state for each coordinate of each stream. A load gives ev
 stream that has another number of coordinates than was saved stays as it was seeded, as Megatron's training script
 leaves generators alone where the parallel sizes have changed (megatron/training/checkpointing.py, `load_checkpoint`).
 
-*Does not verify* anything: `shardproof.systems.reference.generators_and_fp8` says what the states must be, by its own
-code.
+*Does not verify* anything: `shardproof.systems.reference.generators_and_fp8` says, with code of its own, what the
+states must be.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def after_a_forward(streams: Streams, model: ModelSpec) -> Streams:
 
 
 def collected(states: Array, at: list[int]) -> Array:
-    """One state for each coordinate: that of the first rank which has it."""
+    """Generator states for a checkpoint, one state per coordinate. Ranks that share a coordinate hold equal states, so
+    the first rank's state is taken."""
     return np.stack([states[at.index(coordinate)] for coordinate in range(max(at) + 1)])
 
 

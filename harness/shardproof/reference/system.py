@@ -46,7 +46,7 @@ class Ranks:
         self.staged: Content = {}  # of a save that has begun and is not over
 
     def perform(self, op: Operation, checkpoints: dict[int, Content]) -> None:
-        """Execute one operation on all ranks."""
+        """Execute one operation, such as `step` or `load`, on all simulated ranks in lockstep."""
         match op.kind:
             case "build":
                 self.session.build()

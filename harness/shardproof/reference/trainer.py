@@ -257,7 +257,7 @@ class Trainer:
         return masked
 
     def together(self, skips: Sequence[bool]) -> Sequence[bool]:
-        """Which optimizers of a chain leave a step out, from which of them would: all, if one does."""
+        """Decides which optimizers of a chain skip a step after an overflow: if one skips, the whole chain skips."""
         return [any(skips)] * len(skips)
 
     def should_skip(self, overflowed: Sequence[Array]) -> bool:

@@ -109,7 +109,8 @@ def _plainness(term: str) -> tuple[int, int, str]:
 
 
 def _candidates(shared: Iterable[str], passing: Sequence[Scenario]) -> dict[str, int]:
-    """Term → the passing scenarios that it excludes, a bit each; without terms that another one makes superfluous."""
+    """For each axis setting shared by the failures, a bit mask of the passing scenarios without the setting. Settings
+    whose mask adds no bit to another mask are dropped."""
     held = [terms_of(scenario) for scenario in passing]
     excludes = {
         term: sum(1 << number for number, terms in enumerate(held) if term not in terms)

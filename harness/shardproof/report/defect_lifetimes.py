@@ -96,7 +96,8 @@ def describe_lifetime(results: Mapping[str, Result], declared: Sequence[str]) ->
 def _turn(
     before: Version, after: Version, failing: bool, tried: Mapping[Version, bool | None], declared: Sequence[str]
 ) -> str:
-    """One change between two releases. tried: what each release said."""
+    """A phrase for a change of verdict between two releases, such as `came with 0.15.0`; with a note if untried
+    releases lie between. `tried` maps releases to verdicts."""
     verb = "came" if failing else "went"
     between = [v for v in {*map(Version, declared), *tried} if before < v < after]
     return f"{verb} after {before}, with {after} at the latest" if between else f"{verb} with {after}"
@@ -115,7 +116,8 @@ def contradictions(results: Mapping[str, Result], entry: Entry) -> tuple[str, ..
 
 
 def _against(version: Version, result: Result, entry: Entry) -> Iterator[tuple[str, str]]:
-    """What was seen on a release, and what `issues.toml` says that it contradicts."""
+    """Contradictions between the verdict on one release and the `since` and `fixed` keys of an entry in
+    `issues.toml`."""
     failing, since, fixed = conclusive(result), entry.since, entry.fixed
     if failing is None:
         return

@@ -93,7 +93,8 @@ class FailurePage:
 
 
 def failure_page(result: Result, issues: KnownIssues, place: str = "") -> FailurePage:
-    """All that is said of one result. place: what commands have after its id, as `Report.place` says."""
+    """Collects the content of a failure's page from a result. `place` holds the options that a printed command needs
+    after the id, as `Report.place` gives them."""
     known = result.known_issue or issues.match(result) or ""
     filing = filing_of(result, known or None)
     elements = unpack_elements(result.elements)

@@ -23,7 +23,8 @@ from shardproof.wording.titles import THINGS
 
 @dataclass(frozen=True)
 class Tensor:
-    """One value and all that is wrong with it. number: of its picture, counted over the result; None without one."""
+    """A value with its differences. `number` is the index of the value's picture within the result; None without a
+    picture."""
 
     name: str
     differences: tuple[Difference, ...]

@@ -42,7 +42,7 @@ class Head:
 
     @property
     def repaired(self) -> tuple[CureCheck, ...]:
-        """Cures whose defect is repaired there."""
+        """The cures that are no longer needed on the head, because their scenarios pass without a cure."""
         return tuple(check for check in self.checks if check.standing == REPAIRED)
 
     @property
@@ -77,7 +77,7 @@ def heads_of(results: Iterable[Result], checks: Iterable[CureCheck] = ()) -> tup
 
 
 def reason(result: Result) -> str:
-    """Why a scenario says nothing, in the one line that others share with it."""
+    """The first line of the reason for a scenario without a verdict; results are grouped by the line."""
     return result.reason.split("\n", 1)[0]
 
 

@@ -66,7 +66,8 @@ class Trace:
 
     @property
     def turn(self) -> str:
-        """What the last night says of it: one of `TURNS`; empty where it says nothing, or nothing new."""
+        """How the cause changed in the last night: one of `TURNS`, such as `FIRST` or `FIXED`. Empty if no scenario of
+        the cause ran, or if the cause had not been seen before and was not seen now."""
         *earlier, now = self.shown
         before = [count for count in earlier if count is not None]
         if now is None:
@@ -184,7 +185,8 @@ def _night(run: str, started: str, rows: Sequence[Shown]) -> Night:
 
 
 def _trace(cause: str, ids: Sequence[str], failing: Sequence[Shown], of_scenario: Mapping[str, list[Shown]]) -> Trace:
-    """One cause, of the rows that show it and those of the same scenarios."""
+    """The history of one cause: per night, the number of scenarios that failed with the cause, or None if none of its
+    scenarios ran."""
     ran = {row.run for scenario in {row.scenario for row in failing} for row in of_scenario[scenario]}
     counts = Counter(row.run for row in failing)
     shown = tuple(counts[run] if run in ran else None for run in ids)

@@ -78,7 +78,7 @@ class Known:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """How they show themselves."""
+        """The verdicts of a known issue's failures, such as `mismatch` and `crash`."""
         return tuple(dict.fromkeys(cause.simplest.verdict for cause in self.causes))
 
 

@@ -222,7 +222,7 @@ class Report:
 
     @property
     def emulated(self) -> tuple[str, ...]:
-        """Everything that was not the real thing in some result."""
+        """The emulated parts, such as `device=cuda (the CPU)`, that were used in any scenario of the run."""
         return tuple(sorted({item for result in self.results for item in result.emulated}))
 
     @property

@@ -113,10 +113,10 @@ def _is_special(path: Path) -> bool:
 
 
 def _require_ours(path: Path, what: str, form: str) -> None:
-    """Check that there is no file, an empty one, or one of ours.
+    """Check that an output file may be replaced: the path is free, empty, or holds an earlier file of shardproof.
 
     Raises:
-        UsageError: there is another.
+        UsageError: the file was written by another program.
     """
     if path.is_file() and (head := _head(path)) and not _MARKS.search(head):
         raise UsageError.of(what, str(path), f"{_ALLOWED} (this one is not, and would be lost)", form)
@@ -166,7 +166,8 @@ def _partial(folder: Path) -> tuple[int, str]:
 
 
 def _permissions(path: Path) -> int:
-    """Those of the file that is there; of a new one, what the user's mask leaves."""
+    """The permission bits for an output file: the bits of the file that is replaced, or the default under the user's
+    umask."""
     with suppress(FileNotFoundError):
         return stat.S_IMODE(path.stat().st_mode)
     mask = os.umask(0)

@@ -134,7 +134,7 @@ def _entries(system: str) -> dict[str, tuple[str, Entry]]:
 
 
 def _sentences(found: Iterable[Table], fresh: frozenset[str]) -> list[str]:
-    """What contradicts `issues.toml` among the rows that have one of these results, a line each."""
+    """A line for each contradiction between swept results and `issues.toml`, limited to rows with a fresh result."""
     swept = [line for table in found for line in table.lines if fresh & {c.result.id for c in line.cells if c}]
     return [f"{line.name}: {said}" for line in swept for said in line.against]
 

@@ -127,7 +127,7 @@ def circumstances(result: Result, *, emulated_only: bool) -> list[str]:
 
 
 def explanation_lines(result: Result) -> list[str]:
-    """The mechanisms that explain a result, a line each; without any, what was seen."""
+    """A line for each mechanism that explains a result. Without an explanation, a headline of the observed failure."""
     if not result.explanations:
         return [headline(result)]
     return [

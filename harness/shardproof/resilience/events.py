@@ -89,7 +89,7 @@ def tree_of(folder: Path) -> dict[str, bytes | None]:
 
 
 def write_tree(tree: Tree, folder: Path) -> None:
-    """Make a folder that holds this; it must not be there yet."""
+    """Create a folder with the files and subfolders of a tree. The folder must not exist yet."""
     folder.mkdir()
     for path, data in sorted(tree.items()):
         if data is None:

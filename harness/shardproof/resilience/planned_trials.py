@@ -29,7 +29,8 @@ FAMILIES = {"crash": CRASHES, "damage": tuple(DAMAGES), "disk": DISK, "ranks": R
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """One trial to make. label: what replays it. what: how it came to be. tree: what to load; none of a strike."""
+    """A trial to be made. `label` identifies the trial for a replay, and `what` describes it. `tree` is the folder
+    content to load; a trial that strikes a running save or load has a `strike` instead."""
 
     label: str
     kind: str
@@ -85,7 +86,8 @@ def cases(source: StackRecording, trials: int, seed: int) -> tuple[list[PlannedT
 
 
 def cases_like(label: str, source: StackRecording, seed: int) -> Iterator[PlannedTrial]:
-    """All cases among which one of that label would be."""
+    """The planned trials among which a replay finds the trial with the given label: crashes for a label such as
+    `killed@3`, strikes for other labels with `@`, and damage to a finished checkpoint otherwise."""
     if "@" not in label:
         return _damages(source, seed, MOST_REPLAYED)
     return _crashes({label}, source) if label.partition("@")[0] in CRASHES else _strikes(source)

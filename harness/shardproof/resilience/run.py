@@ -3,7 +3,7 @@
 The steps of one stack, in a folder of its own that is gone afterwards: 1. The old state is saved, and taken to be on
 disk for good. 2. The new state is saved and recorded. 3. The whole folder must load as the new state, or nothing that
 follows would mean anything; that load is recorded, too. 4. Another run saves both of its states elsewhere, for files of
-another run. 5. The cases (`planned_trials`) are tried, several side by side. Each is a pure function of the two
+another run. 5. The planned trials (`planned_trials`) are made, several side by side. Each is a pure function of the two
 records, the folders and the seed, and has processes and a folder of its own, so that it comes to the same however many
 run at once.
 

@@ -20,7 +20,7 @@ MOST_KEPT = 25
 
 
 def document_of(found: Sequence[StackResult], trials: int, seed: int) -> dict[str, Any]:
-    """Everything that is kept, in types that TOML and JSON have."""
+    """The results as a document of types that both TOML and JSON can represent."""
     return {"seed": seed, "trials": trials, "stack": [_stack(one) for one in found]}
 
 

@@ -25,10 +25,11 @@ FOLDER = ("resilience", "cures")
 
 
 def stacks_named(names: tuple[str, ...]) -> list[Stack]:
-    """The stacks of these names; all of them, uncured, for none.
+    """The stacks with the given names, such as `torch-save` or `deepspeed+cured`. An empty list means every stack,
+    uncured.
 
     Raises:
-        UsageError: there is no such stack, or no such cure of it.
+        UsageError: the stack or the cure is unknown.
     """
     known = all_stacks()
     found = []

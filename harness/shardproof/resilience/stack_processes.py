@@ -111,7 +111,7 @@ class Bench:
 
 
 class Lane:
-    """One of a bench's processes, as this process speaks with it."""
+    """The parent's end of one worker process of a bench: sends requests to save or load, and reads the answers."""
 
     def __init__(self, bench: Bench, number: int, asks: IO[str], hears: IO[str]) -> None:
         self.bench, self.number = bench, number
@@ -168,10 +168,10 @@ class Lane:
         return int(ready["pid"])
 
     def saved(self, answer: Mapping[str, Any]) -> Digests:
-        """What a save that succeeded saved.
+        """The digests of a saved state, taken from the answer to a save.
 
         Raises:
-            HostError: it did not.
+            HostError: the save failed.
         """
         if answer["ended"] != "ok":
             why = answer.get("why", answer["ended"])

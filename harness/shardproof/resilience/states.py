@@ -81,7 +81,8 @@ Labelled = Iterator[tuple[str, dict[int, int]]]
 
 
 class _World:
-    """The steps of one trace and what follows from them."""
+    """The steps of a recorded save, with the dependencies between steps: `needs` lists for each step the earlier steps
+    that must reach the disk first."""
 
     def __init__(self, trace: Trace) -> None:
         built = Steps(trace)
@@ -176,12 +177,14 @@ class _World:
         return [index for index in everything if index not in sure]
 
     def _without(self, everything: Mapping[int, int], dropped: list[int] | tuple[int, ...]) -> dict[int, int]:
-        """All but these steps and those that need them."""
+        """The steps that reach the disk when the dropped steps, and every step that depends on a dropped step, do
+        not."""
         gone = set(dropped).union(*(self.needed_by[index] for index in dropped))
         return {index: amount for index, amount in everything.items() if index not in gone}
 
     def _with(self, sure: Mapping[int, int], added: list[int] | tuple[int, ...]) -> dict[int, int]:
-        """What is sure, these steps, and those that they need."""
+        """The steps on disk when the added steps reach the disk early: the durable steps, the added steps and their
+        prerequisites."""
         return {**sure, **dict.fromkeys(set(added).union(*(self.needs[index] for index in added)), ALL)}
 
 

@@ -57,7 +57,7 @@ class Disk:
     folders: dict[int, dict[str, int]] = field(default_factory=lambda: {0: {}})
 
     def copy(self) -> Disk:
-        """One that may be changed without changing this one. Files are copied when they are first changed."""
+        """A copy of the disk state that can be changed independently. File contents are shared until a change."""
         return Disk(dict(self.files), {number: dict(names) for number, names in self.folders.items()})
 
     def tree(self) -> dict[str, bytes | None]:

@@ -82,7 +82,7 @@ class TrialStore:
         self._write({"of": stack, **asdict(tried)})
 
     def end(self) -> None:
-        """Everything that was asked for is there, and its reports are written."""
+        """Record that every planned trial was made and the reports were written, so that the next run starts anew."""
         self._write({"ended": True})
 
     def _lines(self) -> Sequence[Mapping[str, Any]]:
@@ -108,7 +108,8 @@ class TrialStore:
         return UsageError.of("--out", str(self.path.parent), allowed, "--out reports/another")
 
     def _goes_on(self, lines: Sequence[Mapping[str, Any]]) -> bool:
-        """Take over what lines say, if they are of a run like this one that did not end."""
+        """Take over the trials in a stored file, if the file belongs to an interrupted run with the same seed and
+        number of trials."""
         if not lines or (lines[0].get("format"), lines[0].get("asked")) != (_FORMAT, self._asked):
             return False
         for line in lines[1:]:

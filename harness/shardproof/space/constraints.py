@@ -81,7 +81,7 @@ def _repeats_dtype(s: Scenario) -> bool:
 
 
 def _calculated_dtypes(s: Scenario) -> set[str]:
-    """The dtypes in which kernels keep what they step."""
+    """The dtypes in which the optimizer kernels of a scenario compute parameters and moments."""
     contract = contract_of(s)
     return {contract.calculates_in(s, spec) for spec in KINDS}
 
@@ -288,7 +288,8 @@ CONSTRAINTS: tuple[Constraint, ...] = (
 
 
 def _same_run_constraints() -> Iterator[Constraint]:
-    """One constraint for each promise that holds for a run from its first operation to its last."""
+    """A constraint for each property of a contract, such as the clipping rule, that must stay the same for a whole run
+    although axes change at a load."""
     for promise in OF_THE_RUN:
 
         def other(s: Scenario, promise: str = promise) -> bool:

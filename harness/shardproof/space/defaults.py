@@ -82,7 +82,8 @@ def _filled(stated: Axes) -> Scenario | None:
 
 
 def _idle(scenario: Scenario) -> set[str]:
-    """The constraints by which a scenario does what another one does: some axis of it has no effect."""
+    """The ids of constraints that rule a scenario out as a repetition, because an axis has no effect in the
+    scenario."""
     return {c.id for c in constraints_on(scenario) if c.repeats and c.excludes(scenario)}
 
 

@@ -200,7 +200,8 @@ def _classes(size: int, axis: int, factors: Iterable[Factor]) -> Ints:
 
 
 def _eliminated(axis: int, touching: Sequence[Factor]) -> Factor | None:
-    """What tables that mention an axis say of its neighbours; None if that is nothing."""
+    """Eliminate one variable: join the tables that mention the axis and project the axis out. None if the projection
+    allows every combination."""
     joined = reduce(join, sorted(touching, key=lambda f: f.allowed.size))
     allowed: Bools = np.asarray(joined.allowed.any(axis=joined.axes.index(axis)))
     return None if allowed.all() else Factor(tuple(a for a in joined.axes if a != axis), allowed)

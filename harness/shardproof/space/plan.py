@@ -221,7 +221,7 @@ def _with_own_defaults(walk: Walk, selection: Selection) -> Walked | None:
 
 
 def _refused(scenarios: Iterable[Scenario]) -> dict[Scenario, str]:
-    """Why each scenario's system refuses it, for those that it does."""
+    """The reason for each scenario that the scenario's system refuses; accepted scenarios are left out."""
     reasons = ((scenario, system_named(scenario.system).refusal(scenario)) for scenario in scenarios)
     return {scenario: reason for scenario, reason in reasons if reason is not None}
 

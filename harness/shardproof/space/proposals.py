@@ -84,7 +84,7 @@ def _changes(stated: Axes, wanted: Scenario) -> Axes:
 
 
 def _less_one(given: Settings) -> Iterator[Settings]:
-    """The settings less one axis each."""
+    """The given axis settings, with a different axis left out in every variant."""
     return ({axis: values for axis, values in given.items() if axis != left_out} for left_out in given)
 
 

@@ -62,7 +62,8 @@ class Reason:
     test: str = ""
 
     def explain(self, test: str, error: str) -> str:
-        """What the list says of that failure; empty where this is not its reason."""
+        """The declared explanation for a failure, filled in from the error's text. Empty if test or error do not match
+        the reason's patterns."""
         found = re.search(self.match, error)
         return found.expand(self.says) if found and re.search(self.test, test) else ""
 
@@ -84,10 +85,10 @@ class Upstream:
     folder: Traversable
 
     def suite(self, name: str) -> Suite:
-        """The suite of that name.
+        """The suite with the given name.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the system declares no such suite.
         """
         for suite in self.suites:
             if suite.name == name:

@@ -184,7 +184,8 @@ def _wait(running: Sequence[subprocess.Popen[bytes]]) -> None:
 
 @dataclass(frozen=True)
 class _Log:
-    """What one rank wrote. seen: its verdicts. cut: the test in which its process ended, if it did."""
+    """The pytest log of one rank. `seen` maps tests to outcomes; `cut` is the test that was running when the process
+    ended, or empty."""
 
     collected: list[str]
     seen: dict[str, SuiteTestResult]
@@ -228,7 +229,8 @@ def _worse(one: SuiteTestResult | None, other: SuiteTestResult) -> SuiteTestResu
 
 
 def _merged(logs: Sequence[_Log], upstream: Upstream) -> dict[str, SuiteTestResult]:
-    """The verdicts of all ranks as one; of a test in which a rank ended, that it did."""
+    """Combine the outcomes of all ranks into one for each test (`of_ranks`). A test during which a rank's process ended
+    counts as failed."""
     cut = {log.cut for log in logs} - {""}
     tests = dict.fromkeys(test for log in logs for test in log.seen)
     found = {}

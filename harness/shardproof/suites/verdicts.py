@@ -109,7 +109,8 @@ class CommittedVerdicts:
         return self.cases.get(test) or (others[1] if others else None)
 
     def passing(self, function: str) -> tuple[set[str], int | None]:
-        """Which cases of a function pass: these; or, with the number of all cases, all but these."""
+        """The passing cases of a test function. Returns the set of passing cases and None; or, in a compact list, the
+        set of failing cases and the total number of cases."""
         own = {test: verdict.outcome == PASSED for test, verdict in self.cases.items() if _function(test) == function}
         number, verdict = self.rest.get(function, (0, SuiteTestResult(FAILED)))
         if verdict.outcome == PASSED:
@@ -141,7 +142,8 @@ def distinct_passing(lists: Sequence[CommittedVerdicts]) -> int:
 
 
 def _distinct_cases(passing: Sequence[tuple[set[str], int | None]]) -> int:
-    """Of one function, as `CommittedVerdicts.passing` tells it for each list."""
+    """The number of different cases of one test function that pass in at least one list; the argument has for each list
+    the pair that `CommittedVerdicts.passing` returns."""
     named = {case for cases, total in passing if total is None for case in cases}
     but = [(cases, total) for cases, total in passing if total is not None]
     if not but:

@@ -200,7 +200,8 @@ class TorchRank:
         self.state.optimizer.add_param_group({"params": parameters, "lr": lr})
 
     def observe(self, op: Op) -> Iterable[Record]:
-        """Everything that this rank holds (`shardproof.observe.record`). Reads only."""
+        """Yield records of the whole training state on this rank (roles as in `shardproof.observe.record`), without
+        changing the state."""
         yield from self.model_records(op)
         yield from self.optimizer_records(op)
         yield from self.schedule_records(op)
@@ -272,7 +273,7 @@ class TorchRank:
         ]
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
-        """The learning-rate schedule, if there is one."""
+        """Build the learning-rate schedule that the scenario's `optimizer` axis names; None for a constant rate."""
         return torch_schedule(self.scenario.optimizer.schedule, optimizer)
 
     def make_scaler(self) -> torch.amp.GradScaler | None:
@@ -299,7 +300,7 @@ class TorchRank:
         self.gradients, self.norm = {}, None
 
     def backward_of(self, loss: torch.Tensor) -> None:
-        """One backward pass, under the loss scale if there is one."""
+        """Run one backward pass, with the loss multiplied by the GradScaler's scale if the scenario uses a scaler."""
         (self.state.scaler.scale(loss) if self.state.scaler else loss).backward()  # type: ignore[no-untyped-call]
 
     def clip(self) -> None:
@@ -335,7 +336,8 @@ class TorchRank:
             yield self.whole(op, "buffer", fqn, local_part(self.state.model.get_buffer(fqn)))
 
     def compute_records(self, op: Op) -> Iterator[Record]:
-        """`compute_param`: parameters as the step's forwards saw them, nothing of one that only other ranks used."""
+        """Records of role `compute_param`: parameters as the forward passes of the step used them. A parameter used on
+        other ranks only gets an empty record."""
         for fqn, kept in self.probe.seen.items():
             start, _ = self.forward_box(fqn)
             shape = self.spec.param(fqn).spec.shape
@@ -365,7 +367,7 @@ class TorchRank:
                 yield whole(op.index, self.context.rank, SETTING, f"{key}.{name}", "utf8", (len(text),), text)
 
     def state_records(self, op: Op, fqn: str, parameter: nn.Parameter, state: dict[str, Any]) -> Iterator[Record]:
-        """What the optimizer keeps of one parameter."""
+        """Records of the optimizer state of one parameter, such as `exp_avg` and `step`."""
         for name, value in state.items():
             if value is None:
                 continue

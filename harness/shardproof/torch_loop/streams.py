@@ -44,7 +44,8 @@ class Streams:
         }
 
     def seed(self, init_seed: int) -> None:
-        """Seed all of them, as the script does where it builds."""
+        """Seed every generator from the scenario's seed and the number of the build, as a training script does when it
+        builds."""
         base = self.context.scenario.seed % 2**31 + SEED_OF_A_BUILD * init_seed
         for stream, generator in self.generators.items():
             generator.manual_seed(seed_of(stream, base, self.places[stream], self.context.mesh.tp))
@@ -57,7 +58,7 @@ class Streams:
             torch.empty(numel).bernoulli_(KEEP, generator=self.generators[stream])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint keeps of this rank's."""
+        """The generator states of this rank, by the names under which a checkpoint stores them."""
         return {self._name(stream): generator.get_state() for stream, generator in self.generators.items()}
 
     def own(self, saved: Mapping[str, T]) -> dict[str, T]:
@@ -66,7 +67,7 @@ class Streams:
         return {self._name(s): saved[self._name(s)] for s, count in counts.items() if count == self.counts[s]}
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Take the states that are there."""
+        """Set every generator whose state is in the checkpoint; a generator without a stored state keeps its seed."""
         for stream, generator in self.generators.items():
             if self._name(stream) in states:
                 generator.set_state(states[self._name(stream)])

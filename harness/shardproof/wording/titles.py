@@ -258,7 +258,8 @@ def _difference(result: Result, first: int) -> str:
 
 
 def _phrase_of(best: Explanation) -> str:
-    """The phrase of a mechanism; of one that has none here, the words that open its explanation."""
+    """The phrase for a mechanism in a title. A mechanism without a phrase in `PHRASES` is described by the opening
+    words of its explanation."""
     told = re.search("“(.+?)”", best.text) if best.mechanism == "warned" else None
     if told:
         return f"{PHRASES['warned']}: {told[1].replace('{', '{{').replace('}', '}}')}"

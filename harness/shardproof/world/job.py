@@ -57,7 +57,7 @@ class Job:
         return self.directory / f"session{self.session}.rank{rank}.obs"
 
     def log(self, rank: int) -> Path:
-        """What a rank's processes printed, in the order they printed it."""
+        """The path of the file that collects stdout and stderr of a rank and its child processes."""
         return self.directory / f"session{self.session}.rank{rank}.log"
 
     def to_json(self) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def _run_and_exit(child: Callable[[], None]) -> NoReturn:
 
 
 def children_of(process: int) -> list[int]:
-    """The children that a process has, those of each of its threads in the order in which they began."""
+    """The process ids of a process's children, read from `/proc`: thread by thread, oldest child first."""
     pids: list[int] = []
     for task in Path(f"/proc/{process}/task").iterdir():
         pids += map(int, (task / "children").read_text().split())

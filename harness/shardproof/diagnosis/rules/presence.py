@@ -1,5 +1,5 @@
-"""State that is absent, or that nobody expected: there is nothing to compare bit for bit, so that the operation
-tells."""
+"""Rules for state that is missing, or that no contract expects. Without a pair of tensors no bits can be compared, so
+these rules argue from the operation after which the state was missing."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ def replicas_diverged(difference: Difference, context: Context) -> Finding | Non
 
 
 def norms_differ(difference: Difference, context: Context) -> Finding | None:
-    """Ranks measured different norms of one gradient, so that each clips what it holds by another factor (TE-2713)."""
+    """Ranks computed different norms of the same gradient, so that each rank clips its shard by a different factor
+    (TE-2713)."""
     if difference.kind != "replica_conflict" or difference.key.role != "norm":
         return None
     return replicas_diverged(difference, context)

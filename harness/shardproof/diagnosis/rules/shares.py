@@ -79,7 +79,7 @@ def empty_share_restored(difference: Difference, context: Context) -> Finding | 
 
 
 def _lost(key: Key, context: Context) -> dict[str, npt.NDArray[np.intp]]:
-    """Name → which elements of it deviate, of all values of a role that do."""
+    """For every parameter whose state in one role deviates, the flat indices of the deviating elements."""
     found = {}
     for fqn, value in context.of_role(key).items():
         held = context.observed.get(key._replace(fqn=fqn))
@@ -89,7 +89,8 @@ def _lost(key: Key, context: Context) -> dict[str, npt.NDArray[np.intp]]:
 
 
 def _with_empty_shares(key: Key, context: Context) -> dict[str, list[int]]:
-    """Name → the ranks that own nothing of it, of all values of a role of which there are some."""
+    """For every parameter with state in one role, the ranks whose shard of the parameter is empty; parameters without
+    empty shards are left out."""
     op = context.op(key.op)
     every = set(range(op.mesh.world)) if op else set()
     names = context.of_role(key)

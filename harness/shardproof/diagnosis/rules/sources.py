@@ -66,8 +66,8 @@ def permuted_parameters(difference: Difference, context: Context) -> Finding | N
 
 
 def _permutation(key: Key, context: Context) -> dict[str, str]:
-    """Name → the other name whose value it holds, of one role after one operation; empty if they are not exchanged
-    among themselves, each with another."""
+    """Finds parameters whose values were exchanged among themselves: for each name, the name of the parameter whose
+    value is found there. Empty if the values are not a permutation, as in a cycle `a → b → a`."""
     return context.once(("permutation", key[:3]), partial(_permutation_of, key, context))
 
 

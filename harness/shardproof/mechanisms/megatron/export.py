@@ -42,7 +42,7 @@ class _Form:
 
     @property
     def alone(self) -> bool:
-        """Whether one rank shows it."""
+        """Whether a script on one rank is enough to show the failure."""
         return self.lean or bool(self.fused_linear) or self.idle
 
 

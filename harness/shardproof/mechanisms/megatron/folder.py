@@ -34,7 +34,8 @@ class MegatronFolder:
     """Any of the three kinds."""
 
     def recognises(self, folder: Path) -> bool:
-        """Whether names tell that Megatron wrote it."""
+        """Whether the file names in a folder are those of a Megatron checkpoint, such as
+        `latest_checkpointed_iteration.txt` or `common.pt`."""
         if any(os.path.lexists(folder / name) for name in (LATEST, COMMON)) or "sharded_backend" in _facts(folder):
             return True
         return any(_RANK.fullmatch(name) for name in os.listdir(folder))
@@ -86,7 +87,8 @@ class MegatronFolder:
 
 
 def _facts(folder: Path) -> dict[str, object]:
-    """What `metadata.json` says; nothing if there is none that can be read."""
+    """The content of `metadata.json`, which names the sharded backend. Without the file, zarr arrays in the folder name
+    the backend. Empty if neither is readable."""
     file = folder / FACTS
     try:
         if file.is_symlink() or not file.is_file() or file.stat().st_size > _SMALL:

@@ -262,7 +262,8 @@ class _Reader:
                 self.unknown(piece, path)
 
     def bucket(self, piece: Piece, owner: Owner, buffer: Buffer, index: int, name: str) -> None:
-        """A part of one bucket's state, or all of it."""
+        """Read the optimizer state of one gradient bucket, stored flat, and cut it into records for the parameters in
+        the bucket."""
         if not isinstance(piece, TensorPiece):
             raise bad(f"{self.target.origin}: bucket", type(piece.value).__name__, "a tensor", FORM)
         self.expect_numel(piece, buffer.sizes[index] if index < len(buffer.sizes) else 0)

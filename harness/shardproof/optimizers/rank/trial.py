@@ -45,7 +45,8 @@ def _class(asked: Asked) -> tuple[Any, dict[str, Any] | None]:
 
 
 def _arguments(asked: Asked, cls: Any) -> dict[str, Any] | None:
-    """What is wrong with the arguments: one that the constructor does not know, or one that it needs and lacks."""
+    """The reply for wrong constructor arguments: an unknown argument, or a required argument that is absent. None if
+    the arguments fit."""
     known, given = parameters_of(cls), dict(asked.arguments)
     named = [name for name, parameter in known.items() if parameter.kind in _NAMED]
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in known.values())

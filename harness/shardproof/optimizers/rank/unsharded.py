@@ -122,7 +122,8 @@ class Whole:
         return folder / FILE
 
     def _boxes(self, named: NamedParam) -> Iterator[Box]:
-        """The boxes that a tensor is cut into: one, or those of the ranks that hold some of it."""
+        """The boxes into which a whole tensor is cut before its step: the whole tensor, or the row ranges that sharded
+        ranks would hold."""
         shape = named.spec.shape
         ranks = range(self.ranks.dp_shard) if self.arm.arrangement == "cut" else range(1)
         sizes = (1, self.ranks.dp_shard if self.arm.arrangement == "cut" else 1, 1)

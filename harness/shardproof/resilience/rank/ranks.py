@@ -145,7 +145,7 @@ def _tensor(dtype: str, shape: tuple[int, ...], data: bytes) -> torch.Tensor:
 
 
 def _sharded(state: State, mesh: DeviceMesh) -> State:
-    """Each tensor split along its first dimension; numbers as they are."""
+    """A state in which tensors are DTensors sharded along dim 0; scalars are copied unchanged."""
     return {
         name: distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None) if value.dim() else value.clone()
         for name, value in state.items()

@@ -1,4 +1,5 @@
-"""Standing still until somebody traces: the process that was asked, or one of the ranks that it forks."""
+"""Stops a process until strace is attached to it: the process that was asked, or one of the ranks that the process
+forks."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def let_trace(rank: int | None) -> None:
 
 
 def stand_still() -> None:
-    """Let any process of this user trace this one, and stop until somebody lets it go on."""
+    """Allow any process of the same user to attach a tracer to this process, then stop until a SIGCONT arrives."""
     ctypes.CDLL(None).prctl(_ALLOW_TRACING, _BY_ANYONE, 0, 0, 0)
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -33,7 +34,8 @@ def begins(rank: int) -> None:
 
 
 def have_begun(ranks: list[int]) -> None:
-    """All ranks are forked, into these processes; this one stands still beside the one that is to be traced."""
+    """Called in the parent after all ranks are forked. Waits until the rank to be traced has stopped, stops too until
+    the tracer is attached, then resumes the rank."""
     for rank in _rank:
         os.waitpid(ranks[rank], os.WUNTRACED)
         stand_still()

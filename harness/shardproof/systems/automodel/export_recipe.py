@@ -13,7 +13,8 @@ LONG = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def draft_recipe_script(case: FailureCase) -> Draft | None:
-    """The draft of a case that is one of these; None for any other."""
+    """A script that calls Automodel's recipe parser directly, for failures in the parsed `distributed` section. None if
+    the failure lies elsewhere."""
     name = case.first.key.fqn if case.first and case.first.key.role == "resolved" else ""
     policy, version = case.scenario.dtype, case.result.version
     stages = {"param_dtype": policy.param, "reduce_dtype": policy.reduce, "output_dtype": policy.output}

@@ -131,7 +131,7 @@ def _model_call(model: dict[str, Any], idle: dict[str, str], *, exact: bool) -> 
 
 
 def _calls(case: FailureCase, values: dict[str, Any]) -> dict[str, str]:
-    """What each operation is, in DeepSpeed's words."""
+    """The DeepSpeed calls for each kind of operation, such as `model.save_checkpoint(…)` for a save."""
     scenario = case.scenario
     universal = scenario.checkpoint == "universal"
     save = [f'model.save_checkpoint(CHECKPOINT, tag="{"ranks" if universal else "saved"}")']

@@ -100,7 +100,7 @@ def own_part(numel: int, ranks: int, rank: int) -> tuple[int, int]:
 
 
 def _begins(numels: list[int], align: int) -> list[int]:
-    """Where tensors of these sizes begin in a buffer that aligns each of them."""
+    """The offset of each tensor in a flat buffer in which every tensor starts at a multiple of `align` elements."""
     begins, end = [], 0
     for numel in numels:
         begins.append(-(-end // align) * align)

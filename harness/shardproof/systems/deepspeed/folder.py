@@ -48,7 +48,7 @@ class DeepSpeedFolder:
     """A folder of tags, a tag, or a universal checkpoint."""
 
     def recognises(self, folder: Path) -> bool:
-        """Whether names tell that DeepSpeed wrote it."""
+        """Whether the file names in a folder are those of a DeepSpeed checkpoint."""
         if not any((folder / name).is_file() for name in LATEST):
             return _is_tag(folder)
         return any(_is_tag(folder / name) for name in os.listdir(folder))
@@ -137,7 +137,7 @@ class _Tag:
         return [self.folder / name for _, name in found]
 
     def add(self) -> None:
-        """Take everything up."""
+        """Index the tag's folder: model states first, then the optimizer's partitions."""
         try:
             self.add_models()
             self.add_optims()
@@ -192,7 +192,8 @@ class _Tag:
         self.contents.extents += [extent for archive in archives for extent in archive.extents()]
 
     def mapped(self, states: list[dict[str, Any]]) -> Iterator[_Slice]:
-        """Stages 1 and 2: where each rank says that its fragments lie; they follow each other by rank."""
+        """The fragments of parameters under ZeRO stages 1 and 2, as each rank's `param_slice_mappings` lists them.
+        Fragments of a parameter on consecutive ranks are consecutive."""
         seen: dict[str, int] = {}
         for rank, state in enumerate(states):
             for tensor, mapping in enumerate(state["param_slice_mappings"]):
@@ -215,7 +216,8 @@ class _Tag:
                 at += part
 
     def add_state(self, name: str, archives: list[Archive], held: list[list[Stored]], slices: list[_Slice]) -> None:
-        """One kind of state of all parameters."""
+        """Index one kind of optimizer state, such as `exp_avg`, for every parameter, as views into the ranks' flat
+        partitions."""
         shapes = {key: shape for group in self.shapes for key, shape in group.items()}
         views: dict[tuple[int, int], View] = {}
         parts: dict[str, list[Part]] = {}

@@ -1,4 +1,5 @@
-"""The models that only this system has."""
+"""Models of the zoo that only the DeepSpeed system runs, such as a model whose forward leaves parameters out, as an
+expert router does."""
 
 from __future__ import annotations
 

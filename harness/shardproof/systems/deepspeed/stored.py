@@ -110,7 +110,7 @@ class _Reader:
         return self.scenario.sharding == "fully_shard"
 
     def files(self, name: re.Pattern[str], ranks: list[int]) -> list[tuple[int, Path]]:
-        """`(rank, file)` of the files with such a name, of which there must be one for each rank."""
+        """The checkpoint's files that match a pattern, as `(rank, file)`. Raises if a rank has no file or two."""
         found = sorted((int(m[1] or 0), path) for path in self.path.glob("*") if (m := name.fullmatch(path.name)))
         if [rank for rank, _ in found] != ranks:
             raise bad(f"{self.path}: ranks with a file {name.pattern}", [rank for rank, _ in found], ranks, FORM)
@@ -217,7 +217,8 @@ class _Part:
                         yield from setting_records(self.target, piece, part.named.fqn, key)
 
     def of_state(self, piece: Piece, index: int, name: str) -> Iterator[Record]:
-        """Optimizer state of one flat tensor: flat as that, or a counter that all of its parameters share."""
+        """Records of the optimizer state of one flat tensor: a flat array is cut by parameter, a step counter is
+        repeated for every parameter."""
         role = STATE_ROLE.get(name, name)
         if isinstance(piece, TensorPiece) and piece.shape:
             yield from self.of_flat(piece, index, role)
@@ -227,7 +228,7 @@ class _Part:
                 yield from tensor_records(self.target, piece, role, part.named.fqn)
 
     def of_flat(self, piece: Piece, index: int, role: str) -> Iterator[Record]:
-        """What one flat tensor holds of each parameter."""
+        """Cut a flat tensor into a record for each parameter that has elements in the tensor."""
         if not isinstance(piece, TensorPiece):
             return
         for part in self.owned:

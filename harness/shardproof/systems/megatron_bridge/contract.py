@@ -1,5 +1,5 @@
-"""What Megatron-Bridge promises: what Megatron-Core does, and that finetuning starts from the weights that it
-loaded."""
+"""The contract of Megatron-Bridge: everything that Megatron-Core promises, and that finetuning starts from the loaded
+weights."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ LOSS = 'model(torch.ones(1, device="cuda", requires_grad=True)).sum()'
 
 
 def draft_fsdp_script(case: FailureCase, store: Store) -> Draft | None:
-    """The draft of a case that is one of these; None for any other."""
+    """A script that shows a failure of Megatron-Core's own Megatron-FSDP in one or two parameters. None if the failure
+    needs the general template."""
     first = case.first
     if not store.fsdp or first is None or case.ops[-1].mesh.tp > 1:
         return None

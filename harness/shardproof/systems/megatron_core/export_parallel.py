@@ -15,7 +15,8 @@ from shardproof.systems.megatron_core.export_scene import Scene, adam, build_lin
 
 
 def draft_parallel_script(case: FailureCase, store: Store) -> Draft | None:
-    """The draft of a case that is one of these; None for any other."""
+    """A script that shows a failure of tensor or expert parallelism by one number, such as a gradient norm. None if the
+    failure needs the general template."""
     first = case.first
     if first is None or store.fsdp:
         return None

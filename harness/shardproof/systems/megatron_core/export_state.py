@@ -16,7 +16,8 @@ SIZE = "8"
 
 
 def draft_state_script(case: FailureCase, store: Store) -> Draft | None:
-    """The draft of a case that is one of these; None for any other."""
+    """A script that shows a failure of the optimizer's state by reading the optimizer's attributes. None if the failure
+    needs the general template."""
     first, scenario = case.first, case.scenario
     if first is None or store.fsdp or case.ops[-1].mesh.world > 1:
         return None

@@ -293,7 +293,7 @@ def _wrapped(line: str) -> list[str]:
 
 
 def _arguments(case: FailureCase) -> dict[str, str]:
-    """fully_shard_model's arguments, by the names that this release has for them, where they are not its defaults."""
+    """The arguments of `fully_shard_model` that differ from the defaults, spelled as in the release under test."""
     scenario, options, mesh = case.scenario, case.scenario.options, case.ops[-1].mesh
     hybrid = mesh.dp_replicate > 1
     given = {"device_mesh": "mesh", "dp_shard_dim": '"dp_shard"'}

@@ -30,8 +30,8 @@ def _fp16_gradients(scenario: Scenario) -> bool:
 
 
 def _has_idle(scenario: Scenario) -> bool:
-    """Whether some parameter has no gradient in some steps: without the state that its first step made, it has none
-    when others have theirs."""
+    """Whether the model has a parameter without a gradient in some steps. If a load dropped the optimizer state of such
+    a parameter, its step counter would lag behind the rest."""
     return any(p.spec.idle for p in model_spec(scenario.model).params)
 
 

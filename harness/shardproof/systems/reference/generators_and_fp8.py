@@ -95,7 +95,7 @@ class _Stored:
     history: tuple[float, ...]
 
     def read(self, dtype: str) -> bytes:
-        """What a forward reads, in the dtype that it computes in."""
+        """The dequantised weight in the compute dtype of the forward pass, as raw bytes."""
         return (self.data * self.inverse).astype(NUMPY_NAME[dtype]).tobytes()
 
 

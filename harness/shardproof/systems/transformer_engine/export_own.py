@@ -35,7 +35,8 @@ class Scene:
 
 
 def draft_single_value_script(case: FailureCase) -> Draft | None:
-    """The draft of a case that is one of these; None for any other."""
+    """A script with a minimal model that shows a failure of TransformerEngine by one number, such as FusedAdam's step
+    count. None if the failure needs the general template."""
     scene = _scene(case)
     if scene is None:
         return None

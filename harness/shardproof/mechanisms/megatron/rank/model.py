@@ -156,7 +156,8 @@ def _placement(
 
 
 def _called(spec: ModelSpec) -> tuple[str, ...]:
-    """The modules that a forward calls: all but those none of whose parameters is used and that have no buffer."""
+    """The paths of the modules that the forward pass calls: modules with a buffer or with at least one used
+    parameter."""
     return tuple(m.path for m in spec.modules if m.buffers or any(p.used for p in m.params))
 
 
@@ -200,7 +201,8 @@ def _mark_delta_nets(root: nn.Module, probe: Probe) -> None:
 
 
 class _ProbeGpt(GPTModel):  # type: ignore[misc]
-    """A GPTModel whose forward calls the modules that own parameters, one after the other."""
+    """A GPTModel whose forward calls in sequence every module that owns parameters, so that the gradient of each
+    parameter is known beforehand."""
 
     paths: tuple[str, ...] = ()
 

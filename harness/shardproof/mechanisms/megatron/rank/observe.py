@@ -64,7 +64,7 @@ class Owner(Protocol):
     """What says which parts a rank has, where the optimizer's groups of shards do not: under Megatron-FSDP."""
 
     def parts(self) -> Iterator[Owned]:
-        """What this rank's optimizer steps."""
+        """The slices of parameters that this rank's optimizer updates, with the optimizer state for each."""
 
     def model_part(self, fqn: str) -> tuple[torch.Tensor, int]:
         """What this rank keeps of the parameter that forwards compute with, flattened, and the element of the local
@@ -220,7 +220,8 @@ class _Recorder:
             yield from self._rest("master", {part.fqn for part in owned})
 
     def _rest(self, role: str, owned: set[str]) -> Iterator[Record]:
-        """An empty piece of each parameter of which this rank owns nothing, so that every rank says something."""
+        """Empty records for the parameters of which this rank owns no element, so that assembly can tell an empty shard
+        from a missing record."""
         for named in self.state.spec.unique_params:
             if named.spec.trainable == "yes" and named.fqn not in owned:
                 declared = self.probe.parameters[named.fqn].stages

@@ -37,7 +37,8 @@ class Streams:
         self.names = {stream: name for name, stream in TRACKED.items()}
 
     def seed(self, init_seed: int) -> None:
-        """Seed all of them, as the script does before it builds."""
+        """Seed Python, numpy, torch and Megatron's tensor-parallel generators, as the training script does before it
+        builds the model."""
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
         seed = self.context.scenario.seed % 2**31 + SEED_OF_A_BUILD * init_seed

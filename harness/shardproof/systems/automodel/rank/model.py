@@ -54,7 +54,7 @@ class _Branch(nn.Module):
 
 
 def through(children: Any, x: torch.Tensor) -> torch.Tensor:
-    """Run modules one after the other."""
+    """Call modules in sequence on a tensor; the members of a ModuleList or ModuleDict are called in order."""
     for child in children:
         held = child.values() if isinstance(child, nn.ModuleDict) else child
         for module in held if isinstance(child, nn.ModuleList | nn.ModuleDict) else (child,):

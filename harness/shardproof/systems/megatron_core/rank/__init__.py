@@ -1,4 +1,5 @@
-"""Megatron-Core on one rank: its training loop, its checkpoints, and its own Megatron-FSDP in place of DDP.
+"""Runs Megatron-Core on one rank: the training loop and checkpoints, with DDP or with Megatron-Core's own Megatron-FSDP
+as the wrapper.
 
 *Verifies* nothing by itself.
 """

@@ -94,7 +94,7 @@ class Ownership:
         return cls(state, starts)
 
     def parts(self) -> Iterator[Owned]:
-        """What this rank's optimizer steps."""
+        """The slices of parameters that this rank's optimizer updates, with the optimizer state for each."""
         optimizer = self.state.optimizer.optimizer
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         leaves = getattr(optimizer, "sub_optimizers", [optimizer])
@@ -173,7 +173,8 @@ def _unwrapped(state: TrainState) -> Any:
 
 
 def _content(state: TrainState, *, loading: bool, whole: bool) -> dict[str, Any]:
-    """What the training script saves, and what it loads into."""
+    """The state dict that a training script saves, or builds as the target of a load: version, iteration, model,
+    optimizer and scheduler."""
     content: dict[str, Any] = {"checkpoint_version": 3.0, "iteration": 1 if loading else state.iteration}
     content["model"] = _unwrapped(state).state_dict_for_save_checkpoint()
     if whole:

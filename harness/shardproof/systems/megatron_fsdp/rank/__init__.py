@@ -162,7 +162,7 @@ class Rank(TorchRank):
     # Construction
 
     def _arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """fully_shard_model's arguments, by the names that this release has for them."""
+        """The arguments of `fully_shard_model` for a scenario, spelled as in the installed release."""
         scenario, options = self.scenario, self.scenario.options
         main = CONTRACT.main_params(scenario)
         known = inspect.signature(function).parameters
@@ -279,7 +279,8 @@ class Rank(TorchRank):
             yield self.whole(op, "buffer", fqn, local_part(self.wrapped.module.get_buffer(fqn)))
 
     def _model_weight(self, fqn: str) -> torch.Tensor:
-        """This rank's own rows of the model's parameter, without those that other ranks step."""
+        """The rows of a model weight that this rank's optimizer updates; rows held only for the forward pass are left
+        out."""
         raw = self.wrapped.raw_param[fqn]
         buffers = self.wrapped.param_and_grad_buffer
         weights = buffers.parameter_groups[buffers.param_to_param_group[raw]].model_weight_buffer

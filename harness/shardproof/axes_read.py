@@ -1,4 +1,4 @@
-"""Notes what a function reads of a scenario, so that nobody has to declare it.
+"""Records which axes of a scenario a function reads, so that the function's axes need not be declared by hand.
 
 Two things rest on it. A plan turns a rule such as "FSDP2 takes one storage dtype a unit" into a truth table over the
 axes that the rule reads: `explore` runs the rule once for every way that it can go. And what a contract works out of a

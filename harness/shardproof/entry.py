@@ -1,4 +1,4 @@
-"""Entry points written `module:attribute`, as systems, warm-ups and worker calls name them.
+"""Resolves entry points written `module:attribute`, by which systems, warm-ups and worker calls are named.
 
 A text instead of an object lets the parent name what only a rank may import.
 """

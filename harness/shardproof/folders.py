@@ -1,4 +1,4 @@
-"""Where a run's results go when nobody says, who is at work in a folder, and which folder is the latest.
+"""The default folder of a run's results, the lock on a folder in use, and the search for the latest folder.
 
 *A command has a folder of its own.* `shardproof run nightly` writes into `reports/nightly`; with options that change
 what runs, such as `--set` or `--fault`, into `reports/nightly-3f9a1c`, after a digest of them. So another command

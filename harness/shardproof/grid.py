@@ -1,4 +1,4 @@
-"""Which exact grid a parameter's gradients are drawn from: a choice that the declared dtypes of its stages decide.
+"""Chooses the exact grid from which a parameter's gradients are drawn, according to the dtypes of its stages.
 
 `shardproof.probe` says what each kind of grid is, and draws from it. The choice lies apart from it so that a contract,
 which names the grid, needs no numpy.

@@ -1,4 +1,5 @@
-"""A scenario as the ranks see it that load: from the first `reshard` or `restart` on some axes have another value.
+"""The scenario as seen by the ranks that load a checkpoint: from the first `reshard` or `restart` on, some axes have
+other values.
 
 `load` names the mesh of those ranks, which every operation carries (`shardproof.program.expand`). What else may change
 is here: `load_dtype`, their dtype policy; `load_model`, their model, which has one module more or fewer;

@@ -1,4 +1,5 @@
-"""Whose an error is: the library's, which makes the verdict `crash`, or shardproof's own, which makes it `unknown`.
+"""Decides whose fault an exception is: the library's, which makes the verdict `crash`, or shardproof's own, which makes
+it `unknown`.
 
 An error belongs to whoever owns the innermost frame of its traceback. Three kinds of code are looked at:
 

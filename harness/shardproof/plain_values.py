@@ -1,4 +1,4 @@
-"""What a number and a document may be, before anything is made of them.
+"""Strict rules for numbers and documents from outside: which texts are accepted, before anything is made of them.
 
 Python is generous: it takes `1_000`, the digits of every script, and `nan`, and reads integers of any length from TOML,
 which it then refuses to print. Each would be a second text for a value, or an error in an unexpected place.

@@ -1,4 +1,4 @@
-"""What a plugin adds to the house: models, programs and faults of its own. Each function is public and stays.
+"""The functions by which a plugin adds its own models, programs and faults. They are public API and stay stable.
 
 A plugin is a module that `--plugin my_package.my_plugin` names, or an installed package's entry point. It is imported
 in the parent, in every worker and in every rank, and calls these functions at its top level, so that all of them know

@@ -1,4 +1,5 @@
-"""Learning-rate schedules by the names of the `optimizer` axis: their numbers, and which of torch's state is recorded.
+"""Learning-rate schedules that the `optimizer` axis can name: their constants, and which entries of torch's state are
+recorded.
 
     halve     StepLR: times 0.5 after every step
     linear    LambdaLR: from the learning rate to 0 in `LINEAR_STEPS`

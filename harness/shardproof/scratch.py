@@ -1,4 +1,4 @@
-"""A folder that lives as long as the process that uses it, however that ends.
+"""Temporary folders that are removed even if the process that used them was killed.
 
 What running scenarios write lies in memory where there is room (`laboratory.scratch_folder`), and there a folder that
 nobody removes takes memory until the machine is started again. A process that is killed cannot remove its own; its warm

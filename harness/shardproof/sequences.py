@@ -1,4 +1,4 @@
-"""Which sequences of operations are legal programs, and which of them can show anything about loads.
+"""Decides which sequences of operations are legal programs, and which of them can reveal a load without effect.
 
 `illegal` says what is wrong with a sequence: a load before any save, a step while the gradients of another one wait.
 `idle_load` finds a load that restores what is there already, after which nothing differs whether it worked or not. For

@@ -1,4 +1,4 @@
-"""What earlier runs of a results database say about the scenarios of a run.
+"""Queries earlier runs in a results database for the outcomes of a run's scenarios.
 
 A scenario is the same in two runs if its id is. The id of one that runs on a commit has the commit in it
 (`megatron-core@git:5be9626`), and the next night runs on another commit. So these, and only these, are compared by what

@@ -1,4 +1,5 @@
-"""The elements of what differs, kept so that a reader can look at them: both sides of a tensor, and who holds what.
+"""Keeps the differing elements of tensors so that a reader can look at them: both sides, and which rank holds which
+element.
 
 A difference says how many elements deviate and shows the first; a picture of a tensor needs them all. Observations are
 in the database, but what was expected is not: an oracle would have to run again. So the judge, which has both sides at

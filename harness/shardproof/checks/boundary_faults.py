@@ -1,4 +1,5 @@
-"""What notices a fault outside the library: a boundary fault, planted in a plain scenario of a system, and its result.
+"""Plants boundary faults, such as a killed rank or a flipped bit, in a plain scenario of each system, and records what
+notices each fault.
 
 Of each fault it is said what came of it, which comparison saw it first and at which operation, and whether it got into
 the checkpoint. For example, a bit of a parameter that flips after a step is seen at that step, in `param`, and a

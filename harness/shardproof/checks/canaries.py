@@ -1,4 +1,5 @@
-"""Canaries: what must be noticed in every CI run. A run in which one goes unnoticed has failed.
+"""Canaries: planted faults and wrong values that every CI run must notice. A run in which a canary goes unnoticed
+fails.
 
 *Verifies*: every logical fault, planted in its scenarios, gives a mismatch, a crash or a hang, and the same
 scenarios without it pass; every boundary fault strikes, and comes to the verdict that it must, in the real ranks of

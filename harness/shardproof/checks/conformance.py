@@ -1,4 +1,5 @@
-"""What every system must do before its verdicts can be believed, as checks that run on any of them.
+"""The conformance kit: checks that a system must pass before its verdicts can be believed, for example that one flipped
+bit is noticed in every role on every rank.
 
 A harness that drives a library can be wrong in ways that look like a pass. Its observer may change what it observes,
 its records may leave something out, its list of refusals may refuse what works. Each check below plants such a mistake,

@@ -1,4 +1,4 @@
-"""The commands that look at a head of a library: a commit, a tree or a release that nobody has walked yet."""
+"""The commands that test a head of a library: a commit, a source tree or a release that has no recorded results yet."""
 
 from __future__ import annotations
 

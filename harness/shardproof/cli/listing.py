@@ -1,4 +1,4 @@
-"""What there is to choose from: systems, models, axes, programs, spaces and faults, as text."""
+"""`shardproof list`: systems, models, axes, programs, spaces and faults, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command of a library's own nightly: what last night's commits did to it."""
+"""`shardproof night`, for the nightly job of a library's own maintainers: tests what the last day's commits changed."""
 
 from __future__ import annotations
 

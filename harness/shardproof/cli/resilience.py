@@ -1,4 +1,4 @@
-"""The command that asks what crashes, failing disks and damage make of a checkpoint."""
+"""`shardproof resilience`: tests what crashes, failing disks and damaged files do to a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two checkpoints on disk against each other, whatever wrote them: `shardproof diff A B`.
+"""`shardproof diff A B`: compares two checkpoints on disk bit for bit, also when different libraries wrote them.
 
 The judge of a scenario knows which model was saved and reads a few megabytes at once. Here nobody knows the model, the
 two may be in different formats and differently sharded, and each may be larger than the memory. So the steps are:

@@ -1,4 +1,4 @@
-"""A file of torch.save, of any size, as leaves: plain values, and tensors as views of the archive's entries.
+"""Indexes a torch.save file of any size: its plain values, and its tensors as views of the zip archive's entries.
 
 Only the directory of the zip and the pickle are read; a storage stays where it is. A distributed checkpoint has such an
 archive for every item, inside a larger file.

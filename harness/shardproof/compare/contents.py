@@ -1,4 +1,5 @@
-"""The index of one checkpoint: what it holds under which name, and where the pieces lie.
+"""The index of a checkpoint: for each name the stored value or tensor, and the files and offsets of the tensor's
+pieces.
 
 A `Tensor` is a whole one; its `Part`s are the boxes of it that are stored, one for each shard. A part is opened when it
 is first read, since a large checkpoint has more shards than one wants to look into beforehand. For example, a weight of

@@ -1,4 +1,4 @@
-"""Whether the parts of a tensor cover it, each element once.
+"""Checks that the pieces of a sharded tensor cover the tensor exactly once, without gap or overlap.
 
 *Verifies*: parts lie inside the tensor; none shares an element with another; together they have as many elements as it.
 """

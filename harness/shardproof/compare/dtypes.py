@@ -1,4 +1,5 @@
-"""The dtypes that a checkpoint of anybody may have, under our names: more than scenarios have."""
+"""The dtypes that can occur in foreign checkpoints, such as complex and unsigned integers, with our short names for
+them. Scenarios use only a part of these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kind of checkpoint a path is, told by its files, and its index.
+"""Recognises the format of a checkpoint by its file names and first bytes, and indexes the checkpoint.
 
 In this order: a `Layout` of a system that knows the folder; a folder with `.metadata` (torch's distributed checkpoint);
 safetensors and torch.save shards with an index of Hugging Face's; any other folder, whose checkpoints are taken

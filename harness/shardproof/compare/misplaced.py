@@ -1,4 +1,5 @@
-"""Right bits in the wrong place: of another tensor, of another row, a few elements along, under another shape or dtype.
+"""Finds tensors whose bits are right but in the wrong place: under another name, in another row, shifted by a few
+elements, or under another shape or dtype.
 
 These need more than one look at a tensor, so they are tried only on what differs. Which tensor holds another one's bits
 is found by a sample of each (`SAMPLE` elements at `SAMPLES` places), and believed only after all of both was read.

@@ -1,4 +1,4 @@
-"""A comparison as a page: one file that loads nothing, with style and policy of the report's pages."""
+"""A comparison as a self-contained HTML page, with the style and the content security policy of the report's pages."""
 
 from __future__ import annotations
 

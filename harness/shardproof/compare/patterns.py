@@ -1,4 +1,5 @@
-"""Mechanisms that act on each element by itself: what every element that differs has in common.
+"""Finds mechanisms that act on each element alone, such as rounding, scaling or zeroing, by what all differing elements
+have in common.
 
 Each is a hypothesis that begins alive and dies at the first element that it does not explain, so that tensors of any
 size are looked at in one pass. For example, a tensor that was saved through bf16 has, at every element that differs,

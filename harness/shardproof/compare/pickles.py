@@ -1,4 +1,5 @@
-"""The pickles of anybody's checkpoints, as plain values: more names are taken than a judge takes, and none is executed.
+"""Reads the pickles of arbitrary checkpoints as plain values, without executing anything. Any class name is accepted,
+where the judge's reader refuses names that no scenario writes.
 
 A training script saves its arguments, its optimizer's classes, random states of numpy. The judge's reader refuses such
 names, since no scenario writes them. Here a name becomes its text, and an object a dict of what the pickle says of it,

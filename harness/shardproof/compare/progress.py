@@ -1,4 +1,4 @@
-"""How far a comparison is, on a terminal: a bar with rate and time left. Elsewhere nothing is shown."""
+"""A progress bar for a comparison on a terminal, with rate and time left. Without a terminal nothing is printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a value is to training, as far as its name tells.
+"""Guesses the role of a stored value, such as `param` or `exp_avg`, from its name in the checkpoint.
 
 The names are those of torch's state dicts (`optim.state.NAME.exp_avg`), of Megatron-Core's
 (`optimizer.state.exp_avg.NAME`), and of DeepSpeed's. A role here is for counting and reading only; nothing is judged by

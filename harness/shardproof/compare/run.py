@@ -1,4 +1,4 @@
-"""The steps of `shardproof diff`: index both, structure, bits, explanations.
+"""The steps of `shardproof diff`: index both checkpoints, compare structure, compare bits, explain the differences.
 
 *Verifies*: every name is on both sides; tensors have the same dtype, shape and bits, however they are cut into pieces;
 plain values are of the same type and equal, floats bit for bit. *Does not verify*: what no tensor or key refers to, the

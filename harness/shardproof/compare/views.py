@@ -1,4 +1,4 @@
-"""Boxes of a stored tensor, read out of its storage in little memory, also where it is strided.
+"""Reads boxes of a stored tensor out of its storage in bounded memory, including strided tensors.
 
 A `View` says how a tensor lies in an `Extent`: torch's offset, size and stride, in elements. `read` fills an array with
 a box of it. Where the box is one run of bytes on both sides, it is read in place; else the storage is read in windows

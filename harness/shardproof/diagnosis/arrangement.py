@@ -1,4 +1,4 @@
-"""How the elements of one array lie in another: slices in another order, dims exchanged, everything moved along.
+"""Finds how one array's elements are arranged in another: permuted slices, exchanged dims, or a shift.
 
 Pure arithmetic on two arrays of equal shape, for the rules about one tensor (`shardproof.diagnosis.rules.order`) and
 for two checkpoints (`shardproof.compare.misplaced`).

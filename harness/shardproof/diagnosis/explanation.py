@@ -1,4 +1,5 @@
-"""The nouns of diagnosis: what a rule is given, what it finds, and what the reader gets.
+"""The data types of diagnosis: the context that a rule receives, the finding that it returns, and the explanation that
+a reader sees.
 
 A `Rule` is called with a `Difference` and a `Context`: everything expected and observed, the program, and the
 expectation of a run in which no load did anything. It answers with a `Finding`, or None. Findings of one mechanism are

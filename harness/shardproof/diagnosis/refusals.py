@@ -1,4 +1,4 @@
-"""What the text of an error says where nothing was there to be compared: a library refused what it was given.
+"""Explains an exception by its text, when a library refused its input and no state could be compared.
 
 An error that names a parameter and the sizes of two tensors often says which one was taken for it. For example, *state
 of 'a.bias' has 15 elements where its parameter's shard has 6*: of all parameters, one has 15 elements on a rank. An

@@ -1,4 +1,5 @@
-"""Stand-ins for what a laptop lacks, so that libraries of GPUs run unmodified on a CPU.
+"""Emulates a CUDA device, NCCL and compiled extensions on a CPU, so that GPU libraries run unmodified on a machine
+without a GPU.
 
 `cuda` is a device with a memory of its own; `apex` and `fused` are the optimizers of apex and TransformerEngine, over
 the arithmetic in `kernels`; `te_extension` is TransformerEngine's compiled extension; `collectives` are NCCL's

@@ -1,4 +1,4 @@
-"""NCCL's name for gloo: process groups that are asked for with the backend `nccl` are gloo's.
+"""Maps the backend name `nccl` to gloo, so that process groups created for NCCL run on a CPU.
 
 What only NCCL has goes with the name: `device_id`, which binds a group to a GPU, and options of its communicators.
 A suite written for GPUs creates its groups so, and needs no change here.

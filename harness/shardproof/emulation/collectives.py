@@ -1,5 +1,5 @@
-"""What NCCL does in collectives and gloo does not: reductions that multiply first, blocks of several dtypes, and
-gathers of tensors of several sizes.
+"""Collectives that NCCL supports and gloo does not: premultiplied reductions, mixed dtypes in one call, and gathers of
+tensors of different sizes.
 
 `PREMUL_SUM` multiplies each rank's input by a factor, in the input's dtype, and then sums; `AVG` does so with one over
 the size of the group. In a coalescing block torch hands NCCL all gathers or all reduce-scatters at once, with the

@@ -1,4 +1,4 @@
-"""What each torch function does when two memories exist: the function mode that stands between Python and torch.
+"""The torch function mode that gives every torch function its meaning when host and device memory are kept apart.
 
 *Verifies* that an operation does not read host and device tensors together (`copy_` and a few others may), that only a
 copy crosses, that results live where their inputs do. *Does not verify* what C++ does by itself (autograd's kernels,

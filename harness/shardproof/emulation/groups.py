@@ -1,4 +1,4 @@
-"""Process groups that nobody needs any more are destroyed, with the threads that gloo keeps for each.
+"""Destroys process groups that are no longer referenced, together with the threads that gloo keeps for each group.
 
 A test suite for GPUs makes its groups anew for every test and forgets them. NCCL starts nothing before the first
 collective of a group; gloo starts threads and connects all ranks at once, so that a suite of a thousand tests ends with

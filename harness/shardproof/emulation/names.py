@@ -1,4 +1,4 @@
-"""Packages that are not installed, importable by name and with nothing behind it: `triton`, `onnx`.
+"""Empty stand-ins for packages that a library imports but does not need here, such as `triton` and `onnx`.
 
 A library decorates kernels of its own with `@triton.jit` while it is imported, on machines that never call one. Here
 that import works, and a kernel that is called after all refuses.

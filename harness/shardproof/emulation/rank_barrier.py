@@ -1,4 +1,4 @@
-"""Ranks that run one suite side by side stay together, test by test.
+"""Keeps ranks that run the same upstream test suite in step, test by test.
 
 Each rank is a pytest process of its own. Where a test fails on one rank only, the others wait in a collective until
 its time is up, and the next test would find groups of which some ranks have left: every later test failed, too. So the

@@ -1,4 +1,5 @@
-"""Managers and workers that a library spawns, forked from the rank instead.
+"""Forks the managers and workers that a library starts with `multiprocessing`'s spawn method, so that they inherit the
+emulation.
 
 dist_checkpointing starts a `multiprocessing` manager on every rank before it first writes. Spawned, each is a fresh
 interpreter that imports torch again to unpickle what it is sent: two seconds of a core a rank and save, by far the

@@ -1,4 +1,4 @@
-"""What a script has to show: the operations that lead to a failure, and the comparison that they end with.
+"""Determines what a script has to show for a failure: the operations that lead to it, and the comparison at the end.
 
 A program has arms that have nothing to do with a failure. For example, of `build step step save step | build step |
 build load step` with a failure at its last step, the script needs `build step step save | build load step` alone: what

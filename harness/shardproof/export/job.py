@@ -1,4 +1,4 @@
-"""A failure exported: its script and the text of an issue in a folder, and whether the script shows the failure.
+"""Exports a failure into a folder: the script, the issue text, and a check that the script reproduces the failure.
 
 The steps are those of `shardproof export`: make the case of a result, ask its system for a draft, write, and run what
 was written. What does not show the failure is never left behind without a word.

@@ -1,4 +1,4 @@
-"""A model of the zoo as a script has it: a table of shapes, and what is special about some of them.
+"""Writes a model of the zoo into a script: a table of parameter shapes, and special code for a few of them.
 
 Module paths lose their dots, so that a model is one level of named blocks: `tower.vision.weight` is
 `tower_vision.weight` in a script. Buffers are left out: no script compares them.

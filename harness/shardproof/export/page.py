@@ -1,5 +1,5 @@
-"""What a failure's page and `explain` say to those who know the library: the program as its own calls, operation by
-operation, what is known of the defect, and the text of an issue.
+"""The part of a failure's page that speaks in the library's terms: the program as library calls, what is known of the
+defect, and the text of an issue.
 
 The calls are those of the script that `shardproof export` writes. Where no script can be written the page says why.
 """

@@ -1,4 +1,4 @@
-"""A script from a template: filled in, and then freed of everything that it does not use.
+"""Fills in a script's template and then removes the definitions and imports that the script does not use.
 
 A template may define more than one case needs, as long as every function is right by itself. What `main` does not
 reach, directly or through other functions, is left out, imports too, so that a script has no line without a purpose.

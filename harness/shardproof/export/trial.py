@@ -1,4 +1,4 @@
-"""Running a script that was written, as its reader will: in an interpreter that cannot import shardproof.
+"""Runs an exported script as its reader will: in an interpreter that cannot import shardproof.
 
 A script is run once as it is, and must fail: it ends with status 1 and has printed what it expected and what it saw.
 With a cure it is run on a copy of the library, and must end with status 0. The copy is made of links, so that a library

@@ -1,4 +1,5 @@
-"""Faults of collectives: one collective that a rank makes in its first step goes wrong, below the library.
+"""Faults of collectives: one collective in a rank's first step goes wrong below the library, for example with a flipped
+bit.
 
 The call is struck where torch dispatches it, so that any library over torch.distributed is struck alike: it is late, it
 raises, it is never made, or what the rank receives is not what was sent. Which one it is says the number behind the

@@ -1,4 +1,5 @@
-"""Canaries of the differ: pairs of values that a tolerant comparison calls equal, and that must be reported.
+"""Canaries of the differ: pairs of values that a tolerant comparison would call equal, and that must be reported as
+different.
 
 Every CI run makes these comparisons; one that finds no difference, or one of another kind, fails the run.
 """

@@ -1,4 +1,5 @@
-"""The confusion table: what is wrong in a planted fault, against what the first explanation says is wrong.
+"""The confusion table of diagnosis: the planted mechanism of each fault against the mechanism that the first
+explanation names.
 
 A row is a mechanism of the catalogue, which was written down before any rule was made for it. Beside it stand the first
 explanations of its faults, most frequent first, with the wrong ones marked. For example:

@@ -1,5 +1,5 @@
-"""Faults in which a copy of some state is not brought up to date, and wins later: host copies, compute weights, a
-second shard, aliases of a tied parameter, cached dictionaries.
+"""Faults in which a stale copy of some state is used later: host copies, compute weights, a second shard, aliases of a
+tied parameter, cached dictionaries.
 
 Each replaces seams of the reference by a mistake that a library made (`shardproof.faults.logical` has the tools).
 """

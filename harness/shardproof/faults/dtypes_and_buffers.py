@@ -1,4 +1,4 @@
-"""Faults of dtype and of buffers: what is stored, computed or loaded in another dtype than it must be, or taken for a
+"""Faults of dtypes and buffers: a value stored, computed or loaded in the wrong dtype, or a buffer taken for a
 parameter.
 
 Each replaces seams of the reference by a mistake that a library made (`shardproof.faults.logical` has the tools).

@@ -1,4 +1,4 @@
-"""Faults of what ranks keep beside training state proper: random generators and weights in fp8.
+"""Faults in state beside parameters and optimizer state: random generators, and weights in fp8.
 
 Each replaces seams of the reference by a mistake that a library made (`shardproof.faults.logical` has the tools).
 """

@@ -1,5 +1,5 @@
-"""Faults of saving and loading that leave something out, or refuse what is sound: a loader that wants what no writer
-writes, a save of one optimizer of several.
+"""Faults of saving and loading that leave something out or refuse sound input, such as a loader that demands a key
+which no save writes.
 
 Each replaces seams of the reference by a mistake that a library made (`shardproof.faults.logical` has the tools).
 """

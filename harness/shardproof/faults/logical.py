@@ -1,4 +1,5 @@
-"""The mutations behind the catalogue: each replaces one seam of the reference by a mistake that a library made.
+"""The mutations behind the catalogue of logical faults: each replaces one method of the reference by a mistake that a
+library really made.
 
 An installer receives the ranks of one build before they build. Seams are public methods of `Session`, `Trainer`,
 `Saver`, `Loader` and `Observer`; replacing one that does not exist is an error, so that a renamed seam cannot turn

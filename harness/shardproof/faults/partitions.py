@@ -1,5 +1,5 @@
-"""Faults in which a name, an offset or a box is taken for another: who owns which elements, and under which name they
-are filed.
+"""Faults that confuse names, offsets or boxes: which rank owns which elements, and under which name a shard is
+stored.
 
 Each replaces seams of the reference by a mistake that a library made (`shardproof.faults.logical` has the tools).
 """

@@ -1,4 +1,4 @@
-"""The fault of collectives that end in another order: two that are under way at once change places.
+"""The fault in which two collectives that are under way at once complete in the other order.
 
 A library that begins a collective and does not wait for it may begin another one meanwhile. In which order the two end
 is up to the network, unless one needs what the other gives, and then whoever begins it has to wait first. So a

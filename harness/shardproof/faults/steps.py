@@ -1,4 +1,5 @@
-"""Faults of a step: what is reduced and by what it is divided, who takes part, what a kernel makes of its state.
+"""Faults of the optimizer step: what is reduced and by what it is divided, which ranks take part, and how the kernel
+updates its state.
 
 Each replaces seams of the reference by a mistake that a library made (`shardproof.faults.logical` has the tools).
 """

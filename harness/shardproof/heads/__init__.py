@@ -1,4 +1,4 @@
-"""Heads: what is asked about a commit, a working tree or a release of a library that nobody has walked yet.
+"""Tests of a head: a commit, a working tree or a release of a library for which no results are recorded yet.
 
 Everything of ours was written for releases: readers know their files, drivers their arguments, cures their lines,
 entries of `issues.toml` their defects. On another tree each of them may be out of date, and that looks like a failure

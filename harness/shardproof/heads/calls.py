@@ -1,4 +1,5 @@
-"""What our driver of a system calls of its library: read from our own source, with nothing imported.
+"""Lists the library functions that our driver of a system calls, by parsing the driver's source without importing
+it.
 
 The modules that run in ranks import the library inside of functions, under names of their own. For example,
 `from megatron.core.optimizer import OptimizerConfig` and later `OptimizerConfig(**values)`. Each such call becomes a

@@ -1,4 +1,5 @@
-"""The fewest scenarios that have every checkpoint format, option, optimizer and any other value of a system's walks.
+"""The smallest set of scenarios in which every value of a system's walks occurs at least once: each checkpoint format,
+option, optimizer and so on.
 
 A walk over pairs takes hours; to see what a head no longer takes, each value has to occur once. The walks are those of
 the widest space, so that formats which only a weekly run has are among them, on the meshes of the nightly one. They are

@@ -1,4 +1,5 @@
-"""What the log of a library's clone says between a release and a head: which commits may have repaired a defect.
+"""Reads the git log of a library's clone between a release and a head, and lists the commits that may have repaired a
+known defect.
 
 Upstreams squash a pull request into one commit and put its number behind the subject: `… (#5077)`. So an entry of
 `issues.toml` that names pull request 5077 can be found in the log in a second, without the network. An entry that names

@@ -1,4 +1,5 @@
-"""Which files of a library that a commit changed are files that something of ours names.
+"""Filters the library files changed by a commit down to files that a cure, an entry of `issues.toml` or a driver refers
+to.
 
 A cure patches a file, an entry of `issues.toml` blames one, and a driver imports one and calls what is in it. Where
 last night's commits change none of these, all of ours fits tonight as it did, and there is nothing to port.

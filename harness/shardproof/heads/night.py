@@ -1,4 +1,5 @@
-"""The nightly on a head: what last night's commits did to a library, and the text of an issue for each new cause.
+"""The nightly test of a head: which failures the last day's commits brought to a library or took away, with the text of
+an issue for each new cause.
 
     shardproof night megatron-core --clone megatron-core=../Megatron-LM --now main --out reports/night
 

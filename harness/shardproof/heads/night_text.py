@@ -1,4 +1,4 @@
-"""What a night on a head says: its summary, and the text of an issue for each cause, in Markdown.
+"""The texts of a night on a head, in Markdown: its summary, and an issue for each cause of failure.
 
 The file of an issue is `issues/ID.md`. Its first line is the title, and ends with the name of the cause in brackets, by
 which a forge's client finds the issue that it opened on an earlier night:

@@ -1,4 +1,5 @@
-"""`shardproof port`: what of ours does not fit a head, what is repaired there, what is new, in the order to mend it.
+"""`shardproof port`: lists where our driver, readers and cures no longer fit a head, which defects are repaired there,
+and which failures are new, in the order in which to fix them.
 
 1. The library's tree is laid out as a walk would have it, and imported. If it cannot be, that is the one thing to say.
 2. Two things are read without running anything: which names and arguments that our driver uses are gone

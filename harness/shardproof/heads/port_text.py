@@ -1,5 +1,5 @@
-"""What `shardproof port` prints, and its JSON: first what of ours does not fit, then what is repaired, then what is
-new."""
+"""The terminal output and JSON of `shardproof port`: first our own misfits, then repaired defects, then new
+failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The regressions of a system on a head: what each gave there, and what that says of its entry of `issues.toml`.
+"""Runs a system's regression scenarios on a head, and states for each whether its entry of `issues.toml` still
+holds.
 
 On the newest walked release the answer is known, since the entry says it: a regression fails there, unless the entry
 says that the release, or an older one, repaired it. So one run on the head is enough to know what has changed.

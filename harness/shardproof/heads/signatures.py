@@ -1,4 +1,5 @@
-"""What a library's tree offers, read from its source: does it still take what our driver hands over?
+"""Reads the signatures of a library's functions from its source tree, and checks whether they accept the arguments that
+our driver passes.
 
 An argument that upstream renames ends every scenario in the same `TypeError`, and a walk would only count it. Here the
 calls of our driver (`calls.py`) are held against two trees, that of the newest walked release, which takes them, and

@@ -1,4 +1,4 @@
-"""Cures that do not apply to a head: is the defect repaired there, or did its lines only move?
+"""Cures whose patch does not apply to a head: decides whether the defect is repaired there, or its lines only moved.
 
 A cure is a patch, and a head moves its lines. "The code moved" hides two facts of opposite meaning. Either the defect
 is gone, and the entry's claim is out of date; or it is still there, and the walk stops at it again as if it had no

@@ -1,4 +1,4 @@
-"""Whether the names that a cure brings with it are there, in the file that it is laid onto.
+"""Checks that every name which a cure's added lines use is defined in the patched file or its imports.
 
 A cure written for one release may fit the lines of another and call a helper that this one does not have. Measured:
 `universal-frozen` of DeepSpeed did so on a commit of its main branch, and 13 of 20 failures there were ours.

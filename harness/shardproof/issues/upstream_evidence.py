@@ -1,4 +1,5 @@
-"""Novelty and reach: what an entry of `issues.toml` owes a sceptical maintainer before it may call itself a finding.
+"""The evidence that an entry of `issues.toml` must give before it may call itself a finding: whether the defect is
+public already, which users meet it, and what harm it does.
 
 Three questions are asked of every defect that we write down. Has somebody told of it before us? Who meets it? What
 does he have in the end? An entry that leaves one of them open is worth little, since its reader must answer it

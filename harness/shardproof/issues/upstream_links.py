@@ -1,4 +1,5 @@
-"""Where the public bugs are that rules and faults name: `PT-164929` is issue or pull request 164929 of pytorch/pytorch.
+"""Links from bug ids in rules and faults to the public trackers: `PT-164929` is issue or pull request 164929 of
+pytorch/pytorch.
 
 An id is short, so that a rule can carry ten of them; a reader of a report can only follow an address. A letter behind
 the number tells several bugs of one thread apart. Few bugs are told of in a commit or in a fork: those are listed.

@@ -1,1 +1,2 @@
-"""From a scenario to its verdict: observed in fresh ranks, judged, confirmed, and compared with what is known."""
+"""Takes a scenario to its verdict: run in fresh ranks, judged against the oracle, confirmed, and compared with known
+issues."""

@@ -1,4 +1,4 @@
-"""Where the scenarios of a run are taken to their results: on this machine, or on the nodes of a cluster.
+"""Runs the scenarios of a plan to their results, on this machine or on the nodes of a cluster.
 
 The run (`shardproof.run`) plans, stores, shows progress and reports. An executor gives it results. There are two:
 

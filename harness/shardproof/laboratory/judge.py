@@ -86,8 +86,7 @@ Refused = Sequence[Any]
 
 @dataclass(frozen=True)
 class ResolvedScenario:
-    """A scenario with everything that the judge derives from it: the system, the expanded operations, the oracle's
-    inputs, and the layout by which the reference shards parameters."""
+    """A scenario with its expanded operations, the oracle's inputs and the reference's layout, as its contract says."""
 
     scenario: Scenario
     system: System
@@ -281,8 +280,7 @@ def _expected(case: ResolvedScenario, observed: Logical, unreadable: Set[int]) -
 
 
 def _must_be_written(case: ResolvedScenario, live: Logical, op: Op) -> Logical:
-    """The values that a checkpoint must hold after a save, according to the system's format. The reference's formats
-    hold every role that outlives a step."""
+    """The values that a checkpoint must hold after a save. The reference's formats keep every role that lasts."""
     if case.system.world == "lockstep":
         return TorchStored().must_hold(live, op, scenario_during(case.scenario, op))
     return case.system.stored.must_hold(live, op, scenario_during(case.scenario, op))
@@ -379,8 +377,7 @@ def _finished(records: Iterable[Record], ops: Sequence[Op], *, complete: bool) -
 
 
 def _without_notes(records: Iterable[Record]) -> tuple[list[Record], dict[str, list[str]]]:
-    """Splits records into values to compare, and notes: the emulated symbols that a rank used, and the device that it
-    ran on."""
+    """Splits records into values to compare and notes: the rank's device, and the emulated symbols that it used."""
     kept: list[Record] = []
     notes: dict[str, set[str]] = {role: set() for role in _NOTES}
     for record in records:
@@ -451,8 +448,8 @@ _OWNED = _HELD | _FOLLOWS
 def _read_written(
     case: ResolvedScenario, ops: Sequence[Op], paths: Mapping[str, str]
 ) -> tuple[list[Record], list[Problem], list[str]]:
-    """Read the checkpoints that a run wrote. Returns the records, the problems found, and the messages about files
-    whose form no reader knows."""
+    """Read the checkpoints of a run: their records, the problems found, and messages about forms that no reader
+    knows."""
     unfamiliar: list[str] = []
     records: list[Record] = []
     problems: list[Problem] = []

@@ -1,4 +1,4 @@
-"""Misfits: what of ours does not fit a library that nobody here has walked.
+"""Misfits: places where our reader or driver does not fit a library version that has not been tested before.
 
 A nightly of a framework runs on last night's commit. There a checkpoint may have a form that our reader has never
 seen, or a function an argument that our driver does not give. None of that is a defect of the library, and each of it

@@ -1,4 +1,4 @@
-"""From what the ranks of one attempt reported, and its judge said, to a verdict.
+"""Derives the verdict of one attempt from the ranks' reports and the judge's findings.
 
 An attempt ends in one of these ways, the most severe of which is its verdict:
 

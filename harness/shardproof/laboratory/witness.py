@@ -1,4 +1,4 @@
-"""What the scenario of a known issue shows on a head: does the defect stand there at all, and by the same mechanism?
+"""Runs the scenario of a known issue on a head, to see whether the defect is present there with the same mechanism.
 
 A defect without a cure is known by its face, on releases that were walked one by one. On a head a face says less. The
 defect may be repaired there, and something new may look like it: of eight failures of core_v0.19.0 with the face of

@@ -1,4 +1,4 @@
-"""What several systems share and no single one owns, one file or folder a mechanism.
+"""Mechanisms shared by several systems, such as FSDP2 or Megatron's optimizers, one file or folder for each.
 
 No system imports another one. So what two of them have in common lies here: what a shared part of a library promises
 (`fused_adam`), where it lays things (`row_buffers`, `megatron.flat_buffers`), how its files are read

@@ -1,4 +1,5 @@
-"""What FusedAdam of apex and TransformerEngine promises, for the contracts of all systems that step with it.
+"""The promises of FusedAdam (apex and TransformerEngine), for the contracts of all systems that use it as their
+optimizer.
 
 FusedAdam can keep masters and moments inside its own state, in dtypes of their own. Two of its ways decide bits:
 

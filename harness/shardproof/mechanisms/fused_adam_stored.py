@@ -1,4 +1,4 @@
-"""How FusedAdam's state dict stores its state: in fp32, whatever dtype it is kept in.
+"""The form of FusedAdam's state in a state dict: always fp32, whatever dtype the live state has.
 
 Scaled state is multiplied by its scale first, so that a file holds true values. A remainder, the low half of a master,
 is stored as the int16 that it is.

@@ -1,4 +1,5 @@
-"""What a rank's process has around the library: random generators and warnings. Rank side.
+"""Observes what a library may disturb in a rank's process outside training state: random generators and warnings. Rank
+side.
 
 No operation of a scenario draws random numbers. A library that draws some all the same, for a dummy initialisation,
 say, changes what a user's run draws next, and two ranks that drew differently initialise differently. No operation

@@ -1,4 +1,4 @@
-"""The numbers of a param group, read from one that a library may have broken.
+"""Reads the numbers of a param group, such as `lr`, even if a library left a wrong type there.
 
 What a load lost is left out, and so is what is no number any more: both show as missing. An observation that raised
 instead would hide a finding of the library's behind an error of ours.

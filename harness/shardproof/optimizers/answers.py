@@ -1,4 +1,4 @@
-"""The questions, what an answer to one can be, and the sentences that say what a run showed. No torch."""
+"""The questions asked of an optimizer, the possible answers, and the sentences that explain an answer. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arms: the runs that the questions are answered from, each a scenario and an `Arm`.
+"""Arms: the training runs from which the questions about an optimizer are answered. Each is a scenario and an `Arm`.
 
 An arm is read by the ranks from a file in the scenario's folder. For example, the arm `cut` of a position question is
 run by one process on whole tensors, which it first cuts into the rows that two ranks would hold; the scenario beside it

@@ -1,4 +1,4 @@
-"""Asks an optimizer every question: has the arms run, compares them, and gives the answers.
+"""Runs the arms for an optimizer, compares them, and derives the answer to every question.
 
 The run on whole tensors comes first. Where it fails, nothing can be asked, since sharding has no part in it. Then
 comes the first question, whose answer decides about the others: an optimizer that does not step on sharded parameters

@@ -1,4 +1,4 @@
-"""A laboratory whose servers know the optimizers that will be asked about."""
+"""A laboratory whose warm servers have already imported the optimizers under question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which optimizer is asked about: the import path and the constructor's arguments of a command line. No torch."""
+"""The optimizer that a command line asks about: its import path and its constructor's arguments. No torch."""
 
 from __future__ import annotations
 

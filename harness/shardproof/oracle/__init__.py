@@ -1,4 +1,5 @@
-"""What must be: the contracts that systems promise, and the twin that works out what follows from them.
+"""The oracle of expected values: the contracts that systems promise, and the twin that computes what follows from
+them.
 
 `contract` turns a scenario into `inputs`, a frozen value; `twin` executes it on whole tensors, with the optimizers in
 `steppers` and `scaled_adam` and the rules in `clipping` and `scaler`; `carried` says what a round trip must do with

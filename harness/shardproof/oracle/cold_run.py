@@ -1,4 +1,5 @@
-"""The cold run: what ranks would hold if no load did anything. Explanations compare with it; no verdict does.
+"""The cold run: the state that ranks would have if every load did nothing. Explanations compare with it; no verdict
+does.
 
 It is worked out when somebody asks for a value that a load could have changed, and no further than to that operation:
 up to the first load it is what the other run holds.

@@ -1,5 +1,5 @@
-"""Extra state: bytes that a library's layers make of their own (scales, histories of quantisation), which no arithmetic
-of ours predicts.
+"""Extra state: bytes that a library's layers produce in `get_extra_state`, such as quantisation scales and histories,
+which cannot be computed independently.
 
 What a round trip must do with them is known all the same, and predicted here from what was observed earlier:
 

@@ -1,4 +1,4 @@
-"""What random generators must hold that dropout draws from, and what a checkpoint must hold of them.
+"""The expected states of the random generators that dropout draws from, live and in checkpoints.
 
 A model's modules say which stream their dropout draws from (`shardproof.models`, `ModuleSpec.draws`). A stream has one
 generator for each of its coordinates: `tensor` one for each tensor-parallel rank, `data` one for each data-parallel

@@ -1,4 +1,4 @@
-"""Everything that an oracle may know of a scenario, resolved once, as one frozen value.
+"""Everything that an oracle may know about a scenario, resolved once into one frozen value.
 
 A scenario is what a user asks for: a system, a mesh, a dtype policy, options. What follows from it for the numbers (in
 which dtype a gradient is reduced, which kernel steps an element, over which elements a quantisation scale is taken) is

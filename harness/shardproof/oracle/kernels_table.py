@@ -1,4 +1,4 @@
-"""Which kernels of torch.optim do not compute every element of a tensor by the same rule.
+"""The kernels of torch.optim whose result for an element depends on the element's position in the tensor.
 
 A scenario that steps with one of them has no single right answer: the result of an element depends on where
 it lies in its shard, so that any two meshes disagree. The space excludes them, with the reason given here.

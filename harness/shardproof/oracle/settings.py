@@ -1,4 +1,5 @@
-"""What the keys of a param group must be: those that it was built with, or that were saved, in the same types.
+"""The expected keys of a param group and the types of their values: as built, or as saved in the checkpoint that was
+loaded.
 
 No arithmetic of ours predicts them: which keys a group has is its optimizer's own affair, and its scheduler's. What a
 program may do to them is known all the same. A build makes them, and those of a group that joins the optimizer later

@@ -1,4 +1,4 @@
-"""What a library offers, asked of its source where it has no release.
+"""Features of a library, looked up in its source where no release number tells whether a feature is there.
 
 Some limits are about a thing that a library came to have: "`fully_shard_by_dtype` takes no `reshard_after_forward`
 before 0.6.0". For a release that is looked up by its number. A working tree or a commit has a number too, that of the

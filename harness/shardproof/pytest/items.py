@@ -1,4 +1,5 @@
-"""What pytest is told of scenarios: their ids, how they are run, and what their verdicts mean to it.
+"""Scenarios as pytest items: their ids, how they are run, and how a verdict becomes passed, failed, skipped or
+xfailed.
 
 | what a scenario shows | what pytest reports |
 |---|---|

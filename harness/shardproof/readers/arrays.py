@@ -1,4 +1,4 @@
-"""An array of numpy in a pickle, as data.
+"""Reads a pickled numpy array as data, without unpickling it.
 
 numpy has an array rebuilt by a call and filled by a state; here neither is executed. What the pickle says is taken only
 if it is exactly what numpy writes of an array of plain numbers: a dtype of a fixed list in little endian, a shape, rows

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, as records, and what it must hold.
+"""The base of a system's checkpoint reader: the records that a checkpoint holds, and the values that it must hold.
 
 *Verifies*: that the files are sound (see the modules below), and what every chunk holds, with its box, so that
 assembly finds gaps and overlaps. *Does not verify*: what the conventions do not name (see `roles`).

@@ -1,4 +1,4 @@
-"""The states of random generators in a checkpoint, out of its pieces.
+"""Extracts the states of random generators from the pieces of a checkpoint.
 
 What libraries save of Python's, numpy's and torch's generator is what these give: `random.getstate()`, a version, 625
 numbers and a float or None; `numpy.random.get_state()`, a name, 624 uint32, a position and two more; a tensor of bytes.

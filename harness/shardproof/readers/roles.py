@@ -1,4 +1,4 @@
-"""What each piece of a checkpoint is, in the terms of harness/shardproof/observe/record.py.
+"""Turns each piece of a checkpoint into a record with a role, as defined in harness/shardproof/observe/record.py.
 
 The keys are those of torch.distributed.checkpoint.state_dict in the layout `{"model", "optim", "extra"}`, bare or
 under one key `app`: parameters and buffers by fully qualified name, optimizer state by parameter name, param groups

@@ -1,4 +1,4 @@
-"""What a checkpoint holds and no reader has a place for: a record that no oracle expects, so that it is a difference.
+"""Records for checkpoint entries that no reader knows. No oracle expects them, so that they appear as differences.
 
 Something that a new release begins to store fails in this way, until somebody has looked at it and either has it read
 or says why it is not compared.

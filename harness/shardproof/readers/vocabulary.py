@@ -1,4 +1,4 @@
-"""The names beyond plain torch that checkpoints of known systems have in their pickles.
+"""The class names, beyond plain torch, that may occur in the pickles of known systems' checkpoints.
 
 A pickle names classes and functions. The readers execute none of them, and refuse every name that they do not know, so
 that a hostile file is seen as one. What only one library writes, its system says in a `Vocabulary` (of

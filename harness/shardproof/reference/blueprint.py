@@ -1,4 +1,5 @@
-"""What a build is before anything has run: layouts, initial values, masks, and where gradients are drawn from.
+"""The static part of a build: layouts, initial values, masks, and the grid that each parameter's gradients are drawn
+from.
 
 All of it follows from the build's parameters, the mesh and the model's catalogue, so that sessions with equal ones
 share it. This is the one place where the reference remembers anything from one scenario to the next, beside the layouts

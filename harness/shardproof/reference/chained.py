@@ -1,4 +1,4 @@
-"""Several optimizers that step as one.
+"""Chained optimizers: several optimizers of one model, such as dense and expert ones, that step together.
 
 Megatron-Core makes one optimizer of the parameters that every data-parallel rank has, and another one of the experts',
 which ranks share out, and chains them (megatron/core/optimizer/optimizer.py, ChainedOptimizer). Each steps its own

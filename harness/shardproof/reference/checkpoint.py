@@ -1,4 +1,4 @@
-"""What the reference's save writes: four formats, as plain data.
+"""The content of the reference's checkpoints, in four formats, as plain data.
 
 A checkpoint is a plain dict of numpy arrays, kept in memory:
 

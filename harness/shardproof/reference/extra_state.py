@@ -1,4 +1,4 @@
-"""Bytes that modules keep of their own: what TransformerEngine's fp8 layers give as `get_extra_state`.
+"""Bytes that modules keep beside their tensors, as TransformerEngine's fp8 layers return from `get_extra_state`.
 
 They model a history of greatest values: four bytes in a fresh module, more after every step until it is full. So what a
 checkpoint holds is longer than what a fresh module has, which a loader must be ready for. A module without state has no

@@ -1,4 +1,4 @@
-"""The reference's checkpoints on disk: whole or not there, and refused if a single byte is not what was written.
+"""The reference's checkpoints on disk: written atomically, and refused on reading if a single byte has changed.
 
     RUN                      the id of the training run whose checkpoints lie here
     gen-00000007/            one checkpoint, the seventh

@@ -1,4 +1,4 @@
-"""What every simulated rank holds (table in `observe.record`). Reads state, changes nothing.
+"""Records the state of every simulated rank, with the roles of `observe.record`, and changes nothing.
 
 A step of the reference leaves arrays with a row for every rank. A `Sheet` is a copy of one such array, with a `View`
 that says which parameter lies where in it. There are two ways to read sheets:

@@ -1,4 +1,5 @@
-"""Weights in fp8, as matrix products read them: beside what the optimizer steps on, with a scale and a history.
+"""Weights in fp8 for matrix products, kept beside the parameters that the optimizer steps, with a scale and a
+history.
 
 They model what TransformerEngine keeps of a linear layer's weight, and Megatron-Core's `fp8_param_gather`. A weight is
 its master (or, without one, the parameter itself) times a scale, in fp8e4m3, and comes back as that times the scale's

@@ -1,4 +1,4 @@
-"""Reads back what a save of the reference wrote, as records, independently of the code that loads it.
+"""Reads a checkpoint of the reference as records, independently of the code that loads it.
 
 *Verifies* nothing; it states what the checkpoint says of itself: every box, run, bucket share and half is put
 where the checkpoint's own keys and tables place it.

@@ -1,4 +1,4 @@
-"""What fused weights are made of, and where each part lies.
+"""The sections of fused weights, such as query, key and value in one matrix, and the rows of each section.
 
 A SwiGLU layer's gate and up projections are one weight (megatron/core/transformer/mlp.py), and so are query, key, value
 and gates of a gated delta net, in sections of several sizes (megatron/core/ssm/gated_delta_net.py). A format that takes

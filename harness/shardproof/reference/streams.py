@@ -1,4 +1,5 @@
-"""Random generators of ranks: what dropout draws from, who has which seed, and who gets which state back from a file.
+"""The random generators that ranks draw dropout from: their seeds, and the state that each rank restores from a
+checkpoint.
 
 They model the streams that Megatron-Core's tracker of CUDA generators keeps beside the default one, and
 TransformerEngine's like it (megatron/core/tensor_parallel/random.py, `model_parallel_cuda_manual_seed`):

@@ -1,4 +1,4 @@
-"""A cause of failures as the main page tells it: a headline, what it does to training, and where to look.
+"""The wording of a cause on the main page: a headline, the effect on training, and where to look in the library.
 
     signature: torch-fsdp2 mismatch: save: exp_avg extra, exp_avg_sq extra, step extra
     headline:  Saving created optimizer state: AdamW's step is 1 for 12 parameters that never stepped

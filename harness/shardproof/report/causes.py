@@ -1,4 +1,4 @@
-"""What a cause of failures is called, so that it has one name on every night and on every release.
+"""Gives each cause of failures a name that stays the same on every night and every release.
 
 Failures have one cause where the system, the verdict and the operation are the same and one mechanism explains them;
 where no rule knows a mechanism, where their signatures are the same. The commit and the release are no part of it, nor

@@ -1,4 +1,4 @@
-"""Under which conditions a cause shows: the fewest axis values that tell its failures from what passes.
+"""Finds the conditions of a cause: the fewest axis values that separate its failures from passing scenarios.
 
 A cause has forty members, and a reader asks what they have in common that no passing scenario has: *offload is cpu, and
 the program loads: 40 of 40 such scenarios fail*. A *term* is one fact of a scenario: the value of an axis

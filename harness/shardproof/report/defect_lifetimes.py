@@ -1,4 +1,5 @@
-"""When a defect came and when it went, from a row of releases, and whether `issues.toml` says the same.
+"""Determines from results on several releases when a defect appeared and disappeared, and whether `issues.toml`
+agrees.
 
 A sweep gives a regression a verdict on each release. Two neighbours of which one passes and the other fails say that
 the defect came, or went, with the later one. The entry of the defect says so too, in `since`, `fixed` and `releases`,

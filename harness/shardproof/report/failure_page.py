@@ -1,4 +1,4 @@
-"""What the page of one failure and `shardproof explain` have in common, before any rendering.
+"""The content that the page of a failure and `shardproof explain` share, before rendering.
 
 The order is that of a reader's questions: what went wrong, what does that do to training, where is it, how do I see it
 myself; then the program beside the library's calls, and the differences in groups, of which the first is the one to

@@ -1,4 +1,4 @@
-"""`shardproof explain ID`: the page of a failure for a terminal.
+"""`shardproof explain ID`: the page of a failure as text for a terminal.
 
 It says the same in the same order: title, effect and place, what explains it, the differences by operation, role and
 tensor with the bits of the first that deviates, the library's calls, and the commands that go on from here.

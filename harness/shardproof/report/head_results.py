@@ -1,4 +1,4 @@
-"""What a run came to on a head: a working tree, a commit, or a release that no table has.
+"""The results of a run on a head: a working tree, a commit, or a release without recorded results.
 
 A walk over a head may lose much of what it was to test, and look better for it. So beside its failures a report says
 how much of the walk says nothing, by reason, and what became of the cures that do not apply.

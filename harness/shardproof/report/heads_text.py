@@ -1,4 +1,4 @@
-"""What a report says of a head, in plain lines that the terminal, the page and the job's summary share.
+"""The plain lines in which terminal, page and job summary describe a head.
 
 A head is a working tree, a commit or a release that nobody walked. A walk over one may lose scenarios in two ways: what
 of ours does not fit hides them, or they are refused where the newest release runs them. And cures may not apply, since

@@ -1,4 +1,4 @@
-"""What came and went in the runs of one folder: for each cause how many scenarios showed it on which night.
+"""The history of a folder's runs: for each cause of failures, the number of scenarios that showed it on each night.
 
 A cause is a mechanism or, without one, a signature (`shardproof.report.causes`). A scenario that was not planned on a
 night says nothing about that night. So a cause has only the nights on which one of its scenarios ran, and what they say

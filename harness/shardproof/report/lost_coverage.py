@@ -1,4 +1,4 @@
-"""How much of a walk a head loses: scenarios that it refuses and that the newest release runs.
+"""Measures how much of a walk is lost on a head: scenarios that the head refuses and the newest release runs.
 
 A limit that is right for an old release may be wrong for a working tree or a commit: the argument that it misses may be
 there under another name, or in another file. The scenarios are then `unsupported`, which is no failure, and a walk of a

@@ -1,4 +1,4 @@
-"""Writing an output file: whole or not at all, and never over something that is not ours.
+"""Writes an output file atomically, and never over a file that another program wrote.
 
 A path on a command line may name anything: a device such as `/dev/null`, a pipe, somebody's scenario file. What is no
 regular file is written into, as the shell's `>` does. A regular file is replaced if it is empty, or if its beginning

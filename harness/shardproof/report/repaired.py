@@ -1,4 +1,4 @@
-"""Entries of `issues.toml` that no longer fail: their own regression ran without a cure, and passed.
+"""Finds entries of `issues.toml` whose defect is gone: their own regression scenario ran without a cure, and passed.
 
 An entry is written for the releases of its day. When a newer one repairs the defect, nothing fails any more, and nobody
 is told: the entry would stay for ever, and could swallow another defect with the same face. So a run in which the

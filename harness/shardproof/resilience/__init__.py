@@ -1,4 +1,4 @@
-"""What a crash, or damage on disk, makes of a checkpoint: for any stack that saves and loads one.
+"""Tests how a checkpoint survives crashes and damage on disk, for any stack that saves and loads one.
 
 A *stack* (`stacks`) is a way to keep a checkpoint: a writer, a reader and a layout. One process saves an *old* state
 and then, while `trace` records every change of the file system, a *new* one. `states` works out of that record every

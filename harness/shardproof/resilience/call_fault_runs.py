@@ -1,4 +1,4 @@
-"""Makes a strike: has a stack save or load while strace lets one call go wrong, and says what came of it.
+"""Runs a save or a load under strace with one system call made to fail, and classifies the outcome.
 
 A save is struck in a folder that holds the old state, and what it leaves is then loaded without any fault. Two things
 are asked: what the save said, and what the folder gives. The worst answer has a name of its own, `lied`: the save said

@@ -1,4 +1,4 @@
-"""Faults that strike while a checkpoint is saved or loaded, and not afterwards: which ones there are.
+"""Lists the system-call faults that can strike while a checkpoint is being saved or loaded.
 
 A *strike* takes one system call of the recorded save (or load) and lets it go wrong once. strace does that by itself
 (`-e inject`), without a library of ours between the program and the kernel:

@@ -1,4 +1,4 @@
-"""Damage to a finished checkpoint: what disks, copies and people do to its files.
+"""Damage to a finished checkpoint, as disks, copying and people cause it.
 
 Each damage is a pure function of the finished folder, of the folder as it was before the last save, of a folder that
 another training run saved in the same way, and of a seed. `damaged` goes round the kinds, so that any number of damages

@@ -1,4 +1,4 @@
-"""What a save does to the file system, as plain values: the folder before it, and its changes in order.
+"""A recorded save as plain values: the folder before the save, and the file-system changes in order.
 
 Paths are relative to the checkpoint's folder, with `/`; the folder itself is the empty path. An event that names a file
 names it as it is called at that moment, so that a file which was renamed while it was open goes by its new name.

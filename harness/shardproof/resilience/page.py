@@ -1,4 +1,4 @@
-"""The scorecard as a page of the house, and as files in a folder."""
+"""Writes the resilience scorecard as an HTML page and as files in a folder."""
 
 from __future__ import annotations
 

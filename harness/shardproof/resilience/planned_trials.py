@@ -1,4 +1,4 @@
-"""What is tried on a stack, in order: folders to load, and saves and loads that are struck.
+"""The trials planned for a stack, in order: damaged folders to load, and saves and loads that are struck by a fault.
 
 A run has so many trials. Up to a quarter of them are strikes, up to half of them damages, and crash states take the
 rest; what one of these does not need, the crash states get, and then the damages. Where there are more crash states or

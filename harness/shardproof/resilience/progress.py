@@ -1,4 +1,4 @@
-"""How far the trials are: a bar on a terminal, a line every ten seconds in a log."""
+"""Progress of the trials: a bar on a terminal, a line every ten seconds in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trials of stacks showed, counted: as a document, and as the text that the command prints."""
+"""Counts the outcomes of all trials, as a document for files and as text for the terminal."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The stacks that a command names, and the cures that their libraries may have: those of the system, and those of what
-stacks have shown.
+"""The stacks that a command names, and the cures that can be applied to their libraries: the system's own, and cures
+for defects that stacks have shown.
 
 What a crash or a full disk makes of a checkpoint is a defect that no scenario shows, since nothing fails in one. Its
 cure is a patch all the same, `scenarios/<system>/resilience/cures/<id>.patch`, of the form that

@@ -1,4 +1,4 @@
-"""A stack's processes, and the folder in which its trials lie.
+"""The worker processes of a stack, and the folder in which their trials lie.
 
 A *bench* starts one host (`rank.host`), which imports the stack's library once and forks itself into as many *lanes* as
 trials are made side by side. A lane does one thing at a time, in a child of its own: save a state, load a folder. All

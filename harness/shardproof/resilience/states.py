@@ -1,4 +1,4 @@
-"""Every folder that a crash during a save may leave, worked out of the save's record.
+"""Enumerates every folder state that a crash during a save may leave, derived from the record of the save.
 
 The rules are the weakest that POSIX and fsync(2) allow, not those of one file system: what a save left to luck is
 found, also where ext4 in its usual mode would have been lucky. A crash comes between two steps, at the *crash point*;

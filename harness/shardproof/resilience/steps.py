@@ -1,4 +1,5 @@
-"""Events by path, turned into steps on numbered files and folders, and what a set of steps leaves on disk.
+"""Turns recorded events on paths into steps on numbered files and folders, and computes what a set of steps leaves on
+disk.
 
 A name in a folder and the bytes of a file are kept apart, as a file system keeps them apart: a file may have its name
 on disk without its bytes, or its bytes without its name. Folder 0 is the checkpoint's. Every other file and folder gets

@@ -1,4 +1,4 @@
-"""The trials that a folder keeps, so that a run that was cut off goes on where it was.
+"""Stores each finished trial of a run in a file, so that an interrupted run continues where it stopped.
 
     DIR/trials.jsonl    one line of JSON each: who wrote it and what was asked for; a stack that was begun; a trial
 

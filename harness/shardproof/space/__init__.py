@@ -1,4 +1,4 @@
-"""Which scenarios there are: axes and constraints with reasons, walks over them, and the plan of a run.
+"""The space of scenarios: axes, constraints with reasons, walks, and the plan of a run.
 
 `files` reads space files, `constraints` says what is left out and why, `feasible` and `covering` compute which
 combinations exist and cover them, `coverage` counts independently what was covered, `walk` turns a space into

@@ -1,4 +1,4 @@
-"""What a scenario has on the axes that its file leaves out, and the nearest scenario that runs where one is refused.
+"""Fills in the axes that a scenario file leaves out, and finds the nearest scenario that a system accepts.
 
 Every axis has a default that is common to all systems (`Scenario()`). A system need not take it: Megatron-Core refuses
 `sharding = "fully_shard"`, every system has checkpoint formats of its own. So each also has a plain scenario that it is

@@ -1,4 +1,4 @@
-"""Which combinations of axis values some complete scenario contains: exact, by variable elimination.
+"""Determines exactly, by variable elimination, which combinations of axis values occur in a complete scenario.
 
 The constraints of a space are truth tables over a few axes each. Joining the tables that mention an axis and
 projecting the axis away leaves a table over its neighbours that says for which of their values the axis still

@@ -1,4 +1,5 @@
-"""What a plan knows of heads only once it has looked at them: what a tree calls itself, and what is refused for it.
+"""The parts of a plan that need a look at a head: the release that a source tree states, and the scenarios refused for
+it.
 
 A plan decides about a release by its number. A commit (`git:REV`) and a working tree (`path:DIR`) have none in their
 name, so that their limits are asked about what the tree calls itself, as a run does before each scenario. For that the

@@ -1,4 +1,4 @@
-"""What is said where nothing can be run: why, and the nearest command line that does run.
+"""The message for a plan without scenarios: the reason, and the nearest command line that does run something.
 
 The line is complete, to be pasted as it is. It is made of the selection that was given: the scenario nearest to the one
 that was refused (`shardproof.space.defaults.nearest`), said with `--set`; for a space that is walked, the same without

@@ -1,4 +1,4 @@
-"""Upstream's own test suites over the emulation: which there are, running them, and what is expected of each test.
+"""Runs upstream's own test suites on the emulated device, and compares each test's outcome with a committed list.
 
 An emulation is worth what somebody else's tests say of it. Each system that has an `upstream.toml` among its scenarios
 names a repository, a commit of it and suites in it (`declared`). The repository is a clone that the caller has; nothing

@@ -1,4 +1,4 @@
-"""Which suites of upstream's a system runs: its `upstream.toml` as data.
+"""The upstream test suites that a system declares in its `upstream.toml`, as data.
 
     schema = 1
     commit = "55ac708251…"                     # of the clone; `tag` is its name for people

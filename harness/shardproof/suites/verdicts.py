@@ -1,4 +1,4 @@
-"""What came of each test of a suite, what is expected of it, and the difference.
+"""The outcome of each test of a suite, the committed list of expected outcomes, and the differences between both.
 
 A list of verdicts is a TOML file. Of a test function it gives the number of cases that ended as most of them did, and
 lists the others. Behind a failure stands its reason.

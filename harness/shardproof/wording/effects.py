@@ -1,4 +1,4 @@
-"""What a failure does to training, in one sentence: for whoever asks why it matters that some bits differ.
+"""One sentence on what a failure does to training, for readers who ask why a few differing bits matter.
 
 Of a known defect `issues.toml` says it (`harm`). Of a new one its mechanism does, since all failures of one mechanism
 have the same consequence; of what raises or hangs, the operation that did not end. What no rule

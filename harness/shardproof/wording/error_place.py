@@ -1,4 +1,4 @@
-"""Where in the library an error was raised, read from its traceback: for titles, for pages and for the terminal.
+"""Finds in a traceback where inside the library an error was raised, for titles, pages and the terminal.
 
 An assertion without a message says nothing but its place; so the place is what a reader needs first.
 """

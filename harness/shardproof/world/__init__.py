@@ -1,4 +1,4 @@
-"""Real ranks: a warm server that forks them, and everything that keeps one job from harming another.
+"""Runs real ranks: a warm server that forks them, and the isolation that keeps one job from harming another.
 
 The parent talks to a server through `server`; `host` is the server's own process, `supervisor` that of one job, `rank`
 that of one rank, and `worker` one that answers calls. `job` is what is asked and what comes back, `wire` how it is

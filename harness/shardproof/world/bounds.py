@@ -1,4 +1,4 @@
-"""How large a world may be, and whether there is room for it: asked before anything is taken.
+"""Limits the size of a world, and checks that free memory and process limits suffice before any rank is started.
 
 A typo in a mesh must not ask for terabytes, and 64 ranks on two cores come to nothing but a machine that does not
 answer. So a world has a stated bound, which is raised with `--max-world` by those who have the machine for it. Within

@@ -1,4 +1,4 @@
-"""An interpreter that ranks run in: its tag, its platform and what is installed in it, asked once.
+"""The Python interpreter that ranks run in: its tag, platform and installed packages, queried once.
 
 The parent answers for itself; another interpreter is started to ask. Nothing of a library is imported.
 """

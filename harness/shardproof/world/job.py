@@ -1,4 +1,4 @@
-"""What is asked of the world and what comes back: plain data shared by the parent, the server and the ranks.
+"""Requests to the world of ranks and its replies: plain data shared by the parent, the server and the ranks.
 
 A `Job` is one session of a scenario. A `JobOutcome` says what became of its ranks, without judging it: which raised
 what, which died, which had to be killed, and where they were.

@@ -1,4 +1,4 @@
-"""Finds out, before the first scenario, whether processes forked from this server can do what every rank needs.
+"""Checks before the first scenario that processes forked from the server can do what every rank needs.
 
 A machine can refuse ranks in ways that look like a library's crash: the first backward pass of a forked process
 raises, ranks cannot reach each other over loopback, a container has no shared memory. So the warm server forks two

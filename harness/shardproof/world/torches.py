@@ -1,4 +1,4 @@
-"""Interpreters with another release of torch.
+"""Virtual environments with another release of torch, whose interpreters run ranks.
 
 torch is what everything else here stands on: ranks, the twin, the judge. So another release of it is not laid over the
 ranks' path like that of another library (`shardproof.world.overlay`). It is an interpreter of its own, a virtual

@@ -1,4 +1,4 @@
-"""Source trees of a library under test: a commit's as it is written out, and what either kind says it is.
+"""Source trees of a library under test: exports a commit to a folder, and reads the version that a tree states.
 
 A repository may keep a part of the library outside of the library's own folder, behind a link: DeepSpeed's
 `deepspeed/accelerator` is a link to `../accelerator`. Only the library's folder comes onto the path of ranks, so that

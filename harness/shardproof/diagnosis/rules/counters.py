@@ -1,4 +1,5 @@
-"""Scalars with a meaning of their own: step counters, counts of schedule and scaler, hyperparameters of groups.
+"""Rules for scalars: step counters, counters of the schedule and the loss scaler, and hyperparameters of param
+groups.
 
 For example, a step that is one ahead after a save is the dummy step by which torch creates missing optimizer state.
 """

@@ -1,4 +1,4 @@
-"""Values in another dtype than the contract says, or rounded through a narrower one on the way.
+"""Rules for values in a dtype other than the contract's, or rounded through a narrower dtype on the way.
 
 For example, an fp32 moment whose low 16 bits are all zero, and whose upper bits are the expected ones rounded, went
 through bf16.

@@ -1,4 +1,4 @@
-"""What ranks keep beside training state proper: random generators, and weights in fp8 with their scales.
+"""Rules for state beside parameters and optimizer state: random generators, and fp8 weights with their scales.
 
 For example, two expert-parallel ranks have generators with seeds of their own. After a load both have that of rank 0:
 their states were taken for copies of one, and one was written.

@@ -1,4 +1,5 @@
-"""Reduction mistakes: a constant factor, a contribution that is missing, an overflow that was not skipped.
+"""Rules for wrong gradient reductions: a constant factor, a missing contribution, or an overflow that was not
+skipped.
 
 The probe's grid makes every rank's and microbatch's contribution known, so that a missing one is recognised
 exactly, not by its size.

@@ -1,4 +1,4 @@
-"""The right values of a tensor in the wrong places: permuted chunks, a transposition, a shift.
+"""Rules for tensors that hold the right values in the wrong order: permuted chunks, a transposition, or a shift.
 
 For example, twelve shards that were joined in the order of their names as text put 10 and 11 before 2.
 """

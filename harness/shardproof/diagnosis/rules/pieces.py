@@ -1,5 +1,5 @@
-"""What the pieces of a tensor say that the whole does not: which rank's part is another's, and in whose coordinates it
-was cut.
+"""Rules that look at the pieces of a tensor rank by rank, for example to find a rank that holds another rank's shard,
+or a shard cut in the wrong coordinates.
 
 A whole tensor is joined from what each rank holds, at the place that it says it has. So a mistake that every rank makes
 with its own part shows in the pieces, and may leave no pattern in the whole, or no whole at all. For example, four

@@ -1,5 +1,5 @@
-"""What concerns ranks and aliases: replicas that diverged, ties that came apart, holes between shards, one rank
-alone."""
+"""Rules about ranks and aliases: replicas that diverged, tied parameters that came apart, gaps between shards, and a
+single deviating rank."""
 
 from __future__ import annotations
 

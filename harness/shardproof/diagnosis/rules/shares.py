@@ -1,5 +1,5 @@
-"""What a load made of the shares that ranks had saved, where nobody can look into what was saved: a state dict that is
-kept in memory.
+"""Rules for loads that mixed up the shards which ranks had saved, where the saved values cannot be inspected: a state
+dict that is kept in memory.
 
 Of a checkpoint on disk the pieces are read, and `shardproof.diagnosis.rules.pieces` says which of them lie. Of a state
 dict only the tensors are seen that a load makes of it. Then the shares that ranks held when it was taken tell: a tensor

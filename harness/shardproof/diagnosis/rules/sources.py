@@ -1,5 +1,5 @@
-"""Right bits in the wrong place: values of another parameter, another role, an earlier moment, another arm of the
-program.
+"""Rules that find where wrong values came from: another parameter, another role, an earlier moment, or another arm of
+the program.
 
 For example, a master that after a load has the bits of the run that never loaded was left out of the load.
 """

@@ -1,4 +1,4 @@
-"""Wrong updates: the step started from other weights, decayed them once too often, or used another kernel.
+"""Rules for wrong optimizer updates: a step from stale weights, weight decay applied twice, or another kernel.
 
 These rules know how far a step can move a weight, and what is left if a wrong start is subtracted.
 """

@@ -1,4 +1,5 @@
-"""Over which elements FusedAdam takes the scale of a scaled state, from the written contract.
+"""The groups of elements that share one scale when FusedAdam keeps its state scaled in a narrow dtype, from the written
+contract.
 
 A moment in fp16 or fp8 is stored divided by a scale. FusedAdam takes one scale for every tensor that it sees, from the
 largest magnitude in it, and what it sees under a distributed optimizer is the rank's shard of a parameter. So a

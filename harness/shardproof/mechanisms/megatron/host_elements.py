@@ -1,4 +1,4 @@
-"""Which elements the hybrid CPU-offload optimizer of Megatron steps on the host, from the written contract.
+"""The elements that Megatron's hybrid CPU-offload optimizer steps on the host, from the written contract.
 
 Host and device step with kernels that round differently, so that the twin has to know which one an element has. Every
 rank of a distributed optimizer offloads whole shards, in the order in which its optimizer holds them, until they make

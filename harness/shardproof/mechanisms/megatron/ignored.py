@@ -1,4 +1,4 @@
-"""What a checkpoint of Megatron-Core holds and nobody compares, each with the reason.
+"""The entries of a Megatron-Core checkpoint that are deliberately not compared, each with the reason.
 
 Whatever else the reader does not know becomes a record of the role `unknown` (`shardproof.readers.unknown`), until
 somebody has looked at it and put it here or into the reader.

@@ -1,4 +1,5 @@
-"""What Megatron-Core's own checkpoint formats must hold, for the systems that write them; `reader` reads them."""
+"""The values that Megatron-Core's own checkpoint formats must hold, for the systems that write them; `reader` reads
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on a rank: FSDP2 with the optimizer that is asked about, or the same optimizer on whole tensors."""
+"""The rank side of `shardproof optimizer`: the given optimizer under FSDP2, or on whole tensors for comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the optimizer that is asked about, and does to it what a training script does around its steps."""
+"""Constructs the optimizer under question, and makes the calls that a training script makes around its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optimizer holds, as records, whatever it is made of.
+"""Records the parameters and state of an arbitrary optimizer, without knowing the optimizer's class.
 
 Four roles of its own, beside `param`:
 

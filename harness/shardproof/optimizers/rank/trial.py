@@ -1,5 +1,5 @@
-"""A first look at the class that is asked about, by a warm worker: can it be imported, is it an optimizer, and what
-does its constructor take?"""
+"""First checks of an optimizer class in a warm worker: it can be imported, is an optimizer, and accepts the given
+arguments."""
 
 from __future__ import annotations
 

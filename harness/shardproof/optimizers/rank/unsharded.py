@@ -1,4 +1,4 @@
-"""The optimizer on whole tensors in one process: what every sharded run is compared with.
+"""Runs the optimizer on whole tensors in one process, as the baseline for every sharded run.
 
 Parameters start with the values, and get the mean gradients, that the ranks of the arm's mesh have. A position question
 arranges the same elements in another way: cut into the rows that ranks would hold, each a parameter of its own, or with

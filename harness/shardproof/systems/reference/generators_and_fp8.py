@@ -1,4 +1,5 @@
-"""What ranks of the reference keep beside training state proper: random generators, and weights in fp8.
+"""The expected values of the reference's state beside parameters and optimizer state: random generators, and fp8
+weights.
 
 The twin has neither ranks nor quantised weights. What both must be follows from the program and from what the twin says
 of masters and parameters, and is worked out here from a scenario's operations, without the reference's code.

@@ -1,4 +1,5 @@
-"""What NeMo Automodel's recipes make of the texts in a configuration, each as one text. Rank side.
+"""Calls NeMo Automodel's recipe code to see how texts in a configuration are resolved, each answer as one text. Rank
+side.
 
 *Verifies* nothing by itself: `dtype_contract.recipe` says what must come out.
 """

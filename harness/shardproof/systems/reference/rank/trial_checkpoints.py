@@ -1,4 +1,5 @@
-"""The reference's format under trial: checkpoints of a real session, written and read by `files`."""
+"""The stack that tests the reference's checkpoint files against crashes and damage: real sessions, saved and read by
+`files`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _MOST_REMEMBERED = 20_000
 class Noting(Scenario):
     """A scenario, without its checks, whose axes are asked for when they are first read.
 
-    Its `__dict__` holds what was read, in the order of first reading.
+    Its `__dict__` holds what was read, in the order of first reading, and what is known without asking.
 
     Args:
         ask: axis → its value. ask_fact: axis and function → a fact of it; without one, the function of its value.
@@ -54,8 +54,10 @@ class Noting(Scenario):
         object.__setattr__(self, "_ask_fact", ask_fact)
 
     def fact(self, axis: str, of: Callable[[Any], T]) -> T:
-        found: T = self._ask_fact(axis, of) if self._ask_fact else of(getattr(self, axis))
-        return found
+        if self._ask_fact and axis not in vars(self):
+            found: T = self._ask_fact(axis, of)
+            return found
+        return of(getattr(self, axis))
 
 
 class _Axis:
@@ -78,17 +80,12 @@ for _axis in AXES:
 class _Fork:
     """A read at which the ways of a rule part.
 
-    groups: positions of the axis's values that came here, by what was answered; each with one of its answers. at: which
-    of the groups the current run goes with.
+    groups: positions of the axis's values that came here, by what was answered; each with one of its answers. They are
+    those that are still to be gone with, the one of the current run last.
     """
 
     axis: str
     groups: list[tuple[Any, list[int]]]
-    at: int = 0
-
-    @property
-    def is_spent(self) -> bool:
-        return self.at == len(self.groups) - 1
 
 
 class _Run:
@@ -97,43 +94,33 @@ class _Run:
     left: axis → positions of the values with which the rule would go the same way so far, for the axes that it read.
     """
 
-    def __init__(self, base: Scenario, values: Mapping[str, Sequence[Any]], forks: list[_Fork]) -> None:
-        self._base, self._values, self._forks = base, values, forks
+    def __init__(self, values: Mapping[str, Sequence[Any]], forks: list[_Fork]) -> None:
+        self._values, self._forks = values, forks
         self._taken = 0
-        self._facts: dict[tuple[str, Callable[[Any], Any]], Any] = {}
         self.left: dict[str, list[int]] = {}
 
-    def value(self, axis: str) -> Any:
-        """The value of an axis: the forks have a group for each."""
-        return self._answer(axis, _itself) if axis in self._values else getattr(self._base, axis)
-
-    def fact(self, axis: str, of: Callable[[Any], T]) -> T:
-        """What a function says of an axis: the forks have a group for each answer."""
-        if axis not in self._values:
-            return of(getattr(self._base, axis))
-        if (axis, of) not in self._facts:
-            self._facts[axis, of] = self._answer(axis, of)
-        found: T = self._facts[axis, of]
-        return found
-
-    def _answer(self, axis: str, of: Callable[[Any], Any]) -> Any:
-        """Go on along the next fork, or make it of the values of the axis that are left."""
+    def answer(self, axis: str, of: Callable[[Any], Any] | None = None) -> Any:
+        """The value of an axis, or what a function says of it: the forks have a group for each. One more fork is made
+        where they end."""
         if self._taken == len(self._forks):
-            values = self._values[axis]
-            groups: dict[Any, list[int]] = {}
-            for position in self.left.get(axis, range(len(values))):
-                groups.setdefault(of(values[position]), []).append(position)
-            self._forks.append(_Fork(axis, list(groups.items())))
+            self._forks.append(_Fork(axis, self._groups(axis, of)))
         fork = self._forks[self._taken]
         if fork.axis != axis:
             raise HarnessError(f"a rule read {fork.axis} the first time and {axis} the second, of the same values")
         self._taken += 1
-        answer, self.left[axis] = fork.groups[fork.at]
+        answer, self.left[axis] = fork.groups[-1]
         return answer
 
-
-def _itself(value: T) -> T:
-    return value
+    def _groups(self, axis: str, of: Callable[[Any], Any] | None) -> list[tuple[Any, list[int]]]:
+        """The values of an axis that are left, last first."""
+        values = self._values[axis]
+        left = self.left.get(axis, range(len(values)))
+        if of is None:
+            return [(values[position], [position]) for position in reversed(left)]
+        groups: dict[Any, list[int]] = {}
+        for position in left:
+            groups.setdefault(of(values[position]), []).append(position)
+        return list(groups.items())[::-1]
 
 
 def explore(
@@ -151,21 +138,24 @@ def explore(
         HarnessError: the rule raises, or is not pure.
     """
     forks: list[_Fork] = []
+    fixed = {axis: getattr(base, axis) for axis in AXES if axis not in values}
     while True:
-        run = _Run(base, values, forks)
+        run = _Run(values, forks)
+        noting = Noting(run.answer, run.answer)
+        vars(noting).update(fixed)
         try:
-            found = rule(Noting(run.value, run.fact))
+            found = rule(noting)
         except HarnessError:
             raise
         except Exception as error:
             given = " ".join(f"{axis}={values[axis][left[0]]}" for axis, left in run.left.items())
             raise HarnessError(f"a rule raises {type(error).__name__}: {error}, on {given or base}") from error
         yield run.left, found
-        while forks and forks[-1].is_spent:
+        while forks and len(forks[-1].groups) == 1:
             forks.pop()
         if not forks:
             return
-        forks[-1].at += 1
+        forks[-1].groups.pop()
 
 
 class _Node:

@@ -201,11 +201,12 @@ def load_mesh(scenario: Scenario) -> Mesh | None:
     dp_shard that neither divides nor is divided by the saving one (2→3, 4→3, 3→2 …). tp_change: tp 1↔2.
     No relation leaves world 8.
     """
-    return _load_mesh(scenario.mesh, scenario.load)
+    return related_mesh(scenario.mesh, scenario.load)
 
 
 @lru_cache(maxsize=1024)
-def _load_mesh(mesh: Mesh, load: str) -> Mesh | None:
+def related_mesh(mesh: Mesh, load: str) -> Mesh | None:
+    """`load_mesh` of a mesh and a relation."""
     shard = mesh.dp_shard
     match load:
         case "same":
@@ -258,6 +259,7 @@ def does(scenario: Scenario, *kinds: str) -> bool:
     return scenario.fact("program", _one_of(kinds))
 
 
+@lru_cache(maxsize=4096)
 def kinds_of(program: str) -> frozenset[str]:
     """The kinds of operations that a program has."""
     return frozenset(KIND_OF.get(word, word) for word in operations(program))

@@ -22,7 +22,7 @@ from shardproof.oracle.kernels_table import POSITION_DEPENDENT
 from shardproof.program import TAKES, changes, does, load_mesh, moves
 from shardproof.protocol.accepts import Constraint
 from shardproof.protocol.registry import contract_of, system_named
-from shardproof.scenario import Mesh, Scenario
+from shardproof.scenario import Mesh, Optimizer, Scenario
 
 if TYPE_CHECKING:  # numpy is for walks: `list`, and a file that states one scenario, start without it
     from shardproof.space.feasible import Bools
@@ -47,6 +47,10 @@ class Table:
 
 def _has_tp(model: str) -> bool:
     return any(p.spec.tp_dim is not None for p in model_spec(model).params)
+
+
+def _divides_tp(mesh: Mesh) -> bool:
+    return mesh.tp > 1
 
 
 def _tp_change_without_effect(s: Scenario) -> bool:
@@ -92,6 +96,19 @@ def _with_masters(s: Scenario) -> tuple[bool, ...]:
     return tuple(contract.master(s, storage_dtype(s.dtype, spec)) is not None for spec in KINDS)
 
 
+def _has_eps_below_fp16(ask: Optimizer) -> bool:
+    return ask.kind != "sgd" and ask.impl != "fused" and ask.eps < 2.0**-14
+
+
+def _adds_decay(ask: Optimizer) -> bool:
+    """Whether weight decay is added to something that is not finite where the parameter is not."""
+    return ask.kind != "adamw" or ask.impl == "multi_tensor"
+
+
+def _has_rare(model: str) -> bool:
+    return model_spec(model).has_rare
+
+
 def _takes_tensor_lr(s: Scenario) -> bool:
     ask = s.optimizer
     return ask.kind != "sgd" and ask.impl == "fused" and ask.schedule in ("none", "halve")
@@ -132,7 +149,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "tp-nothing",
         "tensor parallelism has nothing to shard: no parameter of the model has a tp dim",
-        lambda s: s.mesh.tp > 1 and not _has_tp(s.model),
+        lambda s: s.fact("mesh", _divides_tp) and not s.fact("model", _has_tp),
         repeats=True,
     ),
     Constraint(
@@ -254,12 +271,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "fp16-eps",
         "Adam's eps below 2^-14 vanishes in fp16: moments underflow, values become NaN, and nothing is left to compare",
-        lambda s: (
-            s.optimizer.kind != "sgd"
-            and s.optimizer.impl != "fused"
-            and s.optimizer.eps < 2.0**-14
-            and "fp16" in _calculated_dtypes(s)
-        ),
+        lambda s: s.fact("optimizer", _has_eps_below_fp16) and "fp16" in _calculated_dtypes(s),
     ),
     Constraint(
         "capturable-device",
@@ -270,7 +282,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "rare-decay",
         "weight decay in the gradient, or in FusedAdam's update, makes NaN of an infinite parameter, whose sign and "
         "payload no kernel promises",
-        lambda s: (s.optimizer.kind != "adamw" or s.optimizer.impl == "multi_tensor") and model_spec(s.model).has_rare,
+        lambda s: s.fact("optimizer", _adds_decay) and s.fact("model", _has_rare),
     ),
     Constraint(
         "cycle-momentum",

@@ -11,12 +11,13 @@ A system that declares nothing counts `UNKNOWN_SESSION_S` a session.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any
 
-from shardproof.program import changes, expand, sessions
+from shardproof.program import LOAD_AXES, expand, is_other, related_mesh, sessions
 from shardproof.protocol.registry import all_systems
 from shardproof.scenario import Mesh, Scenario
 from shardproof.space.files import walk_tables
@@ -24,15 +25,8 @@ from shardproof.tables import Table
 
 UNKNOWN_SESSION_S = 1.0
 
-
-class Sessions(NamedTuple):
-    """What decides which sessions a scenario has. changes: whether the ranks that load have another dtype policy or
-    release, and so are others."""
-
-    mesh: Mesh
-    load: str
-    program: str
-    changes: bool
+_DECIDES = attrgetter("system", "checkpoint", "mesh", "load", "program", *LOAD_AXES)
+"""The axes that decide what a scenario costs."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +43,31 @@ class CostModel:
     repeats: Mapping[str, float]
 
     def estimate_s(self, scenario: Scenario) -> float:
-        runs = Sessions(scenario.mesh, scenario.load, scenario.program, changes(scenario))
-        key = scenario.system, runs, scenario.checkpoint
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._estimate_s(*key)
-        return found
+        return self._known[_DECIDES(scenario)]
 
-    def _estimate_s(self, system: str, runs: Sessions, checkpoint: str) -> float:
-        by_world = self.session_s.get(system, (UNKNOWN_SESSION_S,))
-        extra = self.extra_s.get(system, {}).get(checkpoint.partition("+")[0], 0.0)
-        once = sum(by_world[min(world, len(by_world)) - 1] for world in _worlds(runs)) + extra
-        return once * (1 + self.repeats.get(system, 0.0))
+    def estimates_s(self, scenarios: Iterable[Scenario]) -> list[float]:
+        """The seconds of each of many."""
+        return [self._known[key] for key in map(_DECIDES, scenarios)]
 
     @cached_property
-    def _known(self) -> dict[tuple[str, Sessions, str], float]:
-        return {}
+    def _known(self) -> _Known:
+        return _Known(self)
+
+
+class _Known(dict[tuple[Any, ...], float]):
+    """What is decided by axes (`_DECIDES`) → seconds; worked out when first asked for."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+
+    def __missing__(self, key: tuple[Any, ...]) -> float:
+        system, checkpoint, mesh, load, program, *loads = key
+        by_world = self._costs.session_s.get(system, (UNKNOWN_SESSION_S,))
+        extra = self._costs.extra_s.get(system, {}).get(checkpoint.partition("+")[0], 0.0)
+        worlds = _worlds(mesh, load, program, _any_other(*loads))
+        once = sum([by_world[min(world, len(by_world)) - 1] for world in worlds]) + extra
+        found = self[key] = once * (1 + self._costs.repeats.get(system, 0.0))
+        return found
 
 
 @cache
@@ -81,9 +84,22 @@ def cost_model() -> CostModel:
 
 
 @cache
-def _worlds(runs: Sessions) -> tuple[int, ...]:
-    """The world size of each session."""
-    scenario = Scenario(
-        mesh=runs.mesh, load=runs.load, program=runs.program, load_version="newest" if runs.changes else "same"
-    )
-    return tuple(ops[0].mesh.world for ops in sessions(expand(scenario)))
+def _any_other(*loads: object) -> bool:
+    """Whether the ranks that load have another dtype policy, model, optimizer or release."""
+    return any(map(is_other, loads))
+
+
+@cache
+def _worlds(mesh: Mesh, load: str, program: str, others: bool) -> list[int]:
+    """The world size of each session. others: `_any_other`."""
+    target = related_mesh(mesh, load) or mesh
+    return [(target if loads else mesh).world for loads in _loading(program, target != mesh, others)]
+
+
+@cache
+def _loading(program: str, moves: bool, others: bool) -> tuple[bool, ...]:
+    """For each session of a program whether it starts on a load mesh that is another one. moves: whether there is such
+    a mesh."""
+    load, version = "grow" if moves else "same", "newest" if others else "same"
+    scenario = Scenario(mesh=Mesh(), load=load, program=program, load_version=version)
+    return tuple(ops[0].mesh != scenario.mesh for ops in sessions(expand(scenario)))

@@ -12,7 +12,7 @@ elimination*, 1999), and every feasible combination is reached.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
 
@@ -22,7 +22,8 @@ import numpy.typing as npt
 from shardproof.space.feasible import Axes, Bools, Factor, Feasible, Ints
 
 Rows = npt.NDArray[np.int64]
-Columns = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int32]
+Columns = Places
 Floats = npt.NDArray[np.float64]
 
 COVERED = 0
@@ -32,37 +33,42 @@ BATCH_SHARE = 16
 
 @dataclass(frozen=True)
 class _Places:
-    """Where combinations lie in one array that holds the table of each demand after that of the one before.
+    """Where combinations lie in one array that holds a table for each of several tuples of axes, one after the other.
 
-    offsets: of each demand. axes, strides, shape (most axes of a demand, demands): each demand's axes, and how far
-    apart two values of them lie; filled up with strides of 0.
+    offsets: of each table. axes, strides, shapes (most axes of a table, tables) and (…, 1): each table's axes, and how
+    far apart two values of them lie; filled up with strides of 0. All in int32: a find takes longer to get its memory
+    than to calculate, and no such array has two thousand million entries.
     """
 
-    offsets: Ints
-    axes: Ints
-    strides: Ints
+    offsets: Places
+    axes: Places
+    strides: Places
 
     @classmethod
-    def from_demands(cls, demands: Sequence[Axes], sizes: Sequence[int]) -> _Places:
-        most = max(map(len, demands), default=0)
-        axes, strides = np.zeros((2, most, len(demands)), np.int64)
-        for number, demand in enumerate(demands):
-            for place, axis in enumerate(demand):
-                axes[place, number] = axis
-                strides[place, number] = prod(sizes[after] for after in demand[place + 1 :])
-        lengths = [prod(sizes[axis] for axis in demand) for demand in demands]
-        return cls(np.array([0, *accumulate(lengths)], np.int64)[: len(demands)], axes, strides)
+    def from_tables(cls, tables: Sequence[Axes], sizes: Sequence[int]) -> _Places:
+        most = max(map(len, tables), default=0)
+        axes, strides = np.zeros((most, len(tables)), np.int32), np.zeros((most, len(tables), 1), np.int32)
+        lengths = [0]
+        for number, table in enumerate(tables):
+            length = 1
+            for place in reversed(range(len(table))):
+                axes[place, number], strides[place, number, 0] = table[place], length
+                length *= sizes[table[place]]
+            lengths.append(length)
+        return cls(np.array([*accumulate(lengths)][:-1], np.int32), axes, strides)
 
     def some(self, numbers: Sequence[int]) -> _Places:
-        """The places of some of the demands."""
+        """The places in some of the tables."""
         return _Places(self.offsets[list(numbers)], self.axes[:, list(numbers)], self.strides[:, list(numbers)])
 
-    def find(self, columns: Columns) -> Ints:
-        """The place of each row's combination in each demand, shape (demands, rows)."""
-        found = np.zeros((len(self.offsets), columns.shape[1]), np.int64)
+    def find(self, columns: Columns) -> Places:
+        """The place of each row's combination in each table, shape (tables, rows)."""
+        found = np.zeros((len(self.offsets), columns.shape[1]), np.int32)
         found += self.offsets[:, np.newaxis]
         for axes, strides in zip(self.axes, self.strides, strict=True):
-            found += columns[axes] * strides[:, np.newaxis]
+            part = columns.take(axes, axis=0)
+            part *= strides
+            found += part
         return found
 
 
@@ -81,24 +87,54 @@ class _Side:
     def from_tables(cls, axis: int, tables: Mapping[Axes, npt.NDArray[np.int8]], sizes: Sequence[int]) -> _Side:
         numbers = [number for number, axes in enumerate(tables) if axis in axes]
         demands = [axes for axes in tables if axis in axes]
-        others = [tuple(other for other in axes if other != axis) for axes in demands]
         turned = [np.moveaxis(tables[axes], axes.index(axis), -1).reshape(-1, sizes[axis]) for axes in demands]
-        return cls(
-            numbers, _Places.from_demands(others, sizes), np.concatenate([np.empty((0, sizes[axis]), np.int8), *turned])
-        )
+        places = _Places.from_tables([_without(axes, axis) for axes in demands], sizes)
+        return cls(numbers, places, np.concatenate([np.empty((0, sizes[axis]), np.int8), *turned]))
+
+
+class _Sides:
+    """What is open, once for each axis.
+
+    of: axis → its side. all: the sides one after the other in one array of which they are views, so that what rows
+    cover is struck out of all at once.
+    """
+
+    def __init__(self, tables: Mapping[Axes, npt.NDArray[np.int8]], sizes: Sequence[int]) -> None:
+        sides = [_Side.from_tables(axis, tables, sizes) for axis in range(len(sizes))]
+        self.all = np.concatenate([np.empty(0, np.int8), *(side.open.ravel() for side in sides)])
+        parts = np.split(self.all, [*accumulate(side.open.size for side in sides)][:-1])
+        self.of = [replace(side, open=part.reshape(side.open.shape)) for side, part in zip(sides, parts, strict=True)]
+        turned = [(*_without(axes, axis), axis) for axis in range(len(sizes)) for axes in tables if axis in axes]
+        self._places = _Places.from_tables(turned, sizes)
+
+    def cover(self, columns: Columns) -> None:
+        self.all[self._places.find(columns)] = COVERED
+
+
+def _without(axes: Axes, axis: int) -> Axes:
+    return tuple([other for other in axes if other != axis])
 
 
 @dataclass(frozen=True)
 class _Step:
     """How one axis is assigned, after those of the steps before it.
 
-    refused: tables of what it must not be: other axes, and a table over their classes and the axis's values.
-    complete: places of the demands that are complete with it, in the axis's `_Side`.
+    complete: places of the demands that are complete with it, in the axis's `_Side`. refused, shape (places, values of
+    the axis): what it must not be, table after table. starts, shape (tables, 1), strides, shape (tables, axes): where
+    each table starts, and how far apart two classes of an axis lie in it.
     """
 
     axis: int
-    refused: Sequence[tuple[Axes, Bools]]
     complete: _Places
+    refused: Bools
+    starts: Ints
+    strides: Floats
+
+    def refuses(self, classes: Floats) -> Bools:
+        """Which values of the axis the tables refuse after these classes of each row, shape (rows, values)."""
+        places = (self.strides @ classes).astype(np.int64) + self.starts
+        found: Bools = np.logical_or.reduce(self.refused.take(places, axis=0), axis=0)
+        return found
 
 
 class Cover:
@@ -130,9 +166,9 @@ class Cover:
             for axes, table in feasible.projections(demands)
         }
         self._demands = list(tables)
-        self._places = _Places.from_demands(self._demands, self._sizes)
-        self._open = np.concatenate([np.empty(0, np.int8), *(table.ravel() for table in tables.values())])
-        self._sides = [_Side.from_tables(axis, tables, self._sizes) for axis in range(len(self._sizes))]
+        self._places = _Places.from_tables(self._demands, self._sizes)
+        self._open = np.concatenate([np.empty(0, np.int64), *(table.ravel() for table in tables.values())])
+        self._sides = _Sides(tables, self._sizes)
         self._routes: dict[Axes, list[_Step]] = {}
         self._rows: list[Rows] = []
 
@@ -151,7 +187,7 @@ class Cover:
     def fill(self) -> None:
         """Add rows until no demanded combination is open."""
         while self._demands:
-            left = np.add.reduceat(self._open, self._places.offsets, dtype=np.int64)
+            left = np.add.reduceat(self._open, self._places.offsets)
             most = int(left.argmax())
             if not left[most]:
                 return
@@ -164,14 +200,16 @@ class Cover:
     def _add(self, axes: Axes, cells: Rows) -> None:
         columns = self._complete(axes, cells)
         self._open[self._places.find(columns)] = COVERED
-        for side, column in zip(self._sides, columns, strict=True):
-            side.open[side.places.find(columns), column] = COVERED
-        self._rows.append(columns.T)
+        self._sides.cover(columns)
+        self._rows.append(columns.T.astype(np.int64))
 
     def _complete(self, axes: Axes, cells: Rows) -> Columns:
         """The rows that start with `cells` on `axes`."""
-        columns = np.zeros((len(self._sizes), len(cells)), np.int64)
+        columns = np.zeros((len(self._sizes), len(cells)), np.int32)
+        classes = np.zeros(columns.shape)
         columns[list(axes)] = cells.T
+        for axis in axes:
+            classes[axis] = self._feasible.classes[axis].take(columns[axis])
         for step in self._route(axes):
             axis = step.axis
             found = step.complete.find(columns)
@@ -179,19 +217,12 @@ class Cover:
             scores[0] = self._random.random((len(cells), self._sizes[axis]), np.float32)
             if axis in self._cost:
                 scores[0] = scores[0] * 0.01 - self._cost[axis].astype(np.float32)
-            scores[1:] = self._sides[axis].open[found]
-            score = scores.sum(axis=0)
-            score[self._refused(step, columns)] = -np.inf
+            scores[1:] = self._sides.of[axis].open.take(found, axis=0)
+            score = np.add.reduce(scores, axis=0)
+            score[step.refuses(classes)] = -np.inf
             columns[axis] = score.argmax(axis=1)
+            classes[axis] = self._feasible.classes[axis].take(columns[axis])
         return columns
-
-    def _refused(self, step: _Step, columns: Columns) -> Bools:
-        """Which values of the step's axis are not allowed after the values that a row has, shape (rows, values)."""
-        classes = self._feasible.classes
-        refused: Bools = np.zeros((columns.shape[1], self._sizes[step.axis]), np.bool_)
-        for others, table in step.refused:
-            refused |= table[tuple(classes[other][columns[other]] for other in others)]
-        return refused
 
     def _route(self, axes: Axes) -> list[_Step]:
         """The steps that follow on `axes`: `Feasible.buckets`, with the demands that each completes."""
@@ -204,11 +235,19 @@ class Cover:
         return self._routes[axes]
 
     def _step(self, axis: int, tables: Sequence[Factor], assigned: set[int]) -> _Step:
-        side = self._sides[axis]
+        side = self._sides.of[axis]
         complete = [i for i, number in enumerate(side.demands) if assigned.issuperset(self._demands[number])]
-        return _Step(axis, [self._refusing(axis, table) for table in tables], side.places.some(complete))
+        refused = [np.empty((0, self._sizes[axis]), np.bool_), *(self._refusing(axis, table) for table in tables)]
+        starts = np.array([*accumulate(map(len, refused))][:-1], np.int64)[:, np.newaxis]
+        strides = np.zeros((len(tables), len(self._sizes)))
+        for number, table in enumerate(tables):
+            stride = 1
+            for other, size in reversed(list(zip(table.axes, table.allowed.shape, strict=True))):
+                if other != axis:
+                    strides[number, other], stride = stride, stride * size
+        return _Step(axis, side.places.some(complete), np.concatenate(refused), starts, strides)
 
-    def _refusing(self, axis: int, table: Factor) -> tuple[Axes, Bools]:
-        others = tuple(other for other in table.axes if other != axis)
+    def _refusing(self, axis: int, table: Factor) -> Bools:
+        """What a table refuses: a row for each combination of classes of its other axes, over the axis's values."""
         turned = np.moveaxis(~table.allowed, table.axes.index(axis), -1)
-        return others, turned[..., self._feasible.classes[axis]]
+        return turned.take(self._feasible.classes[axis], axis=-1).reshape(-1, self._sizes[axis])

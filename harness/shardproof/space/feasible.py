@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ Axes = tuple[int, ...]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+PACKED_FROM = 1_000_000
+"""Entries of joined tables from which on it is worth packing them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,7 @@ class Feasible:
             axes: Factor(axes, each.allowed[crossed([firsts[axis] for axis in axes])]) for axes, each in merged.items()
         }
         self._order = self._elimination_order()
+        self._bits = {axis: 1 << bit for bit, axis in enumerate(reversed(self._order))}
         self._joined: dict[tuple[Factor, ...], Factor] = {}
         self._eliminated: dict[tuple[int, tuple[Factor, ...]], Factor | None] = {}
         self._projected: dict[Axes, Bools] = {}
@@ -71,10 +75,14 @@ class Feasible:
 
     def projections(self, subsets: Iterable[Axes]) -> Iterator[tuple[Axes, Bools]]:
         """`project` for many subsets of axes, sharing the eliminations that they have in common."""
-        wanted = {tuple(sorted(subset)) for subset in subsets}
+        wanted = set(map(tuple, map(sorted, subsets)))
         self._walk(self._factors, self._order, wanted - self._projected.keys())
-        for subset in sorted(wanted, key=lambda subset: [axis not in subset for axis in self._order]):
+        for subset in sorted(wanted, key=self._rank, reverse=True):
             yield subset, self._spread(subset, self._projected[subset])
+
+    def _rank(self, subset: Axes) -> int:
+        """The greater, the earlier `_walk` comes to a subset: with a bit for each axis, the first one's the highest."""
+        return sum(map(self._bits.__getitem__, subset))
 
     def count(self) -> int:
         """How many complete combinations all tables allow. Exact below 2^53."""
@@ -118,26 +126,31 @@ class Feasible:
 
     def _walk(self, factors: dict[Axes, Factor], order: Axes, wanted: set[Axes]) -> None:
         """Depth first along `order`: each axis is kept or eliminated; subsets sharing a prefix share its work."""
-        if not wanted:
-            return
-        if not order:
-            (subset,) = wanted
+        for position, axis in enumerate(order):
+            kept = {subset for subset in wanted if axis in subset}
+            if kept == wanted:
+                continue
+            if kept:
+                self._walk(factors, order[position + 1 :], kept)
+            wanted = wanted - kept
+            factors = self._eliminate(factors, axis)
+        for subset in wanted:  # one, or none was wanted at all
             self._projected[subset] = self._closed(factors, subset)
-            return
-        axis, rest = order[0], order[1:]
-        kept = {subset for subset in wanted if axis in subset}
-        self._walk(factors, rest, kept)
-        if len(kept) < len(wanted):
-            self._walk(self._eliminate(factors, axis), rest, wanted - kept)
 
     def _eliminate(self, factors: dict[Axes, Factor], axis: int) -> dict[Axes, Factor]:
-        touching = tuple(f for f in factors.values() if axis in f.axes)
+        touching: list[Factor] = []
+        others: dict[Axes, Factor] = {}
+        for axes, each in factors.items():
+            if axis in axes:
+                touching.append(each)
+            else:
+                others[axes] = each
         if not touching:
             return factors
-        if (axis, touching) not in self._eliminated:
-            self._eliminated[axis, touching] = _eliminated(axis, touching)
-        left = self._eliminated[axis, touching]
-        others = {axes: f for axes, f in factors.items() if axis not in axes}
+        key = axis, tuple(touching)
+        if key not in self._eliminated:
+            self._eliminated[key] = _eliminated(axis, touching)
+        left = self._eliminated[key]
         if left is not None:
             others[left.axes] = self._join(others[left.axes], left) if left.axes in others else left
         return others
@@ -155,7 +168,9 @@ class Feasible:
 
     def _spread(self, axes: Axes, table: Bools) -> Bools:
         """A table over classes as one over values."""
-        return table[crossed([self.classes[axis] for axis in axes])]
+        for dim, axis in enumerate(axes):
+            table = table.take(self.classes[axis], axis=dim)
+        return table
 
     def _elimination_order(self) -> Axes:
         """Greedy: next the axis whose elimination builds the smallest table."""
@@ -164,8 +179,8 @@ class Feasible:
         while remaining:
 
             def built(axis: int, scopes: list[set[int]] = scopes) -> tuple[int, int]:
-                scope = set().union(*(s for s in scopes if axis in s))
-                return prod(self.sizes[a] for a in scope), axis
+                scope = set().union(*[s for s in scopes if axis in s])
+                return prod(map(self.sizes.__getitem__, scope)), axis
 
             axis = min(remaining, key=built)
             scope = set().union(*(s for s in scopes if axis in s)) - {axis}
@@ -201,10 +216,22 @@ def _classes(size: int, axis: int, factors: Iterable[Factor]) -> Ints:
 
 def _eliminated(axis: int, touching: Sequence[Factor]) -> Factor | None:
     """Eliminate one variable: join the tables that mention the axis and project the axis out. None if the projection
-    allows every combination."""
+    allows every combination.
+
+    Where the tables joined have many entries, millions at times, the axis's values lie in the bits of bytes meanwhile.
+    """
+    sizes = {a: size for f in touching for a, size in zip(f.axes, f.allowed.shape, strict=True)}
+    if prod(sizes.values()) > PACKED_FROM:
+        touching = [_packed(each, axis) for each in touching]
     joined = reduce(join, sorted(touching, key=lambda f: f.allowed.size))
     allowed: Bools = np.asarray(joined.allowed.any(axis=joined.axes.index(axis)))
     return None if allowed.all() else Factor(tuple(a for a in joined.axes if a != axis), allowed)
+
+
+def _packed(table: Factor, axis: int) -> Factor:
+    """A table with the values of an axis in the bits of bytes, eight in one."""
+    packed: Any = np.packbits(table.allowed, axis=table.axes.index(axis))
+    return Factor(table.axes, packed)
 
 
 def _merged(factors: Iterable[Factor]) -> dict[Axes, Factor]:
@@ -215,8 +242,8 @@ def _merged(factors: Iterable[Factor]) -> dict[Axes, Factor]:
 
 
 def _joined_size(factors: dict[Axes, Factor], axis: int, sizes: Sequence[int]) -> int:
-    scope = {a for axes in factors if axis in axes for a in axes}
-    return prod(sizes[a] for a in scope)
+    scope = set().union(*[axes for axes in factors if axis in axes])
+    return prod(map(sizes.__getitem__, scope))
 
 
 def _expand(table: npt.NDArray[Scalar], has: Axes, axes: Axes) -> npt.NDArray[Scalar]:

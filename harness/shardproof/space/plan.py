@@ -77,6 +77,10 @@ class Plan:
         """Seconds the scenario takes with two at once on two cores; nothing where its system refuses it."""
         return 0.0 if scenario in self.refused else cost_model().estimate_s(scenario)
 
+    def estimate_all_s(self, scenarios: Iterable[Scenario]) -> float:
+        """Seconds that scenarios take together."""
+        return sum(cost_model().estimates_s([s for s in scenarios if s not in self.refused]))
+
     @property
     def is_walk(self) -> bool:
         """Whether spaces were walked; False for scenario files alone, which report their plain verdicts."""
@@ -85,10 +89,9 @@ class Plan:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Expected seconds of each system's scenarios."""
-        total = dict.fromkeys((scenario.system for scenario in self.scenarios), 0.0)
-        costs = cost_model()
-        for scenario in self.supported:
-            total[scenario.system] += costs.estimate_s(scenario)
+        total = dict.fromkeys(map(attrgetter("system"), self.scenarios), 0.0)
+        for scenario, seconds in zip(self.supported, cost_model().estimates_s(self.supported), strict=True):
+            total[scenario.system] += seconds
         return total
 
     @property
@@ -126,8 +129,8 @@ class Plan:
         """Axis → the objects that are its values, and how many scenarios have each. Thousands share a few, so that what
         is asked of a value is asked a few times."""
         found = {}
-        for axis in AXES:
-            values = list(map(attrgetter(axis), self.scenarios))
+        columns = list(zip(*map(attrgetter(*AXES), self.scenarios), strict=True)) or [()] * len(AXES)
+        for axis, values in zip(AXES, columns, strict=True):
             objects = dict(zip(map(id, values), values, strict=True))
             found[axis] = [(objects[key], number) for key, number in Counter(map(id, values)).items()]
         return found
@@ -166,9 +169,7 @@ def make_plan(spaces: Sequence[Space], selection: Selection = Selection()) -> Pl
     budgets: dict[str, float] = defaultdict(float)
     for walk in (entry.walk for entry in walked if not entry.walk.sample):
         budgets[walk.system] += walk.budget_s or inf
-    first, last = (
-        sorted((s for s in part if in_shard(s, selection.shard)), key=_order) for part in (supported, refused)
-    )
+    first, last = (_ordered(_in_shard(part, selection.shard)) for part in (supported, refused))
     return Plan(tuple(first), {s: refused[s] for s in last}, walked, dict(budgets), selection.shard)
 
 
@@ -244,12 +245,17 @@ def in_shard(scenario: Scenario, shard: tuple[int, int]) -> bool:
     return parts == 1 or int(scenario.id, 16) % parts == part - 1
 
 
+def _in_shard(scenarios: Iterable[Scenario], shard: tuple[int, int]) -> list[Scenario]:
+    return list(scenarios) if shard[1] == 1 else [s for s in scenarios if in_shard(s, shard)]
+
+
 def _selected(space: Space, selection: Selection) -> Space:
     space = space.on_systems(selection.systems).with_axes(selection.axes)
     return space.at_strength(selection.strength) if selection.strength else space
 
 
-def _order(scenario: Scenario) -> tuple[bool, float]:
+def _ordered(scenarios: Sequence[Scenario]) -> list[Scenario]:
     """First what exposes most; then cheap before dear."""
-    exposed = scenario.offload.fraction > 0 and scenario.dtype != PLAIN and scenario.program != "train"
-    return not exposed, cost_model().estimate_s(scenario)
+    exposed = [s.offload.fraction > 0 and s.dtype != PLAIN and s.program != "train" for s in scenarios]
+    keys = zip([not each for each in exposed], cost_model().estimates_s(scenarios), range(len(scenarios)), strict=True)
+    return [scenarios[place] for *_, place in sorted(keys)]

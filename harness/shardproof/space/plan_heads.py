@@ -16,12 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from shardproof.errors import HarnessError, UsageError
 from shardproof.protocol.registry import system_named
 from shardproof.scenario import Scenario
 from shardproof.space.plan import Plan
-from shardproof.versions import SOURCES
+from shardproof.versions import SOURCES, split_cures
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ def at_heads(plan: Plan, python: str | None) -> tuple[Plan, tuple[Head, ...]]:
     Raises:
         UsageError: no such clone, commit or folder, or it cannot be installed or imported here.
     """
-    versions = dict.fromkeys((s.system, s.release) for s in plan.supported)
+    named = dict.fromkeys(map(attrgetter("system", "version"), plan.supported))
+    versions = dict.fromkeys((system, split_cures(version)[0]) for system, version in named)
     wanted = [(s, v) for s, v in versions if v.startswith(SOURCES) and system_named(s).package]
     if not wanted:
         return plan, ()

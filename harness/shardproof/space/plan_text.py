@@ -22,7 +22,7 @@ def render_plan(plan: Plan, heads: Sequence[Head] = ()) -> str:
     if heads:
         lines += [f"  {line}" for line in COUNTED]
     for walked in plan.walked:
-        lines += ["", *_walked(walked, sum(map(plan.estimate_s, walked.supported)))]
+        lines += ["", *_walked(walked, plan.estimate_all_s(walked.supported))]
     lines += ["", "scenarios by axis value", *_counts(plan)]
     if plan.unsupported:
         lines += ["", "unsupported: planned, run as such, never counted as covered"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from math import prod
+from operator import attrgetter, getitem
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from shardproof.errors import UsageError
 from shardproof.program import LOAD_AXES, changes
 from shardproof.protocol.registry import system_named
-from shardproof.scenario import Mesh, Scenario, parse_axis, value_text
+from shardproof.scenario import Mesh, Scenario, parse_axis
 from shardproof.space.constraints import Table, constraints_of, constraints_of_load, tabulate
 from shardproof.space.cost import cost_model
 from shardproof.space.coverage import Counter, Coverage
@@ -84,15 +85,18 @@ def follow(walk: Walk, seed: int = 0, sample: int | None = None) -> Walked:
 def plain_sample(walked: Walked) -> Walked:
     """A few scenarios of a walk over a cured library, on the library as it is: together they have every value of every
     axis that the walk's have, so that a cure cannot hide that something else is broken without it."""
-    bits: dict[tuple[str, str], int] = {}
-    masks, cured = [], list[Scenario]()
-    for scenario in (scenario for scenario in walked.supported if scenario.version):
-        cured.append(scenario)
-        values = ((axis, value_text(axis, getattr(scenario, axis))) for axis in walked.walk.axes)
-        masks.append(sum(bits.setdefault(value, 1 << len(bits)) for value in values))
-    left, chosen = (1 << len(bits)) - 1, []
+    cured = [scenario for scenario in walked.supported if scenario.version]
+    masks = [0] * len(cured)
+    bits = 0
+    for axis in walked.walk.axes:
+        values = list(map(attrgetter(axis), cured))
+        bit = {value: 1 << bits + number for number, value in enumerate(dict.fromkeys(values))}
+        bits += len(bit)
+        masks = [mask | bit[value] for mask, value in zip(masks, values, strict=True)]
+    left, chosen = (1 << bits) - 1, []
     while left:
-        best = max(range(len(masks)), key=lambda index: (masks[index] & left).bit_count())
+        gains = [(mask & left).bit_count() for mask in masks]
+        best = gains.index(max(gains))
         chosen.append(replace(cured[best], version=""))
         left &= ~masks[best]
     walk = replace(
@@ -215,9 +219,7 @@ class _Problem:
         columns = list(self.values.values())
         fixed = {"system": self.walk.system, "version": self.walk.version}
         found = (
-            Scenario.of_checked(
-                {**fixed, **{axis: column[i] for axis, column, i in zip(self.names, columns, row, strict=True)}}
-            )
+            Scenario.of_checked({**fixed, **dict(zip(self.names, map(getitem, columns, row), strict=True))})
             for row in dict.fromkeys(map(tuple, rows.tolist()))
         )
         if not self.walk.plain or self.walk.version != CURED:

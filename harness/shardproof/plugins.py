@@ -2,8 +2,7 @@
 
 A plugin is a module that `--plugin my_package.my_plugin` names, or an installed package's entry point. It is imported
 in the parent, in every worker and in every rank, and calls these functions at its top level, so that all of them know
-the same. `shardproof.diagnosis.rules.engine.register` adds a diagnosis rule, and `shardproof.protocol.registry` a
-system.
+the same. docs/plugins.md lists everything else that a plugin may use.
 
     from shardproof.plugins import register_fault, register_model, register_program
 
@@ -15,11 +14,22 @@ system.
 
 from __future__ import annotations
 
+from shardproof.diagnosis.rules.engine import register as register_rule
 from shardproof.errors import UsageError
 from shardproof.faults.boundary import BOUNDARY, BoundaryFault
 from shardproof.faults.catalogue import CATALOGUE, Fault, mechanisms
 from shardproof.models import ModelSpec, zoo
 from shardproof.program import provide
+from shardproof.protocol.registry import register as register_system
+
+__all__ = [
+    "register_boundary_fault",
+    "register_fault",
+    "register_model",
+    "register_program",
+    "register_rule",
+    "register_system",
+]
 
 
 def register_fault(fault: Fault) -> Fault:

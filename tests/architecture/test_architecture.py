@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.written.public_names import public_names
 from tests.conformance.built_in import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -329,17 +330,8 @@ def uses() -> tuple[set[tuple[str, str]], set[str]]:
     return of_modules, anywhere
 
 
-FOR_OTHERS = {
-    "shardproof.protocol.accepts",
-    "shardproof.protocol.system",
-    "shardproof.torch_loop.loop",
-    "shardproof.checks.conformance",
-    "shardproof.plugins",
-    "shardproof.ownership",
-    "shardproof.emulation.pytest_plugin",
-    "shardproof.pytest",
-}
-"""Modules whose public names are there for plugins too, or are hooks that pytest calls."""
+HOOKS = {"shardproof.emulation.pytest_plugin", "shardproof.pytest"}
+"""Modules of which pytest calls functions by their names."""
 
 FOR_READERS = {("shardproof.systems.automodel.dtype_contract", "RULES")}
 """Tables that a page of the documentation shows, which a test compares."""
@@ -347,9 +339,10 @@ FOR_READERS = {("shardproof.systems.automodel.dtype_contract", "RULES")}
 
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_every_public_name_is_used(name: str) -> None:
-    if name in FOR_OTHERS:
+    if name in HOOKS:
         return
     of_modules, anywhere = uses()
+    anywhere = anywhere | set(public_names().get(name, ()))
     kept = {found for found in defined(name) if not found.startswith("_") and found != "SYSTEM"}
     unused = sorted(n for n in kept - anywhere if (name, n) not in of_modules | FOR_READERS)
     assert not unused, f"{name} defines what nothing but a test uses: {', '.join(unused)}"

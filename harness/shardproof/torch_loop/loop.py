@@ -66,6 +66,7 @@ STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffe
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
 }  # fmt: skip
+"""Name of the `optimizer` axis → the class of torch that ranks step with."""
 
 
 @dataclass

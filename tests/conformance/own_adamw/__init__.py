@@ -7,8 +7,8 @@ class promises to have.
 from __future__ import annotations
 
 from shardproof.oracle.contract import Clause
+from shardproof.plugins import register_system
 from shardproof.protocol.accepts import NUMBERS, Accepts, Only, Parts
-from shardproof.protocol.registry import register
 from shardproof.protocol.system import System
 from shardproof.scenario import Optimizer, Scenario
 from shardproof.systems.torch_fsdp2.accepts import ACCEPTS as FSDP2
@@ -40,7 +40,7 @@ class OwnContract(Fsdp2Contract):
 
 
 CONTRACT = OwnContract()
-SYSTEM = register(
+SYSTEM = register_system(
     System(
         name="own-adamw",
         doc="A training script's own AdamW under FSDP2",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardproof.protocol.registry import register
+from shardproof.plugins import register_system
 
 from tests.conformance.own_adamw import SYSTEM
 from tests.conformance.variants import with_ranks
 
-HASTY = register(with_ranks(SYSTEM, f"{__name__}_rank:Hasty", "own-adamw-hasty"))
+HASTY = register_system(with_ranks(SYSTEM, f"{__name__}_rank:Hasty", "own-adamw-hasty"))

@@ -9,11 +9,11 @@ costs, known issues and their regressions, the plain scenario) lie in `data/` be
 
 from __future__ import annotations
 
+from shardproof.plugins import register_system
 from shardproof.program import provide
-from shardproof.protocol.registry import register
 from shardproof.protocol.system import System
 
-SYSTEM = register(
+SYSTEM = register_system(
     System(
         name="torch-zero",
         doc="PyTorch ZeroRedundancyOptimizer and DistributedDataParallel, unmodified",

@@ -3,9 +3,9 @@ optimizer."""
 
 from __future__ import annotations
 
-from shardproof.protocol.registry import register
+from shardproof.plugins import register_system
 
 from tests.conformance.torch_zero import SYSTEM
 from tests.conformance.variants import with_ranks
 
-FORGETFUL = register(with_ranks(SYSTEM, f"{__name__}_rank:Forgetful", "torch-zero-forgetful"))
+FORGETFUL = register_system(with_ranks(SYSTEM, f"{__name__}_rank:Forgetful", "torch-zero-forgetful"))

@@ -90,6 +90,7 @@ ACCEPTS = Accepts(
         ),
     ),
 )  # fmt: skip
+"""What FSDP2 with distributed checkpoints runs; a system over FSDP2 begins with these limits."""
 
 
 def strided_unevenly(scenario: Scenario) -> bool:

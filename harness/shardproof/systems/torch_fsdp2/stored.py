@@ -31,3 +31,4 @@ def frozen_at(scenario: Scenario, index: int) -> set[str]:
 
 
 STORED = Fsdp2Stored()
+"""The reader of FSDP2's checkpoints, for every system that writes the same."""

@@ -9,12 +9,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from shardproof.issues.findings import section_of
 from shardproof.laboratory.judge import ResolvedScenario, judge
 from shardproof.models import model_spec
 from shardproof.observe.record import LIVE, WRITTEN
 from shardproof.program import expand
 from shardproof.protocol.releases import package_of
-from shardproof.report.findings import section_of
 from shardproof.scenario import Scenario
 from shardproof.space.constraints import tabulate
 from shardproof.systems import megatron_core

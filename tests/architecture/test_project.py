@@ -1,13 +1,17 @@
-"""What surrounds the code: pins, targets of the Makefile, what a wheel holds, and that every system is walked.
+"""What surrounds the code: packages that it imports, pins, targets of the Makefile, what a wheel holds, and that every
+system is walked.
 
-*Verifies*: names against what exists, and that nothing is pinned that nothing needs.
+*Verifies*: names against what exists, that what is imported is declared, and that nothing is pinned that nothing needs.
 *Does not verify*: that a target succeeds.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -89,6 +93,52 @@ def test_nothing_is_pinned_that_nothing_needs() -> None:
     assert pinned - wanted == set()
     unpinned = {name for name in wanted - pinned if not name.startswith(("nvidia-", "cuda-"))}
     assert unpinned <= {"setuptools", "triton"}, "torch's own limits on these, and on NVIDIA's libraries, are the pins"
+
+
+SCANNED = ("harness", "benchmarks", "tests", "docs/written", "docs/site")
+
+UNDECLARED = {
+    "megatron": "a library under test: whoever tests Megatron-Core has it, and its releases come from overlays",
+    "megatron_fsdp": "a library under test, as megatron",
+    "nemo_automodel": "a library under test, as megatron",
+    "safetensors": "comes with NeMo AutoModel, of whose checkpoints it is the format",
+    "transformers": "comes with NeMo AutoModel, whose models are of its classes",
+    "fakelib": "a library that tests write, as if it were under test",
+    "headslib": "as fakelib",
+    "shardproof_absent": "a name that a test needs to be absent",
+}
+"""What is imported and stands in no list of `pyproject.toml` → why."""
+
+
+_IMPORT = re.compile(r"^ *(?:import|from) +([A-Za-z]\w*)", re.MULTILINE)
+"""A line that imports, or looks so: ruff leaves one import a line."""
+
+
+def imported(file: Path, known: set[str]) -> Iterator[str]:
+    """The packages that a file imports, wherever in it, but for those that are known. It is parsed only where one of
+    its lines names another: parsing all files takes seconds."""
+    text = file.read_text("utf-8")
+    if known.issuperset(_IMPORT.findall(text)):
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0]
+
+
+def test_everything_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {canonicalize_name(Requirement(text).name) for texts in lists for text in texts}
+    beside_tests = {file.stem for file in (ROOT / "tests").rglob("*.py")}  # pytest puts their folders on the path
+    known = {"shardproof", "benchmarks", "tests", "docs", *beside_tests, *sys.stdlib_module_names}
+    known |= {name.replace("-", "_") for name in declared}  # each is imported by its own name
+    files = [file for folder in SCANNED for file in sorted((ROOT / folder).rglob("*.py"))]
+    found = [(name, str(file.relative_to(ROOT))) for file in files for name in imported(file, known)]
+    elsewhere = {name: file for name, file in found if name not in known}
+    assert {name: file for name, file in elsewhere.items() if name not in UNDECLARED} == {}
+    assert sorted(UNDECLARED.keys() - elsewhere.keys()) == [], "named, and no longer imported"
 
 
 def test_the_makefile_runs_spaces_that_exist() -> None:

@@ -276,7 +276,7 @@ def _require_id(text: str) -> None:
 
 
 def databases(folder: Path) -> list[Path]:
-    """The databases of a folder: that of its runs, and that of its sweeps."""
+    """The databases of runs and of sweeps that a folder holds."""
     from shardproof.investigate import sweep_folder
     from shardproof.store import DATABASE
 

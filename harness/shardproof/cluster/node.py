@@ -83,7 +83,7 @@ class Answer:
 def setting_of(
     scenarios: Iterable[Scenario], plugins: tuple[str, ...], python: str | None, deadline_s: float, known: KnownIssues
 ) -> Setting:
-    """What these scenarios need, as this process has it."""
+    """The setting that a run of scenarios sends to its nodes: plugins, interpreter and versions of this process."""
     largest: dict[tuple[str, str, str], Scenario] = {}
     for scenario in scenarios:
         key = (scenario.system, scenario.version, scenario.device)
@@ -187,7 +187,7 @@ class NodeLaboratory:
         return found
 
     def close(self) -> None:
-        """End the laboratory and everything that it started."""
+        """Close the node's laboratory, with all of its servers and ranks."""
         self._laboratory = None
         self._opened.close()
 

@@ -105,7 +105,7 @@ class RayCluster:
 
 
 class _RaySlot:
-    """One actor."""
+    """A slot of the cluster executor as a Ray actor: a `NodeLaboratory` in a process on a node."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor

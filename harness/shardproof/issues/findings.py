@@ -64,7 +64,7 @@ class Finding:
 
     @property
     def silent(self) -> bool:
-        """Whether it raises nothing, at least in one scenario."""
+        """Whether training continues without an exception in at least one scenario of the finding."""
         return "silent" in self.severity
 
     @property
@@ -84,7 +84,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Section:
-    """All that one system's file says."""
+    """The findings of one system, read from its `issues.toml`, as a section of the page."""
 
     system: str
     about: str

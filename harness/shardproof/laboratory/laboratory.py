@@ -321,8 +321,8 @@ class Laboratory:
         return trial
 
     def _that_loads(self, scenario: Scenario) -> tuple[Laboratory, Scenario, Resolved]:
-        """Whose ranks those of the second session and those after it are, the scenario as they see it, and the software
-        that they run on."""
+        """For a scenario that loads on another release: the laboratory of that release's torch, the scenario with
+        the release as its version, and the resolved software."""
         loading = as_loaded(scenario)
         software = self._home._environments.resolve(loading.system, loading.version)
         return self._home._beside(software) or self._home, loading, software

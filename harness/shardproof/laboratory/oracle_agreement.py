@@ -1,4 +1,4 @@
-"""Twin and reference against each other: on which values they must agree, and how they do not."""
+"""Compares the two oracles, twin and reference: which values both know, and a sentence on the first disagreement."""
 
 from __future__ import annotations
 

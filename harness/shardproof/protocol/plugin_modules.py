@@ -63,10 +63,10 @@ def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
 
 
 def _require_whole() -> None:
-    """Check that a plug-in left in the tables that it may add to what belongs there.
+    """Check the table of models after a plugin was imported: each entry is a `ModelSpec` under its own name.
 
     Raises:
-        TypeError: it did not.
+        TypeError: the plugin put something else into the table.
     """
     from shardproof.models import ZOO, ModelSpec
 

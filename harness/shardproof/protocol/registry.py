@@ -32,10 +32,10 @@ def register(system: System) -> System:
 
 
 def system_named(name: str) -> System:
-    """The system of that name.
+    """The registered system called `name`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no system is registered under this name.
     """
     _discover()
     if name not in _SYSTEMS:

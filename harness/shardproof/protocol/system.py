@@ -194,7 +194,7 @@ class System:
 
     @property
     def under_test(self) -> str:
-        """The distribution whose releases it can run on; empty where there are none."""
+        """The distribution under test, whose releases a scenario can name; empty for a system of ours."""
         return "torch" if self.is_torch else self.package
 
     @cached_property

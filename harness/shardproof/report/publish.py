@@ -182,5 +182,5 @@ def write_json(path: Path | None, document: Mapping[str, Any]) -> None:
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """A document as text that begins with who wrote it, so that a later command may replace it."""
+    """A document as JSON text that begins with `written_by`, by which a later command knows a file of ours."""
     return json.dumps({"written_by": f"shardproof {__version__}", **document}, indent=1, allow_nan=False) + "\n"

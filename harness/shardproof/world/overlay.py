@@ -423,7 +423,7 @@ def _of_importers() -> Iterator[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that others see whole or not at all."""
+    """Write a file atomically: another process sees the old content or the whole new one."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as scratch:
         scratch.write(text)
     os.replace(scratch.name, path)

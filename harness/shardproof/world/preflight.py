@@ -39,10 +39,10 @@ def require_interpreter(python: str | None) -> None:
 
 
 def require_device(device: str | None, python: str | None) -> None:
-    """Check that there is such a device for the ranks.
+    """Check that the ranks can have a device: a GPU that their interpreter sees, for `cuda`.
 
     Raises:
-        UsageError: there is none, and why.
+        UsageError: no usable GPU, with the reason.
     """
     from shardproof.world.devices import require_gpu
 

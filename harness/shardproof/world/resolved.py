@@ -54,7 +54,8 @@ class Resolved:
 
     @property
     def version(self) -> str:
-        """As results name it, with its cures: what is installed calls itself or, before that, what was asked for."""
+        """The version in results, with the cures: that of the installed library or, before the installation, the
+        release asked for."""
         if self.package is None and not self.system.distributions:
             return __version__
         return with_cures(self._plain, self.cures)

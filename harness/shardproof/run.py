@@ -25,84 +25,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
-from shardproof.errors import printable
+from shardproof.cluster.executors import executor_of
 from shardproof.folders import at_work_in
 from shardproof.investigate.shrink import NewCauses
 from shardproof.investigate.stale_cures import checked, questions
-from shardproof.issues.known_issues import KnownIssues
-from shardproof.laboratory.executor import Executor, LocalExecutor, installed_versions
-from shardproof.laboratory.laboratory import Laboratory
+from shardproof.laboratory.executor import Executor
 from shardproof.report.files import write_reports
 from shardproof.report.model import Report
 from shardproof.report.progress import Progress
+from shardproof.request import Outcome, Request
 from shardproof.result import Result
 from shardproof.scenario import Scenario
-from shardproof.space.plan import Plan
 from shardproof.store import DATABASE, Run, Store, now
-from shardproof.verdict import ExitStatus
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What a run was asked for.
-
-    * out: folder of the database and the reports.
-    * command: the arguments, for the record.
-    * python: interpreter of the ranks.
-    * releases: package under test → releases that will run.
-    * known: issues that count as known; empty when scenario files were named, which report their plain verdicts.
-    * issues: all entries, for what reports say of a finding.
-    * json, junit: further files to write.
-    * quiet: no progress is shown.
-    * ray: the cluster that scenarios run on; none for this machine.
-    """
-
-    plan: Plan
-    out: Path
-    command: tuple[str, ...]
-    seed: int
-    jobs: int
-    deadline_s: float
-    plugins: tuple[str, ...] = ()
-    python: str | None = None
-    releases: Mapping[str, str] = field(default_factory=dict)
-    known: KnownIssues = field(default_factory=KnownIssues)
-    issues: KnownIssues = field(default_factory=KnownIssues)
-    json: Path | None = None
-    junit: Path | None = None
-    quiet: bool = False
-    ray: OnRay | None = None
-
-
-@dataclass(frozen=True)
-class OnRay:
-    """A cluster of Ray's to run on.
-
-    * address: empty for what `ray.init` finds.
-    * most: slots at once (`shardproof.cluster.handout`); as many as there is room for without.
-    """
-
-    address: str = ""
-    most: int | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended. interrupted: by Ctrl-C, with `report` holding what was reached."""
-
-    report: Report
-    page: Path
-    interrupted: bool
-
-    @property
-    def status(self) -> ExitStatus:
-        """The exit status that the command line promises. A planned scenario without a verdict is the harness's
-        fault, unless the user pressed Ctrl-C."""
-        report = replace(self.report, missing=()) if self.interrupted else self.report
-        return report.status
 
 
 def run(request: Request) -> Outcome:
@@ -115,7 +51,7 @@ def run(request: Request) -> Outcome:
     """
     with at_work_in(request.out), Store(request.out / DATABASE) as store:
         interrupted = False
-        with _executor(request) as executor:  # its servers import torch while the plan is stored
+        with executor_of(request) as executor:  # its servers import torch while the plan is stored
             run_id, todo = _begin(store, request)
             try:
                 for results in _examined(store, run_id, todo, request, executor):
@@ -138,7 +74,7 @@ def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
 
     That is the folder's latest run if it was cut off and has the same plan and releases; otherwise a new one.
     """
-    latest, releases = store.latest_run(), versions(request)
+    latest, releases = store.latest_run(), request.versions()
     planned = {scenario.id for scenario in request.plan.scenarios}
     if latest and _goes_on(store, store.run(latest), planned, releases):
         todo = store.unfinished(latest)
@@ -151,28 +87,6 @@ def _begin(store: Store, request: Request) -> tuple[str, list[Scenario]]:
 def _goes_on(store: Store, run: Run, planned: Set[str], releases: Mapping[str, str]) -> bool:
     unfinished = run.ended_at is None and run.versions == releases
     return unfinished and {scenario.id for scenario in store.planned(run.id)} == planned
-
-
-def _executor(request: Request) -> Executor:
-    systems, logs = {scenario.system for scenario in request.plan.scenarios}, request.out / "logs"
-    if request.ray is None:
-        laboratory = Laboratory(
-            jobs=request.jobs, deadline_s=request.deadline_s, plugins=request.plugins, python=request.python,
-            keep=logs, systems=systems,
-        )  # fmt: skip
-        return LocalExecutor(laboratory, request.known)
-    from shardproof.cluster.handout import ClusterExecutor
-    from shardproof.cluster.node import setting_of
-    from shardproof.cluster.on_ray import RayCluster
-
-    samples = request.plan.supported or request.plan.scenarios
-    return ClusterExecutor(
-        RayCluster(request.ray.address, logs / "ray.log"),
-        setting_of(samples, request.plugins, request.python, request.deadline_s, request.known),
-        most=request.ray.most,
-        keep=logs,
-        say=lambda line: None if request.quiet else print(printable(line), file=sys.stderr, flush=True),
-    )
 
 
 def _examined(
@@ -203,9 +117,3 @@ def _check_cures(store: Store, run_id: str, request: Request, executor: Executor
         if not request.quiet:
             print(f"asking what became of {len(asked)} cures that do not apply", file=sys.stderr)
         store.checked(run_id, checked(asked, lambda scenarios: executor.attributed(scenarios, lambda *_: None)))
-
-
-def versions(request: Request) -> dict[str, str]:
-    """The release of everything that a run's results depend on, as the interpreter of its ranks has them."""
-    systems = {scenario.system for scenario in request.plan.scenarios}
-    return {**installed_versions(systems, request.python), **request.releases}

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shardproof import run as flow
 from shardproof.cli.main import entry
 from shardproof.cluster import on_ray
 from shardproof.cluster.node import Answer, NodeLaboratory, Work
 from shardproof.laboratory import laboratory
 from shardproof.report.progress import Progress
+from shardproof.request import Request
 from shardproof.result import Result
 from shardproof.scenario import Scenario
 from shardproof.store import DATABASE, Store, StoreFull
@@ -253,7 +253,7 @@ def test_another_plan_or_another_release_starts_anew(
     if change == "plan":
         words[-1] = "4"
     else:
-        monkeypatch.setattr(flow, "versions", lambda plan: {"torch": "9.9"})
+        monkeypatch.setattr(Request, "versions", lambda request: {"torch": "9.9"})
     assert shardproof(*words) == ExitStatus.OK
     assert "resuming" not in capfd.readouterr().err
 

@@ -19,8 +19,8 @@ from shardproof.versions import split_cures, with_cures
 if TYPE_CHECKING:
     from shardproof.issues.known_issues import KnownIssues
     from shardproof.protocol.releases import Package
+    from shardproof.request import OnRay
     from shardproof.result import Result
-    from shardproof.run import OnRay
     from shardproof.scenario import Scenario
     from shardproof.space.plan import Plan
 
@@ -118,7 +118,7 @@ def on_ray(executor: str, address: str | None, most: int | None) -> OnRay | None
     Raises:
         UsageError: an address without `--executor ray`, or Ray is not installed.
     """
-    from shardproof.run import OnRay
+    from shardproof.request import OnRay
 
     if executor == "local":
         if address is not None:

@@ -146,7 +146,7 @@ def run(
     """
     from shardproof.folders import folder_of, point_latest
     from shardproof.report.text import render_text, wants_colour
-    from shardproof.run import Request
+    from shardproof.request import Request
     from shardproof.run import run as execute
 
     modules = load_plugins(plugins)

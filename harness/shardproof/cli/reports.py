@@ -97,7 +97,7 @@ def merge(folders: tuple[Path, ...], out: Path, json_file: Path | None, junit_fi
     from shardproof.merge import absent_parts, merge_runs, read_parts
     from shardproof.report.files import write_reports
     from shardproof.report.text import render_text, wants_colour
-    from shardproof.run import Outcome
+    from shardproof.request import Outcome
     from shardproof.store import DATABASE
 
     load_plugins(())

@@ -163,7 +163,7 @@ class _Kept:
     def pytest_sessionstart(self) -> None:
         """Begin a run in the folder."""
         from shardproof.folders import at_work_in
-        from shardproof.run import Request, versions
+        from shardproof.request import Request
         from shardproof.store import DATABASE, Store
 
         with as_pytest_usage_errors():
@@ -175,7 +175,7 @@ class _Kept:
         plan = session.plan if isinstance(session, _Session) else Plan(())
         command = ("pytest", *map(str, self.config.invocation_params.args))
         request = Request(plan=plan, out=self.out, command=command, seed=0, jobs=1, deadline_s=0.0)
-        self.run_id = self.store.begin_run(command, 0, versions(request), plan.excluded)
+        self.run_id = self.store.begin_run(command, 0, request.versions(), plan.excluded)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the results that come with a report."""

@@ -19,8 +19,8 @@ import pytest
 from shardproof.cli import arguments
 from shardproof.cli.main import entry
 from shardproof.report.model import Report
+from shardproof.request import Outcome, Request
 from shardproof.result import Result
-from shardproof.run import Outcome, Request
 from shardproof.scenario import Scenario
 from shardproof.store import DATABASE, SCHEMA_VERSION, Store
 from shardproof.verdict import ExitStatus, Verdict

@@ -27,7 +27,7 @@ from shardproof.errors import MOST_GIVEN, MOST_OF_A_LINE, UsageError, printable
 from shardproof.models import ZOO
 from shardproof.program import operations
 from shardproof.report.model import Report
-from shardproof.run import Outcome, Request
+from shardproof.request import Outcome, Request
 from shardproof.scenario import AXES, Scenario
 from shardproof.store import DATABASE, Store
 from shardproof.verdict import ExitStatus

@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from shardproof.cli import arguments
 from shardproof.cli.main import entry
 from shardproof.report.model import Report
 from shardproof.request import Outcome, Request
@@ -534,7 +533,7 @@ def test_ctrl_c_before_the_run_is_130(shardproof: Cli, monkeypatch: pytest.Monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shardproof.cli.listing.render_listing", interrupted)
-    monkeypatch.setattr(arguments, "load_plugins", interrupted)
+    monkeypatch.setattr("shardproof.cli.main.load_plugins", interrupted)
     assert shardproof("list") == 130
     assert "Traceback" not in shardproof.err
 

@@ -40,7 +40,12 @@ class UpstreamCase:
     """One of torch's test classes in a process of its own, told to run one test at a time."""
 
     def __init__(self, kind: str, world: int, scratch: Path) -> None:
-        environment = {**os.environ, **DETERMINISM, "PYTHONPATH": str(ROOT), "BENCH_WORLD": str(world)}
+        environment = {
+            **os.environ,
+            **DETERMINISM,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'harness'}",
+            "BENCH_WORLD": str(world),
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.world_cases", kind, str(world), str(scratch)],
             env=environment,

@@ -17,6 +17,8 @@ from browser_parts import absent
 from effort import examples
 from hypothesis import HealthCheck, settings
 
+from tests.paths import PYTHONPATH
+
 os.environ["ATEN_CPU_CAPABILITY"] = "default"
 os.environ["MKL_CBWR"] = "COMPATIBLE"
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -32,7 +34,7 @@ settings.load_profile("shardproof")
 
 ROOT = Path(__file__).parents[1]
 
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [PYTHONPATH, os.environ.get("PYTHONPATH", "")]))
 """Ranks and workers import the systems of tests too, which are modules below `tests`."""
 
 

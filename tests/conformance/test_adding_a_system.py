@@ -29,6 +29,7 @@ from shardproof.verdict import ExitStatus, Verdict
 from tests.conformance import torch_zero
 from tests.conformance.torch_zero import SYSTEM
 from tests.conformance.torch_zero.forgetful import FORGETFUL
+from tests.paths import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(torch_zero.__file__).parent
@@ -108,7 +109,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shardproof(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command with the distribution installed, in a folder that has nothing of it."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), PYTHONPATH])}
     command = [sys.executable, "-m", "shardproof", *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

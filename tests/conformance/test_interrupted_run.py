@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.processes import descendants
+from tests.paths import PYTHONPATH
 
 pytestmark = pytest.mark.real
 
@@ -43,7 +44,7 @@ def saving(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[int, 
     """A run whose ranks have managers, and every process below it."""
     (tmp_path / "saves.toml").write_text(SCENARIO)
     command = [sys.executable, "-m", "shardproof", "run", str(tmp_path / "saves.toml"), "-j", "1", "--out", "out"]
-    environment = {**os.environ, "SHARDPROOF_REAL_SPAWN": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "SHARDPROOF_REAL_SPAWN": "1", "PYTHONPATH": PYTHONPATH}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE) as run:
         give_up = time.monotonic() + 120.0
         below: dict[int, list[str]] = {}

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import PYTHONPATH
+
 GOLDEN = Path(__file__).with_name("cli")
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -106,7 +108,7 @@ def shardproof(folder: Path, commands: Iterable[tuple[str, ...]]) -> list[Said]:
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR") and "CLONE" not in k}
     done = subprocess.run(
         [sys.executable, "-m", "tests.golden.command_outputs"], input=json.dumps(list(commands)),
-        cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, check=True,
+        cwd=folder, env={**environment, "PYTHONPATH": PYTHONPATH}, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return [(status, out, err) for status, out, err in json.loads(done.stdout)]
 

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.paths import PYTHONPATH
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "diff.md"
 _PROGRAM = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -22,7 +24,7 @@ def test_the_example_prints_what_the_page_shows(tmp_path: Path) -> None:
     program, shown = _PROGRAM.search(page), _SHOWN.search(page)
     assert program is not None
     assert shown is not None
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "PYTHONWARNINGS": "ignore"}
     subprocess.run([sys.executable, "-c", program[1]], cwd=tmp_path, env=environment, check=True)
     done = subprocess.run(
         [sys.executable, "-m", "shardproof", *shown[1].split()],

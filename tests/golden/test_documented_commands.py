@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import PYTHONPATH
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 TABLE = tomllib.loads(Path(__file__).with_name("commands.toml").read_text("utf-8"))
@@ -72,7 +74,7 @@ def test_what_needs_no_ranks_runs() -> None:
 
 
 def shardproof(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "NO_COLOR": "1"}
     command = [sys.executable, "-m", "shardproof", *words]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE_S

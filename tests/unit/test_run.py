@@ -33,6 +33,7 @@ from shardproof.store import DATABASE, Store, StoreFull
 from shardproof.verdict import ExitStatus
 from shardproof.world.server import ForkServer
 
+from tests.paths import PYTHONPATH
 from tests.unit import flow_system
 from tests.unit.cluster_stub import StubCluster, StubSlot
 
@@ -282,7 +283,7 @@ def test_a_full_store_is_status_3_and_keeps_what_it_has(
 def start(folder: Path, *words: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "shardproof", *map(str, words)],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, start_new_session=True,
+        cwd=folder, env={**os.environ, "PYTHONPATH": PYTHONPATH}, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 

@@ -229,7 +229,7 @@ def test_a_killed_process_loses_nothing_that_was_committed(path: Path) -> None:
     )
     root, tests = Path(__file__).parents[2], Path(__file__).parents[1]
     command = [sys.executable, "-c", script, str(path)]
-    dead = subprocess.run(command, env={"PYTHONPATH": f"{root}:{tests}"}, cwd=root, check=False)
+    dead = subprocess.run(command, env={"PYTHONPATH": f"{root}:{root / 'harness'}:{tests}"}, cwd=root, check=False)
     assert dead.returncode == 9
     with Store(path) as store:
         run = store.latest_run()

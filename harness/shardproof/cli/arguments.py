@@ -243,10 +243,10 @@ def result_of(name: str, out: Path | None, run: Callable[[Scenario], Result]) ->
 
 def stored(scenario_id: str, out: Path | None) -> Result:
     """The newest result of a scenario, from one folder's database or from any under `reports/`."""
-    return kept(scenario_id, out)[1]
+    return database_and_result(scenario_id, out)[1]
 
 
-def kept(scenario_id: str, out: Path | None) -> tuple[Path, Result]:
+def database_and_result(scenario_id: str, out: Path | None) -> tuple[Path, Result]:
     """The database that holds a scenario's newest result, and that result."""
     from shardproof.store import DATABASE, Store
 

@@ -85,7 +85,7 @@ def _device_choices(info: System, device: str) -> list[tuple[str, str]]:
     """What ranks on a device get where there is a choice; or what is wrong with the choice that the environment asks
     for."""
     try:
-        return list(info.chosen(device).items())
+        return list(info.device_choices(device).items())
     except UsageError as error:
         return [("error", str(error).split("\n", 1)[0])]
 

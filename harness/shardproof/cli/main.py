@@ -302,7 +302,7 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
     from shardproof.verdict import Verdict
 
     load_plugins(())
-    database, result = arguments.kept(scenario_id, out)
+    database, result = arguments.database_and_result(scenario_id, out)
     if page:
         from shardproof.report.files import write_page
 

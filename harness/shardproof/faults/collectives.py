@@ -81,7 +81,7 @@ def at_collective(strike: Meet, *, everywhere: bool = False) -> Callable[[int], 
                 made += 1
                 if made != number:
                     return one.make()
-                context.came()
+                context.event_occurred()
                 return strike(one)
 
             with meeting(meet, context):

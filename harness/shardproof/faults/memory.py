@@ -79,7 +79,7 @@ def flip_gradient(number: int) -> Around:
             gradient = next(gradients_of(optimizer), None)
             steps += gradient is not None
             if gradient is not None and steps == number:
-                context.came()
+                context.event_occurred()
                 _flip_kept(gradient, context)
 
         with nullcontext() if context.rank else at_optimizer(step):
@@ -119,7 +119,7 @@ def _flipping(name: str, strikes: Callable[[Op, bool], bool]) -> Around:
 
         def moment(*, after: bool) -> None:
             if strikes(op, after):
-                context.came()
+                context.event_occurred()
                 kept = next((part for optimizer in made for part in _owned_parts(optimizer, name)), None)
                 if kept is not None:
                     _flip_kept(kept, context)

@@ -105,7 +105,7 @@ def at_file(strike: Strike) -> Callable[[int], Around]:
             point, rank = divmod(number - 1, world)
 
             def reached() -> None:
-                context.came()
+                context.event_occurred()
                 if context.rank == rank:
                     strike(context)
 

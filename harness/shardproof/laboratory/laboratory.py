@@ -345,7 +345,7 @@ class Laboratory:
             found["loaded_by"] = laboratory._environments.install(its_software).version
         torch = interpreter(self._python).release("torch")
         if torch and torch != interpreter().release("torch"):
-            found["chosen"] = {**software.system.chosen(scenario.device), "torch": torch.partition("+")[0]}
+            found["chosen"] = {**software.system.device_choices(scenario.device), "torch": torch.partition("+")[0]}
         if cured := self._environments.cured(software):
             found |= {"cured": cured.applied, "not_cured": dict(cured.left)}
         return found

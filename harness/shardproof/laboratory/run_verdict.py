@@ -78,7 +78,7 @@ def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str
         device="; ".join(trial.judgement.get("device", ())) or scenario.device,
         phases_s=trial.phases_s,
         elements=base64.b64decode(trial.judgement.get("elements", "")),
-        **{"chosen": info.chosen(scenario.device), **ran},
+        **{"chosen": info.device_choices(scenario.device), **ran},
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ class RankContext:
         """Leave a note that the fault strikes now. It outlives the rank, which the fault may be about to kill."""
         strike_note(self.directory, self.fault).touch()
 
-    def came(self) -> None:
+    def event_occurred(self) -> None:
         """Leave a note that the event is there which the fault is to strike, of many, whatever there is in it."""
         event_note(self.directory, self.fault).touch()
 
@@ -159,7 +159,7 @@ class System:
     * variant_entry: `f(scenario)`: which of the system's environments a scenario needs, where a process can be only one
       of them. Its server finds the answer in SHARDPROOF_VARIANT.
     * not_exercised_entry: `f(scenario)`: what it asks for that ranks here cannot put to the test.
-    * chosen_entry: `f(device)`: what ranks get where there is a choice between the real and the emulated, and why.
+    * device_choices_entry: `f(device)`: what ranks get where there is a choice between the real and the emulated, and why.
     * models_entry, rules_entry: models and rules of diagnosis that only this system has.
     * predicates_entry: what its files may ask of a scenario, by name.
     * layouts_entry: kinds of checkpoint folders that only its library writes, for `shardproof diff`.
@@ -185,7 +185,7 @@ class System:
     library: str = ""
     variant_entry: str = ""
     not_exercised_entry: str = ""
-    chosen_entry: str = ""
+    device_choices_entry: str = ""
     models_entry: str = ""
     rules_entry: str = ""
     predicates_entry: str = ""
@@ -250,13 +250,13 @@ class System:
         """What a scenario asks for that ranks here cannot put to the test."""
         return tuple(self._part(self.not_exercised_entry)(scenario)) if self.not_exercised_entry else ()
 
-    def chosen(self, device: str) -> Mapping[str, str]:
+    def device_choices(self, device: str) -> Mapping[str, str]:
         """What ranks on a device get where there is a choice between the real and the emulated, and why.
 
         Raises:
             UsageError: the environment asks for something that is not there.
         """
-        return dict(self._part(self.chosen_entry)(device)) if self.chosen_entry else {}
+        return dict(self._part(self.device_choices_entry)(device)) if self.device_choices_entry else {}
 
     def refusal(self, scenario: Scenario) -> str | None:
         """Why the system does not run a scenario; None where it does."""

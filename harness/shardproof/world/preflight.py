@@ -64,7 +64,7 @@ def require_machine(scenarios: Collection[Scenario], python: str | None, at_once
     require_room(scenarios, at_once)
     for device, system in sorted({(scenario.device, scenario.system) for scenario in scenarios}):
         require_device(device, python)
-        system_named(system).chosen(device)
+        system_named(system).device_choices(device)
 
 
 def use_clones(clones: Sequence[str]) -> None:

@@ -25,6 +25,7 @@ from shardproof.world.server import DETERMINISM
 
 from tests.conformance.megatron_bridge.refreshed import REFRESHED
 from tests.conformance.regression_scenarios import regression
+from tests.paths import PYTHONPATH
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
@@ -99,7 +100,7 @@ def test_finetune_from_end_to_end(tmp_path: Path, fraction: str, near: str, far:
     environment = {
         **os.environ, **DETERMINISM, **overlay.environment,
         "PATH": f"{make.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(map(str, [*overlay.paths, ROOT])),
+        "PYTHONPATH": os.pathsep.join(map(str, [*overlay.paths, PYTHONPATH])),
     }  # fmt: skip
     command = [sys.executable, "-W", "ignore", str(END_TO_END), str(tmp_path), fraction]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)

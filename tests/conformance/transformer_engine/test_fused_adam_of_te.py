@@ -18,6 +18,8 @@ from shardproof.systems.transformer_engine import SYSTEM
 from shardproof.world.environments import Environments
 from shardproof.world.server import DETERMINISM
 
+from tests.paths import PYTHONPATH
+
 SCRIPT = Path(__file__).with_name("fused_adam_steps.py")
 ROOT = SCRIPT.parents[3]
 
@@ -28,7 +30,7 @@ def test_the_library_steps_as_the_reference(release: str) -> None:
     environments = Environments(None, ())
     overlay = environments.install(environments.resolve(SYSTEM, release)).overlay
     assert overlay is not None
-    path = os.pathsep.join(map(str, (*overlay.paths, ROOT)))
+    path = os.pathsep.join(map(str, (*overlay.paths, PYTHONPATH)))
     done = subprocess.run(
         [sys.executable, SCRIPT], capture_output=True, text=True, check=False,
         env={**os.environ, **DETERMINISM, **overlay.environment, "PYTHONPATH": path},

@@ -108,7 +108,7 @@ def test_neighbours_of_the_limits_are_supported(axes: dict[str, str]) -> None:
 
 def test_which_extension_runs_is_one_decision_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(te_choice.VARIABLE, raising=False)
-    assert SYSTEM.chosen("cuda") == {"compiled extension": "real, on a GPU"}
+    assert SYSTEM.device_choices("cuda") == {"compiled extension": "real, on a GPU"}
     assert te_choice.choice("cpu").kind == te_choice.EMULATED
     monkeypatch.setenv(te_choice.VARIABLE, "real")
     assert te_choice.choice("cpu").kind == te_choice.REAL
@@ -117,7 +117,7 @@ def test_which_extension_runs_is_one_decision_by_device(monkeypatch: pytest.Monk
 def test_another_extension_than_the_two_is_an_error_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(te_choice.VARIABLE, "both")
     with pytest.raises(UsageError, match=r"SHARDPROOF_TE_EXTENSION: given 'both'; allowed: real, emulated, unset"):
-        SYSTEM.chosen("cpu")
+        SYSTEM.device_choices("cpu")
 
 
 def test_the_parent_imports_neither_torch_nor_the_library() -> None:

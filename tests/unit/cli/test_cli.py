@@ -25,6 +25,7 @@ from shardproof.store import DATABASE, SCHEMA_VERSION, Store
 from shardproof.verdict import ExitStatus, Verdict
 
 from tests import report_samples
+from tests.paths import PYTHONPATH
 
 ROOT = Path(__file__).parents[3]
 SCENARIO = 'schema = 1\n[scenario]\nsystem = "reference"\ncheckpoint = "sharded"\n'
@@ -215,7 +216,7 @@ def test_a_plugin_beside_the_user_is_found(tmp_path: Path) -> None:
     script += "from shardproof.cli.main import entry; entry(sys.argv[1:])"
     done = subprocess.run(
         [sys.executable, "-c", script, "list", "--plugin", "my_rules_"],
-        cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={"PYTHONPATH": PYTHONPATH}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("my rules\n")

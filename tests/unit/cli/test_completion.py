@@ -22,6 +22,8 @@ from shardproof.report.html import write_html
 from shardproof.store import Store
 from shardproof.wording.titles import title
 
+from tests.paths import PYTHONPATH
+
 PROGRAM = """
 import sys
 from shardproof.cli.main import entry
@@ -36,7 +38,7 @@ def completed(line: str) -> list[str]:
     """What bash is told of a line that ends where the cursor is."""
     environment = {
         **os.environ, "_SHARDPROOF_COMPLETE": "bash_complete", "COMP_WORDS": line,
-        "COMP_CWORD": str(len(line.split(" ")) - 1), "PYTHONPATH": str(Path(__file__).parents[3]),
+        "COMP_CWORD": str(len(line.split(" ")) - 1), "PYTHONPATH": PYTHONPATH,
     }  # fmt: skip
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     return [row.partition(",")[2] for row in done.stdout.splitlines()]

@@ -21,6 +21,8 @@ from shardproof.space.files import load_space
 from shardproof.verdict import ExitStatus
 from shardproof.world.interpreter import SAFE_PATH
 
+from tests.paths import PYTHONPATH
+
 ROOT = Path(__file__).parents[3]
 TRAPS = (
     "json",
@@ -57,7 +59,7 @@ def mailed(tmp_path: Path) -> Path:
 
 def shardproof(folder: Path, *words: str) -> tuple[int, str]:
     """The command as it is installed, in a folder; its status and what it said."""
-    environment = {**os.environ, **SAFE_PATH, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **SAFE_PATH, "PYTHONPATH": PYTHONPATH}
     command = [sys.executable, "-m", "shardproof", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr

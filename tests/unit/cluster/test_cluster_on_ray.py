@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from tests.paths import PYTHONPATH
+
 ROOT = Path(__file__).parents[3]
 pytestmark = [
     pytest.mark.nightly,
@@ -39,7 +41,7 @@ class Nodes:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (closed with the cluster; a pipe would fill)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.unit.ray_nodes"],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHONPATH},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
         )  # fmt: skip
         self.address = self._said()
@@ -71,7 +73,7 @@ class Nodes:
         address = ("--executor", "ray", "--ray-address", self.address)
         return subprocess.Popen(
             [sys.executable, "-m", "shardproof", "run", *map(str, words), *address, "--json", "run.json", "--out",
-            "out"], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, text=True,
+            "out"], cwd=folder, env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment}, text=True,
             start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -126,7 +128,7 @@ def test_results_are_those_of_this_machine(nodes: Nodes, tmp_path: Path) -> None
     near.mkdir()
     local = subprocess.run(
         [sys.executable, "-m", "shardproof", "run", *map(str, words), "-j", "1", "--json", "run.json", "--out", "out"],
-        cwd=near, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, check=False,
+        cwd=near, env={**os.environ, "PYTHONPATH": PYTHONPATH}, text=True, capture_output=True, check=False,
     )  # fmt: skip
     assert (status, local.returncode) == (0, 0), (out, err, local.stdout, local.stderr)
     assert results(tmp_path / "far") == results(near)
@@ -235,7 +237,7 @@ def test_releases_are_installed_where_scenarios_run(nodes: Nodes, tmp_path: Path
 def test_an_address_without_a_cluster_is_refused(address: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "shardproof", "run", "--executor", "ray", "--ray-address", address],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True, check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": PYTHONPATH}, text=True, capture_output=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert f"--ray-address: given '{address}'; allowed: that of a running Ray cluster" in done.stderr

@@ -21,6 +21,8 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
+from tests.paths import PYTHONPATH
+
 ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
 BOUND_BYTES = 320 << 20
@@ -40,7 +42,7 @@ def diffed(*words: str) -> tuple[int, int, str]:
     """Exit status, peak of resident memory in bytes, and output of a process of its own."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, "diff", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     status, peak = map(int, done.stderr.split()[-2:])
     return status, peak, done.stdout

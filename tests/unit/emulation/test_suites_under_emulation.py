@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from shardproof.emulation.rank_barrier import free_port
 
+from tests.paths import PYTHONPATH
+
 ROOT = Path(__file__).parents[3]
 
 CONFTEST = """
@@ -153,7 +155,7 @@ def run(folder: Path, ranks: int, options: Sequence[str] = ()) -> list[dict[str,
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_suite.py").write_text(SUITE)
     environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks),
+        **os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
         "SHARDPROOF_MEETING": f"127.0.0.1:{free_port()}",
     }  # fmt: skip

@@ -23,6 +23,8 @@ from shardproof.report.publish import publish, require_publishable
 from shardproof.store import DATABASE, Store
 from shardproof.verdict import ExitStatus
 
+from tests.paths import PYTHONPATH
+
 TINY = ("--system", "reference", "--set", "mesh=1x1x1", "--set", "dtype=fp32", "--sample", "2", "-j", "1")
 JSON, XML = '{"run": {\n "id": "1"}}', '<?xml version="1.0" encoding="utf-8"?>\n<testsuites name="shardproof" id="1"/>'
 MINE = 'schema = 1\n[scenario]\nsystem = "reference"\n'
@@ -216,12 +218,11 @@ def test_a_second_run_in_a_folder_is_refused_with_the_pid_of_the_first(
         "import sys, pathlib; from shardproof.folders import at_work_in\n"
         "with at_work_in(pathlib.Path('out')):\n print(flush=True); sys.stdin.read()"
     )
-    root = Path(__file__).parents[3]
     with subprocess.Popen(
         [sys.executable, "-c", hold],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
     ) as first:
         assert first.stdout
         first.stdout.readline()

@@ -24,6 +24,7 @@ from shardproof.scenario import Scenario
 from shardproof.store import DATABASE, Store
 from shardproof.verdict import Standing, Verdict
 
+from tests.paths import PYTHONPATH
 from tests.report_samples import mismatch
 
 pytest_plugins = ["pytester"]
@@ -100,7 +101,7 @@ Run = Callable[..., pytest.RunResult]
 @pytest.fixture
 def ran(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs pytest with the plugin over a space of these programs and meshes, in this process."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH, prepend=os.pathsep)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     pytester.makeconftest(STAND_IN)
     pytester.makepyfile("def test_of_the_users_own(): pass")
@@ -341,7 +342,7 @@ def test_both_plugins_of_ours_are_loaded_at_once(ran: Run) -> None:
 def test_real_scenarios_run_beside_an_emulated_device(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH, prepend=os.pathsep)
     pytester.makepyfile(GPU_SUITE)
     words = ("-p", "shardproof.pytest", "-p", "shardproof.emulation.pytest_plugin", "--emulate=none")
     pytester.runpytest_subprocess(*words).assert_outcomes(passed=2)
@@ -355,7 +356,7 @@ def test_without_its_options_it_loads_and_prints_nothing(pytester: pytest.Pytest
             assert ours == {"shardproof", "shardproof.pytest"}
             assert not {"torch", "numpy", "click"} & set(sys.modules)
     """)
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["PYTHONPATH"] = PYTHONPATH
     result = pytester.run(sys.executable, "-m", "pytest", "-p", "shardproof.pytest", "-p", "no:hypothesispytest")
     result.assert_outcomes(passed=1)
     said = [line for line in result.outlines if not line.startswith("plugins: ")]  # pytest names what is installed
@@ -364,7 +365,7 @@ def test_without_its_options_it_loads_and_prints_nothing(pytester: pytest.Pytest
 
 def test_a_real_laboratory_judges(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass and a planted failure of the reference, with the variables of a rank around them; no ranks are forked."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setenv("MASTER_PORT", "1")
     pytester.makepyfile("""
         from shardproof.pytest import scenarios

@@ -22,7 +22,7 @@ SYSTEM = System(
     ),
     warm_up="rank:warm_up",
     library="rank:library",
-    chosen_entry="accepts:chosen_extension",
+    device_choices_entry="accepts:chosen_extension",
     models_entry="models:MODELS",
     export_entry="export:draft_script",
 )

@@ -14,7 +14,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -358,9 +358,18 @@ def _asked(*, merged: bool = False) -> None:
         assert status in (ExitStatus.OK, ExitStatus.USAGE) or "not finished" in out, each
 
 
-@pytest.mark.parametrize("column", COLUMNS)
-def test_an_edited_database_is_taken_or_refused(kept: Callable[[str, Any], None], column: str) -> None:
-    for number, value in enumerate(VALUES):
+def _edits() -> Iterator[Any]:
+    """Columns, each with a third of the values, so that each value meets three columns; at night with all of them."""
+    for number, column in enumerate(COLUMNS):
+        yield pytest.param(column, VALUES[number % 3 :: 3], id=column)
+        yield pytest.param(column, VALUES, id=f"{column}-all", marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize(("column", "values"), list(_edits()))
+def test_an_edited_database_is_taken_or_refused(
+    kept: Callable[[str, Any], None], column: str, values: list[Any]
+) -> None:
+    for number, value in enumerate(values):
         kept(column, value)
         _asked(merged=number % 4 == 3)
 

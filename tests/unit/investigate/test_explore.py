@@ -140,8 +140,9 @@ def test_a_new_parameter_keeps_its_moments_when_a_checkpoint_from_before_the_fir
     assert result.verdict is Verdict.PASS, result.reason
 
 
-def test_a_planted_fault_is_found_and_shrunk() -> None:
-    found = explored(60, "no-op-load")
+@pytest.mark.parametrize("number", [25, pytest.param(60, marks=pytest.mark.nightly)])
+def test_a_planted_fault_is_found_and_shrunk(number: int) -> None:
+    found = explored(number, "no-op-load")
     shortest = min(len(operations(result.scenario.program)) for result in found.failures.values())
     assert shortest <= 6, "a build, a save, another build and a load are enough"
     (first, *_) = found.failures.values()

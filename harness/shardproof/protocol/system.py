@@ -159,7 +159,7 @@ class System:
     * variant_entry: `f(scenario)`: which of the system's environments a scenario needs, where a process can be only one
       of them. Its server finds the answer in SHARDPROOF_VARIANT.
     * not_exercised_entry: `f(scenario)`: what it asks for that ranks here cannot put to the test.
-    * device_choices_entry: `f(device)`: what ranks get where there is a choice between the real and the emulated, and why.
+    * device_choices_entry: `f(device)`: what ranks get where real and emulated can be chosen between, and why.
     * models_entry, rules_entry: models and rules of diagnosis that only this system has.
     * predicates_entry: what its files may ask of a scenario, by name.
     * layouts_entry: kinds of checkpoint folders that only its library writes, for `shardproof diff`.

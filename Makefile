@@ -18,6 +18,10 @@ JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SPREAD := -n $(JOBS) --dist loadgroup --no-loadscope-reorder  # as collected: files with few but long tests are not last
 PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
+ifeq ($(VENV),)
+export PYTHONPATH := $(CURDIR)/harness$(if $(PYTHONPATH),:$(PYTHONPATH))
+endif
+
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes import the same modules
 
 .PHONY: run test fast coverage lint docs sample bench canaries nightly gpu clean

@@ -67,6 +67,13 @@ def test_a_plain_sentence_is_none(clear: str) -> None:
     assert not is_riddle(clear)
 
 
+@pytest.mark.parametrize("name", ["Case", "Found", "Outcome", "Request", "Trial", "Verdict"])
+def test_a_class_name_has_one_meaning(name: str) -> None:
+    """Names that once meant two to four things each."""
+    found = [module for module in modules() for node in tree(module).body if getattr(node, "name", "") == name]
+    assert len(found) <= 1, f"{name} is defined in {', '.join(found)}: say in each name what it is"
+
+
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_no_docstring_is_a_riddle(name: str) -> None:
     riddles = []

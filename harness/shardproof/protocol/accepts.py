@@ -24,7 +24,7 @@ from shardproof.loading import as_loaded
 from shardproof.models import model_spec
 from shardproof.program import changes, kinds_of, named_programs
 from shardproof.protocol.features import Feature
-from shardproof.scenario import AXES, DTypePolicy, Offload, Optimizer, Scenario
+from shardproof.scenario import AXES, Scenario
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,6 @@ OPEN_LOOP = (
 that goes on beside steps."""
 
 _ALWAYS = ("system", "version")
-_PARTED = {"dtype": DTypePolicy, "optimizer": Optimizer, "offload": Offload}
 
 
 class Accepts:

@@ -250,10 +250,6 @@ def _indented(lines: Iterable[str], spaces: int) -> list[str]:
     return [" " * spaces + line for line in lines]
 
 
-def _numbers(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
-
-
 def inert(text: str, colour: bool) -> str:
     """Without control characters, so that text from a library cannot drive the terminal; colours stay if wanted. Nor
     does it make a launcher that reads the log run the job again."""

@@ -73,16 +73,24 @@ class Environments:
             return self._resolved[key]
 
     def install(self, software: Resolved) -> Resolved:
-        """The same software with its overlay. Cures change nothing of it; a library that came with the interpreter has
-        one that adds nothing.
+        """The same software, with its library installed.
+
+        Raises:
+            UsageError, OverlayError: as `overlay`.
+        """
+        return software if software.overlay is not None else software.on(self.overlay(software))
+
+    def overlay(self, software: Resolved) -> Overlay:
+        """The overlay of the library, which is installed if need be. Cures change nothing of it; a library that came
+        with the interpreter has one that adds nothing.
 
         Raises:
             UsageError, OverlayError: as `shardproof.world.overlay.build`.
         """
         if software.overlay is not None:
-            return software
+            return software.overlay
         if software.package is None:
-            return software.on(Overlay(software.installed, ()))
+            return Overlay(software.installed, ())
         key = (software.package.name, software.release, software.system.accepts.features)
         with self._building:
             if key not in self._overlays:
@@ -95,7 +103,7 @@ class Environments:
             found = self._overlays[key]
         if isinstance(found, Exception):
             raise found
-        return software.on(found)
+        return found
 
     def cured(self, software: Resolved) -> Cured | None:
         """What the cures that were asked for came to on the library; None where none was.
@@ -105,8 +113,7 @@ class Environments:
         """
         if software.cures is None:
             return None
-        system, overlay = software.system, self.install(software).overlay
-        assert overlay is not None
+        system, overlay = software.system, self.overlay(software)
         paths = (*overlay.paths, Path(software.interpreter.site))
 
         def source(name: str) -> str | None:
@@ -123,8 +130,7 @@ class Environments:
     @contextmanager
     def server(self, software: Resolved, scenario: Scenario) -> Iterator[ForkServer]:
         """The warm server that a scenario's ranks are forked from; it stays alive inside the context."""
-        info, overlay = software.system, self.install(software).overlay
-        assert overlay is not None
+        info, overlay = software.system, self.overlay(software)
         variant = info.variant(scenario)
         warm_up = info.entry(info.warm_up) if info.warm_up and scenario.device == "cpu" else ""
         cured = self.cured(software)

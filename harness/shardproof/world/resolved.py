@@ -1,8 +1,7 @@
 """The software that a scenario runs on, resolved once: system, release, cures, and the torch under them.
 
 A scenario names it in one text, such as `0.16.1+cured` or `git:main`. `resolve` takes that text apart where the
-scenario meets a laboratory; from then on the value is handed on, and nobody splits the text or looks a package up
-again.
+scenario meets a laboratory, and the value is handed on from there.
 
     software = resolve("megatron-core", "0.16.1+cured:2777", interpreter())
     software.release, software.cures, software.version          # "0.16.1", "2777", "0.16.1+cured:2777"

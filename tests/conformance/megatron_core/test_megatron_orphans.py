@@ -32,8 +32,7 @@ BASE = Scenario(sharding="zero1", checkpoint="fully_reshardable", program="build
 def server() -> Iterator[ForkServer]:
     """A server of its own: its managers are spawned for real."""
     environments = Environments(None, ())
-    overlay = environments.install(environments.resolve(SYSTEM, RELEASE)).overlay
-    assert overlay is not None
+    overlay = environments.overlay(environments.resolve(SYSTEM, RELEASE))
     with ForkServer(
         path_prefix=overlay.paths,
         warm_up=[SYSTEM.entry(SYSTEM.warm_up)],

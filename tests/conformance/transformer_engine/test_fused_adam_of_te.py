@@ -28,8 +28,7 @@ ROOT = SCRIPT.parents[3]
 @pytest.mark.parametrize("release", [pytest.param("2.10.0", marks=pytest.mark.nightly), "2.20.2"])
 def test_the_library_steps_as_the_reference(release: str) -> None:
     environments = Environments(None, ())
-    overlay = environments.install(environments.resolve(SYSTEM, release)).overlay
-    assert overlay is not None
+    overlay = environments.overlay(environments.resolve(SYSTEM, release))
     path = os.pathsep.join(map(str, (*overlay.paths, PYTHONPATH)))
     done = subprocess.run(
         [sys.executable, SCRIPT], capture_output=True, text=True, check=False,

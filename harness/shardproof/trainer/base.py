@@ -1,4 +1,4 @@
-"""What a user's file is made of: `Trainer`, the `Cell` that it is built for, and `Unsupported`, by which it refuses one.
+"""What a trainer's file is made of: `Trainer`, the `Cell` it is built for, and `Unsupported`, by which it refuses one.
 
 Nothing here imports torch, so that a file may be looked at without it.
 """

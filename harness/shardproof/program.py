@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from shardproof.entry import resolve
 from shardproof.errors import UsageError
 from shardproof.scenario import Mesh, Scenario, mesh_literal
 from shardproof.sequences import idle_load, illegal, mended
@@ -141,6 +142,13 @@ TAKES = ("save", "keep", "begin_save")
 """Kinds of operations that take the state as it is, to be written or loaded, and change nothing."""
 
 
+ARMS = "arms"
+"""The first word of a trainer's programs, which are no list of operations: `shardproof.trainer.arms` expands them."""
+
+_OF_ARMS = ("build", "step", "save", "load")
+_EXPANSION = "shardproof.trainer.arms:expand"
+
+
 _provided: dict[str, str] = {}
 
 
@@ -231,6 +239,8 @@ def related_mesh(mesh: Mesh, load: str) -> Mesh | None:
 
 def meshes(scenario: Scenario) -> tuple[Mesh, ...]:
     """Every mesh that the scenario's program runs on."""
+    if is_arms(scenario.program):
+        return tuple(dict.fromkeys(op.mesh for op in expand(scenario)))
     target = load_mesh(scenario) if moves(scenario) else None
     return (scenario.mesh, target) if target else (scenario.mesh,)
 
@@ -252,6 +262,11 @@ LOAD_AXES = ("load_dtype", "load_model", "load_optimizer", "load_version")
 def is_other(value: object) -> bool:
     """Whether the value of such an axis is another one than the saving ranks'."""
     return value is not None and value != "same"
+
+
+def is_arms(program: str) -> bool:
+    """Whether a program is that of a trainer: its arms."""
+    return program.split(" ", 1)[0] == ARMS
 
 
 def does(scenario: Scenario, *kinds: str) -> bool:
@@ -277,6 +292,8 @@ def operations(program: str) -> tuple[str, ...]:
     Raises:
         UsageError: an unknown name or an illegal sequence.
     """
+    if is_arms(program):
+        return _OF_ARMS
     words = tuple((PROGRAMS.get(program) or _provided.get(program, program)).split())
     unknown = [w for w in words if w not in KINDS]
     if unknown or not words:
@@ -318,6 +335,9 @@ def expand(scenario: Scenario) -> tuple[Op, ...]:
     Raises:
         UsageError: an illegal program, or a load relation that has no answer for the scenario's mesh.
     """
+    if is_arms(scenario.program):
+        found: tuple[Op, ...] = resolve(_EXPANSION)(scenario)
+        return found
     words = operations(scenario.program)
     target = load_mesh(scenario)
     if target is None and {"reshard", "restart"} & set(words):

@@ -56,6 +56,21 @@ class Reproduced:
     attempts: int
 
 
+@dataclass(frozen=True)
+class ArmResult:
+    """The verdict of one arm of a trainer's cell (`shardproof.trainer`).
+
+    * name: such as `resumed`, or `other mesh 4`. verdict: the text of a `Verdict`.
+    * sentence: what went wrong, in a whole sentence; of `unsupported` and `unknown`, why.
+    * notes: what was not compared, and why.
+    """
+
+    name: str
+    verdict: str
+    sentence: str
+    notes: tuple[str, ...] = ()
+
+
 class Evidence(NamedTuple):
     """One thing that failed: the kind of the operation it showed at, and what, e.g. `exp_avg bits` or `KeyError: …`."""
 
@@ -96,6 +111,7 @@ class Result:
       the one that is installed here.
     * device: where it ran: `cpu`, or the GPUs and how ranks shared them.
     * loaded_by: release of the ranks that load, where the scenario gives them one of their own (`load_version`).
+    * arms: of a trainer's cell, the verdict of each arm. state: what was found on the trainer, or could not be read.
     * phases_s: seconds by phase (fork, run, compare …).
     * elements: of what differs, for a reader to look at, packed by `shardproof.tensor_pictures`. No part of the JSON
       form, and no part of what makes two results equal.
@@ -126,6 +142,8 @@ class Result:
     chosen: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
     loaded_by: str = ""
+    arms: tuple[ArmResult, ...] = ()
+    state: tuple[str, ...] = ()
     phases_s: Mapping[str, float] = field(default_factory=dict)
     elements: bytes = field(default=b"", compare=False, repr=False)
 
@@ -162,19 +180,35 @@ class Result:
         error is evidence of its own, at the operation that raised.
         """
         first = min((d.key.op for d in self.differences), default=None)
-        kind = self.kind_of(first)
-        found = [Evidence(kind, text) for text in sorted({describe(d) for d in self.differences if d.key.op == first})]
+        found = []
+        for op in self._first_of_arms if self.arms else (first,):
+            texts = sorted({describe(d) for d in self.differences if d.key.op == op})
+            found += [Evidence(self.kind_of(op), text) for text in texts]
+        found = list(dict.fromkeys(found))
         if self.error is not None:
             text = f"{self.error.type.rpartition('.')[2]}: {_first_line(self.error.message)}{_raised_at(self.error)}"
             found.append(Evidence(self.kind_of(self.error.op), text))
         return tuple(found)
 
     @property
+    def _first_of_arms(self) -> tuple[int, ...]:
+        """Of each arm of a trainer's cell that differs, the first operation at which it does."""
+        try:
+            sessions = {op.index: op.session for op in expand(self.scenario)}
+        except UsageError:
+            return ()
+        first: dict[int, int] = {}
+        for op in sorted({d.key.op for d in self.differences}):
+            first.setdefault(sessions.get(op, -1), op)
+        return tuple(first.values())
+
+    @property
     def aftermath(self) -> tuple[str, ...]:
         """What differed at operations after the first that failed: it may follow from the first, or be something
         else."""
         first = min((d.key.op for d in self.differences), default=None)
-        return tuple(sorted({describe(d) for d in self.differences if d.key.op != first}))
+        seen = self._first_of_arms if self.arms else (first,)
+        return tuple(sorted({describe(d) for d in self.differences if d.key.op not in seen}))
 
     def kind_of(self, op: int | None) -> str:
         """The kind of an operation of the program; empty for none."""
@@ -228,6 +262,7 @@ class Result:
             "normalisations": differences_to_json(self.normalisations),
             "signature": self.signature,
             "phases_s": dict(self.phases_s),
+            **({"arms": to_plain(self.arms), "state": list(self.state)} if self.arms else {}),
         }
 
     @classmethod
@@ -248,6 +283,8 @@ class Result:
             error=from_plain(Failure | None, data["error"]),
             reproduced=from_plain(Reproduced | None, data["reproduced"]),
             normalisations=differences_from_json(data["normalisations"]),
+            arms=from_plain(tuple[ArmResult, ...], data.get("arms", [])),
+            state=tuple(data.get("state", ())),
             **plain,
         )
 

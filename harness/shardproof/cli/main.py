@@ -21,6 +21,7 @@ from shardproof.cli.investigate import bisect, conformance, cures_, explore, exp
 from shardproof.cli.night import night
 from shardproof.cli.reports import history, merge, report
 from shardproof.cli.resilience import resilience
+from shardproof.cli.trainer import trainer
 from shardproof.errors import MOST_GIVEN, UNWRITTEN, HarnessError, UsageError, printable
 from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
@@ -418,6 +419,6 @@ def completion_(shell: str) -> int:
 
 
 for command in (
-    shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience, port, claims, night,
+    shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience, port, claims, night, trainer,
 ):  # fmt: skip
     cli.add_command(command)

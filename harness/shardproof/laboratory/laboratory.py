@@ -35,12 +35,13 @@ from typing import Any, Self, TypeVar
 
 from shardproof.errors import NO_SPACE, HarnessError, ServerLostError, UsageError
 from shardproof.faults.boundary import all_came, never_struck
-from shardproof.laboratory.run_verdict import Attempt, refused_in, result_of, same_failure
+from shardproof.laboratory.run_verdict import Attempt, failures_of, refused_in, result_of, same_failure
 from shardproof.laboratory.witness import Witnesses
 from shardproof.loading import as_loaded
 from shardproof.ownership import in_one_line
 from shardproof.program import WRITES, expand, sessions
 from shardproof.protocol.registry import all_systems
+from shardproof.protocol.system import System
 from shardproof.result import Reproduced, Result
 from shardproof.scenario import DEVICES, Scenario
 from shardproof.scratch import PREFIX, HeldFolder
@@ -57,6 +58,7 @@ from shardproof.world.server import ForkServer
 Observed = Callable[[Scenario, bytes], None]
 T = TypeVar("T")
 
+JUDGE = "shardproof.laboratory.judge:serve"
 JUDGE_DEADLINE_S = 120.0
 RAM_DISK = Path("/dev/shm")
 RAM_DISK_BYTES = 512 << 20  # a smaller one, such as the 64 MiB of a container, cannot hold checkpoints
@@ -92,7 +94,11 @@ class Laboratory:
         self._held = HeldFolder(place, sweeps=place == RAM_DISK)
         self._scratch = self._held.path
         wanted = [info for info in all_systems() if systems is None or info.name in systems]
-        warm_up = [*dict.fromkeys(info.entry(info.warm_up) for info in wanted if info.warm_up and not info.package)]
+        warm_up = [
+            *dict.fromkeys(
+                info.entry(info.warm_up) for info in wanted if info.warm_up and not (info.package or info.judge_entry)
+            )
+        ]
         self._python, self._closing = python, False
         self._torches: dict[str, Laboratory] = {}  # interpreter → its laboratory
         self._home = self  # of the torch of this interpreter
@@ -259,7 +265,7 @@ class Laboratory:
         try:
             trial = self._forked(scenario, software, directory, self.deadline_s * patience, quiet=False)
             observed(scenario, trial.blob)
-            trial.judgement = self._judged(scenario, directory, trial)
+            trial.judgement = self._judged(scenario, software.system, directory, trial)
             trial.idle = never_struck(scenario, directory)
             trial.event_occurred = all_came(scenario, directory)
             result = result_of(scenario, software.system, trial, self._ran(software, scenario))
@@ -316,7 +322,8 @@ class Laboratory:
                 trial.phases_s[f"session {session}"] = outcome.duration_s
                 if not outcome.ok:
                     _require_space(scenario, directory, outcome)
-                    break
+                    if session == 0 or not software.system.judge_entry:
+                        break
         trial.blob = b"".join(p.read_bytes() for o in trial.outcomes for p in o.observations if p.exists())
         return trial
 
@@ -330,7 +337,7 @@ class Laboratory:
     def _server_of(self, scenario: Scenario, software: Resolved) -> AbstractContextManager[ForkServer]:
         if software.package is None:
             preflight.require_installed(software.system, software.release, software.installed)
-        if software.package is not None or software.cures is not None:
+        if software.package is not None or software.cures is not None or software.system.judge_entry:
             return self._environments.server(software, scenario)
         return nullcontext(self._servers[scenario.device])
 
@@ -350,12 +357,17 @@ class Laboratory:
             found |= {"cured": cured.applied, "not_cured": dict(cured.left)}
         return found
 
-    def _judged(self, scenario: Scenario, directory: Path, trial: Attempt) -> dict[str, Any]:
+    def _judged(self, scenario: Scenario, system: System, directory: Path, trial: Attempt) -> dict[str, Any]:
         started = time.monotonic()
-        request = judge_request(scenario, directory, trial.outcomes)
-        reply = self._servers[scenario.device].call(
-            "shardproof.laboratory.judge:serve", json.dumps(request).encode(), JUDGE_DEADLINE_S
-        )
+        entry, request = JUDGE, judge_request(scenario, directory, trial.outcomes)
+        if system.judge_entry:
+            entry = system.entry(system.judge_entry)
+            request |= {
+                "directory": str(directory),
+                "observations": [[str(path) for path in outcome.observations] for outcome in trial.outcomes],
+                "failures": {name: vars(error) for name, error in failures_of(scenario, trial.outcomes).items()},
+            }
+        reply = self._servers[scenario.device].call(entry, json.dumps(request).encode(), JUDGE_DEADLINE_S)
         trial.phases_s["judge"] = time.monotonic() - started
         judgement: dict[str, Any] = json.loads(reply)
         return judgement

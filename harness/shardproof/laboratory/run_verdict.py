@@ -19,9 +19,9 @@ from typing import Any
 from shardproof.errors import HarnessError, MisfitError
 from shardproof.laboratory.misfits import on_head, without_reader_misfits
 from shardproof.ownership import in_one_line
-from shardproof.program import expand
+from shardproof.program import expand, sessions
 from shardproof.protocol.system import System
-from shardproof.result import FailedOp, Failure, Result, differences_from_json, explanations_from_json
+from shardproof.result import ArmResult, FailedOp, Failure, Result, differences_from_json, explanations_from_json
 from shardproof.scenario import Scenario
 from shardproof.verdict import Verdict, merge
 from shardproof.world.job import JobOutcome, RankError
@@ -51,6 +51,8 @@ class Attempt:
 def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str, Any]) -> Result:
     """The verdict of one attempt: the most severe of what its ranks and its judge say. ran: fields of the result that
     say what really ran."""
+    if info.judge_entry:
+        return _of_arms(scenario, info, trial, ran)
     differences = differences_from_json(trial.judgement["differences"])
     explanations = explanations_from_json(trial.judgement["explanations"])
     distrust, misfit = trial.judgement["distrust"], ""
@@ -80,6 +82,36 @@ def result_of(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str
         elements=base64.b64decode(trial.judgement.get("elements", "")),
         **{"chosen": info.device_choices(scenario.device), **ran},
     )  # fmt: skip
+
+
+def _of_arms(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str, Any]) -> Result:
+    """The result of a system that is its own oracle: its judge says the verdict of each arm, and of all together."""
+    judged = trial.judgement
+    differences, verdict = differences_from_json(judged["differences"]), Verdict(judged["verdict"])
+    failures = {name: error for name, error in failures_of(scenario, trial.outcomes).items() if verdict.is_failure}
+    failure = next((error for error in failures.values() if error.type != "Unsupported"), None)
+    arms = tuple(ArmResult(**{**arm, "notes": tuple(arm["notes"])}) for arm in judged["arms"])
+    unknown = next((arm.sentence for arm in arms if verdict is Verdict.UNKNOWN and arm.verdict == verdict.value), "")
+    return Result(
+        scenario, info.name, verdict=verdict, failed_op=_failed_op(scenario, differences, failure),
+        differences=differences, error=failure, reason=judged["distrust"] or unknown or _without_effect(trial),
+        arms=arms, state=tuple(judged["notes"]), device=scenario.device, phases_s=trial.phases_s, **ran,
+    )  # fmt: skip
+
+
+def failures_of(scenario: Scenario, outcomes: Sequence[JobOutcome]) -> dict[str, Failure]:
+    """What ended each session of a scenario that failed, by the name that its operations have as their arm.
+
+    Raises:
+        HarnessError, MisfitError: as `ranks_verdict`.
+    """
+    names = [ops[0].arm for ops in sessions(expand(scenario))]
+    found: dict[str, Failure] = {}
+    for name, outcome in zip(names, outcomes, strict=False):
+        failure = None if outcome.ok else ranks_verdict([outcome])[1]
+        if failure is not None:
+            found[name] = failure
+    return found
 
 
 def _without_effect(trial: Attempt) -> str:

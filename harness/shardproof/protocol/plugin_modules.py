@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from shardproof.entry import resolve
 from shardproof.errors import MOST_GIVEN, UsageError
 
 PLUGINS = "shardproof.plugins"
@@ -47,11 +49,13 @@ def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
     wanted = tuple(dict.fromkeys((*installed, *modules)))
     for module in wanted:
         try:
-            import_module(module)
+            import_plugin(module)
             _require_whole()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            if isinstance(error, UsageError) and _is_file(module):
+                raise
             why = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_GIVEN]
             raise UsageError.of(
                 "--plugin" if module in modules else f"installed plugin (entry-point group {PLUGINS})",
@@ -60,6 +64,27 @@ def load_plugins(modules: Sequence[str]) -> tuple[str, ...]:
                 "--plugin my_package.my_rules",
             ) from error
     return wanted
+
+
+def import_plugin(text: str) -> None:
+    """Import a plugin's module; of a trainer's file, `FILE.py[:CLASS]`, have the trainer known as a system.
+
+    Raises:
+        UsageError: the file has no trainer. Whatever the module's own code raises.
+    """
+    if _is_file(text):
+        resolve(TRAINERS)(text)
+    else:
+        import_module(text)
+
+
+TRAINERS = "shardproof.trainer.system:register"
+"""What makes a system of a trainer's file."""
+
+
+def _is_file(text: str) -> bool:
+    """Whether a plugin's name is a trainer's file."""
+    return re.search(r"\.py(:\w*)?$", text) is not None
 
 
 def _require_whole() -> None:

@@ -161,6 +161,8 @@ def package_of(system: System) -> Package:
     Raises:
         UsageError: no such file, or a malformed one.
     """
+    if system.own_package is not None:
+        return system.own_package
     file = system.folder.joinpath("releases.toml")
     origin = f"{system.name}/releases.toml"
     if not file.is_file():

@@ -37,6 +37,7 @@ from shardproof.tables import SHIPPED
 
 if TYPE_CHECKING:
     from shardproof.protocol.checkpoint_layout import Layout
+    from shardproof.protocol.releases import Package
     from shardproof.readers.vocabulary import Vocabulary
 
 
@@ -163,6 +164,8 @@ class System:
     * models_entry, rules_entry: models and rules of diagnosis that only this system has.
     * predicates_entry: what its files may ask of a scenario, by name.
     * layouts_entry: kinds of checkpoint folders that only its library writes, for `shardproof diff`.
+    * judge_entry: `f(payload)` that a worker calls in the place of the judge, of a system that is its own oracle
+      (`shardproof.trainer`). Then each session runs whatever became of those before it.
     * export_entry: `f(case)`: a failure as a script of the library's own calls (`shardproof.export.script.Draft`).
     """
 
@@ -190,12 +193,18 @@ class System:
     rules_entry: str = ""
     predicates_entry: str = ""
     layouts_entry: str = ""
+    judge_entry: str = ""
     export_entry: str = ""
 
     @property
     def under_test(self) -> str:
         """The distribution under test, whose releases a scenario can name; empty for a system of ours."""
         return "torch" if self.is_torch else self.package
+
+    @property
+    def own_package(self) -> Package | None:
+        """The package under test, of a system that says it without a `releases.toml`."""
+        return None
 
     @cached_property
     def accepts(self) -> Accepts:

@@ -57,7 +57,8 @@ def timeline(result: Result) -> Timeline | None:
         ops = expand(result.scenario)
     except UsageError:
         return None
-    arms = [arm for arm in ARMS if any(op.arm == arm for op in ops)]
+    known = dict.fromkeys((*ARMS, *(op.arm for op in ops)))  # a trainer has sessions for arms
+    arms = [arm for arm in known if any(op.arm == arm for op in ops)]
     top = 30
     lanes = tuple((arm, top + n * LANE_HEIGHT) for n, arm in enumerate(arms))
     y_of = dict(lanes)

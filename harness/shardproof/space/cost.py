@@ -17,7 +17,7 @@ from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any
 
-from shardproof.program import LOAD_AXES, expand, is_other, related_mesh, sessions
+from shardproof.program import LOAD_AXES, expand, is_arms, is_other, related_mesh, sessions
 from shardproof.protocol.registry import all_systems
 from shardproof.scenario import Mesh, Scenario
 from shardproof.space.files import walk_tables
@@ -43,11 +43,14 @@ class CostModel:
     repeats: Mapping[str, float]
 
     def estimate_s(self, scenario: Scenario) -> float:
-        return self._known[_DECIDES(scenario)]
+        return self.estimates_s([scenario])[0]
 
     def estimates_s(self, scenarios: Iterable[Scenario]) -> list[float]:
         """The seconds of each of many."""
-        return [self._known[key] for key in map(_DECIDES, scenarios)]
+        return [
+            UNKNOWN_SESSION_S * len(sessions(expand(s))) if is_arms(s.program) else self._known[_DECIDES(s)]
+            for s in scenarios
+        ]
 
     @cached_property
     def _known(self) -> _Known:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import importlib
 import os
 import selectors
 import shutil
@@ -27,6 +26,7 @@ from typing import Any, NoReturn
 
 from shardproof.entry import resolve
 from shardproof.ownership import in_one_line, with_callable
+from shardproof.protocol.plugin_modules import import_plugin
 from shardproof.protocol.registry import system_named
 from shardproof.world import cure_import_hook, process, rehearsal, wire
 from shardproof.world.job import Job, shortened
@@ -117,7 +117,7 @@ def warm(modules: Sequence[str], warm_up: Sequence[str], device: str) -> None:
         _start_autograd()
     torch.sqrt(torch.ones(64))  # MKL initialises itself in its first call, in which two threads may race
     for module in modules:
-        importlib.import_module(module)
+        import_plugin(module)
     for entry in warm_up:
         resolve(entry)()
     _forget_meshes()

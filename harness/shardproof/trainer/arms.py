@@ -1,0 +1,187 @@
+"""Arms: the runs that a trainer's cell is driven through, as operations in sessions of fresh ranks.
+
+    session            its operations, with two steps before the save and two after it
+    uninterrupted      build  step 0  step 1  save  step 2  step 3
+    twice              the same once more
+    unsaved            build  step 0  step 1  step 2  step 3
+    resumed            build, from another seed  load  save  step 2  step 3
+    used               build, from another seed  step 7  load  step 2  step 3
+    other mesh M       as resumed, on the mesh M, for each other mesh of the trainer's axis `mesh`, and on one rank
+    altered AXIS       as resumed, with another value of an axis that the trainer calls `altered`
+
+A trainer with `fit` has one operation more in front, in which all of the session happens; the operations behind it are
+the moments at which it was observed:
+
+    uninterrupted      fit, until 4 with checkpoints  step 0 … step 3
+    twice, unsaved     the same once more; the same without checkpoints
+    cut                fit, until 2 with checkpoints  step 0  step 1
+    resumed            fit, from another seed, until 4, from the checkpoint of `cut`  step 2  step 3
+
+A program is the word `arms`; behind it may stand the numbers of steps, and which sessions there are: `arms 1 1
+resumed`. The uninterrupted session is always there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from shardproof.errors import UsageError
+from shardproof.program import ARMS, NO_CHECKPOINT, Op
+from shardproof.protocol.registry import system_named
+from shardproof.scenario import Mesh, Scenario
+from shardproof.trainer.base import world_of
+from shardproof.trainer.cells import mesh_of, values_of
+from shardproof.trainer.described import Described
+
+WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED = "uninterrupted", "twice", "unsaved", "cut", "resumed", "used"
+OTHER, ALTERED = "other mesh", "altered"
+SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED, OTHER, ALTERED)
+"""Names of sessions, the last two with a mesh or an axis behind them."""
+
+FIRST, SECOND, AGAIN = 0, 1, 2
+"""Numbers of checkpoints: of the uninterrupted session, of its repetition, and of what is saved again after a load."""
+
+FIT = "fit"
+
+
+@dataclass(frozen=True)
+class Session:
+    """One session of a cell. name: of `SESSIONS`, with what distinguishes it behind. ops: its operations."""
+
+    name: str
+    ops: tuple[Op, ...]
+
+    @property
+    def kind(self) -> str:
+        """The name without what is behind it."""
+        return next(name for name in SESSIONS if self.name.startswith(name))
+
+    @property
+    def of(self) -> str:
+        """The mesh or the axis behind the name; empty for the other sessions."""
+        return self.name.removeprefix(self.kind).strip()
+
+    def first(self, kind: str) -> int:
+        """The index of the first operation of a kind; -1 where there is none."""
+        return next((op.index for op in self.ops if op.kind == kind), -1)
+
+
+def expand(scenario: Scenario) -> tuple[Op, ...]:
+    """All operations of a trainer's scenario.
+
+    Raises:
+        UsageError: the program is none of a trainer's, or the system is none.
+    """
+    return tuple(op for session in sessions_of(scenario) for op in session.ops)
+
+
+def trainer_of(scenario: Scenario) -> Described:
+    """The trainer of a scenario.
+
+    Raises:
+        UsageError: its system is no trainer.
+    """
+    found = getattr(system_named(scenario.system), "trainer", None)
+    if not isinstance(found, Described):
+        form = f"shardproof trainer FILE.py; shardproof run FILE.toml --system {scenario.system}"
+        raise UsageError.of("program", scenario.program, f"operations: {scenario.system} is no trainer", form)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def sessions_of(scenario: Scenario) -> tuple[Session, ...]:
+    """The sessions of a trainer's scenario.
+
+    Raises:
+        UsageError: as `expand`.
+    """
+    trainer = trainer_of(scenario)
+    before, after, wanted = program_of(trainer, scenario.program)
+    mesh, drafts = mesh_of(trainer, scenario), _fitting if trainer.fits else _stepwise
+    found: list[Session] = []
+    for name, where, kinds in drafts(trainer, mesh, before, after):
+        session = Session(name, ())
+        if wanted and session.kind not in wanted and session.kind != WHOLE:
+            continue
+        if session.kind == ALTERED and values_of(trainer, scenario).get(session.of) is None:
+            continue
+        start, on = sum(len(each.ops) for each in found), Mesh(1, world_of(where), 1)
+        ops = [
+            replace(op, index=start + at, session=len(found), mesh=on, arm=name)
+            for at, op in enumerate(kinds)
+        ]  # fmt: skip
+        found.append(replace(session, ops=tuple(ops)))
+    return tuple(found)
+
+
+def program_of(trainer: Described, program: str) -> tuple[int, int, frozenset[str]]:
+    """Steps before the save, steps after it, and the kinds of sessions; none of them for all.
+
+    Raises:
+        UsageError: it has another form.
+    """
+    word, *rest = program.split()
+    before, after = trainer.steps
+    allowed = f"`{ARMS}`, then two numbers of steps from 1 on, then some of: {', '.join(map(_joined, SESSIONS))}"
+    if rest and rest[0].isdecimal():
+        if len(rest) < 2 or not all(text.isdecimal() and 1 <= int(text) <= 100 for text in rest[:2]):
+            raise UsageError.of("program", program, allowed, f"{ARMS} 1 1 resumed")
+        before, after, rest = int(rest[0]), int(rest[1]), rest[2:]
+    kinds = {_joined(name): name for name in SESSIONS}
+    if word != ARMS or not set(rest) <= kinds.keys():
+        raise UsageError.of("program", program, allowed, f"{ARMS} 1 1 resumed")
+    wanted = frozenset(kinds[text] for text in rest)
+    return before, after, wanted | {CUT} if RESUMED in wanted and trainer.fits else wanted
+
+
+def _joined(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+_Draft = tuple[str, str, list[Op]]
+"""A session's name, its mesh, and its operations."""
+
+
+def _op(kind: str, iteration: int = 0, seed: int = 0, checkpoint: int = NO_CHECKPOINT, taken: int = -1) -> Op:
+    return Op(0, kind, "", 0, Mesh(), iteration, seed, checkpoint, taken)
+
+
+def _steps(start: int, end: int) -> list[Op]:
+    return [_op("step", index) for index in range(start, end)]
+
+
+def _stepwise(trainer: Described, mesh: str, before: int, after: int) -> Iterator[_Draft]:
+    end = before + after
+    early, late = _steps(0, before), _steps(before, end)
+    fresh, load = _op("build", seed=1), _op("load", before, checkpoint=FIRST)
+    for name, number in ((WHOLE, FIRST), (TWICE, SECOND)):
+        yield name, mesh, [_op("build"), *early, _op("save", before, checkpoint=number), *late]
+    yield UNSAVED, mesh, [_op("build"), *early, *late]
+    yield RESUMED, mesh, [fresh, load, _op("save", before, checkpoint=AGAIN), *late]
+    yield USED, mesh, [fresh, _op("step", end + 3), load, *late]
+    for other in _other_meshes(trainer, mesh):
+        yield f"{OTHER} {other}", other, [fresh, load, *late]
+    for axis in trainer.altered:
+        yield f"{ALTERED} {axis}", mesh, [fresh, load, late[0]]
+
+
+def _fitting(trainer: Described, mesh: str, before: int, after: int) -> Iterator[_Draft]:
+    end = before + after
+    every, late = _steps(0, end), _steps(before, end)
+    yield WHOLE, mesh, [_op(FIT, end, checkpoint=FIRST), *every]
+    yield TWICE, mesh, [_op(FIT, end, checkpoint=SECOND), *every]
+    yield UNSAVED, mesh, [_op(FIT, end), *every]
+    yield CUT, mesh, [_op(FIT, before, checkpoint=AGAIN), *_steps(0, before)]
+    resumed = [_op(FIT, end, 1, taken=AGAIN), *late]
+    yield RESUMED, mesh, resumed
+    for other in _other_meshes(trainer, mesh):
+        yield f"{OTHER} {other}", other, resumed
+    for axis in trainer.altered:
+        yield f"{ALTERED} {axis}", mesh, [_op(FIT, before + 1, 1, taken=AGAIN), late[0]]
+
+
+def _other_meshes(trainer: Described, mesh: str) -> list[str]:
+    """The other meshes of the trainer, and one rank."""
+    return [other for other in dict.fromkeys((*trainer.axes.get("mesh", ()), "1")) if other != mesh]

@@ -1,0 +1,110 @@
+"""The cells of a trainer: what its axes say, as scenarios, and back.
+
+A *cell* has one value of each axis. As a scenario it names the axes that are not at their first value, as words of
+`options` such as `optimizer=muon`; so an axis that is added to a trainer renames no cell. The other axes of a scenario
+keep their defaults: what they mean is decided inside of the trainer. For example, the cell `mesh=2x2 optimizer=muon` of
+`my_trainer.py` is
+
+    system=my_trainer:Mine  program=arms  options=mesh=2x2+optimizer=muon
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, product
+from math import prod
+
+from shardproof.errors import UsageError
+from shardproof.program import ARMS
+from shardproof.scenario import Scenario
+from shardproof.trainer.described import MOST_CELLS, Described
+
+MESH = "2"
+"""The mesh of a trainer without an axis `mesh`."""
+
+
+def values_of(trainer: Described, scenario: Scenario) -> dict[str, str]:
+    """Axis → the text of its value in a scenario's cell."""
+    given = dict(word.split("=", 1) for word in scenario.options)
+    return {axis: given.get(axis, texts[0]) for axis, texts in trainer.axes.items()}
+
+
+def mesh_of(trainer: Described, scenario: Scenario) -> str:
+    """The mesh of a scenario's cell, as the trainer writes it."""
+    return values_of(trainer, scenario).get("mesh", MESH)
+
+
+def scenario_of(trainer: Described, values: Mapping[str, str], **axes: str) -> Scenario:
+    """The scenario of a cell. axes: of the scenario, such as `version`."""
+    words = [f"{axis}={text}" for axis, text in values.items() if text != trainer.axes[axis][0]]
+    given = {"system": trainer.system, "program": ARMS, "options": "+".join(words)}
+    return Scenario.from_axes(given | axes)
+
+
+def settings_of(trainer: Described, texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """What `--set AXIS=V,V` says of a trainer's axes.
+
+    Raises:
+        UsageError: another form, or an axis or a value that the trainer does not have.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        axis, equals, listed = text.partition("=")
+        form = "--set mesh=2" if not trainer.axes else f"--set {_example(trainer)}"
+        if not equals or not listed or axis in found:
+            raise UsageError.of("--set", text, "AXIS=VALUE[,VALUE], each axis once", form)
+        if axis not in trainer.axes:
+            raise UsageError.of(f"axis of {trainer.system}", axis, tuple(trainer.axes) or "none: it has no axes", form)
+        values = tuple(dict.fromkeys(listed.split(",")))
+        if wrong := [value for value in values if value not in trainer.axes[axis]]:
+            allowed = f"{', '.join(trainer.axes[axis])}; another value has to stand in `axes` of {trainer.file.name}"
+            raise UsageError.of(f"{axis} of {trainer.system}", wrong[0], allowed, form)
+        found[axis] = values
+    return found
+
+
+def _example(trainer: Described) -> str:
+    axis, texts = next(iter(trainer.axes.items()))
+    return f"{axis}={texts[-1]}"
+
+
+def cells(
+    trainer: Described, settings: Mapping[str, Sequence[str]], strength: int | None = None, seed: int = 0
+) -> list[dict[str, str]]:
+    """The cells that a selection asks for, the plainest first: every combination, or few that have every combination of
+    `strength` axes.
+
+    Raises:
+        UsageError: more than `MOST_CELLS` combinations.
+    """
+    axes = {axis: tuple(settings.get(axis, texts)) for axis, texts in trainer.axes.items()}
+    number = prod(map(len, axes.values()))
+    if number > MOST_CELLS:
+        form = "--set AXIS=VALUE for some axes, or fewer values in `axes`"
+        raise UsageError.of(f"cells of {trainer.system}", number, f"up to {MOST_CELLS}", form)
+    every = [dict(zip(axes, texts, strict=True)) for texts in product(*axes.values())]
+    if strength is None or strength >= len(axes):
+        return every
+    return _covering(every, list(axes), strength, seed)
+
+
+def _covering(every: list[dict[str, str]], axes: list[str], strength: int, seed: int) -> list[dict[str, str]]:
+    """Few of the cells that have, of each `strength` axes, every combination that there is: greedily, always the cell
+    with most combinations that no earlier one has; of several, the one that comes first in an order by the seed."""
+    open_: dict[tuple[str, ...], None] = dict.fromkeys(part for cell in every for part in _parts(cell, axes, strength))
+    chosen: list[dict[str, str]] = []
+    order = list(every)
+    random.Random(seed).shuffle(order)
+    order = [every[0], *(cell for cell in order if cell is not every[0])]
+    while open_:
+        best = max(order, key=lambda cell: sum(part in open_ for part in _parts(cell, axes, strength)))
+        for part in _parts(best, axes, strength):
+            open_.pop(part, None)
+        chosen.append(best)
+    return sorted(chosen, key=every.index)
+
+
+def _parts(cell: Mapping[str, str], axes: Sequence[str], strength: int) -> Iterator[tuple[str, ...]]:
+    for some in combinations(axes, strength):
+        yield tuple(f"{axis}={cell[axis]}" for axis in some)

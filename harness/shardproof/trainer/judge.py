@@ -1,0 +1,418 @@
+"""Judges a trainer's cell: puts the observations of its arms side by side, bit for bit. Runs in a warm worker.
+
+    arm           what is compared                                       what must hold
+    twice         the uninterrupted session, in two worlds               equal, or not deterministic
+    unsaved       before and after the save; the same steps without one  saving changes nothing
+    cut           the run that stops early, with the one that does not   equal as far as it goes
+    resumed       after the load and each step, with the uninterrupted   equal
+    cold          before the load and after it                           the load changes the parameters
+    used          a trainer that has stepped, and loads                  equal to a fresh one that loads
+    again         the checkpoint, and what is saved right after its load equal files' contents
+    other mesh    what the load gives on another mesh                    equal logical values; with `probe` after steps
+    written       the bytes of what is live, in the files                all of it is there
+    altered       a setting that differs from the checkpoint's           the one that is declared to win, wins
+
+What the trainer does not do twice in the same way is named by `twice`, and no other arm claims anything of it.
+
+*Verifies*: each row of the table, of all state that was found. *Does not verify*: state that nobody found, which a
+result lists; that the trainer trains well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardproof.diff import LAZY_STATE, Difference, as_numbers, diff
+from shardproof.observe.assemble import assemble
+from shardproof.observe.logical import Key, Logical, Problem, Value
+from shardproof.observe.record import LIVE, Record
+from shardproof.result import ArmResult, Failure, differences_to_json
+from shardproof.scenario import Scenario
+from shardproof.trainer import arms, wording
+from shardproof.trainer.arms import ALTERED, CUT, OTHER, RESUMED, TWICE, UNSAVED, USED, WHOLE, Session
+from shardproof.trainer.described import Described
+from shardproof.trainer.files_hold import Written, written
+from shardproof.verdict import Verdict, merge
+from shardproof.world.observations import read_observations
+
+NOT_STATE = frozenset({"warning", "emulated", "device", "note"})
+"""Roles that ranks record beside state."""
+
+OF_A_RANK = ("rng",)
+"""Roles that belong to a rank and mean nothing on another mesh."""
+
+PARAMS = "param"
+
+At = Mapping[tuple[str, str], Value]
+"""(role, name) → value, after one operation."""
+
+
+def serve(payload: bytes) -> bytes:
+    """Worker entry. The request is JSON: `scenario` (axes), `directory`, `observations` (files by session) and
+    `failures`: session → what ended it. Replies with what `Laboratory` makes a result of."""
+    request = json.loads(payload)
+    found = Judging.of(request).judged()
+    return json.dumps(found).encode()
+
+
+@dataclass
+class Judging:
+    """One cell in judgement: its sessions, what was observed in them, and what has been found so far."""
+
+    scenario: Scenario
+    trainer: Described
+    sessions: tuple[Session, ...]
+    observed: Logical
+    problems: list[Problem]
+    notes: list[str]
+    failures: Mapping[str, Failure]
+    directory: Path
+    found: list[ArmResult] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    unsteady: set[tuple[str, str]] = field(default_factory=set)
+    rounding: bool = False
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> Judging:
+        """What a request names."""
+        scenario = Scenario.from_axes(request["scenario"])
+        trainer, sessions = arms.trainer_of(scenario), arms.sessions_of(scenario)
+        records: list[Record] = []
+        failures = {name: Failure(**error) for name, error in request["failures"].items()}
+        for session, paths in zip(sessions, request["observations"], strict=False):
+            own = [record for path in paths for record in _read(Path(path), whole=session.name not in failures)]
+            records += _finished(own, session)
+        notes = [r.data.decode() for r in records if r.role == "note"]
+        logical, problems = assemble([r for r in records if r.role not in NOT_STATE])
+        return cls(
+            scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), failures,
+            Path(request["directory"]),
+        )  # fmt: skip
+
+    def judged(self) -> dict[str, Any]:
+        """All arms in order, in JSON types."""
+        self._structure()
+        for arm in (self._twice, self._unsaved, self._cut, self._resumed, self._cold, self._used, self._again):
+            arm()
+        self._written()
+        for session in self.sessions:
+            if session.kind == OTHER:
+                self._other_mesh(session)
+            elif session.kind == ALTERED:
+                self._altered(session)
+        verdicts = [Verdict(arm.verdict) for arm in self.found]
+        judged = [verdict for verdict in verdicts if verdict is not Verdict.UNSUPPORTED]
+        refused = self.failures.get(WHOLE)
+        verdict = merge(judged or verdicts)
+        return {
+            "verdict": verdict.value,
+            "arms": [vars(arm) for arm in self.found],
+            "differences": differences_to_json(self.differences),
+            "normalisations": [], "explanations": [],
+            "distrust": refused.message if refused and verdict is Verdict.UNSUPPORTED else "",
+            "notes": self.notes,
+            "elements": "",
+        }  # fmt: skip
+
+    # What the arms share
+
+    def named(self, kind: str) -> Session | None:
+        """The session of that kind; None where the program has none."""
+        return next((session for session in self.sessions if session.kind == kind), None)
+
+    @property
+    def whole(self) -> Session:
+        return self.sessions[0]
+
+    @cached_property
+    def _by_op(self) -> dict[int, dict[tuple[str, str], Value]]:
+        found: dict[int, dict[tuple[str, str], Value]] = {}
+        for key, value in self.observed.items():
+            found.setdefault(key.op, {})[key.role, key.fqn] = value
+        return found
+
+    def at(self, op: int) -> dict[tuple[str, str], Value]:
+        """What was observed after an operation, without what is unsteady."""
+        return {key: value for key, value in self._by_op.get(op, {}).items() if key not in self.unsteady}
+
+    def step(self, session: Session, iteration: int) -> int:
+        """The operation of a session that is the step of an iteration; -1 where it has none."""
+        return next((op.index for op in session.ops if op.kind == "step" and op.iteration == iteration), -1)
+
+    @cached_property
+    def before(self) -> int:
+        return arms.program_of(self.trainer, self.scenario.program)[0]
+
+    @property
+    def saved(self) -> int:
+        """The operation of the uninterrupted session whose state a checkpoint has."""
+        save = self.whole.first("save")
+        return save if save >= 0 else self.step(self.whole, self.before - 1)
+
+    @cached_property
+    def idle(self) -> set[tuple[str, str]]:
+        """Generators from which nothing is drawn after the save: whether a load restores them has no effect."""
+        first, last = self.at(self.saved), self.at(self.whole.ops[-1].index)
+        return {key for key, value in first.items() if key[0] in OF_A_RANK and last.get(key) == value}
+
+    def compare(self, expected: At, observed: At, op: int, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
+        """What differs between two moments, as differences of operation `op`."""
+        left_out = {*leave, *self.unsteady}
+
+        def logical(values: At) -> Logical:
+            return {Key(op, LIVE, *key): value for key, value in values.items() if key not in left_out}
+
+        return [d for d in diff(logical(expected), logical(observed), (), (LAZY_STATE,)) if d.fails]
+
+    def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:
+        """An arm's verdict: a mismatch if anything differs."""
+        verdict = Verdict.MISMATCH if found else Verdict.PASS
+        told, self.rounding = [*notes, *([wording.ROUNDING] if self.rounding else [])], False
+        self.found.append(ArmResult(name, verdict.value, sentence if found else "", tuple(told)))
+        self.differences += found
+
+    def ended(self, name: str, *needed: Session | None) -> bool:
+        """Whether an arm has no verdict of its own, since a session that it needs failed or is not there."""
+        for session in needed:
+            if session is None:
+                return True
+            if (error := self.failures.get(session.name)) is not None:
+                if session.name == name:
+                    self.found.append(wording.of_failure(name, error, self.trainer))
+                return True
+        return False
+
+    def in_turn(self, session: Session, other: Session) -> Iterator[tuple[int, int]]:
+        """The operations of the steps that two sessions share, after the save."""
+        for op in session.ops:
+            there = self.step(other, op.iteration)
+            if op.kind == "step" and op.iteration >= self.before and there >= 0:
+                yield there, op.index
+
+    def steps_differ(self, session: Session, other: Session, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
+        """The differences of the first shared step after which two sessions differ; none where they are what another
+        order of the sums of gradients makes (`rounding`), which the arm then notes."""
+        for there, here in self.in_turn(session, other):
+            expected, observed = self.at(there), self.at(here)
+            if found := self.compare(expected, observed, here, leave):
+                ranks = session.ops[0].mesh.world
+                if not self.exact and all(rounded(d, expected, observed, ranks) for d in found):
+                    self.rounding = True
+                    return []
+                return found
+        return []
+
+    # The arms
+
+    def _structure(self) -> None:
+        """What is wrong in one session already: pieces that overlap, or copies that disagree."""
+        if self.problems:
+            self.differences += [d for d in diff({}, {}, self.problems) if d.key.role]
+            self.found.append(ArmResult("ranks agree", Verdict.MISMATCH.value, wording.of_problems(self.problems), ()))
+
+    def _twice(self) -> None:
+        whole, twice = self.whole, self.named(TWICE)
+        if self.ended(WHOLE, whole):
+            return
+        if twice is None:
+            self.found.append(ArmResult(WHOLE, Verdict.PASS.value, "", ()))
+            return
+        if self.ended(TWICE, twice):
+            return
+        for one, other in zip(whole.ops, twice.ops, strict=True):
+            first, second = self._by_op.get(one.index, {}), self._by_op.get(other.index, {})
+            new = {key for key in {*first, *second} if first.get(key) != second.get(key)} - self.unsteady
+            if new and not self.unsteady:
+                differing = self.compare(first, second, other.index)
+                self.found.append(
+                    ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, wording.of_unsteady(differing, one), ())
+                )
+                self.differences += differing
+            self.unsteady |= new
+        if not self.unsteady:
+            self.found.append(ArmResult(TWICE, Verdict.PASS.value, "", ()))
+
+    def _unsaved(self) -> None:
+        unsaved, save = self.named(UNSAVED), self.whole.first("save")
+        if WHOLE in self.failures or self.ended(UNSAVED, unsaved) or unsaved is None:
+            return
+        found: list[Difference] = []
+        if save >= 0:
+            found = self.compare(self.at(save - 1), self.at(save), save)
+        found = found or self.steps_differ(unsaved, self.whole)
+        self.add(UNSAVED, found, wording.of_saving(found, at_once=save >= 0 and bool(found)))
+
+    def _cut(self) -> None:
+        cut = self.named(CUT)
+        if WHOLE in self.failures or self.ended(CUT, cut) or cut is None:
+            return
+        found: list[Difference] = []
+        for op in cut.ops:
+            if op.kind == "step" and not found:
+                found = self.compare(self.at(self.step(self.whole, op.iteration)), self.at(op.index), op.index)
+        self.add(CUT, found, wording.of_cut(found))
+
+    def _loaded(self, session: Session) -> int:
+        """The operation after which a session has what it loaded; -1 where only steps are observed."""
+        return session.first("load")
+
+    def _resumed(self) -> None:
+        resumed = self.named(RESUMED)
+        if WHOLE in self.failures or self.ended(RESUMED, resumed) or resumed is None:
+            return
+        load, found = self._loaded(resumed), list[Difference]()
+        if load >= 0:
+            found = self.compare(self.at(self.saved), self.at(load), load, self.idle)
+        sentence = wording.of_resumed(found, self.at(load), after_load=True)
+        if not found:
+            found = self.steps_differ(resumed, self.whole, self.idle)
+            sentence = wording.of_resumed(found, self.at(load), after_load=False)
+        notes = [wording.idle(self.idle)] if self.idle else []
+        self.add(RESUMED, found, sentence, notes)
+
+    def _cold(self) -> None:
+        resumed = self.named(RESUMED)
+        load = self._loaded(resumed) if resumed else -1
+        if resumed is None or load < 0 or {WHOLE, resumed.name} & self.failures.keys():
+            return
+        built, loaded = self.at(load - 1), self.at(load)
+        same = {key for key, value in loaded.items() if key[0] == PARAMS and value.data and built.get(key) == value}
+        params = {key for key, value in loaded.items() if key[0] == PARAMS and value.data}
+        if not params:
+            return
+        if same == params:
+            self.found.append(ArmResult("cold", Verdict.UNKNOWN.value, wording.BLIND, ()))
+        else:
+            notes = [wording.seen_too_little(sorted(name for _, name in same), len(params))] if same else []
+            self.found.append(ArmResult("cold", Verdict.PASS.value, "", tuple(notes)))
+
+    def _used(self) -> None:
+        used, resumed = self.named(USED), self.named(RESUMED)
+        if WHOLE in self.failures or self.ended(USED, used) or used is None or resumed is None:
+            return
+        if RESUMED in self.failures:
+            return
+        load = self._loaded(used)
+        leave = self.idle
+        found = self.compare(self.at(self._loaded(resumed)), self.at(load), load, leave)
+        found = found or self.steps_differ(used, resumed, leave)
+        self.add(USED, found, wording.of_used(found))
+
+    def _again(self) -> None:
+        resumed = self.named(RESUMED)
+        if resumed is None or resumed.first("save") < 0 or {WHOLE, RESUMED} & self.failures.keys():
+            return
+        first, second = (self.directory / f"checkpoint{number}" for number in (arms.FIRST, arms.AGAIN))
+        verdict, sentence = wording.of_two_checkpoints(first, second, steady=not self.unsteady)
+        self.found.append(ArmResult("again", verdict.value, sentence if verdict.is_failure else "",
+                                    () if verdict.is_failure or not sentence else (sentence,)))  # fmt: skip
+
+    def _written(self) -> None:
+        if WHOLE in self.failures:
+            return
+        number = arms.FIRST if self.whole.first("save") >= 0 or self.trainer.fits else None
+        if number is None:
+            return
+        at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
+        held: Written = written(self.directory / f"checkpoint{number}", self.at(at), self.trainer.transient)
+        found = [
+            Difference(Key(at, "written", *key), "missing", total=1, mismatched=1, detail="its bytes are in no file")
+            for key in held.missing
+        ]
+        self.add("written", found, wording.of_written(held), held.notes)
+
+    def _other_mesh(self, session: Session) -> None:
+        if WHOLE in self.failures or self.ended(session.name, session):
+            return
+        load = self._loaded(session)
+        logical = self._of_every_mesh
+        found: list[Difference] = []
+        if load >= 0:
+            found = self.compare(logical(self.at(self.saved)), logical(self.at(load)), load)
+        notes = []
+        if self.exact and not found:
+            for there, here in self.in_turn(session, self.whole):
+                found = found or self.compare(logical(self.at(there)), logical(self.at(here)), here)
+        elif not self.exact:
+            notes.append(wording.INEXACT)
+        if load < 0 and not self.exact:
+            notes = [wording.FIT_ELSEWHERE]
+        self.add(session.name, found, wording.of_mesh(found, session.of), notes)
+
+    def _of_every_mesh(self, values: At) -> At:
+        return {key: v for key, v in values.items() if key[0] not in OF_A_RANK and not key[1].startswith("rank")}
+
+    @property
+    def exact(self) -> bool:
+        """Whether gradients are exact, so that steps on another mesh come to the same bits."""
+        return any(note == wording.PROBED for note in self.notes)
+
+    def _altered(self, session: Session) -> None:
+        axis, resumed = session.of, self.named(RESUMED)
+        if resumed is None or {WHOLE, RESUMED} & self.failures.keys() or self.ended(session.name, session):
+            return
+        load, wins = self._loaded(session), self.trainer.altered[axis]
+        if load < 0:
+            self.found.append(ArmResult(session.name, Verdict.UNSUPPORTED.value, wording.NO_ALTERED_FIT, ()))
+            return
+        own, other = self.at(load - 1), self.at(self._loaded(resumed) - 1)
+        changed = {key for key in own if key[0] not in (PARAMS, *OF_A_RANK) and own[key] != other.get(key)}
+        if not changed:
+            text = wording.nothing_altered(axis)
+            self.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, text, ()))
+            return
+        wanted = own if wins == "run" else self.at(self._loaded(resumed))
+        now = self.at(load)
+        found = self.compare(
+            {key: wanted[key] for key in changed if key in wanted},
+            {key: now[key] for key in changed if key in now},
+            load,
+        )
+        self.add(session.name, found, wording.of_altered(found, axis, wins))
+
+
+LEAST_RANKS_THAT_ROUND = 3
+"""With so many ranks the sum of their gradients depends on its order, and a fresh process may have another: for
+example, DistributedDataParallel cuts its buckets anew after the first step of a process."""
+
+ROUNDING = 2.0**-10
+"""How far two values may be apart, as a share of the largest in their tensor, to count as another order of sums."""
+
+
+def rounded(difference: Difference, expected: At, observed: At, ranks: int) -> bool:
+    """Whether a difference after a step is what another order of adding up gradients may come to."""
+    key = (difference.key.role, difference.key.fqn)
+    if ranks < LEAST_RANKS_THAT_ROUND or difference.kind != "bits" or expected[key].dtype not in FLOATS:
+        return False
+    one, other = (as_numbers(values[key]).astype(np.float64) for values in (expected, observed))
+    largest = max(float(np.abs(one).max()), float(np.abs(other).max()))
+    return bool(np.isfinite(one).all() and np.isfinite(other).all() and np.abs(one - other).max() <= ROUNDING * largest)
+
+
+FLOATS = ("fp32", "fp64", "bf16", "fp16")
+
+
+def _read(path: Path, *, whole: bool) -> Iterator[Record]:
+    """The records of one rank's file. whole: whether it must end with a whole observation, since its rank did."""
+    try:
+        yield from read_observations(path)
+    except ValueError:
+        if whole:
+            raise
+
+
+def _finished(records: Iterable[Record], session: Session) -> list[Record]:
+    """The records of operations that every rank completed."""
+    kept = list(records)
+    world = session.ops[0].mesh.world
+    ranks: dict[int, set[int]] = {}
+    for record in kept:
+        ranks.setdefault(record.op, set()).add(record.rank)
+    return [record for record in kept if len(ranks[record.op]) == world]

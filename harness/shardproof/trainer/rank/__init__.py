@@ -1,0 +1,168 @@
+"""A trainer on one rank: builds the cell, calls the trainer's methods, and records the state that is found on it.
+
+The process group is there already, and the environment says what `torchrun` would: RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR and MASTER_PORT. A trainer with `fit` runs as a whole in its first operation; what was observed after each
+update is handed out as the operations behind it come.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shardproof.mechanisms.probe_module import Probe, build_model
+from shardproof.models import model_spec
+from shardproof.observe.record import Record, whole
+from shardproof.program import NO_CHECKPOINT, Op
+from shardproof.protocol.system import RankContext
+from shardproof.trainer import wording
+from shardproof.trainer.arms import ALTERED, OTHER, trainer_of
+from shardproof.trainer.base import Cell, Trainer
+from shardproof.trainer.cells import MESH, values_of
+from shardproof.trainer.rank.found import State
+from shardproof.trainer.rank.loading import class_of, values
+
+
+class Rank:
+    """The `RankSystem` of a trainer."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.context = context
+        self.described = trainer_of(context.scenario)
+        self.trainer: Trainer = class_of(self.described.file, self.described.name)()
+        self.taken: list[list[Record]] = []
+        self.due: list[Op] = []
+        self.probes: list[Probe] = []
+        self.cell: Cell | None = None
+
+    def build(self, op: Op) -> None:
+        """Make the trainer's model and optimizer for the cell."""
+        self.trainer.build(self._enter(op))
+
+    def step(self, op: Op) -> None:
+        """One update; of a trainer with `fit`, nothing, since it has been done."""
+        if self.described.fits:
+            return
+        for probe in self.probes:
+            probe.start_step()
+        self.trainer.step(op.iteration)
+
+    def save(self, op: Op) -> None:
+        """Write a checkpoint into an empty folder."""
+        self.trainer.save(self._folder(op.checkpoint))
+
+    def load(self, op: Op) -> None:
+        """Read a checkpoint."""
+        self.trainer.load(self.context.directory / f"checkpoint{op.checkpoint}")
+
+    def fit(self, op: Op) -> None:
+        """Train until `op.iteration` updates are done, and keep what is observed after each."""
+        cell = self._enter(op)
+        self.trainer._taken = lambda: self.taken.append(list(self._records(op.index)))
+        folder = None if op.checkpoint == NO_CHECKPOINT else self._folder(op.checkpoint)
+        resume = None if op.taken < 0 else self.context.directory / f"checkpoint{op.taken}"
+        self.trainer.fit(cell, op.iteration, folder, resume)
+        self.trainer._taken = None
+
+    def observe(self, op: Op) -> Iterable[Record]:
+        """The state that hangs on the trainer now or, of one with `fit`, after the update of this operation."""
+        if not self.described.fits:
+            return self._records(op.index)
+        if op.kind != "step":
+            return self._notes(op.index)
+        if not self.taken:
+            raise RuntimeError(
+                f"fit called self.updated() too seldom: there is no observation for step {op.iteration}; call it after "
+                "each update"
+            )
+        return [record._replace(op=op.index) for record in self.taken.pop(0)]
+
+    def _enter(self, op: Op) -> Cell:
+        """The cell of a session, with the process as a launcher would have left it."""
+        self.cell = self._cell(op)
+        self.trainer._probe = self._probe
+        os.environ.update(
+            RANK=str(self.cell.rank), WORLD_SIZE=str(self.cell.world), LOCAL_RANK=str(self.cell.rank),
+            LOCAL_WORLD_SIZE=str(self.cell.world), MASTER_ADDR="127.0.0.1",
+        )  # fmt: skip
+        os.environ.setdefault("MASTER_PORT", "29500")
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(self.cell.seed)
+        return self.cell
+
+    def _cell(self, op: Op) -> Cell:
+        texts = values_of(self.described, self.context.scenario)
+        mesh = texts.get("mesh", MESH)
+        if op.arm.startswith(OTHER):
+            mesh = op.arm.removeprefix(OTHER).strip()
+        if op.arm.startswith(ALTERED):
+            axis = op.arm.removeprefix(ALTERED).strip()
+            others = self.described.axes[axis]
+            texts[axis] = next(text for text in others if text != texts[axis])
+        found = values(self.described, {axis: text for axis, text in texts.items() if axis != "mesh"})
+        folder = self.context.directory / f"session{op.session}"
+        folder.mkdir(exist_ok=True)
+        scenario = self.context.scenario
+        seed = scenario.seed * 1000 + op.init_seed
+        return Cell(mesh, self.context.rank, op.mesh.world, seed, scenario.device, folder, found)
+
+    def _folder(self, number: int) -> Path:
+        folder = self.context.directory / f"checkpoint{number}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def _records(self, op: int) -> Iterator[Record]:
+        state = State(self.trainer.state(), self.context.rank, self.context.mesh.world)
+        yield from state.records(op)
+        yield from self._notes(op, state)
+
+    def _notes(self, op: int, state: State | None = None) -> Iterator[Record]:
+        """What the result says of the state that was found, from rank 0, as records that are not compared."""
+        if self.context.rank:
+            return
+        told = [wording.PROBED] if self.probes else []
+        if state is not None:
+            told += [f"found: {item.name}: {item.kind}, {item.detail}" for item in state.found]
+            told += [f"hidden: {item.name}: {item.kind}, {item.detail}" for item in state.hidden]
+        for number, text in enumerate(told):
+            data = text.encode()
+            yield whole(op, 0, "note", str(number), "utf8", (len(data),), data)
+
+    def _probe(self, name: str) -> nn.Module:
+        """A tiny model with known gradients, which is called with the index of the step."""
+        assert self.cell is not None
+        scenario, mesh = self.context.scenario, self.context.mesh
+        spec = model_spec(name)
+        context = RankContext(scenario, spec, mesh, self.context.rank, self.context.directory, self.context.contract)
+        probe = Probe(context, lambda fqn: ((0,) * len(spec.param(fqn).spec.shape), spec.param(fqn).spec.shape))
+        self.probes.append(probe)
+        return Probed(probe, build_model(probe, self.cell.seed))
+
+
+class Probed(nn.Module):
+    """A tiny model, called with the index of a step: its output's derivative by each parameter is this rank's exact
+    gradient of that step."""
+
+    def __init__(self, probe: Probe, root: Any) -> None:
+        super().__init__()
+        self._probe_of_model = probe
+        for name, module in root.named_children():
+            self.add_module(name, module)
+        self.order = list(root.paths)
+
+    def forward(self, index: int) -> torch.Tensor:
+        """(): the value whose derivatives are the gradients of step `index`."""
+        from shardproof.mechanisms.probe_module import Slot
+
+        self._probe_of_model.slot = Slot(index)
+        x = torch.zeros(1, requires_grad=True)
+        for path in self.order:
+            x = self.get_submodule(path)(x)
+        return x.sum()

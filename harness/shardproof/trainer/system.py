@@ -1,0 +1,104 @@
+"""A trainer as a system: everything that a system has (ids, store, reports, sweeps, faults), for a user's file.
+
+`register` makes a `TrainerSystem` of a file and has it known. A plugin's name may be such a file, so that every process
+of a run knows the trainer: the parent and the judges by what its text says (`described`), and the ranks' server by
+importing it. The system has no contract. Its oracle is the trainer itself, driven along other arms
+(`shardproof.trainer.judge`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources.abc import Traversable
+
+from packaging.requirements import Requirement
+
+from shardproof.oracle.contract import Contract
+from shardproof.protocol import registry
+from shardproof.protocol.accepts import Accepts, Anything, Faults, Only, Words
+from shardproof.protocol.releases import Package, Release
+from shardproof.protocol.system import System
+from shardproof.scenario import DEVICES, Scenario
+from shardproof.trainer.described import Described, described
+
+RANK, JUDGE = "rank:Rank", "judge:serve"
+VARIANT = "SHARDPROOF_VARIANT"
+"""The environment variable in which a server finds which trainer it is for."""
+
+
+@dataclass(frozen=True)
+class TrainerSystem(System):
+    """The system that a trainer is. trainer: what its file says."""
+
+    trainer: Described | None = None
+
+    @cached_property
+    def accepts(self) -> Accepts:
+        assert self.trainer is not None
+        axes = self.trainer.axes
+        words = {f"{axis}={text}": f"{axis} of the trainer" for axis, texts in axes.items() for text in texts}
+        return Accepts(
+            self.name, options=Words(words), program=Anything(), device=Only(*DEVICES), faults=Faults(), seed=Anything()
+        )
+
+    @cached_property
+    def contract(self) -> Contract:
+        return Contract()
+
+    def variant(self, scenario: Scenario) -> str:
+        return self.trainer.plugin if self.trainer else ""
+
+    @property
+    def folder(self) -> Traversable:
+        """The folder `NAME.shardproof` beside the file, with `issues.toml`, `cures` and `regressions`, if there is
+        one."""
+        assert self.trainer is not None
+        found: Traversable = self.trainer.file.with_suffix(".shardproof")
+        return found
+
+    @property
+    def own_package(self) -> Package | None:
+        """What the trainer requires, as a package: the first is under test, the others stand beside it."""
+        if self.trainer is None or not self.trainer.requires:
+            return None
+        first, *beside = map(Requirement, self.trainer.requires)
+        imports = first.name.replace("-", "_")
+        release = Release(str(first.specifier).removeprefix("=="), beside=tuple(map(str, beside)))
+        return Package(first.name, imports, imports, ("src", "."), release.beside, (release,))
+
+
+def register(text: str) -> TrainerSystem:
+    """Have the trainer of `FILE.py[:CLASS]` known as a system.
+
+    Raises:
+        UsageError: as `described`.
+    """
+    trainer = described(text)
+    return register_described(trainer)
+
+
+def register_described(trainer: Described) -> TrainerSystem:
+    """Have a trainer known as a system."""
+    package = Requirement(trainer.requires[0]).name if trainer.requires else ""
+    found = TrainerSystem(
+        name=trainer.system,
+        doc=trainer.doc,
+        home="shardproof.trainer",
+        distributions=("torch", package) if package else ("torch",),
+        package=package,
+        is_torch=not package,
+        stored_entry="",
+        rank=RANK,
+        judge_entry=JUDGE,
+        warm_up="rank.warm:warm_up",
+        variant_entry="system:variant",
+        trainer=trainer,
+    )
+    registry.register(found)
+    return found
+
+
+def variant(scenario: Scenario) -> str:
+    """Which trainer the ranks' server of a scenario is for."""
+    return registry.system_named(scenario.system).variant(scenario)

@@ -1,0 +1,78 @@
+"""What `shardproof trainer` prints: the state that was found, the arms of each cell, a sentence for what failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from shardproof.result import ArmResult, Result
+from shardproof.trainer.described import Described
+from shardproof.verdict import Verdict
+
+SIGNS = {
+    Verdict.PASS: "ok", Verdict.UNSUPPORTED: "-", Verdict.MISMATCH: "MISMATCH", Verdict.CRASH: "CRASH",
+    Verdict.HANG: "HANG", Verdict.NONDETERMINISTIC: "UNSTEADY", Verdict.UNKNOWN: "?",
+}  # fmt: skip
+MOST_SHOWN = 20
+"""How many failing cells are told in full; the report has all of them."""
+
+
+def render(trainer: Described, results: Sequence[Result]) -> str:
+    """The whole text."""
+    lines = [*_state(results), *_table(results)]
+    bad = [result for result in results if result.verdict not in (Verdict.PASS, Verdict.UNSUPPORTED)]
+    for result in bad[:MOST_SHOWN]:
+        lines += ["", *_cell(result)]
+    if len(bad) > MOST_SHOWN:
+        lines += ["", f"{len(bad) - MOST_SHOWN} more failing cells are in the report."]
+    lines += ["", *_not_compared(results)]
+    counts = Counter(result.verdict.value for result in results)
+    lines.append(f"{trainer.system}: {', '.join(f'{n} {verdict}' for verdict, n in counts.most_common())}")
+    return "\n".join(lines) + "\n"
+
+
+def cell_text(result: Result) -> str:
+    """A cell in words: its values that are not the first."""
+    return " ".join(result.scenario.options) or "first value of every axis"
+
+
+def _state(results: Iterable[Result]) -> list[str]:
+    """What was found on the trainer, once; and as a warning what could not be read."""
+    told = list(dict.fromkeys(line for result in results for line in result.state))
+    found = [line.removeprefix("found: ") for line in told if line.startswith("found: ")]
+    hidden = [line.removeprefix("hidden: ") for line in told if line.startswith("hidden: ")]
+    lines = ["state that was found:", *(f"  {line}" for line in found)] if found else []
+    if hidden:
+        lines += ["WARNING: state that cannot be read, and is not compared (name it in `state()`):"]
+        lines += [f"  {line}" for line in hidden]
+    return [*lines, ""] if lines else []
+
+
+def _table(results: Sequence[Result]) -> list[str]:
+    """One line a cell, with the verdicts of its arms."""
+    lines = []
+    for result in results:
+        verdict = SIGNS[result.verdict]
+        arms = Counter(arm.verdict for arm in result.arms)
+        told = f"{arms['pass']} of {len(result.arms)} arms pass" if result.arms else result.reason.split("\n", 1)[0]
+        lines.append(f"{verdict:<9} {result.id}  {cell_text(result)}  ({told}, {result.duration_s:.1f} s)")
+    return lines
+
+
+def _cell(result: Result) -> list[str]:
+    lines = [f"{result.id}  {cell_text(result)}: {result.verdict.value}"]
+    if not result.arms:
+        return [*lines, *(f"    {line}" for line in result.reason.splitlines()[:6])]
+    return [*lines, *(line for arm in result.arms for line in _arm(arm))]
+
+
+def _arm(arm: ArmResult) -> list[str]:
+    line = f"    {SIGNS[Verdict(arm.verdict)]:<9} {arm.name}"
+    return [f"{line}: {arm.sentence}" if arm.sentence else line]
+
+
+def _not_compared(results: Iterable[Result]) -> list[str]:
+    """What no arm could compare, each once with the number of cells."""
+    told = Counter(f"{arm.name}: {note}" for result in results for arm in result.arms for note in arm.notes)
+    lines = [f"  {note}{f' ({number} cells)' if number > 1 else ''}" for note, number in told.items()]
+    return ["what was not compared:", *lines, ""] if lines else []

@@ -1,0 +1,236 @@
+"""What the arms of a trainer say, in whole plain sentences.
+
+Every function gets what differs and says what that means to somebody whose training goes on from a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from shardproof.diff import Difference
+from shardproof.errors import UsageError
+from shardproof.observe.logical import Problem, Value
+from shardproof.program import Op
+from shardproof.result import ArmResult, Failure
+from shardproof.trainer.described import Described
+from shardproof.trainer.files_hold import Written
+from shardproof.verdict import Verdict
+
+STATE = ("exp_avg", "exp_avg_sq", "momentum", "step", "state")
+"""Roles of what an optimizer keeps."""
+
+PROBED = "gradients are exact: every model comes from Trainer.probe"
+INEXACT = (
+    "compared at the load only: on another number of ranks gradients add up in another order, unless the model comes "
+    "from self.probe"
+)
+ROUNDING = (
+    "after the load all is equal; after the next step values are apart by what another order of the sums of gradients "
+    "makes, which three ranks and more have in a fresh process, so that steps were not compared further; a model from "
+    "self.probe has exact sums"
+)
+FIT_ELSEWHERE = "a trainer with fit is observed after steps only, which come to other bits on another number of ranks"
+NO_ALTERED_FIT = "a trainer with fit is observed after steps only, so that the moment of the load is not seen"
+BLIND = (
+    "The parameters are the same before the load and after it: a load that does nothing would pass. Let `build` "
+    "initialise the model from cell.seed."
+)
+
+
+def of_failure(name: str, error: Failure, trainer: Described) -> ArmResult:
+    """The verdict of an arm whose ranks failed, and whose method it was."""
+    if error.type == "Unsupported":
+        return ArmResult(name, Verdict.UNSUPPORTED.value, error.message, ())
+    who = f" in {_method(error, trainer)}" if _method(error, trainer) else ""
+    where = f"rank {error.rank}" if error.rank is not None else "the ranks"
+    first = error.message.strip().split("\n", 1)[0]
+    if error.type == "deadline":
+        return ArmResult(name, Verdict.HANG.value, f"The ranks did not come to an end{who}: {first}.", ())
+    return ArmResult(name, Verdict.CRASH.value, f"{error.type} on {where}{who}: {first}", ())
+
+
+def _method(error: Failure, trainer: Described) -> str:
+    """The innermost place of the trainer's own file in a traceback, such as `load, my_trainer.py line 31`."""
+    found = ""
+    for line in error.traceback.splitlines():
+        text = line.strip()
+        if text.startswith(f'File "{trainer.file}", line ') and ", in " in text:
+            number, _, method = text.removeprefix(f'File "{trainer.file}", line ').partition(", in ")
+            found = f"{method} ({trainer.file.name}, line {number})"
+    return found
+
+
+def of_problems(problems: Sequence[Problem]) -> str:
+    """Pieces that do not make a whole."""
+    first = problems[0]
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return f"The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together ({first.detail}){more}."
+
+
+def of_unsteady(found: Sequence[Difference], op: Op) -> str:
+    """What is not deterministic, with the likely reason."""
+    roles = {d.key.role for d in found}
+    if op.kind in ("build", "fit") or "rng" in roles:
+        why = "a generator that `build` does not seed from cell.seed is the likely reason"
+    elif roles <= {"param", *STATE, "grad"}:
+        why = (
+            "an order that differs from run to run is the likely reason: threads, a hash order, or data that is no "
+            "function of the index"
+        )
+    else:
+        why = "something that counts time, addresses or processes is the likely reason"
+    return (
+        f"The trainer is not deterministic: two runs with the same seed differ after {_at(op)} in {_what(found)}; "
+        f"{why}. Nothing else is claimed of what differs."
+    )
+
+
+def of_saving(found: Sequence[Difference], *, at_once: bool) -> str:
+    """What a save changed."""
+    if not found:
+        return ""
+    first = found[0]
+    if at_once and len(found) == 1 and first.expected_first:
+        return (
+            f"Saving changed {first.key.role} {first.key.fqn} from {_number(first.expected_first)} to "
+            f"{_number(first.observed_first)}."
+        )
+    return f"A run that saves goes on differently from one that does not: {_what(found)} differ."
+
+
+def of_cut(found: Sequence[Difference]) -> str:
+    """A run that was to stop early, and did other things before."""
+    return (
+        f"The run that stops early is not the beginning of the longer one: {_what(found)} differ. Does a schedule "
+        "depend on `until`?"
+    )
+
+
+def of_resumed(found: Sequence[Difference], after: Mapping[tuple[str, str], Value], *, after_load: bool) -> str:
+    """What a resumed run has lost."""
+    if not found:
+        return ""
+    lost = {d.key.role for d in found if d.kind == "missing"} & set(STATE)
+    kept = {role for role, _ in after} & set(STATE)
+    if after_load and lost and not kept:
+        what = ", ".join(sorted({_state_name(d) for d in found if d.key.role in lost}))
+        return (
+            f"After the resume the optimizer starts again at step 1: `load` restored no optimizer state ({what} of "
+            f"{len({_parameter(d) for d in found if d.key.role in lost})} parameters are missing)."
+        )
+    when = "Right after the load" if after_load else "After the load all is equal, but after the next step"
+    return f"{when} {_what(found)} differ from the run that went on without a break. {_first(found)}"
+
+
+def of_used(found: Sequence[Difference]) -> str:
+    """What a load into a trainer that has stepped leaves behind."""
+    return (
+        f"A trainer that has stepped before it loads is left with something of its own: {_what(found)} differ from a "
+        f"fresh one that loads. {_first(found)}"
+        if found
+        else ""
+    )
+
+
+def of_mesh(found: Sequence[Difference], mesh: str) -> str:
+    """What is wrong on another mesh."""
+    return f"Loaded on mesh {mesh}, {_what(found)} differ from what was saved. {_first(found)}" if found else ""
+
+
+def of_written(held: Written) -> str:
+    """What no file holds."""
+    names = ", ".join(" of ".join(key) for key in held.missing[:3])
+    more = f" and {len(held.missing) - 3} more" if len(held.missing) > 3 else ""
+    return f"The checkpoint does not hold {names}{more}: the bytes that were live at the save are in no file."
+
+
+def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
+    """Which setting won, and should not have."""
+    loser = "checkpoint" if wins == "run" else "run"
+    if not found:
+        return ""
+    return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {_what(found)} differ. {_first(found)}"
+
+
+def nothing_altered(axis: str) -> str:
+    """An altered axis without an effect."""
+    return f"Another value of {axis} changes no setting that was found, so that nobody can say which of the two won."
+
+
+def idle(keys: Iterable[tuple[str, str]]) -> str:
+    """Generators that are not compared."""
+    names = ", ".join(sorted(name for _, name in keys)[:4])
+    return f"not compared, since nothing is drawn from them after the save: {names}"
+
+
+def seen_too_little(names: Sequence[str], number: int) -> str:
+    """Parameters of which a load cannot be seen."""
+    return f"{len(names)} of {number} parameters are the same before the load and after it: {', '.join(names[:3])}"
+
+
+def of_two_checkpoints(first: Path, second: Path, *, steady: bool) -> tuple[Verdict, str]:
+    """What `diff` says of a checkpoint and of what is saved right after its load."""
+    from shardproof.compare.progress import SilentProgress
+    from shardproof.compare.run import CompareRequest, compare
+    from shardproof.protocol.registry import all_systems
+
+    layouts = [layout for system in all_systems() for layout in system.layouts]
+    paths = [_only_file(folder) for folder in (first, second)]
+    try:
+        found = compare(CompareRequest(paths[0], paths[1], layouts), SilentProgress())
+    except UsageError as error:
+        return Verdict.PASS, f"not compared: {str(error).splitlines()[0]}"
+    if found.equal:
+        return Verdict.PASS, ""
+    if not steady:
+        return Verdict.PASS, "not compared: the trainer is not deterministic"
+    one = found.found[0]
+    more = f", and {len(found.found) - 1} more" if len(found.found) > 1 else ""
+    return Verdict.MISMATCH, (
+        f"What is saved right after a load is not what was loaded: {one.name} ({one.role}) is {one.kind}{more}."
+    )
+
+
+def _only_file(folder: Path) -> Path:
+    """The file of a folder that has one file and nothing else; the folder itself otherwise."""
+    inside = list(folder.iterdir()) if folder.is_dir() else []
+    return inside[0] if len(inside) == 1 else folder
+
+
+def _what(found: Sequence[Difference]) -> str:
+    """What differs, by role: `exp_avg of 4 values, step of 4 values`."""
+    roles: dict[str, set[str]] = {}
+    for one in found:
+        roles.setdefault(one.key.role, set()).add(one.key.fqn)
+    told = [f"{role} of {min(names)}" if len(names) == 1 else f"{role} of {len(names)} values"
+            for role, names in sorted(roles.items())]  # fmt: skip
+    return ", ".join(told)
+
+
+def _first(found: Sequence[Difference]) -> str:
+    one = found[0]
+    what = f"{one.key.role} of {one.key.fqn}"
+    if one.kind in ("missing", "extra"):
+        return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."
+    if one.detail:
+        return f"{what}: {one.detail}."
+    wrong, right = _number(one.observed_first), _number(one.expected_first)
+    return f"{what} is {wrong} in its first wrong element, and should be {right}."
+
+
+def _number(shown: str) -> str:
+    return shown.split(" ", 1)[0] if shown else "nothing"
+
+
+def _at(op: Op) -> str:
+    return f"step {op.iteration}" if op.kind == "step" else f"`{op.kind}`"
+
+
+def _parameter(difference: Difference) -> str:
+    name = difference.key.fqn
+    return name.rpartition(".")[0] if difference.key.role == "state" else name
+
+
+def _state_name(difference: Difference) -> str:
+    return difference.key.fqn.rpartition(".")[2] if difference.key.role == "state" else difference.key.role

@@ -419,6 +419,7 @@ def completion_(shell: str) -> int:
 
 
 for command in (
-    shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience, port, claims, night, trainer,
+    shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience, port, claims, night,
+    trainer,
 ):  # fmt: skip
     cli.add_command(command)

@@ -161,8 +161,9 @@ def package_of(system: System) -> Package:
     Raises:
         UsageError: no such file, or a malformed one.
     """
-    if system.own_package is not None:
-        return system.own_package
+    if (declared := system.own_package) is not None:
+        found: Package = declared
+        return found
     file = system.folder.joinpath("releases.toml")
     origin = f"{system.name}/releases.toml"
     if not file.is_file():

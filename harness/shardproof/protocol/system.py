@@ -37,7 +37,6 @@ from shardproof.tables import SHIPPED
 
 if TYPE_CHECKING:
     from shardproof.protocol.checkpoint_layout import Layout
-    from shardproof.protocol.releases import Package
     from shardproof.readers.vocabulary import Vocabulary
 
 
@@ -202,8 +201,8 @@ class System:
         return "torch" if self.is_torch else self.package
 
     @property
-    def own_package(self) -> Package | None:
-        """The package under test, of a system that says it without a `releases.toml`."""
+    def own_package(self) -> Any:
+        """The `Package` under test, where a system declares one without a `releases.toml`; else None."""
         return None
 
     @cached_property

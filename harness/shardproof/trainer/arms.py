@@ -55,7 +55,7 @@ class Session:
 
     @property
     def kind(self) -> str:
-        """The name without what is behind it."""
+        """The kind of session: its name without a mesh or an axis."""
         return next(name for name in SESSIONS if self.name.startswith(name))
 
     @property

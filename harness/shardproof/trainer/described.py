@@ -119,7 +119,7 @@ class _Reading:
         return self.classes[last[0]]
 
     def described(self, node: ast.ClassDef) -> Described:
-        """What a class says of itself."""
+        """The description of a trainer class, from its methods and its literals."""
         methods, data = self._methods(node), self._data(node)
         fits = "fit" in methods
         missing = [] if fits else [name for name in STEPWISE if name not in methods]

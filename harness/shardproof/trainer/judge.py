@@ -64,7 +64,7 @@ def serve(payload: bytes) -> bytes:
 
 @dataclass
 class Judging:
-    """One cell in judgement: its sessions, what was observed in them, and what has been found so far."""
+    """The judgement of one cell: its sessions, the observations of each, and the arms judged so far."""
 
     scenario: Scenario
     trainer: Described
@@ -212,7 +212,7 @@ class Judging:
     # The arms
 
     def _structure(self) -> None:
-        """What is wrong in one session already: pieces that overlap, or copies that disagree."""
+        """Report a session whose ranks disagree: pieces that overlap, or copies of one tensor with other bits."""
         if self.problems:
             self.differences += [d for d in diff({}, {}, self.problems) if d.key.role]
             self.found.append(ArmResult("ranks agree", Verdict.MISMATCH.value, wording.of_problems(self.problems), ()))

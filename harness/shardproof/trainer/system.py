@@ -29,7 +29,7 @@ VARIANT = "SHARDPROOF_VARIANT"
 
 @dataclass(frozen=True)
 class TrainerSystem(System):
-    """The system that a trainer is. trainer: what its file says."""
+    """A system whose rank drives a trainer. trainer: the description of the trainer's file."""
 
     trainer: Described | None = None
 

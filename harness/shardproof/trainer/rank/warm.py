@@ -16,7 +16,7 @@ LAZY = (
 
 
 def warm_up() -> None:
-    """Import everything that every rank would otherwise import for itself."""
+    """Import torch's lazy modules and the trainer's file in the server, so that no rank has to."""
     for module in LAZY:
         importlib.import_module(module)
     trainer = described(os.environ[VARIANT])

@@ -25,12 +25,13 @@ LEAST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Written:
-    """missing: (role, name) of what is in no file. looked_for: how many values. notes: what was not compared, and
+    """empty: there is no file at all. missing: (role, name) of what is in no file. looked_for: how many values. notes: what was not compared, and
     why."""
 
     missing: tuple[tuple[str, str], ...]
     looked_for: int
     notes: tuple[str, ...] = ()
+    empty: bool = False
 
 
 def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequence[str]) -> Written:
@@ -43,7 +44,7 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
         and not any(fnmatchcase(" ".join(key), pattern) for pattern in transient)
     }  # fmt: skip
     if not files:
-        return Written(tuple(key for key in wanted if key[0] == "param"), len(wanted))
+        return Written(tuple(key for key in wanted if key[0] == "param"), len(wanted), empty=True)
     missing = [key for key, value in wanted.items() if not _held(value, files)]
     params = [key for key in wanted if key[0] == "param"]
     absent = [key for key in missing if key[0] == "param"]

@@ -99,10 +99,24 @@ class Judging:
     def judged(self) -> dict[str, Any]:
         """All arms in order, in JSON types."""
         self._structure()
-        for arm in (self._twice, self._unsaved, self._cut, self._resumed, self._cold, self._used, self._again):
+        if self._stateless():
+            self.found.append(ArmResult(WHOLE, Verdict.UNKNOWN.value, wording.NO_STATE, ()))
+        for arm in (
+            ()
+            if self._stateless()
+            else (
+                self._twice,
+                self._unsaved,
+                self._cut,
+                self._resumed,
+                self._cold,
+                self._used,
+                self._again,
+                self._written,
+            )
+        ):
             arm()
-        self._written()
-        for session in self.sessions:
+        for session in () if self._stateless() else self.sessions:
             if session.kind == OTHER:
                 self._other_mesh(session)
             elif session.kind == ALTERED:
@@ -169,7 +183,8 @@ class Judging:
         def logical(values: At) -> Logical:
             return {Key(op, LIVE, *key): value for key, value in values.items() if key not in left_out}
 
-        return [d for d in diff(logical(expected), logical(observed), (), (LAZY_STATE,)) if d.fails]
+        found = diff(logical(expected), logical(observed), (), (LAZY_STATE,))
+        return [d for d in found if d.fails and d.key.role]
 
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:
         """An arm's verdict: a mismatch if anything differs."""
@@ -216,6 +231,11 @@ class Judging:
         if self.problems:
             self.differences += [d for d in diff({}, {}, self.problems) if d.key.role]
             self.found.append(ArmResult("ranks agree", Verdict.MISMATCH.value, wording.of_problems(self.problems), ()))
+
+    def _stateless(self) -> bool:
+        """Whether the uninterrupted session ran, and nothing but random generators was found on the trainer."""
+        last = self._by_op.get(self.whole.ops[-1].index, {})
+        return WHOLE not in self.failures and all(role in OF_A_RANK for role, _ in last)
 
     def _twice(self) -> None:
         whole, twice = self.whole, self.named(TWICE)

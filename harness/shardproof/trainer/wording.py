@@ -5,6 +5,7 @@ Every function gets what differs and says what that means to somebody whose trai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +32,11 @@ ROUNDING = (
     "self.probe has exact sums"
 )
 FIT_ELSEWHERE = "a trainer with fit is observed after steps only, which come to other bits on another number of ranks"
+NO_STATE = (
+    "Nothing with state was found on the trainer after `build`: make model and optimizer attributes of self, or return "
+    "them from `state()`."
+)
+EMPTY = "The folder that `save` was given is empty: it wrote somewhere else, or nothing."
 NO_ALTERED_FIT = "a trainer with fit is observed after steps only, so that the moment of the load is not seen"
 BLIND = (
     "The parameters are the same before the load and after it: a load that does nothing would pass. Let `build` "
@@ -55,9 +61,9 @@ def _method(error: Failure, trainer: Described) -> str:
     found = ""
     for line in error.traceback.splitlines():
         text = line.strip()
-        if text.startswith(f'File "{trainer.file}", line ') and ", in " in text:
-            number, _, method = text.removeprefix(f'File "{trainer.file}", line ').partition(", in ")
-            found = f"{method} ({trainer.file.name}, line {number})"
+        place = re.fullmatch(rf'File "{re.escape(str(trainer.file))}", line (\d+),? in (\S+)', text)
+        if place and not (found and error.type == "deadline"):  # a stack has the innermost first
+            found = f"{place[2]} ({trainer.file.name}, line {place[1]})"
     return found
 
 
@@ -140,6 +146,8 @@ def of_mesh(found: Sequence[Difference], mesh: str) -> str:
 
 def of_written(held: Written) -> str:
     """What no file holds."""
+    if held.empty:
+        return EMPTY
     names = ", ".join(" of ".join(key) for key in held.missing[:3])
     more = f" and {len(held.missing) - 3} more" if len(held.missing) > 3 else ""
     return f"The checkpoint does not hold {names}{more}: the bytes that were live at the save are in no file."
@@ -179,8 +187,8 @@ def of_two_checkpoints(first: Path, second: Path, *, steady: bool) -> tuple[Verd
     paths = [_only_file(folder) for folder in (first, second)]
     try:
         found = compare(CompareRequest(paths[0], paths[1], layouts), SilentProgress())
-    except UsageError as error:
-        return Verdict.PASS, f"not compared: {str(error).splitlines()[0]}"
+    except UsageError:
+        return Verdict.PASS, "not compared: the files are in no format that `shardproof diff` reads"
     if found.equal:
         return Verdict.PASS, ""
     if not steady:
@@ -213,13 +221,16 @@ def _first(found: Sequence[Difference]) -> str:
     what = f"{one.key.role} of {one.key.fqn}"
     if one.kind in ("missing", "extra"):
         return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."
-    if one.detail:
+    if one.detail and one.expected_first[:1] not in ("'", '"'):
         return f"{what}: {one.detail}."
     wrong, right = _number(one.observed_first), _number(one.expected_first)
-    return f"{what} is {wrong} in its first wrong element, and should be {right}."
+    where = " in its first wrong element" if one.total > 1 and one.kind == "bits" else ""
+    return f"{what} is {wrong}{where}, and should be {right}."
 
 
 def _number(shown: str) -> str:
+    if shown[:1] in ("'", '"'):  # a plain value, with its type in front
+        return shown[1:].partition(shown[0])[0].rpartition(" ")[2]
     return shown.split(" ", 1)[0] if shown else "nothing"
 
 

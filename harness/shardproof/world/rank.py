@@ -116,7 +116,8 @@ def _run(seat: RankSeat, place: _Place) -> None:
             if seat.job.quiet and op is not ops[-1]:
                 continue
             place.enter(OBSERVE, op)
-            blob = pack([*ambient.records(op, seat.rank), *system.observe(op)])
+            around = () if found.judge_entry else ambient.records(op, seat.rank)  # whose rank looks for itself
+            blob = pack([*around, *system.observe(op)])
             place.enter(RECORD, op)
             _append(file, blob)
     place.enter(DONE)

@@ -92,6 +92,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     example = re.search(r"```python\n(.*?)```", (ROOT / "docs/diff.md").read_text("utf-8"), re.DOTALL)
     assert example
     subprocess.run([sys.executable, "-c", example[1]], cwd=folder, check=True)
+    twenty_lines = re.search(r"```python\n(.*?)```", (ROOT / "docs/trainer.md").read_text("utf-8"), re.DOTALL)
+    assert twenty_lines
+    (folder / "my_trainer.py").write_text(twenty_lines[1])
     shutil.copytree(folder / "before", folder / "checkpoints/step-100")
     shutil.copy(folder / "after.pt", folder / "other.pt")
     for out in (KEPT, "reports/nightly", "reports/nightly"):  # a history needs two runs

@@ -17,6 +17,7 @@ from shardproof import __version__
 from shardproof.cli import arguments, completion, options
 from shardproof.cli.checkpoints import diff
 from shardproof.cli.heads import claims, port
+from shardproof.cli.init import init
 from shardproof.cli.investigate import bisect, conformance, cures_, explore, export, optimizer, shrink, sweep
 from shardproof.cli.night import night
 from shardproof.cli.reports import history, merge, report
@@ -420,6 +421,6 @@ def completion_(shell: str) -> int:
 
 for command in (
     shrink, explore, export, sweep, bisect, cures_, conformance, optimizer, diff, resilience, port, claims, night,
-    trainer,
+    trainer, init,
 ):  # fmt: skip
     cli.add_command(command)

@@ -39,7 +39,8 @@ def system_named(name: str) -> System:
     """
     _discover()
     if name not in _SYSTEMS:
-        raise UsageError.of("system", name, sorted(_SYSTEMS), "--system torch-fsdp2")
+        known = f"{', '.join(sorted(_SYSTEMS))}; another stack is a trainer of twenty lines (docs/trainer.md)"
+        raise UsageError.of("system", name, known, "--system torch-fsdp2")
     return _SYSTEMS[name]
 
 

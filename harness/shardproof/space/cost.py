@@ -24,6 +24,8 @@ from shardproof.space.files import walk_tables
 from shardproof.tables import Table
 
 UNKNOWN_SESSION_S = 1.0
+SESSIONS_OF_ARMS = 7
+"""About how many sessions the arms of a trainer's cell take."""
 
 _DECIDES = attrgetter("system", "checkpoint", "mesh", "load", "program", *LOAD_AXES)
 """The axes that decide what a scenario costs."""
@@ -47,10 +49,7 @@ class CostModel:
 
     def estimates_s(self, scenarios: Iterable[Scenario]) -> list[float]:
         """The seconds of each of many."""
-        return [
-            UNKNOWN_SESSION_S * len(sessions(expand(s))) if is_arms(s.program) else self._known[_DECIDES(s)]
-            for s in scenarios
-        ]
+        return [self._known[key] for key in map(_DECIDES, scenarios)]
 
     @cached_property
     def _known(self) -> _Known:
@@ -65,6 +64,9 @@ class _Known(dict[tuple[Any, ...], float]):
 
     def __missing__(self, key: tuple[Any, ...]) -> float:
         system, checkpoint, mesh, load, program, *loads = key
+        if is_arms(program):
+            found = self[key] = UNKNOWN_SESSION_S * SESSIONS_OF_ARMS
+            return found
         by_world = self._costs.session_s.get(system, (UNKNOWN_SESSION_S,))
         extra = self._costs.extra_s.get(system, {}).get(checkpoint.partition("+")[0], 0.0)
         worlds = _worlds(mesh, load, program, _any_other(*loads))

@@ -25,8 +25,8 @@ LEAST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Written:
-    """empty: there is no file at all. missing: (role, name) of what is in no file. looked_for: how many values. notes: what was not compared, and
-    why."""
+    """missing: (role, name) of what is in no file. empty: there is no file at all. looked_for: how many values. notes:
+    what was not compared, and why."""
 
     missing: tuple[tuple[str, str], ...]
     looked_for: int

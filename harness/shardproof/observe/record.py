@@ -72,12 +72,13 @@ from typing import NamedTuple
 NUMPY_NAME = {
     "fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16",
     "int64": "int64", "int32": "int32", "int16": "int16", "uint8": "uint8", "utf8": "uint8", "bool": "bool",
-    "fp8e4m3": "float8_e4m3fn", "uint32": "uint32",
+    "fp8e4m3": "float8_e4m3fn", "fp8e5m2": "float8_e5m2", "uint32": "uint32", "uint64": "uint64", "uint16": "uint16",
+    "int8": "int8",
 }  # fmt: skip
 
 ITEMSIZE = {
     "fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2, "int64": 8, "int32": 4, "int16": 2, "uint8": 1, "utf8": 1, "bool": 1,
-    "fp8e4m3": 1, "uint32": 4,
+    "fp8e4m3": 1, "fp8e5m2": 1, "uint32": 4, "uint64": 8, "uint16": 2, "int8": 1,
 }  # fmt: skip
 
 LIVE, WRITTEN = "live", "written"

@@ -1,0 +1,375 @@
+"""The state of a trainer: found by walking from its attributes, and recorded as what this rank holds of it.
+
+A trainer declares nothing. `State` looks at whatever hangs on it and tells the reader, line by line, what was found and
+what could not be read; `records` gives the bits. Names are the same in every run of the same trainer, so that two runs
+can be compared, and pieces of one logical tensor have one name on all ranks, so that they can be joined.
+
+    role                          of what; under which name
+    param, buffer                 modules: the model's own names, without what wrappers put into them; after the path
+                                  from the trainer where there are several topmost modules
+    exp_avg, exp_avg_sq, step, momentum, state
+                                  optimizers (`optimizers`)
+    setting                       param groups: `group{i}.{key}`, with the optimizer's path before it where there are
+                                  several
+    scheduler, scaler             what their `state_dict` has, by path
+    rng                           generators, and the random states of Python, numpy and torch
+    extra_state                   what any other object's `state_dict` has; tensors that hang on objects or in
+                                  containers; numbers that `state()` names; `get_extra_state` of modules
+
+Parameters, buffers, settings, counts of steps, schedulers and scalers are *logical*: full copies on several ranks must
+agree. What each rank may have for itself is not joined: random states, positions in data, and tensors that hang
+somewhere outside modules and optimizers. Those have `rank{r}.` in front of their names.
+
+Looking changes nothing. There is no collective, no `state_dict` of a module or an optimizer, and nothing is made that
+is not there yet.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardproof.observe.generators import numpy_value, python_value, state_value
+from shardproof.observe.logical import Value
+from shardproof.observe.record import Record, whole
+from shardproof.trainer.rank import kinds
+from shardproof.trainer.rank.leaves import leaf_records, leaves
+from shardproof.trainer.rank.modules import Modules, clean, topmost
+from shardproof.trainer.rank.optimizers import Optimizer, taken_by
+from shardproof.trainer.rank.pieces import (
+    At,
+    Held,
+    Unreadable,
+    array_records,
+    described,
+    held,
+    owned,
+    records_beside,
+    records_of,
+)
+from shardproof.trainer.rank.still import asked
+from shardproof.trainer.rank.walk import Met, Walk, walk
+
+EXTRA_STATE, RNG = "extra_state", "rng"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line for the reader: what was found, or could not be read.
+
+    * name: the path from the trainer's attributes, such as `optimizer.optimizer`.
+    * kind: module, optimizer, scheduler, scaler, generator, loader, stateful, tensor or value.
+    * detail: what it is, such as `AdamW, 2 groups`; of what could not be read, why, and what to do.
+    """
+
+    name: str
+    kind: str
+    detail: str
+
+
+class State:
+    """What a trainer's `state()` holds on this rank.
+
+    found, hidden: what was found, and what could not be read, by the latest look. Each call of `records` looks anew, so
+    that what a trainer makes later is seen too.
+    """
+
+    def __init__(self, roots: Mapping[str, object], rank: int, world: int) -> None:
+        self._roots, self._rank, self._world = roots, rank, world
+        self.found: list[Item] = []
+        self.hidden: list[Item] = []
+        self._look(0)
+
+    def records(self, op: int) -> Iterator[Record]:
+        """What is there now, after the operation of that number."""
+        yield from self._look(op)
+
+    def _look(self, op: int) -> list[Record]:
+        look = Look(At(op, self._rank), walk(self._roots))
+        look.all()
+        self.found, self.hidden = look.found, look.hidden
+        return look.records
+
+
+class Look:
+    """One look at everything that a walk met."""
+
+    def __init__(self, at: At, way: Walk) -> None:
+        self.at, self.way = at, way
+        self.records: list[Record] = []
+        self.found: list[Item] = []
+        self.hidden: list[Item] = []
+        self._modules = Modules()
+        self._used: set[int] = set()
+
+    def all(self) -> None:
+        """Fill `records`, `found` and `hidden`."""
+        self._look_at_modules()
+        self._look_at_optimizers()
+        for met in self.way.met:
+            match met.kind:
+                case kinds.SCHEDULER | kinds.SCALER:
+                    self._look_at_stateful(met, met.kind)
+                case kinds.LOADER | kinds.STATEFUL:
+                    self._look_at_stateful(met, EXTRA_STATE)
+                case kinds.GENERATOR:
+                    self._look_at_generator(met)
+                case kinds.TENSOR:
+                    self._look_at_tensor(met)
+                case kinds.ITERATOR | kinds.FILE | kinds.OPAQUE | kinds.OBJECT | kinds.PASSIVE:
+                    self._look_at_rest(met)
+        self._look_at_global_generators()
+        self._miss()
+
+    def _of_kind(self, kind: str) -> list[Met]:
+        return [met for met in self.way.met if met.kind == kind]
+
+    def _find(self, met: Met, detail: str, kind: str | None = None) -> None:
+        self._used.add(id(met.value))
+        self.found.append(Item(met.path, kind or met.kind, detail))
+
+    def _hide(self, name: str, kind: str, why: str) -> None:
+        self.hidden.append(Item(name, kind, why))
+
+    def _add(self, name: str, kind: str, records: Iterator[Record]) -> None:
+        try:
+            self.records += records
+        except Unreadable as reason:
+            self._hide(name, kind, f"{reason}; leave it out of `state()`, or give there what can be read of it")
+
+    # --- modules
+
+    def _look_at_modules(self) -> None:
+        mets = {met.path: met for met in self._of_kind(kinds.MODULE)}
+        self._used |= {id(met.value) for met in mets.values()}
+        tops = topmost({path: met.value for path, met in mets.items()})
+        for path, module in tops.items():
+            self._look_at_module(mets[path], module, f"{path}." if len(tops) > 1 else "")
+        for parameter in self._modules.params:
+            self._add(parameter.names[0][0] if parameter.names else "", "module",
+                      records_of(self.at, "param", parameter))  # fmt: skip
+        for name, buffer in self._modules.buffers.items():
+            self._add(name, "module", leaf_records(self.at, "buffer", name, buffer))
+        for path, module in self._modules.extra:
+            name = f"{path}._extra_state" if path and not path.endswith(".") else f"{path}_extra_state"
+            self._ask(name, "module", EXTRA_STATE, module, module.get_extra_state)
+        for name, reason in self._modules.unread.items():
+            self._hide(name, "module", f"{reason}; leave it out of `state()`, or give there what can be read of it")
+
+    def _look_at_module(self, met: Met, module: torch.nn.Module, prefix: str) -> None:
+        params, buffers = len(self._modules.params), len(self._modules.buffers)
+        before = {*self._modules.parameters}
+        self._modules.add(module, prefix)
+        names = [names for one in self._modules.params[params:] for names in one.names]
+        kind = described([p for p in module.parameters() if id(p) in self._modules.parameters and id(p) not in before])
+        words = _counted(len(names), "parameter") + (f" ({kind})" if kind else "")
+        count = _counted(len(self._modules.buffers) - buffers, "buffer")
+        self._find(met, f"{type(module).__name__}, {words}, {count}")
+
+    # --- optimizers
+
+    def _look_at_optimizers(self) -> None:
+        targets = self._optimizers()
+        elsewhere = {id(met.value): met.path for met in self._of_kind(kinds.TENSOR)}
+        taken: set[tuple[str, str]] = set()
+        for met in targets:
+            groups = met.value.param_groups
+            prefix = f"{met.path}." if len(targets) > 1 else ""
+            optimizer = Optimizer(met.path, met.value, prefix, taken)
+            records = list(optimizer.records(self.at, self._modules, elsewhere))
+            self.records += records
+            taken = taken | taken_by(records)
+            self._used |= {id(tensor) for group in groups for tensor in group.get("params", ())}
+            self._find(met, f"{type(met.value).__name__}, {_counted(len(groups), 'group')}")
+            for name, reason in optimizer.unread.items():
+                self._hide(name, "optimizer", reason)
+
+    def _optimizers(self) -> list[Met]:
+        """Every optimizer once: of a wrapper and what it wraps, the inner one, as far as both have the same state."""
+        chosen: list[Met] = []
+        for met in self._of_kind(kinds.OPTIMIZER):
+            inner = [
+                other for other in self._of_kind(kinds.OPTIMIZER) if id(other.value) in self.way.below(id(met.value))
+            ]
+            if inner and (not _state_of(met.value) or any(_state_of(o.value) is _state_of(met.value) for o in inner)):
+                self._used.add(id(met.value))
+                continue
+            if _state_of(met.value) is None:
+                self._hide(met.path, "optimizer", "it has no mapping `state`, and no optimizer in it was found; give "
+                           "what it keeps in `state()`")  # fmt: skip
+            elif not any(_state_of(other.value) is _state_of(met.value) for other in chosen):
+                chosen.append(met)
+        return chosen
+
+    # --- what tells its state by itself
+
+    def _look_at_stateful(self, met: Met, role: str) -> None:
+        if met.covered and met.kind == kinds.LOADER:
+            return
+        if met.kind == kinds.STATEFUL and self._holds_state(met):
+            self._look_at_numbers(met)
+            return
+        waiting = met.kind == kinds.LOADER and _waits(met.value)
+        own = met.kind == kinds.LOADER
+        if waiting:
+            self._leaves(met.path, met.kind, role, vars(met.value).get("next_iter_state") or {}, own=own)
+            self._find(met, f"{type(met.value).__name__}, not iterating: the position it was given, if any")
+            return
+        if self._ask(met.path, met.kind, role, met.value, met.value.state_dict, own=own):
+            self._find(met, type(met.value).__name__)
+
+    def _holds_state(self, met: Met) -> bool:
+        """Whether modules or optimizers hang on an object: its `state_dict` may then gather them."""
+        lively = {id(m.value) for m in self.way.met if m.kind in (kinds.MODULE, kinds.OPTIMIZER)}
+        return any(child in lively for child in self.way.below(id(met.value)))
+
+    def _look_at_numbers(self, met: Met) -> None:
+        """Of an object that holds modules or optimizers, its own counts; its `state_dict` is not called."""
+        counts = {name: n for name, n in vars(met.value).items() if isinstance(n, int) and not name.startswith("_")}
+        for name, count in counts.items():
+            self._add(met.path, met.kind, leaf_records(self.at, EXTRA_STATE, f"{met.path}.{name}", count))
+        told = f"its counts {', '.join(counts)}" if counts else "what hangs on it"
+        self._find(met, f"{type(met.value).__name__}: {told}; its state_dict, which may gather modules, is not called")
+
+    def _ask(self, name: str, kind: str, role: str, target: object, call: Any, *, own: bool = False) -> bool:
+        """Record what a call tells. Returns whether it told anything."""
+        try:
+            value, changed = asked(target, call)
+        except Unreadable as reason:
+            if not (kind == kinds.LOADER and isinstance(reason.__cause__, AttributeError)):
+                self._hide(name, kind, f"asked for its state, {reason}; give what it keeps in `state()`")
+            return False
+        if changed:
+            self._hide(name, kind, f"asked for its state, it {changed}, which was put back; give what it keeps in "
+                       "`state()`")  # fmt: skip
+        if isinstance(value, Mapping) and not value:
+            return False
+        self._leaves(name, kind, role, value, own=own)
+        return True
+
+    def _leaves(self, name: str, kind: str, role: str, value: object, *, own: bool) -> None:
+        for path, leaf in leaves(value, name):
+            fqn = owned(self.at.rank, path) if own and not isinstance(leaf, torch.Tensor) else path
+            self._add(path, kind, leaf_records(self.at, role, fqn, leaf, own=own))
+
+    # --- generators, tensors and the rest
+
+    def _look_at_generator(self, met: Met) -> None:
+        match met.value:
+            case torch.Generator():
+                value = state_value(met.value.get_state().numpy().tobytes())
+            case random.Random():
+                value = python_value(met.value.getstate())
+            case np.random.RandomState():
+                value = _numpy(met.value.get_state())
+            case _:
+                value = state_value(_packed(met.value.bit_generator.state))
+        self._rng(met.path, value)
+        self._find(met, type(met.value).__name__)
+
+    def _look_at_global_generators(self) -> None:
+        self._rng("python", python_value(random.getstate()))
+        self._rng("numpy", _numpy(np.random.get_state()))
+        self._rng("torch", state_value(torch.get_rng_state().numpy().tobytes()))
+        if _cuda_is_in_use():
+            self._rng("cuda", state_value(torch.cuda.get_rng_state().numpy().tobytes()))
+
+    def _rng(self, name: str, value: Value) -> None:
+        self.records.append(whole(self.at.op, self.at.rank, RNG, name, value.dtype, value.shape, value.data))
+
+    def _look_at_tensor(self, met: Met) -> None:
+        value = met.value
+        if met.covered or id(value) in self._used or id(value) in self._modules.parameters:
+            return
+        if isinstance(value, np.ndarray):
+            self._add(met.path, met.kind, array_records(self.at, EXTRA_STATE, owned(self.at.rank, met.path), value))
+        else:
+            self._add(met.path, met.kind, self._loose(met.path, value))
+        self._find(met, f"{type(value).__name__} of {list(value.shape)}")
+
+    def _loose(self, path: str, tensor: torch.Tensor) -> Iterator[Record]:
+        """A tensor that hangs on an object: where it has a parameter's name and local shape, as an average of it has,
+        it lies where the parameter lies; otherwise a plain one is this rank's alone."""
+        for name, parameter in self._modules.names.items():
+            before, found, after = f".{clean(path)}".rpartition(f".{name}")
+            if found and not after and tensor.shape == parameter.local.shape and len(parameter.names) == 1:
+                yield from records_beside(self.at, EXTRA_STATE, tensor, _renamed(parameter, f"{before[1:]}.{name}"))
+                return
+        for piece in held(tensor, (path,), own=True):
+            yield from records_of(self.at, EXTRA_STATE, piece)
+
+    def _look_at_rest(self, met: Met) -> None:
+        if met.depth == 0 and isinstance(met.value, kinds.PLAIN) and met.value is not None:
+            self._add(met.path, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, met.path, met.value))
+            self._find(met, type(met.value).__name__, kinds.VALUE)
+        elif met.covered or met.kind == kinds.PASSIVE:
+            return
+        elif met.kind == kinds.ITERATOR:
+            self._hide(met.path, met.kind, f"{type(met.value).__name__}: how far it has come cannot be read; give its "
+                       "position in `state()`, or make it from the number of the step")  # fmt: skip
+        elif met.kind == kinds.FILE:
+            self._hide(met.path, met.kind, "an open file: how far it was read is not looked at; give its position in "
+                       "`state()`, or leave it out there")  # fmt: skip
+        elif met.kind == kinds.OPAQUE and (met.depth == 0 or kinds.looks_like_state(met.word, met.value)):
+            self._hide(met.path, "value", f"{type(met.value).__name__} shows no attributes; give what it keeps in "
+                       "`state()`, or leave it out there")  # fmt: skip
+        elif kinds.has(met.value, "set_epoch") and isinstance(getattr(met.value, "epoch", None), int):
+            fqn = f"{met.path}.epoch"
+            self._add(met.path, kinds.LOADER, leaf_records(self.at, EXTRA_STATE, fqn, met.value.epoch))
+            self._find(met, f"{type(met.value).__name__}, its epoch", kinds.LOADER)
+
+    def _miss(self) -> None:
+        """Say where nothing was found in what looks like state, and where the walk stopped."""
+        for met in self.way.met:
+            looks = met.kind in (kinds.OBJECT, kinds.CONTAINER, kinds.STATEFUL) and not met.covered
+            if looks and id(met.value) not in self._used and kinds.looks_like_state(met.word, met.value):
+                hidden = {item.name for item in self.hidden}
+                if met.path in hidden or any(name.startswith(f"{met.path}.") for name in hidden):
+                    continue
+                if self._used.isdisjoint(self.way.below(id(met.value))):
+                    self._hide(met.path, "value", f"{type(met.value).__name__} looks like state, and none was found in "
+                               "it; give what it keeps in `state()`, or leave it out there")  # fmt: skip
+        for path in self.way.cut:
+            self._hide(path, "value", "it holds too much, or lies too deep, to be walked through; give what is state "
+                       "in it in `state()`, or leave it out there")  # fmt: skip
+
+
+def _state_of(optimizer: Any) -> Any:
+    """An optimizer's mapping from parameters to their state; None if it has none."""
+    state = getattr(optimizer, "state", None)
+    groups = getattr(optimizer, "param_groups", None)
+    return state if isinstance(state, Mapping) and isinstance(groups, (list, tuple)) else None
+
+
+def _waits(loader: Any) -> bool:
+    """Whether a loader would have to begin an epoch to tell its position: it keeps its iterator, and has none yet."""
+    return vars(loader).get("_iterator", loader) is None if hasattr(loader, "__dict__") else False
+
+
+def _renamed(parameter: Held, name: str) -> Held:
+    cuts = tuple(type(cut)((name,), cut.shape, cut.box, cut.window, cut.flat) for cut in parameter.cuts)
+    return Held(parameter.local, cuts, parameter.own)
+
+
+def _numpy(state: Any) -> Value:
+    name, keys, *rest = state
+    return numpy_value(name, keys.tobytes(), *rest)
+
+
+def _packed(state: object) -> bytes:
+    """A nested state of one of numpy's bit generators as bytes, its arrays among them."""
+    parts = ((name, leaf.tobytes() if isinstance(leaf, np.ndarray) else leaf) for name, leaf in leaves(state, ""))
+    return repr(list(parts)).encode()
+
+
+def _cuda_is_in_use() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _counted(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"

@@ -1,0 +1,194 @@
+"""The parameters and buffers of modules, under clean names, each with what this rank holds of it.
+
+Wrappers put words into names: DistributedDataParallel `module.`, FSDP1 `_fsdp_wrapped_module.`, `torch.compile`
+`_orig_mod.`, checkpointing `_checkpoint_wrapped_module.`. Names here are those of the model as its author wrote it, so
+that the same parameter has one name under every wrapper.
+
+Neither `named_parameters` nor `state_dict` says what a rank holds under FSDP. FSDP1 puts views of a flat parameter in
+place of the originals, sharded or not, according to what ran last; so its flat parameters are read, whose tables say
+which interval of which original this rank has. FSDP2 puts gathered parameters in place after a forward without a
+backward; so its sharded parameters are taken from where it keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardproof.layout import Box
+from shardproof.trainer.rank.pieces import Cut, Held, Unreadable, held
+
+ALWAYS = frozenset({"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module"})
+"""Names of children that only wrappers have."""
+
+Paths = list[tuple[str, nn.Module]]
+
+
+@dataclass
+class Modules:
+    """What the modules of a trainer hold.
+
+    * parameters: identity of a parameter, or of a flat one, → what is held of it; `beside` looks an optimizer's up.
+    * params: what is held, of the role `param`, in the order of the names. buffers: name → tensor.
+    * extra: path and module of each that has a `get_extra_state` of its own.
+    * unread: name → reason, of what cannot be recorded.
+    * names: clean name → what is held, for state that is kept by name.
+    """
+
+    parameters: dict[int, Held] = field(default_factory=dict)
+    params: list[Held] = field(default_factory=list)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    extra: list[tuple[str, nn.Module]] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+    names: dict[str, Held] = field(default_factory=dict)
+
+    def add(self, module: nn.Module, prefix: str) -> None:
+        """Read one topmost module; prefix: what comes before its names, with the dot; empty if it is the only one."""
+        paths = [(prefix + path, own) for path, own in _paths(module)]
+        known = self._add_flat(paths)
+        sharded = _sharded_parameters(paths)
+        names: dict[int, list[str]] = {}
+        tensors: dict[int, torch.Tensor] = {}
+        for path, own in paths:
+            for name, found in own._parameters.items():
+                tensor = sharded.get((id(own), name), found)
+                if tensor is not None and id(tensor) not in known:
+                    names.setdefault(id(tensor), []).append(_joined(path, name))
+                    tensors[id(tensor)] = tensor
+            self.buffers |= {_joined(path, name): b for name, b in own._buffers.items() if b is not None}
+            if type(own).get_extra_state is not nn.Module.get_extra_state:
+                self.extra.append((path, own))
+        for identity, tensor in tensors.items():
+            self._add_plain(tensor, tuple(dict.fromkeys(names[identity])))
+
+    def _add_plain(self, tensor: torch.Tensor, names: tuple[str, ...]) -> None:
+        try:
+            pieces = held(tensor, names)
+        except Unreadable as reason:
+            self.unread[names[0]] = str(reason)
+            return
+        self._keep(tensor, pieces)
+
+    def _keep(self, tensor: torch.Tensor, pieces: list[Held]) -> None:
+        self.params += pieces
+        for piece in pieces[:1]:
+            self.parameters[id(tensor)] = piece
+            self.names |= {name: piece for names in piece.names for name in names}
+
+    def _add_flat(self, paths: Paths) -> set[int]:
+        """Read the flat parameters of FSDP1. Returns the identities of all parameters that are accounted for: the flat
+        ones and, where FSDP1 keeps them, the originals."""
+        known: set[int] = set()
+        for _, module in paths:
+            handle = vars(module).get("_handle")
+            flat = getattr(handle, "flat_param", None)
+            if handle is None or flat is None or id(flat) in known:
+                continue
+            known |= {id(flat), *(id(p) for p in (*(flat._params or ()), *(flat._shared_params or ())))}
+            self._keep_flat(flat, sharded=bool(handle.uses_sharded_strategy), names=_flat_names(flat, paths))
+        return known
+
+    def _keep_flat(self, flat: Any, *, sharded: bool, names: list[tuple[str, ...]]) -> None:
+        local = (flat._local_shard if sharded and hasattr(flat, "_local_shard") else flat).detach()
+        own = any(extension is not None for extension in flat._param_extensions) or not all(flat._contiguities)
+        cuts = []
+        for these, shape, part in zip(names, flat._shapes, flat._shard_param_infos, strict=True):
+            count, offset = (part.numel_in_shard, part.offset_in_shard) if part.in_shard else (0, 0)
+            start = part.intra_param_start_idx if part.in_shard else prod(shape)
+            cuts.append(Cut(these, tuple(shape), Box((start,), (count,)), Box((offset,), (count,)), flat=True))
+        joined = Held(local, tuple(cuts), own)
+        if flat._params is None:
+            self._keep(flat, [joined])
+            return
+        self.parameters[id(flat)] = joined
+        for original, cut in zip(flat._params, cuts, strict=True):
+            self._keep(original, [_original(local, cut, own=own, sharded=sharded)])
+        for alias, info in zip(flat._shared_params or (), flat._shared_param_infos, strict=True):
+            for original, first in zip(flat._params, flat._param_infos, strict=True):
+                if (first.module, first.param_name) == (info.prim_module, info.prim_param_name):
+                    self.parameters[id(alias)] = self.parameters[id(original)]
+
+
+def _original(local: torch.Tensor, cut: Cut, *, own: bool, sharded: bool) -> Held:
+    """What is held of an original parameter of FSDP1: of one dim where it is sharded, otherwise in its own shape."""
+    (offset,), (count,) = cut.window
+    part = local[offset : offset + count]
+    if sharded:
+        return Held(part, (Cut(cut.names, cut.shape, cut.box, Box((0,), (count,)), flat=True),), own)
+    box = Box((0,) * len(cut.shape), cut.shape)
+    return Held(part.view(cut.shape), (Cut(cut.names, cut.shape, box, box),), own)
+
+
+def _flat_names(flat: Any, paths: Paths) -> list[tuple[str, ...]]:
+    """The names of each original parameter in a flat one, those under which it is shared too."""
+    of_module: dict[int, list[str]] = {}
+    for path, module in paths:
+        of_module.setdefault(id(module), []).append(path)
+    places: dict[tuple[int, str], list[str]] = {}
+    for info in flat._param_infos:
+        key = (id(info.module), info.param_name)
+        places[key] = [_joined(path, info.param_name) for path in of_module[id(info.module)]]
+    for info in flat._shared_param_infos:
+        key = (id(info.prim_module), info.prim_param_name)
+        places[key] += [_joined(path, info.param_name) for path in of_module[id(info.module)]]
+    return [tuple(dict.fromkeys(found)) for found in places.values()]
+
+
+def _sharded_parameters(paths: Paths) -> Mapping[tuple[int, str], torch.Tensor]:
+    """Identity of a module and a parameter's name in it → FSDP2's sharded parameter, which an optimizer steps on even
+    while the gathered one stands in its place."""
+    found: dict[tuple[int, str], torch.Tensor] = {}
+    for _, module in paths:
+        ask = getattr(type(module), "_get_fsdp_state", None)
+        state = ask(module) if ask is not None else None
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:
+            groups = [group for group in (getattr(state, "_fsdp_param_group", None),) if group is not None]
+        for one in (one for group in groups for one in group.fsdp_params):
+            info, tensor = one._module_info, one.sharded_param
+            found[id(info.module), info.param_name] = tensor
+            for sharer, name in zip(info.shared_modules, info.shared_param_names, strict=True):
+                found[id(sharer), name] = tensor
+    return found
+
+
+def topmost(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Those of some modules, by path, that are in no other of them and have anything in them."""
+    inner = {id(part) for module in modules.values() for part in module.modules() if part is not module}
+    return {path: module for path, module in modules.items() if id(module) not in inner and _has_state(module)}
+
+
+def _has_state(module: nn.Module) -> bool:
+    return any(
+        own._parameters or own._buffers or type(own).get_extra_state is not nn.Module.get_extra_state
+        for own in module.modules()
+    )
+
+
+def clean(name: str) -> str:
+    """A name without the words of wrappers, for names that somebody else made, such as the keys of an average."""
+    return ".".join(part for part in name.split(".") if part != "module" and part not in ALWAYS)
+
+
+def _paths(module: nn.Module) -> Paths:
+    """Every module under a topmost one, under each of its clean paths; `module.` is dropped where it can be no word of
+    the author's: where a module has this child and no other."""
+    return list(_walk(module, "", ()))
+
+
+def _walk(module: nn.Module, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, nn.Module]]:
+    yield path, module
+    alone = list(module._modules) == ["module"] and not module._parameters
+    for name, child in module._modules.items():
+        if child is not None and id(child) not in above:
+            dropped = name in ALWAYS or (name == "module" and alone)
+            yield from _walk(child, path if dropped else _joined(path, name), (*above, id(module)))
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and not path.endswith(".") else path + name

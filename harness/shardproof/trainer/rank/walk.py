@@ -1,0 +1,111 @@
+"""The walk from a trainer's attributes to everything that may hold state.
+
+The walk is by breadth, so that an object that hangs at several places has its shortest name, and the first of equally
+short ones. Each object is met once. The walk does not enter modules, whose parts `modules` reads; nor a loader with a
+state of its own, which speaks for all that is in it; and it ends at objects that are never state, such as functions,
+process groups and loggers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardproof.trainer.rank.kinds import (
+    CONTAINER,
+    DATASET,
+    OBJECT,
+    OPTIMIZER,
+    PASSIVE,
+    SCALER,
+    SCHEDULER,
+    STATEFUL,
+    children_of,
+    kind_of,
+    of_data,
+)
+
+DEEPEST = 12
+MOST_OBJECTS = 50_000
+MOST_CHILDREN = 10_000
+"""Of one container; more is data and no state."""
+
+_OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "_param_groups", "_state"})
+"""Attributes that `optimizers` reads."""
+
+
+@dataclass(frozen=True)
+class Met:
+    """An object that the walk came to. covered: something above it speaks for its tensors and positions."""
+
+    path: str
+    value: Any
+    kind: str
+    depth: int = 0
+    covered: bool = False
+
+    @property
+    def word(self) -> str:
+        """The last word of the path."""
+        return self.path.rpartition(".")[2]
+
+
+@dataclass
+class Walk:
+    """Everything that was met, in order, and which object holds which: identity → identities. `cut` names containers
+    and depths at which the walk stopped."""
+
+    met: list[Met] = field(default_factory=list)
+    holds: dict[int, list[int]] = field(default_factory=dict)
+    cut: list[str] = field(default_factory=list)
+
+    def below(self, start: int) -> Iterator[int]:
+        """The identities of all objects that one holds, at any depth."""
+        seen, queue = {start}, [start]
+        while queue:
+            for child in self.holds.get(queue.pop(), ()):
+                if child not in seen:
+                    seen.add(child)
+                    queue.append(child)
+                    yield child
+
+
+def walk(roots: Mapping[str, object]) -> Walk:
+    """Meet everything that can be reached from `roots`."""
+    found = Walk()
+    seen: set[int] = set()
+    queue = deque(Met(name, value, kind_of(value, name)) for name, value in roots.items())
+    while queue:
+        here = queue.popleft()
+        if id(here.value) in seen:
+            continue
+        seen.add(id(here.value))
+        found.met.append(here)
+        if len(seen) > MOST_OBJECTS:
+            found.cut.append(here.path)
+            break
+        queue.extend(_entered(here, found))
+    return found
+
+
+def _entered(here: Met, found: Walk) -> Iterator[Met]:
+    """What an object holds, if the walk goes on into it."""
+    if here.kind not in (CONTAINER, OBJECT, OPTIMIZER, SCHEDULER, SCALER, STATEFUL, DATASET):
+        return
+    children = list(_children(here))
+    lively = [(name, child, kind) for name, child, kind in children if kind != PASSIVE]
+    if len(lively) > MOST_CHILDREN or (lively and here.depth >= DEEPEST):
+        found.cut.append(here.path)
+        return
+    found.holds[id(here.value)] = [id(child) for _, child, _ in lively]
+    covered = here.covered or here.kind in (SCHEDULER, SCALER, DATASET) or of_data(here.word, here.value)
+    for name, child, kind in lively:
+        yield Met(f"{here.path}.{name}", child, kind, here.depth + 1, covered)
+
+
+def _children(here: Met) -> Iterator[tuple[str, Any, str]]:
+    for name, child in children_of(here.value):
+        if here.kind != OPTIMIZER or not (name in _OF_OPTIMIZERS or name.startswith("_optimizer_")):
+            yield name, child, kind_of(child, name)

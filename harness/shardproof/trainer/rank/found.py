@@ -27,6 +27,7 @@ is not there yet.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,8 @@ from shardproof.trainer.rank.still import asked
 from shardproof.trainer.rank.walk import Met, Walk, walk
 
 EXTRA_STATE, RNG = "extra_state", "rng"
+GLOBAL = ("python", "numpy", "torch", "cuda")
+"""The names of the random states that every process has."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,11 @@ class State:
 
 
 class Look:
-    """One look at everything that a walk met."""
+    """One look at everything that a walk met.
+
+    A loader with a state of its own tells that of its sampler and its generator too, and may put them back only when
+    its next epoch begins; so those are not looked at besides. A scheduler tells that of the schedulers in it.
+    """
 
     def __init__(self, at: At, way: Walk) -> None:
         self.at, self.way = at, way
@@ -106,17 +113,17 @@ class Look:
         self.hidden: list[Item] = []
         self._modules = Modules()
         self._used: set[int] = set()
+        self._told: dict[str, set[int]] = defaultdict(set)
 
     def all(self) -> None:
         """Fill `records`, `found` and `hidden`."""
         self._look_at_modules()
         self._look_at_optimizers()
+        for kind in (kinds.SCHEDULER, kinds.SCALER, kinds.LOADER, kinds.STATEFUL):
+            for met in self._outermost_first(kind):
+                self._look_at_stateful(met, kind if kind in (kinds.SCHEDULER, kinds.SCALER) else EXTRA_STATE)
         for met in self.way.met:
             match met.kind:
-                case kinds.SCHEDULER | kinds.SCALER:
-                    self._look_at_stateful(met, met.kind)
-                case kinds.LOADER | kinds.STATEFUL:
-                    self._look_at_stateful(met, EXTRA_STATE)
                 case kinds.GENERATOR:
                     self._look_at_generator(met)
                 case kinds.TENSOR:
@@ -128,6 +135,12 @@ class Look:
 
     def _of_kind(self, kind: str) -> list[Met]:
         return [met for met in self.way.met if met.kind == kind]
+
+    def _outermost_first(self, kind: str) -> list[Met]:
+        """The objects of one kind, those that others of the kind hold after those."""
+        mets = self._of_kind(kind)
+        inner = {id(met.value): {*self.way.below(id(met.value))} for met in mets}
+        return sorted(mets, key=lambda met: sum(id(met.value) in held for held in inner.values()))
 
     def _find(self, met: Met, detail: str, kind: str | None = None) -> None:
         self._used.add(id(met.value))
@@ -209,7 +222,7 @@ class Look:
     # --- what tells its state by itself
 
     def _look_at_stateful(self, met: Met, role: str) -> None:
-        if met.covered and met.kind == kinds.LOADER:
+        if id(met.value) in self._told[met.kind]:
             return
         if met.kind == kinds.STATEFUL and self._holds_state(met):
             self._look_at_numbers(met)
@@ -219,9 +232,12 @@ class Look:
         if waiting:
             self._leaves(met.path, met.kind, role, vars(met.value).get("next_iter_state") or {}, own=own)
             self._find(met, f"{type(met.value).__name__}, not iterating: the position it was given, if any")
-            return
-        if self._ask(met.path, met.kind, role, met.value, met.value.state_dict, own=own):
+        elif self._ask(met.path, met.kind, role, met.value, met.value.state_dict, own=own):
             self._find(met, type(met.value).__name__)
+        else:
+            return
+        if met.kind != kinds.STATEFUL:
+            self._told[met.kind] |= {*self.way.below(id(met.value))}
 
     def _holds_state(self, met: Met) -> bool:
         """Whether modules or optimizers hang on an object: its `state_dict` may then gather them."""
@@ -230,7 +246,7 @@ class Look:
 
     def _look_at_numbers(self, met: Met) -> None:
         """Of an object that holds modules or optimizers, its own counts; its `state_dict` is not called."""
-        counts = {name: n for name, n in vars(met.value).items() if isinstance(n, int) and not name.startswith("_")}
+        counts = {name: n for name, n in kinds.children_of(met.value) if isinstance(n, int) and name[:1] != "_"}
         for name, count in counts.items():
             self._add(met.path, met.kind, leaf_records(self.at, EXTRA_STATE, f"{met.path}.{name}", count))
         told = f"its counts {', '.join(counts)}" if counts else "what hangs on it"
@@ -254,12 +270,17 @@ class Look:
 
     def _leaves(self, name: str, kind: str, role: str, value: object, *, own: bool) -> None:
         for path, leaf in leaves(value, name):
+            if isinstance(leaf, torch.Tensor) and not own and role == EXTRA_STATE:
+                self._add(path, kind, self._loose(path, leaf))
+                continue
             fqn = owned(self.at.rank, path) if own and not isinstance(leaf, torch.Tensor) else path
             self._add(path, kind, leaf_records(self.at, role, fqn, leaf, own=own))
 
     # --- generators, tensors and the rest
 
     def _look_at_generator(self, met: Met) -> None:
+        if id(met.value) in self._told[kinds.LOADER]:
+            return
         match met.value:
             case torch.Generator():
                 value = state_value(met.value.get_state().numpy().tobytes())
@@ -269,7 +290,7 @@ class Look:
                 value = _numpy(met.value.get_state())
             case _:
                 value = state_value(_packed(met.value.bit_generator.state))
-        self._rng(met.path, value)
+        self._rng(f"{met.path}.generator" if met.path in GLOBAL else met.path, value)
         self._find(met, type(met.value).__name__)
 
     def _look_at_global_generators(self) -> None:
@@ -307,21 +328,37 @@ class Look:
         if met.depth == 0 and isinstance(met.value, kinds.PLAIN) and met.value is not None:
             self._add(met.path, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, met.path, met.value))
             self._find(met, type(met.value).__name__, kinds.VALUE)
-        elif met.covered or met.kind == kinds.PASSIVE:
-            return
-        elif met.kind == kinds.ITERATOR:
-            self._hide(met.path, met.kind, f"{type(met.value).__name__}: how far it has come cannot be read; give its "
-                       "position in `state()`, or make it from the number of the step")  # fmt: skip
-        elif met.kind == kinds.FILE:
-            self._hide(met.path, met.kind, "an open file: how far it was read is not looked at; give its position in "
-                       "`state()`, or leave it out there")  # fmt: skip
-        elif met.kind == kinds.OPAQUE and (met.depth == 0 or kinds.looks_like_state(met.word, met.value)):
-            self._hide(met.path, "value", f"{type(met.value).__name__} shows no attributes; give what it keeps in "
-                       "`state()`, or leave it out there")  # fmt: skip
         elif kinds.has(met.value, "set_epoch") and isinstance(getattr(met.value, "epoch", None), int):
             fqn = f"{met.path}.epoch"
             self._add(met.path, kinds.LOADER, leaf_records(self.at, EXTRA_STATE, fqn, met.value.epoch))
             self._find(met, f"{type(met.value).__name__}, its epoch", kinds.LOADER)
+        elif not met.covered:
+            self._look_at_opaque(met)
+
+    def _look_at_opaque(self, met: Met) -> None:
+        """Say of what has a position or a state, and shows neither, that it is hidden."""
+        kind = type(met.value).__name__
+        if met.kind == kinds.ITERATOR and not self._told_by_loader(met.value):
+            self._hide(met.path, kinds.LOADER, f"{kind}: how far it has come cannot be read; give its position in "
+                       "`state()`, or make it anew for each step, from the step's number")  # fmt: skip
+        elif met.kind == kinds.FILE:
+            self._hide(met.path, kinds.VALUE, f"{kind}: an open file, whose position is not looked at; give it in "
+                       "`state()`, or leave the file out there")  # fmt: skip
+        elif met.kind == kinds.OPAQUE and (met.depth == 0 or kinds.looks_like_state(met.word, met.value)):
+            self._hide(met.path, kinds.VALUE, f"{kind} shows no attributes; give what it keeps in `state()`, or leave "
+                       "it out there")  # fmt: skip
+
+    def _told_by_loader(self, iterator: object) -> bool:
+        """Whether an iterator's position is told by a loader that was found: the loader keeps this iterator, or the
+        iterator is a running method of it."""
+        loaders = [met.value for met in self.way.met if met.kind in (kinds.LOADER, kinds.STATEFUL)]
+        frame = getattr(iterator, "gi_frame", None)
+        of = frame.f_locals.get("self") if frame is not None else None
+        return any(
+            of is one or any(iterator is part for _, part in kinds.children_of(one))
+            for one in loaders
+            if id(one) in self._used
+        )
 
     def _miss(self) -> None:
         """Say where nothing was found in what looks like state, and where the walk stopped."""

@@ -137,15 +137,21 @@ def ddp(make: Callable[[Any], Any], **options: Any) -> Roots:
     return {"inner": inner, **trained(outer, make(outer.parameters()))}
 
 
-def fsdp1(make: Callable[[Any], Any], strategy: str, *, original: bool, **options: Any) -> Roots:
+def fsdp1(
+    make: Callable[[Any], Any], strategy: str, *, original: bool, gathered: bool = False, **options: Any
+) -> Roots:
     own = FullyShardedDataParallel(
         model(**options),
         sharding_strategy=ShardingStrategy[strategy],
         use_orig_params=original,
         auto_wrap_policy=None if options else ModuleWrapPolicy([Block]),
         device_id=torch.device("cpu"),
+        device_mesh=init_device_mesh("cpu", (2, 2)) if strategy == "HYBRID_SHARD" else None,
     )
-    return trained(own, make(own.parameters()))
+    roots = trained(own, make(own.parameters()))
+    if gathered:
+        own(torch.ones(1, 3))  # SHARD_GRAD_OP keeps parameters gathered until a backward
+    return roots
 
 
 def fsdp2(make: Callable[[Any], Any], *, hybrid: bool = False, gathered: bool = False, **options: Any) -> Roots:
@@ -213,6 +219,12 @@ TWO: dict[str, Callable[[], Roots]] = {
         for name in (("adamw", "sgd", "homemade") if strategy == "FULL_SHARD" else ("adamw",))
     },
     **{f"fsdp2 {name}": partial(fsdp2, make) for name, make in OPTIMIZERS.items()},
+    **{
+        f"fsdp1 gathered {'originals' if original else 'flat'} adamw": partial(
+            fsdp1, OPTIMIZERS["adamw"], "SHARD_GRAD_OP", original=original, gathered=True
+        )
+        for original in (True, False)
+    },
     "fsdp2 gathered adamw": partial(fsdp2, OPTIMIZERS["adamw"], gathered=True),
     "tied plain": partial(plain, OPTIMIZERS["adamw"], tied=True),
     "tied ddp": partial(ddp, OPTIMIZERS["adamw"], tied=True),
@@ -225,6 +237,12 @@ TWO: dict[str, Callable[[], Roots]] = {
 FOUR: dict[str, Callable[[], Roots]] = {
     "fsdp2 hybrid adamw": partial(fsdp2, OPTIMIZERS["adamw"], hybrid=True),
     **{f"cut twice {name}": partial(cut_twice, OPTIMIZERS[name]) for name in OPTIMIZERS},
+    **{
+        f"fsdp1 hybrid {'originals' if original else 'flat'} adamw": partial(
+            fsdp1, OPTIMIZERS["adamw"], "HYBRID_SHARD", original=original
+        )
+        for original in (True, False)
+    },
     "tables": sharded_tensors,
 }
 """On two times two ranks."""

@@ -298,6 +298,51 @@ def test_loose_tensors_arrays_and_numbers() -> None:
     assert found["extra_state updates"] == "int 4"
 
 
+def test_the_tensors_of_a_container_are_one_line() -> None:
+    state = State({"one": [torch.ones(2)], "many": {"a": torch.ones(2), "b": torch.ones(1)}, "t": torch.ones(1)}, 0, 1)
+    assert state.found == [
+        Item("t", "tensor", "Tensor of [1]"), Item("one.0", "tensor", "Tensor of [2]"),
+        Item("many", "tensor", "2 tensors, a to b"),
+    ]  # fmt: skip
+
+
+def test_what_an_optimizer_keeps_besides_its_state() -> None:
+    class Averaging(torch.optim.SGD):
+        pass
+
+    model = bare(2, 2)
+    optimizer = Averaging(model.parameters())
+    optimizer.average = {"0.weight": torch.ones(2, 2)}  # type: ignore[attr-defined]
+    optimizer.copies = list(model.parameters())  # type: ignore[attr-defined]
+    found = values(model=model, optimizer=optimizer)
+    assert [name for name in found if name.startswith("extra")] == ["extra_state optimizer.average.0.weight"]
+
+
+def test_a_container_of_optimizers_speaks_through_them() -> None:
+    class Container(torch.optim.Optimizer):
+        def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+            self.optimizers = optimizers
+            super().__init__([p for one in optimizers for group in one.param_groups for p in group["params"]], {})
+
+        def state_dict(self) -> dict[str, Any]:
+            raise AssertionError("called")
+
+    model = bare(2, 2, 2)
+    parts = [stepped(torch.optim.AdamW(part.parameters()), part) for part in model]
+    state = State({"model": model, "optimizers": Container(parts)}, 0, 1)
+    assert names_of(state.found) == ["model", "optimizers.optimizers.0", "optimizers.optimizers.1"]
+    assert not state.hidden
+    assert "exp_avg 1.weight" in values(model=model, optimizers=Container(parts))
+
+
+def test_an_optimizer_by_parameter_and_one_parameter_in_two() -> None:
+    model = bare(2, 2)
+    (weight,) = model.parameters()
+    one, other = (stepped(torch.optim.SGD([weight], lr=0.5, momentum=0.5), model) for _ in range(2))
+    found = values(model=model, by={weight: one}, second=other)
+    assert {"momentum 0.weight", "momentum by.0.0.weight", "setting second.group0.lr"} <= found.keys()
+
+
 class Pair(torch.Tensor):
     """A subclass that keeps a tensor as whole numbers and a scale for each row, and has no operators at all."""
 

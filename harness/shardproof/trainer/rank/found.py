@@ -113,6 +113,7 @@ class Look:
         self.hidden: list[Item] = []
         self._modules = Modules()
         self._used: set[int] = set()
+        self._tensors: dict[str, list[Met]] = {}
         self._told: dict[str, set[int]] = defaultdict(set)
 
     def all(self) -> None:
@@ -131,6 +132,7 @@ class Look:
                 case kinds.ITERATOR | kinds.FILE | kinds.OPAQUE | kinds.OBJECT | kinds.PASSIVE:
                     self._look_at_rest(met)
         self._look_at_global_generators()
+        self._tell_tensors()
         self._miss()
 
     def _of_kind(self, kind: str) -> list[Met]:
@@ -191,7 +193,7 @@ class Look:
         elsewhere = {id(met.value): met.path for met in self._of_kind(kinds.TENSOR)}
         taken: set[tuple[str, str]] = set()
         for met in targets:
-            groups = met.value.param_groups
+            groups = [group for group in met.value.param_groups if isinstance(group, Mapping)]
             prefix = f"{met.path}." if len(targets) > 1 else ""
             optimizer = Optimizer(met.path, met.value, prefix, taken)
             records = list(optimizer.records(self.at, self._modules, elsewhere))
@@ -311,7 +313,18 @@ class Look:
             self._add(met.path, met.kind, array_records(self.at, EXTRA_STATE, owned(self.at.rank, met.path), value))
         else:
             self._add(met.path, met.kind, self._loose(met.path, value))
-        self._find(met, f"{type(value).__name__} of {list(value.shape)}")
+        self._used.add(id(value))
+        self._tensors.setdefault(met.path.rpartition(".")[0] or met.path, []).append(met)
+
+    def _tell_tensors(self) -> None:
+        """One line for the tensors of each object or container."""
+        for holder, mets in self._tensors.items():
+            first = mets[0].value
+            if len(mets) == 1:
+                told = Item(mets[0].path, kinds.TENSOR, f"{type(first).__name__} of {list(first.shape)}")
+            else:
+                told = Item(holder, kinds.TENSOR, f"{len(mets)} tensors, {mets[0].word} to {mets[-1].word}")
+            self.found.append(told)
 
     def _loose(self, path: str, tensor: torch.Tensor) -> Iterator[Record]:
         """A tensor that hangs on an object: where it has a parameter's name and local shape, as an average of it has,
@@ -378,8 +391,10 @@ class Look:
 
 def _state_of(optimizer: Any) -> Any:
     """An optimizer's mapping from parameters to their state; None if it has none."""
-    state = getattr(optimizer, "state", None)
-    groups = getattr(optimizer, "param_groups", None)
+    try:
+        state, groups = getattr(optimizer, "state", None), getattr(optimizer, "param_groups", None)
+    except Exception:  # a property of foreign code
+        return None
     return state if isinstance(state, Mapping) and isinstance(groups, (list, tuple)) else None
 
 

@@ -57,7 +57,7 @@ class Modules:
         for path, own in paths:
             for name, found in own._parameters.items():
                 tensor = sharded.get((id(own), name), found)
-                if tensor is not None and id(tensor) not in known:
+                if tensor is not None and id(tensor) not in known and (id(own), name) not in known:
                     names.setdefault(id(tensor), []).append(_joined(path, name))
                     tensors[id(tensor)] = tensor
             self.buffers |= {_joined(path, name): b for name, b in own._buffers.items() if b is not None}
@@ -80,16 +80,17 @@ class Modules:
             self.parameters[id(tensor)] = piece
             self.names |= {name: piece for names in piece.names for name in names}
 
-    def _add_flat(self, paths: Paths) -> set[int]:
-        """Read the flat parameters of FSDP1. Returns the identities of all parameters that are accounted for: the flat
-        ones and, where FSDP1 keeps them, the originals."""
-        known: set[int] = set()
+    def _add_flat(self, paths: Paths) -> set[object]:
+        """Read the flat parameters of FSDP1. Returns what is accounted for by them: identities of flat parameters, and
+        the identity of a module with the name of an original in it, where a view stands now."""
+        known: set[object] = set()
         for _, module in paths:
             handle = vars(module).get("_handle")
             flat = getattr(handle, "flat_param", None)
             if handle is None or flat is None or id(flat) in known:
                 continue
-            known |= {id(flat), *(id(p) for p in (*(flat._params or ()), *(flat._shared_params or ())))}
+            infos = (*flat._param_infos, *flat._shared_param_infos)
+            known |= {id(flat), *((id(info.module), info.param_name) for info in infos)}
             self._keep_flat(flat, sharded=bool(handle.uses_sharded_strategy), names=_flat_names(flat, paths))
         return known
 

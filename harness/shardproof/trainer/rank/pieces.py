@@ -123,7 +123,7 @@ def _of_dtensor(tensor: DTensor, names: tuple[str, ...]) -> Held:
     mesh, shape, local = tensor.device_mesh, tuple(tensor.shape), tensor._local_tensor
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        return Held(local, ())
+        return _nothing(local, names, shape)
     shardings = []
     for mesh_dim, placement in enumerate(tensor.placements):
         if placement.is_partial():
@@ -147,6 +147,13 @@ def _of_sharded_tensor(tensor: ShardedTensor, names: tuple[str, ...]) -> Iterato
         size = tuple(shard.metadata.shard_sizes)
         cut = Cut(names, shape, Box(tuple(shard.metadata.shard_offsets), size), Box((0,) * len(size), size))
         yield Held(shard.tensor, (cut,))
+    if not tensor.local_shards():
+        yield _nothing(torch.empty(0, dtype=tensor.dtype), names, shape)
+
+
+def _nothing(local: torch.Tensor, names: tuple[str, ...], shape: tuple[int, ...]) -> Held:
+    """What a rank holds that has no part in a tensor; local: of no elements."""
+    return Held(local.reshape(-1), (Cut(names, shape, Box((prod(shape),), (0,)), Box((0,), (0,)), flat=True),))
 
 
 def records_beside(at: At, role: str, tensor: torch.Tensor, parameter: Held, suffix: str = "") -> Iterator[Record]:
@@ -186,11 +193,13 @@ def _records_of_cut(at: At, role: str, cut: Cut, tensor: torch.Tensor, suffix: s
     window = tuple(slice(start, start + n) for start, n in zip(*cut.window, strict=True))
     dtype, each, data = raw(tensor.detach()[window])
     last = () if each == 1 else (each,)
-    start: tuple[int, ...]
+    if own:  # in the shape in which it lies here
+        cut = Cut(cut.names, cut.window.size, Box((0,) * len(cut.window.size), cut.window.size), cut.window)
+    start, size = cut.box
     if cut.flat:
-        start, size = (cut.box.start[0] * each,), (cut.box.size[0] * each,)
+        start, size = (start[0] * each,), (size[0] * each,)
     else:
-        start, size = (*cut.box.start, *(0 for _ in last)), (*cut.box.size, *last)
+        start, size = (*start, *(0 for _ in last)), (*size, *last)
     for name in cut.names:
         fqn = owned(at.rank, name + suffix) if own else name + suffix
         yield Record(at.op, at.rank, LIVE, role, fqn, dtype, (*cut.shape, *last), start, size, data, cut.flat)

@@ -104,7 +104,7 @@ def _entered(here: Met, found: Walk) -> Iterator[Met]:
     children = list(_children(here))
     lively = [(name, child, kind) for name, child, kind in children if kind != PASSIVE]
     if len(lively) > MOST_CHILDREN or (lively and here.depth >= DEEPEST):
-        found.cut.append(here.path)
+        found.cut += [] if here.covered else [here.path]
         return
     found.holds[id(here.value)] = [id(child) for _, child, _ in lively]
     covered = here.covered or here.kind in _SPEAKS or of_data(here.word, here.value)

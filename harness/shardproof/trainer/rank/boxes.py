@@ -55,7 +55,7 @@ def cuts_of(shape: tuple[int, ...], shardings: Sequence[Sharding]) -> list[Cut]:
 
 
 def _in_order(shardings: Sequence[Sharding]) -> list[Sharding]:
-    """In the order in which they cut: a strided one, as a plain one, after those to its right."""
+    """Shardings in the order in which they cut: a strided sharding, as a plain one, after those to its right."""
     ordered: list[Sharding] = []
     for sharding in reversed(shardings):
         inner = prod(other.parts for other in ordered if other.dim == sharding.dim)

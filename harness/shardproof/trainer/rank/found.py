@@ -89,7 +89,7 @@ class State:
         self._look(0)
 
     def records(self, op: int) -> Iterator[Record]:
-        """What is there now, after the operation of that number."""
+        """The records of the state as it is now. op: the number of the operation that has just run."""
         yield from self._look(op)
 
     def _look(self, op: int) -> list[Record]:
@@ -139,7 +139,7 @@ class Look:
         return [met for met in self.way.met if met.kind == kind]
 
     def _outermost_first(self, kind: str) -> list[Met]:
-        """The objects of one kind, those that others of the kind hold after those."""
+        """The objects of one kind, such as schedulers: a scheduler before the schedulers inside of it."""
         mets = self._of_kind(kind)
         inner = {id(met.value): {*self.way.below(id(met.value))} for met in mets}
         return sorted(mets, key=lambda met: sum(id(met.value) in held for held in inner.values()))
@@ -255,7 +255,7 @@ class Look:
         self._find(met, f"{type(met.value).__name__}: {told}; its state_dict, which may gather modules, is not called")
 
     def _ask(self, name: str, kind: str, role: str, target: object, call: Any, *, own: bool = False) -> bool:
-        """Record what a call tells. Returns whether it told anything."""
+        """Record what a call such as `state_dict` returns. Returns False where it raised or returned an empty dict."""
         try:
             value, changed = asked(target, call)
         except Unreadable as reason:

@@ -126,7 +126,7 @@ def _original(local: torch.Tensor, cut: Cut, *, own: bool, sharded: bool) -> Hel
 
 
 def _flat_names(flat: Any, paths: Paths) -> list[tuple[str, ...]]:
-    """The names of each original parameter in a flat one, those under which it is shared too."""
+    """The names of each original parameter in a flat parameter; a tied parameter has several."""
     of_module: dict[int, list[str]] = {}
     for path, module in paths:
         of_module.setdefault(id(module), []).append(path)
@@ -159,7 +159,8 @@ def _sharded_parameters(paths: Paths) -> Mapping[tuple[int, str], torch.Tensor]:
 
 
 def topmost(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Those of some modules, by path, that are in no other of them and have anything in them."""
+    """The modules, by path, that no other given module contains. Modules without parameters, buffers and extra state,
+    such as a loss function, are left out."""
     inner = {id(part) for module in modules.values() for part in module.modules() if part is not module}
     return {path: module for path, module in modules.items() if id(module) not in inner and _has_state(module)}
 

@@ -87,12 +87,12 @@ class Held:
 
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:
-        """The names of each parameter in it."""
+        """The names of every parameter: one tuple of names per parameter."""
         return tuple(dict.fromkeys(cut.names for cut in self.cuts))
 
     @property
     def whole(self) -> bool:
-        """Whether it is a logical tensor with all its elements, or several of those."""
+        """Whether this rank holds every element of every parameter."""
         return not self.own and all(cut.box.volume == prod(cut.shape) for cut in self.cuts)
 
 
@@ -206,7 +206,7 @@ def _records_of_cut(at: At, role: str, cut: Cut, tensor: torch.Tensor, suffix: s
 
 
 def owned(rank: int, name: str) -> str:
-    """The name of something that each rank has for itself."""
+    """The name under which a rank records a value that other ranks have in their own way."""
     return f"rank{rank}.{name}"
 
 

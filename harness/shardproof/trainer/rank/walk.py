@@ -69,7 +69,7 @@ class Walk:
     cut: list[str] = field(default_factory=list)
 
     def below(self, start: int) -> Iterator[int]:
-        """The identities of all objects that one holds, at any depth."""
+        """The identities of all objects that hang on an object, at any depth."""
         seen, queue = {start}, [start]
         while queue:
             for child in self.holds.get(queue.pop(), ()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Iterator
 from itertools import pairwise
 from threading import Lock
@@ -273,6 +274,44 @@ def test_a_state_dict_that_raises_is_said() -> None:
                         "keeps in `state()`")  # fmt: skip
 
 
+def test_what_an_outer_object_tells_is_told_once() -> None:
+    class Progress(SimpleNamespace):
+        def state_dict(self) -> dict[str, Any]:
+            return {n: v.state_dict() if isinstance(v, Progress) else v for n, v in vars(self).items()}
+
+    progress = Progress(done=3, scheduler=Progress(done=4))
+    state = State({"progress": progress}, 0, 1)
+    assert (state.found, state.hidden) == ([Item("progress", "stateful", "Progress")], [])
+    assert len([record for record in state.records(0) if record.role == "extra_state"]) == 2
+
+
+def test_a_wrapper_that_knows_no_names_is_one_with_what_it_wraps() -> None:
+    class Knowing:
+        def __init__(self, optimizer: Any) -> None:
+            self._optimizer = optimizer
+
+        def step(self) -> None: ...
+
+        def zero_grad(self) -> None: ...
+        def state_dict(self) -> None:
+            raise AssertionError("called")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(vars(self)["_optimizer"], name)
+
+        optimizer = property(lambda self: self._optimizer)
+
+    model = bare(2, 2)
+    state = State({"o": Knowing(torch.optim.SGD(model.parameters())), "model": model}, 0, 1)
+    assert (names_of(state.found), state.hidden) == (["model", "o._optimizer"], [])
+
+
+def test_a_proxy_is_not_what_it_stands_for() -> None:
+    model = bare(2, 2)
+    assert State({"model": model, "proxy": weakref.proxy(model)}, 0, 1).hidden == []
+    assert list(values(model=model, proxy=weakref.proxy(model))) == ["param 0.weight"]
+
+
 def test_the_state_dict_of_what_holds_a_model_is_not_called() -> None:
     class Holder:
         def __init__(self) -> None:
@@ -296,6 +335,14 @@ def test_loose_tensors_arrays_and_numbers() -> None:
     assert (found["extra_state rank0.table"].dtype, found["extra_state rank0.table"].shape) == ("int16", (3,))
     assert found["extra_state rank0.small"].dtype == "fp8e5m2"
     assert found["extra_state updates"] == "int 4"
+
+
+def test_a_tensor_that_a_step_makes_anew_is_told_and_not_recorded() -> None:
+    roots = {"last_loss": torch.ones(()), "batch": {"x": torch.ones(2)}, "lossless": torch.ones(1)}
+    assert list(values(**roots)) == ["extra_state rank0.lossless"]
+    assert State(roots, 0, 1).found[0] == Item(
+        "last_loss", "tensor", "Tensor of [], not recorded: by its name a step makes it anew"
+    )
 
 
 def test_the_tensors_of_a_container_are_one_line() -> None:

@@ -14,7 +14,8 @@ can be compared, and pieces of one logical tensor have one name on all ranks, so
     scheduler, scaler             what their `state_dict` has, by path
     rng                           generators, and the random states of Python, numpy and torch
     extra_state                   what any other object's `state_dict` has; tensors that hang on objects or in
-                                  containers; numbers that `state()` names; `get_extra_state` of modules
+                                  containers, but for those that a step makes anew by their name, such as `loss` or
+                                  `batch`; numbers that `state()` names; `get_extra_state` of modules
 
 Parameters, buffers, settings, counts of steps, schedulers and scalers are *logical*: full copies on several ranks must
 agree. What each rank may have for itself is not joined: random states, positions in data, and tensors that hang
@@ -113,6 +114,7 @@ class Look:
         self.hidden: list[Item] = []
         self._modules = Modules()
         self._used: set[int] = set()
+        self._leaves_told: set[tuple[str, str]] = set()
         self._tensors: dict[str, list[Met]] = {}
         self._told: dict[str, set[int]] = defaultdict(set)
 
@@ -237,6 +239,8 @@ class Look:
         elif self._ask(met.path, met.kind, role, met.value, met.value.state_dict, own=own):
             self._find(met, type(met.value).__name__)
         else:
+            if any(name.startswith(f"{met.path}.") for _, name in self._leaves_told):
+                self._used.add(id(met.value))
             return
         if met.kind != kinds.STATEFUL:
             self._told[met.kind] |= {*self.way.below(id(met.value))}
@@ -248,11 +252,13 @@ class Look:
 
     def _look_at_numbers(self, met: Met) -> None:
         """Of an object that holds modules or optimizers, its own counts; its `state_dict` is not called."""
-        counts = {name: n for name, n in kinds.children_of(met.value) if isinstance(n, int) and name[:1] != "_"}
+        self._used.add(id(met.value))
+        counts = {name: n for name, n in kinds.children_of(met.value) if type(n) is int and name[:1] != "_"}
         for name, count in counts.items():
             self._add(met.path, met.kind, leaf_records(self.at, EXTRA_STATE, f"{met.path}.{name}", count))
-        told = f"its counts {', '.join(counts)}" if counts else "what hangs on it"
-        self._find(met, f"{type(met.value).__name__}: {told}; its state_dict, which may gather modules, is not called")
+        if counts:
+            told = f"{type(met.value).__name__}, its counts {', '.join(counts)}"
+            self._find(met, f"{told}; its state_dict is not called, since it may gather modules")
 
     def _ask(self, name: str, kind: str, role: str, target: object, call: Any, *, own: bool = False) -> bool:
         """Record what a call such as `state_dict` returns. Returns False where it raised or returned an empty dict."""
@@ -267,16 +273,21 @@ class Look:
                        "`state()`")  # fmt: skip
         if isinstance(value, Mapping) and not value:
             return False
-        self._leaves(name, kind, role, value, own=own)
-        return True
+        return self._leaves(name, kind, role, value, own=own)
 
-    def _leaves(self, name: str, kind: str, role: str, value: object, *, own: bool) -> None:
+    def _leaves(self, name: str, kind: str, role: str, value: object, *, own: bool) -> bool:
+        """Record every leaf of a nested state. Returns False where an object further out has told all of it."""
+        before = len(self.records), len(self.hidden)
         for path, leaf in leaves(value, name):
+            if (role, path) in self._leaves_told:
+                continue
+            self._leaves_told.add((role, path))
             if isinstance(leaf, torch.Tensor) and not own and role == EXTRA_STATE:
                 self._add(path, kind, self._loose(path, leaf))
                 continue
             fqn = owned(self.at.rank, path) if own and not isinstance(leaf, torch.Tensor) else path
             self._add(path, kind, leaf_records(self.at, role, fqn, leaf, own=own))
+        return before != (len(self.records), len(self.hidden))
 
     # --- generators, tensors and the rest
 
@@ -308,6 +319,10 @@ class Look:
     def _look_at_tensor(self, met: Met) -> None:
         value = met.value
         if met.covered or id(value) in self._used or id(value) in self._modules.parameters:
+            return
+        if kinds.passes(met.path):
+            told = f"{type(value).__name__} of {list(value.shape)}, not recorded: by its name a step makes it anew"
+            self._find(met, told)
             return
         if isinstance(value, np.ndarray):
             self._add(met.path, met.kind, array_records(self.at, EXTRA_STATE, owned(self.at.rank, met.path), value))

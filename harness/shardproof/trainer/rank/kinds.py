@@ -31,7 +31,7 @@ _PASSIVE = (
     *PLAIN, Enum, range, slice, type, partial, property, types.FunctionType, types.BuiltinFunctionType,
     types.MethodType, types.ModuleType, types.MethodWrapperType, types.CodeType, types.FrameType, types.TracebackType,
     types.GenericAlias, types.UnionType, type(Ellipsis), type(NotImplemented),
-    staticmethod, classmethod, memoryview, weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType,
+    staticmethod, classmethod, memoryview, weakref.ReferenceType,
     torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.dtype, np.generic, BaseException,
 )  # fmt: skip
 
@@ -54,6 +54,9 @@ _OF_MODULES = frozenset({"_modules", "_parameters", "_buffers", "_non_persistent
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset, types.MappingProxyType)
 _OF_SCHEDULERS = ("last_epoch", "optimizer", "optimizers", "get_last_lr", "schedulers")
 _LOOKS = re.compile(r"(?:loader|sampler|optimi[sz]er|scaler|sched|(?:^|[^a-z])ema(?:$|[^a-z]))", re.IGNORECASE)
+_PASSING = frozenset({
+    "batch", "batches", "loss", "losses", "output", "outputs", "input", "inputs", "logits", "labels", "metrics", "results",
+})  # fmt: skip
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _CONFIG = re.compile(
     r"(?:config|cfg|args|arguments|params|options|settings|tokeni[sz]er)|(?:type|name|cls|class|fn)s?$", re.IGNORECASE
@@ -69,6 +72,8 @@ PASSIVE, CONTAINER, ITERATOR, FILE, DATASET, OPAQUE, OBJECT = (
 
 def kind_of(value: Any, name: str) -> str:
     """One of the kinds above; `name` is the last word of its path."""
+    if type(value) in weakref.ProxyTypes:  # says that it is of the class of what it stands for
+        return PASSIVE
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return TENSOR
     if isinstance(value, nn.Module):
@@ -83,6 +88,8 @@ def kind_of(value: Any, name: str) -> str:
 def _with_state(value: Any, name: str) -> str | None:
     if has(value, "param_groups") and any(has(value, other) for other in ("state", "optimizer", "optimizers")):
         return OPTIMIZER
+    if all(callable(inspect.getattr_static(type(value), method, None)) for method in ("step", "zero_grad")):
+        return OPTIMIZER  # a wrapper that passes on what it does not know
     if not has(value, "state_dict"):
         return CONTAINER if isinstance(value, _CONTAINERS) else None
     if has(value, "step") and any(has(value, other) for other in _OF_SCHEDULERS):
@@ -148,6 +155,12 @@ def _slots(kind: type) -> list[str]:
     bases = (base for base in kind.__mro__ if base.__module__ != "builtins")
     slots = ((name, slot) for base in bases for name, slot in vars(base).items())
     return [name for name, slot in slots if isinstance(slot, types.MemberDescriptorType)]
+
+
+def passes(path: str) -> bool:
+    """Whether a tensor is, by a word of its path, one that a step makes and the next step makes anew, such as a loss:
+    no checkpoint holds it, and a run that has just loaded has none."""
+    return not _PASSING.isdisjoint(re.split(r"[._]", path.lower()))
 
 
 def looks_like_state(name: str, value: object) -> bool:

@@ -55,7 +55,8 @@ _CONTAINERS = (dict, list, tuple, deque, set, frozenset, types.MappingProxyType)
 _OF_SCHEDULERS = ("last_epoch", "optimizer", "optimizers", "get_last_lr", "schedulers")
 _LOOKS = re.compile(r"(?:loader|sampler|optimi[sz]er|scaler|sched|(?:^|[^a-z])ema(?:$|[^a-z]))", re.IGNORECASE)
 _PASSING = frozenset({
-    "batch", "batches", "loss", "losses", "output", "outputs", "input", "inputs", "logits", "labels", "metrics", "results",
+    "batch", "batches", "loss", "losses", "output", "outputs", "input", "inputs", "logits", "labels", "metrics",
+    "results",
 })  # fmt: skip
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _CONFIG = re.compile(

@@ -236,7 +236,7 @@ class Look:
         if waiting:
             self._leaves(met.path, met.kind, role, vars(met.value).get("next_iter_state") or {}, own=own)
             self._find(met, f"{type(met.value).__name__}, not iterating: the position it was given, if any")
-        elif self._ask(met.path, met.kind, role, met.value, met.value.state_dict, own=own):
+        elif self._ask(met.path, met.kind, role, met.value, lambda: met.value.state_dict(), own=own):
             self._find(met, type(met.value).__name__)
         else:
             if any(name.startswith(f"{met.path}.") for _, name in self._leaves_told):

@@ -190,6 +190,10 @@ def records_of(
 
 
 def _records_of_cut(at: At, role: str, cut: Cut, tensor: torch.Tensor, suffix: str, *, own: bool) -> Iterator[Record]:
+    if tensor.is_meta:
+        raise Unreadable("it is on the device meta, which has shapes and no data")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise Unreadable(f"its layout {tensor.layout} or dtype {tensor.dtype} is not read")
     window = tuple(slice(start, start + n) for start, n in zip(*cut.window, strict=True))
     dtype, each, data = raw(tensor.detach()[window])
     last = () if each == 1 else (each,)
@@ -234,10 +238,6 @@ def raw(tensor: torch.Tensor) -> tuple[str, int, bytes]:
     Raises:
         Unreadable: it has no storage to read.
     """
-    if tensor.is_meta:
-        raise Unreadable("it is on the device meta, which has shapes and no data")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise Unreadable(f"its layout {tensor.layout} or dtype {tensor.dtype} is not read")
     try:
         copy = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1).clone()
         data = copy.view(torch.uint8).numpy().tobytes() if copy.numel() else b""

@@ -23,6 +23,8 @@ end of the table are each rank's own.
                     operation
     unknown         `{parameter}.{name}` of state under a name that no optimizer of ours gives; utf8: its type and
                     value; every operation. Nothing is ever expected there
+    state           `{parameter}.{name}` of what a trainer's optimizer keeps under any other name; its own dtype,
+                    logical where it has the parameter's shape; utf8 where it is no tensor; every operation
     buffer          every name; its own dtype and shape; every operation
     scheduler       `last_epoch`: int64, the steps it has counted; `last_lr.{i}`: fp64, of torch's schedules;
                     every operation, if there is a schedule

@@ -23,7 +23,7 @@ class Format(NamedTuple):
 
 FORMATS = {
     "fp64": Format(11, 52), "fp32": Format(8, 23), "fp16": Format(5, 10), "bf16": Format(8, 7),
-    "fp8e4m3": Format(4, 3, infinite=False),
+    "fp8e4m3": Format(4, 3, infinite=False), "fp8e5m2": Format(5, 2),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,25 @@ def model(**options: Any) -> Model:
     return Model(**options)
 
 
+def seen(roots: Roots) -> list[Any]:
+    """Look at a trainer, one rank after the other: a look that took part in anything common would meet nobody."""
+    from shardproof.trainer.rank.found import State
+
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    records: list[Any] = []
+    for turn in range(world):
+        if turn == rank:
+            records = list(State(roots, rank, world).records(1))
+        if dist.is_initialized():
+            dist.barrier()
+    return records
+
+
 def trained(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> Roots:
     """The roots of a trainer that has stepped."""
     generator = torch.Generator().manual_seed(3)
     for _ in range(steps):
+        seen({"model": module, "optimizer": optimizer})
         optimizer.zero_grad()
         module(torch.randn(4, 3, generator=generator)).pow(2).sum().backward()
         optimizer.step()
@@ -73,6 +89,7 @@ def trained(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2)
 
 def set_by_hand(module: nn.Module, optimizer: torch.optim.Optimizer) -> Roots:
     for _ in range(2):
+        seen({"model": module, "optimizer": optimizer})
         for parameter in module.parameters():
             parameter.grad = parameter.detach() * 0.5
         optimizer.step()
@@ -120,15 +137,21 @@ def ddp(make: Callable[[Any], Any], **options: Any) -> Roots:
     return {"inner": inner, **trained(outer, make(outer.parameters()))}
 
 
-def fsdp1(make: Callable[[Any], Any], strategy: str, *, original: bool, **options: Any) -> Roots:
+def fsdp1(
+    make: Callable[[Any], Any], strategy: str, *, original: bool, gathered: bool = False, **options: Any
+) -> Roots:
     own = FullyShardedDataParallel(
         model(**options),
         sharding_strategy=ShardingStrategy[strategy],
         use_orig_params=original,
         auto_wrap_policy=None if options else ModuleWrapPolicy([Block]),
         device_id=torch.device("cpu"),
+        device_mesh=init_device_mesh("cpu", (2, 2)) if strategy == "HYBRID_SHARD" else None,
     )
-    return trained(own, make(own.parameters()))
+    roots = trained(own, make(own.parameters()))
+    if gathered:
+        own(torch.ones(1, 3))  # SHARD_GRAD_OP keeps parameters gathered until a backward
+    return roots
 
 
 def fsdp2(make: Callable[[Any], Any], *, hybrid: bool = False, gathered: bool = False, **options: Any) -> Roots:
@@ -196,6 +219,12 @@ TWO: dict[str, Callable[[], Roots]] = {
         for name in (("adamw", "sgd", "homemade") if strategy == "FULL_SHARD" else ("adamw",))
     },
     **{f"fsdp2 {name}": partial(fsdp2, make) for name, make in OPTIMIZERS.items()},
+    **{
+        f"fsdp1 gathered {'originals' if original else 'flat'} adamw": partial(
+            fsdp1, OPTIMIZERS["adamw"], "SHARD_GRAD_OP", original=original, gathered=True
+        )
+        for original in (True, False)
+    },
     "fsdp2 gathered adamw": partial(fsdp2, OPTIMIZERS["adamw"], gathered=True),
     "tied plain": partial(plain, OPTIMIZERS["adamw"], tied=True),
     "tied ddp": partial(ddp, OPTIMIZERS["adamw"], tied=True),
@@ -208,6 +237,12 @@ TWO: dict[str, Callable[[], Roots]] = {
 FOUR: dict[str, Callable[[], Roots]] = {
     "fsdp2 hybrid adamw": partial(fsdp2, OPTIMIZERS["adamw"], hybrid=True),
     **{f"cut twice {name}": partial(cut_twice, OPTIMIZERS[name]) for name in OPTIMIZERS},
+    **{
+        f"fsdp1 hybrid {'originals' if original else 'flat'} adamw": partial(
+            fsdp1, OPTIMIZERS["adamw"], "HYBRID_SHARD", original=original
+        )
+        for original in (True, False)
+    },
     "tables": sharded_tensors,
 }
 """On two times two ranks."""
@@ -219,12 +254,13 @@ def run_rank(rank: int, world: int, folder: str) -> None:
     from shardproof.trainer.rank.found import State
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world,
+                            timeout=timedelta(seconds=60))  # fmt: skip
     for name, make in (TWO if world == 2 else FOUR).items():
         roots = make()
         before = torch.get_rng_state()
         state = State(roots, rank, world)
-        records = list(state.records(1))
+        records = seen(roots)
         again = list(state.records(1))
         told = (state.found, state.hidden, torch.equal(before, torch.get_rng_state()) and records == again)
         file_of(folder, name, rank).write_bytes(pack(records))

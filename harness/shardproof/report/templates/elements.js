@@ -7,8 +7,9 @@
 const KINDS = {
   fp64: { bytes: 8, exponent: 11, mantissa: 52 }, fp32: { bytes: 4, exponent: 8, mantissa: 23 },
   fp16: { bytes: 2, exponent: 5, mantissa: 10 }, bf16: { bytes: 2, exponent: 8, mantissa: 7 },
-  fp8e4m3: { bytes: 1, exponent: 4, mantissa: 3, finite: true },
+  fp8e4m3: { bytes: 1, exponent: 4, mantissa: 3, finite: true }, fp8e5m2: { bytes: 1, exponent: 5, mantissa: 2 },
   int64: { bytes: 8, signed: true }, int32: { bytes: 4, signed: true }, int16: { bytes: 2, signed: true },
+  int8: { bytes: 1, signed: true }, uint64: { bytes: 8 }, uint32: { bytes: 4 }, uint16: { bytes: 2 },
   uint8: { bytes: 1 }, bool: { bytes: 1 },
 };
 class Side {

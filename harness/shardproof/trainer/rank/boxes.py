@@ -2,18 +2,23 @@
 
 torch computes the same from a DTensor's placements, and a mistake there is one that we want to see; so torch's answer
 is not asked for. Placements are read from the left, one per mesh dim. Each dim of the tensor begins as one run of
-indices, `[(0, n)]`. `Shard` keeps one chunk of what is left of the dim. `_StridedShard` first cuts what is left into
-`split_factor` chunks and keeps a chunk of each: FSDP over tensor parallelism on the same dim, where the inner mesh dim
-cuts first although it stands last. For example, 8 rows on a mesh of 2 × 2 with `_StridedShard(0, split_factor=2)` and
-`Shard(0)`: at (0, 1) the first keeps rows 0–1 and 4–5, the second keeps 4–5 of those.
+indices, `[(0, n)]`, and `Shard` keeps one chunk of what is left of it.
 
-Usually one run is left for each dim, which makes one box. Where several are left there are several boxes.
+`_StridedShard` says that a mesh dim cuts after those to its right: FSDP over tensor parallelism on the same dim, where
+`split_factor` is into how many chunks those cut. So they go first. For example, 7 rows on a mesh of 3 × 2 with
+`_StridedShard(0, split_factor=2)` and `Shard(0)`: at (2, 1) tensor parallelism keeps rows 4–6, and FSDP row 6 of those.
+Read from the left instead, as if `_StridedShard` kept a chunk of each of two chunks, row 6 would be at (2, 0): the two
+readings are one only where chunks are even.
+
+A `_StridedShard` whose factor is not that of the mesh dims to its right, as reshaping leaves some, is read from the
+left. Then several runs may be left of a dim, which make several boxes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import prod
 from typing import NamedTuple
 
 from shardproof.layout import Box, Interval, chunk
@@ -43,10 +48,22 @@ def cuts_of(shape: tuple[int, ...], shardings: Sequence[Sharding]) -> list[Cut]:
     """The boxes that a rank holds; mesh dims that replicate have no entry in `shardings`. A rank without elements has
     one empty box, which says that it holds nothing and is not just silent."""
     runs: list[Runs] = [[(0, n)] for n in shape]
-    for sharding in shardings:
+    for sharding in _in_order(shardings):
         runs[sharding.dim] = _sharded(runs[sharding.dim], sharding)
     whole = [dim or [(n, 0)] for dim, n in zip(runs, shape, strict=True)]
     return list(_boxes(whole))
+
+
+def _in_order(shardings: Sequence[Sharding]) -> list[Sharding]:
+    """Shardings in the order in which they cut: a strided sharding, as a plain one, after those to its right."""
+    ordered: list[Sharding] = []
+    for sharding in reversed(shardings):
+        inner = prod(other.parts for other in ordered if other.dim == sharding.dim)
+        if sharding.split_factor == inner > 1:
+            ordered.append(sharding._replace(split_factor=1))
+        else:
+            ordered.insert(0, sharding)
+    return ordered
 
 
 def _boxes(runs: list[Runs]) -> Iterator[Cut]:

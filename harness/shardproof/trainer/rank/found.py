@@ -14,7 +14,8 @@ can be compared, and pieces of one logical tensor have one name on all ranks, so
     scheduler, scaler             what their `state_dict` has, by path
     rng                           generators, and the random states of Python, numpy and torch
     extra_state                   what any other object's `state_dict` has; tensors that hang on objects or in
-                                  containers; numbers that `state()` names; `get_extra_state` of modules
+                                  containers, but for those that a step makes anew by their name, such as `loss` or
+                                  `batch`; numbers that `state()` names; `get_extra_state` of modules
 
 Parameters, buffers, settings, counts of steps, schedulers and scalers are *logical*: full copies on several ranks must
 agree. What each rank may have for itself is not joined: random states, positions in data, and tensors that hang
@@ -27,6 +28,7 @@ is not there yet.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +58,8 @@ from shardproof.trainer.rank.still import asked
 from shardproof.trainer.rank.walk import Met, Walk, walk
 
 EXTRA_STATE, RNG = "extra_state", "rng"
+GLOBAL = ("python", "numpy", "torch", "cuda")
+"""The names of the random states that every process has."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class State:
         self._look(0)
 
     def records(self, op: int) -> Iterator[Record]:
-        """What is there now, after the operation of that number."""
+        """The records of the state as it is now. op: the number of the operation that has just run."""
         yield from self._look(op)
 
     def _look(self, op: int) -> list[Record]:
@@ -97,7 +101,11 @@ class State:
 
 
 class Look:
-    """One look at everything that a walk met."""
+    """One look at everything that a walk met.
+
+    A loader with a state of its own tells that of its sampler and its generator too, and may put them back only when
+    its next epoch begins; so those are not looked at besides. A scheduler tells that of the schedulers in it.
+    """
 
     def __init__(self, at: At, way: Walk) -> None:
         self.at, self.way = at, way
@@ -106,17 +114,19 @@ class Look:
         self.hidden: list[Item] = []
         self._modules = Modules()
         self._used: set[int] = set()
+        self._leaves_told: set[tuple[str, str]] = set()
+        self._tensors: dict[str, list[Met]] = {}
+        self._told: dict[str, set[int]] = defaultdict(set)
 
     def all(self) -> None:
         """Fill `records`, `found` and `hidden`."""
         self._look_at_modules()
         self._look_at_optimizers()
+        for kind in (kinds.SCHEDULER, kinds.SCALER, kinds.LOADER, kinds.STATEFUL):
+            for met in self._outermost_first(kind):
+                self._look_at_stateful(met, kind if kind in (kinds.SCHEDULER, kinds.SCALER) else EXTRA_STATE)
         for met in self.way.met:
             match met.kind:
-                case kinds.SCHEDULER | kinds.SCALER:
-                    self._look_at_stateful(met, met.kind)
-                case kinds.LOADER | kinds.STATEFUL:
-                    self._look_at_stateful(met, EXTRA_STATE)
                 case kinds.GENERATOR:
                     self._look_at_generator(met)
                 case kinds.TENSOR:
@@ -124,10 +134,17 @@ class Look:
                 case kinds.ITERATOR | kinds.FILE | kinds.OPAQUE | kinds.OBJECT | kinds.PASSIVE:
                     self._look_at_rest(met)
         self._look_at_global_generators()
+        self._tell_tensors()
         self._miss()
 
     def _of_kind(self, kind: str) -> list[Met]:
         return [met for met in self.way.met if met.kind == kind]
+
+    def _outermost_first(self, kind: str) -> list[Met]:
+        """The objects of one kind, such as schedulers: a scheduler before the schedulers inside of it."""
+        mets = self._of_kind(kind)
+        inner = {id(met.value): {*self.way.below(id(met.value))} for met in mets}
+        return sorted(mets, key=lambda met: sum(id(met.value) in held for held in inner.values()))
 
     def _find(self, met: Met, detail: str, kind: str | None = None) -> None:
         self._used.add(id(met.value))
@@ -178,7 +195,7 @@ class Look:
         elsewhere = {id(met.value): met.path for met in self._of_kind(kinds.TENSOR)}
         taken: set[tuple[str, str]] = set()
         for met in targets:
-            groups = met.value.param_groups
+            groups = [group for group in met.value.param_groups if isinstance(group, Mapping)]
             prefix = f"{met.path}." if len(targets) > 1 else ""
             optimizer = Optimizer(met.path, met.value, prefix, taken)
             records = list(optimizer.records(self.at, self._modules, elsewhere))
@@ -209,7 +226,7 @@ class Look:
     # --- what tells its state by itself
 
     def _look_at_stateful(self, met: Met, role: str) -> None:
-        if met.covered and met.kind == kinds.LOADER:
+        if id(met.value) in self._told[met.kind]:
             return
         if met.kind == kinds.STATEFUL and self._holds_state(met):
             self._look_at_numbers(met)
@@ -219,9 +236,14 @@ class Look:
         if waiting:
             self._leaves(met.path, met.kind, role, vars(met.value).get("next_iter_state") or {}, own=own)
             self._find(met, f"{type(met.value).__name__}, not iterating: the position it was given, if any")
-            return
-        if self._ask(met.path, met.kind, role, met.value, met.value.state_dict, own=own):
+        elif self._ask(met.path, met.kind, role, met.value, lambda: met.value.state_dict(), own=own):
             self._find(met, type(met.value).__name__)
+        else:
+            if any(name.startswith(f"{met.path}.") for _, name in self._leaves_told):
+                self._used.add(id(met.value))
+            return
+        if met.kind != kinds.STATEFUL:
+            self._told[met.kind] |= {*self.way.below(id(met.value))}
 
     def _holds_state(self, met: Met) -> bool:
         """Whether modules or optimizers hang on an object: its `state_dict` may then gather them."""
@@ -230,14 +252,16 @@ class Look:
 
     def _look_at_numbers(self, met: Met) -> None:
         """Of an object that holds modules or optimizers, its own counts; its `state_dict` is not called."""
-        counts = {name: n for name, n in vars(met.value).items() if isinstance(n, int) and not name.startswith("_")}
+        self._used.add(id(met.value))
+        counts = {name: n for name, n in kinds.children_of(met.value) if type(n) is int and name[:1] != "_"}
         for name, count in counts.items():
             self._add(met.path, met.kind, leaf_records(self.at, EXTRA_STATE, f"{met.path}.{name}", count))
-        told = f"its counts {', '.join(counts)}" if counts else "what hangs on it"
-        self._find(met, f"{type(met.value).__name__}: {told}; its state_dict, which may gather modules, is not called")
+        if counts:
+            told = f"{type(met.value).__name__}, its counts {', '.join(counts)}"
+            self._find(met, f"{told}; its state_dict is not called, since it may gather modules")
 
     def _ask(self, name: str, kind: str, role: str, target: object, call: Any, *, own: bool = False) -> bool:
-        """Record what a call tells. Returns whether it told anything."""
+        """Record what a call such as `state_dict` returns. Returns False where it raised or returned an empty dict."""
         try:
             value, changed = asked(target, call)
         except Unreadable as reason:
@@ -249,17 +273,27 @@ class Look:
                        "`state()`")  # fmt: skip
         if isinstance(value, Mapping) and not value:
             return False
-        self._leaves(name, kind, role, value, own=own)
-        return True
+        return self._leaves(name, kind, role, value, own=own)
 
-    def _leaves(self, name: str, kind: str, role: str, value: object, *, own: bool) -> None:
+    def _leaves(self, name: str, kind: str, role: str, value: object, *, own: bool) -> bool:
+        """Record every leaf of a nested state. Returns False where an object further out has told all of it."""
+        before = len(self.records), len(self.hidden)
         for path, leaf in leaves(value, name):
+            if (role, path) in self._leaves_told:
+                continue
+            self._leaves_told.add((role, path))
+            if isinstance(leaf, torch.Tensor) and not own and role == EXTRA_STATE:
+                self._add(path, kind, self._loose(path, leaf))
+                continue
             fqn = owned(self.at.rank, path) if own and not isinstance(leaf, torch.Tensor) else path
             self._add(path, kind, leaf_records(self.at, role, fqn, leaf, own=own))
+        return before != (len(self.records), len(self.hidden))
 
     # --- generators, tensors and the rest
 
     def _look_at_generator(self, met: Met) -> None:
+        if id(met.value) in self._told[kinds.LOADER]:
+            return
         match met.value:
             case torch.Generator():
                 value = state_value(met.value.get_state().numpy().tobytes())
@@ -269,7 +303,7 @@ class Look:
                 value = _numpy(met.value.get_state())
             case _:
                 value = state_value(_packed(met.value.bit_generator.state))
-        self._rng(met.path, value)
+        self._rng(f"{met.path}.generator" if met.path in GLOBAL else met.path, value)
         self._find(met, type(met.value).__name__)
 
     def _look_at_global_generators(self) -> None:
@@ -286,11 +320,26 @@ class Look:
         value = met.value
         if met.covered or id(value) in self._used or id(value) in self._modules.parameters:
             return
+        if kinds.passes(met.path):
+            told = f"{type(value).__name__} of {list(value.shape)}, not recorded: by its name a step makes it anew"
+            self._find(met, told)
+            return
         if isinstance(value, np.ndarray):
             self._add(met.path, met.kind, array_records(self.at, EXTRA_STATE, owned(self.at.rank, met.path), value))
         else:
             self._add(met.path, met.kind, self._loose(met.path, value))
-        self._find(met, f"{type(value).__name__} of {list(value.shape)}")
+        self._used.add(id(value))
+        self._tensors.setdefault(met.path.rpartition(".")[0] or met.path, []).append(met)
+
+    def _tell_tensors(self) -> None:
+        """One line for the tensors of each object or container."""
+        for holder, mets in self._tensors.items():
+            first = mets[0].value
+            if len(mets) == 1:
+                told = Item(mets[0].path, kinds.TENSOR, f"{type(first).__name__} of {list(first.shape)}")
+            else:
+                told = Item(holder, kinds.TENSOR, f"{len(mets)} tensors, {mets[0].word} to {mets[-1].word}")
+            self.found.append(told)
 
     def _loose(self, path: str, tensor: torch.Tensor) -> Iterator[Record]:
         """A tensor that hangs on an object: where it has a parameter's name and local shape, as an average of it has,
@@ -307,21 +356,37 @@ class Look:
         if met.depth == 0 and isinstance(met.value, kinds.PLAIN) and met.value is not None:
             self._add(met.path, kinds.VALUE, leaf_records(self.at, EXTRA_STATE, met.path, met.value))
             self._find(met, type(met.value).__name__, kinds.VALUE)
-        elif met.covered or met.kind == kinds.PASSIVE:
-            return
-        elif met.kind == kinds.ITERATOR:
-            self._hide(met.path, met.kind, f"{type(met.value).__name__}: how far it has come cannot be read; give its "
-                       "position in `state()`, or make it from the number of the step")  # fmt: skip
-        elif met.kind == kinds.FILE:
-            self._hide(met.path, met.kind, "an open file: how far it was read is not looked at; give its position in "
-                       "`state()`, or leave it out there")  # fmt: skip
-        elif met.kind == kinds.OPAQUE and (met.depth == 0 or kinds.looks_like_state(met.word, met.value)):
-            self._hide(met.path, "value", f"{type(met.value).__name__} shows no attributes; give what it keeps in "
-                       "`state()`, or leave it out there")  # fmt: skip
         elif kinds.has(met.value, "set_epoch") and isinstance(getattr(met.value, "epoch", None), int):
             fqn = f"{met.path}.epoch"
             self._add(met.path, kinds.LOADER, leaf_records(self.at, EXTRA_STATE, fqn, met.value.epoch))
             self._find(met, f"{type(met.value).__name__}, its epoch", kinds.LOADER)
+        elif not met.covered:
+            self._look_at_opaque(met)
+
+    def _look_at_opaque(self, met: Met) -> None:
+        """Say of what has a position or a state, and shows neither, that it is hidden."""
+        kind = type(met.value).__name__
+        if met.kind == kinds.ITERATOR and not self._told_by_loader(met.value):
+            self._hide(met.path, kinds.LOADER, f"{kind}: how far it has come cannot be read; give its position in "
+                       "`state()`, or make it anew for each step, from the step's number")  # fmt: skip
+        elif met.kind == kinds.FILE:
+            self._hide(met.path, kinds.VALUE, f"{kind}: an open file, whose position is not looked at; give it in "
+                       "`state()`, or leave the file out there")  # fmt: skip
+        elif met.kind == kinds.OPAQUE and (met.depth == 0 or kinds.looks_like_state(met.word, met.value)):
+            self._hide(met.path, kinds.VALUE, f"{kind} shows no attributes; give what it keeps in `state()`, or leave "
+                       "it out there")  # fmt: skip
+
+    def _told_by_loader(self, iterator: object) -> bool:
+        """Whether an iterator's position is told by a loader that was found: the loader keeps this iterator, or the
+        iterator is a running method of it."""
+        loaders = [met.value for met in self.way.met if met.kind in (kinds.LOADER, kinds.STATEFUL)]
+        frame = getattr(iterator, "gi_frame", None)
+        of = frame.f_locals.get("self") if frame is not None else None
+        return any(
+            of is one or any(iterator is part for _, part in kinds.children_of(one))
+            for one in loaders
+            if id(one) in self._used
+        )
 
     def _miss(self) -> None:
         """Say where nothing was found in what looks like state, and where the walk stopped."""
@@ -341,8 +406,10 @@ class Look:
 
 def _state_of(optimizer: Any) -> Any:
     """An optimizer's mapping from parameters to their state; None if it has none."""
-    state = getattr(optimizer, "state", None)
-    groups = getattr(optimizer, "param_groups", None)
+    try:
+        state, groups = getattr(optimizer, "state", None), getattr(optimizer, "param_groups", None)
+    except Exception:  # a property of foreign code
+        return None
     return state if isinstance(state, Mapping) and isinstance(groups, (list, tuple)) else None
 
 

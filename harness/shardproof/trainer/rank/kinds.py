@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None))
 
@@ -31,16 +31,16 @@ _PASSIVE = (
     *PLAIN, Enum, range, slice, type, partial, property, types.FunctionType, types.BuiltinFunctionType,
     types.MethodType, types.ModuleType, types.MethodWrapperType, types.CodeType, types.FrameType, types.TracebackType,
     types.GenericAlias, types.UnionType, type(Ellipsis), type(NotImplemented),
-    staticmethod, classmethod, memoryview, weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType,
+    staticmethod, classmethod, memoryview, weakref.ReferenceType,
     torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.dtype, np.generic, BaseException,
 )  # fmt: skip
 
 _PASSIVE_ROOMS = frozenset({
-    "logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "queue", "_queue", "weakref", "typing",
-    "inspect", "importlib", "ast", "re", "pathlib", "datetime", "argparse", "contextlib", "abc", "warnings", "decimal",
-    "fractions", "uuid", "time", "zoneinfo", "operator", "tempfile", "subprocess", "socket", "ssl", "signal",
-    "contextvars", "_contextvars", "string", "json", "pickle", "tokenizers", "sentencepiece", "tiktoken", "rich", "tqdm",
-    "tensorboard", "wandb", "packaging",
+    "logging", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "queue", "_queue", "weakref",
+    "typing", "inspect", "importlib", "ast", "re", "pathlib", "datetime", "argparse", "contextlib", "abc", "warnings",
+    "decimal", "fractions", "uuid", "time", "zoneinfo", "operator", "tempfile", "subprocess", "socket", "ssl", "signal",
+    "contextvars", "_contextvars", "string", "json", "pickle", "tokenizers", "sentencepiece", "tiktoken", "rich",
+    "tqdm", "tensorboard", "wandb", "packaging",
 })  # fmt: skip
 """Packages of whose objects none is state of a training."""
 
@@ -50,10 +50,18 @@ _PASSIVE_PARTS = (
     "torch.utils.hooks", "torch.distributed.device_mesh", "torch.distributed.distributed_c10d", "torch.distributed.rpc",
 )  # fmt: skip
 
+_OF_MODULES = frozenset({"_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"})
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset, types.MappingProxyType)
 _OF_SCHEDULERS = ("last_epoch", "optimizer", "optimizers", "get_last_lr", "schedulers")
 _LOOKS = re.compile(r"(?:loader|sampler|optimi[sz]er|scaler|sched|(?:^|[^a-z])ema(?:$|[^a-z]))", re.IGNORECASE)
-_CONFIG = re.compile(r"(?:config|cfg|args|arguments|options|settings|tokeni[sz]er|tokenizer)", re.IGNORECASE)
+_PASSING = frozenset({
+    "batch", "batches", "loss", "losses", "output", "outputs", "input", "inputs", "logits", "labels", "metrics",
+    "results",
+})  # fmt: skip
+_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_CONFIG = re.compile(
+    r"(?:config|cfg|args|arguments|params|options|settings|tokeni[sz]er)|(?:type|name|cls|class|fn)s?$", re.IGNORECASE
+)
 _OF_DATA = re.compile(r"(?:loader|sampler|dataset|data|iter|shuffl)", re.IGNORECASE)
 
 MODULE, OPTIMIZER, SCHEDULER, SCALER, GENERATOR = "module", "optimizer", "scheduler", "scaler", "generator"
@@ -65,6 +73,8 @@ PASSIVE, CONTAINER, ITERATOR, FILE, DATASET, OPAQUE, OBJECT = (
 
 def kind_of(value: Any, name: str) -> str:
     """One of the kinds above; `name` is the last word of its path."""
+    if type(value) in weakref.ProxyTypes:  # says that it is of the class of what it stands for
+        return PASSIVE
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return TENSOR
     if isinstance(value, nn.Module):
@@ -79,6 +89,8 @@ def kind_of(value: Any, name: str) -> str:
 def _with_state(value: Any, name: str) -> str | None:
     if has(value, "param_groups") and any(has(value, other) for other in ("state", "optimizer", "optimizers")):
         return OPTIMIZER
+    if all(callable(inspect.getattr_static(type(value), method, None)) for method in ("step", "zero_grad")):
+        return OPTIMIZER  # a wrapper that passes on what it does not know
     if not has(value, "state_dict"):
         return CONTAINER if isinstance(value, _CONTAINERS) else None
     if has(value, "step") and any(has(value, other) for other in _OF_SCHEDULERS):
@@ -115,18 +127,29 @@ def has(value: object, name: str) -> bool:
 def children_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Name → object of what a container holds, or of an object's attributes."""
     if isinstance(value, (dict, types.MappingProxyType)):
-        yield from ((str(key), child) for key, child in list(value.items()))
+        yield from ((name_of(key, index), child) for index, (key, child) in enumerate(list(value.items())))
     elif isinstance(value, (list, tuple, deque)):
         yield from ((str(index), child) for index, child in enumerate(list(value)))
     elif isinstance(value, (set, frozenset)):
         ordered = sorted(value, key=lambda child: type(child).__name__)
         yield from ((str(index), child) for index, child in enumerate(ordered))
-    yield from list(getattr(value, "__dict__", {}).items())
+    own = list(getattr(value, "__dict__", {}).items())
+    if isinstance(value, nn.Module):
+        own = [
+            *value._modules.items(),
+            *(pair for pair in own if pair[0] not in _OF_MODULES and "_hooks" not in pair[0]),
+        ]
+    yield from own
     for name in _slots(type(value)):
         try:
             yield name, object.__getattribute__(value, name)
         except AttributeError:
             continue
+
+
+def name_of(key: object, index: int) -> str:
+    """The name of a mapping's entry: its key, or its position where the key is no text or number, such as a tensor."""
+    return str(key) if isinstance(key, (str, int, float, tuple)) else str(index)
 
 
 def _slots(kind: type) -> list[str]:
@@ -135,14 +158,22 @@ def _slots(kind: type) -> list[str]:
     return [name for name, slot in slots if isinstance(slot, types.MemberDescriptorType)]
 
 
+def passes(path: str) -> bool:
+    """Whether a tensor is, by a word of its path, one that a step makes and the next step makes anew, such as a loss:
+    no checkpoint holds it, and a run that has just loaded has none."""
+    return not _PASSING.isdisjoint(re.split(r"[._]", path.lower()))
+
+
 def looks_like_state(name: str, value: object) -> bool:
     """Whether name or class of an object promise state, so that finding none in it deserves a word."""
     kind = type(value).__name__
     if _CONFIG.search(name) or _CONFIG.search(kind) or dataclasses.is_dataclass(value) or isinstance(value, DataLoader):
         return False
-    if isinstance(value, (dict, list, tuple, set, frozenset, deque)) and not value:
-        return False
-    return bool(_LOOKS.search(name) or _LOOKS.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind)))
+    if isinstance(value, Sampler) and type(value).__module__.startswith("torch."):
+        return False  # draws from a generator, and counts nothing
+    if isinstance(value, _CONTAINERS) and not any(type(child) in (int, float) for _, child in children_of(value)):
+        return False  # objects in it are judged by themselves
+    return bool(_LOOKS.search(name) or _LOOKS.search(_WORDS.sub("_", kind)))
 
 
 def of_data(name: str, value: object) -> bool:

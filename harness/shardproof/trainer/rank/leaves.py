@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from hashlib import blake2b
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from shardproof.observe.record import Record, whole
 from shardproof.observe.settings import line_of
+from shardproof.trainer.rank.kinds import name_of
 from shardproof.trainer.rank.pieces import At, Held, Unreadable, array_records, held, raw, records_of, whole_tensor
 
 FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
@@ -28,6 +30,18 @@ _SHOWN = 16
 """Elements of a tensor that a line shows; of more it has a digest."""
 
 
+class _TooDeep:
+    """Stands for what lies deeper in a nested state than is read."""
+
+
+def _keeps_tensors(value: object) -> bool:
+    """Whether a value is an object with tensors as attributes, such as the factors of a preconditioner, which its text
+    would show in part."""
+    if isinstance(value, (torch.Tensor, np.ndarray, nn.Module, type, *FUNCTIONS)):
+        return False
+    return any(isinstance(part, (torch.Tensor, np.ndarray)) for part in getattr(value, "__dict__", {}).values())
+
+
 def leaves(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """The leaves of nested mappings, lists and tuples, each with its path. An empty one is a leaf itself, so that it is
     seen when it comes or goes."""
@@ -36,11 +50,17 @@ def leaves(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
         children = iter(value.items())
     elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
         children = iter(enumerate(value))
-    if children is None or not value or depth == _DEPTH:
+    elif _keeps_tensors(value):
+        children = iter(vars(value).items())
+    if children is None or (isinstance(value, Sized) and not len(value)):
         yield name, value
         return
-    for key, child in children:
-        yield from leaves(child, f"{name}.{key}" if name else str(key), depth + 1)
+    if depth == _DEPTH:
+        yield name, _TooDeep()
+        return
+    for index, (key, child) in enumerate(children):
+        word = name_of(key, index)
+        yield from leaves(child, f"{name}.{word}" if name else word, depth + 1)
 
 
 def leaf_records(at: At, role: str, fqn: str, value: Any, *, own: bool = False) -> Iterator[Record]:
@@ -76,7 +96,8 @@ def line(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{line_of(value)} {_elements(value)}"
     if isinstance(value, Mapping):
-        return f"{type(value).__name__} {{{', '.join(f'{key}: {line(part)}' for key, part in value.items())}}}"
+        parts = (f"{name_of(key, index)}: {line(part)}" for index, (key, part) in enumerate(value.items()))
+        return f"{type(value).__name__} {{{', '.join(parts)}}}"
     if isinstance(value, (tuple, list)):
         return f"({', '.join(line(part) for part in value)})"
     if isinstance(value, (set, frozenset)):
@@ -85,6 +106,8 @@ def line(value: Any) -> str:
         return f"function {getattr(value, '__module__', '')}.{value.__qualname__}"
     if value is None or (isinstance(value, (bool, int, float, str, type)) and not isinstance(value, enum.Enum)):
         return line_of(value)
+    if isinstance(value, _TooDeep):
+        raise Unreadable(f"nested deeper than {_DEPTH} levels")
     words = repr(value)
     if _ADDRESS.search(words):
         raise Unreadable(f"an object of {type(value).__name__}, whose text holds an address in memory")

@@ -57,7 +57,7 @@ class Modules:
         for path, own in paths:
             for name, found in own._parameters.items():
                 tensor = sharded.get((id(own), name), found)
-                if tensor is not None and id(tensor) not in known:
+                if tensor is not None and id(tensor) not in known and (id(own), name) not in known:
                     names.setdefault(id(tensor), []).append(_joined(path, name))
                     tensors[id(tensor)] = tensor
             self.buffers |= {_joined(path, name): b for name, b in own._buffers.items() if b is not None}
@@ -80,16 +80,17 @@ class Modules:
             self.parameters[id(tensor)] = piece
             self.names |= {name: piece for names in piece.names for name in names}
 
-    def _add_flat(self, paths: Paths) -> set[int]:
-        """Read the flat parameters of FSDP1. Returns the identities of all parameters that are accounted for: the flat
-        ones and, where FSDP1 keeps them, the originals."""
-        known: set[int] = set()
+    def _add_flat(self, paths: Paths) -> set[object]:
+        """Read the flat parameters of FSDP1. Returns what is accounted for by them: identities of flat parameters, and
+        the identity of a module with the name of an original in it, where a view stands now."""
+        known: set[object] = set()
         for _, module in paths:
             handle = vars(module).get("_handle")
             flat = getattr(handle, "flat_param", None)
             if handle is None or flat is None or id(flat) in known:
                 continue
-            known |= {id(flat), *(id(p) for p in (*(flat._params or ()), *(flat._shared_params or ())))}
+            infos = (*flat._param_infos, *flat._shared_param_infos)
+            known |= {id(flat), *((id(info.module), info.param_name) for info in infos)}
             self._keep_flat(flat, sharded=bool(handle.uses_sharded_strategy), names=_flat_names(flat, paths))
         return known
 
@@ -125,7 +126,7 @@ def _original(local: torch.Tensor, cut: Cut, *, own: bool, sharded: bool) -> Hel
 
 
 def _flat_names(flat: Any, paths: Paths) -> list[tuple[str, ...]]:
-    """The names of each original parameter in a flat one, those under which it is shared too."""
+    """The names of each original parameter in a flat parameter; a tied parameter has several."""
     of_module: dict[int, list[str]] = {}
     for path, module in paths:
         of_module.setdefault(id(module), []).append(path)
@@ -158,7 +159,8 @@ def _sharded_parameters(paths: Paths) -> Mapping[tuple[int, str], torch.Tensor]:
 
 
 def topmost(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Those of some modules, by path, that are in no other of them and have anything in them."""
+    """The modules, by path, that no other given module contains. Modules without parameters, buffers and extra state,
+    such as a loss function, are left out."""
     inner = {id(part) for module in modules.values() for part in module.modules() if part is not module}
     return {path: module for path, module in modules.items() if id(module) not in inner and _has_state(module)}
 

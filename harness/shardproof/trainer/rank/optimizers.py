@@ -76,10 +76,19 @@ class Optimizer:
                     "give what it holds by name in `state()`"
                 )
 
+    def _groups(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        for index, group in enumerate(self.target.param_groups):
+            if isinstance(group, Mapping):
+                yield index, group
+            else:
+                self.unread[f"{self.path}.group{index}"] = (
+                    f"it is an object of {type(group).__name__} and no mapping; give its settings in `state()`"
+                )
+
     def _own_parameters(self, modules: Modules, elsewhere: Mapping[int, str]) -> dict[int, Held]:
         """Parameters of the groups that are in no module, by their path from the trainer, or their place."""
         found: dict[int, Held] = {}
-        for index, group in enumerate(self.target.param_groups):
+        for index, group in self._groups():
             for position, tensor in enumerate(_params(group)):
                 if id(tensor) in modules.parameters or not isinstance(tensor, torch.Tensor):
                     continue
@@ -94,7 +103,7 @@ class Optimizer:
 
     def _settings(self, at: At, parameters: Mapping[int, Held]) -> Iterator[Record]:
         """Every key of every param group, with its type, and the names of the group's parameters."""
-        for index, group in enumerate(self.target.param_groups):
+        for index, group in self._groups():
             for key, value in group.items():
                 name = f"{self.prefix}group{index}.{key}"
                 if key == "params":

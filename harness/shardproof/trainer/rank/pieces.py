@@ -87,12 +87,12 @@ class Held:
 
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:
-        """The names of each parameter in it."""
+        """The names of every parameter: one tuple of names per parameter."""
         return tuple(dict.fromkeys(cut.names for cut in self.cuts))
 
     @property
     def whole(self) -> bool:
-        """Whether it is a logical tensor with all its elements, or several of those."""
+        """Whether this rank holds every element of every parameter."""
         return not self.own and all(cut.box.volume == prod(cut.shape) for cut in self.cuts)
 
 
@@ -123,7 +123,7 @@ def _of_dtensor(tensor: DTensor, names: tuple[str, ...]) -> Held:
     mesh, shape, local = tensor.device_mesh, tuple(tensor.shape), tensor._local_tensor
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        return Held(local, ())
+        return _nothing(local, names, shape)
     shardings = []
     for mesh_dim, placement in enumerate(tensor.placements):
         if placement.is_partial():
@@ -147,6 +147,13 @@ def _of_sharded_tensor(tensor: ShardedTensor, names: tuple[str, ...]) -> Iterato
         size = tuple(shard.metadata.shard_sizes)
         cut = Cut(names, shape, Box(tuple(shard.metadata.shard_offsets), size), Box((0,) * len(size), size))
         yield Held(shard.tensor, (cut,))
+    if not tensor.local_shards():
+        yield _nothing(torch.empty(0, dtype=tensor.dtype), names, shape)
+
+
+def _nothing(local: torch.Tensor, names: tuple[str, ...], shape: tuple[int, ...]) -> Held:
+    """What a rank holds that has no part in a tensor; local: of no elements."""
+    return Held(local.reshape(-1), (Cut(names, shape, Box((prod(shape),), (0,)), Box((0,), (0,)), flat=True),))
 
 
 def records_beside(at: At, role: str, tensor: torch.Tensor, parameter: Held, suffix: str = "") -> Iterator[Record]:
@@ -183,21 +190,27 @@ def records_of(
 
 
 def _records_of_cut(at: At, role: str, cut: Cut, tensor: torch.Tensor, suffix: str, *, own: bool) -> Iterator[Record]:
+    if tensor.is_meta:
+        raise Unreadable("it is on the device meta, which has shapes and no data")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise Unreadable(f"its layout {tensor.layout} or dtype {tensor.dtype} is not read")
     window = tuple(slice(start, start + n) for start, n in zip(*cut.window, strict=True))
     dtype, each, data = raw(tensor.detach()[window])
     last = () if each == 1 else (each,)
-    start: tuple[int, ...]
+    if own:  # in the shape in which it lies here
+        cut = Cut(cut.names, cut.window.size, Box((0,) * len(cut.window.size), cut.window.size), cut.window)
+    start, size = cut.box
     if cut.flat:
-        start, size = (cut.box.start[0] * each,), (cut.box.size[0] * each,)
+        start, size = (start[0] * each,), (size[0] * each,)
     else:
-        start, size = (*cut.box.start, *(0 for _ in last)), (*cut.box.size, *last)
+        start, size = (*start, *(0 for _ in last)), (*size, *last)
     for name in cut.names:
         fqn = owned(at.rank, name + suffix) if own else name + suffix
         yield Record(at.op, at.rank, LIVE, role, fqn, dtype, (*cut.shape, *last), start, size, data, cut.flat)
 
 
 def owned(rank: int, name: str) -> str:
-    """The name of something that each rank has for itself."""
+    """The name under which a rank records a value that other ranks have in their own way."""
     return f"rank{rank}.{name}"
 
 
@@ -225,10 +238,6 @@ def raw(tensor: torch.Tensor) -> tuple[str, int, bytes]:
     Raises:
         Unreadable: it has no storage to read.
     """
-    if tensor.is_meta:
-        raise Unreadable("it is on the device meta, which has shapes and no data")
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise Unreadable(f"its layout {tensor.layout} or dtype {tensor.dtype} is not read")
     try:
         copy = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1).clone()
         data = copy.view(torch.uint8).numpy().tobytes() if copy.numel() else b""

@@ -1,9 +1,10 @@
 """The walk from a trainer's attributes to everything that may hold state.
 
 The walk is by breadth, so that an object that hangs at several places has its shortest name, and the first of equally
-short ones. Each object is met once. The walk does not enter modules, whose parts `modules` reads; nor a loader with a
-state of its own, which speaks for all that is in it; and it ends at objects that are never state, such as functions,
-process groups and loggers.
+short ones. Each object is met once. Tensors and positions inside a module, a scheduler, a scaler, a
+dataset, or a loader with a state of its own are *covered*: `modules` reads the one, and the others tell themselves what
+of them is state. The walk goes on through those all the same, since optimizers and generators may hang there. It ends
+at objects that are never state, such as functions, process groups and loggers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 from shardproof.trainer.rank.kinds import (
     CONTAINER,
     DATASET,
+    LOADER,
+    MODULE,
     OBJECT,
     OPTIMIZER,
     PASSIVE,
@@ -34,6 +37,10 @@ MOST_CHILDREN = 10_000
 
 _OF_OPTIMIZERS = frozenset({"state", "param_groups", "defaults", "_param_groups", "_state"})
 """Attributes that `optimizers` reads."""
+
+
+_SPEAKS = frozenset({MODULE, SCHEDULER, SCALER, DATASET, LOADER})
+_ENTERED = frozenset({CONTAINER, OBJECT, OPTIMIZER, STATEFUL, *_SPEAKS})
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Walk:
     cut: list[str] = field(default_factory=list)
 
     def below(self, start: int) -> Iterator[int]:
-        """The identities of all objects that one holds, at any depth."""
+        """The identities of all objects that hang on an object, at any depth."""
         seen, queue = {start}, [start]
         while queue:
             for child in self.holds.get(queue.pop(), ()):
@@ -92,15 +99,15 @@ def walk(roots: Mapping[str, object]) -> Walk:
 
 def _entered(here: Met, found: Walk) -> Iterator[Met]:
     """What an object holds, if the walk goes on into it."""
-    if here.kind not in (CONTAINER, OBJECT, OPTIMIZER, SCHEDULER, SCALER, STATEFUL, DATASET):
+    if here.kind not in _ENTERED:
         return
     children = list(_children(here))
     lively = [(name, child, kind) for name, child, kind in children if kind != PASSIVE]
     if len(lively) > MOST_CHILDREN or (lively and here.depth >= DEEPEST):
-        found.cut.append(here.path)
+        found.cut += [] if here.covered else [here.path]
         return
     found.holds[id(here.value)] = [id(child) for _, child, _ in lively]
-    covered = here.covered or here.kind in (SCHEDULER, SCALER, DATASET) or of_data(here.word, here.value)
+    covered = here.covered or here.kind in _SPEAKS or of_data(here.word, here.value)
     for name, child, kind in lively:
         yield Met(f"{here.path}.{name}", child, kind, here.depth + 1, covered)
 

@@ -20,6 +20,8 @@ from tests.paths import PYTHONPATH
 GOLDEN = Path(__file__).with_name("cli")
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
+    "trainer",
+    "init",
     "run",
     "plan",
     "list",

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-
 from shardproof.cli.main import entry
 from shardproof.trainer.described import described
+
 from tests.paths import ROOT
 
 

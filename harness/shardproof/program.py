@@ -239,7 +239,7 @@ def related_mesh(mesh: Mesh, load: str) -> Mesh | None:
 
 def meshes(scenario: Scenario) -> tuple[Mesh, ...]:
     """Every mesh that the scenario's program runs on."""
-    if is_arms(scenario.program):
+    if scenario.fact("program", is_arms):
         return tuple(dict.fromkeys(op.mesh for op in expand(scenario)))
     target = load_mesh(scenario) if moves(scenario) else None
     return (scenario.mesh, target) if target else (scenario.mesh,)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,6 +20,13 @@ from pathlib import Path
 from shardproof.observe.logical import Value
 
 LEAST_BYTES = 16
+PIECE = 8
+"""The shortest piece that counts: eight bytes that occur by chance in a small checkpoint are unlikely."""
+STEP = 2
+"""How far the search goes on where nothing is found: the smallest element."""
+LEFT_OVER = 0.25
+"""What share of a value may be in no piece, as where ranks hold one element each, and the value still counts as
+held."""
 LEAST_SHARE = 0.25
 """If fewer than this share of the parameters are in the files, they are stored in another form."""
 
@@ -55,19 +63,38 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
 
 
 def _held(value: Value, files: Sequence[Path]) -> bool:
-    """Whether the bytes of a value are in some file, in one piece or cut into rows."""
-    return any(_in_file(path, value.data) for path in files) or _in_rows(value, files)
+    """Whether the bytes of a value are in the files, in one piece or cut into pieces, wherever a format cuts them."""
+    with ExitStack() as stack:
+        contents = [_opened(path, stack) for path in files]
+        return _uncovered(value.data, contents) <= LEFT_OVER * len(value.data)
 
 
-def _in_rows(value: Value, files: Sequence[Path]) -> bool:
-    rows = value.shape[0] if value.shape else 1
-    if rows < 2 or len(value.data) % rows:
-        return False
-    length = len(value.data) // rows
-    parts = [value.data[at : at + length] for at in range(0, len(value.data), length)]
-    return length >= LEAST_BYTES // 2 and all(any(_in_file(path, part) for path in files) for part in parts)
+def _uncovered(data: bytes, contents: Sequence[mmap.mmap]) -> int:
+    """How many bytes are in no piece of `PIECE` bytes or more that some file has."""
+    at = left_over = 0
+    while at < len(data):
+        length = _longest(data, at, contents)
+        if length < PIECE:
+            left_over += STEP
+        at += length if length >= PIECE else STEP
+    return min(left_over, len(data))
 
 
-def _in_file(path: Path, data: bytes) -> bool:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(data) >= 0
+def _longest(data: bytes, at: int, contents: Sequence[mmap.mmap]) -> int:
+    """The length of the longest piece from `at` on that some file has, by halving."""
+
+    def there(length: int) -> bool:
+        return any(content.find(data[at : at + length]) >= 0 for content in contents)
+
+    low, high = 0, len(data) - at
+    if there(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if there(middle) else (low, middle)
+    return low
+
+
+def _opened(path: Path, stack: ExitStack) -> mmap.mmap:
+    file = stack.enter_context(path.open("rb"))
+    return stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -38,7 +38,7 @@ from typing import Any
 from shardproof.errors import UsageError
 from shardproof.faults.plain_scenario import plain_scenario
 from shardproof.models import model_spec, zoo
-from shardproof.program import meshes, operations
+from shardproof.program import ARMS, expand, is_arms, meshes, operations
 from shardproof.protocol.registry import system_named
 from shardproof.result import Result
 from shardproof.scenario import AXES, Mesh, Scenario
@@ -84,7 +84,7 @@ def weight(scenario: Scenario) -> Weight:
     parts = sum(_parts_changed(scenario, axis) for axis in scenario.axis_values(only_changed=True) if axis not in FIXED)
     elements = sum(prod(parameter.spec.shape) for parameter in spec.params)
     world = max(mesh.world for mesh in meshes(scenario))
-    steps = len(operations(scenario.program))
+    steps = len(expand(scenario) if is_arms(scenario.program) else operations(scenario.program))
     return len(needed(scenario)), world, steps, parts, len(spec.params), elements, str(scenario)
 
 
@@ -307,7 +307,10 @@ def _meshes(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _programs(scenario: Scenario) -> Iterator[Scenario]:
-    """The program without a run of its operations, long runs first."""
+    """The program without a run of its operations, long runs first; of a trainer's arms, fewer steps."""
+    if is_arms(scenario.program):
+        yield replace(scenario, program=f"{ARMS} 1 1")
+        return
     words = operations(scenario.program)
     for length in range(len(words) - 1, 0, -1):
         for start in range(len(words) - length + 1):

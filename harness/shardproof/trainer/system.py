@@ -15,6 +15,7 @@ from importlib.resources.abc import Traversable
 from packaging.requirements import Requirement
 
 from shardproof.oracle.contract import Contract
+from shardproof.program import is_arms
 from shardproof.protocol import registry
 from shardproof.protocol.accepts import Accepts, Anything, Faults, Only, Words
 from shardproof.protocol.releases import Package, Release
@@ -25,6 +26,16 @@ from shardproof.trainer.described import Described, described
 RANK, JUDGE = "rank:Rank", "judge:serve"
 VARIANT = "SHARDPROOF_VARIANT"
 """The environment variable in which a server finds which trainer it is for."""
+
+
+class Arms:
+    """Programs of a trainer: its arms, and no list of operations."""
+
+    text = "arms, or arms 1 1 resumed"
+
+    def refuses(self, value: str) -> bool:
+        """Whether a program is none of a trainer's."""
+        return not is_arms(value)
 
 
 @dataclass(frozen=True)
@@ -39,7 +50,7 @@ class TrainerSystem(System):
         axes = self.trainer.axes
         words = {f"{axis}={text}": f"{axis} of the trainer" for axis, texts in axes.items() for text in texts}
         return Accepts(
-            self.name, options=Words(words), program=Anything(), device=Only(*DEVICES), faults=Faults(), seed=Anything()
+            self.name, options=Words(words), program=Arms(), device=Only(*DEVICES), faults=Faults(), seed=Anything()
         )
 
     @cached_property

@@ -125,8 +125,9 @@ def of_resumed(found: Sequence[Difference], after: Mapping[tuple[str, str], Valu
             f"After the resume the optimizer starts again at step 1: `load` restored no optimizer state ({what} of "
             f"{len({_parameter(d) for d in found if d.key.role in lost})} parameters are missing)."
         )
-    when = "Right after the load" if after_load else "After the load all is equal, but after the next step"
-    return f"{when} {_what(found)} differ from the run that went on without a break. {_first(found)}"
+    unseen = not after  # a trainer with fit is observed after steps alone
+    step = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
+    return f"{'Right after the load' if after_load else step} {_what(found)} differ from the run that went on without a break. {_first(found)}"
 
 
 def of_used(found: Sequence[Difference]) -> str:

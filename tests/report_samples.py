@@ -12,7 +12,7 @@ from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Value
 from shardproof.observe.record import Record, whole
 from shardproof.report.model import Report
-from shardproof.result import FailedOp, Failure, Reproduced, Result
+from shardproof.result import ArmResult, FailedOp, Failure, Reproduced, Result
 from shardproof.scenario import Scenario
 from shardproof.store import Run
 from shardproof.store_history import Past
@@ -88,6 +88,25 @@ def unknown() -> Result:
 def equivalent() -> Result:
     lazy = Difference(Key(5, "live", "exp_avg", "dead.weight"), "equivalent", mismatched=12, total=12, detail="zeros")
     return replace(passing(8), normalisations=(lazy,))
+
+
+def cell() -> Result:
+    """A trainer's cell that failed. Its system is known to no process here, as for a reader without the file."""
+    gone = tuple(Difference(Key(op, "live", "exp_avg", "0.weight"), "missing", total=8, mismatched=8) for op in (7, 12))
+    return Result(
+        scenario(system="my_trainer:Mine", program="arms", options="mesh=4+forgets=true"), "my_trainer:Mine", "2.13.0",
+        Verdict.MISMATCH, 3.5, FailedOp(7, "load"), gone,
+        arms=(
+            ArmResult("twice", "pass", ""),
+            ArmResult("resumed", "mismatch", f"`load` restored no {HOSTILE} of 1 parameter.", (f"rng {HOSTILE}",)),
+            ArmResult("used", "mismatch", "A trainer that has stepped is left with its own exp_avg."),
+        ),
+        state=("found: model: module, Linear", f"hidden: cache: iterator {HOSTILE}", "gradients are exact"),
+        sessions={
+            "uninterrupted": ("build", "step", "step", "save", "step", "step"), "resumed": ("build", "load", "step"),
+            "used": ("build", "step", "load", "load"),
+        },
+    )  # fmt: skip
 
 
 def every_kind() -> tuple[Result, ...]:

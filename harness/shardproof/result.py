@@ -112,6 +112,8 @@ class Result:
     * device: where it ran: `cpu`, or the GPUs and how ranks shared them.
     * loaded_by: release of the ranks that load, where the scenario gives them one of their own (`load_version`).
     * arms: of a trainer's cell, the verdict of each arm. state: what was found on the trainer, or could not be read.
+    * sessions: of a trainer's cell, session → the kinds of its operations, in order. They are stored, since a reader of
+      a report need not have the trainer's file, without which nobody can say what the program `arms` comes to.
     * phases_s: seconds by phase (fork, run, compare …).
     * elements: of what differs, for a reader to look at, packed by `shardproof.tensor_pictures`. No part of the JSON
       form, and no part of what makes two results equal.
@@ -144,6 +146,7 @@ class Result:
     loaded_by: str = ""
     arms: tuple[ArmResult, ...] = ()
     state: tuple[str, ...] = ()
+    sessions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     phases_s: Mapping[str, float] = field(default_factory=dict)
     elements: bytes = field(default=b"", compare=False, repr=False)
 
@@ -193,14 +196,31 @@ class Result:
     @property
     def _first_of_arms(self) -> tuple[int, ...]:
         """Of each arm of a trainer's cell that differs, the first operation at which it does."""
+        if not self.operations:
+            return ()
+        sessions = {index: session for index, (session, _) in enumerate(self.operations)}
+        first: dict[str, int] = {}
+        for op in sorted({d.key.op for d in self.differences}):
+            first.setdefault(sessions.get(op, ""), op)
+        return tuple(first.values())
+
+    @cached_property
+    def operations(self) -> tuple[tuple[str, str], ...]:
+        """Arm and kind of each operation of the program, in order; none where another release of shardproof stored a
+        program that this one does not know, or where a trainer's file is missing and the result does not say."""
+        if self.sessions:
+            return tuple((session, kind) for session, kinds in self.sessions.items() for kind in kinds)
         try:
-            sessions = {op.index: op.session for op in expand(self.scenario)}
+            return tuple((op.arm, op.kind) for op in expand(self.scenario))
         except UsageError:
             return ()
-        first: dict[int, int] = {}
-        for op in sorted({d.key.op for d in self.differences}):
-            first.setdefault(sessions.get(op, -1), op)
-        return tuple(first.values())
+
+    @property
+    def failed_arm(self) -> ArmResult | None:
+        """The first arm of a trainer's cell that failed; where none failed, the first without a verdict."""
+        failed = (arm for arm in self.arms if Verdict(arm.verdict).is_failure)
+        unknown = (arm for arm in self.arms if arm.verdict == Verdict.UNKNOWN.value)
+        return next(failed, None) or next(unknown, None)
 
     @property
     def aftermath(self) -> tuple[str, ...]:
@@ -212,12 +232,9 @@ class Result:
 
     def kind_of(self, op: int | None) -> str:
         """The kind of an operation of the program; empty for none."""
-        if op is None or op < 0:
+        if op is None or not 0 <= op < len(self.operations):
             return ""
-        try:
-            return expand(self.scenario)[op].kind
-        except (UsageError, IndexError):  # a scenario that another release of shardproof stored
-            return ""
+        return self.operations[op][1]
 
     @cached_property
     def signature(self) -> str:
@@ -262,8 +279,12 @@ class Result:
             "normalisations": differences_to_json(self.normalisations),
             "signature": self.signature,
             "phases_s": dict(self.phases_s),
-            **({"arms": to_plain(self.arms), "state": list(self.state)} if self.arms else {}),
+            **(self._of_a_trainer() if self.arms else {}),
         }
+
+    def _of_a_trainer(self) -> dict[str, Any]:
+        """The part of the JSON form that only a trainer's cell has."""
+        return {"arms": to_plain(self.arms), "state": list(self.state), "sessions": to_plain(self.sessions)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Result:
@@ -285,6 +306,7 @@ class Result:
             normalisations=differences_from_json(data["normalisations"]),
             arms=from_plain(tuple[ArmResult, ...], data.get("arms", [])),
             state=tuple(data.get("state", ())),
+            sessions=from_plain(Mapping[str, tuple[str, ...]], data.get("sessions", {})),
             **plain,
         )
 

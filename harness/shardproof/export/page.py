@@ -12,7 +12,7 @@ from shardproof.errors import UsageError
 from shardproof.export.case import case_of
 from shardproof.export.issue import FailureDescription, describe_known_issues, render_draft
 from shardproof.export.script import Draft, lines_of
-from shardproof.program import Op, expand
+from shardproof.program import Op, expand, is_arms
 from shardproof.protocol.registry import system_named
 from shardproof.result import Result
 
@@ -54,6 +54,8 @@ def filing_of(result: Result, known: str | None) -> Filing:
     calls: dict[int, str] = {}
     reason = ""
     try:
+        if is_arms(result.scenario.program):
+            raise UsageError("the calls of a trainer stand in its own file")
         system = system_named(result.system)
         if system.export is None:
             reason = f"{result.system} has no scripts yet"

@@ -91,11 +91,13 @@ def _of_arms(scenario: Scenario, info: System, trial: Attempt, ran: Mapping[str,
     failures = {name: error for name, error in failures_of(scenario, trial.outcomes).items() if verdict.is_failure}
     failure = next((error for error in failures.values() if error.type != "Unsupported"), None)
     arms = tuple(ArmResult(**{**arm, "notes": tuple(arm["notes"])}) for arm in judged["arms"])
+    ops = sessions(expand(scenario))
     unknown = next((arm.sentence for arm in arms if verdict is Verdict.UNKNOWN and arm.verdict == verdict.value), "")
     return Result(
         scenario, info.name, verdict=verdict, failed_op=_failed_op(scenario, differences, failure),
         differences=differences, error=failure, reason=judged["distrust"] or unknown or _without_effect(trial),
-        arms=arms, state=tuple(judged["notes"]), device=scenario.device, phases_s=trial.phases_s, **ran,
+        arms=arms, state=tuple(judged["notes"]), device=scenario.device, phases_s=trial.phases_s,
+        sessions={own[0].arm: tuple(op.kind for op in own) for own in ops}, **ran,
     )  # fmt: skip
 
 

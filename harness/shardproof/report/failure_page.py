@@ -8,7 +8,7 @@ look at. `templates/failure.html` draws it, `shardproof.report.failure_text` pri
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,29 @@ class Element:
 
 
 @dataclass(frozen=True)
+class FoundState:
+    """What a trainer's state is made of, a line for each object.
+
+    * read: what is compared. hidden: what cannot be read, so that no verdict says anything about it.
+    * others: anything else that the ranks had to say of it.
+    """
+
+    read: tuple[str, ...]
+    hidden: tuple[str, ...]
+    others: tuple[str, ...]
+
+    @classmethod
+    def of(cls, lines: Iterable[str]) -> FoundState:
+        """The state that `Result.state` describes, where each line begins with `found: ` or `hidden: `."""
+        parts: dict[str, list[str]] = {"found": [], "hidden": [], "": []}
+        for line in lines:
+            kind, colon, told = line.partition(": ")
+            own = colon and kind in parts
+            parts[kind if own else ""].append(told if own else line)
+        return cls(*(tuple(parts[kind]) for kind in ("found", "hidden", "")))
+
+
+@dataclass(frozen=True)
 class FailurePage:
     """* title, effect: sentences for a person. place: where an error was raised.
     * known: ids of the known issues that it is, or looks like, joined by `+`; empty for none.
@@ -87,14 +110,19 @@ class FailurePage:
     packed: str
 
     @property
+    def state(self) -> FoundState:
+        """Of a trainer's cell, the state that was found on the trainer."""
+        return FoundState.of(self.result.state)
+
+    @property
     def first(self) -> Tensor | None:
         """The tensor to look at first."""
         return first_picture(self.operations)
 
 
-def failure_page(result: Result, issues: KnownIssues, place: str = "") -> FailurePage:
-    """Collects the content of a failure's page from a result. `place` holds the options that a printed command needs
-    after the id, as `Report.place` gives them."""
+def failure_page(result: Result, issues: KnownIssues, place: str = "", plugin: str = "") -> FailurePage:
+    """Collects the content of a failure's page from a result. `place` and `plugin` hold the options that a printed
+    command needs after the id, as `Report.place` and `Report.plugin` give them."""
     known = result.known_issue or issues.match(result) or ""
     filing = filing_of(result, known or None)
     elements = unpack_elements(result.elements)
@@ -105,23 +133,24 @@ def failure_page(result: Result, issues: KnownIssues, place: str = "") -> Failur
         place=place_of(result.error) if result.error else None,
         known=known,
         filing=filing,
-        commands=tuple(commands(result, filing, place)),
+        commands=tuple(commands(result, filing, place, plugin)),
         operations=grouped(result, elements),
         elements=elements,
         packed=base64.b64encode(result.elements).decode() if elements.pictures else "",
     )
 
 
-def commands(result: Result, filing: Filing, place: str) -> Iterator[Command]:
-    """What a reader can do about a failure."""
-    yield Command("Replay", result.replay + place, "runs it again in fresh processes and prints what it shows")
+def commands(result: Result, filing: Filing, place: str, plugin: str = "") -> Iterator[Command]:
+    """What a reader can do about a failure. A command that runs something needs `plugin` too; explaining does not."""
+    again = place + plugin
+    yield Command("Replay", result.replay + again, "runs it again in fresh processes and prints what it shows")
     if result.verdict.is_failure:
         yield Command(
-            "Shrink", f"shardproof shrink {result.id}{place} --toml bug.toml", "the simplest that fails alike"
+            "Shrink", f"shardproof shrink {result.id}{again} --toml bug.toml", "the simplest that fails alike"
         )
         if filing.calls:
             cured = " --cured" if filing.description and filing.description.patch else ""
-            text = f"shardproof export {result.id}{place}{cured}"
+            text = f"shardproof export {result.id}{again}{cured}"
             yield Command("Export", text, "a script of the library's own calls, and the text of an issue")
     yield Command("Explain", f"shardproof explain {result.id}{place}", "this page on a terminal")
 

@@ -37,7 +37,9 @@ def render_explained(result: Result, issues: KnownIssues, colour: bool = False) 
     blocks = [
         "\n".join([verdict_line(result, colour), _paint(page.title, BOLD, colour), *_answers(page)]),
         "\n".join(circumstances(result, emulated_only=issues.emulated_only(result))),
-        "\n".join(f"  {line}" for line in explanation_lines(result)),
+        "\n".join(f"  {line}" for line in explanation_lines(result) if not result.arms),
+        "\n".join(_arms(result, colour)),
+        "\n".join(_state(page, colour)),
         *("\n".join(_operation(op, colour)) for op in page.operations),
         "\n".join(_first_element(page, colour)),
         "\n".join(_error(result)),
@@ -60,6 +62,27 @@ def _answers(page: FailurePage) -> Iterator[str]:
         yield f"  raised at: {page.place.full}" + (f": {page.place.code}" if page.place.code else "")
     if told and told.upstream:
         yield f"  public: {told.upstream}"
+
+
+def _arms(result: Result, colour: bool) -> Iterator[str]:
+    """Of a trainer's cell, the verdict of each arm, what went wrong in it, and what it did not compare."""
+    if result.arms:
+        yield _paint("arms", BOLD, colour)
+    width = max((len(arm.verdict) for arm in result.arms), default=0)
+    for arm in result.arms:
+        yield f"  {arm.verdict:<{width}}  {arm.name}" + (f": {arm.sentence}" if arm.sentence else "")
+        yield from (f"  {'':<{width}}    {_paint(note, SOFT, colour)}" for note in arm.notes)
+
+
+def _state(page: FailurePage, colour: bool) -> Iterator[str]:
+    """Of a trainer's cell, the state that was found; what could not be read comes first, as a warning."""
+    found = page.state
+    if found.hidden:
+        yield _paint("WARNING: state that cannot be read, and is not compared (name it in `state()`)", BOLD, colour)
+        yield from (f"  {line}" for line in found.hidden)
+    if found.read or found.others:
+        yield _paint("state that was found", BOLD, colour)
+        yield from (f"  {line}" for line in (*found.read, *found.others))
 
 
 def _operation(op: Operation, colour: bool) -> Iterator[str]:

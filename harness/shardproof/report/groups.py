@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 from shardproof.diagnosis.rules.engine import CAUSE_FIRST
 from shardproof.diff import STRUCTURE, Difference
-from shardproof.errors import UsageError
 from shardproof.observe.record import LIVE
-from shardproof.program import expand
 from shardproof.result import Result
 from shardproof.tensor_pictures import Elements, Picture
 from shardproof.wording.titles import THINGS
@@ -106,7 +104,7 @@ class Operation:
 
 def grouped(result: Result, elements: Elements) -> tuple[Operation, ...]:
     """The differences of a result, in groups; the first is the one to look at."""
-    kinds = _kinds(result)
+    kinds = {index: kind for index, (_, kind) in enumerate(result.operations)}
     numbers = {picture.key: n for n, picture in enumerate(elements.pictures)}
     tensors: dict[tuple[int, str, str], dict[str, list[Difference]]] = {}
     for difference in result.differences:
@@ -138,10 +136,3 @@ def _rank(group: tuple[int, str, str]) -> tuple[int, bool, int, str]:
     """Live before written, and roles in the order in which a step computes them."""
     op, where, role = group
     return op, where != LIVE, CAUSE_FIRST.index(role) if role in CAUSE_FIRST else len(CAUSE_FIRST), role
-
-
-def _kinds(result: Result) -> dict[int, str]:
-    try:
-        return {op.index: op.kind for op in expand(result.scenario)}
-    except UsageError:  # a scenario that another release of shardproof stored
-        return {}

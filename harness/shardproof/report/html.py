@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardproof.diagnosis import Explanation
-from shardproof.errors import UsageError
 from shardproof.issues.upstream_links import address_of
-from shardproof.program import expand
+from shardproof.program import ARMS, is_arms
 from shardproof.report import figures
 from shardproof.report.history import STATES, History
 from shardproof.report.index_page import index_page, paged_of
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 INDEX, HISTORY = "index.html", "history.html"
 
 EVIDENCE_SHOWN = 6
+
+TRAINER_AXES = ("system", "version", "device", "program", "options", "faults", "seed")
+"""The axes of a scenario that mean something to a trainer."""
 
 BESIDE = {"failure": ("elements",), "index": ("past", "choices"), "history": ("past",)}
 """Page → further files of style and script that it is made of, before those of its own name."""
@@ -87,7 +89,7 @@ def render_failure(report: Report, result: Result, index: str = INDEX) -> str:
     """The page of one failure. index: the page beside it that leads here."""
     from shardproof.report import failure_page as page
 
-    told = page.failure_page(result, report.issues, report.place)
+    told = page.failure_page(result, report.issues, report.place, report.plugin)
     return render("failure.html", report=report, result=result, index=index, page=told, **page.FOR_TEMPLATES)
 
 
@@ -130,8 +132,9 @@ def _environment() -> Environment:
         evidence_rows=EVIDENCE_SHOWN,
         timeline_of=figures.timeline,
         ulp_bars=figures.ulp_bars,
-        op_kind=_op_kind,
+        op_kind=Result.kind_of,
         changed=lambda result: result.scenario.axis_values(only_changed=True),
+        axes_shown=_axes_shown,
         axes_of=_axes,
     )
     return environment
@@ -176,15 +179,20 @@ def _cell(value: object) -> str:
             return str(value)
 
 
-def _op_kind(result: Result, index: int) -> str:
-    """The kind of the operation at `index` of a result's program; empty if it has none."""
-    try:
-        return next((op.kind for op in expand(result.scenario) if op.index == index), "")
-    except UsageError:
-        return ""
-
-
 def _axes(result: Result) -> str:
     """The non-default axes but the system, which has a column of its own."""
     changed = result.scenario.axis_values(only_changed=True)
-    return " ".join(f"{axis}={value}" for axis, value in changed.items() if axis != "system") or "defaults"
+    if not is_arms(result.scenario.program):
+        return " ".join(f"{axis}={value}" for axis, value in changed.items() if axis != "system") or "defaults"
+    others = [f"{axis}={value}" for axis, value in changed.items() if axis not in ("system", "options")]
+    told = [*result.scenario.options, *(other for other in others if other != f"program={ARMS}")]
+    return " ".join(told) or "first value of every axis"
+
+
+def _axes_shown(result: Result) -> dict[str, str]:
+    """The axes of a scenario with their values. Of a trainer's cell, only those that mean something to a trainer: its
+    own axes stand in `options`."""
+    axes = result.scenario.axis_values()
+    if not is_arms(result.scenario.program):
+        return axes
+    return {axis: value for axis, value in axes.items() if axis in TRAINER_AXES}

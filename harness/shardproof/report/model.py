@@ -6,6 +6,7 @@ its simplest member.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -27,6 +28,9 @@ from shardproof.store import Run, Store
 from shardproof.store_history import Past
 from shardproof.verdict import SEVERITY, ExitStatus, Standing, Verdict, exit_status
 from shardproof.wording.lines import first_line
+
+HIDDEN = "hidden: "
+"""What a line of `Result.state` begins with that tells of state which cannot be read."""
 
 URGENCY = (Verdict.UNKNOWN, Verdict.MISMATCH, Verdict.CRASH, Verdict.HANG, Verdict.NONDETERMINISTIC)
 """The order in which a reader looks at causes: first what puts all verdicts in doubt, then what is silent, then what
@@ -162,6 +166,15 @@ class Report:
         command = self.run.command
         given = next((value for word, value in pairwise(command) if word == "--out"), "")
         return f" --out {shlex.quote(given)}" if given and PurePath(given).parts[:-1] != ("reports",) else ""
+
+    @cached_property
+    def plugin(self) -> str:
+        """What a command that runs a result of this run again needs besides: nothing, or ` --plugin FILE.py` of a
+        trainer, whose system no command knows without its file."""
+        if self.run.command[1:2] != ("trainer",):
+            return ""
+        file = next((word for word in self.run.command[2:] if re.search(r"\.py(:\w*)?$", word)), "")
+        return f" --plugin {shlex.quote(file)}" if file else ""
 
     @property
     def resembling(self) -> dict[str, int]:
@@ -305,6 +318,12 @@ class Report:
         """(system, reason, number of scenarios) of what a system refuses, most frequent first."""
         found = Counter((r.system, r.reason) for r in self.results if r.verdict is Verdict.UNSUPPORTED)
         return [(system, reason, n) for (system, reason), n in found.most_common()]
+
+    def hidden_state(self) -> list[tuple[str, str, int]]:
+        """(trainer, what of its state cannot be read, number of cells), most frequent first. No verdict says anything
+        about it, so that a reader has to know of it where all passes, too."""
+        lines = ((r.system, line) for r in self.results for line in r.state if line.startswith(HIDDEN))
+        return [(system, line.removeprefix(HIDDEN), n) for (system, line), n in Counter(lines).most_common()]
 
     def normalisations(self) -> list[tuple[str, str, int]]:
         """(system, what was equivalent, number of scenarios), most frequent first."""

@@ -24,7 +24,7 @@ from shardproof.diagnosis import Explanation
 from shardproof.diagnosis.rules.engine import CAUSE_FIRST
 from shardproof.diff import Difference
 from shardproof.observe.record import LIVE
-from shardproof.result import Failure, Result
+from shardproof.result import ArmResult, Failure, Result
 from shardproof.verdict import Verdict
 from shardproof.wording.error_place import place_of
 
@@ -181,7 +181,10 @@ def _title_of_verdict(result: Result) -> str:
 
 
 def _failure(result: Result) -> str:
-    """What failed first: the differences, where an error only follows from them; otherwise the error."""
+    """What failed first: the differences, where an error only follows from them; otherwise the error. Of a trainer's
+    cell, what the first arm that failed says, which its judge has put into words already."""
+    if result.failed_arm is not None and result.failed_arm.sentence:
+        return _of_arm(result.failed_arm)
     first = min((d.key.op for d in result.differences), default=None)
     error = result.error
     if error is not None and (first is None or error.op is None or error.op <= first):
@@ -189,6 +192,13 @@ def _failure(result: Result) -> str:
     if first is not None:
         return _difference(result, first)
     return result.reason or result.signature or "It failed, and nothing says how"
+
+
+def _of_arm(arm: ArmResult) -> str:
+    """The sentence of an arm without its full stop, and without what follows a colon where it is too long."""
+    told = arm.sentence.strip().removesuffix(".")
+    clause = told.split(": ", 1)[0]
+    return clause if len(told) > LONGEST and len(clause) >= LONGEST // 4 else told
 
 
 def _when(result: Result) -> str:

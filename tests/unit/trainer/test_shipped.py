@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from shardproof.trainer.described import described
+
 from tests.paths import ROOT
 
 SHIPPED = sorted((ROOT / "scenarios/trainers").glob("*.py"))

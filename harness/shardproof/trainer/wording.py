@@ -127,7 +127,8 @@ def of_resumed(found: Sequence[Difference], after: Mapping[tuple[str, str], Valu
         )
     unseen = not after  # a trainer with fit is observed after steps alone
     step = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
-    return f"{'Right after the load' if after_load else step} {_what(found)} differ from the run that went on without a break. {_first(found)}"
+    when = "Right after the load" if after_load else step
+    return f"{when} {_what(found)} differ from the run that went on without a break. {_first(found)}"
 
 
 def of_used(found: Sequence[Difference]) -> str:

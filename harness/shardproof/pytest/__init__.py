@@ -222,7 +222,7 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: objec
 
 
 def _mark_of(node: pytest.Item) -> pytest.Mark | None:
-    """The marker that one of our decorators set; of both, the one that is nearer to the test."""
+    """The marker that `scenarios` or `trainer` set on a test; where both did, the one that is nearer to the test."""
     return next((mark for mark in node.iter_markers() if mark.name in (MARK, TRAINER_MARK)), None)
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shardproof.protocol import registry
 from shardproof.pytest import trainer
 from shardproof.pytest.items import cell_message, readable_id
 from shardproof.result import ArmResult, Failure
@@ -62,6 +63,13 @@ BODY = """
 MINE = f"from shardproof.trainer import Trainer\nclass Mine(Trainer):\n{BODY}"
 
 Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture(autouse=True)
+def _systems_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pytest registers in this process is not there for other tests."""
+    registry.all_systems()
+    monkeypatch.setattr(registry, "_SYSTEMS", dict(registry._SYSTEMS))
 
 
 @pytest.fixture

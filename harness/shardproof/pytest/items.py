@@ -18,17 +18,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from shardproof.cli import arguments
 from shardproof.errors import HarnessError, UsageError, printable
 from shardproof.issues.known_issues import KnownIssues
+from shardproof.program import ARMS, is_arms
 from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.protocol.registry import system_named
 from shardproof.report.text import render_result
@@ -36,6 +38,9 @@ from shardproof.result import Result, with_elements
 from shardproof.scenario import Scenario
 from shardproof.space.files import Space, load_space
 from shardproof.space.plan import Selection, make_plan
+from shardproof.trainer.arms import trainer_of
+from shardproof.trainer.cells import values_of
+from shardproof.trainer.system import register_described
 from shardproof.verdict import Standing, Verdict
 from shardproof.versions import TREE, with_cures
 from shardproof.wording.lines import headline
@@ -44,6 +49,7 @@ from shardproof.world.bounds import require_world
 
 if TYPE_CHECKING:
     from shardproof.laboratory.laboratory import Laboratory
+    from shardproof.trainer.described import Described
 
 RESULTS = pytest.StashKey[tuple[Result, ...]]()
 """On an item: what its scenario showed."""
@@ -52,6 +58,7 @@ ASKED = pytest.StashKey[Scenario]()
 """On an item: its scenario, from before it runs."""
 
 _MOST_OF_A_PROGRAM = 40
+_MOST_OF_A_CELL = 80
 
 
 class HarnessFailedError(HarnessError):
@@ -65,12 +72,18 @@ class ScenarioFailedError(AssertionError):
 def readable_id(scenario: Scenario) -> str:
     """The id of a scenario as an item's name, unique by its digest: `torch-fsdp2/dense-bf16-1x2x1-resume-1a2b3c4d5e6f`.
 
+    Of a trainer's cell it has the values that are not the first of their axis, or `plain` where there are none:
+    `my_trainer:Mine/mesh:4+offload:true-1a2b3c4d5e6f`.
+
     Its characters are those that `-k` and `-m` take, so that `fp32/param=bf16` becomes `fp32+param:bf16`.
     """
     release = "path" if scenario.release.startswith(TREE) else scenario.release
     version = with_cures(release, scenario.cures)
     program = scenario.program.replace(" ", "+")[:_MOST_OF_A_PROGRAM]
-    parts = (scenario.model, scenario.axis_text("dtype"), str(scenario.mesh), program, scenario.id)
+    parts: tuple[str, ...] = (scenario.model, scenario.axis_text("dtype"), str(scenario.mesh), program, scenario.id)
+    if is_arms(scenario.program):
+        cell = "+".join(scenario.options)[:_MOST_OF_A_CELL] or "plain"
+        parts = (cell, *((program,) if program != ARMS else ()), scenario.id)
     system = scenario.system + (f"@{version}" if version else "")
     return f"{_typeable(system)}/{_typeable('-'.join(parts))}"
 
@@ -80,11 +93,13 @@ def _typeable(text: str) -> str:
 
 
 def system_mark(config: pytest.Config, system: str) -> pytest.MarkDecorator:
-    """The marker that scenarios of a system have, which is its name; known to `--strict-markers` from now on."""
-    line = f"{system}: scenarios of that system"
+    """The marker that scenarios of a system have, which is its name, and of a trainer `my_trainer.Mine`; known to
+    `--strict-markers` from now on."""
+    name = system.replace(":", ".")  # pytest takes a marker's name to end at the first colon
+    line = f"{name}: scenarios of that system"
     if line not in config.getini("markers"):
         config.addinivalue_line("markers", line)
-    mark: pytest.MarkDecorator = getattr(pytest.mark, system)
+    mark: pytest.MarkDecorator = getattr(pytest.mark, name)
     return mark
 
 
@@ -123,13 +138,30 @@ class Bench:
 
     * modules: plugins of shardproof's that are loaded, for the ranks to import too. systems: that scenarios of this
       process are of.
+    * trainers: name of a trainer's system → its file and class.
     """
 
     config: pytest.Config
     modules: tuple[str, ...]
     systems: set[str] = field(default_factory=set)
     issues: KnownIssues = field(default_factory=arguments.shipped_issues)
+    trainers: dict[str, str] = field(default_factory=dict)
     _open: Laboratory | None = None
+
+    def use_trainer(self, trainer: Described) -> None:
+        """Have a trainer known as a system: here, and by its file to the ranks, with the known issues beside that file.
+
+        Raises:
+            UsageError: another trainer in this session has the same name. A scenario names its system, so that one of
+                the two would be run in the place of the other.
+        """
+        if self.trainers.setdefault(trainer.system, trainer.plugin) != trainer.plugin:
+            allowed = f"names that differ: {self.trainers[trainer.system]} has it already"
+            raise UsageError.of("trainer", trainer.plugin, allowed, "another name for the file or for the class")
+        register_described(trainer)
+        if trainer.plugin not in self.modules:
+            self.modules = (*self.modules, trainer.plugin)
+            self.issues = arguments.shipped_issues()
 
     def examined(self, scenario: Scenario, known: KnownIssues) -> tuple[Result, ...]:
         """What a scenario shows and, after a known issue in front, what fails behind it."""
@@ -231,14 +263,58 @@ class Examination:
         return failure_message(result, emulated_only=self.issues.emulated_only(result))
 
 
+class Awaited:
+    """Stands for the argument `result` of a test of a trainer's cell until the cell has been run."""
+
+
+class LookedAt:
+    """The result of an examination as a test's argument. Reading anything of it marks the test as judging by its own
+    assertions, as `Examination.result` does; a test that only takes it has not looked."""
+
+    def __init__(self, examined: Examination) -> None:
+        self._examined = examined
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._examined.result, name)
+
+    def __repr__(self) -> str:
+        return repr(self._examined.results[0])
+
+
 def failure_message(result: Result, *, emulated_only: bool = False) -> str:
     """A failure as the message of an assertion: what kind it is, everything that differs, and the scenario's file."""
+    if result.arms:
+        return cell_message(result)
     mismatch = result.verdict is Verdict.MISMATCH
     first = "Tensor-likes are not equal!" if mismatch else f"{result.verdict.value}: {printable(headline(result))}"
     return (
         f"{first}\n\n{render_result(result, emulated_only=emulated_only)}\n"
         f"The scenario as a file, for `shardproof run FILE.toml`:\n\n{result.scenario.to_toml()}"
     )
+
+
+def cell_message(result: Result) -> str:
+    """A trainer's cell that failed as the message of an assertion: the sentence of each arm that failed, what raised,
+    and the command that shows every difference."""
+    cell = " ".join(result.scenario.options) or "first value of every axis"
+    failed = [arm for arm in result.arms if Verdict(arm.verdict).is_failure]
+    lines = [f"{result.verdict.value} of {result.system}, {cell}", ""]
+    lines += [f"  {arm.name}: {arm.sentence or arm.verdict}" for arm in failed]
+    if result.error is not None and result.error.traceback:
+        lines += ["", *(f"  {line}" for line in result.error.traceback.rstrip().splitlines())]
+    lines += ["", "with every difference:", f"  {_command(result.scenario)}"]
+    return printable("\n".join(lines))
+
+
+def _command(scenario: Scenario) -> str:
+    """The command that runs a trainer's cell."""
+    trainer = trainer_of(scenario)
+    words = ["shardproof", "trainer", trainer.plugin]
+    for axis, text in values_of(trainer, scenario).items():
+        words += ["--set", f"{axis}={text}"]
+    words += ["--version", scenario.version] if scenario.version else []
+    words += ["--program", scenario.program] if scenario.program != ARMS else []
+    return shlex.join(words)
 
 
 def examination(item: pytest.Item, scenario: Scenario, known: bool) -> Examination:
@@ -306,8 +382,10 @@ class _Reports:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
         """A decorated test that did not look at its scenario passes or fails with it."""
         __tracebackhide__ = True
-        done = yield
         found = pyfuncitem.funcargs.get("shardproof")
+        if isinstance(found, Examination) and isinstance(pyfuncitem.funcargs.get("result"), Awaited):
+            pyfuncitem.funcargs["result"] = LookedAt(found)
+        done = yield
         if isinstance(found, Examination) and not found.looked:
             found.check()
         return done

@@ -16,7 +16,7 @@ class PlainDdp(Trainer):
     altered = {"lr": "run"}
 
     def build(self, cell):
-        self.cell = cell
+        self.cell, self.stepped = cell, False
         if cell.what == "refuses":
             raise Unsupported("this stack has no such thing")
         torch.manual_seed(cell.seed)
@@ -34,9 +34,10 @@ class PlainDdp(Trainer):
         self.scaler.scale(self.model(batch).square().mean()).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.stepped = True
 
     def save(self, folder):
-        if self.cell.what == "scales":
+        if self.cell.what == "scales" and self.stepped:
             self.scaler.update(2048.0)
         if self.cell.rank == 0:
             kept = [self.model.state_dict(), self.optimizer.state_dict(), self.scaler.state_dict()]

@@ -24,7 +24,13 @@ from shardproof.trainer.judge import serve
 
 State = dict[tuple[str, str], Any]
 Fault = Callable[[Session, Op, State], None]
-PARAM, MOMENT, COUNT, LR, RNG = ("param", "w"), ("exp_avg", "w"), ("step", "w"), ("setting", "group0.lr"), ("rng", "cpu")
+PARAM, MOMENT, COUNT, LR, RNG = (
+    ("param", "w"),
+    ("exp_avg", "w"),
+    ("step", "w"),
+    ("setting", "group0.lr"),
+    ("rng", "cpu"),
+)
 DTYPES = {"param": "fp32", "exp_avg": "fp32", "step": "fp32", "rng": "uint8"}
 
 

@@ -37,7 +37,7 @@ def with_axes(axes: dict[str, tuple[str, ...]]) -> Described:
 def test_few_cells_have_every_combination(sizes: list[int], strength: int, seed: int) -> None:
     axes = {f"a{n}": tuple(map(str, range(size))) for n, size in enumerate(sizes)}
     found = cells(with_axes(axes), {}, strength, seed)
-    assert found[0] == {axis: "0" for axis in axes}
+    assert found[0] == dict.fromkeys(axes, "0")
     for some in combinations(axes, min(strength, len(axes))):
         assert {tuple(c[axis] for axis in some) for c in found} == set(product(*(axes[axis] for axis in some)))
     assert found == cells(with_axes(axes), {}, strength, seed)
@@ -85,6 +85,7 @@ DATA = "axes = {'mesh': ['2', '2x2'], 'lr': [1, 2]}\naltered = {'lr': 'run'}"
 
 
 def arms_of(folder: Path, methods: str, program: str = "arms") -> dict[str, str]:
+    sessions_of.cache_clear()
     scenario = scenario_of(registered(folder, DATA, methods), {}, program=program)
     ops = expand(scenario)
     assert [op.index for op in ops] == list(range(len(ops)))
@@ -109,7 +110,11 @@ def test_the_sessions_of_a_trainer_with_fit(tmp_path: Path) -> None:
     found = arms_of(tmp_path, FIT)
     assert list(found) == [*ALL[:3], "cut", "resumed", *ALL[5:]]
     assert found["uninterrupted"] == "fit4 step0 step1 step2 step3"
-    assert (found["cut"], found["resumed"], found["altered lr"]) == ("fit2 step0 step1", "fit4 step2 step3", "fit3 step2")
+    assert (found["cut"], found["resumed"], found["altered lr"]) == (
+        "fit2 step0 step1",
+        "fit4 step2 step3",
+        "fit3 step2",
+    )
 
 
 def test_a_program_chooses_steps_and_sessions(tmp_path: Path) -> None:

@@ -227,7 +227,9 @@ def test_with_exact_gradients_steps_on_other_meshes_are_compared(folder: Path) -
     assert list(failed(made.judged(folder))) == ["other mesh 4"]
 
 
-@pytest.mark.parametrize(("one", "other"), [(0x7FC00000, 0x7FC00001), (0x7FC00000, 0xFFC00000), (0x00000000, 0x80000000)])
+@pytest.mark.parametrize(
+    ("one", "other"), [(0x7FC00000, 0x7FC00001), (0x7FC00000, 0xFFC00000), (0x00000000, 0x80000000)]
+)
 def test_nan_payloads_and_signs_of_zero_count(folder: Path, one: int, other: int) -> None:
     def fault(session: Session, op: Op, state: State) -> None:
         if op.kind in ("save", "load"):

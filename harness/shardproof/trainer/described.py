@@ -134,7 +134,7 @@ class _Reading:
             self._axes(data.get("axes", {})), self._requires(data.get("requires", ())),
             self._steps(data.get("steps", (2, 2))),
             self._altered(data.get("altered", {}), data.get("axes", {})),
-            tuple(map(str, data.get("transient", ()))), fits,
+            self._transient(data.get("transient", ())), fits,
         )  # fmt: skip
 
     def _axes(self, given: object) -> dict[str, tuple[str, ...]]:
@@ -184,6 +184,12 @@ class _Reading:
                 allowed = "axes of two values or more, each with `run` or `checkpoint`: whose value wins at a load"
                 raise self._wrong("altered", {axis: wins}, allowed)
         return dict(given)
+
+    def _transient(self, given: object) -> tuple[str, ...]:
+        """Patterns of names. A text alone would be read letter by letter, and its `*` would excuse all state."""
+        if not isinstance(given, (list, tuple)) or not all(isinstance(text, str) for text in given):
+            raise self._wrong("transient", given, "a list of patterns of `ROLE NAME`, each a text")
+        return tuple(given)
 
     def _wrong(self, what: str, given: object, allowed: str) -> UsageError:
         return UsageError.of(f"{what} of {self.file.name}", given, allowed, _FORMS[what.partition("[")[0]])

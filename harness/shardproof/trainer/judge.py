@@ -266,8 +266,9 @@ class Judging:
         found: list[Difference] = []
         if save >= 0:
             found = self.compare(self.at(save - 1), self.at(save), save)
+        at_once = bool(found)
         found = found or self.steps_differ(unsaved, self.whole)
-        self.add(UNSAVED, found, wording.of_saving(found, at_once=save >= 0 and bool(found)))
+        self.add(UNSAVED, found, wording.of_saving(found, at_once=at_once))
 
     def _cut(self) -> None:
         cut = self.named(CUT)

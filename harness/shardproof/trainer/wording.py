@@ -226,7 +226,8 @@ def _first(found: Sequence[Difference]) -> str:
     if one.detail and one.expected_first[:1] not in ("'", '"'):
         return f"{what}: {one.detail}."
     wrong, right = _number(one.observed_first), _number(one.expected_first)
-    where = " in its first wrong element" if one.total > 1 and one.kind == "bits" else ""
+    several = one.total > 1 and one.kind == "bits" and one.expected_first[:1] not in ("'", '"')
+    where = " in its first wrong element" if several else ""
     return f"{what} is {wrong}{where}, and should be {right}."
 
 

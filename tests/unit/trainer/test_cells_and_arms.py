@@ -1,0 +1,130 @@
+"""The cells of a trainer, as scenarios and back; and the sessions of each."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shardproof.errors import UsageError
+from shardproof.protocol import registry
+from shardproof.trainer.arms import expand, program_of, sessions_of
+from shardproof.trainer.cells import cells, scenario_of, settings_of, values_of
+from shardproof.trainer.described import Described
+from trainer_texts import FIT, STEPWISE, registered
+
+from tests.effort import examples
+
+AXES = {"a": ("1", "2"), "b": ("x", "y", "z")}
+SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=5)
+
+
+@pytest.fixture(autouse=True)
+def _systems_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.all_systems()
+    monkeypatch.setattr(registry, "_SYSTEMS", dict(registry._SYSTEMS))
+    sessions_of.cache_clear()  # every test has a trainer of the same name and of another file
+
+
+def with_axes(axes: dict[str, tuple[str, ...]]) -> Described:
+    return Described(Path("mine.py"), "Mine", "", axes)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(SIZES, st.integers(1, 4), st.integers(0, 9))
+def test_few_cells_have_every_combination(sizes: list[int], strength: int, seed: int) -> None:
+    axes = {f"a{n}": tuple(map(str, range(size))) for n, size in enumerate(sizes)}
+    found = cells(with_axes(axes), {}, strength, seed)
+    assert found[0] == dict.fromkeys(axes, "0")
+    for some in combinations(axes, min(strength, len(axes))):
+        assert {tuple(c[axis] for axis in some) for c in found} == set(product(*(axes[axis] for axis in some)))
+    assert found == cells(with_axes(axes), {}, strength, seed)
+
+
+def test_every_cell_comes_back_from_its_scenario_and_has_an_id_of_its_own() -> None:
+    trainer = with_axes(AXES)
+    found = cells(trainer, {})
+    made = [scenario_of(trainer, cell) for cell in found]
+    assert [values_of(trainer, scenario) for scenario in made] == found
+    assert len({scenario.id for scenario in made}) == len(found) == 6
+
+
+@pytest.mark.parametrize("more", [{"c": ("p", "q")}, {"b": ("x", "y", "z", "w")}])
+def test_an_axis_or_a_value_that_is_added_renames_no_cell(more: dict[str, tuple[str, ...]]) -> None:
+    old, new = with_axes(AXES), with_axes(AXES | more)
+    ids = {scenario_of(new, cell).id for cell in cells(new, {})}
+    assert {scenario_of(old, cell).id for cell in cells(old, {})} < ids
+
+
+def test_settings() -> None:
+    assert settings_of(with_axes(AXES), ["b=y,x,y", "a=2"]) == {"b": ("y", "x"), "a": ("2",)}
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [(["b"], "AXIS=VALUE"), (["b="], "AXIS=VALUE"), (["a=1", "a=2"], "each axis once"), (["c=1"], "allowed: a, b"),
+     (["a=3"], "another value has to stand in `axes` of mine.py")],
+)  # fmt: skip
+def test_wrong_settings(texts: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=r"for example: --set a=2") as error:
+        settings_of(with_axes(AXES), texts)
+    assert told in str(error.value)
+
+
+def test_too_many_cells() -> None:
+    with pytest.raises(UsageError, match="given 1048576; allowed: up to 100000"):
+        cells(with_axes({f"a{n}": ("0", "1") for n in range(20)}), {}, 2)
+
+
+# Arms
+
+ALL = ["uninterrupted", "twice", "unsaved", "resumed", "used", "other mesh 2x2", "other mesh 1", "altered lr"]
+DATA = "axes = {'mesh': ['2', '2x2'], 'lr': [1, 2]}\naltered = {'lr': 'run'}"
+
+
+def arms_of(folder: Path, methods: str, program: str = "arms") -> dict[str, str]:
+    sessions_of.cache_clear()
+    scenario = scenario_of(registered(folder, DATA, methods), {}, program=program)
+    ops = expand(scenario)
+    assert [op.index for op in ops] == list(range(len(ops)))
+    assert [op.session for op in ops] == sorted(op.session for op in ops)
+    found = sessions_of(scenario)
+    assert all(op.mesh.world == {"2x2": 4, "1": 1}.get(s.of, 2) and op.arm == s.name for s in found for op in s.ops)
+    return {s.name: " ".join(f"{op.kind}{op.iteration}" for op in s.ops) for s in found}
+
+
+def test_the_sessions_of_a_stepwise_trainer(tmp_path: Path) -> None:
+    found = arms_of(tmp_path, STEPWISE)
+    assert list(found) == ALL
+    assert found["twice"] == found["uninterrupted"] == "build0 step0 step1 save2 step2 step3"
+    assert found["unsaved"] == "build0 step0 step1 step2 step3"
+    assert found["resumed"] == "build0 load2 save2 step2 step3"
+    assert found["used"] == "build0 step7 load2 step2 step3"
+    assert found["other mesh 2x2"] == found["other mesh 1"] == "build0 load2 step2 step3"
+    assert found["altered lr"] == "build0 load2 step2"
+
+
+def test_the_sessions_of_a_trainer_with_fit(tmp_path: Path) -> None:
+    found = arms_of(tmp_path, FIT)
+    assert list(found) == [*ALL[:3], "cut", "resumed", *ALL[5:]]
+    assert found["uninterrupted"] == "fit4 step0 step1 step2 step3"
+    assert (found["cut"], found["resumed"], found["altered lr"]) == (
+        "fit2 step0 step1",
+        "fit4 step2 step3",
+        "fit3 step2",
+    )
+
+
+def test_a_program_chooses_steps_and_sessions(tmp_path: Path) -> None:
+    found = arms_of(tmp_path, STEPWISE, "arms 1 1 resumed")
+    assert found == {"uninterrupted": "build0 step0 save1 step1", "resumed": "build0 load1 save1 step1"}
+    assert list(arms_of(tmp_path, FIT, "arms 1 1 resumed")) == ["uninterrupted", "cut", "resumed"]
+    assert list(arms_of(tmp_path, STEPWISE, "arms other-mesh")) == ["uninterrupted", "other mesh 2x2", "other mesh 1"]
+
+
+@pytest.mark.parametrize("program", ["arm", "arms 1", "arms 0 1", "arms 1 101", "arms 1 x", "arms 1 1 absent"])
+def test_wrong_programs(program: str) -> None:
+    with pytest.raises(UsageError, match="for example: arms 1 1 resumed"):
+        program_of(with_axes(AXES), program)

@@ -1,0 +1,322 @@
+"""The judge of arms, on sessions that nobody ran: each arm fails when it should, says why, and passes otherwise.
+
+Every fault is planted in one session of a simulated trainer (`simulated`), and names the arms that must see it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from shardproof.diff import Difference, as_numbers
+from shardproof.observe.logical import Key, Value
+from shardproof.program import Op
+from shardproof.protocol import registry
+from shardproof.trainer import arms, wording
+from shardproof.trainer.arms import Session
+from shardproof.trainer.cells import scenario_of
+from shardproof.trainer.judge import ROUNDING, rounded
+from simulated import COUNT, LR, MOMENT, PARAM, RNG, Fault, Simulation, State, nothing, only
+from trainer_texts import FIT, STEPWISE, registered
+
+DATA = "axes = {'mesh': ['2', '4'], 'lr': [0.1, 0.2]}\naltered = {'lr': '%s'}"
+ARMS = ["twice", "unsaved", "resumed", "cold", "used", "again", "written", "other mesh 4", "other mesh 1", "altered lr"]
+
+
+@pytest.fixture(autouse=True)
+def _systems_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.all_systems()
+    monkeypatch.setattr(registry, "_SYSTEMS", dict(registry._SYSTEMS))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    arms.sessions_of.cache_clear()  # every test has a trainer of the same name and of another file
+    yield tmp_path
+    arms.sessions_of.cache_clear()
+
+
+def simulation(folder: Path, fault: Fault = nothing, *, wins: str = "run", methods: str = STEPWISE,
+               program: str = "arms", **options: Any) -> Simulation:  # fmt: skip
+    trainer = registered(folder, DATA % wins, methods)
+    return Simulation(scenario_of(trainer, {}, program=program), fault, **options)
+
+
+def judged(folder: Path, fault: Fault = nothing, **options: Any) -> dict[str, Any]:
+    return simulation(folder, fault, **options).judged(folder)
+
+
+def failed(found: dict[str, Any]) -> dict[str, str]:
+    return {arm["name"]: arm["sentence"] for arm in found["arms"] if arm["verdict"] != "pass"}
+
+
+def plus(value: Any) -> Any:
+    return value + np.asarray(value).dtype.type(1)
+
+
+def gone(_: Any) -> None:
+    return None
+
+
+def saving_changes_the_rate(session: Session, op: Op, state: State) -> None:
+    if op.kind == "save":
+        state[LR] = "0.3"
+
+
+def test_a_sound_trainer_passes_every_arm(folder: Path) -> None:
+    found = judged(folder)
+    assert failed(found) == {}
+    assert (found["verdict"], found["differences"]) == ("pass", [])
+    assert [arm["name"] for arm in found["arms"]] == ARMS
+
+
+def test_a_sound_trainer_with_fit_passes_every_arm(folder: Path) -> None:
+    found = judged(folder, methods=FIT)
+    assert failed(found) == {"altered lr": wording.NO_ALTERED_FIT}
+    assert found["verdict"] == "pass"
+    names = [arm["name"] for arm in found["arms"]]
+    assert names == ["twice", "unsaved", "cut", "resumed", "written", "other mesh 4", "other mesh 1", "altered lr"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "arm", "sentence"),
+    [
+        (only("unsaved", "step", PARAM, plus, 2), "unsaved", "A run that saves goes on differently from one that does"),
+        (saving_changes_the_rate, "unsaved", "Saving changed setting group0.lr from 0.1 to 0.3."),
+        (only("resumed", "load", MOMENT, plus), "resumed", "Right after the load exp_avg of w differ"),
+        (only("resumed", "load", LR, lambda _: "0.3"), "resumed", "setting of group0.lr is 0.3, and should be 0.1"),
+        (only("resumed", "load", RNG, plus), "resumed", "Right after the load rng of 2 values differ"),
+        (only("resumed", "step", PARAM, plus, 2), "resumed", "After the load all is equal, but after a step"),
+        (only("resumed", "step", COUNT, plus, 3), "resumed", "step of w is 5.0, and should be 4.0"),
+        (only("used", "load", MOMENT, plus), "used", "left with something of its own: exp_avg of w differ"),
+        (only("used", "step", PARAM, plus, 3), "used", "left with something of its own: "),
+        (only("resumed", "save", MOMENT, plus), "again", "What is saved right after a load is not what was loaded"),
+        (only("other mesh 4", "load", PARAM, plus), "other mesh 4", "Loaded on mesh 4, param of w differ"),
+        (only("other mesh 1", "load", COUNT, gone), "other mesh 1", "step of w is not there."),
+        (only("altered lr", "load", LR, lambda _: "0.1"), "altered lr", "The run's lr is declared to win, and the "),
+    ],
+)  # fmt: skip
+def test_a_fault_is_seen_by_its_arm(folder: Path, fault: Fault, arm: str, sentence: str) -> None:
+    found = judged(folder, fault)
+    assert found["verdict"] == "mismatch"
+    assert found["differences"]
+    assert sentence in failed(found)[arm]
+
+
+def test_a_run_that_is_not_the_same_twice_is_told_first_and_nothing_else_is_claimed_of_it(folder: Path) -> None:
+    found = judged(folder, only("twice", "step", MOMENT, plus, 1))
+    assert list(failed(found)) == ["twice"]
+    assert found["verdict"] == "nondeterministic"
+    assert "differ after step 1 in exp_avg of w" in failed(found)["twice"]
+
+
+def test_what_is_steady_is_still_compared(folder: Path) -> None:
+    def fault(session: Session, op: Op, state: State) -> None:
+        only("twice", "step", MOMENT, plus, 1)(session, op, state)
+        only("resumed", "load", LR, lambda _: "0.3")(session, op, state)
+
+    found = judged(folder, fault)
+    assert {"twice", "resumed"} <= failed(found).keys()
+    assert "exp_avg" not in failed(found)["resumed"]
+
+
+def test_an_optimizer_that_is_not_restored_starts_again_at_step_1(folder: Path) -> None:
+    def fault(session: Session, op: Op, state: State) -> None:
+        only("resumed", "load", MOMENT, gone)(session, op, state)
+        only("resumed", "load", COUNT, gone)(session, op, state)
+
+    sentence = failed(judged(folder, fault))["resumed"]
+    assert sentence == (
+        "After the resume the optimizer starts again at step 1: `load` restored no optimizer state (exp_avg, step of 1 "
+        "parameters are missing)."
+    )
+
+
+def test_a_load_of_what_is_there_already_says_nothing(folder: Path) -> None:
+    class Blind(Simulation):
+        def build(self, session: Session, op: Op, state: State) -> None:
+            super().build(session, op, state)
+            state[PARAM] = np.ones(8, np.float32)
+
+        def step(self, session: Session, op: Op, state: State) -> None:
+            state[COUNT] = np.float32(state.get(COUNT, 0.0) + 1)
+
+    made = simulation(folder)
+    found = Blind(made.scenario).judged(folder)
+    assert failed(found)["cold"] == wording.BLIND
+    assert next(arm for arm in found["arms"] if arm["name"] == "cold")["verdict"] == "unknown"
+
+
+def test_a_run_that_stops_early_is_the_beginning_of_the_longer_one(folder: Path) -> None:
+    found = judged(folder, only("cut", "step", LR, lambda _: "0.05", 1), methods=FIT)
+    assert "is not the beginning of the longer one: setting of group0.lr differ" in failed(found)["cut"]
+
+
+def test_a_resumed_fit_is_compared_after_its_first_step(folder: Path) -> None:
+    found = judged(folder, only("resumed", "step", PARAM, plus, 2), methods=FIT)
+    assert failed(found)["resumed"].startswith("After the first step of the resumed run ")
+
+
+def test_live_state_in_no_file_is_told(folder: Path) -> None:
+    class Forgets(Simulation):
+        def write_checkpoints(self, where: Path) -> None:
+            for kept in self.saved.values():
+                kept.pop(MOMENT)
+            super().write_checkpoints(where)
+
+    found = Forgets(simulation(folder).scenario).judged(folder)
+    assert "The checkpoint does not hold exp_avg of w: the bytes that were live" in failed(found)["written"]
+
+
+def test_an_empty_folder_is_told(folder: Path) -> None:
+    class Elsewhere(Simulation):
+        def write_checkpoints(self, where: Path) -> None:
+            for number in self.saved:
+                (where / f"checkpoint{number}").mkdir()
+
+    found = Elsewhere(simulation(folder).scenario).judged(folder)
+    assert failed(found)["written"] == wording.EMPTY
+
+
+def test_files_of_an_unknown_format_are_not_compared_again(folder: Path) -> None:
+    class Odd(Simulation):
+        def write_checkpoints(self, where: Path) -> None:
+            for number, kept in self.saved.items():
+                (where / f"checkpoint{number}").mkdir()
+                text = b"odd" + b"".join(np.asarray(value).tobytes() for key, value in kept.items() if key != LR)
+                (where / f"checkpoint{number}" / "a.odd").write_bytes(text)
+
+    found = Odd(simulation(folder).scenario).judged(folder)
+    again = next(arm for arm in found["arms"] if arm["name"] == "again")
+    assert again["verdict"] == "pass"
+    assert "in no format that `shardproof diff` reads" in again["notes"][0]
+
+
+@pytest.mark.parametrize("wins", ["run", "checkpoint"])
+@pytest.mark.parametrize("comes_out", ["run", "checkpoint"])
+def test_the_setting_that_is_declared_to_win_wins(folder: Path, wins: str, comes_out: str) -> None:
+    made = simulation(folder, wins=wins)
+    found = Simulation(made.scenario, wins=comes_out).judged(folder)
+    assert (failed(found).keys() == {"altered lr"}) is (wins != comes_out)
+
+
+def test_an_altered_axis_without_effect_is_unknown(folder: Path) -> None:
+    found = judged(folder, only("altered lr", "build", LR, lambda _: "0.1"))
+    assert failed(found) == {"altered lr": wording.nothing_altered("lr")}
+    assert found["verdict"] == "unknown"
+
+
+def test_generators_from_which_nothing_is_drawn_need_not_come_back(folder: Path) -> None:
+    made = simulation(folder)
+    found = Simulation(made.scenario, only("resumed", "load", RNG, plus), draws=False).judged(folder)
+    assert "resumed" not in failed(found)
+    assert "cpu" in next(arm for arm in found["arms"] if arm["name"] == "resumed")["notes"][0]
+
+
+def test_with_exact_gradients_steps_on_other_meshes_are_compared(folder: Path) -> None:
+    fault = only("other mesh 4", "step", PARAM, plus, 3)
+    assert failed(judged(folder, fault)) == {}
+    for file in (path for path in folder.iterdir() if path.is_dir()):
+        shutil.rmtree(file)
+    made = simulation(folder, fault)
+    made.notes = (wording.PROBED,)
+    assert list(failed(made.judged(folder))) == ["other mesh 4"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(0x7FC00000, 0x7FC00001), (0x7FC00000, 0xFFC00000), (0x00000000, 0x80000000)]
+)
+def test_nan_payloads_and_signs_of_zero_count(folder: Path, one: int, other: int) -> None:
+    def fault(session: Session, op: Op, state: State) -> None:
+        if op.kind in ("save", "load"):
+            bits = other if (session.kind, op.kind) == ("resumed", "load") else one
+            state[MOMENT].view(np.uint32)[3] = bits
+
+    assert "Right after the load exp_avg of w differ" in failed(judged(folder, fault))["resumed"]
+
+
+def test_ranks_that_disagree_are_told(folder: Path) -> None:
+    class Apart(Simulation):
+        def blob(self, op: Op, rank: int, state: State) -> bytes:
+            if rank and op.kind == "step" and op.iteration == 1:
+                state = state | {PARAM: plus(state[PARAM])}
+            return super().blob(op, rank, state)
+
+    found = Apart(simulation(folder).scenario).judged(folder)
+    assert "pieces of param of w do not fit together" in failed(found)["ranks agree"]
+
+
+def test_a_trainer_without_state_is_unknown(folder: Path) -> None:
+    class Empty(Simulation):
+        def blob(self, op: Op, rank: int, state: State) -> bytes:
+            return super().blob(op, rank, {RNG: state[RNG]})
+
+    found = Empty(simulation(folder).scenario).judged(folder)
+    assert failed(found) == {"uninterrupted": wording.NO_STATE}
+    assert found["verdict"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("session", "error", "verdict", "sentence"),
+    [
+        ("resumed", {"type": "ValueError", "message": "no\nmore", "rank": 1}, "crash", "ValueError on rank 1: no"),
+        ("used", {"type": "deadline", "message": "30 s"}, "hang", "The ranks did not come to an end: 30 s."),
+        ("uninterrupted", {"type": "Unsupported", "message": "no such thing"}, "unsupported", "no such thing"),
+        ("other mesh 4", {"type": "Unsupported", "message": "no four"}, "pass", "no four"),
+    ],
+)
+def test_a_session_that_fails_gives_its_arm_a_verdict(
+    folder: Path, session: str, error: dict[str, Any], verdict: str, sentence: str
+) -> None:
+    found = simulation(folder).judged(folder, {session: error})
+    assert found["verdict"] == verdict
+    assert failed(found)[session] == sentence
+
+
+# Rounding
+
+BASE = np.linspace(1, 2, 8, dtype=np.float32)
+KEY = Key(0, "live", "param", "w")
+
+
+def is_rounded(other: np.ndarray[Any, Any], ranks: int, dtype: str = "fp32", kind: str = "bits") -> bool:
+    one, two = ({("param", "w"): Value(dtype, (8,), array.tobytes())} for array in (BASE, other))
+    return rounded(Difference(KEY, kind, total=8, mismatched=1), one, two, ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_on_one_or_two_ranks_nothing_is_rounding(ranks: int) -> None:
+    assert not is_rounded(np.nextafter(BASE, np.float32(9)), ranks)
+
+
+def test_on_three_ranks_only_tiny_differences_are() -> None:
+    largest = float(BASE.max())
+    assert is_rounded(np.nextafter(BASE, np.float32(9)), 3)
+    assert is_rounded(BASE - np.float32(0.9 * ROUNDING * largest), 3)
+    assert not is_rounded(BASE - np.float32(1.1 * ROUNDING * largest), 3)
+    assert not is_rounded(np.where(np.arange(8) == 2, np.float32(np.nan), BASE), 3)
+    assert not is_rounded(np.where(np.arange(8) == 2, np.float32(np.inf), BASE), 3)
+
+
+def test_what_is_no_float_or_no_difference_of_bits_is_never_rounding() -> None:
+    assert not is_rounded(BASE.view(np.int32) + 1, 3, dtype="int32")
+    assert not is_rounded(BASE, 3, kind="missing")
+    assert as_numbers(Value("fp32", (8,), BASE.tobytes())).tolist() == BASE.tolist()
+
+
+@pytest.mark.parametrize(("mesh", "passes"), [("2", False), ("4", True)])
+def test_a_step_that_rounds_is_forgiven_on_four_ranks_and_noted(folder: Path, mesh: str, *, passes: bool) -> None:
+    trainer = registered(folder, DATA % "run")
+
+    def ulp(value: Any) -> Any:
+        return np.nextafter(value, np.float32(np.inf))
+
+    scenario = scenario_of(trainer, {"mesh": mesh}, program="arms 2 2 resumed")
+    found = Simulation(scenario, only("resumed", "step", PARAM, ulp, 2)).judged(folder)
+    assert ("resumed" not in failed(found)) is passes
+    notes = next(arm for arm in found["arms"] if arm["name"] == "resumed")["notes"]
+    assert (wording.ROUNDING in notes) is passes

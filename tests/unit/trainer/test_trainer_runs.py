@@ -1,0 +1,79 @@
+"""Trainers with one mistake each, run by the command: the verdict and the sentence of each arm.
+
+Each file is run once, with all of its cells; the tests read what the command wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.paths import PYTHONPATH, ROOT
+
+pytestmark = pytest.mark.real
+FIRST = "first"
+
+
+def ran(folder: Path, name: str, *words: str) -> dict[str, dict[str, Any]]:
+    """The results of a file of `tests/trainers`, by the options of their cells."""
+    written = folder / "found.json"
+    command = [sys.executable, "-m", "shardproof", "trainer", str(ROOT / f"tests/trainers/{name}.py"), "--out",
+               str(folder / "out"), "--json", str(written), "-j", "2", "-q", *words]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
+    subprocess.run(command, env=environment, cwd=folder, timeout=300, capture_output=True, check=False)
+    results = json.loads(written.read_text("utf-8"))["results"]
+    return {dict(result["scenario"]).get("options") or FIRST: result for result in results}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return ran(tmp_path_factory.mktemp("plain"), "plain_ddp", "--set", "lr=0.01", "--deadline-s", "6")
+
+
+def failed(result: dict[str, Any]) -> dict[str, str]:
+    return {arm["name"]: arm["sentence"] for arm in result["arms"] if arm["verdict"] != "pass"}
+
+
+def test_a_sound_trainer_passes_every_arm(plain: dict[str, dict[str, Any]]) -> None:
+    assert (plain[FIRST]["verdict"], failed(plain[FIRST]), len(plain[FIRST]["arms"])) == ("pass", {}, 9)
+
+
+@pytest.mark.parametrize(
+    ("what", "verdict", "arm", "sentence"),
+    [
+        ("forgets", "mismatch", "resumed", "After the resume the optimizer starts again at step 1"),
+        ("forgets", "mismatch", "used", "left with something of its own"),
+        ("forgets", "mismatch", "again", "What is saved right after a load is not what was loaded"),
+        ("scales", "mismatch", "unsaved", "Saving changed scaler scaler.scale from 4096.0 to 2048.0."),
+        ("hangs", "hang", "uninterrupted", "The ranks did not come to an end in step (plain_ddp.py, line "),
+        ("refuses", "unsupported", "uninterrupted", "this stack has no such thing"),
+        ("keeps_lr", "mismatch", "altered lr", "The run's lr is declared to win, and the checkpoint's came out"),
+    ],
+)
+def test_a_mistake_is_told(plain: dict[str, dict[str, Any]], what: str, verdict: str, arm: str, sentence: str) -> None:
+    result = plain[f"what={what}"]
+    assert result["verdict"] == verdict
+    assert sentence in failed(result)[arm]
+
+
+def test_state_that_cannot_be_read_is_listed(plain: dict[str, dict[str, Any]]) -> None:
+    assert any(line.startswith("hidden: batches: loader, list_iterator") for line in plain["what=hides"]["state"])
+
+
+def test_with_exact_gradients_other_meshes_pass_after_steps_too(tmp_path: Path) -> None:
+    for result in ran(tmp_path, "probed_ddp").values():
+        assert (result["verdict"], failed(result)) == ("pass", {})
+        assert not [note for arm in result["arms"] if arm["name"].startswith("other mesh") for note in arm["notes"]]
+
+
+def test_a_loop_that_forgets_the_random_state(tmp_path: Path) -> None:
+    found = ran(tmp_path, "forgetful_fit")
+    assert failed(found[FIRST]) == {}
+    assert list(failed(found["forgets=true"])) == ["resumed"]
+    assert "rng of 2 values differ" in failed(found["forgets=true"])["resumed"]

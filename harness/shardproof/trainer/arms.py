@@ -90,14 +90,17 @@ def trainer_of(scenario: Scenario) -> Described:
     return found
 
 
-@lru_cache(maxsize=1024)
 def sessions_of(scenario: Scenario) -> tuple[Session, ...]:
     """The sessions of a trainer's scenario.
 
     Raises:
         UsageError: as `expand`.
     """
-    trainer = trainer_of(scenario)
+    return _sessions(scenario, trainer_of(scenario))
+
+
+@lru_cache(maxsize=1024)
+def _sessions(scenario: Scenario, trainer: Described) -> tuple[Session, ...]:
     before, after, wanted = program_of(trainer, scenario.program)
     mesh, drafts = mesh_of(trainer, scenario), _fitting if trainer.fits else _stepwise
     found: list[Session] = []

@@ -25,7 +25,6 @@ SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 def _systems_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.all_systems()
     monkeypatch.setattr(registry, "_SYSTEMS", dict(registry._SYSTEMS))
-    sessions_of.cache_clear()  # every test has a trainer of the same name and of another file
 
 
 def with_axes(axes: dict[str, tuple[str, ...]]) -> Described:
@@ -85,7 +84,6 @@ DATA = "axes = {'mesh': ['2', '2x2'], 'lr': [1, 2]}\naltered = {'lr': 'run'}"
 
 
 def arms_of(folder: Path, methods: str, program: str = "arms") -> dict[str, str]:
-    sessions_of.cache_clear()
     scenario = scenario_of(registered(folder, DATA, methods), {}, program=program)
     ops = expand(scenario)
     assert [op.index for op in ops] == list(range(len(ops)))

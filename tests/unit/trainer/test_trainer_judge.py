@@ -6,7 +6,6 @@ Every fault is planted in one session of a simulated trainer (`simulated`), and 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from shardproof.diff import Difference, as_numbers
 from shardproof.observe.logical import Key, Value
 from shardproof.program import Op
 from shardproof.protocol import registry
-from shardproof.trainer import arms, wording
+from shardproof.trainer import wording
 from shardproof.trainer.arms import Session
 from shardproof.trainer.cells import scenario_of
 from shardproof.trainer.judge import ROUNDING, rounded
@@ -34,10 +33,8 @@ def _systems_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    arms.sessions_of.cache_clear()  # every test has a trainer of the same name and of another file
-    yield tmp_path
-    arms.sessions_of.cache_clear()
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
 
 
 def simulation(folder: Path, fault: Fault = nothing, *, wins: str = "run", methods: str = STEPWISE,

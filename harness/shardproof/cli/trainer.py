@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,7 +11,6 @@ import click
 from shardproof.cli import arguments, options
 from shardproof.errors import UsageError
 from shardproof.protocol.plugin_modules import load_plugins
-from shardproof.verdict import ExitStatus
 from shardproof.world import preflight
 
 
@@ -34,7 +32,7 @@ from shardproof.world import preflight
 @options.python
 @options.executor
 @click.option("--out", type=click.Path(path_type=Path), default=None, metavar="DIR",
-              help="Folder of results [reports/trainer-NAME].")  # fmt: skip
+              help="Folder of results [the command's own, under reports/].")  # fmt: skip
 @options.json
 @options.junit
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
@@ -57,6 +55,8 @@ def trainer(
     shardproof trainer my_trainer.py --program 'arms 1 1 resumed'
     """
     from shardproof.faults.requested import require_faults
+    from shardproof.folders import folder_of, point_latest
+    from shardproof.program import ARMS
     from shardproof.request import Request
     from shardproof.run import run as execute
     from shardproof.space.plan import Plan
@@ -86,18 +86,27 @@ def trainer(
     if ray is None:
         preflight.require_device(device, python)
         preflight.require_machine(planned, python, jobs)
-    folder = out or Path("reports") / f"trainer-{found.file.stem}-{found.name}"
+    others = {
+        "set": sets, "strength": strength, "version": versions, "program": program if program != ARMS else "",
+        "fault": faults, "seed": seed, "device": device, "python": python,
+        "file": str(found.file) if found.file.parent != Path.cwd() else "",
+    }  # fmt: skip
+    folder = out or folder_of([f"trainer-{found.file.stem}-{found.name}"], (), None, others)
     arguments.require_output_files(folder, json=json_file, junit=junit_file)
     releases = preflight.require_releases(planned, python)
     arguments.writable_folder(folder)
-    command = ("shardproof", "trainer", *sys.argv[2:])
+    if out is None:
+        point_latest(folder)
     request = Request(
-        plan=Plan(tuple(planned)), out=folder, command=command, seed=seed, jobs=jobs, deadline_s=deadline_s,
+        plan=Plan(tuple(planned)), out=folder, command=tuple(sys.argv[1:]), seed=seed, jobs=jobs, deadline_s=deadline_s,
         plugins=modules, python=python, releases=releases, json=json_file, junit=junit_file, quiet=quiet, ray=ray,
     )  # fmt: skip
     ended = execute(request)
     order = {scenario.id: place for place, scenario in enumerate(planned)}
     results = sorted(ended.report.results, key=lambda result: order.get(result.id, len(order)))
-    print(render(found, [replace(result, elements=b"") for result in results]), end="")
+    print(render(found, results), end="")
     print(f"report: {ended.page}")
-    return 130 if ended.interrupted else int(ended.status or ExitStatus.OK)
+    if ended.interrupted:
+        print("interrupted: the same command resumes the run", file=sys.stderr)
+        return 130
+    return ended.status

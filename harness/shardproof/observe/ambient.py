@@ -29,6 +29,9 @@ from shardproof.program import Op
 
 _QUIET = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 
+NUMPY_SEEDS = 2**32
+"""How many seeds numpy's generator takes; a scenario's has 64 bits."""
+
 
 class Ambient:
     """Seeds the process and listens to it. One a rank, created before the system.
@@ -47,7 +50,7 @@ class Ambient:
         warnings.showwarning = self._hear  # type: ignore[assignment]
         torch.manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed)
+        np.random.seed(seed % NUMPY_SEEDS)
 
     def records(self, op: Op, rank: int) -> Iterator[Record]:
         """The generators now, and the warnings since the last call."""
@@ -71,7 +74,7 @@ def expected_generators(seed: int, ops: list[Op], device: str = "cpu") -> Logica
     """What `Ambient` must record after each of `ops`, on every rank of its mesh. Needs a GPU where `device` is cuda."""
     own = (
         torch.Generator().manual_seed(seed).get_state(),
-        np.random.RandomState(seed).get_state(),
+        np.random.RandomState(seed % NUMPY_SEEDS).get_state(),
         random.Random(seed).getstate(),
     )
     gpu = seeded_gpu_state(seed) if device == "cuda" else None

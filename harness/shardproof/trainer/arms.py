@@ -136,7 +136,11 @@ def program_of(trainer: Described, program: str) -> tuple[int, int, frozenset[st
     if word != ARMS or not set(rest) <= kinds.keys():
         raise UsageError.of("program", program, allowed, f"{ARMS} 1 1 resumed")
     wanted = frozenset(kinds[text] for text in rest)
-    return before, after, wanted | {CUT} if RESUMED in wanted and trainer.fits else wanted
+    if wanted & {USED, ALTERED}:
+        wanted |= {RESUMED}  # which they are compared with
+    if wanted & {RESUMED, OTHER, ALTERED} and trainer.fits:
+        wanted |= {CUT}  # whose checkpoint they load
+    return before, after, wanted
 
 
 def _joined(name: str) -> str:

@@ -10,14 +10,17 @@ keep their defaults: what they mean is decided inside of the trainer. For exampl
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
 from math import prod
+
+import numpy as np
 
 from shardproof.errors import UsageError
 from shardproof.program import ARMS
 from shardproof.scenario import Scenario
+from shardproof.space.covering import Cover
+from shardproof.space.feasible import Feasible
 from shardproof.trainer.described import MOST_CELLS, Described
 
 MESH = "2"
@@ -83,28 +86,15 @@ def cells(
     if number > MOST_CELLS:
         form = "--set AXIS=VALUE for some axes, or fewer values in `axes`"
         raise UsageError.of(f"cells of {trainer.system}", number, f"up to {MOST_CELLS}", form)
-    every = [dict(zip(axes, texts, strict=True)) for texts in product(*axes.values())]
     if strength is None or strength >= len(axes):
-        return every
-    return _covering(every, list(axes), strength, seed)
+        return [dict(zip(axes, texts, strict=True)) for texts in product(*axes.values())]
+    return _covering(axes, strength, seed)
 
 
-def _covering(every: list[dict[str, str]], axes: list[str], strength: int, seed: int) -> list[dict[str, str]]:
-    """Few of the cells that have, of each `strength` axes, every combination that there is: greedily, always the cell
-    with most combinations that no earlier one has; of several, the one that comes first in an order by the seed."""
-    open_: dict[tuple[str, ...], None] = dict.fromkeys(part for cell in every for part in _parts(cell, axes, strength))
-    chosen: list[dict[str, str]] = []
-    order = list(every)
-    random.Random(seed).shuffle(order)
-    order = [every[0], *(cell for cell in order if cell is not every[0])]
-    while open_:
-        best = max(order, key=lambda cell: sum(part in open_ for part in _parts(cell, axes, strength)))
-        for part in _parts(best, axes, strength):
-            open_.pop(part, None)
-        chosen.append(best)
-    return sorted(chosen, key=every.index)
-
-
-def _parts(cell: Mapping[str, str], axes: Sequence[str], strength: int) -> Iterator[tuple[str, ...]]:
-    for some in combinations(axes, strength):
-        yield tuple(f"{axis}={cell[axis]}" for axis in some)
+def _covering(axes: Mapping[str, Sequence[str]], strength: int, seed: int) -> list[dict[str, str]]:
+    """Few of the cells that have, of each `strength` axes, every combination that there is, the plainest first."""
+    cover = Cover(Feasible(list(map(len, axes.values())), ()), list(combinations(range(len(axes)), strength)), seed)
+    cover.start_from(tuple(range(len(axes))), np.zeros((1, len(axes)), np.int64))  # the plainest cell is always there
+    cover.fill()
+    rows = sorted(map(tuple, cover.rows.tolist()))
+    return [{axis: texts[place] for (axis, texts), place in zip(axes.items(), row, strict=True)} for row in rows]

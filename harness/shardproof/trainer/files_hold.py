@@ -33,13 +33,13 @@ LEAST_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Written:
-    """missing: (role, name) of what is in no file. empty: there is no file at all. looked_for: how many values. notes:
-    what was not compared, and why."""
+    """missing: (role, name) of what is in no file. looked_for: how many values. empty: there is no file at all.
+    converted: the files hold next to none of the parameters, so that they have another form there."""
 
     missing: tuple[tuple[str, str], ...]
     looked_for: int
-    notes: tuple[str, ...] = ()
     empty: bool = False
+    converted: bool = False
 
 
 def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequence[str]) -> Written:
@@ -57,8 +57,7 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
     params = [key for key in wanted if key[0] == "param"]
     absent = [key for key in missing if key[0] == "param"]
     if params and len(absent) > (1 - LEAST_SHARE) * len(params):
-        return Written((), len(wanted), ("the files hold the parameters in another form than memory does, so that what "
-                                         "they hold was not compared",))  # fmt: skip
+        return Written((), len(wanted), converted=True)
     return Written(tuple(missing), len(wanted))
 
 

@@ -5,7 +5,7 @@
     unsaved       before and after the save; the same steps without one  saving changes nothing
     cut           the run that stops early, with the one that does not   equal as far as it goes
     resumed       after the load and each step, with the uninterrupted   equal
-    cold          before the load and after it                           the load changes the parameters
+    cold          before the load, with what was saved                   other parameters, or a load cannot be seen
     used          a trainer that has stepped, and loads                  equal to a fresh one that loads
     again         the checkpoint, and what is saved right after its load equal files' contents
     other mesh    what the load gives on another mesh                    equal logical values; with `probe` after steps
@@ -29,21 +29,26 @@ from typing import Any
 
 import numpy as np
 
+from shardproof.compare.progress import SilentProgress
+from shardproof.compare.run import CompareRequest, compare
 from shardproof.diff import LAZY_STATE, Difference, as_numbers, diff
+from shardproof.errors import UsageError
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import LIVE, Record
+from shardproof.protocol.checkpoint_layout import Layout
+from shardproof.protocol.registry import all_systems
 from shardproof.result import ArmResult, Failure, differences_to_json
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
 from shardproof.trainer.arms import ALTERED, CUT, OTHER, RESUMED, TWICE, UNSAVED, USED, WHOLE, Session
 from shardproof.trainer.described import Described
-from shardproof.trainer.files_hold import Written, written
+from shardproof.trainer.files_hold import written
 from shardproof.verdict import Verdict, merge
 from shardproof.world.observations import read_observations
 
-NOT_STATE = frozenset({"warning", "emulated", "device", "note"})
-"""Roles that ranks record beside state."""
+NOTE = "note"
+"""The role of what ranks say of the state that they found, which is no state."""
 
 OF_A_RANK = ("rng",)
 """Roles that belong to a rank and mean nothing on another mesh."""
@@ -78,6 +83,7 @@ class Judging:
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
     rounding: bool = False
+    looked_at: int = 0
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> Judging:
@@ -89,8 +95,8 @@ class Judging:
         for session, paths in zip(sessions, request["observations"], strict=False):
             own = [record for path in paths for record in _read(Path(path), whole=session.name not in failures)]
             records += _finished(own, session)
-        notes = [r.data.decode() for r in records if r.role == "note"]
-        logical, problems = assemble([r for r in records if r.role not in NOT_STATE])
+        notes = [r.data.decode() for r in records if r.role == NOTE]
+        logical, problems = assemble([r for r in records if r.role != NOTE])
         return cls(
             scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), failures,
             Path(request["directory"]),
@@ -101,28 +107,11 @@ class Judging:
         self._structure()
         if self._stateless():
             self.found.append(ArmResult(WHOLE, Verdict.UNKNOWN.value, wording.NO_STATE, ()))
-        for arm in (
-            ()
-            if self._stateless()
-            else (
-                self._twice,
-                self._unsaved,
-                self._cut,
-                self._resumed,
-                self._cold,
-                self._used,
-                self._again,
-                self._written,
-            )
-        ):
-            arm()
-        for session in () if self._stateless() else self.sessions:
-            if session.kind == OTHER:
-                self._other_mesh(session)
-            elif session.kind == ALTERED:
-                self._altered(session)
+        else:
+            self._judge_arms()
         verdicts = [Verdict(arm.verdict) for arm in self.found]
-        judged = [verdict for verdict in verdicts if verdict is not Verdict.UNSUPPORTED]
+        failed = [verdict for verdict in verdicts if verdict.is_failure]  # an arm that is blind hides none of them
+        judged = failed or [verdict for verdict in verdicts if verdict is not Verdict.UNSUPPORTED]
         refused = self.failures.get(WHOLE)
         verdict = merge(judged or verdicts)
         return {
@@ -134,6 +123,21 @@ class Judging:
             "notes": self.notes,
             "elements": "",
         }  # fmt: skip
+
+    def _judge_arms(self) -> None:
+        self._twice()
+        self._unsaved()
+        self._cut()
+        self._resumed()
+        self._cold()
+        self._used()
+        self._again()
+        self._written()
+        for session in self.sessions:
+            if session.kind == OTHER:
+                self._other_mesh(session)
+            elif session.kind == ALTERED:
+                self._altered(session)
 
     # What the arms share
 
@@ -183,26 +187,32 @@ class Judging:
         def logical(values: At) -> Logical:
             return {Key(op, LIVE, *key): value for key, value in values.items() if key not in left_out}
 
-        found = diff(logical(expected), logical(observed), (), (LAZY_STATE,))
+        left = logical(expected)
+        self.looked_at += len(left)
+        found = diff(left, logical(observed), (), (LAZY_STATE,))
         return [d for d in found if d.fails and d.key.role]
 
     def add(self, name: str, found: list[Difference], sentence: str, notes: Iterable[str] = ()) -> None:
-        """An arm's verdict: a mismatch if anything differs."""
+        """An arm's verdict: a mismatch if anything differs, and no verdict if there was nothing to compare."""
+        told, looked_at = [*notes, *([wording.ROUNDING] if self.rounding else [])], self.looked_at
+        self.rounding, self.looked_at = False, 0
+        if not found and not looked_at:
+            self.not_compared(name, wording.ALL_UNSTEADY)
+            return
         verdict = Verdict.MISMATCH if found else Verdict.PASS
-        told, self.rounding = [*notes, *([wording.ROUNDING] if self.rounding else [])], False
         self.found.append(ArmResult(name, verdict.value, sentence if found else "", tuple(told)))
         self.differences += found
 
-    def ended(self, name: str, *needed: Session | None) -> bool:
-        """Whether an arm has no verdict of its own, since a session that it needs failed or is not there."""
-        for session in needed:
-            if session is None:
-                return True
-            if (error := self.failures.get(session.name)) is not None:
-                if session.name == name:
-                    self.found.append(wording.of_failure(name, error, self.trainer))
-                return True
-        return False
+    def not_compared(self, name: str, why: str) -> None:
+        """An arm that nothing can be said of: never a pass."""
+        self.found.append(ArmResult(name, Verdict.UNSUPPORTED.value, why))
+
+    def ended(self, session: Session) -> bool:
+        """Whether a session failed, which then is the verdict of its arm."""
+        error = self.failures.get(session.name)
+        if error is not None:
+            self.found.append(wording.of_failure(session.name, error, self.trainer))
+        return error is not None
 
     def in_turn(self, session: Session, other: Session) -> Iterator[tuple[int, int]]:
         """The operations of the steps that two sessions share, after the save."""
@@ -211,14 +221,20 @@ class Judging:
             if op.kind == "step" and op.iteration >= self.before and there >= 0:
                 yield there, op.index
 
-    def steps_differ(self, session: Session, other: Session, leave: Iterable[tuple[str, str]] = ()) -> list[Difference]:
-        """The differences of the first shared step after which two sessions differ; none where they are what another
-        order of the sums of gradients makes (`rounding`), which the arm then notes."""
+    def steps_differ(
+        self, session: Session, other: Session, leave: Iterable[tuple[str, str]] = (), *, rounds: bool
+    ) -> list[Difference]:
+        """The differences of the first shared step after which two sessions differ.
+
+        Args:
+            rounds: whether the processes of the two have another past, so that three ranks and more may add up their
+                gradients in another order. What that makes is no difference, and the arm notes it.
+        """
         for there, here in self.in_turn(session, other):
             expected, observed = self.at(there), self.at(here)
             if found := self.compare(expected, observed, here, leave):
                 ranks = session.ops[0].mesh.world
-                if not self.exact and all(rounded(d, expected, observed, ranks) for d in found):
+                if rounds and not self.exact and all(rounded(d, expected, observed, ranks) for d in found):
                     self.rounding = True
                     return []
                 return found
@@ -239,18 +255,18 @@ class Judging:
 
     def _twice(self) -> None:
         whole, twice = self.whole, self.named(TWICE)
-        if self.ended(WHOLE, whole):
+        if self.ended(whole):
             return
         if twice is None:
             self.found.append(ArmResult(WHOLE, Verdict.PASS.value, "", ()))
             return
-        if self.ended(TWICE, twice):
+        if self.ended(twice):
             return
         for one, other in zip(whole.ops, twice.ops, strict=True):
             first, second = self._by_op.get(one.index, {}), self._by_op.get(other.index, {})
             new = {key for key in {*first, *second} if first.get(key) != second.get(key)} - self.unsteady
             if new and not self.unsteady:
-                differing = self.compare(first, second, other.index)
+                differing, self.looked_at = self.compare(first, second, other.index), 0
                 self.found.append(
                     ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, wording.of_unsteady(differing, one), ())
                 )
@@ -261,18 +277,18 @@ class Judging:
 
     def _unsaved(self) -> None:
         unsaved, save = self.named(UNSAVED), self.whole.first("save")
-        if WHOLE in self.failures or self.ended(UNSAVED, unsaved) or unsaved is None:
+        if unsaved is None or WHOLE in self.failures or self.ended(unsaved):
             return
         found: list[Difference] = []
         if save >= 0:
             found = self.compare(self.at(save - 1), self.at(save), save)
         at_once = bool(found)
-        found = found or self.steps_differ(unsaved, self.whole)
+        found = found or self.steps_differ(unsaved, self.whole, rounds=False)
         self.add(UNSAVED, found, wording.of_saving(found, at_once=at_once))
 
     def _cut(self) -> None:
         cut = self.named(CUT)
-        if WHOLE in self.failures or self.ended(CUT, cut) or cut is None:
+        if cut is None or WHOLE in self.failures or self.ended(cut):
             return
         found: list[Difference] = []
         for op in cut.ops:
@@ -286,14 +302,14 @@ class Judging:
 
     def _resumed(self) -> None:
         resumed = self.named(RESUMED)
-        if WHOLE in self.failures or self.ended(RESUMED, resumed) or resumed is None:
+        if resumed is None or WHOLE in self.failures or self.ended(resumed):
             return
         load, found = self._loaded(resumed), list[Difference]()
         if load >= 0:
             found = self.compare(self.at(self.saved), self.at(load), load, self.idle)
         sentence = wording.of_resumed(found, self.at(load), after_load=True)
         if not found:
-            found = self.steps_differ(resumed, self.whole, self.idle)
+            found = self.steps_differ(resumed, self.whole, self.idle, rounds=True)
             sentence = wording.of_resumed(found, self.at(load), after_load=False)
         notes = [wording.idle(self.idle)] if self.idle else []
         self.add(RESUMED, found, sentence, notes)
@@ -303,9 +319,9 @@ class Judging:
         load = self._loaded(resumed) if resumed else -1
         if resumed is None or load < 0 or {WHOLE, resumed.name} & self.failures.keys():
             return
-        built, loaded = self.at(load - 1), self.at(load)
-        same = {key for key, value in loaded.items() if key[0] == PARAMS and value.data and built.get(key) == value}
-        params = {key for key, value in loaded.items() if key[0] == PARAMS and value.data}
+        built, saved = self.at(load - 1), self.at(self.saved)
+        params = {key for key, value in saved.items() if key[0] == PARAMS and value.data}
+        same = {key for key in params if built.get(key) == saved[key]}
         if not params:
             return
         if same == params:
@@ -316,14 +332,13 @@ class Judging:
 
     def _used(self) -> None:
         used, resumed = self.named(USED), self.named(RESUMED)
-        if WHOLE in self.failures or self.ended(USED, used) or used is None or resumed is None:
+        if used is None or resumed is None or WHOLE in self.failures or self.ended(used):
             return
         if RESUMED in self.failures:
             return
         load = self._loaded(used)
-        leave = self.idle
-        found = self.compare(self.at(self._loaded(resumed)), self.at(load), load, leave)
-        found = found or self.steps_differ(used, resumed, leave)
+        found = self.compare(self.at(self._loaded(resumed)), self.at(load), load, self.idle)
+        found = found or self.steps_differ(used, resumed, self.idle, rounds=True)
         self.add(USED, found, wording.of_used(found))
 
     def _again(self) -> None:
@@ -331,9 +346,16 @@ class Judging:
         if resumed is None or resumed.first("save") < 0 or {WHOLE, RESUMED} & self.failures.keys():
             return
         first, second = (self.directory / f"checkpoint{number}" for number in (arms.FIRST, arms.AGAIN))
-        verdict, sentence = wording.of_two_checkpoints(first, second, steady=not self.unsteady)
-        self.found.append(ArmResult("again", verdict.value, sentence if verdict.is_failure else "",
-                                    () if verdict.is_failure or not sentence else (sentence,)))  # fmt: skip
+        try:
+            found = compare(CompareRequest(_file_of(first), _file_of(second), _layouts()), SilentProgress()).found
+        except UsageError:
+            self.not_compared("again", wording.NO_FORMAT)
+            return
+        if found and self.unsteady:
+            self.not_compared("again", wording.ALL_UNSTEADY)
+            return
+        verdict = Verdict.MISMATCH if found else Verdict.PASS
+        self.found.append(ArmResult("again", verdict.value, wording.of_again(found)))
 
     def _written(self) -> None:
         if WHOLE in self.failures:
@@ -342,29 +364,31 @@ class Judging:
         if number is None:
             return
         at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
-        held: Written = written(self.directory / f"checkpoint{number}", self.at(at), self.trainer.transient)
+        held = written(self.directory / f"checkpoint{number}", self.at(at), self.trainer.transient)
+        if held.converted:
+            self.not_compared("written", wording.CONVERTED)
+            return
+        self.looked_at = held.looked_for
         found = [
             Difference(Key(at, "written", *key), "missing", total=1, mismatched=1, detail="its bytes are in no file")
             for key in held.missing
         ]
-        self.add("written", found, wording.of_written(held), held.notes)
+        self.add("written", found, wording.of_written(held))
 
     def _other_mesh(self, session: Session) -> None:
-        if WHOLE in self.failures or self.ended(session.name, session):
+        if WHOLE in self.failures or self.ended(session):
             return
         load = self._loaded(session)
+        if load < 0 and not self.exact:
+            self.not_compared(session.name, wording.FIT_ELSEWHERE)
+            return
         logical = self._of_every_mesh
         found: list[Difference] = []
         if load >= 0:
             found = self.compare(logical(self.at(self.saved)), logical(self.at(load)), load)
-        notes = []
-        if self.exact and not found:
-            for there, here in self.in_turn(session, self.whole):
-                found = found or self.compare(logical(self.at(there)), logical(self.at(here)), here)
-        elif not self.exact:
-            notes.append(wording.INEXACT)
-        if load < 0 and not self.exact:
-            notes = [wording.FIT_ELSEWHERE]
+        for there, here in self.in_turn(session, self.whole) if self.exact else ():
+            found = found or self.compare(logical(self.at(there)), logical(self.at(here)), here)
+        notes = [] if self.exact else [wording.INEXACT]
         self.add(session.name, found, wording.of_mesh(found, session.of), notes)
 
     def _of_every_mesh(self, values: At) -> At:
@@ -377,11 +401,11 @@ class Judging:
 
     def _altered(self, session: Session) -> None:
         axis, resumed = session.of, self.named(RESUMED)
-        if resumed is None or {WHOLE, RESUMED} & self.failures.keys() or self.ended(session.name, session):
+        if resumed is None or {WHOLE, RESUMED} & self.failures.keys() or self.ended(session):
             return
         load, wins = self._loaded(session), self.trainer.altered[axis]
         if load < 0:
-            self.found.append(ArmResult(session.name, Verdict.UNSUPPORTED.value, wording.NO_ALTERED_FIT, ()))
+            self.not_compared(session.name, wording.NO_ALTERED_FIT)
             return
         own, other = self.at(load - 1), self.at(self._loaded(resumed) - 1)
         changed = {key for key in own if key[0] not in (PARAMS, *OF_A_RANK) and own[key] != other.get(key)}
@@ -418,6 +442,17 @@ def rounded(difference: Difference, expected: At, observed: At, ranks: int) -> b
 
 
 FLOATS = ("fp32", "fp64", "bf16", "fp16")
+
+
+def _layouts() -> list[Layout[Any]]:
+    """The kinds of checkpoint folders that `shardproof diff` knows."""
+    return [layout for system in all_systems() for layout in system.layouts]
+
+
+def _file_of(folder: Path) -> Path:
+    """The file of a folder that has one file and nothing else; the folder itself otherwise."""
+    inside = list(folder.iterdir()) if folder.is_dir() else []
+    return inside[0] if len(inside) == 1 else folder
 
 
 def _read(path: Path, *, whole: bool) -> Iterator[Record]:

@@ -85,8 +85,7 @@ def register(text: str) -> TrainerSystem:
     Raises:
         UsageError: as `described`.
     """
-    trainer = described(text)
-    return register_described(trainer)
+    return register_described(described(text))
 
 
 def register_described(trainer: Described) -> TrainerSystem:
@@ -103,13 +102,7 @@ def register_described(trainer: Described) -> TrainerSystem:
         rank=RANK,
         judge_entry=JUDGE,
         warm_up="rank.warm:warm_up",
-        variant_entry="system:variant",
         trainer=trainer,
     )
     registry.register(found)
     return found
-
-
-def variant(scenario: Scenario) -> str:
-    """Which trainer the ranks' server of a scenario is for."""
-    return registry.system_named(scenario.system).variant(scenario)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
+from shardproof.compare.differences import EntryDifference
 from shardproof.diff import Difference
-from shardproof.errors import UsageError
 from shardproof.observe.logical import Problem, Value
 from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
@@ -31,15 +30,20 @@ ROUNDING = (
     "makes, which three ranks and more have in a fresh process, so that steps were not compared further; a model from "
     "self.probe has exact sums"
 )
-FIT_ELSEWHERE = "a trainer with fit is observed after steps only, which come to other bits on another number of ranks"
+FIT_ELSEWHERE = (
+    "not compared: a trainer with fit is observed after steps only, which come to other bits on another number of ranks"
+)
 NO_STATE = (
     "Nothing with state was found on the trainer after `build`: make model and optimizer attributes of self, or return "
     "them from `state()`."
 )
+ALL_UNSTEADY = "not compared: what there is to compare is not deterministic"
+NO_FORMAT = "not compared: the files are in no format that `shardproof diff` reads"
+CONVERTED = "not compared: the files hold the parameters in another form than memory does"
 EMPTY = "The folder that `save` was given is empty: it wrote somewhere else, or nothing."
 NO_ALTERED_FIT = "a trainer with fit is observed after steps only, so that the moment of the load is not seen"
 BLIND = (
-    "The parameters are the same before the load and after it: a load that does nothing would pass. Let `build` "
+    "Before the load the parameters are what was saved already: a load that does nothing would pass. Let `build` "
     "initialise the model from cell.seed."
 )
 
@@ -176,36 +180,17 @@ def idle(keys: Iterable[tuple[str, str]]) -> str:
 
 def seen_too_little(names: Sequence[str], number: int) -> str:
     """Parameters of which a load cannot be seen."""
-    return f"{len(names)} of {number} parameters are the same before the load and after it: {', '.join(names[:3])}"
+    told = f"{len(names)} of {number} parameters are what was saved before the load already"
+    return f"{told}, so that it cannot be seen in them: {', '.join(names[:3])}"
 
 
-def of_two_checkpoints(first: Path, second: Path, *, steady: bool) -> tuple[Verdict, str]:
-    """What `diff` says of a checkpoint and of what is saved right after its load."""
-    from shardproof.compare.progress import SilentProgress
-    from shardproof.compare.run import CompareRequest, compare
-    from shardproof.protocol.registry import all_systems
-
-    layouts = [layout for system in all_systems() for layout in system.layouts]
-    paths = [_only_file(folder) for folder in (first, second)]
-    try:
-        found = compare(CompareRequest(paths[0], paths[1], layouts), SilentProgress())
-    except UsageError:
-        return Verdict.PASS, "not compared: the files are in no format that `shardproof diff` reads"
-    if found.equal:
-        return Verdict.PASS, ""
-    if not steady:
-        return Verdict.PASS, "not compared: the trainer is not deterministic"
-    one = found.found[0]
-    more = f", and {len(found.found) - 1} more" if len(found.found) > 1 else ""
-    return Verdict.MISMATCH, (
-        f"What is saved right after a load is not what was loaded: {one.name} ({one.role}) is {one.kind}{more}."
-    )
-
-
-def _only_file(folder: Path) -> Path:
-    """The file of a folder that has one file and nothing else; the folder itself otherwise."""
-    inside = list(folder.iterdir()) if folder.is_dir() else []
-    return inside[0] if len(inside) == 1 else folder
+def of_again(found: Sequence[EntryDifference]) -> str:
+    """What a checkpoint lost on its way through a load and a save; empty if nothing."""
+    if not found:
+        return ""
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    one = found[0]
+    return f"What is saved right after a load is not what was loaded: {one.name} ({one.role}) is {one.kind}{more}."
 
 
 def _what(found: Sequence[Difference]) -> str:

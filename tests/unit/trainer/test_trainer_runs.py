@@ -74,6 +74,6 @@ def test_with_exact_gradients_other_meshes_pass_after_steps_too(tmp_path: Path) 
 
 def test_a_loop_that_forgets_the_random_state(tmp_path: Path) -> None:
     found = ran(tmp_path, "forgetful_fit")
-    assert failed(found[FIRST]) == {}
-    assert list(failed(found["forgets=true"])) == ["resumed"]
+    assert list(failed(found[FIRST])) == ["other mesh 1"]  # of which nothing is compared
+    assert list(failed(found["forgets=true"])) == ["resumed", "other mesh 1"]
     assert "rng of 2 values differ" in failed(found["forgets=true"])["resumed"]

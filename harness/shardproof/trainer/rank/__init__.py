@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardproof.mechanisms.probe_module import Probe, build_model
+from shardproof.mechanisms.probe_module import Probe, Slot, build_model
 from shardproof.models import model_spec
 from shardproof.observe.record import Record, whole
 from shardproof.program import NO_CHECKPOINT, Op
@@ -38,7 +38,6 @@ class Rank:
         self.described = trainer_of(context.scenario)
         self.trainer: Trainer = class_of(self.described.file, self.described.name)()
         self.taken: list[list[Record]] = []
-        self.due: list[Op] = []
         self.probes: list[Probe] = []
         self.cell: Cell | None = None
 
@@ -110,7 +109,7 @@ class Rank:
         folder = self.context.directory / f"session{op.session}"
         folder.mkdir(exist_ok=True)
         scenario = self.context.scenario
-        seed = scenario.seed * 1000 + op.init_seed
+        seed = (scenario.seed * 1000 + op.init_seed) % 2**32  # which every generator takes
         return Cell(mesh, self.context.rank, op.mesh.world, seed, scenario.device, folder, found)
 
     def _folder(self, number: int) -> Path:
@@ -159,8 +158,6 @@ class Probed(nn.Module):
 
     def forward(self, index: int) -> torch.Tensor:
         """(): the value whose derivatives are the gradients of step `index`."""
-        from shardproof.mechanisms.probe_module import Slot
-
         self._probe_of_model.slot = Slot(index)
         x = torch.zeros(1, requires_grad=True)
         for path in self.order:

@@ -171,9 +171,9 @@ class Report:
     def plugin(self) -> str:
         """What a command that runs a result of this run again needs besides: nothing, or ` --plugin FILE.py` of a
         trainer, whose system no command knows without its file."""
-        if self.run.command[1:2] != ("trainer",):
+        if self.run.command[:1] != ("trainer",):
             return ""
-        file = next((word for word in self.run.command[2:] if re.search(r"\.py(:\w*)?$", word)), "")
+        file = next((word for word in self.run.command[1:] if re.search(r"\.py(:\w*)?$", word)), "")
         return f" --plugin {shlex.quote(file)}" if file else ""
 
     @property

@@ -29,7 +29,7 @@ ESCAPED = samples.HOSTILE.replace("<", "&lt;").replace(">", "&gt;")
 
 
 def report(*results: Result) -> Report:
-    run = replace(samples.RUN, command=("shardproof", "trainer", "--set", "mesh=4", "my trainer.py:Mine"))
+    run = replace(samples.RUN, command=("trainer", "--set", "mesh=4", "my trainer.py:Mine"))
     return Report(run, results or (CELL,), (), {}, samples.ISSUES)
 
 

@@ -296,7 +296,7 @@ def test_each_rank_of_torchrun_runs_its_share(ran: Run, monkeypatch: pytest.Monk
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
         outcomes = ran("-rs", programs="train rollback", meshes="1x2x1 1x4x1 1x3x1").parseoutcomes()
-        assert sum(outcomes.values()) == 6
+        assert sum(number for kind, number in outcomes.items() if kind != "warnings") == 6
         passed += outcomes.get("passed", 0) + outcomes.get("xfailed", 0)
     assert passed == 6
 

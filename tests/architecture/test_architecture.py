@@ -113,11 +113,13 @@ CHILD = (
     "shardproof.torch_loop.loop",
     "shardproof.torch_loop.streams",
     "shardproof.torch_schedules",
+    "shardproof.trainer.judge",
+    "shardproof.trainer.twin",
 )
 """Further modules that load torch or a library under test: they run in ranks and workers only. A package named `rank`
 is a rank's too. Every other module, new ones too, is the parent's."""
 
-CHECKERS = ("diff", "laboratory.judge", "observe.assemble", "oracle.twin", "diagnosis.rules.engine")
+CHECKERS = ("diff", "laboratory.judge", "observe.assemble", "oracle.twin", "trainer.twin", "diagnosis.rules.engine")
 """Modules that decide; their docstrings say what they verify and what they do not."""
 
 

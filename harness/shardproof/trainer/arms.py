@@ -45,6 +45,9 @@ FIRST, SECOND, AGAIN = 0, 1, 2
 
 FIT = "fit"
 
+NOTE, TOLD = "note", "told"
+"""Roles of what rank 0 says beside the state, which is no state: sentences for the reader, and what the twin needs."""
+
 
 @dataclass(frozen=True)
 class Session:

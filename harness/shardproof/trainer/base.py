@@ -84,7 +84,7 @@ class Trainer:
     altered: ClassVar[Mapping[str, str]] = {}
     transient: ClassVar[Sequence[str]] = ()
 
-    _probe: Callable[[str], Any] | None = None
+    _probe: Callable[[str, bool], Any] | None = None
     _taken: Callable[[], None] | None = None
 
     def build(self, cell: Cell) -> None:
@@ -118,16 +118,20 @@ class Trainer:
         value such as a number; override it to add some, or to remove some."""
         return {name: value for name, value in vars(self).items() if not isinstance(value, PLAIN)}
 
-    def probe(self, model: str, cell: Cell) -> Any:
+    def probe(self, model: str, cell: Cell, *, twin: bool = True) -> Any:
         """One of shardproof's tiny models (`shardproof list`), a `torch.nn.Module`, whose gradients are known
         beforehand and exact: `self.model(index).backward()` gives every parameter this rank's gradient of step `index`.
 
         With it, arms on other meshes are compared after their steps too, and an optimizer of `torch.optim` is judged
-        by the twin: the same optimizer on whole tensors.
+        by the twin: the same optimizer on whole tensors, with the mean of the ranks' gradients.
+
+        Args:
+            twin: False where the trainer does more to gradients than that: clips, scales or accumulates them, or
+                reduces them in half precision. Then the trainer is judged by its arms alone.
         """
         if self._probe is None:
             raise RuntimeError("probe is there inside of build and fit, on the ranks of shardproof")
-        return self._probe(model)
+        return self._probe(model, twin)
 
     def updated(self) -> None:
         """Say, inside of `fit`, that one more update is done: the state is observed as it is now."""

@@ -2,6 +2,7 @@
 
     arm           what is compared                                       what must hold
     twice         the uninterrupted session, in two worlds               equal, or not deterministic
+    twin          each step, with torch's optimizer on whole tensors     equal, where gradients are exact (`twin`)
     unsaved       before and after the save; the same steps without one  saving changes nothing
     cut           the run that stops early, with the one that does not   equal as far as it goes
     resumed       after the load and each step, with the uninterrupted   equal
@@ -41,17 +42,13 @@ from shardproof.protocol.registry import all_systems
 from shardproof.result import ArmResult, Failure, differences_to_json
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
-from shardproof.trainer.arms import ALTERED, CUT, OTHER, RESUMED, TWICE, UNSAVED, USED, WHOLE, Session
+from shardproof.trainer.arms import ALTERED, CUT, NOTE, OTHER, RESUMED, TOLD, TWICE, UNSAVED, USED, WHOLE, Session
 from shardproof.trainer.described import Described
+from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh
 from shardproof.trainer.files_hold import written
+from shardproof.trainer.twin import NoTwin, Told, stepped
 from shardproof.verdict import Verdict, merge
 from shardproof.world.observations import read_observations
-
-NOTE = "note"
-"""The role of what ranks say of the state that they found, which is no state."""
-
-OF_A_RANK = ("rng",)
-"""Roles that belong to a rank and mean nothing on another mesh."""
 
 PARAMS = "param"
 
@@ -77,6 +74,7 @@ class Judging:
     observed: Logical
     problems: list[Problem]
     notes: list[str]
+    told: Mapping[int, Told]
     failures: Mapping[str, Failure]
     directory: Path
     found: list[ArmResult] = field(default_factory=list)
@@ -96,10 +94,10 @@ class Judging:
             own = [record for path in paths for record in _read(Path(path), whole=session.name not in failures)]
             records += _finished(own, session)
         notes = [r.data.decode() for r in records if r.role == NOTE]
-        logical, problems = assemble([r for r in records if r.role != NOTE])
+        logical, problems = assemble([r for r in records if r.role not in (NOTE, TOLD)])
         return cls(
-            scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), failures,
-            Path(request["directory"]),
+            scenario, trainer, sessions, logical, list(problems), list(dict.fromkeys(notes)), Told.by_op(records),
+            failures, Path(request["directory"]),
         )  # fmt: skip
 
     def judged(self) -> dict[str, Any]:
@@ -126,6 +124,7 @@ class Judging:
 
     def _judge_arms(self) -> None:
         self._twice()
+        self._twin()
         self._unsaved()
         self._cut()
         self._resumed()
@@ -275,6 +274,19 @@ class Judging:
         if not self.unsteady:
             self.found.append(ArmResult(TWICE, Verdict.PASS.value, "", ()))
 
+    def _twin(self) -> None:
+        if WHOLE in self.failures or not self.exact:
+            return
+        ops = [op for op in self.whole.ops if op.index in self._by_op]
+        found: list[Difference] = []
+        try:
+            for op, expected, observed in stepped(self.scenario, ops, self.told, self._by_op):
+                found = found or self.compare(expected, observed, op.index)
+        except NoTwin as reason:
+            self.not_compared("twin", wording.no_twin(str(reason)))
+            return
+        self.add("twin", found, wording.of_twin(found))
+
     def _unsaved(self) -> None:
         unsaved, save = self.named(UNSAVED), self.whole.first("save")
         if unsaved is None or WHOLE in self.failures or self.ended(unsaved):
@@ -382,17 +394,14 @@ class Judging:
         if load < 0 and not self.exact:
             self.not_compared(session.name, wording.FIT_ELSEWHERE)
             return
-        logical = self._of_every_mesh
+        pairs = [(self.saved, load)] if load >= 0 else []
+        pairs += self.in_turn(session, self.whole) if self.exact else ()
         found: list[Difference] = []
-        if load >= 0:
-            found = self.compare(logical(self.at(self.saved)), logical(self.at(load)), load)
-        for there, here in self.in_turn(session, self.whole) if self.exact else ():
-            found = found or self.compare(logical(self.at(there)), logical(self.at(here)), here)
+        for there, here in pairs:
+            (expected, apart), (observed, apart_too) = of_every_mesh(self.at(there)), of_every_mesh(self.at(here))
+            found = found or self.compare(expected, observed, here, apart | apart_too)
         notes = [] if self.exact else [wording.INEXACT]
         self.add(session.name, found, wording.of_mesh(found, session.of), notes)
-
-    def _of_every_mesh(self, values: At) -> At:
-        return {key: v for key, v in values.items() if key[0] not in OF_A_RANK and not key[1].startswith("rank")}
 
     @property
     def exact(self) -> bool:

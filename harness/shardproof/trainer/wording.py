@@ -96,6 +96,22 @@ def of_unsteady(found: Sequence[Difference], op: Op) -> str:
     )
 
 
+def no_twin(why: str) -> str:
+    """Why the twin has nothing to say."""
+    return f"not compared with torch's optimizer on whole tensors: {why}"
+
+
+def of_twin(found: Sequence[Difference]) -> str:
+    """What the same optimizer on whole tensors comes to."""
+    if not found:
+        return ""
+    return (
+        f"torch's optimizer on whole tensors, with the mean of the ranks' gradients, comes to other values: "
+        f"{_what(found)} differ. {_first(found)} Where the trainer clips, scales or accumulates gradients, call "
+        "self.probe with twin=False."
+    )
+
+
 def of_saving(found: Sequence[Difference], *, at_once: bool) -> str:
     """What a save changed."""
     if not found:

@@ -67,9 +67,19 @@ def test_state_that_cannot_be_read_is_listed(plain: dict[str, dict[str, Any]]) -
 
 
 def test_with_exact_gradients_other_meshes_pass_after_steps_too(tmp_path: Path) -> None:
-    for result in ran(tmp_path, "probed_ddp").values():
+    for result in ran(tmp_path, "probed_ddp", "--set", "gradients=mean").values():
         assert (result["verdict"], failed(result)) == ("pass", {})
         assert not [note for arm in result["arms"] if arm["name"].startswith("other mesh") for note in arm["notes"]]
+
+
+def test_what_every_run_does_wrong_in_the_same_way_is_seen_by_the_twin(tmp_path: Path) -> None:
+    words = ("--set", "mesh=2", "--program", "arms 1 1 uninterrupted twice")
+    found = ran(tmp_path, "probed_ddp", *words)
+    doubled, declined = found["gradients=doubled"], found["gradients=declined"]
+    assert list(failed(doubled)) == ["twin"]
+    assert "torch's optimizer on whole tensors, with the mean of the ranks' gradients" in failed(doubled)["twin"]
+    assert (declined["verdict"], list(failed(declined))) == ("pass", ["twin"])
+    assert failed(declined)["twin"].endswith("the trainer calls self.probe with twin=False")
 
 
 def test_a_loop_that_forgets_the_random_state(tmp_path: Path) -> None:

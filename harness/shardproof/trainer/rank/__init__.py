@@ -7,9 +7,11 @@ update is handed out as the operations behind it come.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from shardproof.observe.record import Record, whole
 from shardproof.program import NO_CHECKPOINT, Op
 from shardproof.protocol.system import RankContext
 from shardproof.trainer import wording
-from shardproof.trainer.arms import ALTERED, OTHER, trainer_of
+from shardproof.trainer.arms import ALTERED, NOTE, OTHER, TOLD, trainer_of
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
 from shardproof.trainer.rank.found import State
@@ -39,6 +41,8 @@ class Rank:
         self.trainer: Trainer = class_of(self.described.file, self.described.name)()
         self.taken: list[list[Record]] = []
         self.probes: list[Probe] = []
+        self.probed: list[str] = []
+        self.declined = False
         self.cell: Cell | None = None
 
     def build(self, op: Op) -> None:
@@ -132,12 +136,19 @@ class Rank:
             told += [f"hidden: {item.name}: {item.kind}, {item.detail}" for item in state.hidden]
         for number, text in enumerate(told):
             data = text.encode()
-            yield whole(op, 0, "note", str(number), "utf8", (len(data),), data)
+            yield whole(op, 0, NOTE, str(number), "utf8", (len(data),), data)
+        if self.probes and state is not None:
+            optimizers = [optimizer.told() for optimizer in state.optimizers]
+            facts = {"models": self.probed, "declined": self.declined, "optimizers": optimizers}
+            data = json.dumps(facts).encode()
+            yield whole(op, 0, TOLD, "", "utf8", (len(data),), data)
 
-    def _probe(self, name: str) -> nn.Module:
+    def _probe(self, name: str, twin: bool) -> nn.Module:
         """A tiny model with known gradients, which is called with the index of the step."""
         assert self.cell is not None
-        scenario, mesh = self.context.scenario, self.context.mesh
+        self.probed.append(name)
+        self.declined = self.declined or not twin
+        scenario, mesh = replace(self.context.scenario, model=name), self.context.mesh
         spec = model_spec(name)
         context = RankContext(scenario, spec, mesh, self.context.rank, self.context.directory, self.context.contract)
         probe = Probe(context, lambda fqn: ((0,) * len(spec.param(fqn).spec.shape), spec.param(fqn).spec.shape))

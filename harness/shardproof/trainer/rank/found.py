@@ -79,14 +79,15 @@ class Item:
 class State:
     """What a trainer's `state()` holds on this rank.
 
-    found, hidden: what was found, and what could not be read, by the latest look. Each call of `records` looks anew, so
-    that what a trainer makes later is seen too.
+    found, hidden, optimizers: what was found, what could not be read, and the optimizers, by the latest look. Each call
+    of `records` looks anew, so that what a trainer makes later is seen too.
     """
 
     def __init__(self, roots: Mapping[str, object], rank: int, world: int) -> None:
         self._roots, self._rank, self._world = roots, rank, world
         self.found: list[Item] = []
         self.hidden: list[Item] = []
+        self.optimizers: list[Optimizer] = []
         self._look(0)
 
     def records(self, op: int) -> Iterator[Record]:
@@ -96,7 +97,7 @@ class State:
     def _look(self, op: int) -> list[Record]:
         look = Look(At(op, self._rank), walk(self._roots))
         look.all()
-        self.found, self.hidden = look.found, look.hidden
+        self.found, self.hidden, self.optimizers = look.found, look.hidden, look.optimizers
         return look.records
 
 
@@ -112,6 +113,7 @@ class Look:
         self.records: list[Record] = []
         self.found: list[Item] = []
         self.hidden: list[Item] = []
+        self.optimizers: list[Optimizer] = []
         self._modules = Modules()
         self._used: set[int] = set()
         self._leaves_told: set[tuple[str, str]] = set()
@@ -200,6 +202,7 @@ class Look:
             optimizer = Optimizer(met.path, met.value, prefix, taken)
             records = list(optimizer.records(self.at, self._modules, elsewhere))
             self.records += records
+            self.optimizers.append(optimizer)
             taken = taken | taken_by(records)
             self._used |= {id(tensor) for group in groups for tensor in group.get("params", ())}
             self._find(met, f"{type(met.value).__name__}, {_counted(len(groups), 'group')}")

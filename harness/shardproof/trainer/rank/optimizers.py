@@ -47,6 +47,23 @@ class Optimizer:
     prefix: str = ""
     taken: set[tuple[str, str]] = field(default_factory=set)
     unread: dict[str, str] = field(default_factory=dict)
+    names: dict[int, list[str]] = field(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
+        """The class and the settings, once `records` was called, in JSON types: what is no plain value is a mapping of
+        one entry, its type. Only those parameters are named that have a gradient."""
+        groups = []
+        for index, group in self._groups():
+            trained = [p.requires_grad for p in _params(group)]
+            settings = {key: _plain(value) for key, value in group.items() if key != "params"}
+            groups.append({**settings, "params": self._trained(index, trained)})
+        return {"class": f"{type(self.target).__module__}.{type(self.target).__qualname__}", "groups": groups}
+
+    def _trained(self, index: int, trained: list[bool]) -> list[str]:
+        names = self.names.get(index, [])
+        if len(names) != len(trained):  # a flat parameter has many names
+            return names if all(trained) else []
+        return [name for name, has_gradient in zip(names, trained, strict=True) if has_gradient]
 
     def records(self, at: At, modules: Modules, elsewhere: Mapping[int, str]) -> Iterator[Record]:
         """All records; what cannot be read is in `unread` afterwards.
@@ -107,7 +124,8 @@ class Optimizer:
             for key, value in group.items():
                 name = f"{self.prefix}group{index}.{key}"
                 if key == "params":
-                    yield text(at, SETTING, name, "\n".join(_names(_params(group), parameters)))
+                    self.names[index] = list(_names(_params(group), parameters))
+                    yield text(at, SETTING, name, "\n".join(self.names[index]))
                     continue
                 try:
                     words = line(value)
@@ -165,6 +183,12 @@ def _looked_up(key: object, parameters: Mapping[int, Held], modules: Modules) ->
     if isinstance(key, str):
         return modules.names.get(key)
     return parameters.get(id(key))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    return value if value is None or type(value) in (bool, int, float, str) else {"type": type(value).__name__}
 
 
 def _scalar(value: torch.Tensor) -> bool:

@@ -9,9 +9,9 @@ uninterrupted run with the settings that were observed in the param groups, and 
 A learning-rate schedule may set the rate before the optimizer's step or behind it. The twin takes the settings that
 stand before a step and, where these come to other bits, those that stand after it.
 
-*Verifies*: averaging over ranks, the arithmetic of the optimizer on shards, the dtype in which it steps. *Does not
-verify*: optimizers outside of torch; ones that look at whole matrices; gradients that a trainer clips, scales or
-accumulates (`Trainer.probe(..., twin=False)` says so).
+*Verifies*: averaging over ranks, the arithmetic of the optimizer on shards, the dtype in which it steps.
+*Does not verify*: optimizers outside of torch; ones that look at whole matrices; gradients that a trainer clips, scales
+or accumulates (`Trainer.probe(..., twin=False)` says so).
 """
 
 from __future__ import annotations

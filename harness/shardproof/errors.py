@@ -18,6 +18,10 @@ MOST_GIVEN = 300
 MOST_OF_A_LINE = 4000
 
 
+A_TRAINER = "whatever no system has is a trainer of twenty lines: docs/trainer.md"
+"""What a refusal of an unknown system, axis or value says besides: the other way in."""
+
+
 class UsageError(Exception):
     """Bad input from the user: exit status 2, nothing lost."""
 

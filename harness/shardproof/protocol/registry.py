@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 
 from shardproof import models, systems
-from shardproof.errors import UsageError
+from shardproof.errors import A_TRAINER, UsageError
 from shardproof.oracle.contract import Contract
 from shardproof.protocol.system import System
 from shardproof.readers import vocabulary
@@ -39,7 +39,7 @@ def system_named(name: str) -> System:
     """
     _discover()
     if name not in _SYSTEMS:
-        known = f"{', '.join(sorted(_SYSTEMS))}; another stack is a trainer of twenty lines (docs/trainer.md)"
+        known = f"{', '.join(sorted(_SYSTEMS))} ({A_TRAINER})"
         raise UsageError.of("system", name, known, "--system torch-fsdp2")
     return _SYSTEMS[name]
 

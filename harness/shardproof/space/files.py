@@ -46,7 +46,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from shardproof.errors import UsageError
+from shardproof.errors import A_TRAINER, UsageError
 from shardproof.models import model_spec
 from shardproof.program import require_telling
 from shardproof.protocol.registry import all_systems, system_named
@@ -253,7 +253,8 @@ def parse_settings(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:
         if not equals or not (text or axis in ("faults", "options")):
             raise UsageError.of("--set", setting, "AXIS=VALUE[,VALUE]…", "--set dtype=bf16,fp32")
         if axis not in WALKED_AXES:
-            raise UsageError.of("--set axis", axis, WALKED_AXES, "--set dtype=bf16 (systems: --system torch-fsdp2)")
+            known = f"{', '.join(WALKED_AXES)} ({A_TRAINER})"
+            raise UsageError.of("--set axis", axis, known, "--set dtype=bf16 (systems: --system torch-fsdp2)")
         chosen[axis] = (*chosen.get(axis, ()), *([text] if axis == "faults" else text.split(",")))
     return chosen
 
@@ -460,7 +461,7 @@ def _values(axis: str, texts: object, where: str) -> tuple[str, ...]:
         try:
             found.append(canonical(axis, text))
         except UsageError as error:
-            raise UsageError(f"{where}: {error}") from None
+            raise UsageError(f"{where}: {error} ({A_TRAINER})") from None
     if len(set(found)) < len(found):
         twice = next(value for value in found if found.count(value) > 1)
         raise UsageError.of(

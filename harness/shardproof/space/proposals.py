@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 
-from shardproof.errors import UsageError
+from shardproof.errors import A_TRAINER, UsageError
 from shardproof.scenario import Scenario
 from shardproof.space.constraints import impossible
 from shardproof.space.defaults import Axes, completed, is_accepted, nearest
@@ -39,7 +39,9 @@ def nothing_supported(refused: Mapping[Scenario, str], walked: Sequence[Walked],
     reasons = dict.fromkeys(f"{scenario.system}: {reason}" for scenario, reason in refused.items())
     excluded = dict.fromkeys(table.reason for entry in walked for table in entry.exclusions)
     given = next(iter(refused), "these axis values")
-    return UsageError.of("scenarios", str(given), f"what a system supports ({'; '.join([*reasons, *excluded])})", line)
+    return UsageError.of(
+        "scenarios", str(given), f"what a system supports ({'; '.join([*reasons, *excluded, A_TRAINER])})", line
+    )
 
 
 def nearest_line(

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardproof.cli import arguments, options
 from shardproof.errors import UsageError
 from shardproof.protocol.plugin_modules import load_plugins
+from shardproof.verdict import ExitStatus
+from shardproof.versions import with_cures
 from shardproof.world import preflight
+
+if TYPE_CHECKING:
+    from shardproof.scenario import Scenario
+    from shardproof.trainer.described import Described
 
 
 @click.command()
-@click.argument("file", metavar="FILE.py[:CLASS]")
+@click.argument("files", metavar="FILE.py[:CLASS]...", nargs=-1, required=True)
 @click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]", help="Values of one of the trainer's axes only.")
 @click.option("--strength", type=options.Whole(min=1, max=20), metavar="N",
               help="Few cells that have every combination of N axes [all cells].")  # fmt: skip
 @click.option("--version", "versions", multiple=True, metavar="VERSION",
               help="Another release of the first package that it requires; repeatable.")  # fmt: skip
+@click.option("--cured", is_flag=True, help="With the cures that lie beside the file: what still fails is new.")
 @click.option("--program", default="arms", metavar="TEXT", show_default=True,
               help="Steps before and after the save, and which arms: 'arms 1 1 resumed'.")  # fmt: skip
 @click.option("--fault", "faults", multiple=True, metavar="ID", help="Let a boundary fault strike; repeatable.")
@@ -36,16 +46,11 @@ from shardproof.world import preflight
 @options.json
 @options.junit
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-def trainer(
-    file: str, sets: tuple[str, ...], strength: int | None, versions: tuple[str, ...], program: str,
-    faults: tuple[str, ...], seed: int, jobs: int | None, deadline_s: float, device: str | None, python: str | None,
-    executor: str, ray_address: str | None, out: Path | None, json_file: Path | None, junit_file: Path | None,
-    quiet: bool,
-) -> int:  # fmt: skip
+def trainer(files: tuple[str, ...], **given: Any) -> int:
     """Drive a trainer of your own along every arm, and compare its state bit for bit.
 
     FILE has a class that derives from shardproof.trainer.Trainer, with build, step, save and load; docs/trainer.md
-    begins with a whole one.
+    begins with a whole one. Several files run one after another, each in a folder of its own.
 
     \b
     shardproof trainer my_trainer.py
@@ -54,52 +59,116 @@ def trainer(
     shardproof trainer my_trainer.py --version 1.14.0 --version 1.15.0
     shardproof trainer my_trainer.py --program 'arms 1 1 resumed'
     """
+    from shardproof.trainer.described import described, is_trainer
+
+    asked = Asked(**given)
+    for file in files:
+        if not is_trainer(file):
+            allowed = "a Python file, and behind a colon the class in it"
+            raise UsageError.of("FILE", file, allowed, "shardproof trainer my_trainer.py")
+        described(file)
+    if len(files) == 1:
+        return _examined(files[0], asked)
+    if asked.json_file or asked.junit_file:
+        allowed = "one FILE; each of several has a folder of its own"
+        raise UsageError.of("--json, --junit", " ".join(files), allowed, f"shardproof trainer {files[0]} --json f.json")
+    statuses = []
+    for file in files:
+        print(f"== {file}", flush=True)
+        own = asked.out / Path(file.partition(":")[0]).stem if asked.out else None
+        statuses.append(_examined(file, replace(asked, out=own)))
+        if statuses[-1] == INTERRUPTED:
+            break
+        print()
+    return _worst(statuses)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of the command, each under its own name."""
+
+    sets: tuple[str, ...]
+    strength: int | None
+    versions: tuple[str, ...]
+    cured: bool
+    program: str
+    faults: tuple[str, ...]
+    seed: int
+    jobs: int | None
+    deadline_s: float
+    device: str | None
+    python: str | None
+    executor: str
+    ray_address: str | None
+    out: Path | None
+    json_file: Path | None
+    junit_file: Path | None
+    quiet: bool
+
+
+INTERRUPTED = 130
+
+
+def _worst(statuses: Sequence[int]) -> int:
+    """The exit status of several runs: a failure before what the harness could not do, and nothing run only where that
+    is true of all."""
+    order = (INTERRUPTED, ExitStatus.FAILURE, ExitStatus.HARNESS, ExitStatus.OK)
+    return next((status for status in order if status in statuses), max(statuses))
+
+
+def _planned(found: Described, cured: bool, asked: Asked) -> list[Scenario]:
+    """The cells that were asked for, on each release."""
+    from shardproof.trainer.cells import cells, scenario_of, settings_of
+
+    chosen = cells(found, settings_of(found, asked.sets), asked.strength, asked.seed)
+    axes = {"program": asked.program, "seed": str(asked.seed), "faults": ",".join(asked.faults)}
+    axes["device"] = asked.device or "cpu"
+    versions = [with_cures(version, "") if cured else version for version in asked.versions or ("",)]
+    return [
+        scenario_of(found, cell, **{**axes, **({"version": version} if version else {})})
+        for version in versions
+        for cell in chosen
+    ]
+
+
+def _examined(file: str, asked: Asked) -> int:
+    """Run the cells of one file; the exit status."""
     from shardproof.faults.requested import require_faults
-    from shardproof.folders import folder_of, point_latest
-    from shardproof.program import ARMS
+    from shardproof.folders import point_latest
+    from shardproof.issues.cures import cures_of
+    from shardproof.issues.known_issues import KnownIssues
+    from shardproof.protocol.registry import system_named
     from shardproof.request import Request
     from shardproof.run import run as execute
     from shardproof.space.plan import Plan
     from shardproof.trainer.arms import program_of
-    from shardproof.trainer.cells import cells, scenario_of, settings_of
-    from shardproof.trainer.described import described, is_trainer
+    from shardproof.trainer.described import described
     from shardproof.trainer.text import render
 
-    if not is_trainer(file):
-        allowed = "a Python file, and behind a colon the class in it"
-        raise UsageError.of("FILE", file, allowed, "shardproof trainer my_trainer.py")
     found = described(file)
     modules = load_plugins((found.plugin,))
-    preflight.require_interpreter(python)
-    program_of(found, program)
-    if faults:
-        require_faults(set(faults))
-    ray = arguments.on_ray(executor, ray_address, jobs)
-    chosen = cells(found, settings_of(found, sets), strength, seed)
-    axes = {"program": program, "seed": str(seed), "faults": ",".join(faults), "device": device or "cpu"}
-    planned = [
-        scenario_of(found, cell, **{**axes, **({"version": version} if version else {})})
-        for version in versions or ("",)
-        for cell in chosen
-    ]
-    jobs = jobs or os.cpu_count() or 1
+    preflight.require_interpreter(asked.python)
+    program_of(found, asked.program)
+    if asked.faults:
+        require_faults(set(asked.faults))
+    ray = arguments.on_ray(asked.executor, asked.ray_address, asked.jobs)
+    planned = _planned(found, asked.cured and bool(cures_of(system_named(found.system))), asked)
+    jobs = asked.jobs or os.cpu_count() or 1
     if ray is None:
-        preflight.require_device(device, python)
-        preflight.require_machine(planned, python, jobs)
-    others = {
-        "set": sets, "strength": strength, "version": versions, "program": program if program != ARMS else "",
-        "fault": faults, "seed": seed, "device": device, "python": python,
-        "file": str(found.file) if found.file.parent != Path.cwd() else "",
-    }  # fmt: skip
-    folder = out or folder_of([f"trainer-{found.file.stem}-{found.name}"], (), None, others)
-    arguments.require_output_files(folder, json=json_file, junit=junit_file)
-    releases = preflight.require_releases(planned, python)
+        preflight.require_device(asked.device, asked.python)
+        preflight.require_machine(planned, asked.python, jobs)
+    folder = asked.out or _folder(found, asked)
+    arguments.require_output_files(folder, json=asked.json_file, junit=asked.junit_file)
+    releases = preflight.require_releases(planned, asked.python)
     arguments.writable_folder(folder)
-    if out is None:
+    if asked.out is None:
         point_latest(folder)
+    issues = arguments.shipped_issues()
     request = Request(
-        plan=Plan(tuple(planned)), out=folder, command=tuple(sys.argv[1:]), seed=seed, jobs=jobs, deadline_s=deadline_s,
-        plugins=modules, python=python, releases=releases, json=json_file, junit=junit_file, quiet=quiet, ray=ray,
+        plan=Plan(tuple(planned)), out=folder, command=tuple(sys.argv[1:]), seed=asked.seed, jobs=jobs,
+        deadline_s=asked.deadline_s, known=KnownIssues() if asked.faults else issues, issues=issues, plugins=modules,
+        python=asked.python, releases=releases, json=asked.json_file, junit=asked.junit_file, quiet=asked.quiet,
+        ray=ray,
     )  # fmt: skip
     ended = execute(request)
     order = {scenario.id: place for place, scenario in enumerate(planned)}
@@ -108,5 +177,19 @@ def trainer(
     print(f"report: {ended.page}")
     if ended.interrupted:
         print("interrupted: the same command resumes the run", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     return ended.status
+
+
+def _folder(found: Described, asked: Asked) -> Path:
+    """The command's own folder, under reports/."""
+    from shardproof.folders import folder_of
+    from shardproof.program import ARMS
+
+    others = {
+        "set": asked.sets, "strength": asked.strength, "version": asked.versions, "cured": asked.cured,
+        "program": asked.program if asked.program != ARMS else "", "fault": asked.faults, "seed": asked.seed,
+        "device": asked.device, "python": asked.python,
+        "file": str(found.file) if found.file.parent != Path.cwd() else "",
+    }  # fmt: skip
+    return folder_of([f"trainer-{found.file.stem}-{found.name}"], (), None, others)

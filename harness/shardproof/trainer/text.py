@@ -26,7 +26,7 @@ def render(trainer: Described, results: Sequence[Result]) -> str:
     if len(bad) > MOST_SHOWN:
         lines += ["", f"{len(bad) - MOST_SHOWN} more failing cells are in the report."]
     lines += ["", *_not_compared(results)]
-    counts = Counter(result.verdict.value for result in results)
+    counts = Counter("known" if result.known_issue else result.verdict.value for result in results)
     lines.append(f"{trainer.system}: {', '.join(f'{n} {verdict}' for verdict, n in counts.most_common())}")
     return "\n".join(lines) + "\n"
 
@@ -52,15 +52,17 @@ def _table(results: Sequence[Result]) -> list[str]:
     """One line a cell, with the verdicts of its arms."""
     lines = []
     for result in results:
-        verdict = SIGNS[result.verdict]
+        verdict = "known" if result.known_issue else SIGNS[result.verdict]
         arms = Counter(arm.verdict for arm in result.arms)
         told = f"{arms['pass']} of {len(result.arms)} arms pass" if result.arms else result.reason.split("\n", 1)[0]
+        told = f"{told}; {result.known_issue}" if result.known_issue else told
         lines.append(f"{verdict:<9} {result.id}  {cell_text(result)}  ({told}, {result.duration_s:.1f} s)")
     return lines
 
 
 def _cell(result: Result) -> list[str]:
-    lines = [f"{result.id}  {cell_text(result)}: {result.verdict.value}"]
+    known = f", known as {result.known_issue}" if result.known_issue else ""
+    lines = [f"{result.id}  {cell_text(result)}: {result.verdict.value}{known}"]
     if not result.arms:
         return [*lines, *(f"    {line}" for line in result.reason.splitlines()[:6])]
     return [*lines, *(line for arm in result.arms for line in _arm(arm))]

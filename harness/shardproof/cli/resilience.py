@@ -20,6 +20,9 @@ from shardproof.verdict import ExitStatus
 )
 @click.option("--seed", type=options.SEED, default=0, show_default=True, help="Seed of damages and samples.")
 @click.option("--trial", metavar="ID", help="Make this one trial of one stack again, and print the record of its save.")
+@click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]", help="Values of a trainer's axis [the first].")
+@click.option("--layout", type=click.Choice(["over", "steps"]), default="over", show_default=True,
+              help="Whether a trainer saves over its last checkpoint, or into a folder for each step.")  # fmt: skip
 @click.option("-j", "--jobs", type=options.JOBS, default=2, show_default=True, help="Trials side by side.")
 @options.deadline
 @click.option(
@@ -31,10 +34,11 @@ from shardproof.verdict import ExitStatus
 @options.json
 @options.plugin
 def resilience(
-    names: tuple[str, ...], trials: int, seed: int, trial: str | None, jobs: int, deadline_s: float,
-    out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
+    names: tuple[str, ...], trials: int, seed: int, trial: str | None, sets: tuple[str, ...], layout: str, jobs: int,
+    deadline_s: float, out: Path | None, json_file: Path | None, plugins: tuple[str, ...],
 ) -> int:  # fmt: skip
-    """Try what crashes, failing disks and damage make of a checkpoint: STACK is a way to keep one (see `list`).
+    """Try what crashes, failing disks and damage make of a checkpoint: STACK is a way to keep one (see `list`), or the
+    file of a trainer of your own, FILE.py[:CLASS].
 
     Every change that a save makes to its folder is recorded, by strace. Each folder that a crash may leave by that
     record, and damaged ones, are loaded in processes of their own, and what comes out is compared bit by bit. Saves and
@@ -44,6 +48,7 @@ def resilience(
     shardproof resilience
     shardproof resilience torch-save dcp --trials 2000 --out reports/resilience
     shardproof resilience dcp --trial flip-payload-0
+    shardproof resilience my_trainer.py --set optimizer=sgd
 
     Exit status: 0 every load gave a whole state or an error, 1 one gave something else, hung or crashed, or a save
     lied, 2 bad input, 130 interrupted.
@@ -52,15 +57,15 @@ def resilience(
     from shardproof.resilience import page, scorecard
     from shardproof.resilience.progress import Progress
     from shardproof.resilience.run import ResilienceRequest, replay, try_stacks
-    from shardproof.resilience.stack_cures import stacks_named
     from shardproof.resilience.trace import require_strace
+    from shardproof.resilience.trainer_stacks import all_named
 
     load_plugins(plugins)
     arguments.require_output_files(None, json=json_file)
-    stacks = stacks_named(names)
+    stacks = all_named(names, sets, layout)
     require_strace()
     if trial is not None:
-        if len(names) != 1:
+        if len(stacks) != 1:
             form = "shardproof resilience dcp --trial killed@3"
             raise UsageError.of("--trial", trial, "with the name of the one stack that it is of", form)
         tried, trace = replay(stacks[0], trial, seed, deadline_s)

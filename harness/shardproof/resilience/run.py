@@ -31,7 +31,7 @@ from shardproof.resilience.planned_trials import Counts, FinishedTrial, PlannedT
 from shardproof.resilience.stack_cures import cured
 from shardproof.resilience.stack_processes import Bench, HostError, Lane
 from shardproof.resilience.stacks import Stack
-from shardproof.resilience.trial import Known, classify
+from shardproof.resilience.trial import MOST_SHOWN, Known, classify
 from shardproof.resilience.trial_store import TrialStore
 from shardproof.world.interpreter import interpreter
 
@@ -75,6 +75,7 @@ class StackResult:
     Attributes:
         counts: how many crash states and strikes there are, tried or not.
         planned: how many trials there should be; after an interruption fewer were made.
+        note: what of the state a load does not restore without any fault either.
     """
 
     stack: Stack
@@ -82,6 +83,7 @@ class StackResult:
     syncs: int
     counts: Counts
     planned: int
+    note: str = ""
     tried: list[FinishedTrial] = field(default_factory=list)
 
 
@@ -100,6 +102,7 @@ class Prepared:
     bench: Bench
     known: Known
     source: StackRecording
+    note: str = ""
 
     @property
     def key(self) -> str:
@@ -108,7 +111,8 @@ class Prepared:
         stack = self.bench.stack
         events = [f"{event.kind} {event.offset}+{len(event.data)}" for event in self.source.trace.events]
         loads = [f"{call.rank} {call.name} {call.nth}" for call in self.source.loads]
-        parts = [stack.driver, repr(stack.options), stack.cured or "", *stack.requires, *_releases(), *events, *loads]
+        made_of = [stack.driver, repr(stack.options), stack.made_of, stack.cured or "", *stack.requires]
+        parts = [*made_of, *_releases(), *events, *loads]
         return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
@@ -134,19 +138,52 @@ def prepared(stack: Stack, deadline_s: float, jobs: int = 1) -> Iterator[Prepare
         folder, other = bench.root / "own", bench.root / "other"
         folder.mkdir()
         other.mkdir()
-        first = lane.save(folder, FIRST, OWN)
-        old = lane.save(folder, OLD, OWN)
-        before = tree_of(folder)
+        first, at_first = lane.save(folder, FIRST, OWN), tree_of(folder) if stack.by_load else {}
+        old, before = lane.save(folder, OLD, OWN), tree_of(folder)
         new, trace = lane.record(folder, NEW, OWN)
         after = tree_of(folder)
         lane.save(other, FIRST, OTHER)
         lane.save(other, OLD, OTHER)
         known = Known(old, new, lane.save(other, NEW, OTHER), first)
+        folders, note = Folders(after, before, tree_of(other)), ""
+        if stack.by_load:
+            known = _known_by_loads(lane, [before, after, folders.other, at_first])
+            note = _not_restored(new, known)
         _require(lane.load(before), known, "old", stack)
         answer, loads = lane.record_load(after)
         _require(answer, known, "new", stack)
-        folders = Folders(after, before, tree_of(other))
-        yield Prepared(bench, known, StackRecording(trace, loads, folders, stack.ranks))
+        yield Prepared(bench, known, StackRecording(trace, loads, folders, stack.ranks), note)
+
+
+def _known_by_loads(lane: Lane, trees: Sequence[Tree]) -> Known:
+    """The states that loads of undamaged folders give: the old one, the new one, another run's and the first. What
+    differs between two loads of the new one is unsteady.
+
+    Raises:
+        HostError: a load fails, or gives the same of the old and of the new folder.
+    """
+    name = lane.bench.stack.name
+    answers = [lane.load(tree) for tree in (*trees, trees[1])]
+    for answer in answers:
+        if answer["ended"] != "ok":
+            why = answer.get("why", answer["ended"])
+            raise HostError(f"stack {name} cannot load what it saved, though nothing happened to it: {why}")
+    old, new, other, first, again = (answer["found"] for answer in answers)
+    unsteady = frozenset(part for part in {*new, *again} if new.get(part) != again.get(part))
+    known = Known(old, new, other, first, unsteady)
+    if known.steady(old) == known.steady(new):
+        raise HostError(f"stack {name}: a load gives the same of two checkpoints of different steps, so that no trial "
+                        "could be told from another; does `load` read what `save` wrote?")  # fmt: skip
+    return Known(*(known.steady(one) for one in (old, new, other, first)), unsteady)
+
+
+def _not_restored(saved: Mapping[str, str], known: Known) -> str:
+    """What a load does not give as it was saved, where the save says what that was."""
+    names = sorted(name for name, digest in known.steady(saved).items() if known.new.get(name) != digest)
+    if not names:
+        return ""
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return f"not restored by any load, and not judged here: {', '.join(names[:MOST_SHOWN])}{more}"
 
 
 def _require(answer: Mapping[str, object], known: Known, wanted: str, stack: Stack) -> None:
@@ -195,7 +232,8 @@ def _try(stack: Stack, request: ResilienceRequest, kept: TrialStore | None, outc
     with prepared(stack, request.deadline_s, request.jobs) as ready:
         every, counts = cases(ready.source, request.trials, request.seed)
         events = ready.source.trace.events
-        found = StackResult(stack, len(events), sum(e.kind.startswith("sync") for e in events), counts, len(every))
+        found = StackResult(stack, len(events), sum(e.kind.startswith("sync") for e in events), counts, len(every),
+                            ready.note)  # fmt: skip
         outcome.found.append(found)
         made = kept.begun(stack.name, ready.key) if kept is not None else {}
         made = {case.label: made[case.label] for case in every if case.label in made}

@@ -37,6 +37,7 @@ def _stack(found: StackResult) -> dict[str, Any]:
         "name": found.stack.name, "doc": found.stack.doc, "events": found.steps, "syncs": found.syncs,
         "crash_states": found.counts.states, "strikes": found.counts.strikes, "trials": len(found.tried),
         "planned": found.planned, "kind": counts, "wrong": wrong[:MOST_KEPT],
+        **({"note": found.note} if found.note else {}), **({"words": found.stack.words} if found.stack.words else {}),
     }  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def exit_status(document: Document) -> ExitStatus:
 
 def replay_of(stack: Document, trial: str, document: Document) -> str:
     """The command that makes a trial again."""
-    return f"shardproof resilience {stack['name']} --trial {trial} --seed {document['seed']}"
+    return f"shardproof resilience {stack.get('words', stack['name'])} --trial {trial} --seed {document['seed']}"
 
 
 def render(document: Document) -> str:
@@ -74,6 +75,8 @@ def _lines(stack: Document, document: Document) -> Iterator[str]:
     of = f" of {stack['planned']}" if stack["trials"] < stack["planned"] else ""
     states = f"{stack['crash_states']} crash states, {stack['strikes']} strikes; {stack['trials']}{of} trials"
     yield f"  {stack['events']} events of a save, {synced}; {states}"
+    if "note" in stack:
+        yield f"  {stack['note']}"
     yield f"  {'':<18}{''.join(f'{outcome:>8}' for outcome in OUTCOMES)}"
     for kind, cells in stack["kind"].items():
         numbers = [str(cells.get(outcome, {}).get("count", ".")) for outcome in OUTCOMES]

@@ -34,6 +34,10 @@ class Stack:
             goes beside it, and whose cures there are; empty for none. cured: which of them, as
             `shardproof.issues.cures` has it; None for none.
         ranks: how many processes save, each of which the driver's own process forks.
+        by_load: the states to compare with are what loads of the undamaged folders give, and not what was saved: a
+            load that restores less than all, as one of a user's own may, can then be tried too.
+        words: how the command line names it, if not by its name. made_of: what else its trials depend on, such as the
+            digest of a user's file.
     """
 
     name: str
@@ -44,6 +48,9 @@ class Stack:
     ranks: int = 1
     system: str = ""
     cured: str | None = None
+    by_load: bool = False
+    words: str = ""
+    made_of: str = ""
 
 
 def stack_of_system(
@@ -64,8 +71,11 @@ class Driver(Protocol):
     def state(self, generation: int, run: int) -> Any:
         """What a training run has after so many steps; no two differ in fewer than all tensors."""
 
-    def save(self, folder: Path, state: Any, generation: int, run: int) -> None:
-        """Keep a state in a folder, which may hold earlier ones. A driver raises whatever the library raises."""
+    def save(self, folder: Path, state: Any, generation: int, run: int) -> Mapping[str, str] | None:
+        """Keep a state in a folder, which may hold earlier ones. A driver raises whatever the library raises.
+
+        Returns: the digests of what was saved, where only the ranks that save it know them; else None.
+        """
 
     def load(self, folder: Path) -> Any:
         """What the folder holds. A driver raises whatever the library raises."""

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from shardproof.errors import HarnessError, UsageError
 from shardproof.resilience.events import Call, Event, Trace, tree_of
+from shardproof.resilience.stages import MARK, stages_of
 from shardproof.resilience.steps import ALL, Steps, Sync
 
 CALLS = (
@@ -42,9 +43,6 @@ LONGEST_WRITE = 1 << 27
 """Bytes of one write that are recorded."""
 
 _FORKS = ("clone", "clone3", "fork", "vfork")
-
-MARK = ".shardproof-stage-"
-"""A rank that asks for a path of this name says which stage of a save it begins (`rank.ranks`)."""
 
 _LINE = re.compile(r"^(\d+) +(\w+)\((.*)\) += (-?\d+|\?)(.*)$", re.DOTALL)
 _UNFINISHED = re.compile(r"^(\d+) +(.*) <unfinished \.\.\.>$", re.DOTALL)
@@ -119,28 +117,35 @@ def read_trace(record: Path, folder: Path, base: dict[str, bytes | None], ranks:
         TraceError: the record does not explain what the folder holds now.
     """
     lines = lines_of(record)
-    recorded = _in_order(list(recorded_of(lines, folder, base, ranks)), _started(_join_interrupted_calls(lines)), ranks)
+    whole = _join_interrupted_calls(lines)
+    marks = _marks(whole, _Reader(str(folder.resolve()), {}, {}).inside, {})
+    numbered = any(name.isdigit() for names in marks.values() for name in names)
+    recorded = _in_order(list(recorded_of(lines, folder, base, ranks)), _started(whole), ranks, numbered=numbered)
     trace = Trace(base, tuple(event for _, event, _ in recorded), tuple(call for *_, call in recorded))
     require_complete(trace, tree_of(folder))
     return trace
 
 
-def _in_order(recorded: list[Changed], started: Mapping[str, int], ranks: int) -> list[Changed]:
+def _in_order(
+    recorded: list[Changed], started: Mapping[str, int], ranks: int, *, numbered: bool
+) -> list[Changed]:
     """Changes by stage of the save, then by rank, since ranks of one stage do not wait for each other. Of one rank:
 
-    * in a stage, one thread after the other, as the names go that they change first: they do not wait for each other;
-    * in a save that says nothing of stages, as recorded; but what its helpers do between two changes of the process or
-      thread that started them, one helper after the other as they were started.
+    * in a stage that a writer has numbered, one thread after the other, as the names go that they change first: they do
+      not wait for each other;
+    * between two collectives, and in a save that says nothing of stages, as recorded; but what its helpers do between
+      two changes of the process or thread that started them, one helper after the other as they were started.
     """
     roots = range(1, ranks + 1) if ranks > 1 else (0,)
     first: dict[tuple[int, str], str] = {}
     by_root: Counter[int] = Counter()
     keys: list[tuple[int, int, str, int, int]] = []
     for thread, event, call in recorded:
-        path = first.setdefault((call.stage, thread), event.path) if call.stage else ""
+        staged = numbered and call.stage > 0
+        path = first.setdefault((call.stage, thread), event.path) if staged else ""
         number = started.get(thread, 0)
-        by_root[call.rank] += number in roots and not call.stage
-        helper = 0 if call.stage or number in roots else number
+        by_root[call.rank] += number in roots and not staged
+        helper = 0 if staged or number in roots else number
         keys.append((call.stage, call.rank, path, by_root[call.rank], helper))
     return [recorded[index] for index in sorted(range(len(recorded)), key=lambda index: keys[index])]
 
@@ -354,6 +359,7 @@ def _calls(lines: Iterable[str], inside: Callable[[str], str | None], ranks: int
     counts: dict[tuple[str, str, str], int] = {}
     whole = _join_interrupted_calls(lines)
     rank_of = _ranks_of(whole) if ranks > 1 else {}
+    begins = {rank: iter(found) for rank, found in stages_of(_marks(whole, inside, rank_of)).items()}
     stages: dict[int, int] = {}
     for line in whole:
         if (found := _LINE.match(line)) is None:
@@ -364,12 +370,25 @@ def _calls(lines: Iterable[str], inside: Callable[[str], str | None], ranks: int
         for path in places:
             counts[process, name, path] = counts.get((process, name, path), 0) + 1
         rank = rank_of.get(process, 0)
-        if places and (mark := places[0].rpartition("/")[2]).startswith(MARK):
-            stages[rank] = int(mark.removeprefix(MARK))
+        if places and places[0].rpartition("/")[2].startswith(MARK):
+            stages[rank] = next(begins[rank])
             continue
         nth = counts[process, name, places[0]] if places else 0
         call = Call(name, places[0], nth, rank, stages.get(rank, 0)) if places else None
         yield process, name, given, result, call
+
+
+def _marks(
+    lines: Iterable[str], inside: Callable[[str], str | None], rank_of: Mapping[str, int]
+) -> dict[int, list[str]]:
+    """Of each rank what stands behind `MARK` in the names that it asked for, in order."""
+    marks: dict[int, list[str]] = {}
+    for line in lines:
+        if (found := _LINE.match(line)) is not None and found[2] == "rmdir":
+            name = (inside(_paths(found[3])[0]) or "").rpartition("/")[2]
+            if name.startswith(MARK):
+                marks.setdefault(rank_of.get(found[1], 0), []).append(name.removeprefix(MARK))
+    return marks
 
 
 def _places(name: str, given: str) -> list[str]:

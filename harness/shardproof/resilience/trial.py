@@ -20,7 +20,7 @@ of the checkpoint and reads nothing of it but these digests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,15 +30,24 @@ OUTCOMES: tuple[TrialOutcome, ...] = ("old", "new", "other", "error", "silent", 
 Digests = Mapping[str, str]
 MOST_SHOWN = 4
 
+LOAD, NOTHING = "what the load did", "the load changed nothing: all is as it was built"
+"""A part that a driver may add to a state that was loaded, and what it is where the load did nothing."""
+
 
 @dataclass(frozen=True)
 class Known:
-    """The states that a load may give, as digests of their parts. first: the one before the old one."""
+    """The states that a load may give, as digests of their parts. first: the one before the old one. unsteady: names of
+    parts that differ from load to load of the same folder, and are not looked at."""
 
     old: Digests
     new: Digests
     other: Digests
     first: Digests = field(default_factory=dict)
+    unsteady: Collection[str] = ()
+
+    def steady(self, found: Digests) -> Digests:
+        """A state without the parts that are unsteady."""
+        return {name: digest for name, digest in found.items() if name not in self.unsteady}
 
 
 @dataclass(frozen=True)
@@ -53,13 +62,13 @@ def classify(answer: Mapping[str, Any], known: Known) -> TrialVerdict:
     """The verdict over a host's answer to a load."""
     match answer["ended"]:
         case "ok":
-            found: Digests = answer["found"]
+            found = known.steady(answer["found"])
             if known.first and found == known.first:
                 return TrialVerdict("old", "the state of the save before")
             for outcome, state in (("new", known.new), ("old", known.old), ("other", known.other)):
                 if found == state:
                     return TrialVerdict(outcome)  # type: ignore[arg-type]
-            return TrialVerdict("silent", _mixture(found, known))
+            return TrialVerdict("silent", NOTHING if found.get(LOAD) == NOTHING else _mixture(found, known))
         case "error":
             return TrialVerdict("error", answer["why"])
         case "hang":

@@ -96,8 +96,7 @@ class Lane:
                 let_trace(asked["rank"])
             if asked.get("most_bytes"):
                 resource.setrlimit(resource.RLIMIT_FSIZE, (asked["most_bytes"],) * 2)
-            self.driver.save(folder, state, generation, run)
-            return known
+            return self.driver.save(folder, state, generation, run) or known
 
         return self.run(save, folder, deadline_s, asked)
 

@@ -34,7 +34,11 @@ from shardproof.world.process import die_with_parent
 LONGEST_WAIT = timedelta(minutes=30)
 """For what another rank does not do; as long as gloo waits by default. The deadline of a trial is shorter."""
 
-Body = Callable[[DeviceMesh], Mapping[str, torch.Tensor] | None]
+Body = Callable[[DeviceMesh], Any]
+"""What a rank does; what it gives can be pickled."""
+
+Plain = tuple[str, tuple[int, ...], bytes]
+"""A tensor's dtype, shape and bytes."""
 
 
 class RankFailedError(RuntimeError):
@@ -64,18 +68,19 @@ class DistributedRanks(Tensors):
         in_ranks(self.world, folder.parent, body)
 
     def load(self, folder: Path) -> State:
-        def body(mesh: DeviceMesh) -> Mapping[str, torch.Tensor]:
+        def body(mesh: DeviceMesh) -> Mapping[str, Plain]:
             state = _sharded(self.blank(), mesh)
             state_dict_loader.load(state, storage_reader=FileSystemReader(folder))
-            return {name: _local(value) for name, value in state.items()}
+            return {name: _plain(_local(value)) for name, value in state.items()}
 
-        return _joined([held for held in in_ranks(self.load_world, folder.parent, body) if held is not None])
+        held = in_ranks(self.load_world, folder.parent, body)
+        return _joined([{name: _tensor(*value) for name, value in one.items()} for one in held])
 
     def digests(self, state: Mapping[str, Any]) -> Mapping[str, str]:
         return digests_of(state)
 
 
-def in_ranks(world: int, scratch: Path, body: Body) -> list[Mapping[str, torch.Tensor] | None]:
+def in_ranks(world: int, scratch: Path, body: Body) -> list[Any]:
     """What a body gives in each of so many ranks, which are forked for it.
 
     Args:
@@ -114,8 +119,7 @@ def _be_rank(rank: int, world: int, meeting: Path, body: Body, tells: int) -> No
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         meet = f"file://{meeting / 'store'}"
         dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world, timeout=LONGEST_WAIT)
-        held = body(init_device_mesh("cpu", (world,)))
-        told = ("", None if held is None else {name: _plain(value) for name, value in held.items()})
+        told = ("", body(init_device_mesh("cpu", (world,))))
     except BaseException as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         told = (f"{type(error).__name__}: {lines[-1] if lines else ''}", None)
@@ -124,16 +128,16 @@ def _be_rank(rank: int, world: int, meeting: Path, body: Body, tells: int) -> No
     os._exit(0)
 
 
-def _read(told: int) -> tuple[str, Mapping[str, torch.Tensor] | None]:
+def _read(told: int) -> tuple[str, Any]:
     with os.fdopen(told, "rb") as file:
         data = file.read()
     if not data:
         return "it was killed", None
     text, held = pickle.loads(data)
-    return text, held and {name: _tensor(*value) for name, value in held.items()}
+    return text, held
 
 
-def _plain(value: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
+def _plain(value: torch.Tensor) -> Plain:
     data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return str(value.dtype).removeprefix("torch."), tuple(value.shape), data
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
-from shardproof.resilience.trace import MARK
+from shardproof.resilience.stages import MARK
 
 State = dict[str, Any]
 

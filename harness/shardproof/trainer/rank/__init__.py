@@ -33,10 +33,13 @@ from shardproof.trainer.rank.loading import class_of, values
 
 
 class Rank:
-    """The `RankSystem` of a trainer."""
+    """The `RankSystem` of a trainer.
 
-    def __init__(self, context: RankContext) -> None:
-        self.context = context
+    built: where the cell's own folder is made, if not beside its checkpoints.
+    """
+
+    def __init__(self, context: RankContext, built: Path | None = None) -> None:
+        self.context, self.built = context, built or context.directory
         self.described = trainer_of(context.scenario)
         self.trainer: Trainer = class_of(self.described.file, self.described.name)()
         self.taken: list[list[Record]] = []
@@ -110,7 +113,7 @@ class Rank:
             others = self.described.axes[axis]
             texts[axis] = next(text for text in others if text != texts[axis])
         found = values(self.described, {axis: text for axis, text in texts.items() if axis != "mesh"})
-        folder = self.context.directory / f"session{op.session}"
+        folder = self.built / f"session{op.session}"
         folder.mkdir(exist_ok=True)
         scenario = self.context.scenario
         seed = (scenario.seed * 1000 + op.init_seed) % 2**32  # which every generator takes

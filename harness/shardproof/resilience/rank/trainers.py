@@ -1,9 +1,9 @@
 """A trainer of a user's own, as a stack: its `build`, `step`, `save` and `load`, or its `fit`, in ranks of the cell.
 
-To save the state of generation n is to build the cell in fresh ranks, make n steps, and call `save`. A load builds from
-another seed and calls `load`. What the ranks hold afterwards is found as `shardproof trainer` finds it, and joined. Of a
-trainer with `fit` what is compared is the state after the first update of the run that resumed, since nothing can be
-seen before.
+To save the state of generation n is to build the cell in fresh ranks, make n steps, and call `save`. A load builds
+from another seed and calls `load`. What the ranks hold afterwards is found as `shardproof trainer` finds it, and
+joined. Of a trainer with `fit` what is compared is the state after the first update of the run that resumed, since
+nothing can be seen before.
 
 A folder of trials holds the folders that `save` is given: one, `checkpoint0`, that each save goes over; or one for each
 generation, `checkpoint3`, and a file `latest` that names the newest (`shardproof.resilience.trainer_stacks`).
@@ -29,9 +29,8 @@ from shardproof.resilience.rank.collective_marks import marked
 from shardproof.resilience.rank.ranks import in_ranks
 from shardproof.resilience.trainer_stacks import STEPS, TRACKER
 from shardproof.resilience.trial import LOAD, NOTHING
-from shardproof.trainer.arms import FIT
+from shardproof.trainer.arms import FIT, NOTE, TOLD
 from shardproof.trainer.cells import scenario_of
-from shardproof.trainer.judge import NOTE
 from shardproof.trainer.rank import Rank
 from shardproof.trainer.rank.warm import warm_up
 from shardproof.trainer.system import VARIANT, register
@@ -136,7 +135,7 @@ class OfTrainer:
             os.close(place)
 
     def _joined(self, body: Callable[[], Digests], folder: Path) -> Digests:
-        """What all ranks give, which this process forks; of a single rank, which it is itself."""
+        """The answers of all ranks, which are forked; where the cell has one rank, this process is that rank."""
         if self.world == 1:
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
             return body()
@@ -151,7 +150,7 @@ def digests_of(records: Iterable[Record]) -> dict[str, str]:
     """Name of each piece of a state → digest of its type, place and bytes."""
     found = {}
     for record in records:
-        if record.role != NOTE:
+        if record.role not in (NOTE, TOLD):
             told = f"{record.dtype} {record.shape} {record.start} {record.size} ".encode()
             at = f" {record.start}" if any(record.start) else ""
             name = f"{record.role} {record.fqn}{at}"

@@ -52,10 +52,10 @@ NEWEST_TORCH = $(shell sed -n 's/^torch==//p' constraints-newest.txt)
 nightly: $(STAMP)  ## the nightly matrix and the slow tests
 	$(if $(VENV),$(PIP) -e '.[ray]')
 	$(PY) -m shardproof run nightly --out reports/nightly
-	$(PY) -m shardproof trainer scenarios/trainers/*.py --strength 2 --cured --out reports/nightly-trainers
 	$(PY) -m shardproof run nightly --system torch-fsdp2 --torch "<=$(NEWEST_TORCH)" --out reports/nightly-newest-torch
 	$(PY) -m pytest $(SPREAD) -m nightly
 	SHARDPROOF_EFFORT=10 $(PY) -m pytest $(SPREAD) -m "hypothesis and not nightly"
+	$(PY) -m shardproof trainer scenarios/trainers/*.py --strength 2 --cured --out reports/nightly-trainers
 
 GPU_SET := gpu regressions/megatron-core-2777 regressions/megatron-core-3949 regressions/torch-fsdp2-164929
 

@@ -19,6 +19,7 @@ from shardproof.versions import split_cures, with_cures
 if TYPE_CHECKING:
     from shardproof.issues.known_issues import KnownIssues
     from shardproof.protocol.releases import Package
+    from shardproof.protocol.system import System
     from shardproof.request import OnRay
     from shardproof.result import Result
     from shardproof.scenario import Scenario
@@ -218,10 +219,15 @@ def that_count(issues: KnownIssues, plan: Plan, faults: Sequence[str]) -> KnownI
 
 def shipped_issues() -> KnownIssues:
     """The known issues that ship with shardproof."""
-    from shardproof.issues.known_issues import KnownIssues, known_issues_of
     from shardproof.protocol.registry import all_systems
 
-    systems = all_systems()
+    return issues_of(all_systems())
+
+
+def issues_of(systems: Sequence[System]) -> KnownIssues:
+    """The known issues of some systems."""
+    from shardproof.issues.known_issues import KnownIssues, known_issues_of
+
     return KnownIssues(
         tuple(issue for system in systems for issue in known_issues_of(system)),
         tuple(issue for system in systems for issue in known_issues_of(system, hidden=True)),

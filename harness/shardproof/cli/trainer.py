@@ -15,7 +15,7 @@ from shardproof.cli import arguments, options
 from shardproof.errors import UsageError
 from shardproof.protocol.plugin_modules import load_plugins
 from shardproof.verdict import ExitStatus
-from shardproof.versions import with_cures
+from shardproof.versions import CURED
 from shardproof.world import preflight
 
 if TYPE_CHECKING:
@@ -66,17 +66,18 @@ def trainer(files: tuple[str, ...], **given: Any) -> int:
         if not is_trainer(file):
             allowed = "a Python file, and behind a colon the class in it"
             raise UsageError.of("FILE", file, allowed, "shardproof trainer my_trainer.py")
-        described(file)
+    names = [f"{found.file.stem}-{found.name}" for found in map(described, files)]
     if len(files) == 1:
         return _examined(files[0], asked)
     if asked.json_file or asked.junit_file:
         allowed = "one FILE; each of several has a folder of its own"
         raise UsageError.of("--json, --junit", " ".join(files), allowed, f"shardproof trainer {files[0]} --json f.json")
+    if asked.out and len({*names}) < len(names):
+        raise UsageError.of("FILE", " ".join(files), "files and classes of different names", "one command for each")
     statuses = []
-    for file in files:
+    for file, name in zip(files, names, strict=True):
         print(f"== {file}", flush=True)
-        own = asked.out / Path(file.partition(":")[0]).stem if asked.out else None
-        statuses.append(_examined(file, replace(asked, out=own)))
+        statuses.append(_examined(file, replace(asked, out=asked.out / name if asked.out else None)))
         if statuses[-1] == INTERRUPTED:
             break
         print()
@@ -123,7 +124,7 @@ def _planned(found: Described, cured: bool, asked: Asked) -> list[Scenario]:
     chosen = cells(found, settings_of(found, asked.sets), asked.strength, asked.seed)
     axes = {"program": asked.program, "seed": str(asked.seed), "faults": ",".join(asked.faults)}
     axes["device"] = asked.device or "cpu"
-    versions = [with_cures(version, "") if cured else version for version in asked.versions or ("",)]
+    versions = [f"{version}{CURED if cured and CURED not in version else ''}" for version in asked.versions or ("",)]
     return [
         scenario_of(found, cell, **{**axes, **({"version": version} if version else {})})
         for version in versions
@@ -163,7 +164,7 @@ def _examined(file: str, asked: Asked) -> int:
     arguments.writable_folder(folder)
     if asked.out is None:
         point_latest(folder)
-    issues = arguments.shipped_issues()
+    issues = arguments.issues_of([system_named(found.system)])
     request = Request(
         plan=Plan(tuple(planned)), out=folder, command=tuple(sys.argv[1:]), seed=asked.seed, jobs=jobs,
         deadline_s=asked.deadline_s, known=KnownIssues() if asked.faults else issues, issues=issues, plugins=modules,

@@ -134,7 +134,7 @@ class _Model:
     def value(self, tensor: torch.Tensor) -> Value:
         """The value of a tensor that lasts. Where its memory is, on a CPU, is remembered: steps change it in place."""
         if tensor.is_cuda:
-            return _value(tensor)
+            return value_of(tensor)
         found = self._seen.get(id(tensor))
         if found is None:
             found = self._seen[id(tensor)] = (tensor, NAME_OF[tensor.dtype], tuple(tensor.shape), _bits(tensor))
@@ -315,7 +315,7 @@ class _Twin:
         for param in model.build.parameters if before else ():
             if any(not is_idle(param.idle, op.iteration, n) for n in forwards):
                 own, dtype = model.params[param.fqn], TORCH_DTYPE[param.stages.compute]
-                computed = before["param", param.names[0]] if own.dtype == dtype else _value(own.to(dtype))
+                computed = before["param", param.names[0]] if own.dtype == dtype else value_of(own.to(dtype))
                 seen.update({("compute_param", use): computed for use in param.uses})
         for buffer in model.build.buffers if first else ():
             if buffer.dtype == "int64":
@@ -338,9 +338,9 @@ class _Twin:
                 sum((g.double().square().sum().cpu() for g in gradients.values()), torch.zeros((), dtype=torch.float64))
             )
             resolve(self.inputs.clip.rule.twin)(gradients, self.norms.get(op.index, exact.item()), self.inputs.clip)
-            seen["norm", "total_norm"] = _value(exact.to(TORCH_DTYPE[self.inputs.clip.norm_dtype]))
+            seen["norm", "total_norm"] = value_of(exact.to(TORCH_DTYPE[self.inputs.clip.norm_dtype]))
         if takes:
-            seen |= {("grad", fqn): _value(gradient) for fqn, gradient in gradients.items()}
+            seen |= {("grad", fqn): value_of(gradient) for fqn, gradient in gradients.items()}
         self._update(model, op, gradients)
         return seen
 
@@ -470,7 +470,8 @@ _SAME_BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8}
 """Dtypes that numpy lacks → one of their size that it has."""
 
 
-def _value(tensor: torch.Tensor) -> Value:
+def value_of(tensor: torch.Tensor) -> Value:
+    """The value of a tensor, as observations have it."""
     return Value(NAME_OF[tensor.dtype], tuple(tensor.shape), _bits(tensor).tobytes())
 
 

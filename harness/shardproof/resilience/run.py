@@ -75,7 +75,7 @@ class StackResult:
     Attributes:
         counts: how many crash states and strikes there are, tried or not.
         planned: how many trials there should be; after an interruption fewer were made.
-        note: what of the state a load does not restore without any fault either.
+        note: what of the state a load does not restore, or not in the same way twice, without any fault either.
     """
 
     stack: Stack
@@ -180,10 +180,13 @@ def _known_by_loads(lane: Lane, trees: Sequence[Tree]) -> Known:
 def _not_restored(saved: Mapping[str, str], known: Known) -> str:
     """What a load does not give as it was saved, where the save says what that was."""
     names = sorted(name for name, digest in known.steady(saved).items() if known.new.get(name) != digest)
-    if not names:
-        return ""
+    told = {"not restored by any load": names, "not the same in two loads": sorted(known.unsteady)}
+    return "; ".join(f"{what}, and not judged here: {_shortened(names)}" for what, names in told.items() if names)
+
+
+def _shortened(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    return f"not restored by any load, and not judged here: {', '.join(names[:MOST_SHOWN])}{more}"
+    return f"{', '.join(names[:MOST_SHOWN])}{more}"
 
 
 def _require(answer: Mapping[str, object], known: Known, wanted: str, stack: Stack) -> None:

@@ -13,7 +13,13 @@ Values = Mapping[tuple[str, str], Value]
 OF_A_RANK = ("rng",)
 """Roles that belong to a rank and mean nothing on another mesh."""
 
-BESIDE = ("state", "step", "exp_avg", "exp_avg_sq", "momentum")
+ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "step": "step", "momentum_buffer": "momentum"}
+"""What an optimizer keeps beside a parameter: the names that have a role of their own."""
+
+STATE = "state"
+"""The role of what it keeps under any other name."""
+
+BESIDE = (*ROLES.values(), STATE)
 """Roles of what an optimizer keeps beside a parameter. What has another shape than the rank's piece of the parameter,
 such as a running product of NAdam, each rank records as its own where the parameter is sharded."""
 

@@ -396,11 +396,12 @@ class Judging:
             return
         pairs = [(self.saved, load)] if load >= 0 else []
         pairs += self.in_turn(session, self.whole) if self.exact else ()
-        found: list[Difference] = []
+        found, left_out = list[Difference](), set[tuple[str, str]]()
         for there, here in pairs:
             (expected, apart), (observed, apart_too) = of_every_mesh(self.at(there)), of_every_mesh(self.at(here))
+            left_out |= apart | apart_too
             found = found or self.compare(expected, observed, here, apart | apart_too)
-        notes = [] if self.exact else [wording.INEXACT]
+        notes = [*([] if self.exact else [wording.INEXACT]), *([wording.apart(left_out)] if left_out else [])]
         self.add(session.name, found, wording.of_mesh(found, session.of), notes)
 
     @property

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -30,17 +31,16 @@ from shardproof.observe.logical import Value
 from shardproof.observe.record import Record
 from shardproof.oracle.contract import Contract
 from shardproof.oracle.inputs import Parameter
+from shardproof.oracle.steppers import TORCH_DTYPE, state_of
+from shardproof.oracle.twin import value_of
 from shardproof.oracle.values import exact_gradient
 from shardproof.program import Op
 from shardproof.scenario import Scenario
 from shardproof.trainer.arms import TOLD
-from shardproof.trainer.every_mesh import of_every_mesh
+from shardproof.trainer.every_mesh import ROLES, STATE, of_every_mesh
 
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 """The optimizers of `torch.optim` that treat every element alone, so that sharding changes no bit."""
-
-ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "step": "step", "momentum_buffer": "momentum"}
-"""Names of state with a role of its own; all other state of a parameter has the role `state`."""
 
 FP32 = "fp32"
 
@@ -60,6 +60,11 @@ class Told:
     models: Sequence[str]
     declined: bool
     optimizers: Sequence[Mapping[str, Any]]
+
+    @property
+    def stepped(self) -> list[tuple[str, list[Any]]]:
+        """Each optimizer's class, and the parameters of its groups."""
+        return [(each["class"], [group["params"] for group in each["groups"]]) for each in self.optimizers]
 
     @classmethod
     def by_op(cls, records: Sequence[Record]) -> dict[int, Told]:
@@ -86,15 +91,17 @@ def stepped(
     if first is None or not first.models:
         raise NoTwin("no model came from self.probe")
     known = _parameters(scenario, ops[0], first, observed[ops[0].index])
+    if any(told[op.index].stepped != first.stepped for op in ops):
+        raise NoTwin("the optimizers, or the parameters that they step, change along the way")
     twin = _Twin(known, first, observed[ops[0].index])
     for before, op in pairwise(ops):
         if op.kind != "step":
             continue
-        (there, apart), start = of_every_mesh(observed[op.index]), twin.kept()
+        (there, _), start = of_every_mesh(observed[op.index]), twin.kept()
         for settings in (told[before.index], told[op.index]):
             twin.put_back(start)
             twin.step(op.iteration, settings, scenario.seed)
-            expected = {name: value for name, value in twin.values().items() if name not in apart}
+            expected = twin.values()
             if all(there.get(name) == value for name, value in expected.items()):
                 break
         yield op, expected, {name: there[name] for name in expected if name in there}
@@ -157,7 +164,7 @@ class _Twin:
         """Copies of the tensors and of the optimizers' state."""
         copies: list[Any] = [{name: tensor.detach().clone() for name, tensor in self.tensors.items()}]
         for optimizer in self.optimizers:
-            copies.append({name: _copied(optimizer.state.get(self.tensors[name], {})) for name in self.known})
+            copies.append({name: deepcopy(optimizer.state.get(self.tensors[name], {})) for name in self.known})
         return copies
 
     def put_back(self, copies: Sequence[Any]) -> None:
@@ -167,7 +174,7 @@ class _Twin:
                 tensor.copy_(copies[0][name])
         for optimizer, states in zip(self.optimizers, copies[1:], strict=True):
             optimizer.state.clear()
-            optimizer.state.update({self.tensors[name]: _copied(state) for name, state in states.items() if state})
+            optimizer.state.update({self.tensors[name]: deepcopy(state) for name, state in states.items() if state})
 
     def step(self, iteration: int, told: Told, seed: int) -> None:
         """One update with the settings of a moment."""
@@ -177,8 +184,8 @@ class _Twin:
                 at = (seed, iteration, (0,))
                 gradient = exact_gradient(parameter.uses, parameter.shape, parameter.gradient, FP32, at)
                 self.tensors[name].grad = gradient.clone()
-        for optimizer, found in zip(self.optimizers, told.optimizers, strict=False):
-            for group, settings in zip(optimizer.param_groups, found["groups"], strict=False):
+        for optimizer, found in zip(self.optimizers, told.optimizers, strict=True):
+            for group, settings in zip(optimizer.param_groups, found["groups"], strict=True):
                 group.update({key: value for key, value in settings.items() if key != "params"})
             optimizer.step()
 
@@ -189,39 +196,23 @@ class _Twin:
         for name, parameter in self.known.items():
             if parameter.idle:
                 continue
-            found["param", name] = _value(self.tensors[name])
+            found["param", name] = value_of(self.tensors[name])
             for optimizer in self.optimizers:
-                for key, value in optimizer.state.get(self.tensors[name], {}).items():
-                    role = ROLES.get(key, "state")
-                    if isinstance(value, torch.Tensor):
-                        found[role, name if role != "state" else f"{name}.{key}"] = _value(value)
+                for key, value in state_of(optimizer, self.tensors[name]):
+                    role = ROLES.get(key, STATE)
+                    found[role, name if role != STATE else f"{name}.{key}"] = value_of(value)
         return found
-
-
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16,
-          "int64": torch.int64}  # fmt: skip
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def _tensor(value: Value) -> torch.Tensor:
     flat = np.frombuffer(bytearray(value.data), np.uint8)
-    return torch.from_numpy(flat).view(DTYPES[value.dtype]).reshape(value.shape)
-
-
-def _value(tensor: torch.Tensor) -> Value:
-    flat = tensor.detach().contiguous().reshape(-1)
-    data: bytes = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return Value(NAMES[tensor.dtype], tuple(tensor.shape), data)
+    return torch.from_numpy(flat).view(TORCH_DTYPE[value.dtype]).reshape(value.shape)
 
 
 def _state(name: str, values: Values) -> dict[str, torch.Tensor]:
     """The state of a parameter as it was observed."""
     found = {key: _tensor(values[role, name]) for key, role in ROLES.items() if (role, name) in values}
     for (role, fqn), value in values.items():
-        if role == "state" and fqn.rpartition(".")[0] == name and value.dtype in DTYPES:
+        if role == STATE and fqn.rpartition(".")[0] == name and value.dtype in TORCH_DTYPE:
             found[fqn.rpartition(".")[2]] = _tensor(value)
     return found
-
-
-def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in state.items()}

@@ -14,11 +14,9 @@ from shardproof.observe.logical import Problem, Value
 from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
 from shardproof.trainer.described import Described
+from shardproof.trainer.every_mesh import BESIDE
 from shardproof.trainer.files_hold import Written
 from shardproof.verdict import Verdict
-
-STATE = ("exp_avg", "exp_avg_sq", "momentum", "step", "state")
-"""Roles of what an optimizer keeps."""
 
 PROBED = "gradients are exact: every model comes from Trainer.probe"
 INEXACT = (
@@ -83,7 +81,7 @@ def of_unsteady(found: Sequence[Difference], op: Op) -> str:
     roles = {d.key.role for d in found}
     if op.kind in ("build", "fit") or "rng" in roles:
         why = "a generator that `build` does not seed from cell.seed is the likely reason"
-    elif roles <= {"param", *STATE, "grad"}:
+    elif roles <= {"param", *BESIDE, "grad"}:
         why = (
             "an order that differs from run to run is the likely reason: threads, a hash order, or data that is no "
             "function of the index"
@@ -94,6 +92,12 @@ def of_unsteady(found: Sequence[Difference], op: Op) -> str:
         f"The trainer is not deterministic: two runs with the same seed differ after {_at(op)} in {_what(found)}; "
         f"{why}. Nothing else is claimed of what differs."
     )
+
+
+def apart(keys: Iterable[tuple[str, str]]) -> str:
+    """State of an optimizer that every rank keeps differently, so that another mesh has nothing to compare with."""
+    names = ", ".join(sorted(name for _, name in keys)[:4])
+    return f"not compared, since the ranks of one mesh have it differently: {names}"
 
 
 def no_twin(why: str) -> str:
@@ -137,8 +141,8 @@ def of_resumed(found: Sequence[Difference], after: Mapping[tuple[str, str], Valu
     """What a resumed run has lost."""
     if not found:
         return ""
-    lost = {d.key.role for d in found if d.kind == "missing"} & set(STATE)
-    kept = {role for role, _ in after} & set(STATE)
+    lost = {d.key.role for d in found if d.kind == "missing"} & set(BESIDE)
+    kept = {role for role, _ in after} & set(BESIDE)
     if after_load and lost and not kept:
         what = ", ".join(sorted({_state_name(d) for d in found if d.key.role in lost}))
         return (

@@ -15,11 +15,12 @@ import pytest
 import torch
 from shardproof.observe.logical import Value
 from shardproof.oracle.contract import Contract
+from shardproof.oracle.twin import NAME_OF
 from shardproof.oracle.values import exact_gradient
 from shardproof.program import Op
 from shardproof.scenario import Mesh, Scenario
 from shardproof.trainer.every_mesh import of_every_mesh
-from shardproof.trainer.twin import ELEMENTWISE, NAMES, NoTwin, Told, stepped
+from shardproof.trainer.twin import ELEMENTWISE, NoTwin, Told, stepped
 
 SCENARIO = Scenario.from_axes({"system": "reference", "mesh": "1x2x1"})
 MESH = Mesh(1, 2, 1)
@@ -63,7 +64,7 @@ class Plain:
 
 def value(tensor: torch.Tensor) -> Value:
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return Value(NAMES[tensor.dtype], tuple(tensor.shape), data)
+    return Value(NAME_OF[tensor.dtype], tuple(tensor.shape), data)
 
 
 def run(
@@ -135,6 +136,21 @@ def test_what_it_does_not_apply_to_is_said(change: dict[str, Any], reason: str) 
     told[0] = replace(told[0], **change)
     with pytest.raises(NoTwin, match=reason):
         list(stepped(SCENARIO, OPS, told, observed))
+
+
+def test_optimizers_that_change_along_the_way_are_not_followed() -> None:
+    told, observed = run(Plain())
+    told[2] = replace(told[2], optimizers=[*told[2].optimizers, *told[2].optimizers])
+    with pytest.raises(NoTwin, match="change along the way"):
+        list(stepped(SCENARIO, OPS, told, observed))
+
+
+def test_state_that_ranks_have_differently_is_seen() -> None:
+    told, observed = run(Plain("NAdam"))
+    name = f"model.{MODEL[0].fqn}.mu_product"
+    right = observed[1].pop(("state", name))
+    observed[1] |= {("state", f"rank{n}.{name}"): v for n, v in enumerate((right, right._replace(data=b"ABCD")))}
+    assert wrong(told, observed) == {(1, "state")}
 
 
 def test_parameters_in_half_precision_are_not_stepped() -> None:

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import HashStore
 
 from shardproof.entry import resolve
 from shardproof.models import model_spec
+from shardproof.observe.record import Record
 from shardproof.program import Op, expand
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.system import RankContext, RankSystem
@@ -28,6 +29,12 @@ from shardproof.scenario import Scenario
 
 ROLES = frozenset({"param", "buffer", "master", "exp_avg", "exp_avg_sq", "momentum", "step", "hyperparameter"})
 """Of what a rank holds, what a checkpoint has to bring back."""
+
+
+def digest_of(record: Record) -> str:
+    """The digest of a record's type, place and bytes."""
+    told = f"{record.dtype} {record.shape} {record.start} {record.size} ".encode()
+    return hashlib.blake2b(told + bytes(record.data), digest_size=12).hexdigest()
 
 
 class OfSystem:
@@ -79,9 +86,7 @@ class OfSystem:
         found = {}
         for record in state.observe(self._op("step")):
             if record.role in ROLES:
-                told = f"{record.dtype} {record.shape} {record.start} {record.size} ".encode()
-                name = f"{record.role} {record.fqn} {record.start}"
-                found[name] = hashlib.blake2b(told + bytes(record.data), digest_size=12).hexdigest()
+                found[f"{record.role} {record.fqn} {record.start}"] = digest_of(record)
         return found
 
     def _op(self, kind: str, checkpoint: int = 0) -> Op:

@@ -11,7 +11,6 @@ generation, `checkpoint3`, and a file `latest` that names the newest (`shardproo
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -27,6 +26,7 @@ from shardproof.program import NO_CHECKPOINT, Op, expand
 from shardproof.protocol.system import RankContext
 from shardproof.resilience.rank.collective_marks import marked
 from shardproof.resilience.rank.ranks import in_ranks
+from shardproof.resilience.rank.systems import digest_of
 from shardproof.resilience.trainer_stacks import STEPS, TRACKER
 from shardproof.resilience.trial import LOAD, NOTHING
 from shardproof.trainer.arms import FIT, NOTE, TOLD
@@ -151,8 +151,6 @@ def digests_of(records: Iterable[Record]) -> dict[str, str]:
     found = {}
     for record in records:
         if record.role not in (NOTE, TOLD):
-            told = f"{record.dtype} {record.shape} {record.start} {record.size} ".encode()
             at = f" {record.start}" if any(record.start) else ""
-            name = f"{record.role} {record.fqn}{at}"
-            found[name] = hashlib.blake2b(told + bytes(record.data), digest_size=12).hexdigest()
+            found[f"{record.role} {record.fqn}{at}"] = digest_of(record)
     return found

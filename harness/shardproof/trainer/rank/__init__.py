@@ -44,7 +44,6 @@ class Rank:
         self.trainer: Trainer = class_of(self.described.file, self.described.name)()
         self.taken: list[list[Record]] = []
         self.probes: list[Probe] = []
-        self.probed: list[str] = []
         self.declined = False
         self.cell: Cell | None = None
 
@@ -141,15 +140,14 @@ class Rank:
             data = text.encode()
             yield whole(op, 0, NOTE, str(number), "utf8", (len(data),), data)
         if self.probes and state is not None:
+            models = [probe.spec.name for probe in self.probes]
             optimizers = [optimizer.told() for optimizer in state.optimizers]
-            facts = {"models": self.probed, "declined": self.declined, "optimizers": optimizers}
-            data = json.dumps(facts).encode()
+            data = json.dumps({"models": models, "declined": self.declined, "optimizers": optimizers}).encode()
             yield whole(op, 0, TOLD, "", "utf8", (len(data),), data)
 
     def _probe(self, name: str, twin: bool) -> nn.Module:
         """A tiny model with known gradients, which is called with the index of the step."""
         assert self.cell is not None
-        self.probed.append(name)
         self.declined = self.declined or not twin
         scenario, mesh = replace(self.context.scenario, model=name), self.context.mesh
         spec = model_spec(name)

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from shardproof.observe.record import Record
 from shardproof.observe.settings import SETTING
+from shardproof.trainer.every_mesh import ROLES, STATE
 from shardproof.trainer.rank.leaves import leaf_records, leaves, line, text
 from shardproof.trainer.rank.modules import Modules
 from shardproof.trainer.rank.pieces import (
@@ -32,10 +33,6 @@ from shardproof.trainer.rank.pieces import (
     records_beside,
     records_of,
 )
-
-ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "step": "step", "momentum_buffer": "momentum"}
-STATE = "state"
-"""The role of state under any other name."""
 
 
 @dataclass

@@ -38,7 +38,6 @@ NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step",
                "master_param": "master"}  # fmt: skip
 
-
 _new = tuple.__new__
 """Makes a named tuple without a Python call: a scenario has hundreds of keys and values."""
 

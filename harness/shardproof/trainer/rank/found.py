@@ -77,28 +77,39 @@ class Item:
 
 
 class State:
-    """What a trainer's `state()` holds on this rank.
-
-    found, hidden, optimizers: what was found, what could not be read, and the optimizers, by the latest look. Each call
-    of `records` looks anew, so that what a trainer makes later is seen too.
-    """
+    """What a trainer's `state()` holds on this rank: what was found, what could not be read, and the optimizers, by the
+    latest look. Each call of `records` looks anew, so that what a trainer makes later is seen too."""
 
     def __init__(self, roots: Mapping[str, object], rank: int, world: int) -> None:
         self._roots, self._rank, self._world = roots, rank, world
-        self.found: list[Item] = []
-        self.hidden: list[Item] = []
-        self.optimizers: list[Optimizer] = []
-        self._look(0)
+        self._latest: Look | None = None
+
+    @property
+    def found(self) -> list[Item]:
+        return self._seen.found
+
+    @property
+    def hidden(self) -> list[Item]:
+        return self._seen.hidden
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return self._seen.optimizers
 
     def records(self, op: int) -> Iterator[Record]:
         """The records of the state as it is now. op: the number of the operation that has just run."""
-        yield from self._look(op)
+        self._latest = self._look(op)
+        yield from self._latest.records
 
-    def _look(self, op: int) -> list[Record]:
+    @property
+    def _seen(self) -> Look:
+        self._latest = self._latest or self._look(0)
+        return self._latest
+
+    def _look(self, op: int) -> Look:
         look = Look(At(op, self._rank), walk(self._roots))
         look.all()
-        self.found, self.hidden, self.optimizers = look.found, look.hidden, look.optimizers
-        return look.records
+        return look
 
 
 class Look:

@@ -81,7 +81,7 @@ def kind_of(value: Any, name: str) -> str:
         return MODULE
     if isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
         return GENERATOR
-    if isinstance(value, _PASSIVE) or _of_passive_room(type(value)):
+    if isinstance(value, _PASSIVE) or facts_of(type(value)).passive:
         return PASSIVE
     return _with_state(value, name) or _without_state(value)
 
@@ -89,7 +89,7 @@ def kind_of(value: Any, name: str) -> str:
 def _with_state(value: Any, name: str) -> str | None:
     if has(value, "param_groups") and any(has(value, other) for other in ("state", "optimizer", "optimizers")):
         return OPTIMIZER
-    if all(callable(inspect.getattr_static(type(value), method, None)) for method in ("step", "zero_grad")):
+    if facts_of(type(value)).steps:
         return OPTIMIZER  # a wrapper that passes on what it does not know
     if not has(value, "state_dict"):
         return CONTAINER if isinstance(value, _CONTAINERS) else None
@@ -110,18 +110,46 @@ def _without_state(value: Any) -> str:
         return ITERATOR
     if isinstance(value, Dataset):
         return DATASET
-    if hasattr(value, "__dict__") or _slots(type(value)):
+    if hasattr(value, "__dict__") or facts_of(type(value)).slots:
         return OBJECT
     return OPAQUE
 
 
 def has(value: object, name: str) -> bool:
     """Whether an object has an attribute, of its own or of its class, without running anything of it."""
+    if name in facts_of(type(value)).names:
+        return True
     try:
-        inspect.getattr_static(value, name)
+        return name in object.__getattribute__(value, "__dict__")
     except AttributeError:
         return False
-    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What is true of every object of a class, found out once, since all that hangs on a trainer is looked at after
+    each operation.
+
+    * names: of the class's attributes, inherited ones too. slots: of attributes that objects keep without a `__dict__`.
+    * steps: whether it has the methods of an optimizer. passive: whether it comes from a package without state.
+    """
+
+    names: frozenset[str]
+    slots: tuple[str, ...]
+    steps: bool
+    passive: bool
+
+
+_FACTS: dict[type, Facts] = {}
+
+
+def facts_of(kind: type) -> Facts:
+    """The facts of a class."""
+    if kind not in _FACTS:
+        names = frozenset(name for base in kind.__mro__ for name in vars(base))
+        steps = all(callable(inspect.getattr_static(kind, method, None)) for method in ("step", "zero_grad"))
+        _FACTS[kind] = Facts(names, _slots(kind), steps, _of_passive_room(kind))
+    return _FACTS[kind]
 
 
 def children_of(value: Any) -> Iterator[tuple[str, Any]]:
@@ -140,7 +168,7 @@ def children_of(value: Any) -> Iterator[tuple[str, Any]]:
             *(pair for pair in own if pair[0] not in _OF_MODULES and "_hooks" not in pair[0]),
         ]
     yield from own
-    for name in _slots(type(value)):
+    for name in facts_of(type(value)).slots:
         try:
             yield name, object.__getattribute__(value, name)
         except AttributeError:
@@ -152,10 +180,10 @@ def name_of(key: object, index: int) -> str:
     return str(key) if isinstance(key, (str, int, float, tuple)) else str(index)
 
 
-def _slots(kind: type) -> list[str]:
+def _slots(kind: type) -> tuple[str, ...]:
     bases = (base for base in kind.__mro__ if base.__module__ != "builtins")
     slots = ((name, slot) for base in bases for name, slot in vars(base).items())
-    return [name for name, slot in slots if isinstance(slot, types.MemberDescriptorType)]
+    return tuple(name for name, slot in slots if isinstance(slot, types.MemberDescriptorType))
 
 
 def passes(path: str) -> bool:

@@ -10,7 +10,8 @@ ENVIRONMENT = {
     "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
 }  # fmt: skip
 BENCHMARKS = (
-    "work", "bench_reference", "bench_start", "bench_world", "bench_megatron", "bench_report", "bench_diagnosis",
+    "work", "bench_reference", "bench_start", "bench_world", "bench_trainer", "bench_megatron", "bench_report",
+    "bench_diagnosis",
 )  # fmt: skip
 
 

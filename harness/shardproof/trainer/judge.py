@@ -423,14 +423,19 @@ class Judging:
             text = wording.nothing_altered(axis)
             self.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, text, ()))
             return
-        wanted = own if wins == "run" else self.at(self._loaded(resumed))
-        now = self.at(load)
+        kept, now = self.at(self._loaded(resumed)), self.at(load)
+        neither = {key for key in changed & now.keys() if now[key] not in (own[key], kept.get(key))}
+        if neither == changed:
+            self.found.append(ArmResult(session.name, Verdict.UNKNOWN.value, wording.neither(neither, axis), ()))
+            return
+        wanted, told = own if wins == "run" else kept, changed - neither
         found = self.compare(
-            {key: wanted[key] for key in changed if key in wanted},
-            {key: now[key] for key in changed if key in now},
+            {key: wanted[key] for key in told if key in wanted},
+            {key: now[key] for key in told if key in now},
             load,
         )
-        self.add(session.name, found, wording.of_altered(found, axis, wins))
+        notes = [wording.neither(neither, axis)] if neither else []
+        self.add(session.name, found, wording.of_altered(found, axis, wins), notes)
 
 
 LEAST_RANKS_THAT_ROUND = 3

@@ -192,6 +192,12 @@ def nothing_altered(axis: str) -> str:
     return f"Another value of {axis} changes no setting that was found, so that nobody can say which of the two won."
 
 
+def neither(keys: Iterable[tuple[str, str]], axis: str) -> str:
+    """Settings that are of neither side after the load, such as a rate that a schedule computed anew."""
+    names = ", ".join(f"{role} of {name}" for role, name in sorted(keys)[:4])
+    return f"{names}: neither the run's nor the checkpoint's after the load, which does not tell whose {axis} won"
+
+
 def idle(keys: Iterable[tuple[str, str]]) -> str:
     """Generators that are not compared."""
     names = ", ".join(sorted(name for _, name in keys)[:4])

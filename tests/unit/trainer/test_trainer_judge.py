@@ -208,6 +208,12 @@ def test_an_altered_axis_without_effect_is_unknown(folder: Path) -> None:
     assert found["verdict"] == "unknown"
 
 
+def test_a_setting_that_is_neither_sides_tells_of_no_winner(folder: Path) -> None:
+    found = judged(folder, only("altered lr", "load", LR, lambda _: "0.3"))
+    assert failed(found) == {"altered lr": wording.neither([LR], "lr")}
+    assert found["verdict"] == "unknown"
+
+
 def test_generators_from_which_nothing_is_drawn_need_not_come_back(folder: Path) -> None:
     made = simulation(folder)
     found = Simulation(made.scenario, only("resumed", "load", RNG, plus), draws=False).judged(folder)

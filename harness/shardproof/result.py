@@ -195,14 +195,15 @@ class Result:
 
     @property
     def _first_of_arms(self) -> tuple[int, ...]:
-        """Of each arm of a trainer's cell that differs, the first operation at which it does."""
+        """Of each arm of a trainer's cell that differs, the first operation at which it does. What a session's files
+        hold is an arm of its own."""
         if not self.operations:
             return ()
         sessions = {index: session for index, (session, _) in enumerate(self.operations)}
-        first: dict[str, int] = {}
-        for op in sorted({d.key.op for d in self.differences}):
-            first.setdefault(sessions.get(op, ""), op)
-        return tuple(first.values())
+        first: dict[tuple[str, str], int] = {}
+        for op, where in sorted({(d.key.op, d.key.where) for d in self.differences}):
+            first.setdefault((sessions.get(op, ""), where), op)
+        return tuple(dict.fromkeys(first.values()))
 
     @cached_property
     def operations(self) -> tuple[tuple[str, str], ...]:

@@ -35,9 +35,17 @@ _ALLOWED = (
 
 
 def open_contents(
-    path: Path, layouts: Iterable[Layout[Contents]], on_read: Callable[[int], None], *, checksums: bool = True
+    path: Path,
+    layouts: Iterable[Layout[Contents]],
+    on_read: Callable[[int], None],
+    *,
+    checksums: bool = True,
+    beside: bool = False,
 ) -> Contents:
     """The index of a checkpoint; close its files after use.
+
+    Args:
+        beside: also take up files of torch.save that lie beside a folder's safetensors, each under its own name.
 
     Raises:
         CheckpointError: there is none, it is damaged or foreign, or holds no element of a tensor.
@@ -46,6 +54,9 @@ def open_contents(
     try:
         if path.is_dir():
             contents.form = _add_folder(contents, path, tuple(layouts))
+            if beside and contents.form.startswith("safetensors"):
+                for file in sorted(file for file in path.iterdir() if file.suffix in SAVED):
+                    _add_file(contents, file, (file.stem,))
         elif path.exists():
             contents.form = _add_file(contents, path, ())
         else:

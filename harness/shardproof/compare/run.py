@@ -48,7 +48,8 @@ class Progress(Protocol):
 @dataclass(frozen=True)
 class CompareRequest:
     """What is to be compared. layouts: the kinds of folders that systems know. renames: applied to the names of both.
-    only: names that one of these does not match are left out."""
+    only: names that one of these does not match are left out. beside: files of torch.save beside a folder's safetensors
+    belong to it, as in a folder of a training script; for two models that would compare what neither of them is."""
 
     a: Path
     b: Path
@@ -56,6 +57,7 @@ class CompareRequest:
     renames: Sequence[Rename] = ()
     only: Sequence[re.Pattern[str]] = ()
     checksums: bool = True
+    beside: bool = False
 
 
 def compare(request: CompareRequest, progress: Progress) -> Comparison:
@@ -78,7 +80,9 @@ class _opened:  # noqa: N801
     """A checkpoint's index as a context, which closes its files."""
 
     def __init__(self, path: Path, request: CompareRequest, on_read: Callable[[int], None]) -> None:
-        self.contents = open_contents(path, request.layouts, on_read, checksums=request.checksums)
+        self.contents = open_contents(
+            path, request.layouts, on_read, checksums=request.checksums, beside=request.beside
+        )
 
     def __enter__(self) -> _opened:
         return self

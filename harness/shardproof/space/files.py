@@ -48,7 +48,7 @@ from typing import Any
 
 from shardproof.errors import A_TRAINER, UsageError
 from shardproof.models import model_spec
-from shardproof.program import require_telling
+from shardproof.program import is_arms, require_telling
 from shardproof.protocol.registry import all_systems, system_named
 from shardproof.protocol.system import System
 from shardproof.scenario import AXES, Mesh, Scenario, value_text
@@ -276,7 +276,7 @@ def canonical(axis: str, text: str) -> str:
     """
     if axis == "model":
         model_spec(text)
-    elif axis == "program":
+    elif axis == "program" and not is_arms(text):
         require_telling(text)
     return Scenario.from_axes({axis: text}).axis_text(axis)
 

@@ -30,9 +30,10 @@ from typing import Any
 
 import numpy as np
 
+from shardproof.compare.differences import EntryDifference
 from shardproof.compare.progress import SilentProgress
 from shardproof.compare.run import CompareRequest, compare
-from shardproof.diff import LAZY_STATE, Difference, as_numbers, diff
+from shardproof.diff import LAZY_STATE, STRUCTURE, Difference, as_numbers, diff
 from shardproof.errors import UsageError
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
@@ -359,7 +360,8 @@ class Judging:
             return
         first, second = (self.directory / f"checkpoint{number}" for number in (arms.FIRST, arms.AGAIN))
         try:
-            found = compare(CompareRequest(_file_of(first), _file_of(second), _layouts()), SilentProgress()).found
+            request = CompareRequest(_file_of(first), _file_of(second), _layouts(), beside=True)
+            found = compare(request, SilentProgress()).found
         except UsageError:
             self.not_compared("again", wording.NO_FORMAT)
             return
@@ -368,6 +370,7 @@ class Judging:
             return
         verdict = Verdict.MISMATCH if found else Verdict.PASS
         self.found.append(ArmResult("again", verdict.value, wording.of_again(found)))
+        self.differences += [_of_file(one, resumed.first("save")) for one in found]
 
     def _written(self) -> None:
         if WHOLE in self.failures:
@@ -462,6 +465,12 @@ FLOATS = ("fp32", "fp64", "bf16", "fp16")
 def _layouts() -> list[Layout[Any]]:
     """The kinds of checkpoint folders that `shardproof diff` knows."""
     return [layout for system in all_systems() for layout in system.layouts]
+
+
+def _of_file(one: EntryDifference, op: int) -> Difference:
+    """What two checkpoints do not have in common, as a difference of the operation that wrote the second one."""
+    kind, total = one.kind if one.kind in STRUCTURE else "bits", max(1, one.total)
+    return Difference(Key(op, "written", one.role, one.name), kind, mismatched=one.mismatched or total, total=total)
 
 
 def _file_of(folder: Path) -> Path:

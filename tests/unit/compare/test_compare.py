@@ -14,6 +14,7 @@ import re
 import struct
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -405,3 +406,14 @@ def test_an_interruption_ends_it_without_a_trace(
     output = capsys.readouterr()
     assert (output.out, "Traceback" in output.err) == ("", False)
     assert not (tmp_path / "o.json").exists()
+
+
+def test_files_of_torch_save_beside_safetensors_are_compared_where_that_is_asked_for(tmp_path: Path) -> None:
+    for name, moment in (("a", torch.zeros(6)), ("b", torch.ones(6))):
+        (tmp_path / name).mkdir()
+        write_safetensors(tmp_path / name / "model.safetensors", {"w": torch.arange(6.0)})
+        samples.save_full({"moment": moment}, tmp_path / name / "optimizer.bin")
+    request = CompareRequest(tmp_path / "a", tmp_path / "b", ())
+    assert compare(request, SilentProgress()).equal
+    found = compare(replace(request, beside=True), SilentProgress()).found
+    assert [one.name for one in found] == ["optimizer.moment"]

@@ -202,6 +202,12 @@ def test_the_setting_that_is_declared_to_win_wins(folder: Path, wins: str, comes
     assert (failed(found).keys() == {"altered lr"}) is (wins != comes_out)
 
 
+def test_what_is_saved_again_is_evidence_of_its_own(folder: Path) -> None:
+    found = judged(folder, only("resumed", "save", MOMENT, plus))
+    told = [(each["where"], each["kind"]) for each in found["differences"]]
+    assert ("written", "bits") in told
+
+
 def test_an_altered_axis_without_effect_is_unknown(folder: Path) -> None:
     found = judged(folder, only("altered lr", "build", LR, lambda _: "0.1"))
     assert failed(found) == {"altered lr": wording.nothing_altered("lr")}

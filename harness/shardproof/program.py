@@ -142,6 +142,9 @@ TAKES = ("save", "keep", "begin_save")
 """Kinds of operations that take the state as it is, to be written or loaded, and change nothing."""
 
 
+FIT = "fit"
+"""The operation of a trainer that owns its loop, in which all of a session happens. No program names it."""
+
 ARMS = "arms"
 """The first word of a trainer's programs, which are no list of operations: `shardproof.trainer.arms` expands them."""
 

@@ -52,7 +52,7 @@ from packaging.version import Version
 from shardproof.errors import UsageError
 from shardproof.issues.cures import cure_of
 from shardproof.issues.upstream_evidence import NOVELTY_KEYS, Novelty, novelty_of
-from shardproof.program import KINDS, SHOWS_IN
+from shardproof.program import FIT, KINDS, SHOWS_IN
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
@@ -297,7 +297,7 @@ def _pattern(table: Table, system: System) -> Pattern:
     table.only(("op", "evidence", "axes", "aftermath", "when"), needed=("op", "evidence"))
     ops = table.texts("op")
     for op in ops:
-        if op not in KINDS:
+        if op not in (*KINDS, FIT):
             raise table.wrong("op", op, KINDS, 'op = "load"')
     evidence, aftermath = table.texts("evidence", empty=False), table.texts("aftermath", empty=False)
     for key, patterns in (("evidence", evidence), ("aftermath", aftermath)):

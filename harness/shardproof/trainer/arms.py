@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardproof.errors import UsageError
-from shardproof.program import ARMS, NO_CHECKPOINT, Op
+from shardproof.program import ARMS, FIT, NO_CHECKPOINT, Op
 from shardproof.protocol.registry import system_named
 from shardproof.scenario import Mesh, Scenario
 from shardproof.trainer.base import world_of
@@ -42,8 +42,6 @@ SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED, OTHER, ALTERED)
 
 FIRST, SECOND, AGAIN = 0, 1, 2
 """Numbers of checkpoints: of the uninterrupted session, of its repetition, and of what is saved again after a load."""
-
-FIT = "fit"
 
 NOTE, TOLD = "note", "told"
 """Roles of what rank 0 says beside the state, which is no state: sentences for the reader, and what the twin needs."""

@@ -22,14 +22,14 @@ from torch._C._distributed_c10d import HashStore
 
 from shardproof.models import model_spec
 from shardproof.observe.record import Record
-from shardproof.program import NO_CHECKPOINT, Op, expand
+from shardproof.program import FIT, NO_CHECKPOINT, Op, expand
 from shardproof.protocol.system import RankContext
 from shardproof.resilience.rank.collective_marks import marked
 from shardproof.resilience.rank.ranks import in_ranks
 from shardproof.resilience.rank.systems import digest_of
 from shardproof.resilience.trainer_stacks import STEPS, TRACKER
 from shardproof.resilience.trial import LOAD, NOTHING
-from shardproof.trainer.arms import FIT, NOTE, TOLD
+from shardproof.trainer.arms import NOTE, TOLD
 from shardproof.trainer.cells import scenario_of
 from shardproof.trainer.rank import Rank
 from shardproof.trainer.rank.warm import warm_up

@@ -177,3 +177,7 @@ def test_a_relation_without_an_answer_is_refused_only_where_it_is_needed() -> No
     with pytest.raises(UsageError, match="a relation that mesh 1x8x1 can follow within world 8"):
         expand(stuck)
     assert expand(stuck.with_axes({"program": "train"}))
+
+
+def test_the_arms_of_a_trainer_are_telling() -> None:
+    require_telling("arms 1 1 resumed")

@@ -1,0 +1,28 @@
+"""torch alone: a local state dict of FSDP1 with use_orig_params, loaded into the model that it comes from.
+
+python fsdp1-102667.py    # two gloo ranks on a CPU, ten seconds
+"""
+
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
+
+
+def main(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    for original in (False, True):
+        model = FullyShardedDataParallel(
+            torch.nn.Linear(4, 4), use_orig_params=original, device_id=torch.device("cpu")
+        )
+        FullyShardedDataParallel.set_state_dict_type(model, StateDictType.LOCAL_STATE_DICT)
+        try:
+            model.load_state_dict(model.state_dict())
+            print(f"rank {rank}, use_orig_params={original}: loaded", flush=True)
+        except RuntimeError as error:
+            print(f"rank {rank}, use_orig_params={original}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(),), nprocs=2)

@@ -22,7 +22,7 @@ from shardproof.trainer.system import register
 from tests.paths import PYTHONPATH, ROOT
 
 SHIPPED = sorted((ROOT / "scenarios/trainers").glob("*.py"))
-QUICK = {"fsdp1": "kind=sharded"}
+QUICK = {"ddp_zero": "optimizer=sgd", "fsdp1": "kind=sharded"}
 """Trainers that need no package but torch, and a cell of theirs that takes seconds."""
 
 DEFECTS = [

@@ -1,0 +1,28 @@
+"""torch alone: DistributedDataParallel with static_graph=True, whose first backward runs under no_sync.
+
+python ddp_zero-143580.py    # two gloo ranks on a CPU, ten seconds
+"""
+
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    for static_graph in (False, True):
+        model = DistributedDataParallel(torch.nn.Linear(4, 4), static_graph=static_graph)
+        try:
+            with model.no_sync():
+                model(torch.ones(1, 4)).sum().backward()
+            model(torch.ones(1, 4)).sum().backward()
+            print(f"rank {rank}, static_graph={static_graph}: accumulated", flush=True)
+        except RuntimeError as error:
+            print(f"rank {rank}, static_graph={static_graph}: {str(error)[:50]}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(),), nprocs=2)

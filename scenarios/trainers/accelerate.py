@@ -12,6 +12,7 @@ Offload is no axis: both plugins of FSDP ask torch for an accelerator as soon as
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,19 @@ class Accelerate(Trainer):
         "data": ["skip", "stateful"],
         "optimizer": ["adamw", "sgd"],
     }
-    requires = ("accelerate==1.15.0", "torchdata==0.11.0", "safetensors==0.8.0", "pyyaml==6.0.4", "tqdm==4.70.1")
+    requires = (
+        "accelerate==1.15.0",
+        "torchdata==0.11.0",
+        "safetensors==0.8.0",
+        "pyyaml==6.0.4",
+        "tqdm==4.70.1",
+        "huggingface_hub==0.36.0",
+        "requests==2.32.5",
+        "urllib3==2.5.0",
+        "idna==3.11",
+        "certifi==2025.10.5",
+        "charset-normalizer==3.4.4",
+    )  # the last six are for releases before 1.15
     steps = (4, 2)
 
     def build(self, cell: Cell) -> None:
@@ -90,8 +103,11 @@ class Accelerate(Trainer):
         version, *flat, kind = cell.sharding.split("-")
         if version == "fsdp1" and kind == "full" and cell.device == "cpu":
             raise Unsupported("FSDP1's full state dict is moved to the CPU, which frees parameters that live there")
+        newer = {"fsdp_version": 2} if version == "fsdp2" else {}
+        if newer and "fsdp_version" not in signature(FullyShardedDataParallelPlugin).parameters:
+            raise Unsupported("FSDP2 came with Accelerate 1.6")
         return FullyShardedDataParallelPlugin(
-            fsdp_version=int(version[-1]),
+            **newer,
             state_dict_type=f"{kind}_state_dict",
             use_orig_params=not flat if version == "fsdp1" else None,
             cpu_ram_efficient_loading=False,

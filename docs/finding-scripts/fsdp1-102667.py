@@ -3,14 +3,16 @@
 python fsdp1-102667.py    # two gloo ranks on a CPU, ten seconds
 """
 
+import sys
 import tempfile
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
 
-def main(rank: int, folder: str) -> None:
+def main(rank: int, folder: str, wrong: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for original in (False, True):
         model = FullyShardedDataParallel(
@@ -21,8 +23,11 @@ def main(rank: int, folder: str) -> None:
             model.load_state_dict(model.state_dict())
             print(f"rank {rank}, use_orig_params={original}: loaded", flush=True)
         except RuntimeError as error:
+            wrong.value = 1
             print(f"rank {rank}, use_orig_params={original}: {error}", flush=True)
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(),), nprocs=2)
+    wrong = torch.multiprocessing.get_context("spawn").Value("i", 0)
+    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(), wrong), nprocs=2)
+    sys.exit(wrong.value > 0)

@@ -5,7 +5,9 @@ python fsdp1-empty-shard.py    # four gloo ranks on a CPU, ten seconds
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,8 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 
-def main(rank: int, folder: str) -> None:
-    """Save and load on one rank, with eight labels and with two."""
+def main(rank: int, folder: str, wrong: Any) -> None:
     """Save and load on one rank, with eight labels and with two."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=4)
     for labels in (8, 2):
@@ -30,9 +31,12 @@ def main(rank: int, folder: str) -> None:
             dcp.load(states, checkpoint_id=f"{folder}/{labels}")
             outcome = "loaded"
         except CheckpointException as error:
+            wrong.value = 1
             outcome = str(error).strip().splitlines()[-1]
         print(f"rank {rank}, {labels} labels: {outcome}", flush=True)
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(),), nprocs=4)
+    wrong = torch.multiprocessing.get_context("spawn").Value("i", 0)
+    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(), wrong), nprocs=4)
+    sys.exit(wrong.value > 0)

@@ -5,7 +5,9 @@ python fsdp1-hybrid-moments.py    # four gloo ranks on a CPU, ten seconds
 
 from __future__ import annotations
 
+import sys
 import tempfile
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +35,7 @@ def moments(optimizer: torch.optim.Optimizer) -> torch.Tensor:
     return found
 
 
-def main(rank: int, folder: str) -> None:
+def main(rank: int, folder: str, wrong: Any) -> None:
     """Save and load on one rank, and count what is wrong."""
     """Save and load on one rank, and count what is wrong."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=4)
@@ -51,9 +53,12 @@ def main(rank: int, folder: str) -> None:
     model.load_state_dict(state["model"])
     read = load_sharded_optimizer_state_dict(state["model"], "optimizer", dcp.FileSystemReader(folder))
     optimizer.load_state_dict(model.optim_state_dict_to_load(model, optimizer, read["optimizer"]))
-    wrong, zero = int((moments(optimizer) != saved).sum()), int((moments(optimizer) == 0).sum())
-    print(f"rank {rank}: of {saved.numel()} moments {wrong} are wrong, and {zero} are zero", flush=True)
+    bad, zero = int((moments(optimizer) != saved).sum()), int((moments(optimizer) == 0).sum())
+    wrong.value = max(wrong.value, bad)
+    print(f"rank {rank}: of {saved.numel()} moments {bad} are wrong, and {zero} are zero", flush=True)
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(),), nprocs=4)
+    wrong = torch.multiprocessing.get_context("spawn").Value("i", 0)
+    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(), wrong), nprocs=4)
+    sys.exit(wrong.value > 0)

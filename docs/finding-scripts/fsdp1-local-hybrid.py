@@ -3,7 +3,9 @@
 python fsdp1-local-hybrid.py    # four gloo ranks on a CPU, ten seconds
 """
 
+import sys
 import tempfile
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 
 
-def main(rank: int, folder: str) -> None:
+def main(rank: int, folder: str, wrong: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=4)
     mesh = init_device_mesh("cpu", (2, 2))
     model = FullyShardedDataParallel(
@@ -25,8 +27,11 @@ def main(rank: int, folder: str) -> None:
         model.state_dict()
         print(f"rank {rank}: made", flush=True)
     except ValueError as error:
+        wrong.value = 1
         print(f"rank {rank}: {error}", flush=True)
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(),), nprocs=4)
+    wrong = torch.multiprocessing.get_context("spawn").Value("i", 0)
+    torch.multiprocessing.spawn(main, (tempfile.mkdtemp(), wrong), nprocs=4)
+    sys.exit(wrong.value > 0)

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("files", metavar="FILE.py[:CLASS]...", nargs=-1, required=True)
+@click.argument("files", metavar="[FILE.py[:CLASS]]...", nargs=-1)
+@click.option(
+    "--command", metavar="TEXT", help="A training script in the place of FILE, with {folder} and {until} in it."
+)
+@click.option("--steps", default="2,4", metavar="CUT,WHOLE", show_default=True,
+              help="With --command: what {until} is in a run that is cut, and in a whole one.")  # fmt: skip
+@click.option("--world", default="", metavar="N[,N]",
+              help="With --command: {world}, how many ranks train, and how many resume too [2,1].")  # fmt: skip
+@click.option("--resume", default="", metavar="TEXT",
+              help="With --command: {resume} where a run resumes; may have {folder} and {checkpoint} in it.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]", help="Values of one of the trainer's axes only.")
 @click.option("--strength", type=options.Whole(min=1, max=20), metavar="N",
               help="Few cells that have every combination of N axes [all cells].")  # fmt: skip
@@ -36,7 +45,8 @@ if TYPE_CHECKING:
 @click.option("--fault", "faults", multiple=True, metavar="ID", help="Let a boundary fault strike; repeatable.")
 @click.option("--seed", type=options.SEED, default=0, show_default=True, help="Of weights and covering arrays.")
 @click.option("-j", "--jobs", type=options.JOBS, default=None, help="Cells at once [cores].")
-@options.deadline
+@click.option("--deadline-s", type=options.DEADLINE_S,
+              help="Seconds a session may take [30], or a run of --command [900].")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where ranks compute [cpu].")
 @options.max_world
 @options.python
@@ -46,11 +56,16 @@ if TYPE_CHECKING:
 @options.json
 @options.junit
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-def trainer(files: tuple[str, ...], **given: Any) -> int:
+@click.pass_context
+def trainer(
+    context: click.Context, files: tuple[str, ...], command: str | None, steps: str, world: str, resume: str,
+    deadline_s: float | None, **given: Any,
+) -> int:  # fmt: skip
     """Drive a trainer of your own along every arm, and compare its state bit for bit.
 
     FILE has a class that derives from shardproof.trainer.Trainer, with build, step, save and load; docs/trainer.md
-    begins with a whole one. Several files run one after another, each in a folder of its own.
+    begins with a whole one. Several files run one after another, each in a folder of its own. With --command a training
+    script is run as it is, and the checkpoints that it leaves are compared.
 
     \b
     shardproof trainer my_trainer.py
@@ -58,10 +73,17 @@ def trainer(files: tuple[str, ...], **given: Any) -> int:
     shardproof trainer my_trainer.py --strength 2 --json trainer.json
     shardproof trainer my_trainer.py --version 1.14.0 --version 1.15.0
     shardproof trainer my_trainer.py --program 'arms 1 1 resumed'
+    shardproof trainer --command 'python train.py --out {folder} --max-steps {until}'
     """
     from shardproof.trainer.described import described, is_trainer
 
-    asked = Asked(**given)
+    _require_one_of_both(context, files, command)
+    if command is not None:
+        asked_command = (command, steps, world, resume)
+        return _examined_command(
+            asked_command, deadline_s or COMMAND_S, given["out"], given["json_file"], given["quiet"]
+        )
+    asked = Asked(deadline_s=deadline_s or SESSION_S, **given)
     for file in files:
         if not is_trainer(file):
             allowed = "a Python file, and behind a colon the class in it"
@@ -108,6 +130,43 @@ class Asked:
 
 
 INTERRUPTED = 130
+SESSION_S, COMMAND_S = 30.0, 900.0
+"""How long a session of a trainer may take, and how long a run of a command."""
+OF_COMMANDS = ("steps", "world", "resume")
+OF_BOTH = ("deadline_s", "out", "json_file", "quiet")
+
+
+def _require_one_of_both(context: click.Context, files: Sequence[str], command: str | None) -> None:
+    """Check that there are files or a command, and no option of the other.
+
+    Raises:
+        UsageError: there are both or neither, or such an option is given.
+    """
+    form = "shardproof trainer my_trainer.py"
+    if bool(files) == (command is not None):
+        given = " ".join(files) or "neither"
+        raise UsageError.of("FILE, --command", given, "one or more files, or one --command", form)
+    for param in context.command.params:
+        name = param.name or ""
+        apart = name not in (*OF_COMMANDS, *OF_BOTH, "command") if command is not None else name in OF_COMMANDS
+        if apart and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            goes = "with a FILE only" if command is not None else "with --command only"
+            raise UsageError.of("option", param.opts[-1], f"{param.opts[-1]} goes {goes}", form)
+
+
+def _examined_command(
+    asked: tuple[str, str, str, str], deadline_s: float, out: Path | None, json_file: Path | None, quiet: bool
+) -> int:
+    """Run the arms of a command; the exit status."""
+    from shardproof.folders import folder_of
+    from shardproof.trainer.command.asked import asked_command
+    from shardproof.trainer.command.main import examine
+
+    command = asked_command(*asked)
+    folder = out or folder_of([f"trainer-command-{command.name}"], (), None, {"command": command.key})
+    arguments.require_output_files(folder, json=json_file)
+    arguments.writable_folder(folder)
+    return examine(command, folder, deadline_s, json_file, quiet=quiet)
 
 
 def _worst(statuses: Sequence[int]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from shardproof.compare import distributed, safetensors
@@ -18,7 +19,7 @@ from shardproof.compare.contents import Contents
 from shardproof.compare.files import FORM, Files
 from shardproof.compare.legacy import MAGIC, add_legacy
 from shardproof.protocol.checkpoint_layout import Layout
-from shardproof.readers.errors import bad
+from shardproof.readers.errors import CheckpointError, bad
 from shardproof.readers.pieces import FULL_FILE, KeyPath
 
 SAVED = (".pt", ".pth", ".bin", ".ckpt")
@@ -66,6 +67,66 @@ def open_contents(
         contents.files.close()
         raise
     return contents
+
+
+def add_everything(contents: Contents, paths: Iterable[Path], layouts: Iterable[Layout[Contents]]) -> list[Path]:
+    """Take up every checkpoint at or below some paths, each under its name below `contents.path`, also where files of
+    several formats lie side by side: `optimizer.pt` beside `model.safetensors`, for example.
+
+    Returns: the files that nobody can read, or that are damaged.
+
+    Raises:
+        CheckpointError: there are too many files.
+    """
+    unread: list[Path] = []
+    for path, add in _units(contents.path, paths, tuple(layouts), [0]):
+        one = Contents(contents.path, contents.files, contents.checksums)
+        try:
+            form = add(one)
+        except CheckpointError:
+            unread.append(path)
+            continue
+        for entry in one.entries.values():
+            contents.add(entry)
+        contents.foreign |= one.foreign
+        contents.extents += one.extents
+        contents.form = contents.form if form in contents.form else " and ".join(filter(None, [contents.form, form]))
+    return unread
+
+
+_Adds = Callable[[Contents], str]
+
+
+def _units(
+    root: Path, paths: Iterable[Path], layouts: tuple[Layout[Contents], ...], seen: list[int]
+) -> Iterator[tuple[Path, _Adds]]:
+    """What can be read as one thing: a distributed checkpoint, all safetensors of a folder, or one other file."""
+    for path in paths:
+        seen[0] += 1
+        if seen[0] > MOST:
+            raise bad(f"{root}: files in it", f"more than {MOST}", "a checkpoint's own folder", FORM)
+        below = path.relative_to(root)
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            continue
+        if path.is_file():
+            prefix = below.with_suffix("").parts if path.suffix in (*SAVED, safetensors.SUFFIX) else below.parts
+            yield path, partial(_add_file, file=path, path=prefix)
+        elif layout := next((each for each in layouts if each.recognises(path)), None):
+            yield path, partial(layout.add, folder=path)
+        elif os.path.lexists(path / distributed.METADATA):
+            yield path, partial(_add_known, folder=path, path=below.parts)
+        else:
+            inside = sorted(path.iterdir())
+            shards = [one for one in inside if one.name.endswith(safetensors.SUFFIX)]
+            if len(shards) > 1:
+                yield path, partial(_add_shards, shards=shards, path=below.parts)
+                inside = [one for one in inside if one not in shards]
+            yield from _units(root, inside, layouts, seen)
+
+
+def _add_shards(contents: Contents, shards: list[Path], path: KeyPath) -> str:
+    safetensors.add_safetensors(contents, shards, path)
+    return "safetensors"
 
 
 def _add_folder(contents: Contents, folder: Path, layouts: tuple[Layout[Contents], ...]) -> str:

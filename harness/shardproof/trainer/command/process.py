@@ -1,0 +1,77 @@
+"""One run of a command: a session of processes of its own, with a deadline, whose output goes into a file.
+
+Whatever the command starts ends with it, also what has called setsid, as the workers of torchrun do: this process
+adopts those whose parent ends, and kills what is left.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardproof.errors import UsageError
+from shardproof.trainer.command.asked import FORM
+from shardproof.world.process import adopt_orphans, children_of, kill_children
+
+PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
+"""Where torch and torchrun look for the port of the process group."""
+LAST_LINES = 8
+LAST_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. status: its exit status, negative for a signal; None where the deadline ended it."""
+
+    status: int | None
+    seconds: float
+
+
+def run(words: Sequence[str], log: Path, deadline_s: float) -> Ended:
+    """Run a command to its end, or to its deadline; nothing that it started is left.
+
+    Raises:
+        UsageError: the program cannot be started.
+    """
+    adopt_orphans()
+    spare = children_of(os.getpid())
+    started = time.monotonic()
+    environment = {**dict.fromkeys(PORTS, str(_free_port())), **os.environ}
+    try:
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+    except OSError as error:
+        allowed = f"a program that can be started ({error.strerror})"
+        raise UsageError.of("--command: program", words[0], allowed, FORM) from None
+    status: int | None = None
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            status = process.wait(deadline_s)
+    finally:
+        kill_children(spare)
+        process.poll()  # which it has been reaped for
+    return Ended(status, time.monotonic() - started)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def last_lines(log: Path) -> list[str]:
+    """The last lines of a run's output that are not empty."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LAST_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return [line for line in lines if line.strip()][-LAST_LINES:]

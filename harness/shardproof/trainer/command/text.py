@@ -1,0 +1,204 @@
+"""What the arms of a command say, in whole plain sentences, and what `shardproof trainer --command` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardproof.codec import to_plain
+from shardproof.compare.differences import EntryDifference
+from shardproof.compare.text import WORDS
+from shardproof.errors import printable
+from shardproof.result import ArmResult
+from shardproof.trainer.command.asked import AskedCommand
+from shardproof.trainer.command.checkpoints import Compared
+from shardproof.trainer.command.process import last_lines
+from shardproof.trainer.command.runs import WRITTEN_BY, Ran
+from shardproof.trainer.text import SIGNS
+from shardproof.verdict import Verdict, merge
+
+UNSEEN = (
+    "state that is in no checkpoint, such as the position in the data, random states that nobody saves, or what is only "
+    "in memory; whatever the two whole runs do in the same wrong way"
+)
+"""What no command can show, which every result says."""
+ALL_UNSTEADY = "not compared: what there is to compare is not deterministic"
+NO_CUT = "not compared: the run that stops early left nothing to resume from"
+ANOTHER_CUT = (
+    "not compared: the run that stops early is not the beginning of the whole run, so that it may end elsewhere"
+)
+NOT_SEEN = "nobody can say whether the resumed run reads the checkpoint, since it is in a format that nobody can change"
+BEGINS_ANEW = (
+    "The resumed run does not read the checkpoint: it comes to the same end when every tensor in the checkpoint has "
+    "another value. It trains from the beginning again, so that no resume was seen. Does the command need an option to "
+    "resume? Put {resume} into it, and give the option with --resume."
+)
+INEXACT = (
+    "compared are names, shapes and counts of steps: on another number of ranks, sums have another order, and a rank may "
+    "get other data"
+)
+_TELLING = ("step", "scheduler", "exp_avg", "momentum", "param")
+"""Roles whose first difference says most about what was lost."""
+MOST_NAMED = 3
+
+
+def of_failure(name: str, ran: Ran) -> ArmResult:
+    """The verdict of an arm whose run failed."""
+    if ran.status is None:
+        told = f"The run did not come to an end within {ran.seconds:.0f} s, and was killed. Its output: {ran.log}"
+        return ArmResult(name, Verdict.HANG.value, told)
+    how = f"exit status {ran.status}" if ran.status > 0 else f"signal {-ran.status}"
+    told = f"The run ended with {how}, and said last: {printable(ran.last_line)}. Its output: {ran.log}"
+    return ArmResult(name, Verdict.CRASH.value, told)
+
+
+def came_once(sentence: str) -> str:
+    """A failure that a second try did not show."""
+    return f"{sentence} It did not come again in a second try."
+
+
+def of_unsteady(found: Sequence[EntryDifference]) -> str:
+    """What two equal runs do not do in the same way."""
+    return (
+        f"The command is not deterministic: two whole runs end with other checkpoints. {_what(found)} differ. A seed that "
+        "the script does not set, or threads, are the likely reason. Nothing else is claimed of what differs."
+    )
+
+
+def moving(found: Sequence[EntryDifference]) -> tuple[str, ...]:
+    """Plain values that two runs have differently, such as a time."""
+    names = [one.name for one in found]
+    return (f"not compared, since two whole runs have other plain values there: {_shortened(names)}",) if names else ()
+
+
+def of_numbers(who: str, observed: int | None, expected: int | None) -> str:
+    """A run whose newest checkpoint has another number."""
+    return f"{who} ends with {_numbered(observed)}, and the whole run with {_numbered(expected)}."
+
+
+def _numbered(number: int | None) -> str:
+    return "a checkpoint without a number" if number is None else f"checkpoint {number}"
+
+
+def no_such_step(number: int | None) -> str:
+    """Why the run that stops early is not compared."""
+    which = "" if number is None else f" of step {number}"
+    return f"not compared: the whole run kept no checkpoint{which}"
+
+
+def nothing_to_resume(cut: int, ran: Ran) -> str:
+    """A run that stops early without a checkpoint."""
+    return (
+        f"With {{until}}={cut} the command left no checkpoint. Let it save more often, or give --steps with a larger "
+        f"first number. Its output: {ran.log}"
+    )
+
+
+def of_cut(found: Sequence[EntryDifference], asked: AskedCommand) -> str:
+    """A run that stops early, and did other things before."""
+    return (
+        f"The run that stops at {asked.cut} is not the beginning of the one that stops at {asked.whole}: {_what(found)} "
+        f"differ at step {asked.cut}. {_first(found)} Does a schedule depend on {{until}}?"
+    )
+
+
+def of_resumed(found: Sequence[EntryDifference], asked: AskedCommand) -> str:
+    """What a resumed run has lost."""
+    steps = [one for one in found if one.role == "step" and one.kind in ("bits", "value")]
+    told = f"Cut at {asked.cut} and resumed, the run ends with another checkpoint than without a break: {_what(found)} differ."
+    if steps and all(_number(one.b) + asked.cut == _number(one.a) for one in map(_shown, steps)):
+        return f"{told} The optimizer has begun again at step 1: the resume did not restore its state. {_first(found)}"
+    return f"{told} {_first(found)}"
+
+
+def _shown(one: EntryDifference) -> _Pair:
+    return _Pair(one.first_a or one.a, one.first_b or one.b)
+
+
+class _Pair:
+    """A number as both sides have it, in words."""
+
+    def __init__(self, a: str, b: str) -> None:
+        self.a, self.b = a, b
+
+
+def _number(shown: str) -> float:
+    try:
+        return float(shown.partition(" ")[0])
+    except ValueError:
+        return float("nan")
+
+
+def _what(found: Sequence[EntryDifference]) -> str:
+    """What differs, by role: `exp_avg of 4 values, param of model.weight`."""
+    roles: dict[str, list[str]] = {}
+    for one in found:
+        roles.setdefault(one.role, []).append(one.name)
+    return ", ".join(
+        f"{role} of {names[0]}" if len(names) == 1 else f"{role} of {len(names)} values"
+        for role, names in sorted(roles.items())
+    )
+
+
+def _first(found: Sequence[EntryDifference]) -> str:
+    """The difference that says most."""
+    order = {role: place for place, role in enumerate(_TELLING)}
+    one = min(found, key=lambda each: order.get(each.role, len(order)))
+    what = f"{one.role} of {one.name}"
+    if one.kind in ("missing", "extra"):
+        return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."
+    if one.detail:
+        return f"{what}: {one.detail}."
+    pair = _shown(one)
+    where = " in its first wrong element" if one.kind == "bits" and one.total > 1 else ""
+    a, b = (text.rpartition(" (")[0] or text for text in (pair.a, pair.b))
+    return f"{what} is {b}{where}, and should be {a} ({WORDS[one.kind]})."
+
+
+def notes(found: Compared) -> tuple[str, ...]:
+    """Files that nobody reads and that differ."""
+    return (f"not compared, since nobody reads such files: {_shortened(found.unread)}",) if found.unread else ()
+
+
+def not_read(found: Compared) -> str:
+    """Why files of an unknown format have no verdict."""
+    return f"not compared: other bytes in {_shortened(found.unread)}, and no reader knows the format ({found.why})"
+
+
+def by_bytes(found: Compared) -> str:
+    """How files of an unknown format were compared."""
+    return f"all bytes are equal; no reader knows the format ({found.why})"
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
+
+
+def verdict_of(arms: Iterable[ArmResult]) -> Verdict:
+    """The verdict of a command: a failure before what nobody can say, and a pass only where an arm passed."""
+    verdicts = [Verdict(arm.verdict) for arm in arms]
+    failed = [verdict for verdict in verdicts if verdict.is_failure]
+    return merge(failed or [verdict for verdict in verdicts if verdict is not Verdict.UNSUPPORTED] or verdicts)
+
+
+def render(arms: Sequence[ArmResult], whole: Ran) -> str:
+    """The whole text."""
+    lines = [f"{SIGNS[Verdict(arm.verdict)]:<9} {arm.name}{': ' if arm.sentence else ''}{arm.sentence}" for arm in arms]
+    told = [f"  {arm.name}: {note}" for arm in arms for note in arm.notes]
+    if not whole.ended_well:
+        lines += ["", f"the end of {whole.log}:", *(f"  {line}" for line in last_lines(whole.log))]
+    if told:
+        lines += ["", "what was not compared:", *told]
+    lines += ["", f"what no run of a command shows: {UNSEEN}"]
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def document(asked: AskedCommand, arms: Sequence[ArmResult], seconds: Mapping[str, float], out: Path) -> dict[str, Any]:
+    """The results in JSON types."""
+    return {
+        "written_by": WRITTEN_BY, "command": asked.text, "steps": [asked.cut, asked.whole],
+        "world": list(asked.worlds), "resume": asked.resume, "verdict": verdict_of(arms).value if arms else "",
+        "arms": to_plain(tuple(arms)), "runs_s": dict(seconds), "logs": str(out / "logs"), "unseen": UNSEEN,
+    }  # fmt: skip

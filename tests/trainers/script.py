@@ -2,6 +2,7 @@
 time by its option --what."""
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,8 @@ if asked.what == "fails":
     sys.exit("this script ends with an error")
 if asked.what == "writes-nothing":
     sys.exit()
+for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+    os.environ.setdefault(name, value)  # without torchrun it is one rank
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 if asked.what != "unseeded":

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--world", default="", metavar="N[,N]",
               help="With --command: {world}, how many ranks train, and how many resume too [2,1].")  # fmt: skip
 @click.option("--resume", default="", metavar="TEXT",
-              help="With --command: {resume} where a run resumes; may have {folder} and {checkpoint} in it.")  # fmt: skip
+              help="With --command: {resume} where a run resumes; may have {checkpoint} in it.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]", help="Values of one of the trainer's axes only.")
 @click.option("--strength", type=options.Whole(min=1, max=20), metavar="N",
               help="Few cells that have every combination of N axes [all cells].")  # fmt: skip
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 @click.pass_context
 def trainer(
-    context: click.Context, files: tuple[str, ...], command: str | None, steps: str, world: str, resume: str,
+    context: click.Context, /, files: tuple[str, ...], command: str | None, steps: str, world: str, resume: str,
     deadline_s: float | None, **given: Any,
 ) -> int:  # fmt: skip
     """Drive a trainer of your own along every arm, and compare its state bit for bit.
@@ -79,10 +79,8 @@ def trainer(
 
     _require_one_of_both(context, files, command)
     if command is not None:
-        asked_command = (command, steps, world, resume)
-        return _examined_command(
-            asked_command, deadline_s or COMMAND_S, given["out"], given["json_file"], given["quiet"]
-        )
+        given = {name: given[name] for name in ("out", "json_file", "quiet")}
+        return _examined_command((command, steps, world, resume), deadline_s=deadline_s or COMMAND_S, **given)
     asked = Asked(deadline_s=deadline_s or SESSION_S, **given)
     for file in files:
         if not is_trainer(file):
@@ -155,7 +153,7 @@ def _require_one_of_both(context: click.Context, files: Sequence[str], command: 
 
 
 def _examined_command(
-    asked: tuple[str, str, str, str], deadline_s: float, out: Path | None, json_file: Path | None, quiet: bool
+    asked: tuple[str, str, str, str], *, deadline_s: float, out: Path | None, json_file: Path | None, quiet: bool
 ) -> int:
     """Run the arms of a command; the exit status."""
     from shardproof.folders import folder_of

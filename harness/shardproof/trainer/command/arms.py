@@ -4,8 +4,8 @@
     twice            the last checkpoints of two whole runs                     equal, or not deterministic
     cut              the run that stops early, with the whole run's checkpoint  equal, where the whole run kept one
                      of the same step
-    resumed          the last checkpoint after a resume, with the whole run's   equal; and other ones, once a value of
-                                                                                each tensor was changed before the resume
+    resumed          the last checkpoint after a resume, with the whole run's   equal; and apart, if before the resume
+                                                                                a value of each tensor is changed
     other world W    the same on W ranks                                        the same names, shapes and counts of
                                                                                 steps; equal values are not claimed
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from shardproof.errors import UsageError
 from shardproof.result import ArmResult
@@ -41,6 +42,7 @@ class CommandArms:
     def __init__(self, runs: Runs) -> None:
         self.runs, self.asked = runs, runs.asked
         self.unsteady: set[str] = set()
+        self.other_bytes: set[str] = set()
         self.early: ArmResult | None = None
 
     def judged(self) -> Iterator[ArmResult]:
@@ -57,7 +59,7 @@ class CommandArms:
         yield self.early
         yield self._confirmed(self._resumed)
         for world in self.asked.worlds[1:]:
-            yield self._confirmed(lambda attempt, world=world: self._other(world, attempt))
+            yield self._confirmed(partial(self._other, world))
 
     @property
     def whole(self) -> Ran:
@@ -96,13 +98,13 @@ class CommandArms:
             sentence = text.of_numbers("A second run", other.number, self.last.number)
             return ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, sentence)
         found = compared(self.last, other)
-        self.unsteady = {one.name for one in found.found}
+        self.unsteady, self.other_bytes = {one.name for one in found.found}, set(found.unread)
         if found.why:
             return self._by_bytes(TWICE, found)
         if any(one.role != PLAIN for one in found.found):
             sentence = text.of_unsteady(found.found)
-            return ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, sentence, text.notes(found))
-        return ArmResult(TWICE, Verdict.PASS.value, "", (*text.notes(found), *text.moving(found.found)))
+            return ArmResult(TWICE, Verdict.NONDETERMINISTIC.value, sentence, text.unread(found.unread))
+        return ArmResult(TWICE, Verdict.PASS.value, "", (*text.unread(found.unread), *text.moving(found.found)))
 
     def _by_bytes(self, name: str, found: Compared) -> ArmResult:
         """The verdict where no reader knows the files: equal bytes pass, and other bytes say nothing."""
@@ -118,7 +120,8 @@ class CommandArms:
         if not left and found.names <= len(self.unsteady):
             return ArmResult(name, Verdict.UNSUPPORTED.value, text.ALL_UNSTEADY)
         verdict = Verdict.MISMATCH if left else Verdict.PASS
-        return ArmResult(name, verdict.value, sentence(left, self.asked) if left else "", text.notes(found))
+        notes = text.unread(sorted({*found.unread} - self.other_bytes))
+        return ArmResult(name, verdict.value, sentence(left, self.asked) if left else "", notes)
 
     def _cut_run(self, attempt: int) -> Ran:
         return self.runs.of(f"{CUT}-{attempt}", self.asked.cut, patience=attempt)

@@ -152,7 +152,7 @@ def change_values(folder: Path) -> None:
     No reader can see that anything is wrong with such a file, apart from those that verify checksums.
     """
     contents = Contents(folder, Files(folder, lambda count: None), checksums=False)
-    places = set()
+    places: set[tuple[Path, int, int]] = set()
     try:
         add_everything(contents, sorted(folder.iterdir()), _layouts())
         for tensor in contents.tensors.values():

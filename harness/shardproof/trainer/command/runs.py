@@ -91,7 +91,7 @@ class Runs:
             found = next(reversed(checkpoints_in(self._work)), None)
             checkpoint = None if base is None else found.path if found else self._work
             world = world or next(iter(self.asked.worlds), None)
-            self._tell(f"{name}: {f'resumes, ' if base else ''}until {until}{f', on {world} ranks' if world else ''}")
+            self._tell(f"{name}: {'resumes, ' if base else ''}until {until}{f', on {world} ranks' if world else ''}")
             words = self.asked.words(self._work, until, world, checkpoint)
             ended = run(words, log, self.deadline_s * patience)
             self._work.rename(kept)

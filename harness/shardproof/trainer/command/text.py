@@ -19,15 +19,13 @@ from shardproof.trainer.text import SIGNS
 from shardproof.verdict import Verdict, merge
 
 UNSEEN = (
-    "state that is in no checkpoint, such as the position in the data, random states that nobody saves, or what is only "
-    "in memory; whatever the two whole runs do in the same wrong way"
+    "state that is in no checkpoint, such as random states that nobody saves; whatever every run does in the same "
+    "wrong way"
 )
 """What no command can show, which every result says."""
 ALL_UNSTEADY = "not compared: what there is to compare is not deterministic"
 NO_CUT = "not compared: the run that stops early left nothing to resume from"
-ANOTHER_CUT = (
-    "not compared: the run that stops early is not the beginning of the whole run, so that it may end elsewhere"
-)
+ANOTHER_CUT = "not compared: the run that stops early is not the beginning of the whole run, and may end elsewhere"
 NOT_SEEN = "nobody can say whether the resumed run reads the checkpoint, since it is in a format that nobody can change"
 BEGINS_ANEW = (
     "The resumed run does not read the checkpoint: it comes to the same end when every tensor in the checkpoint has "
@@ -35,8 +33,8 @@ BEGINS_ANEW = (
     "resume? Put {resume} into it, and give the option with --resume."
 )
 INEXACT = (
-    "compared are names, shapes and counts of steps: on another number of ranks, sums have another order, and a rank may "
-    "get other data"
+    "compared are names, shapes and counts of steps: on another number of ranks, sums have another order, and ranks may get "
+    "other data"
 )
 _TELLING = ("step", "scheduler", "exp_avg", "momentum", "param")
 """Roles whose first difference says most about what was lost."""
@@ -61,8 +59,8 @@ def came_once(sentence: str) -> str:
 def of_unsteady(found: Sequence[EntryDifference]) -> str:
     """What two equal runs do not do in the same way."""
     return (
-        f"The command is not deterministic: two whole runs end with other checkpoints. {_what(found)} differ. A seed that "
-        "the script does not set, or threads, are the likely reason. Nothing else is claimed of what differs."
+        f"The command is not deterministic: two whole runs end with other checkpoints. {_what(found)} differ. A seed "
+        "that the script does not set, or threads, are the likely reason. Nothing else is claimed of what differs."
     )
 
 
@@ -98,36 +96,36 @@ def nothing_to_resume(cut: int, ran: Ran) -> str:
 def of_cut(found: Sequence[EntryDifference], asked: AskedCommand) -> str:
     """A run that stops early, and did other things before."""
     return (
-        f"The run that stops at {asked.cut} is not the beginning of the one that stops at {asked.whole}: {_what(found)} "
-        f"differ at step {asked.cut}. {_first(found)} Does a schedule depend on {{until}}?"
+        f"The run that stops at {asked.cut} is not the beginning of the one that stops at {asked.whole}: "
+        f"{_what(found)} differ at step {asked.cut}. {_first(found)} Does a schedule depend on {{until}}?"
     )
 
 
 def of_resumed(found: Sequence[EntryDifference], asked: AskedCommand) -> str:
     """What a resumed run has lost."""
     steps = [one for one in found if one.role == "step" and one.kind in ("bits", "value")]
-    told = f"Cut at {asked.cut} and resumed, the run ends with another checkpoint than without a break: {_what(found)} differ."
-    if steps and all(_number(one.b) + asked.cut == _number(one.a) for one in map(_shown, steps)):
+    told = (
+        f"Cut at {asked.cut} and resumed, the run ends with another checkpoint than without a break: "
+        f"{_what(found)} differ."
+    )
+    if steps and all(_begins_anew(one, asked.cut) for one in steps):
         return f"{told} The optimizer has begun again at step 1: the resume did not restore its state. {_first(found)}"
     return f"{told} {_first(found)}"
 
 
-def _shown(one: EntryDifference) -> _Pair:
-    return _Pair(one.first_a or one.a, one.first_b or one.b)
+def _shown(one: EntryDifference) -> tuple[str, str]:
+    """A value, or the first that differs, as it should be and as it is: `4` of `4 (0x40800000)` and of `4 (int)`."""
+    expected, observed = (text.rpartition(" (")[0] or text for text in (one.first_a or one.a, one.first_b or one.b))
+    return expected, observed
 
 
-class _Pair:
-    """A number as both sides have it, in words."""
-
-    def __init__(self, a: str, b: str) -> None:
-        self.a, self.b = a, b
-
-
-def _number(shown: str) -> float:
+def _begins_anew(one: EntryDifference, cut: int) -> bool:
+    """Whether a count of steps lacks those before the cut."""
     try:
-        return float(shown.partition(" ")[0])
+        expected, observed = map(float, _shown(one))
     except ValueError:
-        return float("nan")
+        return False
+    return expected == observed + cut
 
 
 def _what(found: Sequence[EntryDifference]) -> str:
@@ -150,15 +148,14 @@ def _first(found: Sequence[EntryDifference]) -> str:
         return f"{what} is {'not there' if one.kind == 'missing' else 'there, and should not be'}."
     if one.detail:
         return f"{what}: {one.detail}."
-    pair = _shown(one)
     where = " in its first wrong element" if one.kind == "bits" and one.total > 1 else ""
-    a, b = (text.rpartition(" (")[0] or text for text in (pair.a, pair.b))
-    return f"{what} is {b}{where}, and should be {a} ({WORDS[one.kind]})."
+    expected, observed = _shown(one)
+    return f"{what} is {observed}{where}, and should be {expected} ({WORDS[one.kind]})."
 
 
-def notes(found: Compared) -> tuple[str, ...]:
-    """Files that nobody reads and that differ."""
-    return (f"not compared, since nobody reads such files: {_shortened(found.unread)}",) if found.unread else ()
+def unread(names: Sequence[str]) -> tuple[str, ...]:
+    """Files that nobody reads, and that have other bytes."""
+    return (f"not compared, since no reader knows the format: {_shortened(names)}",) if names else ()
 
 
 def not_read(found: Compared) -> str:

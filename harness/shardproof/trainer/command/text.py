@@ -33,8 +33,8 @@ BEGINS_ANEW = (
     "resume? Put {resume} into it, and give the option with --resume."
 )
 INEXACT = (
-    "compared are names, shapes and counts of steps: on another number of ranks, sums have another order, and ranks may get "
-    "other data"
+    "compared are names, shapes and counts of steps: on another number of ranks, sums have another order, and ranks "
+    "may get other data"
 )
 _TELLING = ("step", "scheduler", "exp_avg", "momentum", "param")
 """Roles whose first difference says most about what was lost."""

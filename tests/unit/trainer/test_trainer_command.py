@@ -1,0 +1,216 @@
+"""`shardproof trainer --command`: places in a command, checkpoints in a folder, scripts with one mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from shardproof.errors import UsageError
+from shardproof.trainer.command.asked import asked_command
+from shardproof.trainer.command.checkpoints import change_values, checkpoints_in, compared, number_of
+
+from tests.paths import PYTHONPATH, ROOT
+
+SCRIPT = f"{sys.executable} {ROOT / 'tests/trainers/script.py'}"
+COMMAND = f"{SCRIPT} --out {{folder}} --max-steps {{until}}"
+
+
+# Pure parts
+
+
+def test_places_are_filled() -> None:
+    text = f"{sys.executable} -n {{world}} train.py '--out={{folder}}/a b' {{until}} {{resume}}"
+    asked = asked_command(text, "3,6", "4,2", "--from {checkpoint}")
+    folder = Path("/runs/folder")
+    begun = asked.words(folder, 3, 4, None)
+    assert begun[1:] == ["-n", "4", "train.py", "--out=/runs/folder/a b", "3"]
+    assert asked.words(folder, 6, 2, folder / "step-3")[-3:] == ["6", "--from", "/runs/folder/step-3"]
+    assert (asked.cut, asked.whole, asked.worlds, asked.name) == (3, 6, (4, 2), "train")
+
+
+@pytest.mark.parametrize(
+    ("text", "steps", "world", "resume", "said"),
+    [
+        ("python {until}", "2,4", "", "", "{folder} in it"),
+        ("python {folder}", "2,4", "", "", "{until} in it"),
+        ("python {folder} {until} {seed}", "2,4", "", "", "place: given '{seed}'"),
+        ("no-such-program {folder} {until}", "2,4", "", "", "program: given 'no-such-program'"),
+        ("python {folder} {until} '", "2,4", "", "", "words as in a shell"),
+        (COMMAND, "4,2", "", "", "the smaller one first"),
+        (COMMAND, "2", "", "", "--steps"),
+        (COMMAND, "2,4", "2,1", "", "with a command that has {world} in it"),
+        (COMMAND, "2,4", "", "--again", "both or neither"),
+        (f"{COMMAND} {{resume}}", "2,4", "", "", "both or neither"),
+        (f"{COMMAND} {{resume}}", "2,4", "", "{until}", "--resume: place"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_told(text: str, steps: str, world: str, resume: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        asked_command(re.sub("^python ", f"{sys.executable} ", text), steps, world, resume)
+    assert said in str(caught.value)
+    assert "allowed: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("checkpoint-4", 4), ("global_step12", 12), ("iter_0000004", 4), ("step_3.pt", 3), ("epoch=1-step=40.ckpt", 40),
+        ("epoch=2.ckpt", 2), ("model_step4.pt", 4), ("rank_0", None), ("model-00001-of-00002.safetensors", None),
+    ],
+)  # fmt: skip
+def test_the_number_in_a_name(name: str, number: int | None) -> None:
+    assert number_of(name) == number
+
+
+def test_the_newest_checkpoint_is_found(tmp_path: Path) -> None:
+    for step in (2, 10):
+        (tmp_path / f"logs/checkpoint-{step}").mkdir(parents=True)
+        torch.save({"model": torch.ones(step)}, tmp_path / f"logs/checkpoint-{step}/last.pt")
+    assert [one.number for one in checkpoints_in(tmp_path)] == [2, 10]
+    assert checkpoints_in(tmp_path)[-1].path == tmp_path / "logs/checkpoint-10"
+    assert checkpoints_in(tmp_path / "logs/checkpoint-2")[-1].number is None
+
+
+def test_every_file_is_compared(tmp_path: Path) -> None:
+    for name, moment in (("one", 1.0), ("other", 2.0)):
+        (tmp_path / name).mkdir()
+        torch.save({"weight": torch.ones(3)}, tmp_path / name / "model.pt")
+        torch.save({"state": {0: {"exp_avg": torch.full((3,), moment)}}}, tmp_path / name / "optimizer.pt")
+        torch.save({"last_epoch": moment}, tmp_path / name / "scheduler.pt")
+        (tmp_path / name / "state.json").write_text(name)
+    found = compared(*(checkpoints_in(tmp_path / name)[-1] for name in ("one", "other")))
+    assert [(one.name, one.role) for one in found.found] == [
+        ("optimizer.state.0.exp_avg", "exp_avg"), ("scheduler.last_epoch", "scheduler")
+    ]  # fmt: skip
+    assert (found.names, found.unread) == (3, ("state.json",))
+
+
+def test_a_format_that_nobody_knows_is_compared_by_bytes(tmp_path: Path) -> None:
+    for name in ("one", "same", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights.msgpack").write_bytes(b"other" if name == "other" else b"weights")
+    one, same, other = (checkpoints_in(tmp_path / name)[-1] for name in ("one", "same", "other"))
+    assert (compared(one, same).unread, bool(compared(one, same).why)) == ((), True)
+    assert compared(one, other).unread == ("weights.msgpack",)
+
+
+class Hostile:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_damaged_or_hostile_file_differs_and_executes_nothing(tmp_path: Path) -> None:
+    for name in ("one", "torn", "hostile"):
+        (tmp_path / name).mkdir()
+        torch.save({"weight": torch.ones(300)}, tmp_path / name / "model.pt")
+    torn = tmp_path / "torn/model.pt"
+    torn.write_bytes(torn.read_bytes()[:500])
+    (tmp_path / "hostile/model.pt").write_bytes(pickle.dumps(Hostile(tmp_path / "struck")))
+    one, *others = (checkpoints_in(tmp_path / name)[-1] for name in ("one", "torn", "hostile"))
+    assert [bool(compared(one, other).found) for other in others] == [True, True]
+    assert not (tmp_path / "struck").exists()
+
+
+def test_a_value_of_every_tensor_is_changed(tmp_path: Path) -> None:
+    torch.save(
+        {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16), "n": torch.ones(2).int()}, tmp_path / "x.pt"
+    )
+    change_values(tmp_path)
+    found = torch.load(tmp_path / "x.pt")
+    assert found["a"].tolist() == [1.5, 1.0, 1.0]
+    assert found["b"].tolist() == [1.5, 1.0]
+    assert found["n"].tolist() == [1, 1]
+
+
+# Real scripts
+
+
+def start(folder: Path, command: str, *words: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "shardproof", "trainer", "--command", command, "--out", str(folder / "out"), *words]
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH}
+    return subprocess.Popen(
+        line, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+
+
+def ran(folder: Path, command: str, *words: str) -> tuple[int, dict[str, tuple[str, str]], str]:
+    """Exit status, verdict and sentence of each arm, and what was printed as an error."""
+    process = start(folder, command, *words)
+    _, errors = process.communicate(timeout=600)
+    file = folder / "out/results.json"
+    arms = json.loads(file.read_text("utf-8"))["arms"] if file.exists() else []
+    return process.returncode, {arm["name"]: (arm["verdict"], arm["sentence"]) for arm in arms}, errors
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("what", "status", "arm", "verdict", "sentence"),
+    [
+        ("forgets", 1, "resumed", "mismatch", "The optimizer has begun again at step 1"),
+        ("unseeded", 1, "twice", "nondeterministic", "two whole runs end with other checkpoints. exp_avg of 4 values"),
+        ("begins-anew", 3, "resumed", "unknown", "The resumed run does not read the checkpoint"),
+        ("schedules-until", 1, "cut", "mismatch", "Does a schedule depend on {until}?"),
+        ("fails", 1, "whole", "crash", "exit status 1, and said last: this script ends with an error."),
+    ],
+)
+def test_a_mistake_is_told(tmp_path: Path, what: str, status: int, arm: str, verdict: str, sentence: str) -> None:
+    ended, arms, errors = ran(tmp_path, f"{COMMAND} --what {what}")
+    assert (ended, arms[arm][0]) == (status, verdict), errors
+    assert sentence in arms[arm][1]
+
+
+@pytest.mark.real
+def test_a_command_that_writes_nothing_is_refused(tmp_path: Path) -> None:
+    ended, arms, errors = ran(tmp_path, f"{COMMAND} --what writes-nothing")
+    assert (ended, arms) == (2, {})
+    assert "what it wrote into {folder}: given 'nothing" in errors
+
+
+@pytest.mark.real
+@pytest.mark.nightly
+def test_a_sound_script_passes_on_two_ranks_and_on_one(tmp_path: Path) -> None:
+    launch = COMMAND.replace(sys.executable, f"{sys.executable} -m torch.distributed.run --nproc-per-node {{world}}", 1)
+    ended, arms, errors = ran(tmp_path, f"{launch} {{resume}}", "--resume", "--resume-from {checkpoint}")
+    assert (ended, [verdict for verdict, _ in arms.values()]) == (0, ["pass"] * 4), errors
+    assert list(arms) == ["twice", "cut", "resumed", "other world 1"]
+
+
+@pytest.mark.real
+@pytest.mark.nightly
+def test_an_interrupted_command_goes_on(tmp_path: Path) -> None:
+    process = start(tmp_path, COMMAND)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("cut-1"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, "the same command resumes the run" in errors) == (130, True)
+    ended, _, errors = ran(tmp_path, COMMAND)
+    assert (ended, errors.splitlines()[0][:5]) == (0, "cut-1")
+
+
+@pytest.mark.real
+def test_a_hang_ends_with_all_its_processes(tmp_path: Path) -> None:
+    from shardproof.trainer.command.process import run
+
+    script = (
+        f"import os, time; os.fork() or os.setsid(); open({str(tmp_path / 'pid')!r}, 'a').write(f'{{os.getpid()}} ')"
+    )
+    ended = run([sys.executable, "-c", f"{script}; time.sleep(1000)"], tmp_path / "log", 3.0)
+    assert ended.status is None
+    assert [pid for pid in (tmp_path / "pid").read_text().split() if Path(f"/proc/{pid}").exists()] == []

@@ -61,7 +61,7 @@ while step < asked.max_steps:
         folder = asked.out / f"checkpoint-{step}"
         folder.mkdir(exist_ok=True)
         saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-        torch.save({**saved, "step": step}, folder / "last.pt")
+        torch.save({**saved, "step": step, "arguments": {"max_steps": asked.max_steps}}, folder / "last.pt")
         (folder / "log.json").write_text(f'{{"time": {time.time()}}}')
 dist.barrier()
 dist.destroy_process_group()

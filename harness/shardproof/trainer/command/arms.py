@@ -136,7 +136,12 @@ class CommandArms:
         same = [one for one in self.whole.checkpoints if one.number == last.number is not None]
         if not same:
             return ArmResult(CUT, Verdict.UNSUPPORTED.value, text.no_such_step(last.number))
-        return self._judged(CUT, compared(same[0], last), text.of_cut)
+        found = compared(same[0], last)
+        given = [one for one in found.found if text.is_until(one, self.asked)]
+        judged = self._judged(
+            CUT, replace(found, found=tuple(one for one in found.found if one not in given)), text.of_cut
+        )
+        return replace(judged, notes=(*judged.notes, *text.until_itself(given)))
 
     def _resumed(self, attempt: int) -> ArmResult:
         cut = self._cut_run(attempt)

@@ -93,6 +93,17 @@ def nothing_to_resume(cut: int, ran: Ran) -> str:
     )
 
 
+def is_until(one: EntryDifference, asked: AskedCommand) -> bool:
+    """Whether a plain value is nothing but `{until}`, as a checkpoint with the script's own arguments has it."""
+    return one.kind == "value" and _shown(one) == (str(asked.whole), str(asked.cut))
+
+
+def until_itself(found: Sequence[EntryDifference]) -> tuple[str, ...]:
+    """Values that the command line gives."""
+    names = [one.name for one in found]
+    return (f"not compared, since it is {{until}} itself: {_shortened(names)}",) if names else ()
+
+
 def of_cut(found: Sequence[EntryDifference], asked: AskedCommand) -> str:
     """A run that stops early, and did other things before."""
     return (

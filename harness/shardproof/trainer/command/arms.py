@@ -67,7 +67,7 @@ class CommandArms:
 
     @property
     def last(self) -> Checkpoint:
-        """The checkpoint that every other one is compared with."""
+        """The newest checkpoint of the whole run, with which the other runs are compared."""
         return self.whole.checkpoints[-1]
 
     def _confirmed(self, judge: Callable[[int], ArmResult]) -> ArmResult:

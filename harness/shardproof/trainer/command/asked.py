@@ -1,4 +1,4 @@
-"""A command with places in it: what is put into them for one run, and what is wrong with a command that lacks one."""
+"""A command with places such as `{folder}`: the words of one run, and the errors of a command that lacks a place."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AskedCommand:
 
     @property
     def name(self) -> str:
-        """What the command is called: its script, else its first word."""
+        """The name of the command's script, else its first word."""
         words = shlex.split(self.text)
         return Path(next((word for word in words if word.endswith(".py")), words[0])).stem
 

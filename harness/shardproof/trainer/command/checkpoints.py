@@ -101,11 +101,11 @@ class _Everything:
     unread: list[Path] = field(default_factory=list)
 
     def recognises(self, folder: Path) -> bool:
-        """Whether it is one of the two."""
+        """Whether the folder is one of the two checkpoints."""
         return folder in self.paths
 
     def add(self, contents: Contents, folder: Path) -> str:
-        """Take it up."""
+        """Take up every file of the checkpoint in a folder; the names of the formats."""
         self.unread += add_everything(contents, self.paths[folder], self.layouts)
         return contents.form
 

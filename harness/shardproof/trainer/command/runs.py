@@ -26,7 +26,7 @@ WRITTEN_BY = "shardproof trainer --command"
 
 @dataclass(frozen=True)
 class Ran:
-    """A run that ended. folder: what it left. status: its exit status; None where the deadline ended it."""
+    """A run that ended. folder: its checkpoints. log: its output. status: the exit status; None after a deadline."""
 
     name: str
     folder: Path

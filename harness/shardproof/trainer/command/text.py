@@ -165,7 +165,7 @@ def _first(found: Sequence[EntryDifference]) -> str:
 
 
 def unread(names: Sequence[str]) -> tuple[str, ...]:
-    """Files that nobody reads, and that have other bytes."""
+    """A note on files of an unknown format with other bytes."""
     return (f"not compared, since no reader knows the format: {_shortened(names)}",) if names else ()
 
 

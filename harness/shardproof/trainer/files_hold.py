@@ -42,9 +42,11 @@ class Written:
     converted: bool = False
 
 
-def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequence[str]) -> Written:
-    """What of the live values is in no file below `folder`. transient: patterns of `ROLE NAME` that need not be."""
+def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequence[str], ranks: int = 1) -> Written:
+    """What of the live values is in no file below `folder`. transient: patterns of `ROLE NAME` that need not be. ranks:
+    among how many a value may be cut; of one whose pieces would be too short to be found, nothing is claimed."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
+    least = max(LEAST_BYTES, 2 * PIECE * ranks)
     wanted = {
         key: value
         for key, value in live.items()
@@ -58,7 +60,8 @@ def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequ
     absent = [key for key in missing if key[0] == "param"]
     if params and len(absent) > (1 - LEAST_SHARE) * len(params):
         return Written((), len(wanted), converted=True)
-    return Written(tuple(missing), len(wanted))
+    found_out = {key for key in wanted if len(wanted[key].data) >= least or key not in missing}
+    return Written(tuple(key for key in missing if key in found_out), len(found_out))
 
 
 def _held(value: Value, files: Sequence[Path]) -> bool:

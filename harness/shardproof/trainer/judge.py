@@ -379,7 +379,8 @@ class Judging:
         if number is None:
             return
         at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
-        held = written(self.directory / f"checkpoint{number}", self.at(at), self.trainer.transient)
+        ranks = self.whole.ops[0].mesh.world
+        held = written(self.directory / f"checkpoint{number}", self.at(at), self.trainer.transient, ranks)
         if held.converted:
             self.not_compared("written", wording.CONVERTED)
             return

@@ -19,7 +19,7 @@ from shardproof.diff import Difference
 from shardproof.errors import UsageError
 from shardproof.models import ModelSpec, ModuleSpec, model_spec
 from shardproof.observe.record import LIVE
-from shardproof.program import WRITES, Op, expand
+from shardproof.program import WRITES, Op, expand, is_arms
 from shardproof.result import Result
 from shardproof.scenario import Mesh, Scenario
 
@@ -240,6 +240,8 @@ def case_of(result: Result, *, whole: bool = False) -> FailureCase:
     if not result.verdict.is_failure or not (result.failed_op and result.signature):
         raise NoExportError.because(result, f"its verdict is {result.verdict.value}", "a scenario that fails")
     ops = expand(result.scenario)
+    if is_arms(result.scenario.program):  # whose runs its system chooses
+        return FailureCase(result, ops, Focus(OTHER, ops[result.failed_op.index]), whole)
     focus = _focus(result, ops)
     case = FailureCase(result, path_to(ops, focus.op), focus, whole)
     if not case.weights_alone:

@@ -67,18 +67,19 @@ class FailureDescription:
         return f"{self.title} {self.harm}" if self.harm and len(self.title) <= BRIEF else self.title
 
 
-def describe_failure(case: FailureCase, known: str | None) -> FailureDescription:
+def describe_failure(case: FailureCase, known: str | None, title: str = "", what: str = "") -> FailureDescription:
     """What is known of the failure of a case.
 
     Args:
-        known: ids of the known issues that it matches, joined by `+`; None for none.
+        known: ids of the known issues that it matches, joined by `+`; None for none. title, what: what to say of it
+            where nothing is known.
     """
     system = system_named(case.scenario.system)
     found = describe_known_issues(system, _shown_first(case, system, known) if known else known)
     names = _cures_shown_by(system, case.scenario)
     if found and names and found.cure not in names:
         found = replace(found, cure=names[0], patch=_patch(system, names[0]))
-    return found or FailureDescription(headline(case.result), f"It shows in {subject_of(case)}.")
+    return found or FailureDescription(title or headline(case.result), what or f"It shows in {subject_of(case)}.")
 
 
 def _shown_first(case: FailureCase, system: System, known: str) -> str:
@@ -185,8 +186,10 @@ def render_issue(
         else "",
         "## The script",
         f"`python {SCRIPT}` shows it, with status 1."
-        + "".join(f" Without a GPU it needs `{name}` beside it." for name in draft.shims),
+        + "".join(f" Without a GPU it needs `{name}` beside it." for name in draft.shims)
+        + (f" It needs {' and '.join(f'`{name}`' for name in draft.beside)} beside it." if draft.beside else ""),
         _code(made.script),
+        *(_folded(name, text) for name, text in draft.beside.items()),
         f"The script passes on {next(iter(versions), case.result.system)} {passes}." if passes else "",
         *_cure(told, with_cure),
         f"Already public: {told.upstream}" if told.upstream else "",
@@ -239,6 +242,11 @@ def _cure(told: FailureDescription, with_it: str) -> list[str]:
     if told.patch:
         text += [with_it, _code(told.patch, "diff")]
     return text
+
+
+def _folded(name: str, text: str) -> str:
+    """A file that a reader opens if he wants to."""
+    return f"<details><summary><code>{name}</code></summary>\n\n{_code(text)}\n\n</details>"
 
 
 def _code(text: str, language: str = "python") -> str:

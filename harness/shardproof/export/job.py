@@ -55,7 +55,9 @@ class Exported:
 
     def text(self) -> str:
         """What was written and how it ended, for the terminal."""
-        lines = [f"{self.folder / name}" for name in (SCRIPT, ISSUE, *self.written.draft.shims)]
+        lines = [
+            f"{self.folder / name}" for name in (SCRIPT, ISSUE, *self.written.draft.shims, *self.written.draft.beside)
+        ]
         lines.append(f"in a clean interpreter: {self.plain.ending}")
         if self.cured is not None:
             unless = "IT DOES NOT PASS" if self.wrong else "another defect comes behind it"
@@ -87,7 +89,7 @@ def written(result: Result, known: str | None, *, whole: bool = False) -> Writte
         raise NoExportError.because(result, "no script says how ranks with a model or release of their own load")
     case = case_of(result, whole=whole)
     draft: Draft = system.export(case)
-    told = describe_failure(case, known)
+    told = describe_failure(case, known, draft.title, draft.what)
     return Written(draft.case or case, draft, told, render(draft, case, told.opening))
 
 
@@ -157,7 +159,7 @@ def _shown(
 def _run(made: Written, folder: Path, python: str, paths: tuple[Path, ...]) -> ScriptOutcome:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SCRIPT).write_text(made.script, "utf-8")
-    for name, text in made.draft.shims.items():
+    for name, text in {**made.draft.shims, **made.draft.beside}.items():
         (folder / name).write_text(text, "utf-8")
     return run(folder / SCRIPT, python, paths)
 

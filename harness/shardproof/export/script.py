@@ -17,7 +17,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from shardproof.export.body import Main, functions, mains, subject
 from shardproof.export.case import FailureCase, NoExportError
-from shardproof.program import Op
+from shardproof.program import Op, is_arms
 
 WIDTH = 120
 SCRIPT = "repro.py"
@@ -37,6 +37,8 @@ class Draft:
     * case: what the script shows, where the system needs less than it was given.
     * extends: another package with templates, whose template this one extends.
     * shims: name → text of modules that stand in for a device, written beside the script.
+    * beside: name → text of other modules that it imports, written beside it too, such as a trainer's own file.
+    * title, what: what goes wrong in a sentence, and what should be, where nothing is known of the defect.
     """
 
     home: str
@@ -48,6 +50,9 @@ class Draft:
     shims: Mapping[str, str] = field(default_factory=dict)
     extends: str = ""
     case: FailureCase | None = None
+    beside: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+    what: str = ""
 
 
 def render(draft: Draft, case: FailureCase, title: str) -> str:
@@ -60,6 +65,8 @@ def render(draft: Draft, case: FailureCase, title: str) -> str:
         NoExportError: its path has an operation that the draft has no calls for.
     """
     case = draft.case or case
+    if is_arms(case.scenario.program):
+        return fill(draft.home, draft.template, opening=_opening_of_arms(title, draft.library), **draft.values)
     unknown = sorted({op.kind for op in case.ops} - draft.calls.keys())
     if unknown:
         raise NoExportError.because(case.result, f"no script says how {' and '.join(unknown)} is done")
@@ -96,23 +103,38 @@ def _environment(*homes: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(literal=_literal, block=_block, table=_table)
+    environment.filters.update(literal=literal, block=_block, table=_table)
     return environment
 
 
 def _opening(title: str, library: str, told: list[Main]) -> str:
     """The docstring of the script."""
-    plain = title.replace("\\", "/").replace('"""', "'''")
     commands = [f"torchrun --nproc-per-node {one.world} {SCRIPT}" for one in told]
     if len(told) > 1:
         commands = [f"{command} {one.name}" for command, one in zip(commands, told, strict=True)]
     others = "" if len(told) == 1 and told[0].world == 1 else f" or `{' && '.join(commands)}`"
     run = f"{library}. Run `python {SCRIPT}`{others}"
     end = "status 1 if the bug is there, else 0."
-    return "\n\n".join([textwrap.fill(plain, 118), textwrap.fill(f"{run}: {end}", 118)])
+    return "\n\n".join([textwrap.fill(_plain(title), 118), textwrap.fill(f"{run}: {end}", 118)])
 
 
-def _literal(value: object) -> str:
+def _plain(text: str) -> str:
+    """A text that can stand in a docstring."""
+    return text.replace("\\", "/").replace('"""', "'''")
+
+
+def _opening_of_arms(title: str, needs: str) -> str:
+    """The docstring of a trainer's script."""
+    end = (
+        f"Run `python {SCRIPT}`: status 1 if the bug is there, 0 if it is not, 125 if that cannot be told, as where a "
+        f"library is missing or something else fails, so that `git bisect run python {SCRIPT}` finds the right commit."
+    )
+    beside, *install = needs.split("\n\n")
+    filled = (textwrap.fill(_plain(text), 118, break_on_hyphens=False) for text in (title, end, beside))
+    return "\n\n".join([*filled, *install])
+
+
+def literal(value: object) -> str:
     """A value as Python source, with the quotes that formatters want."""
     text = repr(value)
     return text.replace("'", '"') if '"' not in text else text
@@ -120,10 +142,10 @@ def _literal(value: object) -> str:
 
 def _table(table: Mapping[str, object]) -> str:
     """A dict as Python source: in one line where it is short, else in a line an entry."""
-    short = _literal(table)
+    short = literal(table)
     if len(short) < WIDTH - 12:
         return short
-    return "{\n" + "".join(f"    {_literal(key)}: {_literal(value)},\n" for key, value in table.items()) + "}"
+    return "{\n" + "".join(f"    {literal(key)}: {literal(value)},\n" for key, value in table.items()) + "}"
 
 
 def _block(lines: Iterable[str]) -> str:
@@ -232,6 +254,8 @@ def _from(module: str, names: list[str]) -> str:
 
 def body_lines(case: FailureCase, draft: Draft) -> list[str]:
     """The library's calls that lead to a failure, without what compares."""
+    if is_arms(case.scenario.program):
+        return draft.calls["sessions"].splitlines()
     return [line for op in case.ops for line in lines_of(op, draft)]
 
 

@@ -41,6 +41,7 @@ class Described:
     * axes: axis → the texts of its values, the first of which is the plain one.
     * requires, steps, altered, transient: see `shardproof.trainer.base.Trainer`.
     * fits: whether it has `fit` in the place of `build`, `step`, `save` and `load`.
+    * literals: axis → its values as they stand in the file, such as `True` where `axes` has the text `true`.
     """
 
     file: Path
@@ -52,6 +53,7 @@ class Described:
     altered: Mapping[str, str] = field(default_factory=dict, hash=False)
     transient: tuple[str, ...] = ()
     fits: bool = False
+    literals: Mapping[str, Sequence[Any]] = field(default_factory=dict, hash=False)
 
     @property
     def system(self) -> str:
@@ -134,7 +136,7 @@ class _Reading:
             self._axes(data.get("axes", {})), self._requires(data.get("requires", ())),
             self._steps(data.get("steps", (2, 2))),
             self._altered(data.get("altered", {}), data.get("axes", {})),
-            self._transient(data.get("transient", ())), fits,
+            self._transient(data.get("transient", ())), fits, data.get("axes", {}),
         )  # fmt: skip
 
     def _axes(self, given: object) -> dict[str, tuple[str, ...]]:

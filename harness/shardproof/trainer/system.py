@@ -102,6 +102,7 @@ def register_described(trainer: Described) -> TrainerSystem:
         rank=RANK,
         judge_entry=JUDGE,
         warm_up="rank.warm:warm_up",
+        export_entry="export:draft",
         trainer=trainer,
     )
     registry.register(found)

@@ -9,12 +9,12 @@ defect needs. After that come fewer ranks, fewer operations, fewer parts of valu
 the scenario's own or, of a system that cannot run there, that of its plain scenario (`conformance.toml`): Megatron's
 optimizer wants `sharding=zero1`, and a scenario that says so says nothing about the defect.
 
-There is one *question*: does a scenario fail with the same signature, on the same release with the same cures? Passes
-propose scenarios that are simpler than the one in hand: an axis at its default, an axis without one of its parts, a
-smaller model, a smaller mesh, a program without some of its operations; at last two of these axes at once, since one
-may hide behind the other: a dtype of masters needs a sharding that has masters. The first that fails in the same way is
-taken in hand. It ends when no pass has a proposal left, or when the time is up; whatever is in hand then is a scenario
-that fails.
+There is one *question*: does a scenario fail with the same signature, on the same release with the same cures? Of a
+trainer's cell its first failing arm counts. Passes propose scenarios that are simpler than the one in hand: an axis at
+its default, an axis without one of its parts, a smaller model, a smaller mesh, a program without some of its
+operations; at last two of these axes at once, since one may hide behind the other: a dtype of masters needs a sharding
+that has masters. The first that fails in the same way is taken in hand. It ends when no pass has a proposal left, or
+when the time is up; whatever is in hand then is a scenario that fails.
 
 Every scenario is asked about once. What the system refuses, or what cannot be run at all, counts as another failure.
 The time that the result's own confirmation will take is kept back from the search.
@@ -40,7 +40,7 @@ from shardproof.faults.plain_scenario import plain_scenario
 from shardproof.models import model_spec, zoo
 from shardproof.program import ARMS, expand, is_arms, meshes, operations
 from shardproof.protocol.registry import system_named
-from shardproof.result import Result
+from shardproof.result import Result, describe
 from shardproof.scenario import AXES, Mesh, Scenario
 from shardproof.space.constraints import impossible
 from shardproof.verdict import Verdict
@@ -137,9 +137,23 @@ def shrink(
     search.run()
     in_hand = search.in_hand
     last = first if in_hand == first.scenario else confirm(in_hand)
-    if last.signature != first.signature:  # what came once did not come again
+    if face(last) != face(first):  # what came once did not come again
         last = first
     return Shrunk(last, search.tried, search.complete)
+
+
+def face(result: Result) -> str:
+    """What two failures must share to be the same: the signature. Of a trainer's cell it is what the first failing arm
+    shows, since the arms behind it are what shrinking may leave out."""
+    arm = result.failed_arm
+    if arm is None or not result.verdict.is_failure:
+        return result.signature
+    of_arm = {index for index, (session, _) in enumerate(result.operations) if session == arm.name}
+    own = [d for d in result.differences if d.key.op in of_arm]
+    first = min((d.key.op for d in own), default=None)
+    shown = sorted({f"{result.kind_of(first)}: {describe(d)}" for d in own if d.key.op == first})
+    error = result.error.type if result.error is not None and result.error.op in of_arm else ""
+    return f"{result.system} {arm.name.partition(' ')[0]} {arm.verdict}: {', '.join(shown)} {error}"
 
 
 MOST_SHRUNK = 5
@@ -194,7 +208,7 @@ class _Search:
         self, first: Result, attempt: Callable[[Scenario], Result], end: float, on_simpler: Callable[[Scenario], None]
     ) -> None:
         self.in_hand, self.tried, self.complete = first.scenario, 0, False
-        self._signature, self._attempt, self._end, self._on_simpler = first.signature, attempt, end, on_simpler
+        self._face, self._attempt, self._end, self._on_simpler = face(first), attempt, end, on_simpler
         self._seen, self._slowest_s = {first.scenario}, 0.0
 
     def run(self) -> None:
@@ -217,7 +231,7 @@ class _Search:
         """Whether a scenario fails as the first one did."""
         began = time.monotonic()
         self.tried += 1
-        found = self._attempt(scenario).signature == self._signature
+        found = face(self._attempt(scenario)) == self._face
         self._slowest_s = max(self._slowest_s, time.monotonic() - began)
         return found
 
@@ -307,14 +321,25 @@ def _meshes(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _programs(scenario: Scenario) -> Iterator[Scenario]:
-    """The program without a run of its operations, long runs first; of a trainer's arms, fewer steps."""
+    """The program without a run of its operations, long runs first; of a trainer, fewer arms and fewer steps."""
     if is_arms(scenario.program):
-        yield replace(scenario, program=f"{ARMS} 1 1")
+        yield from _fewer_arms(scenario)
         return
     words = operations(scenario.program)
     for length in range(len(words) - 1, 0, -1):
         for start in range(len(words) - length + 1):
             yield replace(scenario, program=" ".join((*words[:start], *words[start + length :])))
+
+
+def _fewer_arms(scenario: Scenario) -> Iterator[Scenario]:
+    """A trainer's program with one kind of session and those that this one is compared with, and with fewer steps."""
+    names = {op.arm: op.arm.partition(" ")[0] for op in expand(scenario)}
+    kinds = list(dict.fromkeys({"other": "other-mesh"}.get(kind, kind) for kind in names.values()))
+    _, *words = scenario.program.split()
+    steps, wanted = [word for word in words if word.isdecimal()], [word for word in words if not word.isdecimal()]
+    for kind in kinds:
+        yield replace(scenario, program=" ".join([ARMS, *steps, kind]))
+    yield replace(scenario, program=" ".join([ARMS, "1", "1", *wanted]))
 
 
 PASSES: tuple[Callable[[Scenario], Iterator[Scenario]], ...] = (

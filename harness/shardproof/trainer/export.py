@@ -248,7 +248,7 @@ def _until(session: Session, index: int) -> Run:
 
 
 def _savers(runs: Sequence[Run], sessions: Sequence[Session]) -> list[Run]:
-    """The runs that save the checkpoints which these load, where none of these saves them itself."""
+    """The runs that write the checkpoints which `runs` load and do not write."""
     saved = {op.checkpoint for run in runs for op in run.ops if op.kind in ("save", FIT)}
     wanted = sorted({number for run in runs for number in run.reads} - saved - {NO_CHECKPOINT, -1})
     found = []

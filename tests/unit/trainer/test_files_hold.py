@@ -1,4 +1,4 @@
-"""What a checkpoint's files hold of the live values."""
+"""Whether files hold what is live: whole, in pieces, converted, or not at all."""
 
 from __future__ import annotations
 
@@ -7,47 +7,64 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shardproof.observe.logical import Value
-from shardproof.trainer.files_hold import written
+from shardproof.trainer import wording
+from shardproof.trainer.files_hold import Written, written
 
 
-def value_of(count: int) -> Value:
-    data = np.arange(1, count + 1, dtype=np.float32).tobytes()
-    return Value("fp32", (count,), data)
+def value(seed: int, count: int = 16) -> Value:
+    data = np.random.default_rng(seed).standard_normal(count).astype(np.float32)
+    return Value("fp32", (count,), data.tobytes())
 
 
-KEY = ("param", "w")
-LARGE = value_of(64)
+LIVE = {("param", "w"): value(1), ("exp_avg", "w"): value(2), ("rng", "rank0.torch"): value(3)}
 
 
-def test_what_lies_in_pieces_is_held(tmp_path: Path) -> None:
-    for rank in range(4):
-        (tmp_path / f"{rank}.bin").write_bytes(b"head" + LARGE.data[64 * rank : 64 * rank + 64] + b"tail")
-    assert written(tmp_path, {KEY: LARGE}, (), 4).missing == ()
+def held(folder: Path, *transient: str) -> Written:
+    return written(folder, LIVE, transient)
 
 
-def test_what_is_in_no_file_is_missing(tmp_path: Path) -> None:
-    other = ("exp_avg", "w")
-    (tmp_path / "a.bin").write_bytes(LARGE.data)
-    moments = Value("fp32", (64,), np.arange(1000, 1064, dtype=np.float32).tobytes())
-    held = written(tmp_path, {KEY: LARGE, other: moments}, (), 2)
-    assert (held.missing, held.looked_for) == ((other,), 2)
-    assert written(tmp_path, {KEY: LARGE, other: moments}, ("exp_avg *",), 2).missing == ()
+def test_bytes_anywhere_in_any_file_are_held(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "a.bin").write_bytes(b"head" + LIVE["param", "w"].data + b"tail")
+    (tmp_path / "deep/b.bin").write_bytes(b"x" + LIVE["exp_avg", "w"].data)
+    assert held(tmp_path) == Written((), 2)  # random states are not looked for
 
 
-def test_an_empty_folder_holds_no_parameter(tmp_path: Path) -> None:
-    held = written(tmp_path, {KEY: LARGE}, ())
-    assert (held.missing, held.empty) == ((KEY,), True)
+def test_a_value_may_be_cut_into_pieces(tmp_path: Path) -> None:
+    data = LIVE["exp_avg", "w"].data
+    (tmp_path / "a.bin").write_bytes(LIVE["param", "w"].data + b"between" + data[32:])
+    (tmp_path / "b.bin").write_bytes(data[:32])
+    assert held(tmp_path).missing == ()
+
+
+def test_what_is_in_no_file_is_missing_but_for_what_may_be(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(LIVE["param", "w"].data)
+    assert held(tmp_path).missing == (("exp_avg", "w"),)
+    assert held(tmp_path, "exp_avg *").missing == ()
+    told = "The checkpoint does not hold exp_avg of w: the bytes that were live at the save are in no file."
+    assert wording.of_written(held(tmp_path)) == told
+
+
+def test_where_no_parameter_is_in_the_files_they_are_converted(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(LIVE["exp_avg", "w"].data)
+    assert held(tmp_path).converted
+
+
+def test_a_folder_without_a_file_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "empty.bin").touch()
+    assert held(tmp_path) == Written((("param", "w"),), 2, empty=True)
+    assert wording.of_written(held(tmp_path)) == wording.EMPTY
+
+
+@pytest.mark.parametrize("data", [b"\0" * 64, b"\1" * 64, b"abcd"])
+def test_what_is_short_or_all_of_one_byte_is_not_looked_for(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.bin").write_bytes(b"something else")
+    assert written(tmp_path, {("param", "w"): Value("fp32", (len(data) // 4,), data)}, ()).looked_for == 0
 
 
 @pytest.mark.parametrize(("ranks", "missing"), [(1, True), (2, True), (4, False)])
 def test_nothing_is_claimed_of_a_value_whose_pieces_are_too_short(ranks: int, missing: bool, tmp_path: Path) -> None:
     small = ("exp_avg", "w")
-    (tmp_path / "a.bin").write_bytes(LARGE.data)
-    moments = Value("fp32", (8,), np.arange(1000, 1008, dtype=np.float32).tobytes())
-    held = written(tmp_path, {KEY: LARGE, small: moments}, (), ranks)
-    assert (held.missing, held.looked_for) == (((small,), 2) if missing else ((), 1))
-
-
-def test_parameters_in_another_form_say_nothing_of_the_rest(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(bytes(1000))
-    assert written(tmp_path, {KEY: LARGE, ("exp_avg", "w"): LARGE}, ()).converted
+    (tmp_path / "a.bin").write_bytes(LIVE["param", "w"].data)
+    found = written(tmp_path, {("param", "w"): LIVE["param", "w"], small: value(4, 8)}, (), ranks)
+    assert (found.missing, found.looked_for) == (((small,), 2) if missing else ((), 1))

@@ -35,7 +35,8 @@ from shardproof.trainer.rank.loading import class_of, values
 class Rank:
     """The `RankSystem` of a trainer.
 
-    built: where the cell's own folder is made, if not beside its checkpoints.
+    built: where the cell's own folder is made, if not beside its checkpoints. state: what the trainer's `state()` said
+    after the latest operation. It is asked as a part of the operation, so that what it raises counts as the trainer's.
     """
 
     def __init__(self, context: RankContext, built: Path | None = None) -> None:
@@ -46,10 +47,12 @@ class Rank:
         self.probes: list[Probe] = []
         self.declined = False
         self.cell: Cell | None = None
+        self.state: dict[str, Any] = {}
 
     def build(self, op: Op) -> None:
         """Make the trainer's model and optimizer for the cell."""
         self.trainer.build(self._enter(op))
+        self.state = self.trainer.state()
 
     def step(self, op: Op) -> None:
         """One update; of a trainer with `fit`, nothing, since it has been done."""
@@ -58,19 +61,22 @@ class Rank:
         for probe in self.probes:
             probe.start_step()
         self.trainer.step(op.iteration)
+        self.state = self.trainer.state()
 
     def save(self, op: Op) -> None:
         """Write a checkpoint into an empty folder."""
         self.trainer.save(self._folder(op.checkpoint))
+        self.state = self.trainer.state()
 
     def load(self, op: Op) -> None:
         """Read a checkpoint."""
         self.trainer.load(self.context.directory / f"checkpoint{op.checkpoint}")
+        self.state = self.trainer.state()
 
     def fit(self, op: Op) -> None:
         """Train until `op.iteration` updates are done, and keep what is observed after each."""
         cell = self._enter(op)
-        self.trainer._taken = lambda: self.taken.append(list(self._records(op.index)))
+        self.trainer._taken = lambda: self.taken.append(list(self._records(op.index, self.trainer.state())))
         folder = None if op.checkpoint == NO_CHECKPOINT else self._folder(op.checkpoint)
         resume = None if op.taken < 0 else self.context.directory / f"checkpoint{op.taken}"
         self.trainer.fit(cell, op.iteration, folder, resume)
@@ -79,7 +85,7 @@ class Rank:
     def observe(self, op: Op) -> Iterable[Record]:
         """The state that hangs on the trainer now or, of one with `fit`, after the update of this operation."""
         if not self.described.fits:
-            return self._records(op.index)
+            return self._records(op.index, self.state)
         if op.kind != "step":
             return self._notes(op.index)
         if not self.taken:
@@ -123,8 +129,8 @@ class Rank:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def _records(self, op: int) -> Iterator[Record]:
-        state = State(self.trainer.state(), self.context.rank, self.context.mesh.world)
+    def _records(self, op: int, found: dict[str, Any]) -> Iterator[Record]:
+        state = State(found, self.context.rank, self.context.mesh.world)
         yield from state.records(op)
         yield from self._notes(op, state)
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch.distributed as dist
 
@@ -30,7 +33,28 @@ def warm_up() -> None:
         importlib.import_module(module)
     _rehearse()
     trainer = described(os.environ[VARIANT])
-    class_of(trainer.file, trainer.name)
+    with at_most(LONGEST_IMPORT_S, f"the import of {trainer.file.name}"):
+        class_of(trainer.file, trainer.name)
+
+
+LONGEST_IMPORT_S = 300.0
+"""Nobody else watches the import of a trainer's file, which may have an endless loop at its top."""
+
+
+@contextmanager
+def at_most(limit_s: float, what: str) -> Iterator[None]:
+    """Raise a `TimeoutError` in this block, on the main thread, once it has lasted so many seconds."""
+
+    def over(*_: object) -> None:
+        raise TimeoutError(f"{what} has not ended after {limit_s:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _rehearse() -> None:

@@ -8,6 +8,7 @@
     used               build, from another seed  step 7  load  step 2  step 3
     other mesh M       as resumed, on the mesh M, for each other mesh of the trainer's axis `mesh`, and on one rank
     altered AXIS       as resumed, with another value of an axis that the trainer calls `altered`
+    alike AXIS         as unsaved, with the first value of an axis that the trainer calls `alike`, in cells of another
 
 A trainer with `fit` has one operation more in front, in which all of the session happens; the operations behind it are
 the moments at which it was observed:
@@ -18,7 +19,8 @@ the moments at which it was observed:
     resumed            fit, from another seed, until 4, from the checkpoint of `cut`  step 2  step 3
 
 A program is the word `arms`; behind it may stand the numbers of steps, and which sessions there are: `arms 1 1
-resumed`. The uninterrupted session is always there.
+resumed`. The uninterrupted session is always there. With no steps after the save, as in `arms 4 0`, there is no save,
+and no session that needs one.
 """
 
 from __future__ import annotations
@@ -36,9 +38,12 @@ from shardproof.trainer.cells import mesh_of, values_of
 from shardproof.trainer.described import Described
 
 WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED = "uninterrupted", "twice", "unsaved", "cut", "resumed", "used"
-OTHER, ALTERED = "other mesh", "altered"
-SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED, OTHER, ALTERED)
-"""Names of sessions, the last two with a mesh or an axis behind them."""
+OTHER, ALTERED, ALIKE = "other mesh", "altered", "alike"
+SESSIONS = (WHOLE, TWICE, UNSAVED, CUT, RESUMED, USED, OTHER, ALTERED, ALIKE)
+"""Names of sessions, the last three with a mesh or an axis behind them."""
+
+STEPS_ALONE = (WHOLE, TWICE, ALIKE)
+"""Those that need no save."""
 
 FIRST, SECOND, AGAIN = 0, 1, 2
 """Numbers of checkpoints: of the uninterrupted session, of its repetition, and of what is saved again after a load."""
@@ -111,6 +116,10 @@ def _sessions(scenario: Scenario, trainer: Described) -> tuple[Session, ...]:
             continue
         if session.kind == ALTERED and values_of(trainer, scenario).get(session.of) is None:
             continue
+        if session.kind == ALIKE and values_of(trainer, scenario)[session.of] == trainer.axes[session.of][0]:
+            continue
+        if not after and session.kind not in STEPS_ALONE:
+            continue
         start, on = sum(len(each.ops) for each in found), Mesh(1, world_of(where), 1)
         ops = [
             replace(op, index=start + at, session=len(found), mesh=on, arm=name)
@@ -128,12 +137,18 @@ def program_of(trainer: Described, program: str) -> tuple[int, int, frozenset[st
     """
     word, *rest = program.split()
     before, after = trainer.steps
-    allowed = f"`{ARMS}`, then two numbers of steps from 1 on, then some of: {', '.join(map(_joined, SESSIONS))}"
+    kinds = {_joined(name): name for name in SESSIONS}
+    allowed = f"`{ARMS}`, then two numbers of steps, from 1 and from 0 on, then some of: {', '.join(kinds)}"
     if rest and rest[0].isdecimal():
-        if len(rest) < 2 or not all(text.isdecimal() and 1 <= int(text) <= 100 for text in rest[:2]):
+        if len(rest) < 2 or not all(text.isdecimal() and int(text) <= 100 for text in rest[:2]) or not int(rest[0]):
             raise UsageError.of("program", program, allowed, f"{ARMS} 1 1 resumed")
         before, after, rest = int(rest[0]), int(rest[1]), rest[2:]
-    kinds = {_joined(name): name for name in SESSIONS}
+    if after and not trainer.saves:
+        form = f"{ARMS} {before} 0"
+        raise UsageError.of("program", program, "0 steps after the save: the trainer has no save and no load", form)
+    if not after:
+        kinds = {_joined(name): name for name in STEPS_ALONE}
+        allowed = f"with no steps after the save, which means no save: {', '.join(kinds)}"
     if word != ARMS or not set(rest) <= kinds.keys():
         raise UsageError.of("program", program, allowed, f"{ARMS} 1 1 resumed")
     wanted = frozenset(kinds[text] for text in rest)
@@ -165,8 +180,13 @@ def _stepwise(trainer: Described, mesh: str, before: int, after: int) -> Iterato
     early, late = _steps(0, before), _steps(before, end)
     fresh, load = _op("build", seed=1), _op("load", before, checkpoint=FIRST)
     for name, number in ((WHOLE, FIRST), (TWICE, SECOND)):
-        yield name, mesh, [_op("build"), *early, _op("save", before, checkpoint=number), *late]
+        save = [_op("save", before, checkpoint=number)] if late else []
+        yield name, mesh, [_op("build"), *early, *save, *late]
     yield UNSAVED, mesh, [_op("build"), *early, *late]
+    for axis in trainer.alike:
+        yield f"{ALIKE} {axis}", mesh, [_op("build"), *early, *late]
+    if not late:
+        return
     yield RESUMED, mesh, [fresh, load, _op("save", before, checkpoint=AGAIN), *late]
     yield USED, mesh, [fresh, _op("step", end + 3), load, *late]
     for other in _other_meshes(trainer, mesh):
@@ -178,9 +198,13 @@ def _stepwise(trainer: Described, mesh: str, before: int, after: int) -> Iterato
 def _fitting(trainer: Described, mesh: str, before: int, after: int) -> Iterator[_Draft]:
     end = before + after
     every, late = _steps(0, end), _steps(before, end)
-    yield WHOLE, mesh, [_op(FIT, end, checkpoint=FIRST), *every]
-    yield TWICE, mesh, [_op(FIT, end, checkpoint=SECOND), *every]
+    yield WHOLE, mesh, [_op(FIT, end, checkpoint=FIRST if after else NO_CHECKPOINT), *every]
+    yield TWICE, mesh, [_op(FIT, end, checkpoint=SECOND if after else NO_CHECKPOINT), *every]
     yield UNSAVED, mesh, [_op(FIT, end), *every]
+    for axis in trainer.alike:
+        yield f"{ALIKE} {axis}", mesh, [_op(FIT, end), *every]
+    if not after:
+        return
     yield CUT, mesh, [_op(FIT, before, checkpoint=AGAIN), *_steps(0, before)]
     resumed = [_op(FIT, end, 1, taken=AGAIN), *late]
     yield RESUMED, mesh, resumed

@@ -69,12 +69,16 @@ class Trainer:
     runs on every rank.
 
     * axes: what cells vary; name → values, the simplest first, as literals. `mesh` is how many ranks there are, such
-      as `2` or `2x2`.
+      as `2` or `2x2`. Behind the last value `...` says that other ones are taken too, such as another class of
+      optimizer.
     * requires: packages as pip names them, such as `accelerate==1.15.0`, installed beside what is there and never into
       it. The first is the one under test: `shardproof trainer FILE --version 1.14.0` puts another release in its place.
-    * steps: how many steps come before the save, and how many after it.
+    * steps: how many steps come before the save, and how many after it. With 0 after it there is no save: such a
+      trainer needs neither `save` nor `load`, and its steps alone are compared.
     * altered: axis → `run` or `checkpoint`: which of the two wins where the run that loads has another value of this
       axis than the run that saved.
+    * alike: axis → `bits` or `rounding`: every value of this axis must come to the same parameters and the same state
+      of optimizers as its first value, bit for bit, or up to what another order of sums makes.
     * transient: names of state that checkpoints need not hold, as glob patterns such as `grad *` or `* cache`.
     """
 
@@ -82,9 +86,10 @@ class Trainer:
     requires: ClassVar[Sequence[str]] = ()
     steps: ClassVar[tuple[int, int]] = (2, 2)
     altered: ClassVar[Mapping[str, str]] = {}
+    alike: ClassVar[Mapping[str, str]] = {}
     transient: ClassVar[Sequence[str]] = ()
 
-    _probe: Callable[[str, bool], Any] | None = None
+    _probe: Callable[[str, bool, str], Any] | None = None
     _taken: Callable[[], None] | None = None
 
     def build(self, cell: Cell) -> None:
@@ -118,7 +123,7 @@ class Trainer:
         value such as a number; override it to add some, or to remove some."""
         return {name: value for name, value in vars(self).items() if not isinstance(value, PLAIN)}
 
-    def probe(self, model: str, cell: Cell, *, twin: bool = True) -> Any:
+    def probe(self, model: str, cell: Cell, *, twin: bool = True, dtype: str = "fp32") -> Any:
         """One of shardproof's tiny models (`shardproof list`), a `torch.nn.Module`, whose gradients are known
         beforehand and exact: `self.model(index).backward()` gives every parameter this rank's gradient of step `index`.
 
@@ -128,10 +133,11 @@ class Trainer:
         Args:
             twin: False where the trainer does more to gradients than that: clips, scales or accumulates them, or
                 reduces them in half precision. Then the trainer is judged by its arms alone.
+            dtype: of the parameters, `fp32`, `bf16` or `fp16`; gradients are exact in it, and so is their mean.
         """
         if self._probe is None:
             raise RuntimeError("probe is there inside of build and fit, on the ranks of shardproof")
-        return self._probe(model, twin)
+        return self._probe(model, twin, dtype)
 
     def updated(self) -> None:
         """Say, inside of `fit`, that one more update is done: the state is observed as it is now."""

@@ -59,11 +59,25 @@ def settings_of(trainer: Described, texts: Iterable[str]) -> dict[str, tuple[str
             raise UsageError.of("--set", text, "AXIS=VALUE[,VALUE], each axis once", form)
         if axis not in trainer.axes:
             raise UsageError.of(f"axis of {trainer.system}", axis, tuple(trainer.axes) or "none: it has no axes", form)
-        values = tuple(dict.fromkeys(listed.split(",")))
-        if wrong := [value for value in values if value not in trainer.axes[axis]]:
+        values = tuple(dict.fromkeys(_split(listed)))
+        if wrong := [value for value in values if not trainer.takes(axis, value)]:
             allowed = f"{', '.join(trainer.axes[axis])}; another value has to stand in `axes` of {trainer.file.name}"
+            if axis in trainer.open:
+                allowed = f"{', '.join(trainer.axes[axis])}, or another value without blanks and without +"
             raise UsageError.of(f"{axis} of {trainer.system}", wrong[0], allowed, form)
         found[axis] = values
+    return found
+
+
+def _split(listed: str) -> list[str]:
+    """Values with commas between them; those inside of brackets belong to a value, as in `SGD(lr=1,momentum=0.9)`."""
+    found, depth = [""], 0
+    for letter in listed:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += letter
     return found
 
 

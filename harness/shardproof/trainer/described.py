@@ -1,8 +1,9 @@
 """What can be told of a trainer's file without running it: its class, its axes, what it requires, its methods.
 
 The parent process imports no torch, and the stack that a trainer is written for may be installed for its ranks alone.
-So the file is read as a syntax tree. `axes`, `requires`, `steps`, `altered` and `transient` are therefore literals in
-the body of the class, or names of literals at the top of the file; a base class in the same file may have them too.
+So the file is read as a syntax tree. `axes`, `requires`, `steps`, `altered`, `alike` and `transient` are therefore
+literals in the body of the class, or names of literals at the top of the file; a base class in the same file may have
+them too.
 
 *Does not verify*: that the methods do anything. The ranks import the file, and say what goes wrong there.
 """
@@ -25,11 +26,12 @@ from shardproof.trainer.base import world_of
 
 FORM = "shardproof trainer my_trainer.py"
 STEPWISE = ("build", "step", "save", "load")
-DATA = ("axes", "requires", "steps", "altered", "transient")
+DATA = ("axes", "requires", "steps", "altered", "alike", "transient")
 RESERVED = ("rank", "world", "seed", "device", "folder", "sizes", "values")
 """What a cell has beside axes."""
 
 _VALUE = re.compile(r"[^\s+,=]+")
+_OPEN = re.compile(r"[^\s+]+")
 MOST_CELLS = 100_000
 
 
@@ -38,10 +40,11 @@ class Described:
     """A trainer as its file says it.
 
     * file, name: the class of that name in this file. doc: the first line of its docstring.
-    * axes: axis → the texts of its values, the first of which is the plain one.
-    * requires, steps, altered, transient: see `shardproof.trainer.base.Trainer`.
+    * axes: axis → the texts of its values, the first of which is the plain one. open: axes that take other values too.
+    * requires, steps, altered, alike, transient: see `shardproof.trainer.base.Trainer`.
     * fits: whether it has `fit` in the place of `build`, `step`, `save` and `load`.
     * literals: axis → its values as they stand in the file, such as `True` where `axes` has the text `true`.
+    * saves: whether it can save and load.
     """
 
     file: Path
@@ -54,6 +57,15 @@ class Described:
     transient: tuple[str, ...] = ()
     fits: bool = False
     literals: Mapping[str, Sequence[Any]] = field(default_factory=dict, hash=False)
+    alike: Mapping[str, str] = field(default_factory=dict, hash=False)
+    open: frozenset[str] = frozenset()
+    saves: bool = True
+
+    def takes(self, axis: str, text: str) -> bool:
+        """Whether an axis has this value."""
+        if text in self.axes[axis]:
+            return True
+        return axis in self.open and _OPEN.fullmatch(text) is not None and (axis != "mesh" or _is_mesh(text))
 
     @property
     def system(self) -> str:
@@ -124,19 +136,23 @@ class _Reading:
         """The description of a trainer class, from its methods and its literals."""
         methods, data = self._methods(node), self._data(node)
         fits = "fit" in methods
-        missing = [] if fits else [name for name in STEPWISE if name not in methods]
+        steps = self._steps(data.get("steps", (2, 2)))
+        wanted = STEPWISE if steps[1] else STEPWISE[:2]
+        missing = [] if fits else [name for name in wanted if name not in methods]
         if missing and not self._derives_elsewhere(node):
             allowed = "build, step, save and load; or fit alone, of a framework that owns its loop"
             has = ", ".join(sorted(methods & {*STEPWISE, "fit"})) or "none of them"
             what = f"methods of {node.name} in {self.file.name} (there is no {', no '.join(missing)})"
             raise UsageError.of(what, has, allowed, f"def {missing[0]}({_ARGUMENTS[missing[0]]}): ...")
         doc = (ast.get_docstring(node) or "").split("\n", 1)[0]
+        axes, opened = _closed(data.get("axes", {}))
         return Described(
             self.file, node.name, doc or f"the trainer {node.name} of {self.file.name}",
-            self._axes(data.get("axes", {})), self._requires(data.get("requires", ())),
-            self._steps(data.get("steps", (2, 2))),
-            self._altered(data.get("altered", {}), data.get("axes", {})),
-            self._transient(data.get("transient", ())), fits, data.get("axes", {}),
+            self._axes(axes), self._requires(data.get("requires", ())), steps,
+            self._winners("altered", data.get("altered", {}), axes, ("run", "checkpoint")),
+            self._transient(data.get("transient", ())), fits, axes,
+            self._winners("alike", data.get("alike", {}), axes, ("bits", "rounding")), opened,
+            fits or methods >= {*STEPWISE} or self._derives_elsewhere(node),
         )  # fmt: skip
 
     def _axes(self, given: object) -> dict[str, tuple[str, ...]]:
@@ -155,7 +171,7 @@ class _Reading:
                                   "blanks and none of + , =")  # fmt: skip
             found[axis] = texts
         for mesh in found.get("mesh", ()):
-            if not re.fullmatch(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})*", mesh) or world_of(mesh) > 1024:
+            if not _is_mesh(mesh):
                 raise self._wrong("axes['mesh']", mesh, "sizes with an x between them, of 1024 ranks at most")
         return found
 
@@ -173,18 +189,19 @@ class _Reading:
 
     def _steps(self, given: object) -> tuple[int, int]:
         match given:
-            case [int(before), int(after)] if 1 <= before <= 100 and 1 <= after <= 100:
+            case [int(before), int(after)] if 1 <= before <= 100 and 0 <= after <= 100:
                 return before, after
-        raise self._wrong("steps", given, "two numbers from 1 to 100: steps before the save, and after it")
+        allowed = "two numbers up to 100: steps before the save, one at least, and after it, 0 for no save at all"
+        raise self._wrong("steps", given, allowed)
 
-    def _altered(self, given: object, axes: object) -> dict[str, str]:
+    def _winners(self, what: str, given: object, axes: object, words: tuple[str, str]) -> dict[str, str]:
+        """`altered` or `alike`: axis → one of two words."""
         known = axes if isinstance(axes, dict) else {}
         if not isinstance(given, dict):
-            raise self._wrong("altered", given, "a mapping of axes to `run` or `checkpoint`")
-        for axis, wins in given.items():
-            if axis not in known or len(known[axis]) < 2 or wins not in ("run", "checkpoint"):
-                allowed = "axes of two values or more, each with `run` or `checkpoint`: whose value wins at a load"
-                raise self._wrong("altered", {axis: wins}, allowed)
+            raise self._wrong(what, given, f"a mapping of axes to `{words[0]}` or `{words[1]}`")
+        for axis, word in given.items():
+            if axis not in known or len(known[axis]) < 2 or word not in words or (what, axis) == ("alike", "mesh"):
+                raise self._wrong(what, {axis: word}, _MEANS[what])
         return dict(given)
 
     def _transient(self, given: object) -> tuple[str, ...]:
@@ -238,6 +255,18 @@ class _Reading:
         )
 
 
+def _closed(axes: object) -> tuple[object, frozenset[str]]:
+    """The axes without the `...` behind their values, and the names of those axes that had it."""
+    if not isinstance(axes, dict):
+        return axes, frozenset()
+    opened = {a for a, values in axes.items() if isinstance(values, (list, tuple)) and values[-1:] in ([...], (...,))}
+    return {axis: values[:-1] if axis in opened else values for axis, values in axes.items()}, frozenset(opened)
+
+
+def _is_mesh(text: str) -> bool:
+    return re.fullmatch(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})*", text) is not None and world_of(text) <= 1024
+
+
 class _Filled(ast.NodeTransformer):
     """Puts the literals in the place of their names."""
 
@@ -283,10 +312,16 @@ def text_of(value: object) -> str:
 
 _ARGUMENTS = {"build": "self, cell", "step": "self, index", "save": "self, folder", "load": "self, folder"}
 
+_MEANS = {
+    "altered": "axes of two values or more, each with `run` or `checkpoint`: whose value wins at a load",
+    "alike": "axes of two values or more but `mesh`, each with `bits` or `rounding`: how near its values come",
+}
+
 _FORMS = {
     "axes": 'axes = {"mesh": ["2", "2x2"], "offload": [False, True]}',
     "requires": 'requires = ["accelerate==1.15.0", "psutil"]',
     "steps": "steps = (2, 2)",
     "altered": 'altered = {"lr": "run"}',
+    "alike": 'alike = {"foreach": "bits"}',
     "transient": 'transient = ("grad *",)',
 }

@@ -7,8 +7,11 @@ from collections.abc import Mapping
 
 from shardproof.observe.logical import Value
 
-Values = Mapping[tuple[str, str], Value]
-"""(role, name) → value, after one operation."""
+Name = tuple[str, str]
+"""Role, and name."""
+
+Values = Mapping[Name, Value]
+"""Name → value, after one operation."""
 
 OF_A_RANK = ("rng",)
 """Roles that belong to a rank and mean nothing on another mesh."""
@@ -42,3 +45,24 @@ def of_every_mesh(values: Values) -> tuple[dict[tuple[str, str], Value], set[tup
         if found.setdefault(key, value) != value:
             apart.add(key)
     return {key: value for key, value in found.items() if key not in apart}, apart
+
+
+ALIKE_ROLES = ("param", "buffer", *BESIDE)
+"""What two ways to compute the same must agree in. Their settings may say which of the two ways it is."""
+
+
+def of_both(one: Values, other: Values) -> tuple[dict[Name, Value], dict[Name, Value], set[Name]]:
+    """What two ways to compute the same can be compared in, of each, and the names of what is left out.
+
+    State of an optimizer is left out that only one of the two has, or that has another shape in the other, such as what
+    is kept for each piece of a tensor.
+    """
+    (one, own), (other, own_too) = of_every_mesh(one), of_every_mesh(other)
+    names = {name for name in {*one, *other, *own, *own_too} if name[0] in ALIKE_ROLES}
+    left_out = {name for name in names if name[0] in BESIDE and _shape(one, name) != _shape(other, name)}
+    kept = names - left_out
+    return {n: one[n] for n in one if n in kept}, {n: other[n] for n in other if n in kept}, left_out
+
+
+def _shape(values: Values, name: Name) -> tuple[int, ...] | None:
+    return values[name].shape if name in values else None

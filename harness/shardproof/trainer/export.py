@@ -329,7 +329,7 @@ def _line(op: Op) -> str:
 def _values(trainer: Described, texts: Mapping[str, str]) -> dict[str, Any]:
     """Axis → value as it stands in the file; the mesh is no part of it."""
     return {
-        axis: next(value for value in trainer.literals[axis] if text_of(value) == text)
+        axis: next((value for value in trainer.literals[axis] if text_of(value) == text), text)
         for axis, text in texts.items()
         if axis != "mesh"
     }

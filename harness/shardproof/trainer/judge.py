@@ -12,6 +12,7 @@
     other mesh    what the load gives on another mesh                    equal logical values; with `probe` after steps
     written       the bytes of what is live, in the files                all of it is there
     altered       a setting that differs from the checkpoint's           the one that is declared to win, wins
+    alike         each step, with that of another way to compute it      equal parameters and state of optimizers
 
 What the trainer does not do twice in the same way is named by `twice`, and no other arm claims anything of it.
 
@@ -28,12 +29,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from shardproof.compare.differences import EntryDifference
 from shardproof.compare.progress import SilentProgress
 from shardproof.compare.run import CompareRequest, compare
-from shardproof.diff import LAZY_STATE, STRUCTURE, Difference, as_numbers, diff
+from shardproof.diff import LAZY_STATE, STRUCTURE, Difference, diff
 from shardproof.errors import UsageError
 from shardproof.observe.assemble import assemble
 from shardproof.observe.logical import Key, Logical, Problem, Value
@@ -43,18 +42,27 @@ from shardproof.protocol.registry import all_systems
 from shardproof.result import ArmResult, Failure, differences_to_json
 from shardproof.scenario import Scenario
 from shardproof.trainer import arms, wording
-from shardproof.trainer.arms import ALTERED, CUT, NOTE, OTHER, RESUMED, TOLD, TWICE, UNSAVED, USED, WHOLE, Session
+from shardproof.trainer.arms import (
+    ALIKE,
+    ALTERED,
+    CUT,
+    NOTE,
+    OTHER,
+    RESUMED,
+    TOLD,
+    TWICE,
+    UNSAVED,
+    USED,
+    WHOLE,
+    Session,
+)
 from shardproof.trainer.described import Described
-from shardproof.trainer.every_mesh import OF_A_RANK, of_every_mesh
+from shardproof.trainer.every_mesh import OF_A_RANK, of_both, of_every_mesh
 from shardproof.trainer.files_hold import written
+from shardproof.trainer.observed import records_of
+from shardproof.trainer.rounding import PARAMS, At, apart, rounded
 from shardproof.trainer.twin import NoTwin, Told, stepped
 from shardproof.verdict import Verdict, merge
-from shardproof.world.observations import read_observations
-
-PARAMS = "param"
-
-At = Mapping[tuple[str, str], Value]
-"""(role, name) → value, after one operation."""
 
 
 def serve(payload: bytes) -> bytes:
@@ -92,8 +100,7 @@ class Judging:
         records: list[Record] = []
         failures = {name: Failure(**error) for name, error in request["failures"].items()}
         for session, paths in zip(sessions, request["observations"], strict=False):
-            own = [record for path in paths for record in _read(Path(path), whole=session.name not in failures)]
-            records += _finished(own, session)
+            records += records_of(paths, session, whole=session.name not in failures)
         notes = [r.data.decode() for r in records if r.role == NOTE]
         logical, problems = assemble([r for r in records if r.role not in (NOTE, TOLD)])
         return cls(
@@ -138,6 +145,8 @@ class Judging:
                 self._other_mesh(session)
             elif session.kind == ALTERED:
                 self._altered(session)
+            elif session.kind == ALIKE:
+                self._alike(session)
 
     # What the arms share
 
@@ -375,12 +384,11 @@ class Judging:
     def _written(self) -> None:
         if WHOLE in self.failures:
             return
-        number = arms.FIRST if self.whole.first("save") >= 0 or self.trainer.fits else None
-        if number is None:
+        if all(op.checkpoint != arms.FIRST for op in self.whole.ops):
             return
         at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
         ranks = self.whole.ops[0].mesh.world
-        held = written(self.directory / f"checkpoint{number}", self.at(at), self.trainer.transient, ranks)
+        held = written(self.directory / f"checkpoint{arms.FIRST}", self.at(at), self.trainer.transient, ranks)
         if held.converted:
             self.not_compared("written", wording.CONVERTED)
             return
@@ -441,26 +449,26 @@ class Judging:
         notes = [wording.neither(neither, axis)] if neither else []
         self.add(session.name, found, wording.of_altered(found, axis, wins), notes)
 
-
-LEAST_RANKS_THAT_ROUND = 3
-"""With so many ranks the sum of their gradients depends on its order, and a fresh process may have another: for
-example, DistributedDataParallel cuts its buckets anew after the first step of a process."""
-
-ROUNDING = 2.0**-10
-"""How far two values may be apart, as a share of the largest in their tensor, to count as another order of sums."""
-
-
-def rounded(difference: Difference, expected: At, observed: At, ranks: int) -> bool:
-    """Whether a difference after a step is what another order of adding up gradients may come to."""
-    key = (difference.key.role, difference.key.fqn)
-    if ranks < LEAST_RANKS_THAT_ROUND or difference.kind != "bits" or expected[key].dtype not in FLOATS:
-        return False
-    one, other = (as_numbers(values[key]).astype(np.float64) for values in (expected, observed))
-    largest = max(float(np.abs(one).max()), float(np.abs(other).max()))
-    return bool(np.isfinite(one).all() and np.isfinite(other).all() and np.abs(one - other).max() <= ROUNDING * largest)
-
-
-FLOATS = ("fp32", "fp64", "bf16", "fp16")
+    def _alike(self, session: Session) -> None:
+        """The way of this cell against the first value of the axis."""
+        if WHOLE in self.failures or self.ended(session):
+            return
+        exactly, first = self.trainer.alike[session.of] == "bits", self.trainer.axes[session.of][0]
+        start: At = {}
+        wrong, left_out, farthest = list[Difference](), set[tuple[str, str]](), 0.0
+        moments = {(op.kind, op.iteration): op.index for op in self.whole.ops}
+        for op in session.ops:
+            if op.kind == "fit" or wrong:
+                continue
+            expected, observed, without = of_both(self.at(op.index), self.at(moments[op.kind, op.iteration]))
+            start, left_out = start or expected, left_out | without
+            for difference in self.compare(expected, observed, op.index):
+                how_far, rounding = apart(difference, start, expected, observed)
+                farthest = max(farthest, how_far)
+                wrong += [] if rounding and not exactly else [difference]
+        notes = [wording.of_one_way(left_out)] if left_out else []
+        notes += [wording.rounding(farthest)] if farthest and not wrong else []
+        self.add(session.name, wrong, wording.of_alike(wrong, session.of, first, farthest), notes)
 
 
 def _layouts() -> list[Layout[Any]]:
@@ -478,22 +486,3 @@ def _file_of(folder: Path) -> Path:
     """The file of a folder that has one file and nothing else; the folder itself otherwise."""
     inside = list(folder.iterdir()) if folder.is_dir() else []
     return inside[0] if len(inside) == 1 else folder
-
-
-def _read(path: Path, *, whole: bool) -> Iterator[Record]:
-    """The records of one rank's file. whole: whether it must end with a whole observation, since its rank did."""
-    try:
-        yield from read_observations(path)
-    except ValueError:
-        if whole:
-            raise
-
-
-def _finished(records: Iterable[Record], session: Session) -> list[Record]:
-    """The records of operations that every rank completed."""
-    kept = list(records)
-    world = session.ops[0].mesh.world
-    ranks: dict[int, set[int]] = {}
-    for record in kept:
-        ranks.setdefault(record.op, set()).add(record.rank)
-    return [record for record in kept if len(ranks[record.op]) == world]

@@ -8,6 +8,7 @@ importing it. The system has no contract. Its oracle is the trainer itself, driv
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources.abc import Traversable
@@ -39,6 +40,18 @@ class Arms:
 
 
 @dataclass(frozen=True)
+class CellWords(Words):
+    """What may stand in a cell's `options`: the words of all axes, and those of values that an open axis takes."""
+
+    trainer: Described
+
+    def refuses(self, value: Sequence[str]) -> bool:
+        """Whether one of the words is no value of an axis."""
+        parts = (word.partition("=") for word in value)
+        return not all(axis in self.trainer.axes and self.trainer.takes(axis, text) for axis, _, text in parts)
+
+
+@dataclass(frozen=True)
 class TrainerSystem(System):
     """A system whose rank drives a trainer. trainer: the description of the trainer's file."""
 
@@ -50,7 +63,12 @@ class TrainerSystem(System):
         axes = self.trainer.axes
         words = {f"{axis}={text}": f"{axis} of the trainer" for axis, texts in axes.items() for text in texts}
         return Accepts(
-            self.name, options=Words(words), program=Arms(), device=Only(*DEVICES), faults=Faults(), seed=Anything()
+            self.name,
+            options=CellWords(words, self.trainer),
+            program=Arms(),
+            device=Only(*DEVICES),
+            faults=Faults(),
+            seed=Anything(),
         )
 
     @cached_property
@@ -99,6 +117,7 @@ def register_described(trainer: Described) -> TrainerSystem:
         package=package,
         is_torch=not package,
         stored_entry="",
+        models_entry="models:MODELS",
         rank=RANK,
         judge_entry=JUDGE,
         warm_up="rank.warm:warm_up",

@@ -28,6 +28,7 @@ ROUNDING = (
     "makes, which three ranks and more have in a fresh process, so that steps were not compared further; a model from "
     "self.probe has exact sums"
 )
+ROUNDED = "equal up to rounding"
 FIT_ELSEWHERE = (
     "not compared: a trainer with fit is observed after steps only, which come to other bits on another number of ranks"
 )
@@ -98,6 +99,12 @@ def apart(keys: Iterable[tuple[str, str]]) -> str:
     """State of an optimizer that every rank keeps differently, so that another mesh has nothing to compare with."""
     names = ", ".join(sorted(name for _, name in keys)[:4])
     return f"not compared, since the ranks of one mesh have it differently: {names}"
+
+
+def of_one_way(keys: Iterable[tuple[str, str]]) -> str:
+    """State of an optimizer that only one of two ways has, or that has another shape in the other."""
+    names = ", ".join(sorted(name for _, name in keys)[:4])
+    return f"not compared, since only one of the two ways has it in this shape: {names}"
 
 
 def no_twin(why: str) -> str:
@@ -185,6 +192,24 @@ def of_altered(found: Sequence[Difference], axis: str, wins: str) -> str:
     if not found:
         return ""
     return f"The {wins}'s {axis} is declared to win, and the {loser}'s came out: {_what(found)} differ. {_first(found)}"
+
+
+def of_alike(found: Sequence[Difference], axis: str, first: str, share: float) -> str:
+    """What another way to compute the same comes to."""
+    if not found:
+        return ""
+    told = "" if share > MOST_TOLD else f" They are apart by up to {share:.2g} of the largest change so far."
+    what = f"{axis} must not matter, and with {axis}={first} the run comes to other values: {_what(found)} differ."
+    return f"{what} {_first(found)}{told}"
+
+
+MOST_TOLD = 1e6
+
+
+def rounding(share: float) -> str:
+    """Two ways to compute the same that are apart by what another order of sums makes."""
+    what = "what differs is apart by no more than another order of sums makes"
+    return f"{ROUNDED}: {what}, up to {share:.1g} of the largest change so far"
 
 
 def nothing_altered(axis: str) -> str:

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shardproof.errors import UsageError
+from shardproof.program import NO_CHECKPOINT
 from shardproof.protocol import registry
+from shardproof.scenario import Scenario
 from shardproof.trainer.arms import expand, program_of, sessions_of
 from shardproof.trainer.cells import cells, scenario_of, settings_of, values_of
 from shardproof.trainer.described import Described
+from shardproof.trainer.system import CellWords, TrainerSystem
 from trainer_texts import FIT, STEPWISE, registered
 
 from tests.effort import examples
@@ -72,6 +75,26 @@ def test_wrong_settings(texts: list[str], told: str) -> None:
     assert told in str(error.value)
 
 
+def test_an_open_axis_takes_any_value_and_brackets_hold_commas_together() -> None:
+    trainer = Described(Path("mine.py"), "Mine", "", AXES, open=frozenset({"b"}))
+    assert settings_of(trainer, ["b=x,C(k=1,l=(2,3)),y"]) == {"b": ("x", "C(k=1,l=(2,3))", "y")}
+    scenario = scenario_of(trainer, {"a": "1", "b": "C(k=1,l=(2,3))"})
+    assert values_of(trainer, scenario) == {"a": "1", "b": "C(k=1,l=(2,3))"}
+    assert Scenario.from_axes(scenario.axis_values()) == scenario
+    with pytest.raises(UsageError, match="or another value without blanks"):
+        settings_of(trainer, ["b=C(k = 1)"])
+
+
+def test_a_system_takes_the_values_of_its_open_axes(tmp_path: Path) -> None:
+    trainer = registered(tmp_path, "axes = {'a': [1, 2], 'kind': ['adamw', ...]}")
+    system = registry.system_named(trainer.system)
+    assert isinstance(system, TrainerSystem)
+    words = CellWords({}, trainer)
+    assert not words.refuses(("a=2", "kind=torch.optim.SGD(lr=1)"))
+    assert all(words.refuses((word,)) for word in ("a=3", "b=1", "kind=x y"))
+    assert system.refusal(scenario_of(trainer, {"a": "2", "kind": "mine.Own"})) is None
+
+
 def test_too_many_cells() -> None:
     with pytest.raises(UsageError, match="given 1048576; allowed: up to 100000"):
         cells(with_axes({f"a{n}": ("0", "1") for n in range(20)}), {}, 2)
@@ -122,6 +145,33 @@ def test_a_program_chooses_steps_and_sessions(tmp_path: Path) -> None:
     assert "resumed" in arms_of(tmp_path, STEPWISE, "arms 1 1 used")  # with which it is compared
     assert "cut" in arms_of(tmp_path, FIT, "arms 1 1 other-mesh")  # whose checkpoint it loads
     assert list(arms_of(tmp_path, STEPWISE, "arms other-mesh")) == ["uninterrupted", "other mesh 2x2", "other mesh 1"]
+
+
+@pytest.mark.parametrize(("methods", "first"), [(STEPWISE, "build0"), (FIT, "fit2")])
+def test_without_steps_after_the_save_nothing_is_saved(tmp_path: Path, methods: str, first: str) -> None:
+    steps = f"{first} step0 step1"
+    assert arms_of(tmp_path, methods, "arms 2 0") == {"uninterrupted": steps, "twice": steps}
+    assert arms_of(tmp_path, methods, "arms 2 0 uninterrupted") == {"uninterrupted": steps}
+    ops = expand(scenario_of(registered(tmp_path, DATA, methods), {}, program="arms 2 0"))
+    assert {op.checkpoint for op in ops} == {NO_CHECKPOINT}
+    with pytest.raises(UsageError, match="no save: uninterrupted, twice, alike"):
+        arms_of(tmp_path, methods, "arms 2 0 resumed")
+
+
+def test_a_trainer_that_cannot_save_is_asked_for_no_save() -> None:
+    trainer = Described(Path("mine.py"), "Mine", "", AXES, steps=(3, 0), saves=False)
+    assert program_of(trainer, "arms") == (3, 0, frozenset())
+    with pytest.raises(UsageError, match="the trainer has no save and no load"):
+        program_of(trainer, "arms 1 1")
+
+
+@pytest.mark.parametrize(("methods", "first"), [(STEPWISE, "build0"), (FIT, "fit4")])
+def test_another_way_to_compute_the_same_has_a_session(tmp_path: Path, methods: str, first: str) -> None:
+    trainer = registered(tmp_path, f"{DATA}\nalike = {{'lr': 'bits'}}", methods)
+    names = {lr: [s.name for s in sessions_of(scenario_of(trainer, {"lr": lr}))] for lr in ("1", "2")}
+    assert names["2"] == [*names["1"][:3], "alike lr", *names["1"][3:]]
+    alike = next(s for s in sessions_of(scenario_of(trainer, {"lr": "2"})) if s.name == "alike lr")
+    assert " ".join(f"{op.kind}{op.iteration}" for op in alike.ops) == f"{first} step0 step1 step2 step3"
 
 
 @pytest.mark.parametrize("program", ["arm", "arms 1", "arms 0 1", "arms 1 101", "arms 1 x", "arms 1 1 absent"])

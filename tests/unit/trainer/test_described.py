@@ -57,6 +57,27 @@ transient = ("grad *",)"""
     assert (found.altered, found.transient) == ({"lr": "run", "on": "checkpoint"}, ("grad *",))
 
 
+def test_an_axis_that_ends_in_dots_takes_other_values(read: Read) -> None:
+    found = read(text_of_trainer("axes = {'kind': ['adamw', ...], 'mesh': ['2', ...], 'on': [False, True]}"))
+    assert found.axes == {"kind": ("adamw",), "mesh": ("2",), "on": ("false", "true")}
+    assert found.open == {"kind", "mesh"}
+    taken = [("kind", "torch.optim.SGD(lr=1,momentum=0.9)"), ("mesh", "2x4"), ("on", "true")]
+    assert all(found.takes(*pair) for pair in taken)
+    assert not any(found.takes(*pair) for pair in [("kind", "a b"), ("kind", "a+b"), ("mesh", "2x"), ("on", "maybe")])
+
+
+def test_a_trainer_without_steps_after_the_save_needs_none(read: Read) -> None:
+    methods = "    def build(self, cell): ...\n    def step(self, index): ...\n"
+    found = read(text_of_trainer("steps = (4, 0)", methods))
+    assert (found.steps, found.saves) == ((4, 0), False)
+    assert read(text_of_trainer("steps = (4, 0)")).saves
+
+
+def test_ways_that_are_alike(read: Read) -> None:
+    data = "axes = {'way': [1, 2], 'fast': [False, True]}\nalike = {'way': 'rounding', 'fast': 'bits'}"
+    assert read(text_of_trainer(data)).alike == {"way": "rounding", "fast": "bits"}
+
+
 def test_a_trainer_with_fit_needs_no_other_method(read: Read) -> None:
     assert read(text_of_trainer(methods=FIT)).fits
 
@@ -191,11 +212,11 @@ def test_no_method_at_all(read: Read) -> None:
         ("requires = ['einops>=1']", "given 'einops>=1'", "with its release behind =="),
         ("requires = ['einops==1.*']", "given 'einops==1.*'", "with its release behind =="),
         ("requires = ['einops==1,!=2']", "given 'einops==1,!=2'", "with its release behind =="),
-        ("steps = 3", "steps of mine.py: given 3", "two numbers from 1 to 100"),
-        ("steps = (0, 1)", "given (0, 1)", "two numbers from 1 to 100"),
-        ("steps = (1, 101)", "given (1, 101)", "two numbers from 1 to 100"),
-        ("steps = (1, 1, 1)", "given (1, 1, 1)", "two numbers from 1 to 100"),
-        ("steps = ('1', 1)", "given ('1', 1)", "two numbers from 1 to 100"),
+        ("steps = 3", "steps of mine.py: given 3", "two numbers up to 100"),
+        ("steps = (0, 1)", "given (0, 1)", "two numbers up to 100"),
+        ("steps = (1, 101)", "given (1, 101)", "two numbers up to 100"),
+        ("steps = (1, 1, 1)", "given (1, 1, 1)", "two numbers up to 100"),
+        ("steps = ('1', 1)", "given ('1', 1)", "two numbers up to 100"),
         ("altered = ['lr']", "altered of mine.py: given ['lr']", "a mapping of axes to `run` or `checkpoint`"),
         ("altered = {'lr': 'run'}", "given {'lr': 'run'}", "axes of two values or more"),
         ("axes = {'lr': [1]}\naltered = {'lr': 'run'}", "given {'lr': 'run'}", "axes of two values or more"),
@@ -204,6 +225,10 @@ def test_no_method_at_all(read: Read) -> None:
         ("transient = 3", "transient of mine.py: given 3", "a list of patterns"),
         ("transient = [3]", "transient of mine.py: given [3]", "a list of patterns"),
         ("axes = dict(a=[1])", "given 'dict(a=[1])'", "a literal, or the name of one"),
+        ("alike = {'a': 'bits'}", "given {'a': 'bits'}", "axes of two values or more but `mesh`"),
+        ("axes = {'a': [1, 2]}\nalike = {'a': 'nearly'}", "given {'a': 'nearly'}", "each with `bits` or `rounding`"),
+        ("axes = {'mesh': ['1', '2']}\nalike = {'mesh': 'bits'}", "{'mesh': 'bits'}", "two values or more but `mesh`"),
+        ("axes = {'a': [...]}", "given []", "a list of one value or more"),
         ("steps = make()", "steps of mine.py: given 'make()'", "the file is read before it is run"),
         ("steps = (ABSENT, 1)", "given '(ABSENT, 1)'", "a literal, or the name of one"),
     ],

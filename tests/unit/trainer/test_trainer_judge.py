@@ -18,7 +18,7 @@ from shardproof.protocol import registry
 from shardproof.trainer import wording
 from shardproof.trainer.arms import Session
 from shardproof.trainer.cells import scenario_of
-from shardproof.trainer.judge import ROUNDING, rounded
+from shardproof.trainer.rounding import ROUNDING, apart, rounded
 from simulated import COUNT, LR, MOMENT, PARAM, RNG, Fault, Simulation, State, nothing, only
 from trainer_texts import FIT, STEPWISE, registered
 
@@ -350,3 +350,66 @@ def test_a_load_that_does_nothing_is_a_failure_and_no_doubt(folder: Path) -> Non
     found = simulated.judged(folder)
     assert found["verdict"] == "mismatch"
     assert next(arm for arm in found["arms"] if arm["name"] == "cold")["verdict"] == "pass"
+
+
+# Two ways to compute the same
+
+ALIKE = "axes = {'mesh': ['2'], 'way': ['a', 'b']}\nalike = {'way': '%s'}"
+
+
+def alike(folder: Path, promise: str, fault: Fault = nothing) -> tuple[str, str, list[str]]:
+    """Verdict, sentence and notes of the arm, of a cell that is not at the first value."""
+    trainer = registered(folder, ALIKE % promise)
+    scenario = scenario_of(trainer, {"way": "b"}, program="arms 3 0 alike")
+    arms = {arm["name"]: arm for arm in Simulation(scenario, fault).judged(folder)["arms"]}
+    assert list(arms) == ["uninterrupted", "alike way"]
+    return arms["alike way"]["verdict"], arms["alike way"]["sentence"], arms["alike way"]["notes"]
+
+
+def an_ulp(value: Any) -> Any:
+    return np.nextafter(value, np.float32(np.inf))
+
+
+@pytest.mark.parametrize("promise", ["bits", "rounding"])
+def test_two_ways_that_come_to_the_same_pass_whatever_their_settings_say(folder: Path, promise: str) -> None:
+    assert alike(folder, promise, only("alike way", "build", LR, lambda _: "7")) == ("pass", "", [])
+
+
+@pytest.mark.parametrize("key", [PARAM, MOMENT])
+def test_another_value_is_seen_at_the_first_step_that_has_it(folder: Path, key: tuple[str, str]) -> None:
+    verdict, sentence, notes = alike(folder, "rounding", only("alike way", "step", key, plus, 1))
+    assert (verdict, notes) == ("mismatch", [])
+    assert sentence.startswith(f"way must not matter, and with way=a the run comes to other values: {key[0]}")
+
+
+def test_rounding_passes_with_a_note_where_it_is_allowed(folder: Path) -> None:
+    verdict, sentence, notes = alike(folder, "rounding", only("alike way", "step", PARAM, an_ulp, 2))
+    assert (verdict, sentence, len(notes)) == ("pass", "", 1)
+    assert notes[0].startswith(wording.ROUNDED)
+    assert alike(folder, "bits", only("alike way", "step", PARAM, an_ulp, 2))[0] == "mismatch"
+
+
+def test_state_that_only_one_way_has_is_left_out_and_named(folder: Path) -> None:
+    verdict, _, notes = alike(folder, "bits", only("alike way", "step", MOMENT, gone, 2))
+    assert (verdict, notes) == ("pass", ["not compared, since only one of the two ways has it in this shape: w"])
+
+
+def test_a_parameter_that_is_missing_is_no_matter_of_taste(folder: Path) -> None:
+    assert alike(folder, "rounding", only("alike way", "step", PARAM, gone, 2))[0] == "mismatch"
+
+
+@pytest.mark.parametrize(
+    ("value", "start", "told"),
+    [
+        (BASE + 1, BASE - 1, (1.0, False)), (BASE + 1, BASE, (np.inf, False)), (BASE, BASE - 1, (0.0, True)),
+        (BASE + np.float32(2.0**-11), BASE - 1, (2.0**-11, True)),
+        (BASE + np.float32(2.0**-9), BASE - 1, (2.0**-9, False)),
+        (np.nextafter(BASE, np.float32(9)), BASE - np.float32(2.0**-20), (0.25, True)),
+        (np.where(np.arange(8) == 2, np.float32(np.nan), BASE), BASE - 1, (np.inf, False)),
+    ],
+)  # fmt: skip
+def test_a_difference_is_measured_by_what_the_steps_changed(value: Any, start: Any, told: tuple[float, bool]) -> None:
+    sides = [{PARAM: Value("fp32", (8,), array.astype(np.float32).tobytes())} for array in (start, BASE, value)]
+    share, rounding = apart(Difference(KEY, "bits", total=8, mismatched=1), *sides)
+    assert rounding is told[1]
+    assert share == pytest.approx(told[0], rel=0.1)

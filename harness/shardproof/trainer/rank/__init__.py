@@ -24,8 +24,9 @@ from shardproof.models import model_spec
 from shardproof.observe.record import Record, whole
 from shardproof.program import NO_CHECKPOINT, Op
 from shardproof.protocol.system import RankContext
+from shardproof.scenario import DTypePolicy
 from shardproof.trainer import wording
-from shardproof.trainer.arms import ALTERED, NOTE, OTHER, TOLD, trainer_of
+from shardproof.trainer.arms import ALIKE, ALTERED, NOTE, OTHER, TOLD, trainer_of
 from shardproof.trainer.base import Cell, Trainer
 from shardproof.trainer.cells import MESH, values_of
 from shardproof.trainer.rank.found import State
@@ -117,6 +118,9 @@ class Rank:
             axis = op.arm.removeprefix(ALTERED).strip()
             others = self.described.axes[axis]
             texts[axis] = next(text for text in others if text != texts[axis])
+        if op.arm.startswith(ALIKE):
+            axis = op.arm.removeprefix(ALIKE).strip()
+            texts[axis] = self.described.axes[axis][0]
         found = values(self.described, {axis: text for axis, text in texts.items() if axis != "mesh"})
         folder = self.built / f"session{op.session}"
         folder.mkdir(exist_ok=True)
@@ -151,12 +155,12 @@ class Rank:
             data = json.dumps({"models": models, "declined": self.declined, "optimizers": optimizers}).encode()
             yield whole(op, 0, TOLD, "", "utf8", (len(data),), data)
 
-    def _probe(self, name: str, twin: bool) -> nn.Module:
+    def _probe(self, name: str, twin: bool, dtype: str) -> nn.Module:
         """A tiny model with known gradients, which is called with the index of the step."""
         assert self.cell is not None
         self.declined = self.declined or not twin
-        scenario, mesh = replace(self.context.scenario, model=name), self.context.mesh
-        spec = model_spec(name)
+        scenario = replace(self.context.scenario, model=name, dtype=DTypePolicy.parse(dtype))
+        spec, mesh = model_spec(name), self.context.mesh
         context = RankContext(scenario, spec, mesh, self.context.rank, self.context.directory, self.context.contract)
         probe = Probe(context, lambda fqn: ((0,) * len(spec.param(fqn).spec.shape), spec.param(fqn).spec.shape))
         self.probes.append(probe)

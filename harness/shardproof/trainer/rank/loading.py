@@ -35,6 +35,7 @@ def class_of(file: Path, name: str) -> type[Trainer]:
 
 
 def values(trainer: Described, texts: dict[str, str]) -> dict[str, Any]:
-    """Axis → the value that its text stands for, as it stands in the class."""
+    """Axis → the value that its text stands for, as it stands in the class; of a value that is not there, which an open
+    axis takes, the text."""
     axes = class_of(trainer.file, trainer.name).axes
-    return {axis: next(v for v in axes[axis] if text_of(v) == text) for axis, text in texts.items()}
+    return {axis: next((v for v in axes[axis] if text_of(v) == text), text) for axis, text in texts.items()}

@@ -1,5 +1,6 @@
-"""The models that optimizers are tried on. A few of their tensors are as large as what some optimizers ask for before
-they do what they are there for: those that keep their state in 8 bits do so from 4096 elements on."""
+"""Further models of `Trainer.probe`, for optimizers of any class. A few of their tensors are as large as what some
+optimizers ask for before they do what they are there for: those that keep their state in 8 bits do so from 4096
+elements on."""
 
 from __future__ import annotations
 

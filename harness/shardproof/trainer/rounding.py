@@ -1,0 +1,77 @@
+"""Tells a wrong value from one that another order of sums makes.
+
+    after a resume     three ranks and more, whose gradients a fresh process may add up in another order: apart by no
+                       more than a thousandth of the largest value of the tensor
+    two ways alike     each element apart by no more than a thousandth of what the steps changed, or by 4 units in the
+                       last place: a sum, a norm or a matrix product over the pieces of a tensor
+
+For example, a norm that is taken over a piece in the place of the tensor is off by a tenth and more on tensors of a few
+thousand elements, and one that adds up the pieces in another order by a millionth.
+
+*Verifies*: that a difference is as small as that. *Does not verify*: that a sum is its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from shardproof.diff import Difference, as_numbers, ulp_distance
+from shardproof.observe.assemble import as_bits
+from shardproof.observe.logical import Value
+
+PARAMS = "param"
+
+At = Mapping[tuple[str, str], Value]
+"""(role, name) → value, after one operation."""
+
+LEAST_RANKS_THAT_ROUND = 3
+"""With so many ranks the sum of their gradients depends on its order, and a fresh process may have another: for
+example, DistributedDataParallel cuts its buckets anew after the first step of a process."""
+
+ROUNDING = 2.0**-10
+"""How far two values may be apart, as a share of the largest one or of the largest change, to count as another order of
+sums."""
+
+ULPS = 4
+"""So many units in the last place count as another order of sums, whatever their share."""
+
+FLOATS = ("fp32", "fp64", "bf16", "fp16")
+
+
+def rounded(difference: Difference, expected: At, observed: At, ranks: int) -> bool:
+    """Whether a difference after a step is what another order of adding up gradients may come to."""
+    if ranks < LEAST_RANKS_THAT_ROUND or not _comparable(difference, expected):
+        return False
+    one, other = _numbers(difference, expected), _numbers(difference, observed)
+    largest = max(float(np.abs(one).max()), float(np.abs(other).max()))
+    return bool(np.isfinite(one).all() and np.isfinite(other).all() and np.abs(one - other).max() <= ROUNDING * largest)
+
+
+def apart(difference: Difference, start: At, expected: At, observed: At) -> tuple[float, bool]:
+    """How far two ways to compute the same are apart, and whether that is as little as another order of sums makes.
+
+    The distance is the largest one of two elements: of a parameter as a share of its largest change since `start`, of
+    anything else as a share of its largest value. It is infinite where that has no meaning.
+    """
+    key = (difference.key.role, difference.key.fqn)
+    if not _comparable(difference, expected):
+        return np.inf, False
+    one, other = _numbers(difference, expected), _numbers(difference, observed)
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return np.inf, False
+    scale = np.abs(one - as_numbers(start[key]).astype(np.float64) if key[0] == PARAMS and key in start else one).max()
+    shares = np.abs(one - other) / scale if scale else np.full(one.shape, np.inf)
+    shares[one == other] = 0.0
+    few_ulps = ulp_distance(as_bits(expected[key]), as_bits(observed[key])) <= ULPS
+    return float(shares.max()), bool(((shares <= ROUNDING) | few_ulps).all())
+
+
+def _comparable(difference: Difference, expected: At) -> bool:
+    key = (difference.key.role, difference.key.fqn)
+    return difference.kind == "bits" and expected[key].dtype in FLOATS
+
+
+def _numbers(difference: Difference, values: At) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return as_numbers(values[difference.key.role, difference.key.fqn]).astype(np.float64)

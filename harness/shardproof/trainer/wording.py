@@ -103,7 +103,7 @@ def apart(keys: Iterable[tuple[str, str]]) -> str:
 
 def of_one_way(keys: Iterable[tuple[str, str]]) -> str:
     """State of an optimizer that only one of two ways has, or that has another shape in the other."""
-    names = ", ".join(sorted(name for _, name in keys)[:4])
+    names = ", ".join(" of ".join(key) for key in sorted(keys)[:4])
     return f"not compared, since only one of the two ways has it in this shape: {names}"
 
 

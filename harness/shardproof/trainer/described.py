@@ -255,7 +255,7 @@ class _Reading:
         )
 
 
-def _closed(axes: object) -> tuple[object, frozenset[str]]:
+def _closed(axes: object) -> tuple[Any, frozenset[str]]:
     """The axes without the `...` behind their values, and the names of those axes that had it."""
     if not isinstance(axes, dict):
         return axes, frozenset()

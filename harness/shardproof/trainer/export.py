@@ -33,7 +33,7 @@ from shardproof.models import ModelSpec, model_spec
 from shardproof.observe.record import LIVE
 from shardproof.program import FIT, NO_CHECKPOINT, Op
 from shardproof.result import ArmResult, Result
-from shardproof.trainer.arms import ALTERED, OTHER, RESUMED, TWICE, UNSAVED, WHOLE, Session, sessions_of
+from shardproof.trainer.arms import ALIKE, ALTERED, OTHER, RESUMED, TWICE, UNSAVED, WHOLE, Session, sessions_of
 from shardproof.trainer.cells import mesh_of, values_of
 from shardproof.trainer.described import Described, text_of
 from shardproof.trainer.every_mesh import OF_A_RANK
@@ -182,14 +182,15 @@ def _runs(
         if error.type == "killed":
             raise _NoScript("ended because a rank was killed")
         return [_until(session, error.op)], [], error.type.rpartition(".")[2]
-    if arm.name in UNSHOWN:
-        raise _NoScript(UNSHOWN[arm.name])
+    if reason := UNSHOWN.get(arm.name.split()[0] if arm.name.startswith(ALIKE) else arm.name):
+        raise _NoScript(reason)
     found = [d for d in result.differences if d.fails and d.key.where == LIVE and d.kind in COMPARED]
     left, right, found = _compared(arm.name, found, sessions, trainer)
     return [left, right], found, ""
 
 
 UNSHOWN = {
+    ALIKE: "compares two values of an axis up to rounding, which no script does",
     "again": "compares files, which `shardproof diff` shows",
     "written": "looks into files, and compares no state",
     "twin": "compares with torch's optimizer on whole tensors, which no script has",

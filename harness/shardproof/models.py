@@ -126,13 +126,15 @@ class NamedParam:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A named tiny model: `doc` says what it exposes, `bugs` which corpus entries."""
+    """A named tiny model: `doc` says what it exposes, `bugs` which corpus entries. listed: whether an error names it
+    among what is allowed; what trainers alone can ask for is not."""
 
     name: str
     doc: str
     modules: tuple[ModuleSpec, ...]
     groups: tuple[GroupSpec, ...] = (GroupSpec(),)
     bugs: tuple[str, ...] = field(default=())
+    listed: bool = True
 
     def __hash__(self) -> int:
         return hash(self.name)  # models are keys of caches, and a hash of every shape in them is slow
@@ -464,7 +466,7 @@ def model_spec(name: str) -> ModelSpec:
     if name not in ZOO and name not in zoo():
         if name.endswith(ONE_MORE) and not name.removesuffix(ONE_MORE).endswith(ONE_MORE):
             return _with_one_more(name.removesuffix(ONE_MORE))
-        raise UsageError.of("model", name, ZOO, "dense")
+        raise UsageError.of("model", name, [known for known, model in ZOO.items() if model.listed], "dense")
     return ZOO[name]
 
 

@@ -22,6 +22,7 @@ MODELS = (
             ModuleSpec("down", (ParamSpec("weight", (7, 16)), ParamSpec("bias", (7,)))),
             ModuleSpec("norm", (ParamSpec("weight", (13,)),)),
         ),
+        listed=False,
     ),
     ModelSpec(
         MATRICES,
@@ -32,10 +33,12 @@ MODELS = (
             ModuleSpec("down", (ParamSpec("weight", (7, 16)),)),
             ModuleSpec("flat", (ParamSpec("weight", (13, 13)),)),
         ),
+        listed=False,
     ),
     ModelSpec(
         FEW_ROWS,
         "A matrix of one row, of which all ranks but the first hold nothing, in a unit of its own.",
         (_UP, ModuleSpec("one", (ParamSpec("weight", (1, 6)),))),
+        listed=False,
     ),
 )

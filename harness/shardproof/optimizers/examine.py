@@ -25,10 +25,10 @@ from shardproof.laboratory.run_verdict import ranks_verdict
 from shardproof.optimizers import arms
 from shardproof.optimizers.answers import QUESTIONS, Answer, AnsweredQuestion, of_deviations, of_failure
 from shardproof.optimizers.arms import LOAD, SAVE, SAVED, ArmRun
+from shardproof.optimizers.models import FEW_ROWS, LAYERS, MATRICES
 from shardproof.optimizers.request import ARGUMENT_FORM, FORM, Asked
 from shardproof.result import Failure
 from shardproof.scenario import Mesh
-from shardproof.trainer.models import FEW_ROWS, LAYERS, MATRICES
 
 COMPARED = ("param", "state", "own", "setting")
 STEPPED = ((1, 1), (2, 2), (3, 3), (4, 4))

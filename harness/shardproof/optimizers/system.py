@@ -29,7 +29,7 @@ SYSTEM = register(
         contract_entry="system:CONTRACT",
         stored_entry="",
         rank="rank:rank_of",
-        models_entry="shardproof.trainer.models:MODELS",
+        models_entry="models:MODELS",
         warm_up="rank.warm:warm_up",
     )
 )

@@ -16,12 +16,12 @@ from torch._C._distributed_c10d import HashStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardproof.optimizers.arms import SAVED, STEPS, Arm
+from shardproof.optimizers.models import FEW_ROWS
 from shardproof.optimizers.rank.sharded import Sharded
 from shardproof.optimizers.request import VARIABLE
 from shardproof.optimizers.system import NAME
 from shardproof.scenario import Mesh, Scenario
 from shardproof.torch_loop.loop import context_of, rehearse
-from shardproof.trainer.models import FEW_ROWS
 
 REHEARSAL_MESH = "1x16x1"  # larger than any world of ranks, so that no entry that it leaves in a cache fits one
 

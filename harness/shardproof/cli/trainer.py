@@ -75,6 +75,7 @@ def trainer(
     shardproof trainer my_trainer.py --program 'arms 1 1 resumed'
     shardproof trainer --command 'python train.py --out {folder} --max-steps {until}'
     """
+    from shardproof.protocol import registry
     from shardproof.trainer.described import described, is_trainer
 
     _require_one_of_both(context, files, command)
@@ -98,6 +99,7 @@ def trainer(
     for file, name in zip(files, names, strict=True):
         print(f"== {file}", flush=True)
         statuses.append(_examined(file, replace(asked, out=asked.out / name if asked.out else None)))
+        registry.forget(described(file).system)  # the next may require another release of the same package
         if statuses[-1] == INTERRUPTED:
             break
         print()

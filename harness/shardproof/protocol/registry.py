@@ -31,6 +31,11 @@ def register(system: System) -> System:
     return system
 
 
+def forget(name: str) -> None:
+    """Make a system unknown again, such as one trainer of several whose runs have nothing to do with one another."""
+    _SYSTEMS.pop(name, None)
+
+
 def system_named(name: str) -> System:
     """The registered system called `name`.
 

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 from shardproof.errors import UsageError
+from shardproof.protocol import registry
+from shardproof.protocol.releases import package
 from shardproof.trainer.described import Described, described, is_trainer, text_of
+from shardproof.trainer.system import register
 from trainer_texts import FIT, STEPWISE, text_of_trainer
 
 Read = Callable[..., Described]
@@ -239,3 +242,14 @@ def test_data_of_another_form(read: Read, data: str, given: str, allowed: str) -
     assert allowed in told
     name = data.splitlines()[-1].split(" ", 1)[0]
     assert f"for example: {name} = " in told
+
+
+def test_a_trainer_that_is_forgotten_lends_its_package_to_no_other(tmp_path: Path) -> None:
+    text = "from shardproof.trainer import Trainer\nclass Mine(Trainer):\n    requires = ['somelib==%s']\n"
+    text += "".join(f"    def {name}(self, given=None): ...\n" for name in ("build", "step", "save", "load"))
+    for version in ("1.0", "2.0"):
+        file = tmp_path / f"of_{version[0]}.py"
+        file.write_text(text % version)
+        found = register(str(file))
+        assert package("somelib").newest.version == version
+        registry.forget(found.name)

@@ -9,6 +9,8 @@ import pytest
 import torch
 from shardproof.layout import Box
 from shardproof.observe.assemble import assemble
+from shardproof.trainer.rank.modules import Modules
+from shardproof.trainer.rank.optimizers import Optimizer
 from shardproof.trainer.rank.pieces import (
     At,
     Cut,
@@ -54,6 +56,22 @@ def test_a_rank_without_elements_joins_with_one_that_has_them() -> None:
     logical, problems = assemble(records)
     assert not problems
     assert {value.shape for value in logical.values()} == {(3, 3)}
+
+
+@pytest.mark.parametrize(("start", "count", "counted"), [(0, 9, ["w"]), (0, 4, ["w"]), (9, 0, [])])
+def test_a_count_of_steps_is_of_ranks_that_hold_elements(start: int, count: int, counted: list[str]) -> None:
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.Adam([weight])
+    optimizer.state[weight]["step"] = torch.tensor(3.0)
+    modules = Modules(parameters={id(weight): interval(start, count, rank_holds=count + 1)})
+    records = [*Optimizer("optimizer", optimizer).records(At(0, 1), modules, {})]
+    assert [record.fqn for record in records if record.role == "step"] == counted
+
+
+def test_every_rank_holds_an_empty_parameter() -> None:
+    assert interval(9, 0).nothing_of(("w", "tied"))
+    assert not interval(9, 0).nothing_of(("other",))
+    assert not whole_tensor(torch.empty(0, 3), ("w",)).nothing_of(("w",))
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,9 @@ class Optimizer:
         if isinstance(value, torch.Tensor) and not (role == "step" and _scalar(value)):
             yield from records_beside(at, role, value, first, suffix)
             return
-        for names in first.names:  # a count of steps, or a plain value: the same on every rank that has one
+        for names in first.names:  # a count of steps, or a plain value: the same on every rank that owns elements
+            if first.nothing_of(names):
+                continue
             name = names[0] + suffix
             fqn = owned(at.rank, name) if first.own else name
             yield from leaf_records(at, role, fqn, value)

@@ -95,6 +95,13 @@ class Held:
         """Whether this rank holds every element of every parameter."""
         return not self.own and all(cut.box.volume == prod(cut.shape) for cut in self.cuts)
 
+    def nothing_of(self, names: tuple[str, ...]) -> bool:
+        """Whether this rank holds no element of a parameter that has some. What an optimizer counts for it there moves
+        nothing, and libraries let it differ: torch's `get_state_dict` makes it with a step that other ranks' state,
+        which exists already, does not take."""
+        own = [cut for cut in self.cuts if cut.names == names]
+        return not any(cut.box.volume for cut in own) and any(prod(cut.shape) for cut in own)
+
 
 def whole_tensor(tensor: torch.Tensor, names: tuple[str, ...], *, own: bool = False) -> Held:
     """A tensor as the whole of a logical one; own: as one of this rank alone."""

@@ -4,7 +4,7 @@ docs/optimizers.toml`.
 The file is a list of `[[optimizer]]` with a path and, where the constructor needs some, arguments. A survey adds to
 each what it answered, with the release and the day, and writes the file after every one, so that it can be cut off and
 gone on with: what has an answer is asked again only with `--again`. One laboratory serves all that are asked in one
-call; a library that disturbs others at its import is asked in a call of its own, `--only heavyball`.
+call.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from shardproof.cli import options
 from shardproof.errors import HarnessError, UsageError
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.optimizers import text
-from shardproof.optimizers.examine import Examination
-from shardproof.optimizers.laboratory import opened
-from shardproof.optimizers.request import Asked, require_mesh
+from shardproof.optimizers.examine import Examination, opened
+from shardproof.optimizers.request import Asked
 
 DEADLINE_S = 300.0
 HEAD = (
@@ -41,9 +40,9 @@ def asked_of(entry: dict[str, Any]) -> Asked:
 def answered(laboratory: Laboratory, entry: dict[str, Any]) -> dict[str, Any]:
     """An entry with what its optimizer answered today."""
     kept: dict[str, Any] = {name: entry[name] for name in ("path", "arguments", "note") if name in entry}
+    examination = Examination(laboratory, asked_of(entry))
     try:
-        with Examination(laboratory, asked_of(entry), require_mesh("1x2x1")) as examination:
-            found = list(examination.answers())
+        found = list(examination.answers())
     except (UsageError, HarnessError) as error:
         return {**kept, "date": _today(), "failed": " ".join(str(error).split())[:1000]}
     document = text.document(examination, found)
@@ -51,7 +50,6 @@ def answered(laboratory: Laboratory, entry: dict[str, Any]) -> dict[str, Any]:
         **kept,
         **{name: document[name] for name in ("distribution", "version", "torch", "model")},
         "date": _today(),
-        "random": bool(examination.facts.get("draws random numbers")),
         "answers": {one.question: one.said for one in found},
         "why": {one.question: one.why for one in found if one.why},
     }
@@ -79,8 +77,7 @@ def survey(path: Path, only: Sequence[str], again: bool, jobs: int) -> None:
         return named and (again or "date" not in entry)
 
     todo = [n for n, entry in enumerate(read(path)["optimizer"]) if wanted(entry)]
-    modules = [read(path)["optimizer"][n]["path"].rpartition(".")[0] for n in todo]
-    with opened(modules, jobs, DEADLINE_S) as laboratory:
+    with opened(jobs, DEADLINE_S) as laboratory:
         for index in todo:
             entry = answered(laboratory, read(path)["optimizer"][index])
             document = read(path)  # another survey may have written meanwhile

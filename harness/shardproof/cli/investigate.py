@@ -428,19 +428,17 @@ def optimizer(
     could be asked.
     """
     from shardproof.optimizers import answers, text
-    from shardproof.optimizers.examine import Examination
-    from shardproof.optimizers.laboratory import opened
-    from shardproof.optimizers.request import asked, require_mesh
+    from shardproof.optimizers.examine import Examination, opened
+    from shardproof.optimizers.request import asked
     from shardproof.report.publish import write_json
 
-    wanted, ranks = asked(path, texts), require_mesh(mesh)
+    wanted = asked(path, texts, mesh)
     preflight.require_interpreter(python)
     arguments.require_output_files(None, json=json_file)
     found: list[answers.AnsweredQuestion] = []
-    with (
-        opened([wanted.module], jobs, deadline_s, python) as laboratory,
-        Examination(laboratory, wanted, ranks, jobs, arguments.writable_folder(out) if out else None) as examination,
-    ):
+    keep = arguments.writable_folder(out) if out else None
+    with opened(jobs, deadline_s, python, keep) as laboratory:
+        examination = Examination(laboratory, wanted)
         for one in examination.answers():
             if not found:
                 print(text.head(examination), flush=True)

@@ -70,7 +70,7 @@ class Laboratory:
     """The warm servers and worker threads of a run.
 
     There is one server for each device, which judges and runs what the interpreter has installed, and one for each
-    release of a library under test. All are started when first needed.
+    release of a library under test and for each trainer. All are started when first needed.
 
     Args:
         jobs: scenarios in progress at once. deadline_s: seconds one session's ranks may take.
@@ -99,6 +99,7 @@ class Laboratory:
                 info.entry(info.warm_up) for info in wanted if info.warm_up and not (info.package or info.judge_entry)
             )
         ]
+        judges = dict.fromkeys(info.entry(info.judge_entry).partition(":")[0] for info in wanted if info.judge_entry)
         self._python, self._closing = python, False
         self._torches: dict[str, Laboratory] = {}  # interpreter → its laboratory
         self._home = self  # of the torch of this interpreter
@@ -111,8 +112,9 @@ class Laboratory:
         self._servers = {
             device: ForkServer(
                 python=python or sys.executable, warm_up=warm_up if device == "cpu" else (),
-                plugins=("shardproof.laboratory.judge", *plugins), workers=jobs, scratch=self._scratch, device=device,
-                ranks=any(info.world != "lockstep" for info in wanted),
+                plugins=("shardproof.laboratory.judge", *plugins, *judges), workers=jobs, scratch=self._scratch,
+                device=device,
+                ranks=any(info.world != "lockstep" and not info.judge_entry for info in wanted),
             )
             for device in DEVICES
         }  # fmt: skip

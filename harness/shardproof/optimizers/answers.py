@@ -1,4 +1,9 @@
-"""The questions asked of an optimizer, the possible answers, and the sentences that explain an answer. No torch."""
+"""The questions asked of an optimizer, the cells that answer each, and the answer that an arm gives. No torch.
+
+A question is answered by one arm of one cell of scenarios/trainers/optimizers.py, or by several in turn, of which the
+first that is no yes decides. For example, *position* is asked of the cell in which each tensor is cut into the rows of
+the ranks, by its arm `alike way`, and then of the cell in which tensors are turned around.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +13,96 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from shardproof.result import Failure
-from shardproof.verdict import ExitStatus
+from shardproof.result import ArmResult, Failure, Result
+from shardproof.trainer.arms import ALIKE, OTHER, RESUMED, WHOLE
+from shardproof.trainer.wording import AGREE, ROUNDED
+from shardproof.verdict import ExitStatus, Verdict
 
-QUESTIONS: dict[str, str] = {
-    "sharded": "sharded steps equal unsharded ones",
-    "position": "an element's update does not depend on where it lies",
-    "few_rows": "a parameter with fewer rows than ranks",
-    "state_dict": "state_dict and load_state_dict",
-    "dcp": "a DCP checkpoint, loaded on the same mesh",
-    "reshard": "a DCP checkpoint, loaded on another world size",
-    "offload": "CPUOffloadPolicy",
-    "bf16": "bf16 parameters",
-    "groups": "param groups with settings of their own",
-    "tensor_lr": "a learning rate that is a tensor",
+STEPS, LOADS, LOADS_ELSEWHERE = "arms 4 0 alike", "arms 2 1 resumed", "arms 2 1 resumed other-mesh"
+"""Programs of cells: four steps and no save; a save between two steps and one."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """One arm of one cell, which answers a question or a part of one.
+
+    * told: what is compared, for a reader. cell: the axes of the trainer that are not at their first value.
+    * arm: the beginning of the arm's name. program: of the scenario.
+    * needs_steps: asked only of an optimizer whose sharded steps equal whole ones.
+    * rounds: whether what another order of sums makes counts for nothing.
+    """
+
+    told: str
+    cell: Mapping[str, str]
+    arm: str
+    program: str = STEPS
+    needs_steps: bool = False
+    rounds: bool = False
+
+
+SHARDED, TWO, TENSOR = {"way": "sharded"}, {"groups": "two"}, {"lr": "tensor", "halved": "true"}
+_WAY = f"{ALIKE} way"
+
+QUESTIONS: dict[str, tuple[str, tuple[Asking, ...]]] = {
+    "sharded": (
+        "sharded steps equal unsharded ones",
+        (Asking("on the ranks against whole tensors", SHARDED, _WAY),),
+    ),
+    "position": (
+        "an element's update does not depend on where it lies",
+        (
+            Asking("whole tensors, cut into the ranks' rows", {"way": "cut"}, _WAY),
+            Asking("whole tensors, the last element first", {"way": "reversed"}, _WAY),
+        ),
+    ),
+    "few_rows": (
+        "a parameter with fewer rows than ranks",
+        (Asking("on the ranks against whole tensors", {**SHARDED, "model": "optimizer_few_rows"}, _WAY),),
+    ),
+    "state_dict": (
+        "state_dict and load_state_dict",
+        (Asking("whole tensors, torch.save and torch.load", {}, RESUMED, LOADS),),
+    ),
+    "dcp": (
+        "a DCP checkpoint, loaded on the same mesh",
+        (Asking("loaded on the same mesh", SHARDED, RESUMED, LOADS_ELSEWHERE),),
+    ),
+    "reshard": (
+        "a DCP checkpoint, loaded on another world size",
+        (Asking("loaded on another world size", SHARDED, OTHER, LOADS_ELSEWHERE),),
+    ),
+    "offload": (
+        "CPUOffloadPolicy",
+        (Asking("offloaded against not offloaded", {**SHARDED, "offload": "true"}, f"{ALIKE} offload"),),
+    ),
+    "bf16": (
+        "bf16 parameters",
+        (Asking("on the ranks against whole tensors", {**SHARDED, "dtype": "bf16"}, _WAY),),
+    ),
+    "groups": (
+        "param groups with settings of their own",
+        (
+            Asking("two groups against two optimizers, on whole tensors", {**TWO, "apart": "true"}, f"{ALIKE} apart"),
+            Asking("two groups, on the ranks against whole tensors", {**SHARDED, **TWO}, _WAY, needs_steps=True),
+            Asking("two groups, loaded on the same mesh", {**SHARDED, **TWO}, RESUMED, LOADS),
+        ),
+    ),
+    "tensor_lr": (
+        "a learning rate that is a tensor",
+        (
+            Asking("a tensor against a number, on whole tensors", TENSOR, f"{ALIKE} lr", rounds=True),
+            Asking("a tensor, on the ranks against whole tensors", {**SHARDED, **TENSOR}, _WAY, needs_steps=True),
+            Asking("a tensor, loaded on the same mesh", {**SHARDED, **TENSOR}, RESUMED, LOADS),
+        ),
+    ),
 }
-"""Question → what is true where the answer is yes."""
+"""Question → what is true where the answer is yes, and what is asked in turn."""
+
+OF_WHOLE_TENSORS = ("position", "state_dict")
+"""Questions about whole tensors alone."""
+
+KEEPS_NOTHING = "it keeps no state"
+"""What the trainer says in the place of a save, where there is nothing to save."""
 
 
 class Answer(Enum):
@@ -60,6 +139,11 @@ class AnsweredQuestion:
         """The answer in the words of reports."""
         return "no (rounding)" if self.rounding else self.answer.value
 
+    @property
+    def steps(self) -> bool:
+        """Of the first question: whether the optimizer steps on sharded parameters at all."""
+        return self.answer is Answer.YES or (self.answer is Answer.NO and not self.failed)
+
     def to_json(self) -> dict[str, Any]:
         return {"question": self.question, "answer": self.said, "why": self.why, "traceback": self.traceback}
 
@@ -72,6 +156,67 @@ def exit_status(found: Iterable[AnsweredQuestion]) -> ExitStatus:
     if Answer.NO in answers:
         return ExitStatus.FAILURE
     return ExitStatus.OK if Answer.YES in answers else ExitStatus.NOTHING_RUN
+
+
+def answer_of(question: str, asking: Asking, result: Result, home: str, *, steps_count: bool = True) -> AnsweredQuestion:
+    """What a cell answers.
+
+    Args:
+        home: folder or file of the optimizer's own code. steps_count: whether the steps after a load on another mesh
+            count: not where sharded steps are others than whole ones anyway.
+    """
+    if result.verdict in (Verdict.UNKNOWN, Verdict.NONDETERMINISTIC) or not result.arms:
+        why = result.reason.split("\n", 1)[0] or "it did not come again in fresh ranks"
+        return AnsweredQuestion(question, Answer.UNKNOWN, f"{asking.told}: {why}")
+    arm = _arm_of(asking, result)
+    why = f"{asking.told}: {_shortened(arm.sentence)}"
+    match Verdict(arm.verdict):
+        case Verdict.PASS:
+            rounding = next((note for note in arm.notes if note.startswith(ROUNDED)), "")
+            if rounding and not asking.rounds:
+                return AnsweredQuestion(question, Answer.NO, f"{asking.told}: {rounding}", rounding=True)
+            return AnsweredQuestion(question, Answer.YES)
+        case Verdict.UNSUPPORTED if arm.sentence == KEEPS_NOTHING:
+            return AnsweredQuestion(question, Answer.NOTHING, KEEPS_NOTHING)
+        case Verdict.UNSUPPORTED:
+            return AnsweredQuestion(question, Answer.CANNOT, why)
+        case Verdict.MISMATCH if asking.arm == OTHER and not steps_count and not _at_the_load(arm, result):
+            return AnsweredQuestion(question, Answer.YES)
+        case Verdict.MISMATCH:
+            return AnsweredQuestion(question, Answer.NO, why)
+    refuses = result.error is not None and is_statement(result.error, home)
+    traceback = result.error.traceback if result.error else ""
+    return AnsweredQuestion(question, Answer.REFUSES if refuses else Answer.NO, why, failed=True, traceback=traceback)
+
+
+def _arm_of(asking: Asking, result: Result) -> ArmResult:
+    """The arm that answers. Of several, such as one for each other mesh, the first that is no pass. Where the run did
+    not come so far, the one that ended it. Where steps are compared, ranks that disagree are a no as well; after a load
+    they are not, since the steps before it have said so."""
+    passed: ArmResult | None = None
+    for arm in result.arms:
+        if arm.name.startswith(asking.arm):
+            if arm.verdict != Verdict.PASS.value:
+                return arm
+            passed = arm
+    named = {arm.name: arm for arm in result.arms}
+    if passed is None:
+        return named[WHOLE]
+    return named.get(AGREE, passed) if asking.program == STEPS else passed
+
+
+def _at_the_load(arm: ArmResult, result: Result) -> bool:
+    """Whether an arm's differences are there right after the load."""
+    return any(result.operations[d.key.op] == (arm.name, "load") for d in result.differences)
+
+
+MOST_OF_A_SENTENCE = 400
+
+
+def _shortened(sentence: str) -> str:
+    """A sentence in one line; some messages of libraries are pages long."""
+    line = " ".join(sentence.split())
+    return line if len(line) <= MOST_OF_A_SENTENCE else f"{line[:MOST_OF_A_SENTENCE]}…"
 
 
 _STATES = re.compile(
@@ -95,67 +240,4 @@ def is_statement(failure: Failure, home: str) -> bool:
     if failure.type == "NotImplementedError" or _STATES.search(failure.message):
         return True
     raised = (frames[-1]["line"] or "").startswith("raise ")
-    return raised and any(frame["line"] and "return cls(" in frame["line"] for frame in frames)
-
-
-def of_failure(question: str, failure: Failure, where: str, home: str) -> AnsweredQuestion:
-    """The answer that an error gives.
-
-    Args:
-        where: which run it ended, such as `on the ranks`.
-    """
-    message = " ".join(failure.message.split())
-    told = f"{failure.type}: {message[:MOST_OF_A_MESSAGE]}{'…' if len(message) > MOST_OF_A_MESSAGE else ''}"
-    answer = Answer.REFUSES if is_statement(failure, home) else Answer.NO
-    return AnsweredQuestion(question, answer, f"{where}: {told}", failed=True, traceback=failure.traceback)
-
-
-MOST_OF_A_MESSAGE = 240
-
-
-def of_deviations(
-    question: str, reply: Mapping[str, Any], between: str, *, forgiving: bool = False
-) -> AnsweredQuestion | None:
-    """The no that a comparison gives; None where it found nothing.
-
-    Args:
-        reply: of `compare.serve`. between: what was compared, as `on the ranks against whole tensors`.
-        forgiving: differences that are rounding count for nothing, where two ways to compute are compared.
-    """
-    found = [d for d in reply["deviations"] if not (forgiving and d["rounding"])]
-    if not found:
-        return None
-    first, rounding = found[0], all(d["rounding"] for d in found)
-    names = dict.fromkeys(d["name"].partition("|")[0] for d in found if d["kind"] == first["kind"])
-    others = f"; {len(names) - 1} more like it" if len(names) > 1 else ""
-    return AnsweredQuestion(question, Answer.NO, f"{between}: {sentence(first)}{others}", rounding)
-
-
-def sentence(deviation: Mapping[str, Any]) -> str:
-    """A deviation in words."""
-    name = deviation["name"].replace("|", "'s ") if "|" in deviation["name"] else deviation["name"]
-    left, right = deviation["left"], deviation["right"]
-    match deviation["kind"]:
-        case "bits" if deviation["total"] == 1:
-            return f"{name} is {right} instead of {left}{_apart(deviation)}"
-        case "bits":
-            where = f"{deviation['count']} of {deviation['total']} elements of {name} differ"
-            return f"{where}, the first at {deviation['index']}: {right} instead of {left}{_apart(deviation)}"
-        case "missing":
-            return f"{name} is missing"
-        case "ranks":
-            return f"ranks disagree about {name}: {right}" + (f"; on whole tensors it is {left}" if left else "")
-        case "shape" | "dtype":
-            return f"{name} has {deviation['kind']} {right} instead of {left}"
-        case kind:
-            return f"{name}: {kind}: {right}"
-
-
-def _apart(deviation: Mapping[str, Any]) -> str:
-    if deviation["role"] != "param" or deviation["share"] >= ABSURD:
-        return ""
-    ulps = f"at most {deviation['ulps']} ULP and " if 0 <= deviation["ulps"] < MOST_ULPS else "at most "
-    return f"; {ulps}{deviation['share']:.2g} of the largest change so far"
-
-
-ABSURD, MOST_ULPS = 1e6, 100_000
+    return raised and any(frame["line"] and "self.cls(" in frame["line"] for frame in frames)

@@ -6,30 +6,27 @@ import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from shardproof.errors import UsageError
-from shardproof.scenario import Mesh
 
 FORM = "shardproof optimizer torch.optim.AdamW"
 ARGUMENT_FORM = "--arg betas=(0.9,0.95)"
-VARIABLE = "SHARDPROOF_OPTIMIZERS"
-"""Environment variable of a server: modules to import before its first fork, separated by commas."""
 
 _WORDS = {"true": True, "false": False, "none": None}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An optimizer's class and how it is constructed.
+    """An optimizer's class, how it is constructed, and on which ranks it is tried.
 
     * path: `module.Class`, as an import statement would name it.
-    * arguments: `(name, text)` of what the constructor gets besides parameters and learning rate; `value_of` reads the
-      texts.
+    * arguments: `(name, text)` of what the constructor gets besides parameters and learning rate.
+    * ranks: the mesh that shards, as `--mesh` says it.
     """
 
     path: str
     arguments: tuple[tuple[str, str], ...] = ()
+    ranks: str = "1x2x1"
 
     @property
     def module(self) -> str:
@@ -39,12 +36,24 @@ class Asked:
     def name(self) -> str:
         return self.path.rpartition(".")[2]
 
+    @property
+    def text(self) -> str:
+        """The value of the trainer's axis, such as `torch.optim.SGD(momentum=0.9)`."""
+        given = ",".join(f"{name}={written(text)}" for name, text in self.arguments)
+        return f"{self.path}({given})" if given else self.path
 
-def asked(path: str, arguments: Sequence[str] = ()) -> Asked:
+    @property
+    def mesh(self) -> str:
+        """The ranks as the trainer writes them: `2` for 1x2x1, `2x4` for 2x4x1."""
+        replicas, sharding, _ = self.ranks.split("x")
+        return sharding if replicas == "1" else f"{replicas}x{sharding}"
+
+
+def asked(path: str, arguments: Sequence[str] = (), ranks: str = Asked.ranks) -> Asked:
     """What a command line asks about.
 
     Args:
-        path: `module.Class`. arguments: each `name=value`.
+        path: `module.Class`. arguments: each `name=value`. ranks: of `--mesh`; two of them or more shard.
 
     Raises:
         UsageError: one of them has another form, or an argument is there twice.
@@ -57,30 +66,25 @@ def asked(path: str, arguments: Sequence[str] = ()) -> Asked:
         if not equals or not name.isidentifier() or not value or name in found:
             allowed = "one name=value for each argument of the constructor"
             raise UsageError.of("--arg", text, allowed, ARGUMENT_FORM)
+        if re.search(r"[\s+]", written(value)):
+            raise UsageError.of("--arg", text, "a value without blanks and without +", ARGUMENT_FORM)
         found[name] = value
-    return Asked(path, tuple(found.items()))
+    sizes = re.fullmatch(r"([1-8])x([2-8])x1", ranks)
+    if sizes is None or int(sizes[1]) * int(sizes[2]) > 8:
+        allowed = "dp_replicate x dp_shard x 1, with dp_shard from 2 to 8, of 8 ranks at most"
+        raise UsageError.of("--mesh", ranks, allowed, "--mesh 1x2x1")
+    return Asked(path, tuple(found.items()), ranks)
 
 
-def value_of(text: str) -> Any:
-    """The value that an argument's text stands for: a Python literal, `true`, `false` or `none`; any other text is
-    itself. Names of torch, such as `torch.bfloat16`, are looked up by the rank."""
-    if text in _WORDS:
-        return _WORDS[text]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+def written(text: str) -> str:
+    """An argument as the trainer reads it: a Python literal, for which `true`, `false` and `none` stand too, or a name
+    of torch such as `torch.bfloat16`; any other text as a literal of it."""
+    if text.startswith("torch."):
         return text
-
-
-def require_mesh(text: str) -> Mesh:
-    """The mesh of `--mesh`: data-parallel ranks, two or more of them sharding.
-
-    Raises:
-        UsageError: another one.
-    """
-    allowed = "dp_replicate x dp_shard x 1, with dp_shard from 2 to 8, of 8 ranks at most"
-    mesh = re.fullmatch(r"([1-8])x([1-8])x([1-8])", text)
-    found = Mesh(*map(int, mesh.groups())) if mesh else Mesh()
-    if found.tp != 1 or found.dp_shard < 2 or found.world > 8:
-        raise UsageError.of("--mesh", text, allowed, "--mesh 1x2x1")
-    return found
+    if text in _WORDS:
+        return repr(_WORDS[text])
+    try:
+        value, short = ast.literal_eval(text), "".join(text.split())
+        return short if ast.literal_eval(short) == value else text
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return repr(text)

@@ -9,6 +9,7 @@ from typing import Any
 from shardproof.errors import printable
 from shardproof.optimizers.answers import QUESTIONS, AnsweredQuestion
 from shardproof.optimizers.examine import Examination
+from shardproof.trainer.wording import ROUNDED
 
 _INDENT = 6
 _BY_DESIGN = {
@@ -25,12 +26,12 @@ def head(examination: Examination) -> str:
     given = "".join(f" {name}={text}" for name, text in asked.arguments)
     release = f"{about['distribution']} {about['version']}".strip()
     with_torch = "" if about["distribution"] == "torch" else f", torch {about['torch']}"
-    return f"{asked.path}{given} ({release}{with_torch}) under FSDP2 on a mesh of {examination.ranks}, CPU and gloo"
+    return f"{asked.path}{given} ({release}{with_torch}) under FSDP2 on a mesh of {asked.ranks}, CPU and gloo"
 
 
 def line(found: AnsweredQuestion, width: int = 110) -> str:
     """An answer, and below it why it is not yes."""
-    first = f"{found.said:<20}{QUESTIONS[found.question]}"
+    first = f"{found.said:<20}{QUESTIONS[found.question][0]}"
     why = found.why
     if found.said.startswith("no ") and found.question in _BY_DESIGN and found.said != "nothing to compare":
         why = f"{why}. {_BY_DESIGN[found.question]}" if why else _BY_DESIGN[found.question]
@@ -46,15 +47,8 @@ def line(found: AnsweredQuestion, width: int = 110) -> str:
 
 def notes(examination: Examination) -> str:
     """What a reader should know beside the answers; empty for nothing."""
-    said = []
-    if examination.facts.get("draws random numbers"):
-        said.append("note: it draws random numbers; every run starts with the same seed")
-    opaque = {name.partition(": ")[2] for name in examination.facts if name.startswith("not compared: ")}
-    names = sorted({name.rpartition("|")[2] for name in examination.not_compared | opaque})
-    if names:
-        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-        said.append(f"note: not compared, since it has no counterpart on whole tensors or cannot be read: {shown}")
-    return "".join(f"{text}\n" for text in said)
+    told = (note for note in sorted(examination.not_compared) if not note.startswith(ROUNDED))
+    return "".join(f"note: {printable(note)}\n" for note in told)
 
 
 def document(examination: Examination, found: Sequence[AnsweredQuestion]) -> dict[str, Any]:
@@ -63,7 +57,7 @@ def document(examination: Examination, found: Sequence[AnsweredQuestion]) -> dic
     return {
         "optimizer": examination.asked.path,
         "arguments": dict(examination.asked.arguments),
-        "mesh": str(examination.ranks),
+        "mesh": examination.asked.ranks,
         "model": examination.model,
         **about,
         "answers": [one.to_json() for one in found],

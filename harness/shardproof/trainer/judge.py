@@ -255,7 +255,7 @@ class Judging:
         """Report a session whose ranks disagree: pieces that overlap, or copies of one tensor with other bits."""
         if self.problems:
             self.differences += [d for d in diff({}, {}, self.problems) if d.key.role]
-            self.found.append(ArmResult("ranks agree", Verdict.MISMATCH.value, wording.of_problems(self.problems), ()))
+            self.found.append(ArmResult(wording.AGREE, Verdict.MISMATCH.value, wording.of_problems(self.problems), ()))
 
     def _stateless(self) -> bool:
         """Whether the uninterrupted session ran, and nothing but random generators was found on the trainer."""

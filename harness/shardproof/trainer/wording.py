@@ -29,6 +29,8 @@ ROUNDING = (
     "self.probe has exact sums"
 )
 ROUNDED = "equal up to rounding"
+AGREE = "ranks agree"
+"""The name of the arm that says that ranks hold other copies of one value."""
 FIT_ELSEWHERE = (
     "not compared: a trainer with fit is observed after steps only, which come to other bits on another number of ranks"
 )

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from shardproof.optimizers.rank.construct import parameters_of
 from shardproof.optimizers.request import Asked
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -62,9 +61,15 @@ def _arguments(asked: Asked, cls: Any) -> dict[str, Any] | None:
     return None
 
 
+def parameters_of(cls: type) -> dict[str, inspect.Parameter]:
+    """What a class's constructor takes behind `self` and the parameters."""
+    found = list(inspect.signature(cls.__init__).parameters.values())  # type: ignore[misc]
+    return {parameter.name: parameter for parameter in found[2:]}
+
+
 def _about(asked: Asked, cls: Any) -> dict[str, Any]:
-    """distribution and version; `home`: the folder whose code is the optimizer's own; `first`: what its constructor's
-    first parameter is called; `closure`: whether its step cannot do without one."""
+    """distribution and version; `home`: the folder whose code is the optimizer's own; `closure`: whether its step
+    cannot do without one."""
     top = cls.__module__.partition(".")[0]
     file = Path(inspect.getfile(cls)).resolve()
     root = sys.modules[top].__file__
@@ -73,13 +78,11 @@ def _about(asked: Asked, cls: Any) -> dict[str, Any]:
         home = Path(root).resolve()
     names = packages_distributions().get(top, [top])
     closure = inspect.signature(cls.step).parameters.get("closure")
-    first = list(inspect.signature(cls.__init__).parameters)[1:2]
     return {
         "distribution": names[0],
         "version": _version(names[0]),
         "torch": version("torch"),
         "home": str(home),
-        "first": first[0] if first else "",
         "closure": closure is not None and closure.default is inspect.Parameter.empty,
     }
 

@@ -109,6 +109,7 @@ class Optimizers(Trainer):
                 group["lr"].fill_(group["lr"].item() / 2)  # as torch's schedulers set it
             elif index == 1:
                 group["lr"] /= 2
+        self.enter("train")
         self.model(index).backward()
         for name, parameter in self.model.named_parameters():
             if not self.sharded:
@@ -138,7 +139,6 @@ class Optimizers(Trainer):
         elif self.cell.rank == 0:
             torch.save({"model": self.model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "whole.pt")
         dist.barrier()
-        self.enter("train")
 
     def load(self, folder: Path) -> None:
         """The same the other way round, with `torch.load` as it is by default."""
@@ -153,7 +153,6 @@ class Optimizers(Trainer):
             self.model.load_state_dict(kept["model"])
             optimizer.load_state_dict(kept["optimizer"])
         self.loaded = True
-        self.enter("train")
 
     def state_dict(self) -> dict[str, Any]:
         """What DCP writes, and reads into."""
@@ -161,7 +160,8 @@ class Optimizers(Trainer):
         return {"model": model, "optimizer": optimizer}
 
     def enter(self, mode: str) -> None:
-        """Call the `train` or `eval` that schedule-free optimizers have, as users do around steps and saves."""
+        """Call the `train` or `eval` that schedule-free optimizers have, as users do before steps and saves. Each
+        computes parameters anew, with rounding: called after a save too, it would part a run from the resumed one."""
         for optimizer in self.optimizers:
             if callable(change := getattr(optimizer, mode, None)):
                 change()

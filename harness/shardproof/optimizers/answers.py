@@ -191,8 +191,8 @@ def answer_of(question: str, asking: Asking, result: Result, home: str, *, steps
 
 def _arm_of(asking: Asking, result: Result) -> ArmResult:
     """The arm that answers. Of several, such as one for each other mesh, the first that is no pass. Where the run did
-    not come so far, the one that ended it. Where steps are compared, ranks that disagree are a no as well; after a load
-    they are not, since the steps before it have said so."""
+    not come so far, the one that ended it. Where ranks are compared with whole tensors, ranks that disagree are a no as
+    well; other questions do not count that a second time."""
     passed: ArmResult | None = None
     for arm in result.arms:
         if arm.name.startswith(asking.arm):
@@ -202,7 +202,7 @@ def _arm_of(asking: Asking, result: Result) -> ArmResult:
     named = {arm.name: arm for arm in result.arms}
     if passed is None:
         return named[WHOLE]
-    return named.get(AGREE, passed) if asking.program == STEPS else passed
+    return named.get(AGREE, passed) if asking.arm == _WAY else passed
 
 
 def _at_the_load(arm: ArmResult, result: Result) -> bool:

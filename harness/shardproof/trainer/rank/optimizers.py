@@ -82,6 +82,8 @@ class Optimizer:
                 )
             elif parameter_of is not None:
                 yield from self._beside(at, parameter_of, values)
+            elif isinstance(key, str) and _is_attribute(self.target, key, values):
+                continue
             elif isinstance(key, (str, int)):
                 yield from self._alone(at, f"{self.path}.state.{key}", values)
             else:
@@ -116,7 +118,8 @@ class Optimizer:
         return found
 
     def _settings(self, at: At, parameters: Mapping[int, Held]) -> Iterator[Record]:
-        """Every key of every param group, with its type, and the names of the group's parameters."""
+        """Every key of every param group, with its type, and the names of the group's parameters. Some optimizers
+        keep state there, such as a copy of each parameter."""
         for index, group in self._groups():
             for key, value in group.items():
                 name = f"{self.prefix}group{index}.{key}"
@@ -124,11 +127,21 @@ class Optimizer:
                     self.names[index] = list(_names(_params(group), parameters))
                     yield text(at, SETTING, name, "\n".join(self.names[index]))
                     continue
+                if self._is_state(key, value):
+                    yield from self._alone(at, name, value)
+                    continue
                 try:
                     words = line(value)
                 except Unreadable:
                     words = type(value).__name__
                 yield text(at, SETTING, name, words)
+
+    def _is_state(self, key: str, value: Any) -> bool:
+        """Whether an entry of a param group is no setting: it holds tensors, and more than the one number of a learning
+        rate, or one that nobody gives to the constructor."""
+        tensors = [leaf for _, leaf in leaves(value, "") if isinstance(leaf, torch.Tensor)]
+        given = key in getattr(self.target, "defaults", (key,)) or key == "initial_lr"
+        return bool(tensors) and (not given or any(tensor.numel() > 1 for tensor in tensors))
 
     def _beside(self, at: At, parameter: Held, values: Any) -> Iterator[Record]:
         """The state of one parameter."""
@@ -182,6 +195,12 @@ def _looked_up(key: object, parameters: Mapping[int, Held], modules: Modules) ->
     if isinstance(key, str):
         return modules.names.get(key)
     return parameters.get(id(key))
+
+
+def _is_attribute(target: Any, name: str, value: Any) -> bool:
+    """Whether a plain value in an optimizer's state is a copy of its attribute of that name. A state dict that carries
+    such an attribute leaves the copy behind where it is loaded; a fresh optimizer has none, and nothing reads it."""
+    return type(value) in (bool, int, float, str) and getattr(target, "__dict__", {}).get(name) == value
 
 
 def _plain(value: Any) -> Any:

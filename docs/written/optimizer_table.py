@@ -39,20 +39,27 @@ torch such as `torch.bfloat16`. `--out DIR` keeps the logs of ranks that failed.
 
 Nothing is assumed of the optimizer's formula, unlike in [Adding an optimizer](adding-an-optimizer.md), where a
 reference computes AdamW or SGD a second time. Here the optimizer is compared with itself: the same class steps whole
-tensors in one process, on the same exact gradients ([Numerics](numerics.md)) that reach the ranks through FSDP2. So a
-*yes* says that sharding changes nothing. It does not say that the optimizer is a good one, or the one that its paper
-describes.
+tensors, on the same exact gradients ([Numerics](numerics.md)) that reach the ranks through FSDP2. So a *yes* says that
+sharding changes nothing. It does not say that the optimizer is a good one, or the one that its paper describes.
+
+Behind every question lies a cell of the shipped trainer
+[optimizers.py](../scenarios/trainers/optimizers.py), and one arm of it answers ([Trainers](trainer.md)). A *no* can be
+looked at by itself there, with all other arms, a report and a replay:
+
+```console
+$ shardproof trainer scenarios/trainers/optimizers.py --set optimizer=torch.optim.Muon --set way=sharded --sample 1
+```
 
 ## The questions
 """
 
 ANSWERS = """\
 *Round* is a no whose differences are as small as another order of addition makes them: at most a thousandth of what the
-steps changed, or four times what reversing the order of rows and columns makes of it. A norm or a matrix product over a
+steps changed, or four units in the last place. A norm or a matrix product over a
 sharded tensor is added up in another order, so that an optimizer that looks at whole tensors and treats a sharded one
 correctly rounds, and its answer to *position* is no by design. Where the first answer is a no of either kind,
-*reshard*, *groups* and *tensor lr* do not count it again: they ask what a checkpoint restores, and what one process
-does.
+*reshard*, *groups* and *tensor lr* do not count it again: they ask what a checkpoint restores, and what is done to whole
+tensors.
 
 *Refuses* is the optimizer's own word that it does not do this. A dash is nothing to compare: no state, and empty never
 equals anything. A dot cannot be asked: the optimizer failed before it came to the question, or needs a closure or
@@ -69,10 +76,10 @@ MEANS = {
     "position": "Cutting a tensor into the rows that ranks hold, or reversing the order of its elements, changes no "
     "element's update.",
     "few_rows": "As the first, with a matrix of one row, of which one rank holds nothing.",
-    "state_dict": "In one process, `state_dict` through `torch.save` and `torch.load` restores all state, and the step "
+    "state_dict": "On whole tensors, `state_dict` through `torch.save` and `torch.load` restores all state, and the step "
     "after the load is the one that would have been taken without it.",
-    "dcp": "The same on ranks: `get_optimizer_state_dict` and `dcp.save`, then in fresh processes `dcp.load` and "
-    "`set_optimizer_state_dict`.",
+    "dcp": "The same of sharded parameters: `get_state_dict` and `dcp.save`, then in fresh processes `dcp.load` and "
+    "`set_state_dict`.",
     "reshard": "The same, loaded on twice as many ranks.",
     "offload": "Under `CPUOffloadPolicy` the ranks do what they do without it.",
     "bf16": "As the first, with parameters and gradients in bf16.",

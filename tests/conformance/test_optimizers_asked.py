@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 from shardproof.laboratory.laboratory import Laboratory
 from shardproof.optimizers.answers import QUESTIONS, Answer, AnsweredQuestion
-from shardproof.optimizers.examine import OWN_TENSORS, Examination
-from shardproof.optimizers.laboratory import opened
+from shardproof.optimizers.examine import Examination, opened
 from shardproof.optimizers.request import Asked
-from shardproof.scenario import Mesh
 
 from docs.written.optimizer_survey import asked_of
 
@@ -34,19 +32,16 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture(scope="module")
 def laboratory() -> Iterator[Laboratory]:
-    with opened(["torch.optim", MISTAKES], 1, 120.0) as warm:
+    with opened(1, 120.0) as warm:
         yield warm
 
 
 def answers(laboratory: Laboratory, asked: Asked) -> dict[str, AnsweredQuestion]:
-    with Examination(laboratory, asked, Mesh(1, 2, 1)) as examination:
-        return {found.question: found for found in examination.answers()}
+    return {found.question: found for found in Examination(laboratory, asked).answers()}
 
 
 def test_sgd_steps_on_ranks_as_on_whole_tensors(laboratory: Laboratory) -> None:
-    with Examination(laboratory, Asked("torch.optim.SGD"), Mesh(1, 2, 1)) as examination:
-        found = examination.answers()
-        assert next(found).answer is Answer.YES
+    assert next(Examination(laboratory, Asked("torch.optim.SGD")).answers()).answer is Answer.YES
 
 
 @pytest.mark.nightly
@@ -74,4 +69,3 @@ def test_a_mistake_is_noticed(laboratory: Laboratory, name: str, expected: dict[
     assert {question: found[question].said for question in expected} == expected
     assert list(found) == list(QUESTIONS)
     assert all(found[question].why for question, said in expected.items() if said != "yes")
-    assert (OWN_TENSORS in found["sharded"].why) is (name == "LocalNorm")

@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 @click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]", help="Values of one of the trainer's axes only.")
 @click.option("--strength", type=options.Whole(min=1, max=20), metavar="N",
               help="Few cells that have every combination of N axes [all cells].")  # fmt: skip
+@click.option("--sample", type=options.SAMPLE, metavar="N", help="N of these cells, drawn by --seed.")
 @click.option("--version", "versions", multiple=True, metavar="VERSION",
               help="Another release of the first package that it requires; repeatable.")  # fmt: skip
 @click.option("--cured", is_flag=True, help="With the cures that lie beside the file: what still fails is new.")
 @click.option("--program", default="arms", metavar="TEXT", show_default=True,
               help="Steps before and after the save, and which arms: 'arms 1 1 resumed'.")  # fmt: skip
 @click.option("--fault", "faults", multiple=True, metavar="ID", help="Let a boundary fault strike; repeatable.")
-@click.option("--seed", type=options.SEED, default=0, show_default=True, help="Of weights and covering arrays.")
+@click.option("--seed", type=options.SEED, default=0, show_default=True, help="Of weights, covering arrays, samples.")
 @click.option("-j", "--jobs", type=options.JOBS, default=None, help="Cells at once [cores].")
 @click.option("--deadline-s", type=options.DEADLINE_S,
               help="Seconds a session may take [30], or a run of --command [900].")  # fmt: skip
@@ -71,6 +72,7 @@ def trainer(
     shardproof trainer my_trainer.py
     shardproof trainer my_trainer.py:Mine --set mesh=2x2 --set offload=true
     shardproof trainer my_trainer.py --strength 2 --json trainer.json
+    shardproof trainer my_trainer.py --sample 20
     shardproof trainer my_trainer.py --version 1.14.0 --version 1.15.0
     shardproof trainer my_trainer.py --program 'arms 1 1 resumed'
     shardproof trainer --command 'python train.py --out {folder} --max-steps {until}'
@@ -112,6 +114,7 @@ class Asked:
 
     sets: tuple[str, ...]
     strength: int | None
+    sample: int | None
     versions: tuple[str, ...]
     cured: bool
     program: str
@@ -180,7 +183,7 @@ def _planned(found: Described, cured: bool, asked: Asked) -> list[Scenario]:
     """The cells that were asked for, on each release."""
     from shardproof.trainer.cells import cells, scenario_of, settings_of
 
-    chosen = cells(found, settings_of(found, asked.sets), asked.strength, asked.seed)
+    chosen = cells(found, settings_of(found, asked.sets), asked.strength, asked.seed, asked.sample)
     axes = {"program": asked.program, "seed": str(asked.seed), "faults": ",".join(asked.faults)}
     axes["device"] = asked.device or "cpu"
     versions = [f"{version}{CURED if cured and CURED not in version else ''}" for version in asked.versions or ("",)]
@@ -247,7 +250,8 @@ def _folder(found: Described, asked: Asked) -> Path:
     from shardproof.program import ARMS
 
     others = {
-        "set": asked.sets, "strength": asked.strength, "version": asked.versions, "cured": asked.cured,
+        "set": asked.sets, "strength": asked.strength, "sample": asked.sample, "version": asked.versions,
+        "cured": asked.cured,
         "program": asked.program if asked.program != ARMS else "", "fault": asked.faults, "seed": asked.seed,
         "device": asked.device, "python": asked.python,
         "file": str(found.file) if found.file.parent != Path.cwd() else "",

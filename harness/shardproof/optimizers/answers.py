@@ -158,7 +158,9 @@ def exit_status(found: Iterable[AnsweredQuestion]) -> ExitStatus:
     return ExitStatus.OK if Answer.YES in answers else ExitStatus.NOTHING_RUN
 
 
-def answer_of(question: str, asking: Asking, result: Result, home: str, *, steps_count: bool = True) -> AnsweredQuestion:
+def answer_of(
+    question: str, asking: Asking, result: Result, home: str, *, steps_count: bool = True
+) -> AnsweredQuestion:
     """What a cell answers.
 
     Args:

@@ -116,7 +116,12 @@ class Examination:
         return found if found.answer is Answer.UNKNOWN else AnsweredQuestion("", Answer.CANNOT, found.why)
 
     def _scenario(self, asking: Asking) -> Scenario:
-        cell: Mapping[str, str] = {"mesh": self.asked.mesh, "optimizer": self.asked.text, "model": self.model, **asking.cell}
+        cell: Mapping[str, str] = {
+            "mesh": self.asked.mesh,
+            "optimizer": self.asked.text,
+            "model": self.model,
+            **asking.cell,
+        }
         return scenario_of(self.trainer, cell, program=asking.program)
 
     def _run(self, asking: Asking) -> Result:

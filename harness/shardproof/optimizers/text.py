@@ -34,15 +34,19 @@ def line(found: AnsweredQuestion, width: int = 110) -> str:
     first = f"{found.said:<20}{QUESTIONS[found.question][0]}"
     why = found.why
     if found.said.startswith("no ") and found.question in _BY_DESIGN and found.said != "nothing to compare":
-        why = f"{why}. {_BY_DESIGN[found.question]}" if why else _BY_DESIGN[found.question]
+        why = _joined(why, _BY_DESIGN[found.question])
     elif found.said == "no" and found.question in ("position", "groups") and not found.failed:
-        why = f"{why}. {_BY_DESIGN[found.question]}"
+        why = _joined(why, _BY_DESIGN[found.question])
     if not why:
         return first
     return f"{first}\n" + textwrap.fill(
         printable(why), width, initial_indent=" " * _INDENT, subsequent_indent=" " * _INDENT,
         break_on_hyphens=False, break_long_words=False,
     )  # fmt: skip
+
+
+def _joined(why: str, design: str) -> str:
+    return f"{why.rstrip('.')}. {design}" if why else design
 
 
 def notes(examination: Examination) -> str:

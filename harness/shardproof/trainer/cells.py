@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
 from math import prod
+from random import Random
 
 import numpy as np
 
@@ -87,10 +88,11 @@ def _example(trainer: Described) -> str:
 
 
 def cells(
-    trainer: Described, settings: Mapping[str, Sequence[str]], strength: int | None = None, seed: int = 0
-) -> list[dict[str, str]]:
+    trainer: Described, settings: Mapping[str, Sequence[str]], strength: int | None = None, seed: int = 0,
+    sample: int | None = None,
+) -> list[dict[str, str]]:  # fmt: skip
     """The cells that a selection asks for, the plainest first: every combination, or few that have every combination of
-    `strength` axes.
+    `strength` axes; of these, where a `sample` is asked for, so many at most.
 
     Raises:
         UsageError: more than `MOST_CELLS` combinations.
@@ -101,8 +103,12 @@ def cells(
         form = "--set AXIS=VALUE for some axes, or fewer values in `axes`"
         raise UsageError.of(f"cells of {trainer.system}", number, f"up to {MOST_CELLS}", form)
     if strength is None or strength >= len(axes):
-        return [dict(zip(axes, texts, strict=True)) for texts in product(*axes.values())]
-    return _covering(axes, strength, seed)
+        found = [dict(zip(axes, texts, strict=True)) for texts in product(*axes.values())]
+    else:
+        found = _covering(axes, strength, seed)
+    if sample is None or sample >= len(found):
+        return found
+    return [found[place] for place in sorted(Random(seed).sample(range(len(found)), sample))]
 
 
 def _covering(axes: Mapping[str, Sequence[str]], strength: int, seed: int) -> list[dict[str, str]]:

@@ -45,6 +45,15 @@ def test_few_cells_have_every_combination(sizes: list[int], strength: int, seed:
     assert found == cells(with_axes(axes), {}, strength, seed)
 
 
+def test_a_sample_is_drawn_by_the_seed_in_the_order_of_the_cells() -> None:
+    trainer = with_axes({"a": tuple(map(str, range(30))), "b": ("x", "y")})
+    every = cells(trainer, {})
+    drawn = [cells(trainer, {}, sample=7, seed=seed) for seed in range(4)]
+    assert all(some == [cell for cell in every if cell in some] and len(some) == 7 for some in drawn)
+    assert drawn[1] == cells(trainer, {}, sample=7, seed=1) != drawn[2]
+    assert cells(trainer, {}, sample=100) == every
+
+
 def test_every_cell_comes_back_from_its_scenario_and_has_an_id_of_its_own() -> None:
     trainer = with_axes(AXES)
     found = cells(trainer, {})

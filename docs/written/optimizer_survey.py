@@ -48,7 +48,7 @@ def answered(laboratory: Laboratory, entry: dict[str, Any]) -> dict[str, Any]:
     document = text.document(examination, found)
     return {
         **kept,
-        **{name: document[name] for name in ("distribution", "version", "torch", "model")},
+        **{name: document[name].partition("+")[0] for name in ("distribution", "version", "torch", "model")},
         "date": _today(),
         "answers": {one.question: one.said for one in found},
         "why": {one.question: one.why for one in found if one.why},

@@ -47,7 +47,7 @@ Behind every question lies a cell of the shipped trainer
 looked at by itself there, with all other arms, a report and a replay:
 
 ```console
-$ shardproof trainer scenarios/trainers/optimizers.py --set optimizer=torch.optim.Muon --set way=sharded --sample 1
+$ shardproof trainer scenarios/trainers/optimizers.py --set optimizer=torch.optim.Adafactor --set way=sharded --strength 1
 ```
 
 ## The questions

@@ -175,7 +175,8 @@ def answer_of(
     match Verdict(arm.verdict):
         case Verdict.PASS:
             rounding = next((note for note in arm.notes if note.startswith(ROUNDED)), "")
-            if rounding and not asking.rounds:
+            forgiven = asking.rounds or (asking.arm == OTHER and not steps_count)
+            if rounding and not forgiven:
                 return AnsweredQuestion(question, Answer.NO, f"{asking.told}: {rounding}", rounding=True)
             return AnsweredQuestion(question, Answer.YES)
         case Verdict.UNSUPPORTED if arm.sentence == KEEPS_NOTHING:
@@ -213,11 +214,12 @@ def _at_the_load(arm: ArmResult, result: Result) -> bool:
 
 
 MOST_OF_A_SENTENCE = 400
+_OUR_PLACE = re.compile(r" \(optimizers\.py, line \d+\)")
 
 
 def _shortened(sentence: str) -> str:
-    """A sentence in one line; some messages of libraries are pages long."""
-    line = " ".join(sentence.split())
+    """A sentence in one line, without the place in the trainer that asks; some messages of libraries are pages long."""
+    line = " ".join(_OUR_PLACE.sub("", sentence).split())
     return line if len(line) <= MOST_OF_A_SENTENCE else f"{line[:MOST_OF_A_SENTENCE]}…"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardproof.errors import printable
-from shardproof.optimizers.answers import QUESTIONS, AnsweredQuestion
+from shardproof.optimizers.answers import QUESTIONS, Answer, AnsweredQuestion
 from shardproof.optimizers.examine import Examination
 from shardproof.trainer.wording import ROUNDED
 
@@ -33,9 +33,8 @@ def line(found: AnsweredQuestion, width: int = 110) -> str:
     """An answer, and below it why it is not yes."""
     first = f"{found.said:<20}{QUESTIONS[found.question][0]}"
     why = found.why
-    if found.said.startswith("no ") and found.question in _BY_DESIGN and found.said != "nothing to compare":
-        why = _joined(why, _BY_DESIGN[found.question])
-    elif found.said == "no" and found.question in ("position", "groups") and not found.failed:
+    refused = found.failed or found.answer is not Answer.NO
+    if not refused and (found.rounding or found.question != "sharded") and found.question in _BY_DESIGN:
         why = _joined(why, _BY_DESIGN[found.question])
     if not why:
         return first

@@ -60,7 +60,7 @@ from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, of_both, of_every_mesh
 from shardproof.trainer.files_hold import written
 from shardproof.trainer.observed import records_of
-from shardproof.trainer.rounding import PARAMS, At, apart, rounded
+from shardproof.trainer.rounding import PARAMS, At, beyond_rounding, rounded
 from shardproof.trainer.twin import NoTwin, Told, stepped
 from shardproof.verdict import Verdict, merge
 
@@ -75,7 +75,10 @@ def serve(payload: bytes) -> bytes:
 
 @dataclass
 class Judging:
-    """The judgement of one cell: its sessions, the observations of each, and the arms judged so far."""
+    """The judgement of one cell: its sessions, the observations of each, and the arms judged so far.
+
+    element_by_element: the optimizer is one of torch's that steps each element alone, so that no mesh rounds otherwise.
+    """
 
     scenario: Scenario
     trainer: Described
@@ -89,6 +92,7 @@ class Judging:
     found: list[ArmResult] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     unsteady: set[tuple[str, str]] = field(default_factory=set)
+    element_by_element: bool = False
     rounding: bool = False
     looked_at: int = 0
 
@@ -295,6 +299,7 @@ class Judging:
         except NoTwin as reason:
             self.not_compared("twin", wording.no_twin(str(reason)))
             return
+        self.element_by_element = True
         self.add("twin", found, wording.of_twin(found))
 
     def _unsaved(self) -> None:
@@ -408,13 +413,20 @@ class Judging:
             return
         pairs = [(self.saved, load)] if load >= 0 else []
         pairs += self.in_turn(session, self.whole) if self.exact else ()
-        found, left_out = list[Difference](), set[tuple[str, str]]()
+        found, left_out, farthest = list[Difference](), set[tuple[str, str]](), 0.0
+        start = of_every_mesh(self.at(self.saved))[0] if load >= 0 else {}
         for there, here in pairs:
-            (expected, apart), (observed, apart_too) = of_every_mesh(self.at(there)), of_every_mesh(self.at(here))
-            left_out |= apart | apart_too
-            found = found or self.compare(expected, observed, here, apart | apart_too)
+            (expected, own), (observed, own_too) = of_every_mesh(self.at(there)), of_every_mesh(self.at(here))
+            left_out |= own | own_too
+            if found := self.compare(expected, observed, here, own | own_too):
+                wrong, share = beyond_rounding(found, start, expected, observed)
+                found, farthest = (found if here == load or self.element_by_element else wrong), max(farthest, share)
+            if found:
+                break
         notes = [*([] if self.exact else [wording.INEXACT]), *([wording.apart(left_out)] if left_out else [])]
-        self.add(session.name, found, wording.of_mesh(found, session.of), notes)
+        notes += [wording.rounding(farthest)] if farthest and not found else []
+        at_load = any(difference.key.op == load for difference in found)
+        self.add(session.name, found, wording.of_mesh(found, session.of, at_load=at_load), notes)
 
     @property
     def exact(self) -> bool:
@@ -462,10 +474,9 @@ class Judging:
                 continue
             expected, observed, without = of_both(self.at(op.index), self.at(moments[op.kind, op.iteration]))
             start, left_out = start or expected, left_out | without
-            for difference in self.compare(expected, observed, op.index):
-                how_far, rounding = apart(difference, start, expected, observed)
-                farthest = max(farthest, how_far)
-                wrong += [] if rounding and not exactly else [difference]
+            found = self.compare(expected, observed, op.index)
+            wrong, share = beyond_rounding(found, start, expected, observed)
+            wrong, farthest = (found if exactly else wrong), max(farthest, share)
         notes = [wording.of_one_way(left_out)] if left_out else []
         notes += [wording.rounding(farthest)] if farthest and not wrong else []
         self.add(session.name, wrong, wording.of_alike(wrong, session.of, first, farthest), notes)

@@ -2,7 +2,8 @@
 
     after a resume     three ranks and more, whose gradients a fresh process may add up in another order: apart by no
                        more than a thousandth of the largest value of the tensor
-    two ways alike     each element apart by no more than a thousandth of what the steps changed, or by 4 units in the
+    two ways alike, or two meshes where the optimizer does not treat every element alone
+                       each element apart by no more than a thousandth of what the steps changed, or by 4 units in the
                        last place: a sum, a norm or a matrix product over the pieces of a tensor
 
 For example, a norm that is taken over a piece in the place of the tensor is off by a tenth and more on tensors of a few
@@ -13,7 +14,7 @@ thousand elements, and one that adds up the pieces in another order by a million
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -47,6 +48,18 @@ def rounded(difference: Difference, expected: At, observed: At, ranks: int) -> b
     one, other = _numbers(difference, expected), _numbers(difference, observed)
     largest = max(float(np.abs(one).max()), float(np.abs(other).max()))
     return bool(np.isfinite(one).all() and np.isfinite(other).all() and np.abs(one - other).max() <= ROUNDING * largest)
+
+
+def beyond_rounding(
+    found: Iterable[Difference], start: At, expected: At, observed: At
+) -> tuple[list[Difference], float]:
+    """Of the differences of two ways to compute the same, or of two meshes, those that no other order of sums makes;
+    and how far apart the two are at the most."""
+    wrong, farthest = list[Difference](), 0.0
+    for difference in found:
+        how_far, rounding = apart(difference, start, expected, observed)
+        wrong, farthest = wrong + ([] if rounding else [difference]), max(farthest, how_far)
+    return wrong, farthest
 
 
 def apart(difference: Difference, start: At, expected: At, observed: At) -> tuple[float, bool]:

@@ -174,9 +174,14 @@ def of_used(found: Sequence[Difference]) -> str:
     )
 
 
-def of_mesh(found: Sequence[Difference], mesh: str) -> str:
-    """What is wrong on another mesh."""
-    return f"Loaded on mesh {mesh}, {_what(found)} differ from what was saved. {_first(found)}" if found else ""
+def of_mesh(found: Sequence[Difference], mesh: str, *, at_load: bool) -> str:
+    """What is wrong on another mesh, right after the load or after a step there."""
+    if not found:
+        return ""
+    if at_load:
+        return f"Loaded on mesh {mesh}, {_what(found)} differ from what was saved. {_first(found)}"
+    what = "steps come to other values than on the mesh that saved"
+    return f"After a load on mesh {mesh}, {what}: {_what(found)} differ. {_first(found)}"
 
 
 def of_written(held: Written) -> str:

@@ -133,6 +133,13 @@ def test_rounding_is_a_no_of_its_own_unless_the_question_forgives_it() -> None:
     assert answered(rounded, asking=replace(WAY, rounds=True)).answer is Answer.YES
 
 
+@pytest.mark.parametrize(("counts", "said"), [(True, "no (rounding)"), (False, "yes")])
+def test_a_step_after_a_load_elsewhere_is_not_counted_twice(counts: bool, said: str) -> None:
+    asking, arms = replace(WAY, arm="other mesh"), (arm("other mesh 4", Verdict.PASS, "", ROUNDED),)
+    found = Result(scenario(WAY), "optimizers:Optimizers", "", Verdict.MISMATCH, arms=arms)
+    assert answer_of("reshard", asking, found, "/site/lion", steps_count=counts).said == said
+
+
 def test_ranks_that_disagree_are_a_no_where_they_are_compared_with_whole_tensors() -> None:
     apart, loaded = arm("ranks agree", Verdict.MISMATCH, "They do not fit."), arm("resumed", Verdict.PASS)
     assert answered(apart, arm("alike way", Verdict.PASS)).answer is Answer.NO

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -45,6 +46,15 @@ def test_a_shipped_trainer_can_be_read(file: object) -> None:
     found = described(str(file))
     assert found.axes
     assert all("==" in text for text in found.requires)
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_a_shipped_trainer_imports_nothing_that_lies_beside_it(file: Path) -> None:
+    nodes = [*ast.walk(ast.parse(file.read_text("utf-8")))]
+    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    beside = {other.stem for other in SHIPPED} - {name.partition("==")[0] for name in described(str(file)).requires}
+    assert not {name.partition(".")[0] for name in names} & beside
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)

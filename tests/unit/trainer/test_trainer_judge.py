@@ -6,6 +6,7 @@ Every fault is planted in one session of a simulated trainer (`simulated`), and 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from shardproof.diff import Difference, as_numbers
 from shardproof.observe.logical import Key, Value
 from shardproof.program import Op
 from shardproof.protocol import registry
-from shardproof.trainer import wording
+from shardproof.trainer import judge, wording
 from shardproof.trainer.arms import Session
 from shardproof.trainer.cells import scenario_of
 from shardproof.trainer.rounding import ROUNDING, apart, rounded
+from shardproof.trainer.twin import NoTwin
 from simulated import COUNT, LR, MOMENT, PARAM, RNG, Fault, Simulation, State, nothing, only
 from trainer_texts import FIT, STEPWISE, registered
 
@@ -235,6 +237,36 @@ def test_with_exact_gradients_steps_on_other_meshes_are_compared(folder: Path) -
     made = simulation(folder, fault)
     made.notes = (wording.PROBED,)
     assert list(failed(made.judged(folder))) == ["twin", "other mesh 4"]  # nothing was told that the twin goes by
+
+
+def last_bit(value: Any) -> Any:
+    return np.nextafter(value, np.float32(9))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "steps_alone", "sentence"),
+    [
+        ("step", last_bit, False, ""),
+        ("step", last_bit, True, "After a load on mesh 4, steps come to other values than on the mesh that saved"),
+        ("step", plus, False, "After a load on mesh 4, steps come to other values than on the mesh that saved"),
+        ("load", last_bit, False, "Loaded on mesh 4, param of w differ from what was saved."),
+    ],
+)
+def test_another_mesh_may_round_otherwise_in_a_step_unless_each_element_is_stepped_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, change: Any, steps_alone: bool, sentence: str
+) -> None:
+    def stepped(*_: Any) -> Iterator[Any]:
+        if not steps_alone:
+            raise NoTwin("Muon is no optimizer of torch.optim that treats every element alone")
+        yield from ()
+
+    monkeypatch.setattr(judge, "stepped", stepped)
+    made = simulation(folder, only("other mesh 4", kind, PARAM, change, 3 if kind == "step" else -1))
+    made.notes = (wording.PROBED,)
+    told = {arm["name"]: arm for arm in made.judged(folder)["arms"]}["other mesh 4"]
+    assert told["sentence"].startswith(sentence)
+    assert told["verdict"] == ("mismatch" if sentence else "pass")
+    assert any(note.startswith(wording.ROUNDED) for note in told["notes"]) is (not sentence)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from shardproof.tables import SHIPPED
 from shardproof.trainer.base import Trainer
 from shardproof.trainer.described import Described, text_of
 
@@ -15,12 +16,13 @@ from shardproof.trainer.described import Described, text_of
 @cache
 def class_of(file: Path, name: str) -> type[Trainer]:
     """The class of that name in a file, which is imported under its own name; its folder is searched for what it
-    imports.
+    imports. That of the shipped trainers is not: they import nothing of it, and a library that looks whether
+    `accelerate` is there would find the trainer of that name.
 
     Raises:
         TypeError: it is no subclass of `Trainer`. Whatever the file's own code raises.
     """
-    if str(file.parent) not in sys.path:
+    if file.parent != SHIPPED / "trainers" and str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(f"shardproof_trainer_{file.stem}", file)
     assert spec is not None

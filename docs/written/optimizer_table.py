@@ -47,7 +47,7 @@ Behind every question lies a cell of the shipped trainer
 looked at by itself there, with all other arms, a report and a replay:
 
 ```console
-$ shardproof trainer scenarios/trainers/optimizers.py --set optimizer=torch.optim.Adafactor --set way=sharded --strength 1
+$ shardproof trainer scenarios/trainers/optimizers.py --set optimizer=torch.optim.Rprop --set way=sharded --strength 1
 ```
 
 ## The questions
@@ -58,8 +58,8 @@ ANSWERS = """\
 steps changed, or four units in the last place. A norm or a matrix product over a
 sharded tensor is added up in another order, so that an optimizer that looks at whole tensors and treats a sharded one
 correctly rounds, and its answer to *position* is no by design. Where the first answer is a no of either kind,
-*reshard*, *groups* and *tensor lr* do not count it again: they ask what a checkpoint restores, and what is done to whole
-tensors.
+*reshard*, *groups* and *tensor lr* do not count it again: they ask what a checkpoint restores, and what becomes of
+whole tensors.
 
 *Refuses* is the optimizer's own word that it does not do this. A dash is nothing to compare: no state, and empty never
 equals anything. A dot cannot be asked: the optimizer failed before it came to the question, or needs a closure or
@@ -76,8 +76,8 @@ MEANS = {
     "position": "Cutting a tensor into the rows that ranks hold, or reversing the order of its elements, changes no "
     "element's update.",
     "few_rows": "As the first, with a matrix of one row, of which one rank holds nothing.",
-    "state_dict": "On whole tensors, `state_dict` through `torch.save` and `torch.load` restores all state, and the step "
-    "after the load is the one that would have been taken without it.",
+    "state_dict": "On whole tensors, `state_dict` through `torch.save` and `torch.load` restores all state, and the "
+    "step after the load is the one that would have been taken without it.",
     "dcp": "The same of sharded parameters: `get_state_dict` and `dcp.save`, then in fresh processes `dcp.load` and "
     "`set_state_dict`.",
     "reshard": "The same, loaded on twice as many ranks.",

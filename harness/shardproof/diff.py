@@ -228,7 +228,12 @@ def _normalised(
 
 def _unequal(key: Key, value: Value, other: Value, expected: Logical) -> Difference | None:
     """The difference between two values of which bytes, dtype or shape are not the same; None for a norm within its
-    bounds."""
+    bounds. A text is one value, however long it is."""
+    if value.dtype == other.dtype == "utf8":
+        return Difference(
+            key, "bits", mismatched=1, total=1, expected_digest=digest(value), observed_digest=digest(other),
+            expected_first=_show(value, 0), observed_first=_show(other, 0),
+        )  # fmt: skip
     if other.dtype != value.dtype or other.shape != value.shape:
         return _structure(key, value, other)
     differing = np.flatnonzero(as_bits(value) != as_bits(other))

@@ -300,7 +300,9 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
     shardproof explain 1a2b3c4d5e6f --page
     """
     from shardproof.report.failure_text import render_explained
+    from shardproof.report.model import place_of, plugin_of
     from shardproof.report.text import wants_colour
+    from shardproof.store import Store
     from shardproof.verdict import Verdict
 
     load_plugins(())
@@ -312,7 +314,13 @@ def explain(scenario_id: str, out: Path | None, toml: bool, page: bool) -> int:
         return ExitStatus.OK
     document = result.scenario.to_toml(every_axis=result.verdict is Verdict.UNSUPPORTED)
     colour = wants_colour(sys.stdout, os.environ)
-    print(document if toml else render_explained(result, arguments.shipped_issues(), colour))
+    if toml:
+        print(document)
+        return ExitStatus.OK
+    with Store(database) as store:
+        command = store.runs()[-1].command
+    options_of = {"place": place_of(command), "plugin": plugin_of(command)}
+    print(render_explained(result, arguments.shipped_issues(), colour, **options_of))
     return ExitStatus.OK
 
 

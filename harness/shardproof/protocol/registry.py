@@ -44,6 +44,9 @@ def system_named(name: str) -> System:
     """
     _discover()
     if name not in _SYSTEMS:
+        if ":" in name:
+            file = f"{name.partition(':')[0]}.py"
+            raise UsageError.of("trainer", name, "a trainer whose file is named too", f"--plugin {file}")
         known = f"{', '.join(sorted(_SYSTEMS))} ({A_TRAINER})"
         raise UsageError.of("system", name, known, "--system torch-fsdp2")
     return _SYSTEMS[name]

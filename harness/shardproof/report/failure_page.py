@@ -19,6 +19,7 @@ from shardproof.issues.upstream_links import short
 from shardproof.layout import flat_index
 from shardproof.observe.assemble import as_bits
 from shardproof.observe.logical import Value
+from shardproof.program import is_arms
 from shardproof.report.bits import Part, differing, meaning_of, parts_of
 from shardproof.report.groups import Operation, Tensor, first_picture, grouped
 from shardproof.result import Result
@@ -152,6 +153,9 @@ def commands(result: Result, filing: Filing, place: str, plugin: str = "") -> It
             cured = " --cured" if filing.description and filing.description.patch else ""
             text = f"shardproof export {result.id}{again}{cured}"
             yield Command("Export", text, "a script of the library's own calls, and the text of an issue")
+        elif is_arms(result.scenario.program):
+            text = f"shardproof export {result.id}{again}"
+            yield Command("Export", text, "the trainer's file with a script that runs it without shardproof")
     yield Command("Explain", f"shardproof explain {result.id}{place}", "this page on a terminal")
 
 

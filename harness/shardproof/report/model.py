@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -163,18 +163,13 @@ class Report:
     def place(self) -> str:
         """What a command about a result of this run has after its id: nothing, or ` --out DIR` where the run's folder
         is none of those below `reports/`, which are looked through without it."""
-        command = self.run.command
-        given = next((value for word, value in pairwise(command) if word == "--out"), "")
-        return f" --out {shlex.quote(given)}" if given and PurePath(given).parts[:-1] != ("reports",) else ""
+        return place_of(self.run.command)
 
     @cached_property
     def plugin(self) -> str:
         """What a command that runs a result of this run again needs besides: nothing, or ` --plugin FILE.py` of a
-        trainer, whose system no command knows without its file."""
-        if self.run.command[:1] != ("trainer",):
-            return ""
-        file = next((word for word in self.run.command[1:] if re.search(r"\.py(:\w*)?$", word)), "")
-        return f" --plugin {shlex.quote(file)}" if file else ""
+        trainer, whose system no command knows without its file, and of whatever else the run was given."""
+        return plugin_of(self.run.command)
 
     @property
     def resembling(self) -> dict[str, int]:
@@ -331,6 +326,21 @@ class Report:
             pair for r in self.results for pair in {(r.system, f"{describe(d)}: {d.detail}") for d in r.normalisations}
         )
         return [(system, what, n) for (system, what), n in found.most_common()]
+
+
+def place_of(command: Sequence[str]) -> str:
+    """What a command about a result of a run has after its id, by the arguments of the run: ` --out DIR`, or nothing
+    where the run's folder is one below `reports/`."""
+    given = next((value for word, value in pairwise(command) if word == "--out"), "")
+    return f" --out {shlex.quote(given)}" if given and PurePath(given).parts[:-1] != ("reports",) else ""
+
+
+def plugin_of(command: Sequence[str]) -> str:
+    """The ` --plugin` options that a command needs which runs a result of a run again, by the arguments of the run."""
+    given = [value for word, value in pairwise(command) if word == "--plugin"]
+    if command[:1] == ("trainer",):
+        given += [word for word in command[1:] if re.search(r"\.py(:\w*)?$", word)][:1]
+    return "".join(f" --plugin {shlex.quote(file)}" for file in given)
 
 
 def cures_line(result: Result) -> str:

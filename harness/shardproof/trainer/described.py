@@ -201,7 +201,9 @@ class _Reading:
             raise self._wrong(what, given, f"a mapping of axes to `{words[0]}` or `{words[1]}`")
         for axis, word in given.items():
             if axis not in known or len(known[axis]) < 2 or word not in words or (what, axis) == ("alike", "mesh"):
-                raise self._wrong(what, {axis: word}, _MEANS[what])
+                fit = [name for name, texts in known.items() if len(texts) > 1 and (what, name) != ("alike", "mesh")]
+                allowed = f"{_MEANS[what]}; here: {', '.join(fit) or 'no axis has two values'}"
+                raise self._wrong(what, {axis: word}, allowed)
         return dict(given)
 
     def _transient(self, given: object) -> tuple[str, ...]:

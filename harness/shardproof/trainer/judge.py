@@ -334,10 +334,9 @@ class Judging:
         load, found = self._loaded(resumed), list[Difference]()
         if load >= 0:
             found = self.compare(self.at(self.saved), self.at(load), load, self.idle)
-        sentence = wording.of_resumed(found, self.at(load), after_load=True)
-        if not found:
-            found = self.steps_differ(resumed, self.whole, self.idle, rounds=True)
-            sentence = wording.of_resumed(found, self.at(load), after_load=False)
+        at_load = bool(found)
+        found = found or self.steps_differ(resumed, self.whole, self.idle, rounds=True)
+        sentence = wording.of_resumed(found, self.at(load - 1), self.at(load), after_load=at_load)
         notes = [wording.idle(self.idle)] if self.idle else []
         self.add(RESUMED, found, sentence, notes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -14,17 +15,22 @@ SIGNS = {
     Verdict.HANG: "HANG", Verdict.NONDETERMINISTIC: "UNSTEADY", Verdict.UNKNOWN: "?",
 }  # fmt: skip
 MOST_SHOWN = 20
-"""How many failing cells are told in full; the report has all of them."""
+"""How many kinds of failing cells are told in full, by the plainest cell of each; the report has all cells."""
+MOST_NAMED = 6
+"""How many cells that fail alike are named."""
 
 
 def render(trainer: Described, results: Sequence[Result]) -> str:
     """The whole text."""
     lines = [*_state(results), *_table(results)]
     bad = [result for result in results if result.verdict not in (Verdict.PASS, Verdict.UNSUPPORTED)]
-    for result in bad[:MOST_SHOWN]:
-        lines += ["", *_cell(result)]
-    if len(bad) > MOST_SHOWN:
-        lines += ["", f"{len(bad) - MOST_SHOWN} more failing cells are in the report."]
+    kinds: dict[object, list[Result]] = {}
+    for result in bad:
+        kinds.setdefault(_kind(result), []).append(result)
+    for alike in [*kinds.values()][:MOST_SHOWN]:
+        lines += ["", *_cell(alike[0]), *_more(alike[1:])]
+    if len(kinds) > MOST_SHOWN:
+        lines += ["", f"Cells that fail in {len(kinds) - MOST_SHOWN} more ways are in the report."]
     lines += ["", *_not_compared(results)]
     counts = Counter("known" if result.known_issue else result.verdict.value for result in results)
     lines.append(f"{trainer.system}: {', '.join(f'{n} {verdict}' for verdict, n in counts.most_common())}")
@@ -58,6 +64,26 @@ def _table(results: Sequence[Result]) -> list[str]:
         told = f"{told}; {result.known_issue}" if result.known_issue else told
         lines.append(f"{verdict:<9} {result.id}  {cell_text(result)}  ({told}, {result.duration_s:.1f} s)")
     return lines
+
+
+def _kind(result: Result) -> object:
+    """What cells have in common that fail alike: what their arms say but for numbers, which differ with axes."""
+
+    def told(text: str) -> str:
+        return re.sub(r"[-+]?\d[\w.+-]*", "#", text)
+
+    if not result.arms:
+        return told(result.reason), result.known_issue
+    return tuple((told(arm.name), arm.verdict, told(arm.sentence)) for arm in result.arms), result.known_issue
+
+
+def _more(alike: Sequence[Result]) -> list[str]:
+    """The cells that fail like one that is told in full."""
+    if not alike:
+        return []
+    named = [f"{result.id} ({cell_text(result)})" for result in alike[:MOST_NAMED]]
+    more = [f"and {len(alike) - MOST_NAMED} more"] if len(alike) > MOST_NAMED else []
+    return ["    alike, but for numbers:", *(f"      {line}" for line in [*named, *more])]
 
 
 def _cell(result: Result) -> list[str]:

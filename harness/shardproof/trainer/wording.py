@@ -146,8 +146,11 @@ def of_cut(found: Sequence[Difference]) -> str:
     )
 
 
-def of_resumed(found: Sequence[Difference], after: Mapping[tuple[str, str], Value], *, after_load: bool) -> str:
-    """What a resumed run has lost."""
+def of_resumed(
+    found: Sequence[Difference], before: Mapping[tuple[str, str], Value], after: Mapping[tuple[str, str], Value], *,
+    after_load: bool,
+) -> str:  # fmt: skip
+    """What a resumed run has lost. before, after: what the trainer holds right before the load and right after it."""
     if not found:
         return ""
     lost = {d.key.role for d in found if d.kind == "missing"} & set(BESIDE)
@@ -158,6 +161,9 @@ def of_resumed(found: Sequence[Difference], after: Mapping[tuple[str, str], Valu
             f"After the resume the optimizer starts again at step 1: `load` restored no optimizer state ({what} of "
             f"{len({_parameter(d) for d in found if d.key.role in lost})} parameters are missing)."
         )
+    keys = {(d.key.role, d.key.fqn) for d in found}
+    if after_load and all(key in before and before[key] == after.get(key) for key in keys):
+        return f"`load` left {_what(found)} as a fresh trainer has them: nothing restores them. {_first(found)}"
     unseen = not after  # a trainer with fit is observed after steps alone
     step = "After the first step of the resumed run" if unseen else "After the load all is equal, but after a step"
     when = "Right after the load" if after_load else step

@@ -58,7 +58,8 @@ def difference_lines(difference: Difference) -> list[str]:
     lines = [f"{key.role} {key.fqn}{where}, operation {key.op}{ranks}: {difference.kind}"]
     if difference.detail:
         lines.append(f"  {difference.detail}")
-    if difference.first_index or difference.kind in ("bits", "norm"):
+    text = difference.total == 1 and difference.expected_first[:1] in ("'", '"')
+    if difference.first_index or (difference.kind in ("bits", "norm") and not text):
         share = difference.mismatched / difference.total if difference.total else 1.0
         span = f", from index {difference.first_index} to {difference.last_index}" if difference.first_index else ""
         lines.append(f"  Mismatched elements: {difference.mismatched} / {difference.total} ({share:.1%}){span}")

@@ -102,7 +102,7 @@ PROGRAM = expand(Scenario(program="build step save build load step"))
     [
         (BUILT, None),
         (ANEW, "bits"),  # what a load that does nothing leaves
-        ({**BUILT, "lr": "tensor float32 ()"}, "shape"),
+        ({**BUILT, "lr": "tensor float32 ()"}, "bits"),
         ({"lr": "float"}, "missing"),
         ({}, "missing"),  # all of them gone: nothing is left that could be compared
         ({**BUILT, "step": "int 2"}, "extra"),

@@ -151,7 +151,7 @@ def test_every_key_of_a_group_is_read_with_its_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "kind"),
-    [({"foreach": True}, "shape"), ({"lr": torch.tensor(0.5)}, "shape"), ({"maximize": False}, "extra")],
+    [({"foreach": True}, "bits"), ({"lr": torch.tensor(0.5)}, "bits"), ({"maximize": False}, "extra")],
 )
 def test_a_key_of_a_group_that_was_written_otherwise_is_seen(tmp_path: Path, change: Any, kind: str) -> None:
     (group,) = samples.STATE["optim"]["param_groups"]

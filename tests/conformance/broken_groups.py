@@ -58,7 +58,7 @@ def missing(role: str, *names: str) -> Found:
 
 
 def another_type(name: str) -> Found:
-    return {("setting", name, "shape")}
+    return {("setting", name, "bits")}
 
 
 NUMBERS = ("lr", "weight_decay", "eps", "beta1", "beta2")

@@ -78,7 +78,7 @@ def _kind(result: Result) -> object:
 
 
 def _more(alike: Sequence[Result]) -> list[str]:
-    """The cells that fail like one that is told in full."""
+    """Names the cells that fail in the same way as one whose arms were all printed."""
     if not alike:
         return []
     named = [f"{result.id} ({cell_text(result)})" for result in alike[:MOST_NAMED]]

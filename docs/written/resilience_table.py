@@ -54,6 +54,34 @@ goes wrong beside the disk, in memory, in a message or in another rank, has a pa
 `--jobs` says how many trials are made side by side; what they come to does not depend on it. With `--out`, a run that
 was interrupted or killed goes on where it was when the same command is given again.
 
+## A training script as it is
+
+A run is killed while it writes a checkpoint, and the scheduler starts the same command again. Does it go on?
+`--command` tries it with your own script, unmodified; its places are those of [`shardproof trainer`](trainer.md#no-line-at-all):
+
+```console
+$ shardproof resilience --command 'python train.py --out {folder} --max-steps {until}'
+```
+
+A run stops early, at the first number of `--steps`. The same command resumes there until the second number, under
+strace. Each folder that a kill may leave on the way is made from the record: between two files, inside of a write, and
+without what no sync had put on disk. The command is then run in that folder, and its last checkpoint compared with that
+of the run that nothing killed:
+
+| outcome | means |
+|---|---|
+| resumed | the last checkpoint is the one that it should be |
+| **anew** | it is that of a run from the beginning: all steps before the kill are lost, and the exit status is 0 |
+| error | the command fails: somebody has to repair the folder by hand before the run can go on |
+| **silent** | the command ends well, with another checkpoint |
+| **hang**, **crash** | it does not end before its deadline, or a signal ends it |
+| unsteady | two tries in the same folder did not come to the same |
+
+A trial is a whole run of the command, so that `--trials` has 40 of them unless you give another number. Folders between
+two files come first; of `killed`, `torn` and `lost` ([below](#crashes-and-their-bounds)) the seed draws as many as are
+left. `--trial killed@7` makes one of them again, and says where the folder lies that the command found. Ranks write in
+the order of the record, and no other order is tried.
+
 ## Outcomes
 
 | outcome | means |

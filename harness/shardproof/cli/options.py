@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ junit = click.option(
 deadline = click.option(
     "--deadline-s", type=DEADLINE_S, default=30.0, show_default=True, help="Seconds a session may take."
 )
+either_deadline = click.option(
+    "--deadline-s", type=DEADLINE_S, help="Seconds a session may take [30], or a run of --command [900]."
+)
+SESSION_S, COMMAND_S = 30.0, 900.0
+"""How long a session may take, and how long a run of a command."""
 database = click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder whose database knows ID.")
 
 
@@ -89,6 +95,48 @@ def executor(command: click.decorators.FC) -> click.decorators.FC:
         "--ray-address", metavar="HOST:PORT", help="A running Ray cluster [one that Ray finds, or one of this machine]."
     )
     return where(address(command))
+
+
+def script(command: click.decorators.FC) -> click.decorators.FC:
+    """The options that put a training script, as a command with places in it, in the place of FILE or STACK."""
+    every = (
+        click.option("--command", metavar="TEXT",
+                     help="A training script in their place, with {folder} and {until} in it."),
+        click.option("--steps", default="2,4", metavar="CUT,WHOLE", show_default=True,
+                     help="With --command: what {until} is in a run that is cut, and in a whole one."),
+        click.option("--world", default="", metavar="N[,N]",
+                     help="With --command: {world}, how many ranks train, and how many resume too [2,1]."),
+        click.option("--resume", default="", metavar="TEXT",
+                     help="With --command: {resume} where a run resumes; may have {checkpoint} in it."),
+    )  # fmt: skip
+    for option in reversed(every):
+        command = option(command)
+    return command
+
+
+OF_COMMANDS = ("steps", "world", "resume")
+"""Names of the options that say more about a command."""
+
+
+def require_one_of_both(context: click.Context, names: str, given: Sequence[str], of_both: Sequence[str]) -> None:
+    """Check that there is a command or something else, and no option of the other.
+
+    Args:
+        names: what the argument is called. given: its values. of_both: names of options that go with either.
+
+    Raises:
+        UsageError: there are both, or an option of the other is given.
+    """
+    command = context.params["command"]
+    form = f"{context.command_path} --command 'python train.py --out {{folder}} --max-steps {{until}}'"
+    if given and command is not None:
+        raise UsageError.of(f"{names}, --command", " ".join(given), f"{names} or one --command", form)
+    for param in context.command.params:
+        name = param.name or ""
+        apart = name not in (*OF_COMMANDS, *of_both, "command") if command is not None else name in OF_COMMANDS
+        if apart and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            goes = f"with {names} only" if command is not None else "with --command only"
+            raise UsageError.of("option", param.opts[-1], f"{param.opts[-1]} goes {goes}", form)
 
 
 def python(command: click.decorators.FC) -> click.decorators.FC:

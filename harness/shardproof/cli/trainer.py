@@ -25,15 +25,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("files", metavar="[FILE.py[:CLASS]]...", nargs=-1)
-@click.option(
-    "--command", metavar="TEXT", help="A training script in the place of FILE, with {folder} and {until} in it."
-)
-@click.option("--steps", default="2,4", metavar="CUT,WHOLE", show_default=True,
-              help="With --command: what {until} is in a run that is cut, and in a whole one.")  # fmt: skip
-@click.option("--world", default="", metavar="N[,N]",
-              help="With --command: {world}, how many ranks train, and how many resume too [2,1].")  # fmt: skip
-@click.option("--resume", default="", metavar="TEXT",
-              help="With --command: {resume} where a run resumes; may have {checkpoint} in it.")  # fmt: skip
+@options.script
 @click.option("--set", "sets", multiple=True, metavar="AXIS=V[,V]", help="Values of one of the trainer's axes only.")
 @click.option("--strength", type=options.Whole(min=1, max=20), metavar="N",
               help="Few cells that have every combination of N axes [all cells].")  # fmt: skip
@@ -46,8 +38,7 @@ if TYPE_CHECKING:
 @click.option("--fault", "faults", multiple=True, metavar="ID", help="Let a boundary fault strike; repeatable.")
 @click.option("--seed", type=options.SEED, default=0, show_default=True, help="Of weights, covering arrays, samples.")
 @click.option("-j", "--jobs", type=options.JOBS, default=None, help="Cells at once [cores].")
-@click.option("--deadline-s", type=options.DEADLINE_S,
-              help="Seconds a session may take [30], or a run of --command [900].")  # fmt: skip
+@options.either_deadline
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where ranks compute [cpu].")
 @options.max_world
 @options.python
@@ -80,11 +71,14 @@ def trainer(
     from shardproof.protocol import registry
     from shardproof.trainer.described import described, is_trainer
 
-    _require_one_of_both(context, files, command)
+    options.require_one_of_both(context, "FILE", files, OF_BOTH)
+    if command is None and not files:
+        form = "shardproof trainer my_trainer.py"
+        raise UsageError.of("FILE, --command", "neither", "one or more files, or one --command", form)
     if command is not None:
         given = {name: given[name] for name in ("out", "json_file", "quiet")}
-        return _examined_command((command, steps, world, resume), deadline_s=deadline_s or COMMAND_S, **given)
-    asked = Asked(deadline_s=deadline_s or SESSION_S, **given)
+        return _examined_command((command, steps, world, resume), deadline_s=deadline_s or options.COMMAND_S, **given)
+    asked = Asked(deadline_s=deadline_s or options.SESSION_S, **given)
     for file in files:
         if not is_trainer(file):
             allowed = "a Python file, and behind a colon the class in it"
@@ -133,28 +127,7 @@ class Asked:
 
 
 INTERRUPTED = 130
-SESSION_S, COMMAND_S = 30.0, 900.0
-"""How long a session of a trainer may take, and how long a run of a command."""
-OF_COMMANDS = ("steps", "world", "resume")
 OF_BOTH = ("deadline_s", "out", "json_file", "quiet")
-
-
-def _require_one_of_both(context: click.Context, files: Sequence[str], command: str | None) -> None:
-    """Check that there are files or a command, and no option of the other.
-
-    Raises:
-        UsageError: there are both or neither, or such an option is given.
-    """
-    form = "shardproof trainer my_trainer.py"
-    if bool(files) == (command is not None):
-        given = " ".join(files) or "neither"
-        raise UsageError.of("FILE, --command", given, "one or more files, or one --command", form)
-    for param in context.command.params:
-        name = param.name or ""
-        apart = name not in (*OF_COMMANDS, *OF_BOTH, "command") if command is not None else name in OF_COMMANDS
-        if apart and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            goes = "with a FILE only" if command is not None else "with --command only"
-            raise UsageError.of("option", param.opts[-1], f"{param.opts[-1]} goes {goes}", form)
 
 
 def _examined_command(

@@ -30,13 +30,18 @@ def page_of(document: Document) -> str:
     """The page as text."""
     trials = sum(stack["trials"] for stack in document["stack"])
     wrong = sum(total(stack, WRONG) for stack in document["stack"])
+    of_commands = all("outcomes" in stack for stack in document["stack"])
     sentence = f"{wrong} of {trials} crashes, faults and damages of checkpoints went unnoticed" if wrong else (
         f"None of {trials} crashes, faults and damages of checkpoints went unnoticed"
     )  # fmt: skip
+    if of_commands:
+        broken = trials - sum(total(stack, ("resumed",)) for stack in document["stack"])
+        sentence = f"After {broken or 'none'} of {trials} kills the run did not come to the end that it should have"
     return render_html(
         "resilience.html",
         document=document,
         sentence=sentence,
+        of_commands=of_commands,
         outcomes=OUTCOMES,
         wrong=WRONG,
         family_of=family_of,

@@ -94,7 +94,7 @@ def cases_like(label: str, source: StackRecording, seed: int) -> Iterator[Planne
 
 
 def _crashes(labels: Collection[str], source: StackRecording) -> Iterator[PlannedTrial]:
-    return (_of_crash(state, source.trace) for state in states_called(labels, source.trace))
+    return (planned_crash(state, source.trace) for state in states_called(labels, source.trace))
 
 
 def _damages(source: StackRecording, seed: int, most: int) -> Iterator[PlannedTrial]:
@@ -139,7 +139,8 @@ def _drawn_crashes(crashes: Sequence[tuple[str, str]], most: int, seed: int) -> 
     return {crashes[index][0] for index in chosen}
 
 
-def _of_crash(state: State, trace: Trace) -> PlannedTrial:
+def planned_crash(state: State, trace: Trace) -> PlannedTrial:
+    """A state as a trial, in words."""
     events = trace.events
     where = (
         f"right before event {state.crash}, {events[state.crash]}" if state.crash < len(events) else "after the save"

@@ -31,7 +31,7 @@ from shardproof.resilience.planned_trials import Counts, FinishedTrial, PlannedT
 from shardproof.resilience.stack_cures import cured
 from shardproof.resilience.stack_processes import Bench, HostError, Lane
 from shardproof.resilience.stacks import Stack
-from shardproof.resilience.trial import MOST_SHOWN, Known, classify
+from shardproof.resilience.trial import MOST_SHOWN, OUTCOMES, Known, classify
 from shardproof.resilience.trial_store import TrialStore
 from shardproof.world.interpreter import interpreter
 
@@ -76,6 +76,7 @@ class StackResult:
         counts: how many crash states and strikes there are, tried or not.
         planned: how many trials there should be; after an interruption fewer were made.
         note: what of the state a load does not restore, or not in the same way twice, without any fault either.
+        outcomes: those that a trial can have.
     """
 
     stack: Stack
@@ -85,6 +86,7 @@ class StackResult:
     planned: int
     tried: list[FinishedTrial] = field(default_factory=list)
     note: str = ""
+    outcomes: Sequence[str] = OUTCOMES
 
 
 @dataclass

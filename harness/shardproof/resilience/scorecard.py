@@ -13,8 +13,11 @@ from shardproof.verdict import ExitStatus
 
 Document = Mapping[str, Any]
 
-WRONG = ("silent", "lied", "hang", "crash")
+WRONG = ("silent", "lied", "hang", "crash", "anew")
 """Outcomes that no stack should have."""
+TOLD_OF_COMMANDS = (*WRONG, "error", "unsteady")
+"""Outcomes of a command that are told in words. An error is none of WRONG, since nobody trains on; and yet a run that
+was killed does not go on by itself."""
 MOST_KEPT = 25
 """So many trials with such an outcome are kept in words, for each stack, spread over the kinds."""
 
@@ -30,13 +33,15 @@ def _stack(found: StackResult) -> dict[str, Any]:
         cell = counts.setdefault(one.kind, {}).setdefault(one.outcome, {"count": 0, "trial": one.label})
         cell["count"] += 1
     wrong: list[dict[str, str]] = []
-    for kind, outcome in sorted({(one.kind, one.outcome) for one in found.tried if one.outcome in WRONG}):
+    told = WRONG if found.outcomes is OUTCOMES else TOLD_OF_COMMANDS
+    for kind, outcome in sorted({(one.kind, one.outcome) for one in found.tried if one.outcome in told}):
         of_cell = [one for one in found.tried if (one.kind, one.outcome) == (kind, outcome)]
         wrong += [{"trial": one.label, "outcome": one.outcome, "what": one.what, "why": one.why} for one in of_cell[:3]]
     return {
         "name": found.stack.name, "doc": found.stack.doc, "events": found.steps, "syncs": found.syncs,
         "crash_states": found.counts.states, "strikes": found.counts.strikes, "trials": len(found.tried),
         "planned": found.planned, "kind": counts, "wrong": wrong[:MOST_KEPT],
+        **({"outcomes": list(found.outcomes)} if found.outcomes is not OUTCOMES else {}),
         **({"note": found.note} if found.note else {}), **({"words": found.stack.words} if found.stack.words else {}),
     }  # fmt: skip
 
@@ -73,14 +78,16 @@ def _lines(stack: Document, document: Document) -> Iterator[str]:
     yield f"{stack['name']}: {stack['doc']}"
     synced = f"{stack['syncs']} of them syncs" if stack["syncs"] else "no sync"
     of = f" of {stack['planned']}" if stack["trials"] < stack["planned"] else ""
-    states = f"{stack['crash_states']} crash states, {stack['strikes']} strikes; {stack['trials']}{of} trials"
+    strikes = f", {stack['strikes']} strikes" if "outcomes" not in stack else ""
+    states = f"{stack['crash_states']} crash states{strikes}; {stack['trials']}{of} trials"
+    outcomes = stack.get("outcomes", OUTCOMES)
     yield f"  {stack['events']} events of a save, {synced}; {states}"
     if "note" in stack:
         yield f"  {stack['note']}"
-    yield f"  {'':<18}{''.join(f'{outcome:>8}' for outcome in OUTCOMES)}"
+    yield f"  {'':<18}{''.join(f'{outcome:>{_width(outcome)}}' for outcome in outcomes)}"
     for kind, cells in stack["kind"].items():
-        numbers = [str(cells.get(outcome, {}).get("count", ".")) for outcome in OUTCOMES]
-        yield f"  {kind:<18}{''.join(f'{number:>8}' for number in numbers)}"
+        numbers = {outcome: cells.get(outcome, {}).get("count", ".") for outcome in outcomes}
+        yield f"  {kind:<18}{''.join(f'{number:>{_width(outcome)}}' for outcome, number in numbers.items())}"
     seen = set()
     for one in stack["wrong"]:
         if one["outcome"] not in seen:
@@ -90,9 +97,14 @@ def _lines(stack: Document, document: Document) -> Iterator[str]:
     yield ""
 
 
+def _width(outcome: str) -> int:
+    return max(8, len(outcome) + 1)
+
+
 def _sum(document: Document) -> str:
     trials = sum(stack["trials"] for stack in document["stack"])
-    counted = {outcome: sum(total(stack, (outcome,)) for stack in document["stack"]) for outcome in OUTCOMES}
+    every = dict.fromkeys(outcome for stack in document["stack"] for outcome in stack.get("outcomes", OUTCOMES))
+    counted = {outcome: sum(total(stack, (outcome,)) for stack in document["stack"]) for outcome in every}
     return f"{trials} trials: " + ", ".join(f"{count} {outcome}" for outcome, count in counted.items() if count) + "\n"
 
 

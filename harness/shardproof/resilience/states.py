@@ -25,7 +25,7 @@ Folders with equal content are one state, under the first label that leads to it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -58,21 +58,21 @@ class State:
     tree: Mapping[str, bytes | None]
 
 
-def crash_states(trace: Trace) -> Iterator[State]:
-    """Every state within the bounds above, each content once, prefixes first."""
+def crash_states(trace: Trace, kinds: Sequence[str] = KINDS) -> Iterator[State]:
+    """Every state within the bounds above of these kinds, each content once, prefixes first."""
     world = _World(trace)
     seen: set[bytes] = set()
-    for label, kind, crash, kept in world.every():
+    for label, kind, crash, kept in world.every(kinds):
         tree = world.result(kept)
         if (digest := digest_of(tree)) not in seen:
             seen.add(digest)
             yield State(label, kind, crash, kept, tree)
 
 
-def states_called(labels: Collection[str], trace: Trace) -> Iterator[State]:
+def states_called(labels: Collection[str], trace: Trace, kinds: Sequence[str] = KINDS) -> Iterator[State]:
     """The states of these labels, in the order of `crash_states`, without working out what is in the others."""
     world = _World(trace)
-    for label, kind, crash, kept in world.every():
+    for label, kind, crash, kept in world.every(kinds):
         if label in labels:
             yield State(label, kind, crash, kept, world.result(kept))
 
@@ -95,9 +95,9 @@ class _World:
             for earlier in before:
                 self.needed_by[earlier].add(index)
 
-    def every(self) -> Iterator[tuple[str, str, int, dict[int, int]]]:
+    def every(self, kinds: Sequence[str] = KINDS) -> Iterator[tuple[str, str, int, dict[int, int]]]:
         """Label, kind, crash point and what is kept, of each state; some have equal content."""
-        for kind in KINDS:
+        for kind in kinds:
             for crash in range(len(self.steps) + 1):
                 for label, kept in self.of_kind(kind, crash):
                     yield f"{kind}@{crash}{label}", kind, crash, kept

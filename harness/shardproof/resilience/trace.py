@@ -75,6 +75,18 @@ def require_strace() -> str:
     return path
 
 
+def recording(record: Path, calls: Sequence[str] = CALLS) -> list[str]:
+    """The words before which nothing and behind which a program or `-p` stands, for strace to write a file of it.
+
+    Raises:
+        UsageError: strace is not installed.
+    """
+    return [
+        require_strace(), "-f", "-y", "-xx", "-s", str(LONGEST_WRITE), "-e", f"trace={','.join(calls)}",
+        "-e", "signal=none", "-o", str(record),
+    ]  # fmt: skip
+
+
 @contextmanager
 def attached(process: int, record: Path, *more: str, calls: Sequence[str] = CALLS) -> Iterator[None]:
     """Trace a process of ours, and all that it starts, into a file, while this block lasts or until it ends.
@@ -85,12 +97,12 @@ def attached(process: int, record: Path, *more: str, calls: Sequence[str] = CALL
     Raises:
         TraceError: strace cannot attach.
     """
-    command = [
-        require_strace(), "-f", "-y", "-xx", "-s", str(LONGEST_WRITE), "-e", f"trace={','.join(calls)}",
-        "-e", "signal=none", *more, "-o", str(record), "-p", str(process),
-    ]  # fmt: skip
     tracer = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        [*recording(record, calls), *more, "-p", str(process)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     assert tracer.stderr is not None
     try:
@@ -307,6 +319,8 @@ class _Reader:
             case "link" if path and target:
                 self.names[target], self.contents[target] = False, self.contents[path]
                 yield Event("link", path, target)
+            case "rename" if path == target:
+                pass
             case "rename" if path and target:
                 self._moved(path, target)
                 yield Event("rename", path, target)

@@ -24,7 +24,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-TrialOutcome = Literal["old", "new", "other", "error", "silent", "lied", "hang", "crash", "missed"]
+TrialOutcome = Literal[
+    "old", "new", "other", "error", "silent", "lied", "hang", "crash", "missed", "resumed", "anew", "unsteady"
+]
 OUTCOMES: tuple[TrialOutcome, ...] = ("old", "new", "other", "error", "silent", "lied", "hang", "crash", "missed")
 
 Digests = Mapping[str, str]

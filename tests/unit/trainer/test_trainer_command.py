@@ -17,6 +17,7 @@ import torch
 from shardproof.errors import UsageError
 from shardproof.trainer.command.asked import asked_command
 from shardproof.trainer.command.checkpoints import change_values, checkpoints_in, compared, number_of
+from shardproof.trainer.command.process import said_last
 
 from tests.paths import PYTHONPATH, ROOT
 
@@ -127,13 +128,15 @@ def test_a_damaged_or_hostile_file_differs_and_executes_nothing(tmp_path: Path) 
 
 def test_a_value_of_every_tensor_is_changed(tmp_path: Path) -> None:
     torch.save(
-        {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16), "n": torch.ones(2).int()}, tmp_path / "x.pt"
+        {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.bfloat16), "n": torch.ones(2).int(), "s": torch.ones(1)},
+        tmp_path / "x.pt",
     )
     change_values(tmp_path)
     found = torch.load(tmp_path / "x.pt")
     assert found["a"].tolist() == [1.5, 1.0, 1.0]
     assert found["b"].tolist() == [1.5, 1.0]
     assert found["n"].tolist() == [1, 1]
+    assert found["s"].tolist() == [1.0]  # which may be a count of steps
 
 
 # Real scripts
@@ -171,6 +174,34 @@ def test_a_mistake_is_told(tmp_path: Path, what: str, status: int, arm: str, ver
     ended, arms, errors = ran(tmp_path, f"{COMMAND} --what {what}")
     assert (ended, arms[arm][0]) == (status, verdict), errors
     assert sentence in arms[arm][1]
+
+
+TORCHRUN = """\
+[rank1]:     raise OSError(22, "Invalid argument")
+[rank1]: OSError: [Errno 22] Invalid argument
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+  exitcode  : 1 (pid: 6249)
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (TORCHRUN, "OSError: [Errno 22] Invalid argument"),
+        ("Traceback:\nmodule.LoadError: no step\n  warning: a thread\n", "module.LoadError: no step"),
+        ("KeyError: 'step'\nRuntimeError: at the end\n", "RuntimeError: at the end"),
+        ("subprocess.CalledProcessError: Command 'x'\n", "subprocess.CalledProcessError: Command 'x'"),
+        ("no checkpoint was found\n=====\n\n", "no checkpoint was found"),
+        ("KeyboardInterrupt\n", "KeyboardInterrupt"),
+        ("\n", "it said nothing"),
+    ],
+)
+def test_why_a_run_failed_is_said_in_its_own_words(tmp_path: Path, output: str, said: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(output, "utf-8")
+    assert said_last(log) == said
 
 
 @pytest.mark.real

@@ -28,10 +28,10 @@ from shardproof.trainer.command.runs import Ran, Runs
 from shardproof.verdict import Verdict
 
 WHOLE, TWICE, CUT, RESUMED, OTHER = "whole", "twice", "cut", "resumed", "other world"
-PLAIN = "other"
-"""The role of a plain value whose name tells nothing, such as a path or the time."""
 COUNTS = ("step", "scheduler")
 """Roles of values that another number of ranks does not change."""
+PLAIN = "other"
+"""The role of a plain value whose name tells nothing, such as a path or the time."""
 STATE = ("param", "master", "exp_avg", "exp_avg_sq", "momentum", "step")
 """Roles of state that a checkpoint has on every number of ranks."""
 
@@ -51,7 +51,7 @@ class CommandArms:
         Raises:
             UsageError: the command cannot be started, or leaves nothing in its folder.
         """
-        twice = self._twice()
+        twice = self.twice()
         yield twice
         if twice.verdict in (Verdict.CRASH.value, Verdict.HANG.value) or not self.whole.ended_well:
             return
@@ -78,7 +78,8 @@ class CommandArms:
             return first
         return replace(first, verdict=Verdict.NONDETERMINISTIC.value, sentence=text.came_once(first.sentence))
 
-    def _twice(self) -> ArmResult:
+    def twice(self) -> ArmResult:
+        """Whether two whole runs come to the same; what does not is left out of what follows."""
         whole = self.whole
         twice = self.runs.of(TWICE, self.asked.whole, patience=1 if whole.ended_well else 2)
         if not whole.ended_well:

@@ -1,14 +1,17 @@
 """One run of a command: a session of processes of its own, with a deadline, whose output goes into a file.
 
-Whatever the command starts ends with it, also what has called setsid, as the workers of torchrun do: this process
-adopts those whose parent ends, and kills what is left.
+Whatever the command starts ends with it, also what has called setsid, as the workers of torchrun do, and all of it ends
+with this process, however that ends: `shardproof.world.supervised` stands between the two.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +26,10 @@ PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 """Where torch and torchrun look for the port of the process group."""
 LAST_LINES = 8
 LAST_BYTES = 1 << 16
+EXCEPTION = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w+(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?)$")
+"""The line of a Python traceback that names the exception; torchrun's workers say which rank they are before it."""
+LAUNCHERS = ("ChildFailedError", "CalledProcessError")
+"""What a launcher raises because its workers failed: why they did stands above."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +46,17 @@ def run(words: Sequence[str], log: Path, deadline_s: float) -> Ended:
     Raises:
         UsageError: the program cannot be started.
     """
+    if shutil.which(words[0]) is None:
+        raise UsageError.of("--command: program", words[0], "a program that can be started", FORM)
     adopt_orphans()
     spare = children_of(os.getpid())
     started = time.monotonic()
     environment = {**dict.fromkeys(PORTS, str(_free_port())), **os.environ}
-    try:
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-    except OSError as error:
-        allowed = f"a program that can be started ({error.strerror})"
-        raise UsageError.of("--command: program", words[0], allowed, FORM) from None
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "shardproof.world.supervised", str(os.getpid()), *words],
+            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
+        )  # fmt: skip
     status: int | None = None
     try:
         with suppress(subprocess.TimeoutExpired):
@@ -71,7 +76,20 @@ def _free_port() -> int:
 
 def last_lines(log: Path) -> list[str]:
     """The last lines of a run's output that are not empty."""
+    return _lines_of(log)[-LAST_LINES:]
+
+
+def said_last(log: Path) -> str:
+    """Why a run failed, in its own words: the last exception that is not a launcher's, else the last line of text."""
+    lines = _lines_of(log)
+    raised = [found[1] for line in lines if (found := EXCEPTION.match(line.strip()))]
+    own = [line for line in raised if not line.partition(":")[0].endswith(LAUNCHERS)]
+    words = [line for line in lines if any(char.isalnum() for char in line)]
+    return next(reversed(own or words), "it said nothing")
+
+
+def _lines_of(log: Path) -> list[str]:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - LAST_BYTES))
         lines = file.read().decode("utf-8", "replace").splitlines()
-    return [line for line in lines if line.strip()][-LAST_LINES:]
+    return [line for line in lines if line.strip()]

@@ -47,7 +47,7 @@ def of_failure(name: str, ran: Ran) -> ArmResult:
         told = f"The run did not come to an end within {ran.seconds:.0f} s, and was killed. Its output: {ran.log}"
         return ArmResult(name, Verdict.HANG.value, told)
     how = f"exit status {ran.status}" if ran.status > 0 else f"signal {-ran.status}"
-    told = f"The run ended with {how}, and said last: {printable(ran.last_line)}. Its output: {ran.log}"
+    told = f"The run ended with {how}, and said last: {printable(ran.said_last)}. Its output: {ran.log}"
     return ArmResult(name, Verdict.CRASH.value, told)
 
 
@@ -122,6 +122,11 @@ def of_resumed(found: Sequence[EntryDifference], asked: AskedCommand) -> str:
     if steps and all(_begins_anew(one, asked.cut) for one in steps):
         return f"{told} The optimizer has begun again at step 1: the resume did not restore its state. {_first(found)}"
     return f"{told} {_first(found)}"
+
+
+def of_last(found: Sequence[EntryDifference]) -> str:
+    """How the last checkpoint of a run differs from the one that it should be."""
+    return f"It ends with another checkpoint: {_what(found)} differ. {_first(found)}"
 
 
 def _shown(one: EntryDifference) -> tuple[str, str]:

@@ -57,7 +57,8 @@ was interrupted or killed goes on where it was when the same command is given ag
 ## A training script as it is
 
 A run is killed while it writes a checkpoint, and the scheduler starts the same command again. Does it go on?
-`--command` tries it with your own script, unmodified; its places are those of [`shardproof trainer`](trainer.md#no-line-at-all):
+`--command` tries it with your own script, unmodified. Its places are those of
+[`shardproof trainer`](trainer.md#no-line-at-all):
 
 ```console
 $ shardproof resilience --command 'python train.py --out {folder} --max-steps {until}'

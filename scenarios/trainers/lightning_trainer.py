@@ -2,7 +2,8 @@
 
 `max_epochs` is the same however far a run goes, because a schedule depends on it; a callback stops the run. Lightning
 keeps no random state in its checkpoints, so the model has no dropout, and the loader has a generator of its own.
-FSDPStrategy is no value of `strategy`: it refuses every accelerator but a GPU.
+FSDPStrategy is no value of `strategy`: it refuses every accelerator but a GPU. Nor are workers of the loader one of
+`data`: what is forked from a rank that has threads hangs now and then.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Module(lightning.LightningModule):
 
     def configure_model(self) -> None:
         """Shards the model, over the mesh that ModelParallelStrategy has made."""
-        if self.cell.strategy != "ddp":
+        if self.cell.strategy.startswith("fsdp2"):
             for module in (self.model[0], self.model[3], self.model):
                 fully_shard(module, mesh=self.device_mesh["data_parallel"])
 
@@ -55,14 +56,13 @@ class LightningTrainer(Trainer):
     """The Trainer of Lightning with DDP, or with FSDP2 in ModelParallelStrategy."""
 
     axes = {
-        "strategy": ["ddp", "fsdp2", "fsdp2_whole_file"],
+        "strategy": ["ddp", "ddp_ema", "ddp_swa", "fsdp2", "fsdp2_whole_file"],
         "precision": ["32-true", "bf16-mixed", "bf16-true"],
         "accumulation": [1, 2],
         "clip": ["none", "norm", "value"],
         "schedule": ["step", "epoch", "one_cycle"],
-        "data": ["plain", "workers", "stateful", "stateful_sampler"],
+        "data": ["plain", "stateful", "stateful_sampler"],
         "saved": ["at_epoch_end", "at_last_batch", "inside_epoch", "after_fit"],
-        "average": ["none", "ema", "swa"],
     }
     requires = (
         "lightning==2.6.6",
@@ -74,11 +74,9 @@ class LightningTrainer(Trainer):
     steps = (4, 3)
 
     def fit(self, cell: Cell, until: int, folder: Path | None, resume: Path | None) -> None:
-        if cell.saved == "inside_epoch" and cell.data in ("plain", "workers"):
+        if cell.saved == "inside_epoch" and cell.data == "plain":
             raise Unsupported("Lightning begins the epoch anew where the loader has no state, and warns of it")
-        if cell.average != "none" and cell.strategy != "ddp":
-            raise Unsupported("Lightning averages weights of models that are not sharded")
-        if cell.average != "none" and cell.saved == "after_fit":
+        if cell.strategy in ("ddp_ema", "ddp_swa") and cell.saved == "after_fit":
             raise Unsupported("Lightning puts the averaged weights into the model at the end of fit")
         torch.manual_seed(cell.seed)
         self.module = Module(cell)
@@ -105,16 +103,16 @@ class LightningTrainer(Trainer):
 
     def strategy(self, cell: Cell) -> Any:
         """Lightning's strategy; one that shards saves a file of each rank, or one of the whole model."""
-        if cell.strategy == "ddp":
+        if cell.strategy.startswith("ddp"):
             return DDPStrategy()
         return ModelParallelStrategy(cell.world, 1, save_distributed_checkpoint=cell.strategy == "fsdp2")
 
     def callbacks(self, cell: Cell, until: int, folder: Path | None) -> list[lightning.Callback]:
         """Lightning's own, and one that shows each update; Lightning calls the one that saves last."""
         found: list[lightning.Callback] = []
-        if cell.average == "ema":
+        if cell.strategy == "ddp_ema":
             found.append(EMAWeightAveraging())
-        if cell.average == "swa":
+        if cell.strategy == "ddp_swa":
             found.append(StochasticWeightAveraging(0.05, swa_epoch_start=1))
         self.average = found[0] if found else None
         found.append(Watch(self, until))
@@ -130,8 +128,8 @@ class LightningTrainer(Trainer):
         data = torch.randn(batches * 2 * cell.world, 8, generator=torch.Generator().manual_seed(3))
         data = data.to(torch.bfloat16 if cell.precision == "bf16-true" else torch.float32)
         given: dict[str, Any] = {"batch_size": 2, "generator": torch.Generator().manual_seed(5)}
-        if cell.data in ("plain", "workers"):  # Lightning puts a DistributedSampler in the place of its sampler
-            return DataLoader(data, shuffle=True, num_workers=int(cell.data == "workers"), **given)
+        if cell.data == "plain":  # Lightning puts a DistributedSampler in the place of its sampler
+            return DataLoader(data, shuffle=True, **given)
         sampler = DistributedSampler if cell.data == "stateful" else StatefulDistributedSampler
         return StatefulDataLoader(data, sampler=sampler(data), **given)
 

@@ -149,7 +149,8 @@ class Watch(lightning.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
         """Called after each batch, before a save."""
         owner = self.owner
-        owner.optimizer, owner.scheduler = trainer.optimizers[0], trainer.lr_scheduler_configs[0].scheduler
+        schedulers = [one.scheduler for one in trainer.lr_scheduler_configs]
+        owner.optimizer, owner.scheduler = trainer.optimizers[0], schedulers[0] if schedulers else None
         owner.epoch, owner.global_step = trainer.current_epoch, trainer.global_step
         owner.batch = trainer.fit_loop.epoch_loop.batch_idx
         if not trainer.fit_loop._should_accumulate():

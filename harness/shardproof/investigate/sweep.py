@@ -83,6 +83,9 @@ def _declared(package: Package, text: str) -> list[str]:
     if not first and not last:
         form = f"{package.releases[0].version}{RANGE}{package.newest.version}"
         raise UsageError.of("--versions", text, "a range with a beginning or an end; all releases without it", form)
+    if len(package.releases) == 1:
+        allowed = f"releases one by one, since {package.releases[0].version} is the only one that is declared here"
+        raise UsageError.of("--versions", text, allowed, " ".join(f"--versions {end}" for end in (first, last) if end))
     low, high = (Version(package.release(end).version) for end in (first or package.releases[0].version, last))
     inside = [with_cures(r.version, wanted) for r in package.releases if low <= Version(r.version) <= high]
     if not inside:

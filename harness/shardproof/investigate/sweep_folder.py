@@ -42,7 +42,7 @@ class Swept:
 
 def folder_of(system: str) -> Path:
     """The folder of the sweeps of a system for which none was named."""
-    return REPORTS / f"sweep-{system}"
+    return REPORTS / f"sweep-{system.replace(':', '-')}"  # artifacts of GitHub may have no colon in their paths
 
 
 def joined(store: Store) -> tuple[Swept, ...]:

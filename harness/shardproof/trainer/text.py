@@ -62,6 +62,7 @@ def _table(results: Sequence[Result]) -> list[str]:
         arms = Counter(arm.verdict for arm in result.arms)
         told = f"{arms['pass']} of {len(result.arms)} arms pass" if result.arms else result.reason.split("\n", 1)[0]
         told = f"{told}; {result.known_issue}" if result.known_issue else told
+        told = f"{told}; {result.reason}" if result.verdict is Verdict.PASS and result.reason else told
         lines.append(f"{verdict:<9} {result.id}  {cell_text(result)}  ({told}, {result.duration_s:.1f} s)")
     return lines
 

@@ -1,0 +1,68 @@
+"""What `shardproof trainer` prints of results made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shardproof.result import ArmResult, Result
+from shardproof.scenario import Scenario
+from shardproof.trainer import text
+from shardproof.trainer.described import Described
+from shardproof.verdict import Verdict
+
+TRAINER = Described(Path("mine.py"), "Mine", "", {"lr": ("1", "2", "3")})
+
+
+def result(cell: str, verdict: Verdict, sentence: str = "", **more: Any) -> Result:
+    """A result of one arm beside one that passes."""
+    scenario = Scenario(system="mine:Mine", program="arms", options=(cell,) if cell else ())
+    arms = (ArmResult("twice", "pass", ""), ArmResult("resumed", verdict.value, sentence, ("not compared, a",)))
+    return Result(scenario, "mine:Mine", "", verdict, **{"arms": arms, "duration_s": 1.5} | more)
+
+
+def test_cells_that_fail_alike_but_for_numbers_are_told_once() -> None:
+    found = [result(f"lr={n}", Verdict.MISMATCH, f"`load` left lr at {n}.5 of 2") for n in (1, 2)]
+    found.append(result("lr=3", Verdict.MISMATCH, "`load` restored nothing"))
+    lines = text.render(TRAINER, found).splitlines()
+    assert "    MISMATCH  resumed: `load` left lr at 1.5 of 2" in lines
+    assert "    MISMATCH  resumed: `load` left lr at 2.5 of 2" not in lines
+    assert lines[lines.index("    alike, but for numbers:") + 1] == f"      {found[1].id} (lr=2)"
+    assert "    MISMATCH  resumed: `load` restored nothing" in lines
+    assert "  resumed: not compared, a (3 cells)" in lines
+    assert lines[-1] == "mine:Mine: 3 mismatch"
+
+
+@pytest.mark.parametrize(
+    ("one", "line"),
+    [
+        (result("", Verdict.PASS), "ok        {id}  first value of every axis  (2 of 2 arms pass, 1.5 s)"),
+        (
+            result("lr=2", Verdict.PASS, reason="the planted fault never struck"),
+            "ok        {id}  lr=2  (2 of 2 arms pass; the planted fault never struck, 1.5 s)",
+        ),
+        (
+            result("lr=2", Verdict.MISMATCH, known_issue="mine-1", reason="of no concern"),
+            "known     {id}  lr=2  (1 of 2 arms pass; mine-1, 1.5 s)",
+        ),
+        (
+            result("lr=2", Verdict.UNSUPPORTED, arms=(), reason="no such thing\nin this release"),
+            "-         {id}  lr=2  (no such thing, 1.5 s)",
+        ),
+    ],
+)
+def test_the_line_of_a_cell(one: Result, line: str) -> None:
+    assert line.format(id=one.id) in text.render(TRAINER, [one]).splitlines()
+
+
+def test_state_that_was_found_is_listed_once_and_what_hides_it_is_a_warning() -> None:
+    state = ("found: net: module, Linear", "hidden: net.box: it has a closure")
+    found = [result(f"lr={n}", Verdict.PASS, state=state) for n in (1, 2)]
+    assert text.render(TRAINER, found).splitlines()[:5] == [
+        "state that was found:",
+        "  net: module, Linear",
+        "WARNING: state that cannot be read, and is not compared (name it in `state()`):",
+        "  net.box: it has a closure",
+        "",
+    ]

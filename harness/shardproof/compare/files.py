@@ -49,6 +49,10 @@ class Files:
         self._file(path)
         return self._identity[path][2]
 
+    def used(self, path: Path) -> bool:
+        """Whether anything was asked of a file so far."""
+        return path in self._identity
+
     def total(self) -> int:
         """Bytes of all files that were used so far."""
         return sum(identity[2] for identity in self._identity.values())

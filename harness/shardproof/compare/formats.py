@@ -3,7 +3,8 @@
 In this order: a `Layout` of a system that knows the folder; a folder with `.metadata` (torch's distributed checkpoint);
 safetensors and torch.save shards with an index of Hugging Face's; any other folder, whose checkpoints are taken
 together, each under the name of its file or folder. For example `model/` (safetensors) and `optim/` (distributed) make
-one checkpoint with names `model.…` and `optim.…`. A file is told by its first bytes.
+one checkpoint with names `model.…` and `optim.…`. What lies beside a known format in its folder belongs to the
+checkpoint too: `optimizer.pt` beside `model.safetensors` adds names `optimizer.…`. A file is told by its first bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def open_contents(
     """The index of a checkpoint; close its files after use.
 
     Args:
-        beside: also take up files of torch.save that lie beside a folder's safetensors, each under its own name.
+        beside: also take up what lies beside the format of a folder, each file or folder under its own name.
 
     Raises:
         CheckpointError: there is none, it is damaged or foreign, or holds no element of a tensor.
@@ -54,10 +55,7 @@ def open_contents(
     contents = Contents(path, Files(path, on_read), checksums)
     try:
         if path.is_dir():
-            contents.form = _add_folder(contents, path, tuple(layouts))
-            if beside and contents.form.startswith("safetensors"):
-                for file in sorted(file for file in path.iterdir() if file.suffix in SAVED):
-                    _add_file(contents, file, (file.stem,))
+            contents.form = _add_folder(contents, path, tuple(layouts), beside=beside)
         elif path.exists():
             contents.form = _add_file(contents, path, ())
         else:
@@ -129,13 +127,17 @@ def _add_shards(contents: Contents, shards: list[Path], path: KeyPath) -> str:
     return "safetensors"
 
 
-def _add_folder(contents: Contents, folder: Path, layouts: tuple[Layout[Contents], ...]) -> str:
+def _add_folder(contents: Contents, folder: Path, layouts: tuple[Layout[Contents], ...], *, beside: bool) -> str:
     for layout in layouts:
         if layout.recognises(folder):
             return layout.add(contents, folder)
     if (folder / FULL_FILE).is_file():
-        return _add_file(contents, folder / FULL_FILE, ())
-    return _add_known(contents, folder, ()) or _add_several(contents, folder)
+        form = _add_file(contents, folder / FULL_FILE, ())
+    else:
+        form = _add_known(contents, folder, ())
+    if not form:
+        return _add_several(contents, folder)
+    return " and ".join(dict.fromkeys([form, *(_add_beside(contents, folder) if beside else ())]))
 
 
 def _add_known(contents: Contents, folder: Path, path: KeyPath) -> str:
@@ -163,20 +165,29 @@ def _add_known(contents: Contents, folder: Path, path: KeyPath) -> str:
 
 
 def _add_several(contents: Contents, folder: Path) -> str:
-    """Take up all checkpoints below a folder."""
+    """Take up all checkpoints below a folder, each under its own name; one alone needs none."""
     found = list(_checkpoints(folder, folder, 0, [0]))
     if not found:
         raise bad(f"{folder}: checkpoints in it", "none", _ALLOWED, FORM)
-    forms = []
-    for path in found:
-        relative = path.relative_to(folder)
-        prefix: KeyPath = relative.with_suffix("").parts if path.is_file() else relative.parts
-        prefix = () if len(found) == 1 else prefix
-        if path.is_dir():
-            forms.append(_add_known(contents, path, prefix))
-        else:
-            forms.append(_add_file(contents, path, prefix))
-    return " and ".join(dict.fromkeys(forms))
+    named = [(path, () if len(found) == 1 else _name_below(folder, path)) for path in found]
+    return " and ".join(dict.fromkeys(_add_each(contents, named)))
+
+
+def _add_beside(contents: Contents, folder: Path) -> list[str]:
+    """Take up the checkpoints below a folder that its format has not taken. Returns: their formats."""
+    loose = [path for path in sorted(folder.iterdir()) if path.name.endswith(safetensors.SUFFIX)]
+    found = [path for path in (*loose, *_checkpoints(folder, folder, 0, [0])) if not contents.files.used(path)]
+    is_read = [path for path in found if path.is_dir() or _kind_of(contents.files, path)]
+    return _add_each(contents, [(path, _name_below(folder, path)) for path in is_read])
+
+
+def _name_below(folder: Path, path: Path) -> KeyPath:
+    relative = path.relative_to(folder)
+    return relative.with_suffix("").parts if path.is_file() else relative.parts
+
+
+def _add_each(contents: Contents, named: list[tuple[Path, KeyPath]]) -> list[str]:
+    return [(_add_known if path.is_dir() else _add_file)(contents, path, name) for path, name in named]
 
 
 def _checkpoints(root: Path, folder: Path, depth: int, seen: list[int]) -> Iterator[Path]:
@@ -201,16 +212,26 @@ def _is_known(names: Iterable[str]) -> bool:
     return any(name == distributed.METADATA or name.endswith(ends) for name in names)
 
 
-def _add_file(contents: Contents, file: Path, path: KeyPath) -> str:
-    head = contents.files.read(file, 0, min(16, contents.files.size(file)))
+def _kind_of(files: Files, file: Path) -> str:
+    """What a file is by its first bytes; empty where it is nothing that we read."""
+    head = files.read(file, 0, min(16, files.size(file)))
     if head.startswith(b"PK"):
-        add_archive(contents, file, path)
         return "file of torch.save"
     if head.startswith(MAGIC):
-        add_legacy(contents, file, path)
         return "file of torch.save, before release 1.6"
-    if safetensors.looks_like_safetensors(head):
+    return "safetensors" if safetensors.looks_like_safetensors(head) else ""
+
+
+def _add_file(contents: Contents, file: Path, path: KeyPath) -> str:
+    kind = _kind_of(contents.files, file)
+    if kind == "file of torch.save":
+        add_archive(contents, file, path)
+    elif kind == "safetensors":
         safetensors.add_safetensors(contents, [file], path)
-        return "safetensors"
-    given = f"a file that begins with {head[:8].hex(' ') or 'nothing'}"
-    raise bad(f"{file}: kind of file", given, _ALLOWED, FORM)
+    elif kind:
+        add_legacy(contents, file, path)
+    else:
+        head = contents.files.read(file, 0, min(8, contents.files.size(file)))
+        given = f"a file that begins with {head.hex(' ') or 'nothing'}"
+        raise bad(f"{file}: kind of file", given, _ALLOWED, FORM)
+    return kind

@@ -48,8 +48,11 @@ class Progress(Protocol):
 @dataclass(frozen=True)
 class CompareRequest:
     """What is to be compared. layouts: the kinds of folders that systems know. renames: applied to the names of both.
-    only: names that one of these does not match are left out. beside: files of torch.save beside a folder's safetensors
-    belong to it, as in a folder of a training script; for two models that would compare what neither of them is."""
+    only: names that one of these does not match are left out.
+
+    Of two folders, everything in them is compared that can be read, also what lies beside a format that we know, such
+    as `optimizer.pt` beside `model.safetensors`. A file is compared with what the other folder's format has: a model
+    in one file does not lack the optimizer that lies beside the same model elsewhere."""
 
     a: Path
     b: Path
@@ -57,7 +60,11 @@ class CompareRequest:
     renames: Sequence[Rename] = ()
     only: Sequence[re.Pattern[str]] = ()
     checksums: bool = True
-    beside: bool = False
+
+    @property
+    def beside(self) -> bool:
+        """Whether what lies beside the format of a folder belongs to it."""
+        return self.a.is_dir() and self.b.is_dir()
 
 
 def compare(request: CompareRequest, progress: Progress) -> Comparison:

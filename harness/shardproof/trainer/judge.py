@@ -373,7 +373,7 @@ class Judging:
             return
         first, second = (self.directory / f"checkpoint{number}" for number in (arms.FIRST, arms.AGAIN))
         try:
-            request = CompareRequest(_file_of(first), _file_of(second), _layouts(), beside=True)
+            request = CompareRequest(_file_of(first), _file_of(second), _layouts())
             found = compare(request, SilentProgress()).found
         except UsageError:
             self.not_compared("again", wording.NO_FORMAT)

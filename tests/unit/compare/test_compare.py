@@ -13,8 +13,7 @@ import json
 import re
 import struct
 from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -408,12 +407,56 @@ def test_an_interruption_ends_it_without_a_trace(
     assert not (tmp_path / "o.json").exists()
 
 
-def test_files_of_torch_save_beside_safetensors_are_compared_where_that_is_asked_for(tmp_path: Path) -> None:
+def with_safetensors(folder: Path) -> None:
+    write_safetensors(folder / "model.safetensors", {"w": torch.arange(6.0)})
+
+
+def with_an_index(folder: Path) -> None:
+    write_safetensors(folder / "shard.safetensors", {"w": torch.arange(6.0)})
+    index = {"metadata": {}, "weight_map": {"w": "shard.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def distributed(folder: Path) -> None:
+    samples.save_dcp({"w": torch.arange(6.0)}, folder)
+
+
+def pair_with_a_moment(folder: Path, make: Callable[[Path], None], where: str) -> tuple[Path, Path]:
+    """Two folders in a known format, and beside it a file whose tensor differs."""
     for name, moment in (("a", torch.zeros(6)), ("b", torch.ones(6))):
-        (tmp_path / name).mkdir()
-        write_safetensors(tmp_path / name / "model.safetensors", {"w": torch.arange(6.0)})
-        samples.save_full({"moment": moment}, tmp_path / name / "optimizer.bin")
-    request = CompareRequest(tmp_path / "a", tmp_path / "b", ())
-    assert compare(request, SilentProgress()).equal
-    found = compare(replace(request, beside=True), SilentProgress()).found
-    assert [one.name for one in found] == ["optimizer.moment"]
+        (folder / name / where).parent.mkdir(parents=True)
+        make(folder / name)
+        if where.endswith(".safetensors"):
+            write_safetensors(folder / name / where, {"moment": moment})
+        else:
+            samples.save_full({"moment": moment}, folder / name / where)
+    return folder / "a", folder / "b"
+
+
+@pytest.mark.parametrize(
+    ("make", "where", "name"),
+    [
+        (with_safetensors, "optimizer.bin", "optimizer.moment"),
+        (with_safetensors, "optim/rank0.pt", "optim.rank0.moment"),
+        (with_an_index, "optimizer.safetensors", "optimizer.moment"),
+        (distributed, "optimizer.pt", "optimizer.moment"),
+    ],
+)
+def test_what_lies_beside_the_format_of_two_folders_is_compared(
+    tmp_path: Path, make: Callable[[Path], None], where: str, name: str
+) -> None:
+    a, b = pair_with_a_moment(tmp_path, make, where)
+    assert [one.name for one in compared(a, b).found] == [name]
+    assert compared(a, b, only=["^w$"]).equal
+
+
+def test_a_file_is_compared_with_the_format_of_a_folder_alone(tmp_path: Path) -> None:
+    a, _ = pair_with_a_moment(tmp_path, with_safetensors, "optimizer.bin")
+    assert compared(a, a / "model.safetensors").equal
+
+
+def test_a_file_beside_a_format_that_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    a, b = pair_with_a_moment(tmp_path, with_safetensors, "optimizer.bin")
+    for folder, text in ((a, "some words"), (b, "others")):
+        (folder / "optimizer.bin").write_text(text)
+    assert compared(a, b).equal

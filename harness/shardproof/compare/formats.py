@@ -165,7 +165,7 @@ def _add_known(contents: Contents, folder: Path, path: KeyPath) -> str:
 
 
 def _add_several(contents: Contents, folder: Path) -> str:
-    """Take up all checkpoints below a folder, each under its own name; one alone needs none."""
+    """Take up all checkpoints below a folder: one alone as it is, several under the names of their files or folders."""
     found = list(_checkpoints(folder, folder, 0, [0]))
     if not found:
         raise bad(f"{folder}: checkpoints in it", "none", _ALLOWED, FORM)
@@ -213,7 +213,7 @@ def _is_known(names: Iterable[str]) -> bool:
 
 
 def _kind_of(files: Files, file: Path) -> str:
-    """What a file is by its first bytes; empty where it is nothing that we read."""
+    """The format that a file has by its first bytes; empty text if it is in no format that can be read here."""
     head = files.read(file, 0, min(16, files.size(file)))
     if head.startswith(b"PK"):
         return "file of torch.save"

@@ -55,7 +55,7 @@ class Accelerate(Trainer):
     def build(self, cell: Cell) -> None:
         """Everything that a script prepares. The data has its own seed, as scripts set it once for all runs."""
         self.cell = cell
-        self.accelerator = self.on_a_cpu(cell)
+        self.accelerator = self.accelerator_of(cell)
         torch.manual_seed(cell.seed)
         model = torch.nn.Sequential(
             torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2)
@@ -77,17 +77,17 @@ class Accelerate(Trainer):
         self.drawn = -1
         self.loaded = False
 
-    def on_a_cpu(self, cell: Cell) -> Accelerator:
+    def accelerator_of(self, cell: Cell) -> Accelerator:
         """The accelerator, with what a CPU needs around it. Accelerate's own kind for several CPU processes ignores the
         plugins of FSDP without a word, so its state is told that these ranks are several devices, all of them CPUs."""
         plugin = self.plugin(cell)
         for state in (AcceleratorState, GradientState):
             state._reset_state()
-        PartialState(cpu=True)
-        if plugin is not None:
+        PartialState(cpu=cell.device == "cpu")
+        if cell.device == "cpu" and plugin is not None:
             PartialState._shared_state.update(distributed_type=DistributedType.MULTI_GPU, device=torch.device("cpu"))
         return Accelerator(
-            cpu=plugin is None,
+            cpu=cell.device == "cpu" and plugin is None,
             fsdp_plugin=plugin,
             mixed_precision=cell.precision,
             gradient_accumulation_steps=cell.accumulation,

@@ -47,9 +47,8 @@ class DDPZeRO(Trainer):
     def build(self, cell: Cell) -> None:
         """`tied` has fewer parameters than there may be ranks. Buckets are small, so that there are several."""
         self.cell = cell
-        device = "cpu" if cell.device == "cpu" else f"cuda:{cell.rank}"
         self.model = DistributedDataParallel(
-            self.probe(cell.model, cell).to(device),
+            self.probe(cell.model, cell).to(cell.device),
             bucket_cap_mb=0.0001,
             gradient_as_bucket_view=cell.gradient_as_bucket_view,
             static_graph=cell.static_graph,

@@ -72,7 +72,7 @@ class FSDP1(Trainer):
             auto_wrap_policy=ModuleWrapPolicy({type(next(model.children()))}),
             use_orig_params=cell.orig_params,
             mixed_precision=PRECISIONS[cell.precision],
-            device_id=torch.device("cpu") if cell.device == "cpu" else cell.rank,
+            device_id=torch.device("cpu") if cell.device == "cpu" else torch.cuda.current_device(),
             **({"device_mesh": mesh} if cell.kind == "dtensor" else {"process_group": groups}),
         )
         if cell.kind in ("full", "sharded", "local"):
@@ -87,7 +87,7 @@ class FSDP1(Trainer):
             loss = self.model(index)
         else:
             batch = torch.randn(4, 5, generator=torch.Generator().manual_seed(100 * index + self.cell.rank))
-            loss = self.model(batch).square().mean()
+            loss = self.model(batch.to(self.cell.device)).square().mean()
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -100,8 +100,9 @@ class Rank:
         """The cell of a session, with the process as a launcher would have left it."""
         self.cell = self._cell(op)
         self.trainer._probe = self._probe
+        local = torch.cuda.current_device() if self.cell.device == "cuda" else self.cell.rank  # ranks may share a GPU
         os.environ.update(
-            RANK=str(self.cell.rank), WORLD_SIZE=str(self.cell.world), LOCAL_RANK=str(self.cell.rank),
+            RANK=str(self.cell.rank), WORLD_SIZE=str(self.cell.world), LOCAL_RANK=str(local),
             LOCAL_WORLD_SIZE=str(self.cell.world), MASTER_ADDR="127.0.0.1",
         )  # fmt: skip
         os.environ.setdefault("MASTER_PORT", "29500")

@@ -489,3 +489,13 @@ def test_looking_changes_nothing() -> None:
         return *map(raw, model.parameters()), *map(raw, model.buffers()), torch.get_rng_state().tolist()
 
     assert run(look=True) == run(look=False)
+
+
+def test_a_model_on_the_cpu_is_told_where_the_cell_asks_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that says `cuda` of a run on the CPU would be a claim that nobody has checked."""
+    monkeypatch.setattr("shardproof.trainer.rank.found._cuda_is_in_use", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(16, dtype=torch.uint8))
+    (item,) = hidden(model=bare(3, 2))
+    assert item.name == "device"
+    assert "no parameter lies on a GPU" in item.detail
+    assert hidden(value=3) == []

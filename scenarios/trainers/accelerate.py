@@ -118,7 +118,8 @@ class Accelerate(Trainer):
         for batch in range(index * self.cell.accumulation, (index + 1) * self.cell.accumulation):
             inputs, targets = self.draw(batch)
             with self.accelerator.accumulate(self.model):
-                self.accelerator.backward(torch.nn.functional.mse_loss(self.model(inputs), targets))
+                outputs = self.model(inputs).float()  # with FSDP2 they come in bf16
+                self.accelerator.backward(torch.nn.functional.mse_loss(outputs, targets))
                 if self.accelerator.sync_gradients:
                     self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
                 self.optimizer.step()

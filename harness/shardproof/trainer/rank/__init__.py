@@ -182,7 +182,8 @@ class Probed(nn.Module):
     def forward(self, index: int) -> torch.Tensor:
         """(): the value whose derivatives are the gradients of step `index`."""
         self._probe_of_model.slot = Slot(index)
-        x = torch.zeros(1, requires_grad=True)
+        device = self._probe_of_model.scenario.device  # where parameters are used, also where they are offloaded
+        x = torch.zeros(1, device=device, requires_grad=True)
         for path in self.order:
             x = self.get_submodule(path)(x)
         return x.sum()

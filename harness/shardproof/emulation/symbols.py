@@ -175,6 +175,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "device_count": lambda: machine.devices,
     "set_device": _set_device,
     "synchronize": _constant(None),
+    "_sleep": _constant(None),
     "empty_cache": _constant(None),
     "ipc_collect": _constant(None),
     "current_stream": _constant(_DEFAULT_STREAM),

@@ -57,6 +57,7 @@ from shardproof.protocol.registry import contract_of
 from shardproof.protocol.system import RankContext, RankSystem
 from shardproof.scenario import Optimizer, Scenario
 from shardproof.schedules import SCHEDULE, lines_of_schedule
+from shardproof.torch_loop.busy import keep_busy
 from shardproof.torch_loop.streams import Streams
 from shardproof.torch_schedules import torch_schedule
 
@@ -319,6 +320,7 @@ class TorchRank:
     def update(self) -> None:
         """Step the optimizer, through the loss scaler if there is one."""
         state = self.state
+        keep_busy(self.scenario.device)
         if state.scaler:
             state.scaler.step(state.optimizer)
             state.scaler.update()

@@ -110,6 +110,7 @@ CHILD = (
     "shardproof.oracle.twin",
     "shardproof.oracle.values",
     "shardproof.mechanisms.probe_module",
+    "shardproof.torch_loop.busy",
     "shardproof.torch_loop.loop",
     "shardproof.torch_loop.streams",
     "shardproof.torch_schedules",

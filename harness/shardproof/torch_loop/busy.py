@@ -15,6 +15,6 @@ CYCLES = 20_000_000
 
 
 def keep_busy(device: str) -> None:
-    """Queue work that computes nothing on the current stream of a GPU. device: `cpu`, where nothing is done, or `cuda`."""
+    """Queue work that computes nothing on the current stream of a GPU. device: `cuda`; nothing is done on a `cpu`."""
     if device == "cuda":
         torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]

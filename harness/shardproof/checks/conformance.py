@@ -27,6 +27,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ from shardproof.scenario import AXES, Mesh, Scenario, parse_axis
 from shardproof.space.constraints import constraints_of, constraints_of_load, tabulate
 from shardproof.space.files import load_space
 from shardproof.verdict import Verdict
+from shardproof.world.devices import gpus
 from shardproof.world.job import JobOutcome
 
 WIDEST = "nightly"
@@ -220,6 +222,8 @@ def _is_raised(bench: _Bench, limit: Limit) -> Check:
         return Check(name, skipped=f"of release {scenario.version}: ask for {bench.system.name}@{scenario.version}")
     if not limit.refuses(scenario):
         return Check(name, f"it does not refuse its own scenario: {scenario}")
+    if scenario.device == "cuda" and (missing := gpus(sys.executable).reason):
+        return Check(name, skipped=missing)
     first = bench.system.accepts.refusal(scenario)
     if first is not None and first.id != limit.id:
         return Check(name, skipped=f"another limit is before it here: {first.id}")

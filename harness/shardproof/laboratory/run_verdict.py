@@ -151,6 +151,8 @@ def ranks_verdict(outcomes: Sequence[JobOutcome]) -> tuple[Verdict, Failure | No
             return Verdict.CRASH, Failure(*said)
         if outcome.died:
             rank, how = next((d for d in outcome.died if d[0] == outcome.first_failed), outcome.died[0])
+            if outcome.shared_gpus and how in _BROKE:
+                raise HarnessError(_SHARED.format(rank=rank, how=how))
             return Verdict.CRASH, Failure("died", f"rank {rank} ended without a word: {how}", rank)
         if not outcome.ok:
             raise HarnessError(f"a session failed and no rank says why: {outcome}")
@@ -165,6 +167,12 @@ def refused_in(outcomes: Sequence[JobOutcome]) -> tuple[str, int] | None:
         return None
     return first.message, first.op_index
 
+
+_BROKE = ("signal SIGSEGV", "signal SIGABRT", "signal SIGBUS")
+_SHARED = (
+    "rank {rank} ended without a word: {how}. Ranks share GPUs here, so that gloo carries their tensors through the "
+    "host, which no training does and has broken ranks (docs/gpu.md); ask on a machine with a GPU for each rank"
+)
 
 _ECHO = re.compile(r"Connection (closed|reset) by peer|Broken pipe|gloo.*(Timeout|timed out)|Timed out waiting")
 """What gloo says in a rank whose peer is gone: an echo of another rank's failure, not a failure of its own."""

@@ -115,6 +115,8 @@ def _parameters(scenario: Scenario, op: Op, told: Told, values: Values) -> dict[
     """
     if told.declined:
         raise NoTwin("the trainer calls self.probe with twin=False")
+    if scenario.device != "cpu":
+        raise NoTwin("the twin steps on a CPU, whose kernels round in another way than those of a GPU")
     if len(told.models) > 1:
         raise NoTwin("there is more than one model from self.probe")
     if not told.optimizers:

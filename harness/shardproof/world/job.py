@@ -126,6 +126,7 @@ class JobOutcome:
     * profile: (phase, seconds) in order, each of the rank that was slowest in it, for reports of where time goes.
     * observations: the observation files, one a rank.
     * stack: the Python stack of the first stuck rank.
+    * shared_gpus: some rank has died, and the ranks had less than one GPU each.
     """
 
     errors: tuple[RankError, ...]
@@ -139,6 +140,7 @@ class JobOutcome:
     profile: tuple[tuple[str, float], ...]
     observations: tuple[Path, ...]
     stack: str = ""
+    shared_gpus: bool = False
 
     @property
     def ok(self) -> bool:
@@ -165,6 +167,7 @@ class JobOutcome:
             profile=tuple((phase, seconds) for phase, seconds in message["profile"]),
             observations=tuple(Path(path) for path in message["observations"]),
             stack=message["stack"],
+            shared_gpus=message["shared_gpus"],
         )
 
 

@@ -74,7 +74,16 @@ def run_job(job: Job) -> JobOutcome:
         profile=_profile(job, board, world, started_ns, ended_ns),
         observations=tuple(job.observation(rank) for rank in range(world)),
         stack=stack,
+        shared_gpus=bool(ranks.died) and _gpus_are_shared(job, world),
     )
+
+
+def _gpus_are_shared(job: Job, world: int) -> bool:
+    if job.scenario.device != "cuda":
+        return False
+    import torch
+
+    return torch.cuda.device_count() < world
 
 
 def _fork_ranks(job: Job, world: int, board: process.Board, channel: socket.socket) -> _Ranks:

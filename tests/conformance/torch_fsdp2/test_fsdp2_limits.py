@@ -36,6 +36,10 @@ REFUSED = [
     ("reshard-divisor-tp", {"mesh": "1x4x2", "reshard_after_forward": "2"}),
     ("fused-sgd", {"optimizer": "sgd/impl=fused"}),
     ("scaler-fp16-gradients", {"dtype": "fp16", "optimizer": "adamw/loss_scale=1024.0"}),
+    (
+        "scaler-bf16-gradients-cuda",
+        {"device": "cuda", "dtype": "bf16", "optimizer": "adamw/loss_scale=1024.0"},
+    ),
     ("fp16-range", {"dtype": "fp32/param=fp16", "optimizer": "adamw/loss_scale=65536.0"}),
     ("strict-more-broadcast", {"load_model": "dense+one", "checkpoint": "full+broadcast_from_rank0"}),
     ("strict-more", {"load_model": "dense+one", "checkpoint": "full"}),

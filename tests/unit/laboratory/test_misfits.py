@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import shardproof
 from shardproof.diff import Difference
-from shardproof.errors import MisfitError
+from shardproof.errors import HarnessError, MisfitError
 from shardproof.laboratory.misfits import on_head, without_reader_misfits
 from shardproof.laboratory.run_verdict import Attempt, ranks_verdict, result_of
 from shardproof.observe.logical import Key
@@ -103,6 +103,15 @@ def test_an_unfamiliar_form_is_a_checkpoint_error() -> None:
     error = unfamiliar("checkpoint0: file common.pt", "none", "common.pt", "a checkpoint of Megatron-Core")
     assert isinstance(error, UnfamiliarError)
     assert isinstance(error, CheckpointError)
+
+
+def test_a_broken_rank_is_no_crash_of_a_library_where_ranks_share_a_gpu() -> None:
+    """Gloo carries their tensors then, which no training does; a rank that a fault has killed is still a crash."""
+    died = JobOutcome((), ((1, "signal SIGSEGV"),), 1, False, (), 0, 0.0, 0.0, (), (), shared_gpus=True)
+    with pytest.raises(HarnessError, match="a GPU for each rank"):
+        ranks_verdict([died])
+    assert ranks_verdict([replace(died, shared_gpus=False)])[0] is Verdict.CRASH
+    assert ranks_verdict([replace(died, died=((1, "signal SIGKILL"),))])[0] is Verdict.CRASH
 
 
 def test_an_error_of_our_driver_is_a_misfit_in_one_line_that_is_the_same_on_every_rank() -> None:

@@ -231,6 +231,23 @@ SCALER_FP16 = Limit(
         {"dtype": "fp16", "optimizer": "adamw/loss_scale=1024.0", "program": "train"},
     ),
 )
+SCALER_BF16 = Limit(
+    "scaler-bf16-gradients-cuda",
+    lambda s: (
+        s.optimizer.loss_scale > 0
+        and (s.device, s.dtype.storage) == ("cuda", "bf16")
+        and s.offload.fraction == 0
+        and takes_steps(s)
+    ),
+    "torch's GradScaler has no kernel on a GPU that unscales bf16 gradients",
+    "torch/amp/grad_scaler.py, _unscale_grads_",
+    LibraryError(
+        "NotImplementedError",
+        "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'",
+        "step",
+        {"device": "cuda", "dtype": "bf16", "optimizer": "adamw/loss_scale=1024.0", "program": "train"},
+    ),
+)
 FP16_RANGE = Limit(
     "fp16-range",
     lambda s: s.optimizer.loss_scale > MAX_FP16_LOSS_SCALE and "fp16" in (s.dtype.param, s.dtype.reduce),

@@ -67,8 +67,8 @@ ACCEPTS = Accepts(
     seed=Anything(),
     limits=(
         fsdp2.MIXED_GROUP, fsdp2.SCALARS, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD,
-        fsdp2.SCALER_FP16, fsdp2.FP16_RANGE, fsdp2.STRICT_MORE_BROADCAST, fsdp2.STRICT_MORE, fsdp2.STRICT_FEWER,
-        fsdp2.STRICT_FROZEN,
+        fsdp2.SCALER_FP16, fsdp2.SCALER_BF16, fsdp2.FP16_RANGE, fsdp2.STRICT_MORE_BROADCAST, fsdp2.STRICT_MORE,
+        fsdp2.STRICT_FEWER, fsdp2.STRICT_FROZEN,
         fsdp2.LEFT_OUT_THAWED,
     ),
     constraints=(

@@ -77,7 +77,7 @@ TransformerEngine#2974."""
 
 LIMITS: tuple[Limit, ...] = (
     fsdp2.MIXED_GROUP, fsdp2.SCALARS, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD,
-    fsdp2.SCALER_FP16, fsdp2.FP16_RANGE,
+    fsdp2.SCALER_FP16, fsdp2.SCALER_BF16, fsdp2.FP16_RANGE,
     Limit(
         "fused-sgd-here",
         lambda s: CONTRACT.fused(s) and s.optimizer.kind == "sgd",

@@ -18,6 +18,9 @@ from shardproof.errors import UsageError
 
 Json = Mapping[str, Any]
 
+LONGEST = 140
+"""Letters of what a run showed in one cell of the table."""
+
 
 def render_record(on_cpu: Json, on_gpu: Json) -> str:
     """A section for docs/gpu.md.
@@ -43,8 +46,11 @@ def render_record(on_cpu: Json, on_gpu: Json) -> str:
         "",
     ]
     if other:
-        rows = [(_but_device(after), _what(cpu), _what(after)) for cpu, after in other]
-        lines += [*_table(("scenario", "on the CPU", "on the GPU"), rows), ""]
+        alike: dict[tuple[str, str], list[Json]] = {}
+        for cpu, after in other:
+            alike.setdefault((_what(cpu), _what(after)), []).append(after)
+        rows = [(len(those), _varied(those, ran), *key) for key, those in alike.items()]
+        lines += [*_table(("scenarios", "what they share", "on the CPU", "on the GPU"), rows), ""]
     if confirmed := sorted({r["known_issue"] for r in ran if r["known_issue"] and not r["emulated"]}):
         lines += [f"Known issues seen with nothing emulated (`confirmed_on_gpu`): {', '.join(confirmed)}.", ""]
     return "\n".join(lines)
@@ -76,8 +82,19 @@ def _but_device(result: Json) -> str:
     return " ".join([*first, *(f"{axis}={text}" for axis, text in axes.items() if text not in ("", "0", "1", "same"))])
 
 
+def _varied(those: Sequence[Json], ran: Sequence[Json]) -> str:
+    """The axes that some scenarios have in common, of those axes that differ between all that ran on their system."""
+    near = [other["scenario"] for other in ran if other["system"] == those[0]["system"]]
+    shared = {axis: text for axis, text in those[0]["scenario"].items() if len({each[axis] for each in near}) > 1}
+    for result in those:
+        shared = {axis: text for axis, text in shared.items() if result["scenario"][axis] == text}
+    return " ".join([those[0]["system"], *(f"{axis}={text}" for axis, text in shared.items() if text)])
+
+
 def _what(result: Json) -> str:
-    return str(result["signature"]).partition(" ")[2] or str(result["verdict"])
+    said = " ".join((str(result["signature"]).partition(" ")[2] or str(result["verdict"])).split())
+    printable = "".join(letter for letter in said if letter.isprintable())
+    return printable if len(printable) <= LONGEST else f"{printable[:LONGEST]}…"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

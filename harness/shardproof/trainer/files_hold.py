@@ -42,6 +42,22 @@ class Written:
     converted: bool = False
 
 
+def not_made_by_build(
+    live: Mapping[tuple[str, str], Value], fresh: Sequence[Mapping[tuple[str, str], Value]]
+) -> dict[tuple[str, str], Value]:
+    """The live values without constants: buffers and what hangs on other objects, such as the frequencies of a position
+    embedding or a dataset, that every fresh trainer has with the same bytes. A checkpoint need not hold those.
+
+    Args:
+        fresh: what was there right after `build`, in a run that saves and in one that loads, which have other seeds.
+    """
+    return {
+        key: value
+        for key, value in live.items()
+        if key[0] not in ("buffer", "extra_state") or not fresh or any(one.get(key) != value for one in fresh)
+    }
+
+
 def written(folder: Path, live: Mapping[tuple[str, str], Value], transient: Sequence[str], ranks: int = 1) -> Written:
     """What of the live values is in no file below `folder`. transient: patterns of `ROLE NAME` that need not be. ranks:
     among how many a value may be cut; of one whose pieces would be too short to be found, nothing is claimed."""

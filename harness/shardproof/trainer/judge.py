@@ -58,7 +58,7 @@ from shardproof.trainer.arms import (
 )
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import OF_A_RANK, of_both, of_every_mesh
-from shardproof.trainer.files_hold import written
+from shardproof.trainer.files_hold import not_made_by_build, written
 from shardproof.trainer.observed import records_of
 from shardproof.trainer.rounding import PARAMS, At, beyond_rounding, rounded
 from shardproof.trainer.twin import NoTwin, Told, stepped
@@ -392,7 +392,9 @@ class Judging:
             return
         at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
         ranks = self.whole.ops[0].mesh.world
-        held = written(self.directory / f"checkpoint{arms.FIRST}", self.at(at), self.trainer.transient, ranks)
+        fresh = [self.at(one.first("build")) for one in (self.whole, self.named(arms.RESUMED)) if one is not None]
+        live = not_made_by_build(self.at(at), fresh)
+        held = written(self.directory / f"checkpoint{arms.FIRST}", live, self.trainer.transient, ranks)
         if held.converted:
             self.not_compared("written", wording.CONVERTED)
             return

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from shardproof.observe.logical import Value
 from shardproof.trainer import wording
-from shardproof.trainer.files_hold import Written, written
+from shardproof.trainer.files_hold import Written, not_made_by_build, written
 
 
 def value(seed: int, count: int = 16) -> Value:
@@ -68,3 +68,14 @@ def test_nothing_is_claimed_of_a_value_whose_pieces_are_too_short(ranks: int, mi
     (tmp_path / "a.bin").write_bytes(LIVE["param", "w"].data)
     found = written(tmp_path, {("param", "w"): LIVE["param", "w"], small: value(4, 8)}, (), ranks)
     assert (found.missing, found.looked_for) == (((small,), 2) if missing else ((), 1))
+
+
+def test_what_every_build_makes_alike_need_not_be_in_a_checkpoint() -> None:
+    """The frequencies of a position embedding, which no state dict has, and a dataset that a sampler holds."""
+    live = {("buffer", "rope.inv_freq"): value(1), ("extra_state", "rank0.loader.data"): value(2), **LIVE}
+    fresh = dict(live)
+    assert not_made_by_build(live, [fresh, fresh]) == LIVE
+    assert not_made_by_build(live, [fresh, {**fresh, ("buffer", "rope.inv_freq"): value(9)}]) == {
+        ("buffer", "rope.inv_freq"): value(1), **LIVE
+    }  # fmt: skip
+    assert not_made_by_build(live, []) == live

@@ -259,7 +259,8 @@ class Judging:
         """Report a session whose ranks disagree: pieces that overlap, or copies of one tensor with other bits."""
         if self.problems:
             self.differences += [d for d in diff({}, {}, self.problems) if d.key.role]
-            self.found.append(ArmResult(wording.AGREE, Verdict.MISMATCH.value, wording.of_problems(self.problems), ()))
+            told = wording.of_problems(self.problems, self.sessions)
+            self.found.append(ArmResult(wording.AGREE, Verdict.MISMATCH.value, told, ()))
 
     def _stateless(self) -> bool:
         """Whether the uninterrupted session ran, and nothing but random generators was found on the trainer."""
@@ -386,9 +387,7 @@ class Judging:
         self.differences += [_of_file(one, resumed.first("save")) for one in found]
 
     def _written(self) -> None:
-        if WHOLE in self.failures:
-            return
-        if all(op.checkpoint != arms.FIRST for op in self.whole.ops):
+        if WHOLE in self.failures or all(op.checkpoint != arms.FIRST for op in self.whole.ops):
             return
         at = self.saved if self.whole.first("save") >= 0 else self.whole.ops[-1].index
         ranks = self.whole.ops[0].mesh.world

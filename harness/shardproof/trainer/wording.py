@@ -13,6 +13,7 @@ from shardproof.diff import Difference
 from shardproof.observe.logical import Problem, Value
 from shardproof.program import Op
 from shardproof.result import ArmResult, Failure
+from shardproof.trainer.arms import Session
 from shardproof.trainer.described import Described
 from shardproof.trainer.every_mesh import BESIDE
 from shardproof.trainer.files_hold import Written
@@ -72,11 +73,13 @@ def _method(error: Failure, trainer: Described) -> str:
     return found
 
 
-def of_problems(problems: Sequence[Problem]) -> str:
-    """Pieces that do not make a whole."""
+def of_problems(problems: Sequence[Problem], sessions: Sequence[Session]) -> str:
+    """Pieces that do not make a whole, with the arm and the operation after which they are first seen."""
     first = problems[0]
+    where = [(session.name, op) for session in sessions for op in session.ops if op.index == first.key.op]
+    told = "".join(f"In {name}, after {_at(op)}: " for name, op in where)
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return f"The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together ({first.detail}){more}."
+    return f"{told}The ranks' pieces of {first.key.role} of {first.key.fqn} do not fit together ({first.detail}){more}."
 
 
 def of_unsteady(found: Sequence[Difference], op: Op) -> str:

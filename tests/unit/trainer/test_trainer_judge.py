@@ -289,7 +289,8 @@ def test_ranks_that_disagree_are_told(folder: Path) -> None:
             return super().blob(op, rank, state)
 
     found = Apart(simulation(folder).scenario).judged(folder)
-    assert "pieces of param of w do not fit together" in failed(found)["ranks agree"]
+    told = failed(found)["ranks agree"]
+    assert told.startswith("In uninterrupted, after step 1: The ranks' pieces of param of w do not fit together (")
 
 
 def test_a_trainer_without_state_is_unknown(folder: Path) -> None:

@@ -374,9 +374,11 @@ def _cluster(name: str, members: list[Result]) -> Cluster:
     return Cluster(name, mechanism, simplest.signature, simplest.known_issue, tuple(ordered))
 
 
-def _simplicity(result: Result) -> tuple[int, int, str]:
+def _simplicity(result: Result) -> tuple[int, int, int, str]:
+    """By its ranks, its axes that are not plain, and its options, among which are all axes of a trainer."""
     scenario = result.scenario
-    return scenario.mesh.world, len(scenario.axis_values(only_changed=True)), result.id
+    changed = scenario.axis_values(only_changed=True)
+    return scenario.mesh.world, len(changed), str(changed.get("options", "")).count("+"), result.id
 
 
 def _importance(cluster: Cluster) -> tuple[bool, int, int, str]:

@@ -58,6 +58,14 @@ def test_one_mechanism_is_one_cluster_with_its_simplest_member_first() -> None:
     assert clusters[0].simplest == samples.mismatch()
 
 
+def test_of_two_results_the_one_with_fewer_options_is_simpler() -> None:
+    """All axes of a trainer that are not plain stand in its options."""
+    few, many = samples.mismatch(options="b"), samples.mismatch(options="a+b+c+d")
+    for results in ((few, many), (many, few)):
+        (cluster,) = samples.report(*results).clusters()
+        assert cluster.simplest is few
+
+
 def test_a_known_member_never_hides_among_new_ones_nor_the_other_way_round() -> None:
     new, known = samples.hang(None), replace(samples.hang(), scenario=samples.scenario(seed="5"))
     clusters = samples.report(known, new).clusters()

@@ -375,7 +375,8 @@ def _cluster(name: str, members: list[Result]) -> Cluster:
 
 
 def _simplicity(result: Result) -> tuple[int, int, int, str]:
-    """By its ranks, its axes that are not plain, and its options, among which are all axes of a trainer."""
+    """The key that sorts a simple result first: few ranks, then few axes that are not plain, then few options, since
+    all axes of a trainer stand in one text of options."""
     scenario = result.scenario
     changed = scenario.axis_values(only_changed=True)
     return scenario.mesh.world, len(changed), str(changed.get("options", "")).count("+"), result.id

@@ -30,10 +30,7 @@ def prepared() -> tuple[Accelerator, torch.nn.Module, torch.optim.Optimizer]:
         PartialState(cpu=True)
         PartialState._shared_state.update(distributed_type=DistributedType.MULTI_GPU, device=torch.device("cpu"))
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=1,
-        state_dict_type="sharded_state_dict",
-        use_orig_params=True,
-        cpu_ram_efficient_loading=False,
+        fsdp_version=1, state_dict_type="sharded_state_dict", use_orig_params=True, cpu_ram_efficient_loading=False,
         sync_module_states=False,
     )
     accelerator = Accelerator(fsdp_plugin=plugin)

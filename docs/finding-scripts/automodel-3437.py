@@ -21,13 +21,8 @@ from nemo_automodel.components.training.rng import StatefulRNG
 def resume(rank: int, folder: str, wrong) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     config = CheckpointingConfig(
-        enabled=True,
-        checkpoint_dir=folder,
-        model_save_format="safetensors",
-        model_cache_dir="",
-        model_repo_id="",
-        save_consolidated=False,
-        is_peft=False,
+        enabled=True, checkpoint_dir=folder, model_save_format="safetensors", model_cache_dir="", model_repo_id="",
+        save_consolidated=False, is_peft=False,
     )
     keeper = Checkpointer(config, dp_rank=0, tp_rank=rank, pp_rank=0)
     rng = StatefulRNG(0, ranked=True)

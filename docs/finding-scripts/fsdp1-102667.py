@@ -15,7 +15,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 def main(rank: int, folder: str, wrong: Any) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for original in (False, True):
-        model = FullyShardedDataParallel(torch.nn.Linear(4, 4), use_orig_params=original, device_id=torch.device("cpu"))
+        model = FullyShardedDataParallel(
+            torch.nn.Linear(4, 4), use_orig_params=original, device_id=torch.device("cpu")
+        )
         FullyShardedDataParallel.set_state_dict_type(model, StateDictType.LOCAL_STATE_DICT)
         try:
             model.load_state_dict(model.state_dict())

@@ -33,15 +33,8 @@ class Model(torch.nn.Module):
 
 def seen(strategy: str, folder: str, resume: str | None = None) -> list[list[int]]:
     arguments = TrainingArguments(
-        output_dir=folder,
-        num_train_epochs=2,
-        per_device_train_batch_size=2,
-        train_sampling_strategy=strategy,
-        save_strategy="steps",
-        save_steps=6,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
+        output_dir=folder, num_train_epochs=2, per_device_train_batch_size=2, train_sampling_strategy=strategy,
+        save_strategy="steps", save_steps=6, use_cpu=True, report_to=[], disable_tqdm=True,
     )
     model = Model()
     Trainer(model=model, args=arguments, train_dataset=ROWS).train(resume_from_checkpoint=resume)

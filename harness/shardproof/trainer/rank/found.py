@@ -192,7 +192,7 @@ class Look:
             self._hide(name, "module", f"{reason}; leave it out of `state()`, or give there what can be read of it")
         locals_ = [parameter.local for parameter in self._modules.params]
         if locals_ and _cuda_is_in_use() and not any(tensor.is_cuda for tensor in locals_):
-            self._hide("device", "module", "the cell asks for cuda, and no parameter lies on a GPU: unless the trainer "
+            self._hide("device", "module", "CUDA is in use, and no parameter lies on a GPU: unless the trainer "
                        "offloads them all, what runs is a CPU; build the model on `cell.device`")  # fmt: skip
 
     def _look_at_module(self, met: Met, module: torch.nn.Module, prefix: str) -> None:

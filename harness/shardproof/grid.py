@@ -11,27 +11,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Grid:
-    """kind: `wide`, `narrow`, `cancelling`, `alternate`, `lone` or `uneven`. unit: the value of one unit, a power of
-    two."""
+    """kind: `wide`, `narrow`, `cancelling` or `alternate`. unit: the value of one unit, a power of two.
+
+    alone: when one data-parallel rank contributes for all of them. `lone`: in even iterations, to a parameter that the
+    others then leave out. `uneven`: in every microbatch behind the first, which the others do not have. Empty: never.
+    kind_alone: the kind that it then draws from.
+    parted: every tensor-parallel rank computes a part of the gradient only, and the parts have to be added up.
+    """
 
     kind: str
     unit: float
+    alone: str = ""
+    kind_alone: str = ""
+    parted: bool = False
 
 
-LONE_GRID = Grid("lone", 2.0**-4)
-"""Of a parameter that one rank alone uses: what it then contributes for all of them fits every dtype."""
+UNIT = {"wide": 2.0**-12, "alternate": 2.0**-12, "narrow": 2.0**-4, "cancelling": 2.0**-4}
+"""The value of one unit of each kind."""
 
 
-UNEVEN_GRID = Grid("uneven", 2.0**-4)
-"""Of a run in which one rank alone has a step's later microbatches, for all of them: the same."""
-
-
-PARTIAL_GRID = Grid("narrow", 2.0**-4)
-"""Of a parameter of whose gradient every tensor-parallel rank has a part: small, so that each part is as exact as it.
-"""
-
-
-def choose_grid(stage_dtypes: tuple[str, str, str], compute: str, dp: int, microbatches: int) -> Grid:
+def choose_grid(
+    stage_dtypes: tuple[str, str, str], compute: str, dp: int, microbatches: int, alone: str = "", parted: bool = False
+) -> Grid:
     """The most sensitive grid that is still exact in every declared stage.
 
     For example, gradients that are computed in bf16 and reduced in fp32 over four ranks get a `wide` grid: each rank's
@@ -42,12 +43,18 @@ def choose_grid(stage_dtypes: tuple[str, str, str], compute: str, dp: int, micro
         stage_dtypes: declared dtypes of accumulate, reduce and main gradient.
         compute: declared dtype of the forward and of the gradient it produces.
         dp: number of data-parallel ranks. microbatches: forward/backward passes a step.
+        alone: when one rank contributes for all, as in `Grid`.
+        parted: whether the gradient is also a sum over more than one tensor-parallel rank.
     """
     accumulate, reduce, main_grad = stage_dtypes
-    if accumulate == reduce == "fp32" and main_grad == "bf16" and compute != "fp16" and dp >= 3:
-        return Grid("cancelling", 2.0**-4)
-    if any(dtype != "fp32" for dtype in stage_dtypes):
-        return Grid("narrow", 2.0**-4)
-    if compute == "fp32" or dp > 1:
-        return Grid("wide", 2.0**-12)
-    return Grid("alternate", 2.0**-12) if microbatches > 1 else Grid("narrow", 2.0**-4)
+    sums_are_fp32 = accumulate == reduce == "fp32"
+    by_rank = by_one = "narrow"
+    if sums_are_fp32 and main_grad == "fp32":
+        by_batch = "alternate" if microbatches > 1 else "narrow"
+        by_rank = "wide" if compute == "fp32" or dp > 1 or parted else by_batch
+        by_one = "wide" if compute == "fp32" or parted else by_batch
+    elif sums_are_fp32 and main_grad == "bf16" and compute != "fp16" and dp >= (2 if parted else 3):
+        by_rank = "cancelling"
+    # What one rank contributes for all may be of another kind than what all do; they share the finer unit.
+    unit = min(UNIT[by_rank], UNIT[by_one]) if alone else UNIT[by_rank]
+    return Grid(by_rank, unit, alone, by_one if alone else "", parted)

@@ -24,12 +24,17 @@ declared stage (so that every partial sum is exact, in any order).
 * `cancelling`: the narrow mean, for gradients that end in bf16 after a sum in fp32. Coarse values on two ranks cancel;
   a sum in bf16 that meets one of them before a fine value loses that value. It takes three ranks; with fewer, such a
   demotion shows in no gradient.
-* `lone`: the narrow mean, for parameters that in even iterations one rank alone uses: it contributes the mean as often
-  as there are ranks, and the others nothing.
-* `uneven`: the same for every parameter where ranks have different numbers of microbatches: one rank alone has those
-  behind the first.
-* `alternate`: for one data-parallel rank, several microbatches and half-precision compute. Even microbatches have the
-  coarse values and odd ones the fine.
+* `alternate`: for one contributor, several microbatches and half-precision compute. Even microbatches have the coarse
+  values and odd ones the fine.
+
+Two things change who contributes what; neither changes the mean, and both keep it as hard to add up:
+
+* *Alone* (`Grid.alone`): one rank contributes the mean as often as there are ranks, and the others nothing. That is so
+  for a parameter which, like an expert that a router seldom chooses, one rank alone uses in even iterations (`lone`),
+  and where ranks have different numbers of microbatches (`uneven`).
+* *Parted* (`Grid.parted`): every tensor-parallel rank has a part of each data-parallel rank's gradient, as of a norm
+  under sequence parallelism. Some parts are coarse and the others fine. A library adds the parts up before or after it
+  reduces over the data-parallel ranks; either sum needs more than bf16's 8 bits.
 
 Pure numpy: used by ranks, reference and twin alike. It decides inputs, never expected results: the twin takes
 `mean_units`, ranks take `rank_units`, and a property test ties the two together.
@@ -93,45 +98,83 @@ def with_rare(values: npt.NDArray[np.float32], init_seed: int) -> npt.NDArray[np
 
 def mean_units(keys: U64, iteration: int, microbatch: int, grid: Grid) -> I64:
     """The gradient's mean over data-parallel ranks in units, shape (n,)."""
-    coarse, fine = _targets(_hash(keys, iteration, microbatch), microbatch, grid)
+    coarse, fine = _targets(_hash(keys, iteration, microbatch), microbatch, _kind_at(grid, iteration, microbatch))
     return coarse * 256 + fine
 
 
 def rank_units(keys: U64, iteration: int, microbatch: int, dp: int, grid: Grid) -> I64:
     """Every data-parallel rank's gradient in units, shape (dp, n); the mean over axis 0 is `mean_units`."""
-    hashed = _hash(keys, iteration, microbatch)
-    coarse, fine = _targets(hashed, microbatch, grid)
-    only = {"lone": lone_rank, "uneven": extra_rank}.get(grid.kind)
-    alone = only(iteration, microbatch, dp) if only else None
+    coarse, fine = _contributions(keys, iteration, microbatch, dp, grid)
+    return coarse * 256 + fine
+
+
+def part_units(keys: U64, iteration: int, microbatch: int, dp: int, tp: int, grid: Grid) -> I64:
+    """What each tensor-parallel rank has of each data-parallel rank's gradient where all have parts (`Grid.parted`), in
+    units, shape (dp, tp, n); the sum over axis 1 is `rank_units`. Each part can be divided by dp like the whole."""
+    coarse, fine = _contributions(keys, iteration, microbatch, dp, grid)
+    odd, hashed = _odd_part(dp), _hash(keys, iteration, microbatch) >> np.uint64(20)
+    kind, at = _kind_at(grid, iteration, microbatch), np.arange(tp)
+    parts = np.zeros((dp, tp, len(keys)), np.int64)
+    for rank in range(dp):
+        is_coarse = np.zeros(tp, bool)
+        if kind == "wide":  # a chequerboard: a sum over either kind of ranks adds coarse and fine values
+            is_coarse = (at + rank) % 2 == 0
+        elif coarse[rank].any():  # cancelling: in one place for both, so that their sum is small in either order
+            is_coarse = at == 0
+        parts[rank, is_coarse] = _spread(coarse[rank] // odd, int(is_coarse.sum()), hashed, 1) * (256 * odd)
+        parts[rank, ~is_coarse] = _spread(fine[rank] // odd, tp - int(is_coarse.sum()), hashed, 2) * odd
+    return np.roll(parts, iteration + microbatch, axis=1)
+
+
+def _contributions(keys: U64, iteration: int, microbatch: int, dp: int, grid: Grid) -> tuple[I64, I64]:
+    """Every data-parallel rank's gradient: the coarse part, to be multiplied by 256, and the fine one, each of shape
+    (dp, n)."""
+    hashed, kind = _hash(keys, iteration, microbatch), _kind_at(grid, iteration, microbatch)
+    coarse, fine = _targets(hashed, microbatch, kind)
+    rows = np.zeros((2, dp, len(keys)), np.int64)
+    alone = _alone(grid, iteration, microbatch, dp)
     if alone is not None:
-        alone_rows = np.zeros((dp, len(keys)), np.int64)
-        alone_rows[alone] = fine * dp
-        return alone_rows
+        rows[:, alone] = coarse * dp, fine * dp
+        return rows[0], rows[1]
     odd = _odd_part(dp)
     share = dp // odd
-    if grid.kind == "wide" and dp > 1:
-        holders = (dp + 1) // 2
-        rows = np.concatenate(
-            [
-                _spread(coarse * share, holders, hashed >> np.uint64(12), 4) * (256 * odd),
-                _spread(fine * share, dp - holders, hashed >> np.uint64(28), 4) * odd,
-            ]
-        )
-    elif grid.kind == "cancelling":
-        push = (((hashed >> np.uint64(12)) & np.uint64(7)).astype(np.int64) + 1) * (256 * odd)
-        rest = _spread(fine * share, dp - 2, hashed >> np.uint64(16), 1) * odd
-        rows = np.concatenate([push[None], rest, -push[None]])
+    ranks_coarse, ranks_fine = _holders(kind, dp, grid.parted)
+    if kind == "cancelling":
+        push = (((hashed >> np.uint64(12)) & np.uint64(7)).astype(np.int64) + 1) * odd
+        rows[0, ranks_coarse] = push, -push
+        rows[1, ranks_fine] = _spread(fine * share, _count(ranks_fine, dp), hashed >> np.uint64(16), 1) * odd
+    elif kind == "wide":
+        rows[0, ranks_coarse] = _spread(coarse * share, _count(ranks_coarse, dp), hashed >> np.uint64(12), 4) * odd
+        rows[1, ranks_fine] = _spread(fine * share, _count(ranks_fine, dp), hashed >> np.uint64(28), 4) * odd
     else:
-        total = coarse * 256 + fine
-        rows = _spread(total * share, dp, hashed >> np.uint64(12), 1) * odd
-    return np.roll(rows, iteration + microbatch, axis=0)
+        rows[0, 0] = coarse * dp  # nothing, or all of one rank's
+        rows[1] = _spread(fine * share, dp, hashed >> np.uint64(12), 1) * odd
+    rows = np.roll(rows, iteration + microbatch, axis=1)
+    return rows[0], rows[1]
 
 
-def parts_over_tp(units: I64, keys: U64, iteration: int, microbatch: int, ranks: int, tp: int) -> I64:
-    """What each tensor-parallel rank has of one of `ranks` gradients in units, (n,), of which all of them have parts;
-    (tp, n), whose sum over axis 0 is `units`. Each part can be divided by `ranks` like the whole."""
-    odd = _odd_part(ranks)
-    return _spread(units // odd, tp, _hash(keys, iteration, microbatch) >> np.uint64(20), 2) * odd
+def _holders(kind: str, dp: int, parted: bool) -> tuple[slice, slice]:
+    """Which data-parallel ranks have a coarse value and which a fine one. A rank can have both where its gradient is a
+    sum of parts, or where there is one rank."""
+    every = slice(0, dp)
+    if kind == "cancelling":
+        return slice(0, dp, dp - 1), every if parted else slice(1, dp - 1)
+    half = (dp + 1) // 2
+    return (every, every) if parted or dp == 1 else (slice(0, half), slice(half, dp))
+
+
+def _count(ranks: slice, dp: int) -> int:
+    return len(range(dp)[ranks])
+
+
+def _alone(grid: Grid, iteration: int, microbatch: int, dp: int) -> int | None:
+    """The rank that contributes for all; None where all do."""
+    rule = {"lone": lone_rank, "uneven": extra_rank}.get(grid.alone)
+    return rule(iteration, microbatch, dp) if rule else None
+
+
+def _kind_at(grid: Grid, iteration: int, microbatch: int) -> str:
+    return grid.kind if _alone(grid, iteration, microbatch, 1) is None else grid.kind_alone
 
 
 def _odd_part(number: int) -> int:
@@ -150,18 +193,18 @@ def extra_rank(iteration: int, microbatch: int, dp: int) -> int | None:
     return (iteration + microbatch) % dp if microbatch else None
 
 
-def _targets(hashed: U64, microbatch: int, grid: Grid) -> tuple[I64, I64]:
+def _targets(hashed: U64, microbatch: int, kind: str) -> tuple[I64, I64]:
     """The mean's coarse part (to be multiplied by 256) and its fine part. Fine parts are odd, so that none is lost
     without a trace."""
     coarse = (hashed & np.uint64(63)).astype(np.int64) - 32
     fine = ((hashed >> np.uint64(6)) & np.uint64(31)).astype(np.int64) * 2 - 31
     zero = np.zeros_like(coarse)
-    match grid.kind:
+    match kind:
         case "wide":
             return coarse, fine
-        case "alternate":
-            return (coarse, zero) if microbatch % 2 == 0 else (zero, fine)
-        case "narrow" | "cancelling" | "lone" | "uneven":
+        case "alternate":  # half as coarse: one rank may contribute it for up to eight, under two names
+            return (coarse // 2, zero) if microbatch % 2 == 0 else (zero, fine)
+        case "narrow" | "cancelling":
             small = (hashed & np.uint64(3)).astype(np.int64) * 2 - 3
             return zero, small
         case other:
@@ -170,6 +213,8 @@ def _targets(hashed: U64, microbatch: int, grid: Grid) -> tuple[I64, I64]:
 
 def _spread(total: I64, ranks: int, hashed: U64, deviation: int) -> I64:
     """Split `total` (n,) over `ranks` rows with zero-sum deviations of up to `deviation`: shape (ranks, n)."""
+    if not ranks:
+        return np.zeros((0, len(total)), np.int64)
     base, rest = np.divmod(total, ranks)
     rows = base + (np.arange(ranks)[:, None] < rest)
     span = np.uint64(2 * deviation + 1)

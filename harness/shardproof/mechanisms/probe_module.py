@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor, Partial
 
 from shardproof.grid import Grid
 from shardproof.models import BufferSpec, ModelSpec, ModuleSpec, NamedParam, ParamSpec, storage_dtype
-from shardproof.probe import element_keys, extra_rank, initial_values, lone_rank, parts_over_tp, rank_units, with_rare
+from shardproof.probe import element_keys, extra_rank, initial_values, lone_rank, part_units, rank_units, with_rare
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import DTypePolicy
 
@@ -113,12 +113,12 @@ class Probe:
         named, grid = self.spec.param(fqn), self._grid(fqn)
         keys = element_keys(fqn, named.spec.shape, self.scenario.seed)
         ranks, sharers = self._ranks(fqn)
-        units = rank_units(keys, self.slot.iteration, self.slot.microbatch, ranks, grid) * sharers
-        own = units[self.mesh.dp_index(self.rank) // sharers]
-        if self._has_part(named.spec):
-            slot, at = self.slot, self.mesh.coordinate(self.rank)[2]
-            own = parts_over_tp(own, keys, slot.iteration, slot.microbatch, ranks, self.mesh.tp)[at]
-        values = (own * grid.unit).reshape(named.spec.shape)
+        step, contributor = (self.slot.iteration, self.slot.microbatch), self.mesh.dp_index(self.rank) // sharers
+        if grid.parted:
+            own = part_units(keys, *step, ranks, self.mesh.tp, grid)[contributor, self.mesh.coordinate(self.rank)[2]]
+        else:
+            own = rank_units(keys, *step, ranks, grid)[contributor]
+        values = (own * sharers * grid.unit).reshape(named.spec.shape)
         if self._poisons(trainable) and values.size:
             self.poisoned = True
             if self.mesh.dp_index(self.rank) == 0:
@@ -131,7 +131,7 @@ class Probe:
     def term(self, fqn: str, param: torch.Tensor) -> torch.Tensor:
         """⟨p, g_p⟩ of one use of a parameter in the current slot; a scalar. Records the parameter as it is now."""
         local = local_part(param)
-        if isinstance(param, DTensor) and self._has_part(self.spec.param(fqn).spec):
+        if isinstance(param, DTensor) and self._grid(fqn).parted:
             local = param.to_local(grad_placements=[Partial()])
         self.record(fqn, local)
         gradient = self.gradient(fqn, local, param.requires_grad)
@@ -149,10 +149,6 @@ class Probe:
         if self.scenario.grad_sync != "uneven":
             return True
         return extra_rank(iteration, microbatch, self.mesh.dp) in (None, self.mesh.dp_index(self.rank))
-
-    def _has_part(self, spec: ParamSpec) -> bool:
-        """Whether this rank has a part of a gradient that other tensor-parallel ranks have parts of."""
-        return spec.partial and self.mesh.tp > 1
 
     def _poisons(self, trainable: bool) -> bool:
         return self.slot.overflow and self.slot.microbatch == 0 and trainable and not self.poisoned

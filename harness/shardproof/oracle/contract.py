@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from shardproof.axes_read import by_axes
-from shardproof.grid import LONE_GRID, PARTIAL_GRID, UNEVEN_GRID, Grid, choose_grid
+from shardproof.grid import Grid, choose_grid
 from shardproof.loading import scenario_during
 from shardproof.models import ModelSpec, ModuleSpec, NamedParam, ParamSpec, model_spec, storage_dtype
 from shardproof.oracle.inputs import (
@@ -265,16 +265,11 @@ class Contract:
 
     def gradient_grid(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> Grid:
         """The exact grid that a parameter's gradients are drawn from on a mesh."""
-        if spec.idle == "others":
-            return LONE_GRID
-        if scenario.grad_sync == "uneven":
-            return UNEVEN_GRID
-        if spec.partial:
-            return PARTIAL_GRID
         stage = self.stages(scenario, spec, mesh)
+        alone = "lone" if spec.idle == "others" else "uneven" if scenario.grad_sync == "uneven" else ""
         return choose_grid(
             (stage.accumulate, stage.reduce, stage.main_grad), stage.compute,
-            gradient_ranks(scenario, spec, mesh.dp), scenario.microbatches,
+            gradient_ranks(scenario, spec, mesh.dp), scenario.microbatches, alone, spec.partial and mesh.tp > 1,
         )  # fmt: skip
 
     def has_scales(self, scenario: Scenario) -> bool:

@@ -25,13 +25,11 @@ from shardproof.scenario import Mesh
 @dataclass(frozen=True)
 class Source:
     """Parameters of a flat buffer whose gradients are drawn from one grid. experts: ranks share these parameters out,
-    and those that do contribute one gradient between them. partial: of some of them tensor-parallel ranks have parts of
-    the gradient."""
+    and those that do contribute one gradient between them."""
 
     names: tuple[str, ...]
     grid: Grid
     experts: bool
-    partial: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +122,7 @@ def _sources(layout: FlatLayout, build: Build) -> Iterator[Source]:
             if grid := build.by_name[name].gradient:
                 by_grid.setdefault(grid, []).append(name)
         for grid, own in by_grid.items():
-            partial = any(layout.catalogue.model.param(name).spec.partial for name in own)
-            yield Source(tuple(own), grid, experts, partial)
+            yield Source(tuple(own), grid, experts)
 
 
 @lru_cache(maxsize=LAYOUTS)
@@ -183,21 +180,22 @@ def contributions(
     elements + 1): the sum over a parameter's uses; zero for other parameters, for padding and for those that are idle.
 
     Args:
-        step: iteration and microbatch. at: over how many tensor-parallel ranks gradients are partial that can be, and
-            which of them it is.
+        step: iteration and microbatch. at: where the grid is parted, the number of tensor-parallel ranks that have a
+            part, and which of them it is.
     """
     total = np.zeros((ranks, catalogue.padding + 1), np.float32)
     drawn = [(name, use) for name in names for use in catalogue.uses[name]]
     if drawn:
         keys = np.concatenate([catalogue.keys[use] for _, use in drawn])
-        units = probe.rank_units(keys, *step, ranks, grid)
+        units = (
+            probe.part_units(keys, *step, ranks, at[0], grid)[:, at[1]]
+            if grid.parted
+            else probe.rank_units(keys, *step, ranks, grid)
+        )
         start = 0
         for name, use in drawn:
             own = units[:, start : start + catalogue.keys[use].size]
             start += own.shape[1]
-            if at[0] > 1 and catalogue.model.param(name).spec.partial:
-                parts = [probe.parts_over_tp(row, catalogue.keys[use], *step, ranks, at[0])[at[1]] for row in own]
-                own = np.stack(parts)
             if name not in idle:
                 total[:, catalogue.offset[name] : catalogue.offset[name] + own.shape[1]] += own
     total *= np.float32(grid.unit)
@@ -224,7 +222,7 @@ def gradients(
     total = np.zeros((0 if blueprint.sources else dp, layout.element.size), np.float32)
     for source in blueprint.sources:
         ranks = dp // expert_parallel if source.experts else dp
-        at = (layout.mesh.tp, blueprint.tp_index) if source.partial else (1, 0)
+        at = (layout.mesh.tp, blueprint.tp_index) if source.grid.parted else (1, 0)
         own = contributions(layout.catalogue, names, idle, step, ranks, source.grid, at)[:, layout.element]
         own = own if ranks == dp else own.repeat(dp // ranks, axis=0)
         total = np.where(layout.catalogue.belongs_to(source.names, layout.element), own, total) if len(total) else own

@@ -26,7 +26,7 @@ from shardproof.reference.schedule import advanced
 from shardproof.reference.state import Session, Shards
 from shardproof.reference.streams import after_a_forward
 
-STAGES = ("compute", "accumulate", "reduce", "main_grad", "state")
+STAGES = ("compute", "accumulate", "reduce", "tp", "main_grad", "state")
 
 
 class Trainer:
@@ -221,7 +221,8 @@ class Trainer:
         for shards, mask in zip(self.session.shards, masks, strict=True):
             assert shards.reduced is not None
             shards.reduced = shards.reduced.copy()
-            shards.reduced[:, mask] = total[:, shards.layout.shard_element[mask]]
+            whole = total[:, shards.layout.shard_element[mask]]
+            shards.reduced[:, mask] = self.cast_to_stage("tp", whole, shards.stages.reduce)
 
     def finish_gradients(self, scale: float) -> None:
         """Cast the reduced gradients to what the optimizer takes and undo the loss scale."""

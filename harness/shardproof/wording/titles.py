@@ -77,6 +77,7 @@ PHRASES = {
     "setting_changed": "{When} changed what a param group holds: {what}",
     "group_members": "{When} rebuilt the param groups differently",
     "other_dtype": "{When} left {what} in {observed} instead of {expected}",
+    "narrowed_parts": "{When} added tensor-parallel parts of {what} up in a narrower dtype",
     "narrowed": "{When} rounded {what} to a narrower dtype",
     "partly_narrowed": "{When} rounded some elements of {what} to a narrower dtype",
     "no_gradient": "{When} had no gradient for {what}",

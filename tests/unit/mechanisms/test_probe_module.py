@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from shardproof.grid import LONE_GRID, PARTIAL_GRID, choose_grid
+from shardproof.grid import choose_grid
 from shardproof.mechanisms.probe_module import Probe, ProbeRoot, Slot, build_model, tensor_bytes
 from shardproof.models import ZOO, ModelSpec, model_spec
 from shardproof.probe import element_keys, initial_values, rank_units
@@ -32,8 +32,8 @@ def backward(root: ProbeRoot) -> None:
 
 def grid_gradient(probe: Probe, fqn: str) -> torch.Tensor:
     spec = probe.spec.param(fqn).spec
-    shape, grid = spec.shape, choose_grid(("fp32",) * 3, "fp32", probe.mesh.dp, 1)
-    grid = LONE_GRID if spec.idle == "others" else PARTIAL_GRID if spec.partial else grid
+    shape, alone = spec.shape, "lone" if spec.idle == "others" else ""
+    grid = choose_grid(("fp32",) * 3, "fp32", probe.mesh.dp, 1, alone)
     units = rank_units(element_keys(fqn, shape, 0), probe.slot.iteration, probe.slot.microbatch, probe.mesh.dp, grid)
     return torch.tensor(units[probe.rank] * grid.unit).reshape(shape).float()
 

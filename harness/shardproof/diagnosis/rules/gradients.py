@@ -85,17 +85,17 @@ def _known_factors(context: Context, index: int) -> Iterator[tuple[str, float]]:
 
 def missing_contribution(difference: Difference, context: Context) -> Finding | None:
     """The gradient is the exact sum of some contributions only (DS-7981, DS-7985, AM-3135)."""
-    return _assembled(difference, context, _partial_sums)
+    return assembled(difference, context, _partial_sums)
 
 
 def reduced_twice(difference: Difference, context: Context) -> Finding | None:
     """The gradient was averaged, and what came out was reduced, or added to, once more (MLM-6357, MLM-6660)."""
-    return _assembled(difference, context, _second_reductions)
+    return assembled(difference, context, _second_reductions)
 
 
 def narrowed_sum(difference: Difference, context: Context) -> Finding | None:
     """The gradient is what comes out if contributions are added in a narrower dtype (AM-2484, PT-186998)."""
-    return _assembled(difference, context, _narrow_sums) if _is_roughly_right(difference, context) else None
+    return assembled(difference, context, _narrow_sums) if _is_roughly_right(difference, context) else None
 
 
 def _is_roughly_right(difference: Difference, context: Context) -> bool:
@@ -112,7 +112,7 @@ def _is_roughly_right(difference: Difference, context: Context) -> bool:
     return not np.isfinite(off).all() or bool((off <= allowed).all())
 
 
-def _assembled(
+def assembled(
     difference: Difference, context: Context, hypotheses: Callable[[Floats, Mesh], Iterator[tuple[str, Floats]]]
 ) -> Finding | None:
     """The first hypothesis that gives every deviating element its bits.
@@ -143,17 +143,17 @@ def _assembled_and_clipped(
     too. None where the right gradient is, times a factor: then only the norm was wrong."""
     key, got = difference.key, as_numbers(pair.observed).astype(np.float64)
     close, right = CLIPPED[pair.expected.dtype], every.sum(axis=(0, 1)) / every.shape[1]
-    if _times_a_factor(right[None], got, close) or len(np.unique(got)) <= DISTINCT:
+    if times_a_factor(right[None], got, close) or len(np.unique(got)) <= DISTINCT:
         return None
     factors = [] if pair.expected.dtype in HALF else _clipping_factors(key, right, context)
     for name, values in hypotheses:
-        if _times_a_factor(values, got, close) or any(_each_times(f, values, got, close) for f in factors):
+        if times_a_factor(values, got, close) or any(_each_times(f, values, got, close) for f in factors):
             clause = f"{tensor(key)} is {name}, and was clipped, after {context.op_name(key.op)}"
             return Finding("likely", clause, {"name": key.fqn, "is": name})
     return None
 
 
-def _times_a_factor(alternatives: Floats, got: Floats, close: float) -> bool:
+def times_a_factor(alternatives: Floats, got: Floats, close: float) -> bool:
     """Whether one of some alternatives, each of shape (numel,), is a gradient but for one factor."""
     for values in alternatives:
         there = values != 0
@@ -272,7 +272,7 @@ def _narrow_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
             single = every.astype(dtype).astype(np.float64)
             yield f"the average of contributions rounded to {name}", single.sum(axis=(0, 1))[None] / mesh.dp
             for what, ranks in (("reduced", every.sum(axis=0)), ("accumulated and reduced", accumulated)):
-                yield f"{what} in {name}", _averaged(_reduced_in(ranks, dtype), dtype, mesh)
+                yield f"{what} in {name}", _averaged(reduced_in(ranks, dtype), dtype, mesh)
                 within = _averaged(_reduced_in_replicas(ranks, dtype, mesh), dtype, mesh)
                 yield f"{what} in {name} within replicas", within
             once = _rounded(every.sum(axis=(0, 1))[None], dtype)
@@ -288,7 +288,7 @@ def _reduced(ranks: Floats, dtype: np.dtype[Any], mesh: Mesh) -> Floats:
     """The averages over the ranks of one microbatch, by every order of adding; the sums rounded after each addition, or
     once, or the average."""
     whole = ranks.sum(axis=0)[None]
-    sums = [_reduced_in(ranks, dtype), _reduced_in_replicas(ranks, dtype, mesh), _rounded(whole, dtype)]
+    sums = [reduced_in(ranks, dtype), _reduced_in_replicas(ranks, dtype, mesh), _rounded(whole, dtype)]
     return np.concatenate([*(_averaged(each, dtype, mesh) for each in sums), _rounded(whole / mesh.dp, dtype)])
 
 
@@ -306,12 +306,12 @@ def _rounded(values: Floats, dtype: np.dtype[Any]) -> Floats:
 def _reduced_in_replicas(ranks: Floats, dtype: np.dtype[Any], mesh: Mesh) -> Floats:
     """The sum over each replica's ranks, rounded after every addition, then that of the replicas' sums: exact, or
     rounded too. Shape (alternatives, numel)."""
-    replicas = [_reduced_in(own, dtype) for own in ranks.reshape(mesh.dp_replicate, mesh.dp_shard, -1)]
+    replicas = [reduced_in(own, dtype) for own in ranks.reshape(mesh.dp_replicate, mesh.dp_shard, -1)]
     exact: Floats = np.sum(replicas, axis=0)
     return np.concatenate([exact, exact.astype(dtype).astype(np.float64)])
 
 
-def _reduced_in(ranks: Floats, dtype: np.dtype[Any]) -> Floats:
+def reduced_in(ranks: Floats, dtype: np.dtype[Any]) -> Floats:
     """The sum over ranks, rounded after every addition: a ring adds each of its chunks from another rank on, in one
     direction. Shape (alternatives, numel)."""
     sums = []
@@ -387,11 +387,11 @@ def _kept_and_clipped(difference: Difference, context: Context, pair: Pair) -> F
         return None
     close = CLIPPED[pair.expected.dtype]
     total = _average(key.fqn, steps[0], context)
-    if _times_a_factor(total[None], got, close):
+    if times_a_factor(total[None], got, close):
         return None  # only the norm was wrong
     for op in steps[1:]:
         total = total + _average(key.fqn, op, context)
-        if _times_a_factor(total[None], got, close):
+        if times_a_factor(total[None], got, close):
             clause = f"{tensor(key)} after {context.op_name(key.op)} contains the gradients since "
             clause += f"{context.op_name(op.index)}, and was clipped"
             return Finding("likely", clause, {"name": key.fqn, "since_op": op.index})

@@ -6,11 +6,9 @@ from __future__ import annotations
 import numpy as np
 
 from shardproof.diagnosis.explanation import Context, Finding, Rule, tensor
+from shardproof.diagnosis.rules.gradients import CLIPPED
 from shardproof.diagnosis.rules.pieces import wrong_coordinates
 from shardproof.diff import Difference, as_numbers
-
-ALIKE = 2.0**-6
-"""How far, relative to each other, the factors may lie apart by which clipping scaled gradients of any dtype."""
 
 
 def replicas_diverged(difference: Difference, context: Context) -> Finding | None:
@@ -48,7 +46,7 @@ def norm_of_a_part(difference: Difference, context: Context) -> Finding | None:
 def clipped_alike(index: int, context: Context) -> bool:
     """Whether the gradients of a step are what they must be but for one common factor, or were not observed: then a
     wrong norm is a mistake of its own, and no consequence of theirs."""
-    factors = []
+    factors, close = [], 0.0
     for key, expected in context.expected.items():
         observed = context.observed.get(key) if key[:3] == (index, "live", "grad") else None
         if observed is None or (observed.dtype, observed.shape) != (expected.dtype, expected.shape):
@@ -58,8 +56,9 @@ def clipped_alike(index: int, context: Context) -> bool:
         if (got[~there] != 0).any():
             return False
         factors.append(got[there] / wanted[there])
+        close = max(close, CLIPPED[expected.dtype])
     every = np.concatenate(factors) if factors else np.ones(1)
-    return not every.size or bool(np.ptp(every) <= ALIKE * np.abs(every).max())
+    return not every.size or bool(np.ptp(every) <= close * np.abs(every).max())
 
 
 def bad_partition(difference: Difference, context: Context) -> Finding | None:

@@ -370,6 +370,10 @@ BOUNDARY: dict[str, BoundaryFault] = {
             "boundary.collective-lost", "no rank makes its first collective, and all go on", "mismatch",
             collectives.at_collective(collectives.dropped, everywhere=True),
         ),
+        BoundaryFault(
+            "boundary.collective-narrow", "every sum of fp32 values over ranks is rounded to bf16", "mismatch",
+            collectives.narrow_sums,
+        ),
         _numbered(
             "boundary.collective-reorder", "two collectives that are under way at once end in the other order", "pass",
             reorder.exchanged,

@@ -147,6 +147,32 @@ def dropped(one: Collective) -> Any:
     return _ended() if alone else (one.args[0], _ended())
 
 
+def narrow_sums(act: Callable[[], None], op: Op, context: RankContext, system: RankSystem) -> None:
+    """Rounds what every reduction of fp32 values gives in a rank's steps to bf16, as a library does that adds up in
+    another dtype than it says. It shows whether the gradients of a scenario would tell."""
+    import torch
+
+    def meet(one: Collective) -> Any:
+        made = one.make()
+        if "reduce" not in one.func.__name__:
+            return made
+        made = _finished(made)
+        for received in _received(made, one.args):
+            rounded = received.detach().bfloat16().float()
+            if received.dtype is torch.float32 and not torch.equal(rounded, received):
+                with torch.no_grad():
+                    received.copy_(rounded)
+                one.struck()
+        return made
+
+    if op.kind != "step":
+        act()
+        return
+    context.event_occurred()
+    with meeting(meet, context):
+        act()
+
+
 def _finished(made: Any) -> Any:
     """The same when the collective has ended, with a handle that has ended too: operators of c10d give their handle
     last, and gloo's writes the result of a reduce-scatter anew whenever somebody waits for it. Functional ones give the

@@ -268,7 +268,8 @@ def _narrow_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
         with np.errstate(over="ignore"):
             for batch in every:
                 accumulated = (accumulated + batch).astype(dtype).astype(np.float64)
-            yield f"accumulated over microbatches in {name}", accumulated.sum(axis=0)[None] / mesh.dp
+            if len(every) > 1:
+                yield f"accumulated over microbatches in {name}", accumulated.sum(axis=0)[None] / mesh.dp
             single = every.astype(dtype).astype(np.float64)
             yield f"the average of contributions rounded to {name}", single.sum(axis=(0, 1))[None] / mesh.dp
             for what, ranks in (("reduced", every.sum(axis=0)), ("accumulated and reduced", accumulated)):

@@ -6,7 +6,7 @@ which names the grid, needs no numpy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,15 @@ class Grid:
     alone: when one data-parallel rank contributes for all of them. `lone`: in even iterations, to a parameter that the
     others then leave out. `uneven`: in every microbatch behind the first, which the others do not have. Empty: never.
     kind_alone: the kind that it then draws from.
-    parted: every tensor-parallel rank computes a part of the gradient only, and the parts have to be added up.
+    parted: every tensor-parallel rank computes a part of the gradient only, and the parts have to be added up. It
+    changes what ranks contribute, and no mean: two grids that differ in nothing else are equal.
     """
 
     kind: str
     unit: float
     alone: str = ""
     kind_alone: str = ""
-    parted: bool = False
+    parted: bool = field(default=False, compare=False)
 
 
 UNIT = {"wide": 2.0**-12, "alternate": 2.0**-12, "narrow": 2.0**-4, "cancelling": 2.0**-4}

@@ -168,7 +168,7 @@ def _count(ranks: slice, dp: int) -> int:
 
 
 def _alone(grid: Grid, iteration: int, microbatch: int, dp: int) -> int | None:
-    """The rank that contributes for all; None where all do."""
+    """The data-parallel rank that contributes the gradients of all; None where each contributes its own."""
     rule = {"lone": lone_rank, "uneven": extra_rank}.get(grid.alone)
     return rule(iteration, microbatch, dp) if rule else None
 

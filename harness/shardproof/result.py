@@ -78,6 +78,9 @@ class Evidence(NamedTuple):
     text: str
 
 
+LATER = "later"
+"""In the place of an operation's kind: of the aftermath."""
+
 BY_CURE, BY_RELEASE, BY_FACE, IN_PART = "cure", "release", "face", "part"
 """How a failure is known: it passes with the defects cured; it passes on the release that repaired them; it only looks
 like them, since one of them has no cure that applies; it looks like them, and something new fails once they are cured.
@@ -230,6 +233,18 @@ class Result:
         first = min((d.key.op for d in self.differences), default=None)
         seen = self._first_of_arms if self.arms else (first,)
         return tuple(sorted({describe(d) for d in self.differences if d.key.op not in seen}))
+
+    def differences_of(self, item: Evidence) -> list[Difference]:
+        """The differences that a piece of evidence stands for; with `LATER` for its operation, one of the aftermath."""
+        first = min((d.key.op for d in self.differences), default=None)
+        seen = self._first_of_arms if self.arms else (first,)
+        return [
+            d
+            for d in self.differences
+            if (item.op == LATER) == (d.key.op not in seen)
+            and describe(d) == item.text
+            and item.op in (LATER, self.kind_of(d.key.op))
+        ]
 
     def kind_of(self, op: int | None) -> str:
         """The kind of an operation of the program; empty for none."""

@@ -209,12 +209,12 @@ def columns() -> int:
     return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
 
 
-def that_count(issues: KnownIssues, plan: Plan, faults: Sequence[str]) -> KnownIssues:
-    """Those of known issues that count as known: all in walks, none for scenario files and planted faults, which report
-    their plain verdicts."""
+def that_count(issues: KnownIssues, plan: Plan, faults: Sequence[str], asked: bool) -> KnownIssues:
+    """Those of known issues that count as known: all in walks, and where it is asked for. Else none for scenario files
+    and planted faults, which report their plain verdicts."""
     from shardproof.issues.known_issues import KnownIssues
 
-    return KnownIssues() if faults or not plan.is_walk else issues
+    return issues if asked or (plan.is_walk and not faults) else KnownIssues()
 
 
 def shipped_issues() -> KnownIssues:

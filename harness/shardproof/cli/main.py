@@ -128,12 +128,14 @@ def cli() -> None:
 )
 @options.json
 @options.junit
+@click.option("--known", is_flag=True, help="Count known issues for scenario files and planted faults too.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, and a report only if the run does not exit with 0.")
 def run(
     names: tuple[str, ...], systems: tuple[str, ...], sets: tuple[str, ...], strength: str | None,
     sample: int | None, seed: int, faults: tuple[str, ...], shard: str | None, plugins: tuple[str, ...],
     jobs: int | None, deadline_s: float, device: str | None, python: str | None, clones: tuple[str, ...], executor: str,
-    ray_address: str | None, out: Path | None, json_file: Path | None, junit_file: Path | None, quiet: bool,
+    ray_address: str | None, out: Path | None, json_file: Path | None, junit_file: Path | None, known: bool,
+    quiet: bool,
 ) -> int:  # fmt: skip
     """Run scenarios: a NAME of `scenarios/` (default: smoke) or scenario files.
 
@@ -144,6 +146,7 @@ def run(
     shardproof run bug.toml --system megatron-core@0.14.0 --system megatron-core@path:../Megatron-LM
     shardproof run bug.toml --set optimizer=adamw/impl=forloop,adamw/impl=fused
     shardproof run bug.toml --device cuda
+    shardproof run regressions/torch-fsdp2-164929 --fault boundary.memory-param --known
     shardproof run nightly --executor ray --ray-address 10.0.0.7:6379
     """
     from shardproof.folders import folder_of, point_latest
@@ -164,7 +167,7 @@ def run(
     preflight.use_clones(clones)
     others = {
         "set": sets, "strength": strength, "sample": sample, "seed": seed, "fault": faults, "plugin": plugins,
-        "device": device, "python": python,
+        "device": device, "python": python, "known": "on" if known else "",
     }  # fmt: skip
     folder = out or folder_of(names, systems, shard, others)
     arguments.require_output_files(folder, json=json_file, junit=junit_file)
@@ -183,7 +186,7 @@ def run(
         plugins=modules,
         python=python,
         releases=releases,
-        known=arguments.that_count(issues, plan, faults),
+        known=arguments.that_count(issues, plan, faults, known),
         issues=issues,
         json=json_file,
         junit=junit_file,

@@ -23,6 +23,8 @@ The file (`issues.toml` of a system):
     op = "load"                              # kind of the operation that shows it; a list if there are several
     evidence = ["exp_avg dtype", "exp_avg_sq dtype"]       # `ROLE KIND`, all that may differ there
     aftermath = ["exp_avg bits", "param bits"]             # optional: what may differ at later operations
+    params = ["frozen"]                                    # optional: what the parameters are that differ
+    values = ["nan"]                                       # optional: what was found where bits differ
     axes = { offload = "cpu*", dtype = ["bf16", "mixed"] } # optional; shell patterns
     when = "owns_nothing"                    # optional; a predicate of the system's, by name
 
@@ -30,6 +32,10 @@ An entry with `behind` names defects that end every scenario before this one can
 matches nothing; it is kept for the reader. Only on a head where those are cured and its own cure no longer fits does
 it show, and then its scenario tells it (`shardproof.laboratory.witness`). The further keys of an entry, which only that
 reader needs, are those of harness/shardproof/issues/findings.py.
+
+`params` and `values` (`PARAMS`, `VALUES`) narrow an entry that has no cure, so that only its face can tell it: a bit
+that flips in memory has the roles of many defects, but another value in another parameter. For the same reason a
+pattern whose kind is `*` is not one of copies that differ between ranks: `replica_conflict` must be named.
 
 For a crash the evidence is `TYPE: first line of the message at FILE, FUNCTION`, e.g. `RuntimeError: size of
 tensor*`, with numbers written as N; for a hang `deadline: *`. Patterns are shell patterns (`*`, `?`, `[abc]`).
@@ -42,9 +48,10 @@ which GPU it was seen without.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from math import isclose, nan
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -52,23 +59,60 @@ from packaging.version import Version
 from shardproof.errors import UsageError
 from shardproof.issues.cures import cure_of
 from shardproof.issues.upstream_evidence import NOVELTY_KEYS, Novelty, novelty_of
+from shardproof.models import ParamSpec, model_spec
 from shardproof.program import FIT, KINDS, SHOWS_IN
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
+from shardproof.result import LATER, Evidence
 from shardproof.scenario import AXES, Scenario, parse_axis
 from shardproof.tables import Table, load_toml, text_of
 from shardproof.verdict import Verdict
 from shardproof.versions import before, split_cures
 
 if TYPE_CHECKING:
-    from shardproof.result import Evidence, Result
+    from shardproof.diff import Difference
+    from shardproof.result import Result
 
 _TEXTS = ("id", "what", "library_line", "since", "scenario")
 _STORY = ("fixed", "severity", "cause", "behind", "releases", "part", "detail")
 ISSUE_KEYS = (*_TEXTS, "match", "confirmed_on_gpu", *NOVELTY_KEYS, *_STORY)
 """Keys of an entry. Those behind `fixed` are for the reader of docs/findings.md:
 harness/shardproof/issues/findings.py."""
+
+
+CONFLICT = "replica_conflict"
+
+PARAMS: Mapping[str, Callable[[ParamSpec], bool]] = {
+    "frozen": lambda spec: spec.trainable == "no",
+    "later": lambda spec: spec.trainable == "later",
+    "unused": lambda spec: not spec.used,
+    "idle": lambda spec: bool(spec.idle),
+    "expert": lambda spec: spec.ep_dim is not None,
+    "partial": lambda spec: spec.partial,
+    "island": lambda spec: spec.island,
+    "replicated": lambda spec: spec.tp_dim is None,
+}
+"""What a parameter can be that a defect concerns: frozen for good or until the program unfreezes it, used by no forward
+or by some, an expert, one of whose gradient tensor-parallel ranks have parts, kept in fp32, or whole on all of them."""
+
+VALUES: Mapping[str, Callable[[Difference], bool]] = {
+    "nan": lambda difference: difference.nan_mismatches == difference.mismatched,
+    "zero": lambda difference: _first(difference.observed_first) == 0,
+    "rounded": lambda difference: isclose(
+        _first(difference.observed_first), _first(difference.expected_first), rel_tol=2.0**-6, abs_tol=2.0**-13
+    ),
+}
+"""What can be found where bits differ: NaN in every such element; or in the first of them zero, or what it must be but
+for a rounding in a narrower dtype."""
+
+
+def _first(shown: str) -> float:
+    """The number of an element as a difference shows it, which its bits follow."""
+    try:
+        return float(shown.partition(" ")[0])
+    except ValueError:
+        return nan
 
 
 @dataclass(frozen=True)
@@ -80,6 +124,7 @@ class Pattern:
     * axes: axis → shell patterns of its canonical text, one of which must match.
     * aftermath: shell patterns of what may differ at later operations.
     * when: name of a predicate of the system's; empty for none.
+    * params, values: names in `PARAMS` and `VALUES`, one of which must fit each difference; empty for any.
     """
 
     ops: tuple[str, ...]
@@ -87,6 +132,8 @@ class Pattern:
     axes: Mapping[str, tuple[str, ...]]
     aftermath: tuple[str, ...] = ()
     when: str = ""
+    params: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
 
     def applies(self, scenario: Scenario, ran: str = "") -> bool:
         """Whether the scenario lies in the pattern's axes.
@@ -106,6 +153,16 @@ class Pattern:
         any."""
         placed = item.op in self.ops or (not item.op and item.text.startswith("died: "))
         return placed and _any_match(item.text, self.evidence)
+
+    def fits(self, difference: Difference | None, scenario: Scenario) -> bool:
+        """Whether a difference is of such a parameter, and of such a value. What is no difference is."""
+        if difference is None or not (self.params or self.values):
+            return True
+        spec = next((p.spec for p in model_spec(scenario.model).params if p.fqn == difference.key.fqn), None)
+        if spec is not None and self.params and not any(PARAMS[name](spec) for name in self.params):
+            return False
+        bits = difference.kind == "bits" and self.values
+        return not bits or any(VALUES[name](difference) for name in self.values)
 
 
 @dataclass(frozen=True)
@@ -163,11 +220,17 @@ class KnownIssues:
             and issue.match.applies(result.scenario, result.version)
             and not (result.cured and issue.cure in result.cured)
         ]
-        found = [next((i for i in able if i.match.covers(item)), None) for item in result.evidence]
-        followed = tuple(pattern for issue in found if issue for pattern in issue.match.aftermath)
-        if None in found or not all(_any_match(text, followed) for text in result.aftermath):
+        chosen: dict[str, KnownIssue] = {}
+        for item in result.evidence:
+            facing = [issue for issue in able if issue.match.covers(item)]
+            for difference in result.differences_of(item) or (None,):
+                found = next((i for i in facing if i.match.fits(difference, result.scenario)), None)
+                if found is None:
+                    return None
+                chosen[found.id] = found
+        if not all(_follows(text, chosen.values(), result) for text in result.aftermath):
             return None
-        return "+".join(dict.fromkeys(issue.id for issue in found if issue))
+        return "+".join(chosen)
 
     def without(self, issue: KnownIssue) -> KnownIssues:
         """The same entries, with one entry removed."""
@@ -294,7 +357,7 @@ def _with_match(entry: Table) -> Table:
 
 
 def _pattern(table: Table, system: System) -> Pattern:
-    table.only(("op", "evidence", "axes", "aftermath", "when"), needed=("op", "evidence"))
+    table.only(("op", "evidence", "axes", "aftermath", "when", "params", "values"), needed=("op", "evidence"))
     ops = table.texts("op")
     for op in ops:
         if op not in (*KINDS, FIT):
@@ -306,8 +369,13 @@ def _pattern(table: Table, system: System) -> Pattern:
     when = table.text("when")
     if when and when not in system.predicates:
         raise table.wrong("when", when, system.predicates or "none: the system has no predicates", 'when = "…"')
+    named = {}
+    for key, allowed in (("params", PARAMS), ("values", VALUES)):
+        named[key] = table.texts(key, empty=False)
+        if wrong := [name for name in named[key] if name not in allowed]:
+            raise table.wrong(key, wrong[0], allowed, f'{key} = ["{next(iter(allowed))}"]')
     ops += tuple(other for op in ops for other in SHOWS_IN.get(op, ()) if other not in ops)
-    return Pattern(ops, evidence, _axes(table.table("axes")), aftermath, when)
+    return Pattern(ops, evidence, _axes(table.table("axes")), aftermath, when, **named)
 
 
 def _axes(table: Table) -> dict[str, tuple[str, ...]]:
@@ -329,5 +397,14 @@ def _check_value(where: str, axis: str, text: str) -> None:
         raise UsageError(f"{where}: {error}") from None
 
 
+def _follows(text: str, chosen: Iterable[KnownIssue], result: Result) -> bool:
+    """Whether what differs later may follow from the chosen entries: each difference of this text from one of them."""
+    able = [issue.match for issue in chosen if _any_match(text, issue.match.aftermath)]
+    later = result.differences_of(Evidence(LATER, text)) or (None,)
+    return all(any(match.fits(difference, result.scenario) for match in able) for difference in later)
+
+
 def _any_match(text: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(text, pattern) for pattern in patterns)
+    """Whether a text has the form of a pattern. That ranks' copies differ has to be said."""
+    said = (pattern for pattern in patterns if not text.endswith(CONFLICT) or pattern.endswith((CONFLICT, "replica*")))
+    return any(fnmatchcase(text, pattern) for pattern in said)

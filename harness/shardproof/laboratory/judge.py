@@ -261,7 +261,7 @@ def _expected(case: ResolvedScenario, observed: Logical, unreadable: Set[int]) -
         at = [op for op in case.ops if op.index in done]
         expected = expected_generators(scenario.seed, at, scenario.device) | expected  # what a contract knows better
     saves = [op for op in case.ops if op.kind in WRITES and op.index in done - unreadable]
-    kept = kept_settings(observed, case.ops) if SETTING in roles else {}
+    kept = kept_settings(observed, case.ops, contract.run_keeps(scenario)) if SETTING in roles else {}
     if EXTRA_STATE in roles:
         kept |= carried(observed, case.ops, left_out=not contract.stores_extra_state(scenario))
     readable = {(LIVE, op) for op in done} | {(WRITTEN, op) for op in done - unreadable}

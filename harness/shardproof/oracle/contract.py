@@ -206,6 +206,11 @@ class Contract:
         """Whether checkpoints leave out the parameters that are frozen, and loads do not touch those that then are."""
         return False
 
+    def run_keeps(self, scenario: Scenario) -> tuple[str, ...]:
+        """What a param group keeps of the run that loads, where run and checkpoint disagree: keys of the group, such as
+        `weight_decay`. Everything else is the checkpoint's."""
+        return ()
+
     def stores_extra_state(self, scenario: Scenario) -> bool:
         """Whether checkpoints hold the layers' extra state."""
         return True
@@ -235,6 +240,7 @@ class Contract:
             zero_gradients=self.zero_gradients,
             masters_in_model=self.masters_in_model(scenario), load_refreshes=self.load_refreshes,
             skips_frozen=self.skips_frozen(scenario),
+            run_keeps=tuple(name for name in self.run_keeps(scenario) if name in Hyper.__dataclass_fields__),
             masters_undefined=self.masters_in_state(scenario) and not self.load_refreshes,
         )  # fmt: skip
         placement = Placement(

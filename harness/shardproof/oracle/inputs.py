@@ -288,6 +288,8 @@ class Inputs:
     * masters_in_model: loading the model alone restores the masters too, and `reload_params` does nothing.
     * skips_frozen: parameters that are frozen are not in a checkpoint, and a load leaves those that then are.
     * load_refreshes: loading the model alone refreshes the masters from it.
+    * run_keeps: what a param group keeps of the run that loads, in place of what the checkpoint has: keys of a group of
+      torch.optim, such as `weight_decay`. With `lr`, a schedule goes on from the checkpoint's step at the run's rates.
     * masters_undefined: between a load of the model alone and the refresh after it no master has a definite value.
     """
 
@@ -308,6 +310,7 @@ class Inputs:
     load_refreshes: bool = False
     masters_undefined: bool = False
     skips_frozen: bool = False
+    run_keeps: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return self._hash

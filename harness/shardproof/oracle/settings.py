@@ -20,9 +20,9 @@ from shardproof.oracle.extra_state import live_by_op
 from shardproof.program import NO_CHECKPOINT, TAKES, Op
 
 
-def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
+def kept_settings(observed: Logical, ops: Sequence[Op], run_keeps: Sequence[str] = ()) -> Logical:
     """The expected settings of every param group after each operation, derived from builds, loads and the settings
-    observed at saves."""
+    observed at saves. run_keeps: keys that a load leaves as the run has them (`Contract.run_keeps`)."""
     found = live_by_op(observed, SETTING)
     expected: Logical = {}
     must: dict[str, Value] = {}
@@ -31,7 +31,11 @@ def kept_settings(observed: Logical, ops: Sequence[Op]) -> Logical:
     for op in ops:
         if op.kind == "build":
             must = found.get(op.index, {})
-            forced = {name: line for name, line in must.items() if _is_forced(name, line)}
+            forced = {
+                name: line
+                for name, line in must.items()
+                if _is_forced(name, line) or name.rpartition(".")[2] in run_keeps
+            }
         elif op.kind == "add_group":
             must = found.get(op.index, {}) | must
         elif op.kind in TAKES:

@@ -31,7 +31,7 @@ from shardproof.oracle.scaler import CountedScaler
 from shardproof.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_state, state_of
 from shardproof.oracle.values import exact_gradient, initial_buffer, initial_param
 from shardproof.program import LOADS, NO_CHECKPOINT, STEPS, TAKES, WRITES, seed_of_replaced
-from shardproof.schedules import SCHEDULE, lines_of_schedule
+from shardproof.schedules import SCHEDULE, linear_share, lines_of_schedule
 from shardproof.torch_schedules import torch_schedule
 
 NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
@@ -174,6 +174,10 @@ class _Model:
         """What the schedule keeps of its own; the rates that groups have are the optimizer's."""
         if self.scheduler:
             self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
+            if "lr" in self.inputs.run_keeps:
+                self.scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
+                for group in self.optimizer.param_groups:
+                    group["lr"] = group["initial_lr"] * linear_share(self.scheduler.last_epoch)
 
     def replace_params(self, number: int) -> None:
         """Give parameters the values of a build of another number; masters stay."""
@@ -191,7 +195,9 @@ class _Model:
             for name in group.keys() - values.keys() - {"params"}:
                 del group[name]  # an entry that the first step added
             decouples = group.get("decoupled_weight_decay", False)  # by AdamW, whatever was saved
+            kept = {name: group[name] for name in (*self.inputs.run_keeps, "initial_lr") if name in group}
             group.update(_copied(values))
+            group.update(kept if self.inputs.run_keeps else {})
             if decouples:
                 group["decoupled_weight_decay"] = True
 

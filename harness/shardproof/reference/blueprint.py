@@ -117,11 +117,11 @@ def _over_shards(layout: FlatLayout, tensors: dict[str, Array]) -> Array:
 
 def _sources(layout: FlatLayout, build: Build) -> Iterator[Source]:
     for experts, names in layout.by_expert:
-        by_grid: dict[Grid, list[str]] = {}
+        by_grid: dict[tuple[Grid, bool], list[str]] = {}
         for name in names:
             if grid := build.by_name[name].gradient:
-                by_grid.setdefault(grid, []).append(name)
-        for grid, own in by_grid.items():
+                by_grid.setdefault((grid, grid.parted), []).append(name)
+        for (grid, _), own in by_grid.items():
             yield Source(tuple(own), grid, experts)
 
 

@@ -232,3 +232,55 @@ def test_a_system_without_the_file_has_no_entries_and_an_unreadable_one_is_a_usa
         known_issues_of(beside(tmp_path))
     (tmp_path / "issues.toml").unlink()
     assert known_issues_of(beside(tmp_path)) == ()
+
+
+def bits(fqn: str, op: int = 5, role: str = "param", **found: object) -> Difference:
+    return Difference(Key(op, "live", role, fqn), "bits", mismatched=1, total=4, **found)  # type: ignore[arg-type]
+
+
+FROZEN = "frozen_tower"
+"""Its parameters below `tower` are frozen, and those of `head` are not."""
+
+
+@pytest.mark.parametrize(("fqn", "known"), [("tower.vision.weight", True), ("head.weight", False)])
+def test_an_entry_may_name_what_its_parameters_are(load: Load, fqn: str, known: bool) -> None:
+    issues = load('op = "load"\nevidence = ["param bits"]\naftermath = ["param bits"]\nparams = ["frozen"]')
+    scenario = Scenario(system="torch-fsdp2", model=FROZEN, program="build step save step build load step")
+    frozen = bits("tower.vision.weight")
+    for differences in ((bits(fqn),), (frozen, bits(fqn)), (frozen, bits(fqn, op=6))):
+        result = Result(scenario, "torch-fsdp2", "2.13.0", Verdict.MISMATCH, differences=differences)
+        assert (issues.match(result) is not None) is known
+
+
+@pytest.mark.parametrize(
+    ("values", "shown", "known"),
+    [
+        ("nan", {"nan_mismatches": 1, "observed_first": "nan (0x7fc00000)"}, True),
+        ("nan", {"observed_first": "0.5 (0x3f000000)"}, False),
+        ("zero", {"observed_first": "-0.0 (0x80000000)"}, True),
+        ("zero", {"observed_first": "0.25 (0x3e800000)"}, False),
+        ("rounded", {"expected_first": "0.5 (0x3f000000)", "observed_first": "0.501 (0x3f004189)"}, True),
+        ("rounded", {"expected_first": "0.5 (0x3f000000)", "observed_first": "0.75 (0x3f400000)"}, False),
+    ],
+)
+def test_an_entry_may_name_what_is_found(load: Load, values: str, shown: dict[str, object], known: bool) -> None:
+    issues = load(f'op = "load"\nevidence = ["param bits"]\nvalues = ["{values}"]')
+    scenario = Scenario(system="torch-fsdp2", program="build step save step build load step")
+    found = bits("up.weight", **shown)
+    result = Result(scenario, "torch-fsdp2", "2.13.0", Verdict.MISMATCH, differences=(found,))
+    assert (issues.match(result) is not None) is known
+
+
+@pytest.mark.parametrize(("pattern", "known"), [("step *", False), ("step replica_conflict", True)])
+def test_copies_that_differ_must_be_named(load: Load, pattern: str, known: bool) -> None:
+    issues = load(f'op = "load"\nevidence = ["{pattern}"]')
+    scenario = Scenario(system="torch-fsdp2", program="build step save step build load step")
+    conflict = Difference(Key(5, "live", "step", "up.weight"), "replica_conflict")
+    result = Result(scenario, "torch-fsdp2", "2.13.0", Verdict.MISMATCH, differences=(conflict,))
+    assert (issues.match(result) is not None) is known
+
+
+@pytest.mark.parametrize(("key", "allowed"), [("params", "frozen, later"), ("values", "nan, zero")])
+def test_an_unknown_kind_of_parameter_or_value_is_refused(load: Load, key: str, allowed: str) -> None:
+    with pytest.raises(UsageError, match=allowed):
+        load(f'op = "load"\nevidence = ["param bits"]\n{key} = ["some"]')

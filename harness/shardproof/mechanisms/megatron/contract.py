@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, ClassVar
 
 from shardproof.mechanisms.fused_adam import HALF_AWAY, PRECISION_AWARE, SCALES, FusedAdamContract
-from shardproof.mechanisms.megatron.switches import TORCH_OFFLOAD, hyperparameters
+from shardproof.mechanisms.megatron.switches import OVERRIDE, TORCH_OFFLOAD, hyperparameters
 from shardproof.models import ModuleSpec, draws, model_spec
 from shardproof.oracle.contract import Clause, half_dtype
 from shardproof.oracle.inputs import DOUBLE_CLIPPING, Clip, LossScale
@@ -89,6 +89,9 @@ class MegatronContract(FusedAdamContract):
 
     def at_build(self, scenario: Scenario, init_seed: int) -> Optimizer:
         return hyperparameters(scenario, init_seed)
+
+    def run_keeps(self, scenario: Scenario) -> tuple[str, ...]:
+        return ("lr", "weight_decay", "max_lr", "min_lr") if OVERRIDE in scenario.options else ()
 
     def loss_scale(self, scenario: Scenario) -> LossScale | None:
         initial = scenario.optimizer.loss_scale

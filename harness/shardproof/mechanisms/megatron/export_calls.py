@@ -81,7 +81,8 @@ def build(case: FailureCase, store: Store, half: str | None) -> list[str]:
     scenario = case.scenario
     wrapper = "FullyShardedDataParallel" if store.fsdp else "DistributedDataParallel"
     units = ", fsdp_unit_modules=[Block]" if store.fsdp == "optim_grads_params" else ""
-    values = optimizer(scenario, half) | ({"min_lr": "0.0"} if groups.scheduled(case) else {})
+    values = optimizer(scenario, half) | {"lr": groups.learning_rate(case)}
+    values |= {"min_lr": "0.0"} if groups.scheduled(case) else {}
     return [
         "torch.manual_seed($number)",
         f"model = {'Float16Module(CONFIG, Model())' if store.fsdp and half else 'Model()'}",

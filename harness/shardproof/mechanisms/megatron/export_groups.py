@@ -10,7 +10,7 @@ For example, two groups that differ in their learning rate are one override, and
 from __future__ import annotations
 
 from shardproof.export.case import SETTING, FailureCase
-from shardproof.mechanisms.megatron.switches import NEW_DECAY, SCHEDULE_STEPS
+from shardproof.mechanisms.megatron.switches import NEW_DECAY, OVERRIDE, SCHEDULE_STEPS
 from shardproof.models import GroupSpec
 from shardproof.scenario import Optimizer
 
@@ -52,21 +52,31 @@ def _override(group: GroupSpec, ask: Optimizer) -> dict[str, float]:
 
 def weight_decay(case: FailureCase) -> str:
     """The weight decay that a build asks for, as an expression of its number where later builds ask for another."""
-    if NEW_DECAY not in case.scenario.options:
-        return repr(case.scenario.optimizer.weight_decay)
-    builds = sorted(op.init_seed for op in case.ops if op.kind == "build")
-    decays = {number: case.scenario.optimizer.at_build(number).weight_decay for number in builds}
-    return f"{decays!r}[$number]" if len(decays) > 1 else repr(next(iter(decays.values())))
+    return _by_build(case, "weight_decay", differs=NEW_DECAY in case.scenario.options)
+
+
+def learning_rate(case: FailureCase) -> str:
+    """The learning rate that a build asks for, likewise where the run's is to win over the checkpoint's."""
+    return _by_build(case, "lr", differs=OVERRIDE in case.scenario.options)
+
+
+def _by_build(case: FailureCase, name: str, *, differs: bool) -> str:
+    """A hyperparameter, or the ones of every build of a program as a table that is read by the build's number."""
+    ask = case.scenario.optimizer
+    builds = sorted(op.init_seed for op in case.ops if op.kind == "build") if differs else []
+    values = {number: getattr(ask.at_build(number), name) for number in builds}
+    return f"{values!r}[$number]" if len(values) > 1 else repr(getattr(ask, name))
 
 
 def scheduler(case: FailureCase) -> list[str]:
     """The call that makes the scheduler; its constructor sets every group's learning rate and weight decay."""
-    ask, decay = case.scenario.optimizer, weight_decay(case)
-    style = "linear" if ask.schedule == "linear" else "constant"
+    ask, decay, rate = case.scenario.optimizer, weight_decay(case), learning_rate(case)
+    style, overrides = "linear" if ask.schedule == "linear" else "constant", OVERRIDE in case.scenario.options
     return [
         "scheduler = OptimizerParamScheduler(",
-        f"    optimizer, init_lr=0.0, max_lr={ask.lr!r}, min_lr=0.0, lr_warmup_steps=0, "
+        f"    optimizer, init_lr=0.0, max_lr={rate}, min_lr=0.0, lr_warmup_steps=0, "
         f'lr_decay_steps={SCHEDULE_STEPS}, lr_decay_style="{style}",',
         f'    start_wd={decay}, end_wd={decay}, wd_incr_steps={SCHEDULE_STEPS}, wd_incr_style="constant",',
+        *["    use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=True,"] * overrides,
         ")",
     ]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from shardproof.scenario import Optimizer, Scenario
 
 NEW_DECAY = "new_decay"
+OVERRIDE = "override_scheduler"
 TORCH_OFFLOAD = "torch_offload"
 
 OPTIONS: dict[str, str] = {
@@ -17,6 +18,7 @@ OPTIONS: dict[str, str] = {
     "one_bucket": "DDP's default bucket size, which holds a whole tiny model, in place of small buckets",
     "overlap_grad_reduce": "DDP reduces each bucket of gradients as soon as it is ready",
     "overlap_offload": "the host's part of the optimizer steps parameter by parameter (overlap_cpu_optimizer_d2h_h2d)",
+    OVERRIDE: "override_opt_param_scheduler: a load leaves the run its own learning rate and weight decay",
     "overlap_param_gather": "DDP gathers parameters bucket by bucket in the next forward",
     "precision_aware": "use_precision_aware_optimizer: masters and moments live in FusedAdam, in dtypes of their own",
     TORCH_OFFLOAD: "use_torch_optimizer_for_cpu_offload",

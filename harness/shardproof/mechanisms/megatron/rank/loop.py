@@ -40,7 +40,7 @@ from shardproof.mechanisms.megatron.rank import importing
 from shardproof.mechanisms.megatron.rank.observe import Owner, observe
 from shardproof.mechanisms.megatron.rank.state import TrainState, local_box, release
 from shardproof.mechanisms.megatron.rank.streams import Streams
-from shardproof.mechanisms.megatron.switches import BUCKET_SIZE, SCHEDULE_STEPS
+from shardproof.mechanisms.megatron.switches import BUCKET_SIZE, OVERRIDE, SCHEDULE_STEPS
 from shardproof.mechanisms.probe_module import TORCH_DTYPE, Box, Probe, Slot, local_part
 from shardproof.observe.record import Record
 from shardproof.oracle.contract import half_dtype
@@ -134,7 +134,7 @@ class MegatronLoop:
         model = models.build(self.probe, op.init_seed)
         chunk = self.data_parallel(model)
         optimizer = self._optimizer(chunk, ask)
-        scheduler = _scheduler(optimizer, ask)
+        scheduler = _scheduler(optimizer, ask, override=OVERRIDE in self.scenario.options)
         self.state = TrainState(
             self.scenario, self.spec, self.context.mesh, self.context.rank, release(), [chunk], optimizer, scheduler,
             streams,
@@ -358,7 +358,7 @@ def _overrides(groups: Any, group: Callable[[Any], int], decays: Callable[[int],
     return overrides
 
 
-def _scheduler(optimizer: Any, ask: Optimizer) -> Any:
+def _scheduler(optimizer: Any, ask: Optimizer, *, override: bool) -> Any:
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
     return OptimizerParamScheduler(
@@ -366,6 +366,7 @@ def _scheduler(optimizer: Any, ask: Optimizer) -> Any:
         init_lr=0.0, max_lr=ask.lr, min_lr=0.0, lr_warmup_steps=0, lr_decay_steps=SCHEDULE_STEPS,
         lr_decay_style="linear" if ask.schedule == "linear" else "constant",
         start_wd=ask.weight_decay, end_wd=ask.weight_decay, wd_incr_steps=SCHEDULE_STEPS, wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=not override, override_opt_param_scheduler=override,
     )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ UNWRITTEN = {
     ("torch-fsdp2", "149516"): "of their own load",
     ("torch-fsdp2", "164929-load"): "of their own load",
     ("torch-fsdp2", "190626"): "tensor parallelism in a comparison of steps",  # docs/finding-scripts has one
-    ("transformer-engine", "190626"): "tensor parallelism in a comparison of steps",  # and it is of torch
+    ("transformer-engine", "190626"): "comparisons of steps",
     ("megatron-core", "1138"): "does not show it",  # docs/finding-scripts has one
     ("automodel", "3437"): "cannot read",  # docs/finding-scripts has one
     ("megatron-core", "6858"): "cannot read",

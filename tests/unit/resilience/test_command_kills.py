@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,15 +40,18 @@ def tried(folder: Path, words: str, trials: int = 100) -> StackResult:
     return found
 
 
+night = partial(pytest.param, marks=pytest.mark.nightly)
+
+
 @traced
 @pytest.mark.parametrize(
     ("words", "outcomes"),
     [
         ("renames syncs", {"resumed"}),
-        ("renames", {"resumed", "error", "silent"}),  # where the power fails: a name without its bytes, or zeros
+        night("renames", {"resumed", "error", "silent"}),  # where the power fails: a name without its bytes, or zeros
         ("", {"resumed", "error", "silent"}),
-        ("begins-anew", {"resumed", "anew", "silent"}),
-        ("trusts", {"resumed", "error", "silent"}),
+        night("begins-anew", {"resumed", "anew", "silent"}),
+        night("trusts", {"resumed", "error", "silent"}),
     ],
 )
 def test_what_a_kill_makes_of_a_script(tmp_path: Path, words: str, outcomes: set[str]) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,14 +160,19 @@ def ran(folder: Path, command: str, *words: str) -> tuple[int, dict[str, tuple[s
     return process.returncode, {arm["name"]: (arm["verdict"], arm["sentence"]) for arm in arms}, errors
 
 
+night = partial(pytest.param, marks=pytest.mark.nightly)
+
+
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("what", "status", "arm", "verdict", "sentence"),
     [
         ("forgets", 1, "resumed", "mismatch", "The optimizer has begun again at step 1"),
-        ("unseeded", 1, "twice", "nondeterministic", "two whole runs end with other checkpoints. exp_avg of 4 values"),
-        ("begins-anew", 3, "resumed", "unknown", "The resumed run does not read the checkpoint"),
-        ("schedules-until", 1, "cut", "mismatch", "Does a schedule depend on {until}?"),
+        night(
+            "unseeded", 1, "twice", "nondeterministic", "two whole runs end with other checkpoints. exp_avg of 4 values"
+        ),
+        night("begins-anew", 3, "resumed", "unknown", "The resumed run does not read the checkpoint"),
+        night("schedules-until", 1, "cut", "mismatch", "Does a schedule depend on {until}?"),
         ("fails", 1, "whole", "crash", "exit status 1, and said last: this script ends with an error."),
     ],
 )

@@ -38,3 +38,11 @@ def torch_schedule(name: str, optimizer: torch.optim.Optimizer) -> LRScheduler |
             ]
             return SequentialLR(optimizer, parts, milestones=[WARMUP_STEPS])
     raise ValueError(f"torch has no schedule {name!r}")
+
+
+def go_on_at_own_rates(schedule: LRScheduler) -> None:
+    """Make a linear schedule that was loaded go on from the checkpoint's step at the learning rates that its groups
+    were built with (`initial_lr`)."""
+    schedule.base_lrs = [group["initial_lr"] for group in schedule.optimizer.param_groups]
+    for group in schedule.optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * linear_share(schedule.last_epoch)

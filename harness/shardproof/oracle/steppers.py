@@ -8,7 +8,7 @@ one that the contract names for it (`Hybrid`). Where state is scaled, it is `Sca
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -198,3 +198,14 @@ def restore_state(optimizer: torch.optim.Optimizer, param: torch.Tensor, state: 
         return
     for name, value in state.items():
         keep(param, name, value.float())
+
+
+def restore_group(group: dict[str, Any], saved: dict[str, Any], keeps: Sequence[str]) -> None:
+    """Give a param group the entries that were saved of it, but for those that the run keeps (`Inputs.run_keeps`)."""
+    for name in group.keys() - saved.keys() - {"params"}:
+        del group[name]  # an entry that the first step added
+    decouples = group.get("decoupled_weight_decay", False)  # by AdamW, whatever was saved
+    own = {name: group[name] for name in (*keeps, "initial_lr") if keeps and name in group}
+    group.update(saved | own)
+    if decouples:
+        group["decoupled_weight_decay"] = True

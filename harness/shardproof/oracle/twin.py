@@ -28,11 +28,11 @@ from shardproof.observe.record import LIVE
 from shardproof.oracle.inputs import Build, Group, Inputs, Operation, Parameter
 from shardproof.oracle.scaled_adam import SCALE, ScaledAdam
 from shardproof.oracle.scaler import CountedScaler
-from shardproof.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_state, state_of
+from shardproof.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_group, restore_state, state_of
 from shardproof.oracle.values import exact_gradient, initial_buffer, initial_param
 from shardproof.program import LOADS, NO_CHECKPOINT, STEPS, TAKES, WRITES, seed_of_replaced
-from shardproof.schedules import SCHEDULE, linear_share, lines_of_schedule
-from shardproof.torch_schedules import torch_schedule
+from shardproof.schedules import SCHEDULE, lines_of_schedule
+from shardproof.torch_schedules import go_on_at_own_rates, torch_schedule
 
 NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step",
@@ -175,9 +175,7 @@ class _Model:
         if self.scheduler:
             self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
             if "lr" in self.inputs.run_keeps:
-                self.scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
-                for group in self.optimizer.param_groups:
-                    group["lr"] = group["initial_lr"] * linear_share(self.scheduler.last_epoch)
+                go_on_at_own_rates(self.scheduler)
 
     def replace_params(self, number: int) -> None:
         """Give parameters the values of a build of another number; masters stay."""
@@ -192,14 +190,7 @@ class _Model:
             self.optimizer.state.pop(self.stepped[fqn], None)
             restore_state(self.optimizer, self.stepped[fqn], self._as_stored(fqn, saved["state"][fqn]))
         for group, values in zip(self.optimizer.param_groups, saved["groups"], strict=True):
-            for name in group.keys() - values.keys() - {"params"}:
-                del group[name]  # an entry that the first step added
-            decouples = group.get("decoupled_weight_decay", False)  # by AdamW, whatever was saved
-            kept = {name: group[name] for name in (*self.inputs.run_keeps, "initial_lr") if name in group}
-            group.update(_copied(values))
-            group.update(kept if self.inputs.run_keeps else {})
-            if decouples:
-                group["decoupled_weight_decay"] = True
+            restore_group(group, _copied(values), self.inputs.run_keeps)
 
     def _as_stored(self, fqn: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """A copy of a parameter's saved state in the dtypes that this build keeps it in."""

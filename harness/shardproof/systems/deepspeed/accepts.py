@@ -21,18 +21,27 @@ from shardproof.protocol.accepts import (
 )
 from shardproof.protocol.features import Feature, lacks
 from shardproof.scenario import DTypePolicy, Offload, Optimizer, Scenario
-from shardproof.systems.deepspeed.contract import NO_HYSTERESIS, takes_bf16_optimizer
+from shardproof.systems.deepspeed.contract import COALESCED, NO_HYSTERESIS, takes_bf16_optimizer
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUPS
 
 SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter", "overlap_comm"
 
 PERSISTENT, EAGER = "persistent", "eager_release"
+MANY, BOUNDARY, NO_SYNC = "many_backwards", "own_boundary", "no_sync"
+UNMANAGED = "unmanaged"
+ACCUMULATES = (MANY, BOUNDARY, NO_SYNC, UNMANAGED, COALESCED)
+"""Switches with which the caller says where accumulation ends, and calls `engine.step` once."""
 IN_BUFFERS = (NO_REDUCE_SCATTER, ALIGNED, ROUND_ROBIN)
 """Switches of stages 1 and 2, which stage 3 does not read."""
 IN_PARTS = (PERSISTENT, EAGER, SUB_GROUPS)
 """Switches of stage 3, which the others do not read."""
 
 OPTIONS = {
+    MANY: "gradient_accumulation_steps of 1, and several engine.backward before one engine.step",
+    BOUNDARY: "engine.set_gradient_accumulation_boundary before each backward pass, and one engine.step",
+    NO_SYNC: "gradient_accumulation_steps of 1, and all backward passes but the last in engine.no_sync()",
+    UNMANAGED: "managed_gradient_accumulation=False: several engine.backward, and engine.step ends the accumulation",
+    COALESCED: "all backward passes of a step in engine.coalesce_grad_reduction(), which reduces once at its end",
     EAGER: "stage 3 with max_live_parameters=0 and max_reuse_distance=0: parameters are released after every module",
     NO_HYSTERESIS: "hysteresis of 1: the first overflow halves the loss scale",
     NO_REDUCE_SCATTER: "reduce_scatter=False: gradients are reduced by one all-reduce of the bucket",
@@ -49,7 +58,61 @@ STAGES = {"zero1": 1, "zero2": 2, "fully_shard": 3}
 
 _ALIGNS = Feature("parameter_alignment", "0.19.7", "runtime/zero/config.py: DeepSpeedZeroConfig.parameter_alignment")
 
+_COALESCES = Feature("coalesce_grad_reduction", "0.19.1", "runtime/engine.py: DeepSpeedEngine.coalesce_grad_reduction")
+_UNMANAGED = Feature(
+    "managed_gradient_accumulation", "0.19.4", "runtime/engine.py: DeepSpeedEngine.managed_gradient_accumulation"
+)
+
+
+def _one_microbatch(s: Scenario) -> bool:
+    return s.microbatches == 1 and any(word in s.options for word in ACCUMULATES)
+
+
 LIMITS = (
+    Limit(
+        "accumulates-once",
+        lambda s: sum(word in s.options for word in ACCUMULATES) > 1,
+        f"one of {', '.join(ACCUMULATES)} says where accumulation ends",
+    ),
+    Limit(
+        "accumulates-nothing",
+        _one_microbatch,
+        f"{', '.join(ACCUMULATES)} need a second microbatch",
+    ),
+    Limit(
+        "no-sync-stage",
+        lambda s: NO_SYNC in s.options and s.sharding != "zero1",
+        "no_sync is for stage 1: stages 2 and 3 partition gradients as they reduce them",
+        "deepspeed/runtime/engine.py, no_sync",
+        LibraryError(
+            "AssertionError",
+            "no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage",
+            "step",
+            {"sharding": "zero2", "options": "no_sync", "microbatches": "2"},
+        ),
+    ),
+    Limit(
+        "coalesce-bf16-optimizer",
+        lambda s: COALESCED in s.options and takes_bf16_optimizer(s),
+        "coalesce_grad_reduction does not know the optimizer of stage 1 in bf16 with gradients in fp32",
+        "deepspeed/runtime/engine.py, coalesce_grad_reduction",
+        LibraryError(
+            "NotImplementedError",
+            "coalesce_grad_reduction does not yet support optimizer wrapper BF16_Optimizer",
+            "step",
+            {"sharding": "zero1", "options": "coalesced", "microbatches": "2", "dtype": "bf16/reduce=fp32"},
+        ),
+    ),
+    Limit(
+        "coalesce-release",
+        lambda s: COALESCED in s.options and lacks(s, _COALESCES),
+        "coalesce_grad_reduction is there from 0.19.1 on",
+    ),
+    Limit(
+        "unmanaged-release",
+        lambda s: UNMANAGED in s.options and lacks(s, _UNMANAGED),
+        "managed_gradient_accumulation is an option from 0.19.4 on",
+    ),
     Limit(
         "other-world",
         lambda s: s.checkpoint == "zero" and does(s, "load") and len(set(meshes(s))) > 1,
@@ -153,7 +216,7 @@ ACCEPTS = Accepts(
     faults=Faults(),
     seed=Anything(),
     limits=LIMITS,
-    features=(_ALIGNS,),
+    features=(_ALIGNS, _COALESCES, _UNMANAGED),
     constraints=CONSTRAINTS,
 )
 

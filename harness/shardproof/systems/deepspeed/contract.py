@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
-from shardproof.models import ModuleSpec
+from shardproof.models import ModuleSpec, ParamSpec
 from shardproof.oracle.contract import Clause, Contract, half_dtype
-from shardproof.oracle.inputs import Clip, LossScale, Rule
+from shardproof.oracle.inputs import Clip, LossScale, Rule, Stages
 from shardproof.scenario import FLOAT_DTYPES, Mesh, Scenario
 from shardproof.versions import before
 
@@ -15,6 +16,9 @@ WINDOW = 2
 """Steps without overflow after which the loss scale doubles, in every scenario."""
 
 NO_HYSTERESIS = "no_hysteresis"
+
+COALESCED = "coalesced"
+"""The switch for `engine.coalesce_grad_reduction()`."""
 
 INVERSE_CLIPPING = Rule(
     "shardproof.systems.deepspeed.clipping:by_inverse", "shardproof.systems.deepspeed.reference:clip_by_inverse"
@@ -45,6 +49,14 @@ class DeepSpeedContract(Contract):
             "gradients are accumulated in data_types.grad_accum_dtype and reduced in communication_data_type, by "
             "default both in the model's dtype, and averaged over the ranks; the optimizer reads them in fp32",
             "https://www.deepspeed.ai/docs/config-json, Data Type options",
+        ),
+        Clause(
+            "within coalesce_grad_reduction gradients stay on the parameters, and so accumulate in the model's dtype",
+            "deepspeed.runtime.engine, DeepSpeedEngine.coalesce_grad_reduction: its docstring",
+        ),
+        Clause(
+            "several backward passes before one step all count, whoever says where accumulation ends, or are refused",
+            "https://github.com/deepspeedai/DeepSpeed/pull/7981, which repaired it with offload",
         ),
         Clause(
             "gradients are unscaled and clipped by one multiplication with the inverse of the loss scale times "
@@ -88,6 +100,10 @@ class DeepSpeedContract(Contract):
     def master(self, scenario: Scenario, storage: str) -> str | None:
         itself = scenario.sharding == "fully_shard" and storage == "fp32" and not scenario.offload.fraction
         return None if itself else "fp32"
+
+    def stages(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> Stages:
+        found = super().stages(scenario, spec, mesh)
+        return replace(found, accumulate=found.compute) if COALESCED in scenario.options else found
 
     def buffer_dtype(self, scenario: Scenario, dtype: str, module: ModuleSpec, mesh: Mesh) -> str:
         half = half_dtype(scenario.dtype)

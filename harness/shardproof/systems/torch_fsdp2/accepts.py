@@ -17,12 +17,17 @@ from shardproof.protocol.accepts import (
     Constraint,
     Faults,
     Formats,
+    Limit,
     Loads,
     Only,
     Operations,
     Parts,
+    Words,
 )
 from shardproof.scenario import SCHEDULES, DTypePolicy, Mesh, Offload, Optimizer, Scenario
+
+AS_RETURNED = "as_returned"
+OPTIONS = {AS_RETURNED: "state dicts are kept in memory as the library returned them, and no copies of them"}
 
 ACCEPTS = Accepts(
     "torch-fsdp2",
@@ -63,9 +68,21 @@ ACCEPTS = Accepts(
     grad_sync=Only("last", "every"),
     checkpoint=Formats(FORMATS),
     program=Operations((*EVERY_STEP, *OPEN_LOOP)),
+    options=Words(OPTIONS),
     faults=Faults(),
     seed=Anything(),
     limits=(
+        Limit(
+            "as-returned-live",
+            lambda s: AS_RETURNED in s.options and not (s.checkpoint.startswith("full") and s.mesh.world > 1),
+            "as_returned needs a full state dict of several ranks: all tensors of any other one are the live ones, as "
+            "those of torch's own state_dict() are",
+        ),
+        Limit(
+            "as-returned-keeps",
+            lambda s: AS_RETURNED in s.options and not does(s, "keep"),
+            "as_returned needs a program that keeps state dicts in memory",
+        ),
         fsdp2.MIXED_GROUP, fsdp2.SCALARS, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD,
         fsdp2.SCALER_FP16, fsdp2.SCALER_BF16, fsdp2.FP16_RANGE, fsdp2.STRICT_MORE_BROADCAST, fsdp2.STRICT_MORE,
         fsdp2.STRICT_FEWER, fsdp2.STRICT_FROZEN,

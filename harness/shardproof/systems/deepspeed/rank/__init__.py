@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -39,8 +39,19 @@ from shardproof.observe.settings import SETTING, settings_of
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Scenario
-from shardproof.systems.deepspeed.accepts import EAGER, NO_REDUCE_SCATTER, OVERLAP, PERSISTENT, SMALL_BUCKETS, STAGES
-from shardproof.systems.deepspeed.contract import WINDOW, hysteresis
+from shardproof.systems.deepspeed.accepts import (
+    ACCUMULATES,
+    BOUNDARY,
+    EAGER,
+    NO_REDUCE_SCATTER,
+    NO_SYNC,
+    OVERLAP,
+    PERSISTENT,
+    SMALL_BUCKETS,
+    STAGES,
+    UNMANAGED,
+)
+from shardproof.systems.deepspeed.contract import COALESCED, WINDOW, hysteresis
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces
 from shardproof.torch_loop.loop import STATE_ROLES, TorchRank, TrainState, as_state, context_of, rehearse
 from shardproof.versions import TREE_VERSION
@@ -208,19 +219,27 @@ class Rank(TorchRank):
     # One step
 
     def _train(self, op: Op, *, overflow: bool) -> None:
-        """Every microbatch's forward and backward pass and step, of which the engine takes the last one only.
+        """Every microbatch's forward and backward pass and step, of which the engine takes the last one only; or one
+        step at the end, where the caller says where accumulation ends.
 
-        The engine divides the loss by the number of microbatches; ours count in full, so that it is multiplied first.
+        The engine divides the loss by `gradient_accumulation_steps`; ours count in full, so it is multiplied first.
         """
         self.start_step()
         self.flat_gradients = {}
-        for microbatch in range(self.scenario.microbatches):
-            self.probe.slot = Slot(op.iteration, microbatch, overflow)
-            loss = self.engine(torch.ones(1, requires_grad=True)).sum()
-            self.engine.backward(loss * self.scenario.microbatches)
-            if microbatch == self.scenario.microbatches - 1:
-                self.between(op)
-            self.engine.step()
+        options, last = self.scenario.options, self.scenario.microbatches - 1
+        with self.engine.coalesce_grad_reduction() if COALESCED in options else nullcontext():
+            for microbatch in range(self.scenario.microbatches):
+                self.probe.slot = Slot(op.iteration, microbatch, overflow)
+                if BOUNDARY in options:
+                    self.engine.set_gradient_accumulation_boundary(microbatch == last)
+                with self.engine.no_sync() if NO_SYNC in options and microbatch < last else nullcontext():
+                    loss = self.engine(torch.ones(1, requires_grad=True)).sum()
+                    self.engine.backward(loss * self.engine.gradient_accumulation_steps())
+                if microbatch == last:
+                    self.between(op)
+                elif not any(word in options for word in ACCUMULATES):
+                    self.engine.step()
+        self.engine.step()
 
     def _see_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Copy what the optimizer is about to see: the library steps one flat tensor at a time."""
@@ -318,6 +337,7 @@ def convert(ranks: Path, universal: Path) -> None:
 def config(scenario: Scenario) -> dict[str, Any]:
     """The engine's configuration for a scenario."""
     ask, options = scenario.optimizer, scenario.options
+    own_end = any(word in options for word in ACCUMULATES)
     bucket = SMALL_BUCKET if SMALL_BUCKETS in options else BUCKET
     zero: dict[str, Any] = {
         "stage": STAGES[scenario.sharding],
@@ -341,12 +361,14 @@ def config(scenario: Scenario) -> dict[str, Any]:
             zero["sub_group_size"] = SUB_GROUP_SIZE
     asked: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": scenario.microbatches,
+        "gradient_accumulation_steps": 1 if own_end and BOUNDARY not in options else scenario.microbatches,
         "gradient_clipping": ask.clip,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
+    if UNMANAGED in options:
+        asked["managed_gradient_accumulation"] = False
     if scenario.checkpoint == "universal":
         asked["checkpoint"] = {"load_universal": True}
     if scenario.dtype.reduce:

@@ -27,6 +27,7 @@ from shardproof.observe.record import Record
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Mesh, Scenario
+from shardproof.systems.torch_fsdp2.accepts import AS_RETURNED
 from shardproof.torch_loop.loop import TorchRank, context_of, rehearse
 from shardproof.torch_loop.streams import Streams
 
@@ -84,7 +85,8 @@ class Rank(TorchRank):
         set_model_state_dict(self.state.model, {**self.pretrained(op)}, options=options)
 
     def keep(self, op: Op) -> None:
-        self.kept = copy.deepcopy(self.checkpoint.content(self.state))
+        content = self.checkpoint.content(self.state)
+        self.kept = content if AS_RETURNED in self.scenario.options else copy.deepcopy(content)
 
     def save_kept(self, op: Op) -> None:
         self.checkpoint.write(self.kept, self.context.checkpoint_path(op), self.in_flight)

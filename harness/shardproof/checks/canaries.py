@@ -194,6 +194,8 @@ def _plain(detection: Detection) -> dict[str, object]:
         "values": detection.values,
         "scenarios": [r.id for r in detection.results],
         "verdicts": [r.verdict.value for r in detection.results],
+        "explainable": detection.explainable,
+        "said": [r.explanations[0].mechanism if r.explanations else None for r in detection.results],
         "top1": detection.named_within(1) if detection.explainable else None,
         "top3": detection.named_within(3) if detection.explainable else None,
     }

@@ -28,6 +28,7 @@ MECHANISMS = {
     "setting_changed": "What reads the group next (a schedule, a captured graph) finds another kind of value, or none.",
     "group_members": "Parameters are trained with the settings of another group.",
     "other_dtype": "Precision is lost, or memory is spent, where nobody asked for it.",
+    "optimizer_not_loaded": "Every moment starts again at zero, and the learning rates are those of the build.",
     "narrowed_parts": "The smaller of what tensor-parallel ranks contribute to norms and biases is rounded away.",
     "narrowed": "Low bits are lost for good, while everything still has the dtype that was asked for.",
     "partly_narrowed": "Low bits of a part of the state are lost for good.",

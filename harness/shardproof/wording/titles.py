@@ -17,11 +17,12 @@ the other. The raw signature stands below the title wherever there is a page for
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from string import Formatter
 
 from shardproof.diagnosis import Explanation
-from shardproof.diagnosis.rules.engine import CAUSE_FIRST
+from shardproof.diagnosis.rules.engine import ALIKE, CAUSE_FIRST
 from shardproof.diff import Difference
 from shardproof.observe.record import LIVE
 from shardproof.result import ArmResult, Failure, Result
@@ -77,6 +78,7 @@ PHRASES = {
     "setting_changed": "{When} changed what a param group holds: {what}",
     "group_members": "{When} rebuilt the param groups differently",
     "other_dtype": "{When} left {what} in {observed} instead of {expected}",
+    "optimizer_not_loaded": "{When} loaded no state of the optimizer at all",
     "narrowed_parts": "{When} added tensor-parallel parts of {what} up in a narrower dtype",
     "narrowed": "{When} rounded {what} to a narrower dtype",
     "partly_narrowed": "{When} rounded some elements of {what} to a narrower dtype",
@@ -292,6 +294,9 @@ def _explained(differences: list[Difference], best: Explanation) -> list[Differe
         roles |= set(several) if isinstance(several, list | tuple) else set()
     roles = roles or set(ABOUT.get(best.mechanism, ()))
     found = [d for d in differences if (d.key.fqn in names or not names) and (not roles or d.key.role in roles)]
+    alike = Counter((d.key.role, d.key.where, d.kind) for d in found)
+    capped = {looks for looks, count in alike.items() if count == ALIKE}  # rules looked at no more of these
+    found = [d for d in differences if d in found or (d.key.role, d.key.where, d.kind) in capped]
     return found or [d for d in differences if d.key.role in roles] or differences
 
 

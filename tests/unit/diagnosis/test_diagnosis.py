@@ -169,8 +169,18 @@ def test_an_optimizer_state_that_is_not_loaded() -> None:
             del state[key]
 
     found = top(diagnose(DENSE, lose, since=LOAD))
-    assert (found.mechanism, found.confidence) == ("load_did_nothing", "likely")
-    assert "is still absent" in found.text
+    assert (found.mechanism, found.confidence) == ("optimizer_not_loaded", "certain")
+    assert "and no other parameter has any state" in found.text
+
+
+def test_state_that_some_parameters_lack_is_not_an_optimizer_that_was_not_loaded() -> None:
+    def lose(state: Logical) -> None:
+        for key in [
+            k for k in state if k.op == LOAD and k.fqn == "up.weight" and k.role in ("exp_avg", "exp_avg_sq", "step")
+        ]:
+            del state[key]
+
+    assert top(diagnose(DENSE, lose, since=LOAD)).mechanism != "optimizer_not_loaded"
 
 
 @pytest.mark.parametrize("program", ["model_only", "model_only_late"])

@@ -20,6 +20,7 @@ BUILT_IN: tuple[Rule, ...] = (
     *pieces.FIRST,
     *generators_and_fp8.RULES,
     *ranks.RULES,
+    *presence.FIRST,
     *counters.RULES,
     *parts.RULES,
     *dtypes.RULES,

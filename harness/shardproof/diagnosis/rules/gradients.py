@@ -203,13 +203,21 @@ def _contributions_of(fqn: str, op: Op, context: Context) -> Floats:
     return np.repeat(np.stack(units), dp // ranks, axis=1).astype(np.float64) * np.float64(grid.unit)
 
 
+def _contributors(every: Floats) -> int:
+    """How many data-parallel ranks contribute anything. What one contributes alone is the sum times a factor."""
+    return int(np.count_nonzero(every.any(axis=(0, 2))))
+
+
 def _partial_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
-    """Sums that leave contributions out. every: shape (microbatches, dp, numel)."""
+    """Sums that leave contributions out: some that are zero all over are not left out. every: shape (microbatches, dp,
+    numel)."""
     batches, dp, _ = every.shape
     for m in range(batches) if batches > 1 else ():
-        yield f"the average over all microbatches but {m}", np.delete(every, m, 0).sum(axis=(0, 1))[None] / dp
-        yield f"the average of microbatch {m} alone", every[m].sum(axis=0)[None] / dp
-    for r in range(dp) if dp > 1 else ():
+        if every[m].any():
+            yield f"the average over all microbatches but {m}", np.delete(every, m, 0).sum(axis=(0, 1))[None] / dp
+        if np.delete(every, m, 0).any():
+            yield f"the average of microbatch {m} alone", every[m].sum(axis=0)[None] / dp
+    for r in np.flatnonzero(every.any(axis=(0, 2))).tolist() if dp > 1 else ():
         rest = np.delete(every, r, 1).sum(axis=(0, 1))
         yield (
             f"the sum over all data-parallel ranks but {r}, divided by {dp} or {dp - 1}",
@@ -221,7 +229,7 @@ def _partial_sums(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
         yield "the average over one replica group alone", np.concatenate(averages)
         averages = [groups.sum(axis=0) / mesh.dp_replicate, groups.sum(axis=0) / dp]
         yield "the average over one shard index of all replicas alone", np.concatenate(averages)
-    if dp > 1:
+    if _contributors(every) > 1:
         own = every.sum(axis=0)
         yield "one data-parallel rank's own contribution alone", np.concatenate([own, own / dp])
     if batches > 1 and dp > 1:
@@ -237,7 +245,7 @@ def _second_reductions(every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]
     mixes the two. Each element may have another owner.
     """
     batches, dp, _ = every.shape
-    if dp > 1 and (every != every[:, :1]).any():  # else an average and one rank's own are the same
+    if _contributors(every) > 1 and (every != every[:, :1]).any():  # else an average and one rank's own are the same
         own = every.sum(axis=0)
         mean = own.sum(axis=0)[None] / dp
         yield (

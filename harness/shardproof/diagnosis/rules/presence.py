@@ -8,6 +8,7 @@ import re
 from shardproof.diagnosis.explanation import Context, Finding, Rule, tensor
 from shardproof.diff import NOTHING, Difference, as_numbers
 from shardproof.observe.logical import Key
+from shardproof.program import LOADS
 
 LAZY_ROLES = ("exp_avg", "exp_avg_sq", "momentum", "step")
 
@@ -54,6 +55,21 @@ def state_missing(difference: Difference, context: Context) -> Finding | None:
     if difference.key.role in SPOKEN:
         return None
     return _finding(difference, f"{tensor(difference.key)} does not exist after", context)
+
+
+def optimizer_not_loaded(difference: Difference, context: Context) -> Finding | None:
+    """After a load the optimizer has no state of any parameter, as if it had just been built: its part of the load was
+    left out. That a group then has the settings of the build follows from it."""
+    key = difference.key
+    loads = _kind(key.op, context) in LOADS
+    if not loads or (difference.kind, key.where) != ("missing", "live") or key.role not in LAZY_ROLES:
+        return None
+    at = (key.op, "live")
+    wanted = [other for other in context.expected if other[:2] == at and other.role in LAZY_ROLES]
+    if len(wanted) < 2 or any(other in context.observed for other in wanted):
+        return None
+    clause = f"{context.op_name(key.op)} left {key.fqn} without {key.role}, and no other parameter has any state"
+    return Finding("certain", clause, {"name": key.fqn, "role": key.role})
 
 
 def initialising_step(difference: Difference, context: Context) -> Finding | None:
@@ -153,6 +169,8 @@ def _finding(difference: Difference, clause: str, context: Context) -> Finding:
     evidence = {"name": difference.key.fqn, "role": difference.key.role, "ranks": list(difference.ranks)}
     return Finding("likely", f"{clause} {context.op_name(difference.key.op)}", evidence)
 
+
+FIRST = (Rule("optimizer_not_loaded", "The optimizer was not loaded", optimizer_not_loaded, ("AM-1698", "PT-192225")),)
 
 RULES = (
     Rule("loaded_unasked", "A load of the model alone restored the optimizer's state too", loaded_unasked, ("DS-762",)),

@@ -3,6 +3,8 @@ what the twin runs."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
@@ -14,7 +16,20 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from shardproof.schedules import COSINE_STEPS, CYCLE_STEPS, FLOOR, WARMUP_START, WARMUP_STEPS, linear_share
+from shardproof.schedules import (
+    COSINE_STEPS,
+    CYCLE_STEPS,
+    FLOOR,
+    WARMUP_START,
+    WARMUP_STEPS,
+    linear_share,
+    megatron_share,
+)
+
+
+def megatron_schedule(name: str, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+    """What Megatron's own schedule of that name does to the rates of an optimizer; None for `none`."""
+    return None if name == "none" else LambdaLR(optimizer, partial(megatron_share, name))
 
 
 def torch_schedule(name: str, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
@@ -40,9 +55,9 @@ def torch_schedule(name: str, optimizer: torch.optim.Optimizer) -> LRScheduler |
     raise ValueError(f"torch has no schedule {name!r}")
 
 
-def go_on_at_own_rates(schedule: LRScheduler) -> None:
-    """Make a linear schedule that was loaded go on from the checkpoint's step at the learning rates that its groups
-    were built with (`initial_lr`)."""
+def go_on_at_own_rates(schedule: LRScheduler, name: str) -> None:
+    """Make one of Megatron's schedules that was loaded go on from the checkpoint's step at the learning rates that its
+    groups were built with (`initial_lr`)."""
     schedule.base_lrs = [group["initial_lr"] for group in schedule.optimizer.param_groups]
     for group in schedule.optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * linear_share(schedule.last_epoch)
+        group["lr"] = group["initial_lr"] * megatron_share(name, schedule.last_epoch)

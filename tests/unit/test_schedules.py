@@ -10,8 +10,8 @@ import torch
 from shardproof.reference.kernels import Hyper
 from shardproof.reference.schedule import Group, advanced, begin, lines
 from shardproof.scenario import SCHEDULES
-from shardproof.schedules import CYCLE_STEPS, lines_of_schedule
-from shardproof.torch_schedules import torch_schedule
+from shardproof.schedules import CYCLE_STEPS, lines_of_schedule, megatron_share
+from shardproof.torch_schedules import go_on_at_own_rates, megatron_schedule, torch_schedule
 
 RATES = (0.03125, 0.1, 0.0078125)
 
@@ -63,3 +63,42 @@ def test_an_unknown_schedule_is_nobodys() -> None:
     groups: list[Any] = [SimpleNamespace(hyper=Hyper("sgd", "foreach", 0.5))]
     with pytest.raises(ValueError, match="the reference has no schedule 'sawtooth'"):
         advanced(begin("sawtooth", groups), groups, of_torch=True)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "warmup"])
+def test_megatrons_schedules_are_the_twins(name: str) -> None:
+    optimizer, groups = both(name, "adamw")
+    theirs, ours = megatron_schedule(name, optimizer), begin(name, groups, of_torch=False)
+    assert theirs is not None
+    for epoch in range(12):
+        assert list(ours.last_lr) == [group["lr"] for group in optimizer.param_groups], epoch
+        optimizer.step()
+        theirs.step()
+        ours = advanced(ours, groups, of_torch=False)
+
+
+def test_megatrons_warm_up_rises_and_falls_as_its_constructor_says() -> None:
+    """OptimizerParamScheduler with lr_warmup_steps=2, lr_decay_steps=8 and lr_decay_style=cosine, down to 0."""
+    shares = [megatron_share("warmup", steps) for steps in range(10)]
+    assert shares[:3] == [0.0, 0.5, 1.0]
+    assert shares[5] == pytest.approx(0.5)
+    assert shares[8:] == [0.0, 0.0]
+    with pytest.raises(ValueError, match="not asked for the schedule 'halve'"):
+        megatron_share("halve", 1)
+
+
+def test_a_schedule_that_was_loaded_goes_on_at_the_runs_own_rates() -> None:
+    saved, _ = both("linear", "adamw")
+    before = megatron_schedule("linear", saved)
+    assert before is not None
+    for _ in range(3):
+        saved.step()
+        before.step()
+    optimizer, _ = both("linear", "adamw")
+    for group in optimizer.param_groups:
+        group["lr"] *= 2
+    schedule = megatron_schedule("linear", optimizer)
+    assert schedule is not None
+    schedule.load_state_dict(before.state_dict())
+    go_on_at_own_rates(schedule, "linear")
+    assert [group["lr"] for group in optimizer.param_groups] == [2 * rate * (1 - 3 / 8) for rate in RATES]

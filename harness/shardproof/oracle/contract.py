@@ -207,8 +207,8 @@ class Contract:
         return False
 
     def run_keeps(self, scenario: Scenario) -> tuple[str, ...]:
-        """What a param group keeps of the run that loads, where run and checkpoint disagree: keys of the group, such as
-        `weight_decay`. Everything else is the checkpoint's."""
+        """What a load leaves as the run has it, where run and checkpoint disagree: keys of a param group, such as
+        `weight_decay`, and `schedule`. Everything else is the checkpoint's."""
         return ()
 
     def stores_extra_state(self, scenario: Scenario) -> bool:
@@ -240,7 +240,7 @@ class Contract:
             zero_gradients=self.zero_gradients,
             masters_in_model=self.masters_in_model(scenario), load_refreshes=self.load_refreshes,
             skips_frozen=self.skips_frozen(scenario),
-            run_keeps=tuple(name for name in self.run_keeps(scenario) if name in Hyper.__dataclass_fields__),
+            run_keeps=tuple(n for n in self.run_keeps(scenario) if n in (*Hyper.__dataclass_fields__, "schedule")),
             masters_undefined=self.masters_in_state(scenario) and not self.load_refreshes,
         )  # fmt: skip
         placement = Placement(

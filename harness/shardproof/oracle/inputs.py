@@ -289,7 +289,8 @@ class Inputs:
     * skips_frozen: parameters that are frozen are not in a checkpoint, and a load leaves those that then are.
     * load_refreshes: loading the model alone refreshes the masters from it.
     * run_keeps: what a param group keeps of the run that loads, in place of what the checkpoint has: keys of a group of
-      torch.optim, such as `weight_decay`. With `lr`, a schedule goes on from the checkpoint's step at the run's rates.
+      torch.optim, such as `weight_decay`. With `lr`, a schedule goes on from the checkpoint's step at the run's rates;
+      with `schedule`, it is not loaded, while the groups have the checkpoint's rates.
     * masters_undefined: between a load of the model alone and the refresh after it no master has a definite value.
     """
 

@@ -205,7 +205,8 @@ def restore_group(group: dict[str, Any], saved: dict[str, Any], keeps: Sequence[
     for name in group.keys() - saved.keys() - {"params"}:
         del group[name]  # an entry that the first step added
     decouples = group.get("decoupled_weight_decay", False)  # by AdamW, whatever was saved
-    own = {name: group[name] for name in (*keeps, "initial_lr") if keeps and name in group}
+    kept = (*keeps, "initial_lr") if "lr" in keeps else keeps  # from which a schedule goes on
+    own = {name: group[name] for name in kept if name in group}
     group.update(saved | own)
     if decouples:
         group["decoupled_weight_decay"] = True

@@ -32,7 +32,7 @@ from shardproof.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_group
 from shardproof.oracle.values import exact_gradient, initial_buffer, initial_param
 from shardproof.program import LOADS, NO_CHECKPOINT, STEPS, TAKES, WRITES, seed_of_replaced
 from shardproof.schedules import SCHEDULE, lines_of_schedule
-from shardproof.torch_schedules import go_on_at_own_rates, torch_schedule
+from shardproof.torch_schedules import go_on_at_own_rates, megatron_schedule, torch_schedule
 
 NAME_OF = {dtype: name for name, dtype in TORCH_DTYPE.items()}
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step",
@@ -74,7 +74,7 @@ class _Model:
         }
         self._seen: dict[int, tuple[torch.Tensor, str, tuple[int, ...], np.ndarray[Any, Any]]] = {}
         self.optimizer = self._optimizer()
-        self.scheduler = torch_schedule(inputs.schedule, self.optimizer)
+        self.scheduler = (torch_schedule if inputs.last_lr else megatron_schedule)(inputs.schedule, self.optimizer)
         self.scaler = self._scaler()
 
     def _initial(self, param: Parameter, number: int) -> torch.Tensor:
@@ -172,10 +172,10 @@ class _Model:
 
     def restore_schedule(self, saved: dict[str, Any]) -> None:
         """What the schedule keeps of its own; the rates that groups have are the optimizer's."""
-        if self.scheduler:
+        if self.scheduler and "schedule" not in self.inputs.run_keeps:
             self.scheduler.load_state_dict(copy.deepcopy(saved["scheduler"]))
             if "lr" in self.inputs.run_keeps:
-                go_on_at_own_rates(self.scheduler)
+                go_on_at_own_rates(self.scheduler, self.inputs.schedule)
 
     def replace_params(self, number: int) -> None:
         """Give parameters the values of a build of another number; masters stay."""

@@ -26,7 +26,7 @@ from shardproof.reference.sections import start_of
 from shardproof.reference.state import Scaler, Session, Shards
 from shardproof.reference.streams import Streams, coordinates, handed_out
 from shardproof.scenario import FLOAT_DTYPES
-from shardproof.schedules import linear_share
+from shardproof.schedules import megatron_share
 
 
 def _as_own(saved: Hyper, own: Hyper) -> Hyper:
@@ -275,16 +275,19 @@ class Loader:
         keeps = self.session.inputs.run_keeps
         found = []
         for saved, own in zip(groups, self.session.groups, strict=True):
-            hyper = replace(_as_own(saved["hyper"], own.hyper), **{name: getattr(own.hyper, name) for name in keeps})
+            kept = {name: getattr(own.hyper, name) for name in keeps if name != "schedule"}
+            hyper = replace(_as_own(saved["hyper"], own.hyper), **kept)
             peak = own.peak_lr if "lr" in keeps else saved["peak_lr"]
             found.append(Group(hyper, own.names, peak, saved["cycle"]))
         self.session.groups = found
 
     def restore_schedule(self, common: Content) -> None:
         """Schedule and loss scaler."""
-        self.session.schedule = common["schedule"]
-        if self.session.schedule is not None and "lr" in self.session.inputs.run_keeps:
+        if "schedule" not in self.session.inputs.run_keeps:
+            self.session.schedule = common["schedule"]
+        schedule = self.session.schedule
+        if schedule is not None and "lr" in self.session.inputs.run_keeps:
             for group in self.session.groups:
-                group.set_rate(group.peak_lr * linear_share(self.session.schedule.epoch))
+                group.set_rate(group.peak_lr * megatron_share(schedule.name, schedule.epoch))
         if common["scaler"] is not None:
             self.session.scaler = Scaler(*common["scaler"])

@@ -23,6 +23,7 @@ from shardproof.schedules import (
     WARMUP_STEPS,
     linear_share,
     lines_of_schedule,
+    megatron_share,
 )
 
 DIVISOR, FINAL_DIVISOR, RISING, BASE_MOMENTUM, MAX_MOMENTUM = 25.0, 1e4, 0.3, 0.85, 0.95
@@ -64,9 +65,14 @@ class Schedule:
     parts: tuple[Schedule, ...] = ()
 
 
-def begin(name: str, groups: Sequence[Group]) -> Schedule:
-    """The schedule of a name over groups, as it is made: some change the groups at once."""
+def begin(name: str, groups: Sequence[Group], *, of_torch: bool = True) -> Schedule:
+    """The schedule of a name over groups, as it is made: some change the groups at once. of_torch: not Megatron's
+    own."""
     rates, floor = tuple(group.hyper.lr for group in groups), groups[0].hyper.lr * FLOOR
+    if not of_torch:
+        return Schedule(
+            name, 0, 1, rates, tuple(g.set_rate(g.peak_lr * megatron_share(name, 0)) for g in groups), floor
+        )
     if name == "warmup":
         low = tuple(group.set_rate(group.hyper.lr * WARMUP_START) for group in groups)
         parts = (Schedule("rise", 0, 1, rates, low), Schedule("cosine", -1, 1, rates, low, floor))
@@ -83,6 +89,9 @@ def begin(name: str, groups: Sequence[Group]) -> Schedule:
 def advanced(schedule: Schedule, groups: Sequence[Group], *, of_torch: bool) -> Schedule:
     """The schedule after one more step, which changes the groups. of_torch: not Megatron's own."""
     epoch = schedule.epoch + 1
+    if not of_torch:
+        now = [group.set_rate(group.peak_lr * megatron_share(schedule.name, epoch)) for group in groups]
+        return replace(schedule, epoch=epoch, steps=schedule.steps + 1, last_lr=tuple(now))
     if schedule.name == "warmup":
         return _turned(schedule, groups, epoch)
     rates = zip(groups, schedule.base, strict=True)
@@ -90,7 +99,7 @@ def advanced(schedule: Schedule, groups: Sequence[Group], *, of_torch: bool) -> 
         case "halve":
             now = [group.set_rate(group.hyper.lr * 0.5) for group in groups]
         case "linear":
-            now = [group.set_rate((base if of_torch else group.peak_lr) * linear_share(epoch)) for group, base in rates]
+            now = [group.set_rate(base * linear_share(epoch)) for group, base in rates]
         case "cosine":
             now = [group.set_rate(_cosine(group.hyper.lr, base, schedule.floor, epoch)) for group, base in rates]
         case "onecycle":

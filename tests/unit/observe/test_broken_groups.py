@@ -114,6 +114,14 @@ def test_a_load_gives_back_the_settings_that_were_saved(after_load: dict[str, st
     assert {(d.key.op, d.kind) for d in found} == ({(4, kind), (5, kind)} if kind else set())
 
 
+def test_what_the_run_keeps_is_that_of_its_own_build() -> None:
+    """A load that is to leave `initial_lr` to the run, and gives it the checkpoint's, is a difference."""
+    for after_load, kinds in ((ANEW, set()), (BUILT, {"bits"})):
+        observed = observed_settings(BUILT, BUILT, BUILT, ANEW, after_load, after_load)
+        found = diff(kept_settings(observed, PROGRAM, ("initial_lr",)), observed)
+        assert {d.kind for d in found} == kinds
+
+
 def test_a_step_that_adds_a_key_is_a_difference() -> None:
     observed = observed_settings(BUILT, {**BUILT, "step": "int 1"})
     (found,) = diff(kept_settings(observed, PROGRAM[:2]), observed)

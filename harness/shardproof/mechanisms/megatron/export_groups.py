@@ -10,9 +10,10 @@ For example, two groups that differ in their learning rate are one override, and
 from __future__ import annotations
 
 from shardproof.export.case import SETTING, FailureCase
-from shardproof.mechanisms.megatron.switches import NEW_DECAY, OVERRIDE, SCHEDULE_STEPS
+from shardproof.mechanisms.megatron.switches import DECAY_STYLES, NEW_DECAY, OVERRIDE, SCHEDULE_STEPS
 from shardproof.models import GroupSpec
 from shardproof.scenario import Optimizer
+from shardproof.schedules import WARMUP_STEPS
 
 STATE = "model, optimizer, scheduler"
 """What a build of such a script returns."""
@@ -71,10 +72,11 @@ def _by_build(case: FailureCase, name: str, *, differs: bool) -> str:
 def scheduler(case: FailureCase) -> list[str]:
     """The call that makes the scheduler; its constructor sets every group's learning rate and weight decay."""
     ask, decay, rate = case.scenario.optimizer, weight_decay(case), learning_rate(case)
-    style, overrides = "linear" if ask.schedule == "linear" else "constant", OVERRIDE in case.scenario.options
+    style, overrides = DECAY_STYLES.get(ask.schedule, "constant"), OVERRIDE in case.scenario.options
+    rising = WARMUP_STEPS if ask.schedule == "warmup" else 0
     return [
         "scheduler = OptimizerParamScheduler(",
-        f"    optimizer, init_lr=0.0, max_lr={rate}, min_lr=0.0, lr_warmup_steps=0, "
+        f"    optimizer, init_lr=0.0, max_lr={rate}, min_lr=0.0, lr_warmup_steps={rising}, "
         f'lr_decay_steps={SCHEDULE_STEPS}, lr_decay_style="{style}",',
         f'    start_wd={decay}, end_wd={decay}, wd_incr_steps={SCHEDULE_STEPS}, wd_incr_style="constant",',
         *["    use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=True,"] * overrides,

@@ -33,7 +33,10 @@ GPT_MODEL = "gpt"
 """The model that is a real GPTModel; all others are trees of MegatronModule with hand-registered parameters."""
 
 SCHEDULE_STEPS = 8
-"""Steps in which the linear schedule goes from the learning rate to 0."""
+"""Steps in which a schedule goes from the learning rate to 0."""
+
+DECAY_STYLES = {"linear": "linear", "cosine": "cosine", "warmup": "cosine"}
+"""Schedule → the `lr_decay_style` that is asked for; constant for any other."""
 
 
 def variant(scenario: Scenario) -> str:

@@ -21,7 +21,7 @@ from shardproof.protocol.accepts import (
 )
 from shardproof.protocol.features import Feature, lacks
 from shardproof.scenario import DTypePolicy, Offload, Optimizer, Scenario
-from shardproof.systems.deepspeed.contract import COALESCED, NO_HYSTERESIS, takes_bf16_optimizer
+from shardproof.systems.deepspeed.contract import COALESCED, NO_HYSTERESIS, NO_SCHEDULE, takes_bf16_optimizer
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUPS
 
 SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter", "overlap_comm"
@@ -43,6 +43,7 @@ OPTIONS = {
     UNMANAGED: "managed_gradient_accumulation=False: several engine.backward, and engine.step ends the accumulation",
     COALESCED: "all backward passes of a step in engine.coalesce_grad_reduction(), which reduces once at its end",
     EAGER: "stage 3 with max_live_parameters=0 and max_reuse_distance=0: parameters are released after every module",
+    NO_SCHEDULE: "load_checkpoint with load_lr_scheduler_states=False: the schedule begins anew at the saved rates",
     NO_HYSTERESIS: "hysteresis of 1: the first overflow halves the loss scale",
     NO_REDUCE_SCATTER: "reduce_scatter=False: gradients are reduced by one all-reduce of the bucket",
     OVERLAP: "overlap_comm=True: two buckets take turns",
@@ -78,6 +79,11 @@ LIMITS = (
         "accumulates-nothing",
         _one_microbatch,
         f"{', '.join(ACCUMULATES)} need a second microbatch",
+    ),
+    Limit(
+        "no-schedule",
+        lambda s: NO_SCHEDULE in s.options and (s.optimizer.schedule == "none" or not does(s, "load")),
+        f"{NO_SCHEDULE} needs a schedule and a load",
     ),
     Limit(
         "no-sync-stage",

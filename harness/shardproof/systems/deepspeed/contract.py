@@ -17,6 +17,9 @@ WINDOW = 2
 
 NO_HYSTERESIS = "no_hysteresis"
 
+NO_SCHEDULE = "no_scheduler_states"
+"""The switch for a load without the states of the schedule."""
+
 COALESCED = "coalesced"
 """The switch for `engine.coalesce_grad_reduction()`."""
 
@@ -104,6 +107,9 @@ class DeepSpeedContract(Contract):
     def stages(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> Stages:
         found = super().stages(scenario, spec, mesh)
         return replace(found, accumulate=found.compute) if COALESCED in scenario.options else found
+
+    def run_keeps(self, scenario: Scenario) -> tuple[str, ...]:
+        return ("schedule",) if NO_SCHEDULE in scenario.options else ()
 
     def buffer_dtype(self, scenario: Scenario, dtype: str, module: ModuleSpec, mesh: Mesh) -> str:
         half = half_dtype(scenario.dtype)

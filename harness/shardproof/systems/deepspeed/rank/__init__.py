@@ -51,7 +51,7 @@ from shardproof.systems.deepspeed.accepts import (
     STAGES,
     UNMANAGED,
 )
-from shardproof.systems.deepspeed.contract import COALESCED, WINDOW, hysteresis
+from shardproof.systems.deepspeed.contract import COALESCED, NO_SCHEDULE, WINDOW, hysteresis
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces
 from shardproof.torch_loop.loop import STATE_ROLES, TorchRank, TrainState, as_state, context_of, rehearse
 from shardproof.versions import TREE_VERSION
@@ -180,7 +180,9 @@ class Rank(TorchRank):
 
     def load(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
-        self.loaded, _ = self.engine.load_checkpoint(str(path.parent), tag=path.name)
+        self.loaded, _ = self.engine.load_checkpoint(
+            str(path.parent), tag=path.name, load_lr_scheduler_states=NO_SCHEDULE not in self.scenario.options
+        )
 
     def load_model_only(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)

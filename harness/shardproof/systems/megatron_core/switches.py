@@ -7,6 +7,7 @@ from shardproof.scenario import Scenario
 
 OPTIONS: dict[str, str] = {
     **SHARED,
+    "fsdp_no_shard": "Megatron-FSDP in place of DDP, sharding nothing",
     "fsdp_optim": "Megatron-FSDP in place of DDP, sharding optimizer state (data_parallel_sharding_strategy=optim)",
     "fsdp_optim_grads": "Megatron-FSDP, sharding optimizer state and gradients",
     "fsdp_optim_grads_params": "Megatron-FSDP, sharding parameters too; every module is a unit",

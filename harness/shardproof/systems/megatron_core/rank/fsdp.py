@@ -81,6 +81,8 @@ class Ownership:
     def from_state(cls, state: TrainState) -> Ownership:
         scenario, (_, part, _) = state.scenario, state.mesh.coordinate(state.rank)
         spec, shapes = state.spec, _local_shapes(state)
+        if fsdp_strategy(scenario) == "no_shard":
+            return cls(state, dict.fromkeys(shapes, 0))
         units = fsdp_strategy(scenario) == "optim_grads_params"
         size = None if "one_bucket" in scenario.options else BUCKET_SIZE
         # From 0.16 on an expert is known by its name, to which a Float16Module adds a word where there is one; before,
@@ -118,6 +120,8 @@ class Ownership:
             for index, raw in enumerate(group.params):
                 if _fqn(self.state, _buffer(self.state).param_to_name[raw]) != fqn:
                     continue
+                if group.model_weight_buffer is None:  # nothing is sharded
+                    return local_part(raw).detach().reshape(-1), 0
                 return group.model_weight_buffer.get_item(index, only_shard=True).detach(), self.starts[fqn]
         raise KeyError(fqn)
 

@@ -53,6 +53,8 @@ REFUSED = [
             "program": "build save unfreeze step load",
         },
     ),
+    ("as-returned-live", {"options": "as_returned", "checkpoint": "dcp", "program": "recall", "mesh": "1x2x1"}),
+    ("as-returned-keeps", {"options": "as_returned", "checkpoint": "full", "mesh": "1x2x1"}),
 ]
 
 

@@ -72,6 +72,10 @@ ACCEPTS = Accepts(
     faults=Faults(),
     seed=Anything(),
     limits=(
+        fsdp2.MIXED_GROUP, fsdp2.SCALARS, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD,
+        fsdp2.SCALER_FP16, fsdp2.SCALER_BF16, fsdp2.FP16_RANGE, fsdp2.STRICT_MORE_BROADCAST, fsdp2.STRICT_MORE,
+        fsdp2.STRICT_FEWER, fsdp2.STRICT_FROZEN,
+        fsdp2.LEFT_OUT_THAWED,
         Limit(
             "as-returned-live",
             lambda s: AS_RETURNED in s.options and not (s.checkpoint.startswith("full") and s.mesh.world > 1),
@@ -83,10 +87,6 @@ ACCEPTS = Accepts(
             lambda s: AS_RETURNED in s.options and not does(s, "keep"),
             "as_returned needs a program that keeps state dicts in memory",
         ),
-        fsdp2.MIXED_GROUP, fsdp2.SCALARS, fsdp2.RESHARD_DIVISOR, fsdp2.RESHARD_DIVISOR_TP, fsdp2.FUSED_SGD,
-        fsdp2.SCALER_FP16, fsdp2.SCALER_BF16, fsdp2.FP16_RANGE, fsdp2.STRICT_MORE_BROADCAST, fsdp2.STRICT_MORE,
-        fsdp2.STRICT_FEWER, fsdp2.STRICT_FROZEN,
-        fsdp2.LEFT_OUT_THAWED,
     ),
     constraints=(
         Constraint(

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from shardproof.issues.known_issues import KnownIssue, KnownIssues, known_issues_of
 from shardproof.laboratory.laboratory import Laboratory
@@ -49,11 +50,14 @@ def told_by_face(system: str) -> list[KnownIssue]:
 
 
 def moments(ops: Sequence[Op], shown: int) -> Iterator[str]:
-    """The faults of memory right before and after the operation that shows an entry, and of the gradients of the first
-    step from there on; and one of the first collective."""
+    """The faults of memory right before and after the operation that shows an entry, of a parameter until the next step,
+    and of the gradients of the first step from there on; and one of the first collective. A parameter that a step has
+    moved by wrong state is wrong anyway, and nothing tells a flipped bit in it."""
     for name in ("param", "moment", "step"):
         yield f"boundary.memory-{name}@{2 * shown + 1}"
         yield f"boundary.memory-{name}@{2 * shown + 2}"
+    quiet = takewhile(lambda op: op.kind not in STEPS, ops[shown + 1 :])
+    yield from (f"boundary.memory-param@{2 * op.index + 2}" for op in quiet)
     steps = [op.index for op in ops if op.kind in STEPS]
     later = [number for number, index in enumerate(steps, 1) if index >= shown]
     yield from (f"boundary.memory-gradient@{number}" for number in later[:1])

@@ -60,7 +60,8 @@ from shardproof.errors import UsageError
 from shardproof.issues.cures import cure_of
 from shardproof.issues.upstream_evidence import NOVELTY_KEYS, Novelty, novelty_of
 from shardproof.models import ParamSpec, model_spec
-from shardproof.program import FIT, KINDS, SHOWS_IN
+from shardproof.observe.record import LIVE
+from shardproof.program import FIT, KINDS, SHOWS_IN, STEPS
 from shardproof.protocol.registry import system_named
 from shardproof.protocol.releases import package_of
 from shardproof.protocol.system import System
@@ -82,6 +83,7 @@ harness/shardproof/issues/findings.py."""
 
 
 CONFLICT = "replica_conflict"
+WEIGHTS = ("param", "master", "compute_param")
 
 PARAMS: Mapping[str, Callable[[ParamSpec], bool]] = {
     "frozen": lambda spec: spec.trainable == "no",
@@ -401,7 +403,23 @@ def _follows(text: str, chosen: Iterable[KnownIssue], result: Result) -> bool:
     """Whether what differs later may follow from the chosen entries: each difference of this text from one of them."""
     able = [issue.match for issue in chosen if _any_match(text, issue.match.aftermath)]
     later = result.differences_of(Evidence(LATER, text)) or (None,)
-    return all(any(match.fits(difference, result.scenario) for match in able) for difference in later)
+    return all(
+        any(match.fits(difference, result.scenario) and _in_time(match, difference, result) for match in able)
+        for difference in later
+    )
+
+
+def _in_time(match: Pattern, difference: Difference | None, result: Result) -> bool:
+    """Whether a step lies between a defect of the optimizer's state, told by its face alone, and a weight that differs:
+    nothing else carries it there. Forwards see what the step before them left."""
+    by_face = bool(match.params or match.values)
+    if difference is None or not by_face or difference.key.role not in WEIGHTS or difference.key.where != LIVE:
+        return True
+    first = min(each.key.op for each in result.differences)
+    if any(each.key.op == first and each.key.role in WEIGHTS for each in result.differences):
+        return True
+    until = difference.key.op - (difference.key.role == "compute_param")
+    return any(kind in STEPS for _, kind in result.operations[first + 1 : until + 1])
 
 
 def _any_match(text: str, patterns: Iterable[str]) -> bool:

@@ -284,3 +284,16 @@ def test_copies_that_differ_must_be_named(load: Load, pattern: str, known: bool)
 def test_an_unknown_kind_of_parameter_or_value_is_refused(load: Load, key: str, allowed: str) -> None:
     with pytest.raises(UsageError, match=allowed):
         load(f'op = "load"\nevidence = ["param bits"]\n{key} = ["some"]')
+
+
+@pytest.mark.parametrize(("op", "known"), [(5, False), (6, True)])
+def test_a_weight_differs_by_a_step_at_the_earliest(load: Load, op: int, known: bool) -> None:
+    """Of an entry that its face alone tells: moments that are gone after a load change no weight before a step."""
+    told = 'op = "load"\nevidence = ["exp_avg missing"]\naftermath = ["param bits"]\nparams = ["frozen"]'
+    issues = load(told)
+    scenario = Scenario(system="torch-fsdp2", model=FROZEN, program="build step save build load replace_params step")
+    gone = Difference(Key(4, "live", "exp_avg", "tower.vision.weight"), "missing")
+    result = Result(
+        scenario, "torch-fsdp2", "2.13.0", Verdict.MISMATCH, differences=(gone, bits("tower.vision.weight", op=op))
+    )
+    assert (issues.match(result) is not None) is known

@@ -50,9 +50,9 @@ def told_by_face(system: str) -> list[KnownIssue]:
 
 
 def moments(ops: Sequence[Op], shown: int) -> Iterator[str]:
-    """The faults of memory right before and after the operation that shows an entry, of a parameter until the next step,
-    and of the gradients of the first step from there on; and one of the first collective. A parameter that a step has
-    moved by wrong state is wrong anyway, and nothing tells a flipped bit in it."""
+    """The faults of memory right before and after the operation that shows an entry, of a parameter until the next
+    step, and of the gradients of the first step from there on; and one of the first collective. A parameter that a step
+    has moved by wrong state is wrong anyway, and nothing tells a flipped bit in it."""
     for name in ("param", "moment", "step"):
         yield f"boundary.memory-{name}@{2 * shown + 1}"
         yield f"boundary.memory-{name}@{2 * shown + 2}"

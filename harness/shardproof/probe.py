@@ -142,10 +142,10 @@ def _contributions(keys: U64, iteration: int, microbatch: int, dp: int, grid: Gr
     if kind == "cancelling":
         push = (((hashed >> np.uint64(12)) & np.uint64(7)).astype(np.int64) + 1) * odd
         rows[0, ranks_coarse] = push, -push
-        rows[1, ranks_fine] = _spread(fine * share, _count(ranks_fine, dp), hashed >> np.uint64(16), 1) * odd
+        rows[1, ranks_fine] = _spread(fine * share, len(rows[0, ranks_fine]), hashed >> np.uint64(16), 1) * odd
     elif kind == "wide":
-        rows[0, ranks_coarse] = _spread(coarse * share, _count(ranks_coarse, dp), hashed >> np.uint64(12), 4) * odd
-        rows[1, ranks_fine] = _spread(fine * share, _count(ranks_fine, dp), hashed >> np.uint64(28), 4) * odd
+        rows[0, ranks_coarse] = _spread(coarse * share, len(rows[0, ranks_coarse]), hashed >> np.uint64(12), 4) * odd
+        rows[1, ranks_fine] = _spread(fine * share, len(rows[0, ranks_fine]), hashed >> np.uint64(28), 4) * odd
     else:
         rows[0, 0] = coarse * dp  # nothing, or all of one rank's
         rows[1] = _spread(fine * share, dp, hashed >> np.uint64(12), 1) * odd
@@ -161,10 +161,6 @@ def _holders(kind: str, dp: int, parted: bool) -> tuple[slice, slice]:
         return slice(0, dp, dp - 1), every if parted else slice(1, dp - 1)
     half = (dp + 1) // 2
     return (every, every) if parted or dp == 1 else (slice(0, half), slice(half, dp))
-
-
-def _count(ranks: slice, dp: int) -> int:
-    return len(range(dp)[ranks])
 
 
 def _alone(grid: Grid, iteration: int, microbatch: int, dp: int) -> int | None:

@@ -185,9 +185,8 @@ class Result:
         Differences count at the first operation that has any: what follows from them is no separate evidence. An
         error is evidence of its own, at the operation that raised.
         """
-        first = min((d.key.op for d in self.differences), default=None)
         found = []
-        for op in self._first_of_arms if self.arms else (first,):
+        for op in self._first_ops:
             texts = sorted({describe(d) for d in self.differences if d.key.op == op})
             found += [Evidence(self.kind_of(op), text) for text in texts]
         found = list(dict.fromkeys(found))
@@ -230,21 +229,27 @@ class Result:
     def aftermath(self) -> tuple[str, ...]:
         """What differed at operations after the first that failed: it may follow from the first, or be something
         else."""
-        first = min((d.key.op for d in self.differences), default=None)
-        seen = self._first_of_arms if self.arms else (first,)
+        seen = self._first_ops
         return tuple(sorted({describe(d) for d in self.differences if d.key.op not in seen}))
 
     def differences_of(self, item: Evidence) -> list[Difference]:
         """The differences that a piece of evidence stands for; with `LATER` for its operation, one of the aftermath."""
-        first = min((d.key.op for d in self.differences), default=None)
-        seen = self._first_of_arms if self.arms else (first,)
-        return [
-            d
-            for d in self.differences
-            if (item.op == LATER) == (d.key.op not in seen)
-            and describe(d) == item.text
-            and item.op in (LATER, self.kind_of(d.key.op))
-        ]
+        return self._by_evidence.get(item, [])
+
+    @cached_property
+    def _by_evidence(self) -> dict[Evidence, list[Difference]]:
+        seen = self._first_ops
+        found: dict[Evidence, list[Difference]] = {}
+        for difference in self.differences:
+            op = difference.key.op
+            at = self.kind_of(op) if op in seen else LATER
+            found.setdefault(Evidence(at, describe(difference)), []).append(difference)
+        return found
+
+    @cached_property
+    def _first_ops(self) -> tuple[int | None, ...]:
+        """The first operation that differs; of a trainer's cell that of each arm."""
+        return self._first_of_arms if self.arms else (min((d.key.op for d in self.differences), default=None),)
 
     def kind_of(self, op: int | None) -> str:
         """The kind of an operation of the program; empty for none."""

@@ -180,7 +180,7 @@ def test_of_an_uneven_step_one_rank_has_all_behind_the_first_microbatch(
     alone = extra_rank(iteration, microbatch, dp)
     assert (alone is None) == (microbatch == 0)
     if alone is not None:
-        assert (units[alone] != 0).mean() > 0.9
+        assert (units[alone] != 0).mean() > (0.9 if "alternate" in kind and microbatch % 2 == 0 else 0.9999)
         assert not np.delete(units, alone, axis=0).any()
 
 
@@ -192,7 +192,7 @@ def test_of_a_lone_parameter_one_rank_has_all_in_even_iterations(
     alone = lone_rank(iteration, microbatch, dp)
     assert (alone is None) == (iteration % 2 == 1)
     if alone is not None:
-        assert (units[alone] != 0).mean() > 0.9
+        assert (units[alone] != 0).mean() > (0.9 if "alternate" in kind and microbatch % 2 == 0 else 0.9999)
         assert not np.delete(units, alone, axis=0).any()
 
 

@@ -89,14 +89,9 @@ PARAMS: Mapping[str, Callable[[ParamSpec], bool]] = {
     "frozen": lambda spec: spec.trainable == "no",
     "later": lambda spec: spec.trainable == "later",
     "unused": lambda spec: not spec.used,
-    "idle": lambda spec: bool(spec.idle),
-    "expert": lambda spec: spec.ep_dim is not None,
-    "partial": lambda spec: spec.partial,
-    "island": lambda spec: spec.island,
-    "replicated": lambda spec: spec.tp_dim is None,
 }
-"""What a parameter can be that a defect concerns: frozen for good or until the program unfreezes it, used by no forward
-or by some, an expert, one of whose gradient tensor-parallel ranks have parts, kept in fp32, or whole on all of them."""
+"""What a parameter can be that a defect concerns: frozen for good, or until the program unfreezes it, or used by no
+forward."""
 
 VALUES: Mapping[str, Callable[[Difference], bool]] = {
     "nan": lambda difference: difference.nan_mismatches == difference.mismatched,
@@ -424,5 +419,5 @@ def _in_time(match: Pattern, difference: Difference | None, result: Result) -> b
 
 def _any_match(text: str, patterns: Iterable[str]) -> bool:
     """Whether a text has the form of a pattern. That ranks' copies differ has to be said."""
-    said = (pattern for pattern in patterns if not text.endswith(CONFLICT) or pattern.endswith((CONFLICT, "replica*")))
+    said = (pattern for pattern in patterns if not text.endswith(CONFLICT) or pattern.endswith(CONFLICT))
     return any(fnmatchcase(text, pattern) for pattern in said)

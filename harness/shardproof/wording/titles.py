@@ -293,10 +293,11 @@ def _explained(differences: list[Difference], best: Explanation) -> list[Differe
         several = item.get("roles")
         roles |= set(several) if isinstance(several, list | tuple) else set()
     roles = roles or set(ABOUT.get(best.mechanism, ()))
-    found = [d for d in differences if (d.key.fqn in names or not names) and (not roles or d.key.role in roles)]
-    alike = Counter((d.key.role, d.key.where, d.kind) for d in found)
-    capped = {looks for looks, count in alike.items() if count == ALIKE}  # rules looked at no more of these
-    found = [d for d in differences if d in found or (d.key.role, d.key.where, d.kind) in capped]
+    named = [(d.key.fqn in names or not names) and (not roles or d.key.role in roles) for d in differences]
+    looks = [(d.key.role, d.key.where, d.kind) for d in differences]
+    alike = Counter(look for look, is_named in zip(looks, named, strict=True) if is_named)
+    # Rules look at no more than `ALIKE` of those that look alike: where that many are named, all are meant.
+    found = [d for d, look, is_named in zip(differences, looks, named, strict=True) if is_named or alike[look] == ALIKE]
     return found or [d for d in differences if d.key.role in roles] or differences
 
 

@@ -69,7 +69,7 @@ def _parts(key: Key, context: Context) -> list[Floats]:
 def _narrow_sums_of_parts(parts: list[Floats], every: Floats, mesh: Mesh) -> Iterator[tuple[str, Floats]]:
     """Averages of gradients whose tensor-parallel parts were added in a narrower dtype: before the reduction over the
     data-parallel ranks, or after it. every: as for all hypotheses, of whole gradients."""
-    for name in HALF if parts else ():
+    for name in HALF:
         dtype = numpy_dtype(name)
         with np.errstate(over="ignore"):
             first = np.sum([reduced_in(batch.swapaxes(0, 1), dtype) for batch in parts], axis=0)  # alternatives, dp, n

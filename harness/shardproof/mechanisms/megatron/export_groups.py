@@ -10,10 +10,9 @@ For example, two groups that differ in their learning rate are one override, and
 from __future__ import annotations
 
 from shardproof.export.case import SETTING, FailureCase
-from shardproof.mechanisms.megatron.switches import DECAY_STYLES, NEW_DECAY, OVERRIDE, SCHEDULE_STEPS
+from shardproof.mechanisms.megatron.switches import NEW_DECAY, OVERRIDE, SCHEDULE_STEPS, decay_of
 from shardproof.models import GroupSpec
 from shardproof.scenario import Optimizer
-from shardproof.schedules import WARMUP_STEPS
 
 STATE = "model, optimizer, scheduler"
 """What a build of such a script returns."""
@@ -72,8 +71,7 @@ def _by_build(case: FailureCase, name: str, *, differs: bool) -> str:
 def scheduler(case: FailureCase) -> list[str]:
     """The call that makes the scheduler; its constructor sets every group's learning rate and weight decay."""
     ask, decay, rate = case.scenario.optimizer, weight_decay(case), learning_rate(case)
-    style, overrides = DECAY_STYLES.get(ask.schedule, "constant"), OVERRIDE in case.scenario.options
-    rising = WARMUP_STEPS if ask.schedule == "warmup" else 0
+    (style, rising), overrides = decay_of(ask.schedule), OVERRIDE in case.scenario.options
     return [
         "scheduler = OptimizerParamScheduler(",
         f"    optimizer, init_lr=0.0, max_lr={rate}, min_lr=0.0, lr_warmup_steps={rising}, "

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardproof.scenario import Optimizer, Scenario
+from shardproof.schedules import COSINE_STEPS, WARMUP_STEPS
 
 NEW_DECAY = "new_decay"
 OVERRIDE = "override_scheduler"
@@ -32,11 +33,14 @@ with overlap_grad_reduce; without that, a buffer is one bucket."""
 GPT_MODEL = "gpt"
 """The model that is a real GPTModel; all others are trees of MegatronModule with hand-registered parameters."""
 
-SCHEDULE_STEPS = 8
+SCHEDULE_STEPS = COSINE_STEPS
 """Steps in which a schedule goes from the learning rate to 0."""
 
-DECAY_STYLES = {"linear": "linear", "cosine": "cosine", "warmup": "cosine"}
-"""Schedule → the `lr_decay_style` that is asked for; constant for any other."""
+
+def decay_of(schedule: str) -> tuple[str, int]:
+    """The `lr_decay_style` and the `lr_warmup_steps` that a schedule is asked for with."""
+    styles = {"linear": ("linear", 0), "cosine": ("cosine", 0), "warmup": ("cosine", WARMUP_STEPS)}
+    return styles.get(schedule, ("constant", 0))
 
 
 def variant(scenario: Scenario) -> str:

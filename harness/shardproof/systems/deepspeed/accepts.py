@@ -21,14 +21,14 @@ from shardproof.protocol.accepts import (
 )
 from shardproof.protocol.features import Feature, lacks
 from shardproof.scenario import DTypePolicy, Offload, Optimizer, Scenario
-from shardproof.systems.deepspeed.contract import COALESCED, NO_HYSTERESIS, NO_SCHEDULE, takes_bf16_optimizer
+from shardproof.systems.deepspeed.contract import NO_HYSTERESIS, NO_SCHEDULE, takes_bf16_optimizer
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUPS
 
 SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter", "overlap_comm"
 
 PERSISTENT, EAGER = "persistent", "eager_release"
 MANY, BOUNDARY, NO_SYNC = "many_backwards", "own_boundary", "no_sync"
-UNMANAGED = "unmanaged"
+UNMANAGED, COALESCED = "unmanaged", "coalesced"
 ACCUMULATES = (MANY, BOUNDARY, NO_SYNC, UNMANAGED, COALESCED)
 """Switches with which the caller says where accumulation ends, and calls `engine.step` once."""
 IN_BUFFERS = (NO_REDUCE_SCATTER, ALIGNED, ROUND_ROBIN)
@@ -65,8 +65,9 @@ _UNMANAGED = Feature(
 )
 
 
-def _one_microbatch(s: Scenario) -> bool:
-    return s.microbatches == 1 and any(word in s.options for word in ACCUMULATES)
+def caller_accumulates(s: Scenario) -> bool:
+    """Whether the caller, and not the engine, says where accumulation ends."""
+    return any(word in s.options for word in ACCUMULATES)
 
 
 LIMITS = (
@@ -77,7 +78,7 @@ LIMITS = (
     ),
     Limit(
         "accumulates-nothing",
-        _one_microbatch,
+        lambda s: caller_accumulates(s) and s.microbatches == 1,
         f"{', '.join(ACCUMULATES)} need a second microbatch",
     ),
     Limit(

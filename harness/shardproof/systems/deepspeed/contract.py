@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
-from shardproof.models import ModuleSpec, ParamSpec
+from shardproof.models import ModuleSpec
 from shardproof.oracle.contract import Clause, Contract, half_dtype
-from shardproof.oracle.inputs import Clip, LossScale, Rule, Stages
+from shardproof.oracle.inputs import Clip, LossScale, Rule
 from shardproof.scenario import FLOAT_DTYPES, Mesh, Scenario
 from shardproof.versions import before
 
@@ -19,9 +18,6 @@ NO_HYSTERESIS = "no_hysteresis"
 
 NO_SCHEDULE = "no_scheduler_states"
 """The switch for a load without the states of the schedule."""
-
-COALESCED = "coalesced"
-"""The switch for `engine.coalesce_grad_reduction()`."""
 
 INVERSE_CLIPPING = Rule(
     "shardproof.systems.deepspeed.clipping:by_inverse", "shardproof.systems.deepspeed.reference:clip_by_inverse"
@@ -52,10 +48,6 @@ class DeepSpeedContract(Contract):
             "gradients are accumulated in data_types.grad_accum_dtype and reduced in communication_data_type, by "
             "default both in the model's dtype, and averaged over the ranks; the optimizer reads them in fp32",
             "https://www.deepspeed.ai/docs/config-json, Data Type options",
-        ),
-        Clause(
-            "within coalesce_grad_reduction gradients stay on the parameters, and so accumulate in the model's dtype",
-            "deepspeed.runtime.engine, DeepSpeedEngine.coalesce_grad_reduction: its docstring",
         ),
         Clause(
             "several backward passes before one step all count, whoever says where accumulation ends, or are refused",
@@ -103,10 +95,6 @@ class DeepSpeedContract(Contract):
     def master(self, scenario: Scenario, storage: str) -> str | None:
         itself = scenario.sharding == "fully_shard" and storage == "fp32" and not scenario.offload.fraction
         return None if itself else "fp32"
-
-    def stages(self, scenario: Scenario, spec: ParamSpec, mesh: Mesh) -> Stages:
-        found = super().stages(scenario, spec, mesh)
-        return replace(found, accumulate=found.compute) if COALESCED in scenario.options else found
 
     def run_keeps(self, scenario: Scenario) -> tuple[str, ...]:
         return ("schedule",) if NO_SCHEDULE in scenario.options else ()

@@ -40,8 +40,8 @@ from shardproof.program import Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Scenario
 from shardproof.systems.deepspeed.accepts import (
-    ACCUMULATES,
     BOUNDARY,
+    COALESCED,
     EAGER,
     NO_REDUCE_SCATTER,
     NO_SYNC,
@@ -50,8 +50,9 @@ from shardproof.systems.deepspeed.accepts import (
     SMALL_BUCKETS,
     STAGES,
     UNMANAGED,
+    caller_accumulates,
 )
-from shardproof.systems.deepspeed.contract import COALESCED, NO_SCHEDULE, WINDOW, hysteresis
+from shardproof.systems.deepspeed.contract import NO_SCHEDULE, WINDOW, hysteresis
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS, Piece, own_part, pieces
 from shardproof.torch_loop.loop import STATE_ROLES, TorchRank, TrainState, as_state, context_of, rehearse
 from shardproof.versions import TREE_VERSION
@@ -239,7 +240,7 @@ class Rank(TorchRank):
                     self.engine.backward(loss * self.engine.gradient_accumulation_steps())
                 if microbatch == last:
                     self.between(op)
-                elif not any(word in options for word in ACCUMULATES):
+                elif not caller_accumulates(self.scenario):
                     self.engine.step()
         self.engine.step()
 
@@ -339,7 +340,7 @@ def convert(ranks: Path, universal: Path) -> None:
 def config(scenario: Scenario) -> dict[str, Any]:
     """The engine's configuration for a scenario."""
     ask, options = scenario.optimizer, scenario.options
-    own_end = any(word in options for word in ACCUMULATES)
+    counted = BOUNDARY in options or not caller_accumulates(scenario)
     bucket = SMALL_BUCKET if SMALL_BUCKETS in options else BUCKET
     zero: dict[str, Any] = {
         "stage": STAGES[scenario.sharding],
@@ -363,7 +364,7 @@ def config(scenario: Scenario) -> dict[str, Any]:
             zero["sub_group_size"] = SUB_GROUP_SIZE
     asked: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1 if own_end and BOUNDARY not in options else scenario.microbatches,
+        "gradient_accumulation_steps": scenario.microbatches if counted else 1,
         "gradient_clipping": ask.clip,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,

@@ -153,7 +153,7 @@ class Offload:
 
 DEVICES = ("cpu", "cuda")
 
-OPTIMIZER_KINDS = ("sgd", "adam", "adamw")
+OPTIMIZER_KINDS = ("sgd", "adam", "adamw", "muon")
 OPTIMIZER_IMPLEMENTATIONS = ("forloop", "foreach", "fused", "multi_tensor")
 SCHEDULES = ("none", "halve", "linear", "cosine", "onecycle", "warmup")
 """Described in `shardproof.schedules`."""

@@ -48,6 +48,7 @@ from shardproof.oracle import twin
 from shardproof.oracle.cold_run import ColdRun
 from shardproof.oracle.extra_state import EXTRA_STATE, carried, without_addresses
 from shardproof.oracle.inputs import Inputs, Placement
+from shardproof.oracle.reported import NOTHING, Reported
 from shardproof.oracle.settings import kept_settings
 from shardproof.program import BLIND, LOADS, WRITES, Op, expand
 from shardproof.protocol.registry import system_named
@@ -236,7 +237,7 @@ def _explained(
     refused: Refused | None,
 ) -> tuple[Explanation, ...]:
     """What the differences say or, where they say nothing, the text of the error that ended the run."""
-    cold = ColdRun(case.inputs, dict(_reported_norms(observed)), expected)
+    cold = ColdRun(case.inputs, _reported(observed), expected)
     context = Context(expected, observed, case.scenario, case.ops, cold, case.inputs, records)
     found = explain(failing, context, case.system.rules)
     return tuple(found or (explain_refusal(refused[0], refused[1], context) if refused else ()))
@@ -253,8 +254,8 @@ def _expected(case: ResolvedScenario, observed: Logical, unreadable: Set[int]) -
     scenario, contract = case.scenario, case.system.contract
     seen = set(map(_OP_AND_ROLE, observed))
     done, roles = {op for op, _ in seen}, {role for _, role in seen}
-    norms = _reported_norms(observed) if "norm" in roles else ()
-    truth = contract.completed(_twin(case.inputs, norms), observed, scenario, done)
+    reported = _reported(observed) if not roles.isdisjoint(("norm", "direction")) else NOTHING
+    truth = contract.completed(_twin(case.inputs, reported), observed, scenario, done)
     whole = len(done) == len(case.ops)
     expected = dict(truth) if whole else {key: value for key, value in truth.items() if key.op in done}
     if "rng" in roles and case.system.world != "lockstep":  # whose ranks are no processes
@@ -286,17 +287,20 @@ def _must_be_written(case: ResolvedScenario, live: Logical, op: Op) -> Logical:
     return case.system.stored.must_hold(live, op, scenario_during(case.scenario, op))
 
 
-def _reported_norms(observed: Logical) -> tuple[tuple[int, float], ...]:
-    return tuple(
+def _reported(observed: Logical) -> Reported:
+    """What ranks reported of their steps, where it is of a kind that the twin can take."""
+    norms = tuple(
         (op, float(as_numbers(value)[0]))
         for (op, _, role, _), value in observed.items()
         if role == "norm" and value.dtype in ("fp32", "fp64") and len(value.data) == ITEMSIZE[value.dtype]
     )
+    directions = tuple(((op, fqn), value) for (op, _, role, fqn), value in observed.items() if role == "direction")
+    return Reported(norms, directions)
 
 
 @lru_cache(maxsize=256)
-def _twin(inputs: Inputs, norms: tuple[tuple[int, float], ...]) -> Logical:
-    return twin.run(inputs, dict(norms))
+def _twin(inputs: Inputs, reported: Reported) -> Logical:
+    return twin.run(inputs, reported)
 
 
 def _blind_load(ops: Sequence[Op], expected: Logical) -> str:
@@ -347,7 +351,7 @@ def _reference_against_twin(inputs: Inputs, placement: Placement) -> str:
     problems: list[Problem] = []
     if observed is None:
         observed, problems = assemble(r for r in reference.run(inputs, placement) if r.where == LIVE)
-    expected = _twin(inputs, _reported_norms(observed))
+    expected = _twin(inputs, _reported(observed))
     observed, expected = (known_to_both(logical, placement.model) for logical in (observed, expected))
     found = [d for d in diff(expected, observed, problems, (LAZY_STATE,)) if d.fails]
     return describe_disagreement([d for d in found if not (inputs.steps_on_gpu and d.kind in ("bits", "norm"))])

@@ -9,11 +9,11 @@ up to the first load it is what the other run holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from shardproof.observe.logical import Key, Logical, Value
 from shardproof.oracle.inputs import Inputs
+from shardproof.oracle.reported import Reported
 from shardproof.program import LOADS
 
 _NO_MOMENTUM = "expected Tensor as element"
@@ -25,12 +25,12 @@ class ColdRun:
     """The values of the cold run of some inputs.
 
     Args:
-        norms: operation → the norm that the system reported of its gradients (`shardproof.oracle.twin.run`).
+        reported: what the system said of its steps (`shardproof.oracle.twin.run`).
         warm: the values of the run in which loads work.
     """
 
     inputs: Inputs
-    norms: Mapping[int, float]
+    reported: Reported
     warm: Logical
     _until: int = -1
     _values: Logical = field(default_factory=dict)
@@ -48,7 +48,7 @@ class ColdRun:
 
             self._until = key.op
             try:
-                self._values = twin.run(replace(self.inputs, operations=operations), dict(self.norms), cold_from=first)
+                self._values = twin.run(replace(self.inputs, operations=operations), self.reported, cold_from=first)
             except TypeError as error:
                 if _NO_MOMENTUM not in str(error):
                     raise

@@ -16,7 +16,7 @@ import torch
 
 from shardproof.emulation.device import fused_optimizers
 from shardproof.entry import resolve
-from shardproof.oracle.inputs import PreciseState, Stepper
+from shardproof.oracle.inputs import Hyper, PreciseState, Stepper
 
 TORCH_DTYPE = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64,
@@ -46,11 +46,26 @@ def optimizer_for(
     if stepper.make:
         made: torch.optim.Optimizer = resolve(stepper.make)(stepper, groups)
         return made
+    if stepper.orthogonal:
+        from shardproof.oracle.muon import WholeMuon
+
+        return WholeMuon(groups, stepper.orthogonal)
     if stepper.mixed:
         return Hybrid(groups, stepper, on_host)
     if stepper.precise:
         return _precise(stepper, stepper.precise, groups, domains)
     return _optimizer(stepper.kind, stepper.impl, stepper.device, groups, capturable=stepper.capturable)
+
+
+def numbers_for(stepper: Stepper, hyper: Hyper) -> dict[str, Any]:
+    """The numbers of a param group, under torch.optim's names."""
+    lr = torch.tensor(hyper.lr) if stepper.tensor_lr else hyper.lr
+    numbers: dict[str, Any] = {"lr": lr, "weight_decay": hyper.weight_decay}
+    if stepper.orthogonal:
+        return numbers | {name: getattr(hyper, name) for name in stepper.orthogonal.numbers}
+    if stepper.kind == "sgd":
+        return numbers | {"momentum": hyper.momentum, "nesterov": hyper.nesterov}
+    return numbers | {"betas": (hyper.beta1, hyper.beta2), "eps": hyper.eps}
 
 
 def _optimizer(

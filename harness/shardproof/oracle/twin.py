@@ -26,9 +26,11 @@ from shardproof.models import is_idle
 from shardproof.observe.logical import Key, Logical, Value
 from shardproof.observe.record import LIVE
 from shardproof.oracle.inputs import Build, Group, Inputs, Operation, Parameter
+from shardproof.oracle.muon import WholeMuon
+from shardproof.oracle.reported import NOTHING, Reported
 from shardproof.oracle.scaled_adam import SCALE, ScaledAdam
 from shardproof.oracle.scaler import CountedScaler
-from shardproof.oracle.steppers import TORCH_DTYPE, optimizer_for, restore_group, restore_state, state_of
+from shardproof.oracle.steppers import TORCH_DTYPE, numbers_for, optimizer_for, restore_group, restore_state, state_of
 from shardproof.oracle.values import exact_gradient, initial_buffer, initial_param
 from shardproof.program import LOADS, NO_CHECKPOINT, STEPS, TAKES, WRITES, seed_of_replaced
 from shardproof.schedules import SCHEDULE, lines_of_schedule
@@ -42,15 +44,15 @@ _new = tuple.__new__
 """Makes a named tuple without a Python call: a scenario has hundreds of keys and values."""
 
 
-def run(inputs: Inputs, norms: Mapping[int, float] | None = None, *, cold_from: int | None = None) -> Logical:
+def run(inputs: Inputs, reported: Reported = NOTHING, *, cold_from: int | None = None) -> Logical:
     """What every observation of a scenario with these inputs must be.
 
     Args:
-        norms: op index → total gradient norm the system reported for that step; the exact one where it is missing.
+        reported: what the system said of its steps; the exact values where it said nothing.
         cold_from: gives the cold arm, from this operation on: what would be observed if no load did anything.
     """
     with torch.inference_mode():  # no gradient is taken of anything here
-        return _Twin(inputs, norms or {}, cold_from).run()
+        return _Twin(inputs, reported, cold_from).run()
 
 
 class _Model:
@@ -99,14 +101,8 @@ class _Model:
 
     def _group(self, group: Group) -> dict[str, Any]:
         """A param group as torch.optim takes it."""
-        hyper = group.hyper
-        lr = torch.tensor(hyper.lr) if self.inputs.stepper.tensor_lr else hyper.lr
-        numbers: dict[str, Any] = {"lr": lr, "weight_decay": hyper.weight_decay}
-        if self.inputs.stepper.kind == "sgd":
-            numbers |= {"momentum": hyper.momentum, "nesterov": hyper.nesterov}
-        else:
-            numbers |= {"betas": (hyper.beta1, hyper.beta2), "eps": hyper.eps}
-        return {"params": [self.stepped[name] for name in group.names], **numbers}
+        params = [self.stepped[name] for name in group.names]
+        return {"params": params, **numbers_for(self.inputs.stepper, group.hyper)}
 
     def unfreeze(self) -> None:
         """Make the parameters that the model marks `later` trainable."""
@@ -227,8 +223,9 @@ class _Model:
 
 
 class _Twin:
-    def __init__(self, inputs: Inputs, norms: Mapping[int, float], cold_from: int | None) -> None:
-        self.inputs, self.norms, self.loads, self.first = inputs, norms, cold_from is None, cold_from or 0
+    def __init__(self, inputs: Inputs, reported: Reported, cold_from: int | None) -> None:
+        self.inputs, self.norms, self.directions = inputs, dict(reported.norms), dict(reported.directions)
+        self.loads, self.first = cold_from is None, cold_from or 0
         self.saved: dict[int, dict[str, Any]] = {}
         self.logical: Logical = {}
 
@@ -337,7 +334,12 @@ class _Twin:
             seen["norm", "total_norm"] = value_of(exact.to(TORCH_DTYPE[self.inputs.clip.norm_dtype]))
         if takes:
             seen |= {("grad", fqn): value_of(gradient) for fqn, gradient in gradients.items()}
+        muon = model.optimizer if isinstance(model.optimizer, WholeMuon) else None
+        if muon:
+            muon.take(op.index, model.stepped, self.directions)
         self._update(model, op, gradients)
+        if muon and takes:
+            seen |= {("direction", fqn): value_of(muon.exact[model.stepped[fqn]]) for fqn in gradients}
         return seen
 
     def _scale_and_unscale(
@@ -450,10 +452,8 @@ def _hyperparameters(model: _Model) -> Iterator[Mapping[tuple[str, str], Value]]
     for index, (group, made) in enumerate(zip(model.optimizer.param_groups, model.groups, strict=True)):
         numbers = [("lr", float(group["lr"])), ("weight_decay", float(group["weight_decay"]))]
         if "betas" in group:
-            (beta1, beta2), eps = group["betas"], group["eps"]
-            numbers += [("beta1", beta1), ("beta2", beta2), ("eps", eps)]
-        else:
-            numbers += [("momentum", float(group["momentum"])), ("nesterov", float(group["nesterov"]))]
+            numbers += [("beta1", group["betas"][0]), ("beta2", group["betas"][1])]
+        numbers += [(name, float(group[name])) for name in ("momentum", "nesterov", "eps") if name in group]
         yield _numbers_of(None if model.inputs.owner_groups else index, made.names, tuple(numbers))
 
 

@@ -36,12 +36,18 @@ from shardproof.reference.numerics import BF16, F32, FP16, FP32, Array, rounded,
 DTYPE_NAMES: dict[np.dtype[Any], str] = {FP32: "fp32", BF16: "bf16", FP16: "fp16"}
 
 
+COUNT_NO_STEPS = ("sgd", "muon")
+"""Kinds of optimizers that keep no count of steps."""
+
+
 @dataclass(frozen=True)
 class Hyper:
     """Hyperparameters of one group, python floats as torch.optim takes them.
 
-    kind: `sgd`, `adam` (weight decay enters the gradient) or `adamw` (decoupled). impl: `forloop`, `foreach`,
-    `fused` or `multi_tensor`. beta1, beta2, eps matter to adam and adamw only, momentum and nesterov to sgd only.
+    kind: `sgd`, `adam` (weight decay enters the gradient), `adamw` (decoupled) or `muon` (`reference.muon`). impl:
+    `forloop`, `foreach`, `fused` or `multi_tensor`. beta1, beta2 matter to adam and adamw only, eps to them and muon,
+    momentum and nesterov to sgd and muon. numbers: of muon, those that a group has besides the learning rate and weight
+    decay.
     """
 
     kind: str
@@ -53,6 +59,7 @@ class Hyper:
     eps: float = 1e-8
     momentum: float = 0.0
     nesterov: bool = False
+    numbers: tuple[str, ...] = ()
 
 
 @np.errstate(all="ignore")
@@ -90,12 +97,12 @@ def update(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array], ste
 
 def _sgd(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array]) -> None:
     dtype = param.dtype
-    p, g = _working(param), _working(grad)
+    p, g = working(param), working(grad)
     if hyper.weight_decay != 0:
-        g = _add(g, p, hyper.weight_decay, dtype)
+        g = add(g, p, hyper.weight_decay, dtype)
     if hyper.momentum != 0:
         if "momentum" in state:
-            buffer = _working(state["momentum"])
+            buffer = working(state["momentum"])
             buffer *= _multiplier(hyper, hyper.momentum, dtype)
             rounded(buffer, dtype)
             buffer += g
@@ -103,23 +110,23 @@ def _sgd(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array]) -> No
         else:
             state["momentum"] = g.astype(dtype)
             buffer = g
-        g = _add(g, buffer, hyper.momentum, dtype) if hyper.nesterov else buffer
-    param[...] = _add(p, g, -hyper.lr, dtype)
+        g = add(g, buffer, hyper.momentum, dtype) if hyper.nesterov else buffer
+    param[...] = add(p, g, -hyper.lr, dtype)
 
 
 def _adam(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
     """Adam and AdamW as tensor operations: each rounds its result to the storage dtype."""
     dtype = param.dtype
-    p, g = _working(param), _working(grad)
-    exp_avg, exp_avg_sq = _working(state["exp_avg"]), _working(state["exp_avg_sq"])
+    p, g = working(param), working(grad)
+    exp_avg, exp_avg_sq = working(state["exp_avg"]), working(state["exp_avg_sq"])
     if hyper.weight_decay != 0:
         if hyper.kind == "adamw":
             p *= _multiplier(hyper, 1 - hyper.lr * hyper.weight_decay, dtype)
             rounded(p, dtype)
         else:
-            g = _add(g, p, hyper.weight_decay, dtype)
+            g = add(g, p, hyper.weight_decay, dtype)
 
-    exp_avg = rounded(_lerp(exp_avg, g, 1 - hyper.beta1), dtype)
+    exp_avg = rounded(lerp(exp_avg, g, 1 - hyper.beta1), dtype)
     exp_avg_sq *= _multiplier(hyper, hyper.beta2, dtype)
     rounded(exp_avg_sq, dtype)
     exp_avg_sq += _scaled_square(g, 1 - hyper.beta2)
@@ -138,15 +145,15 @@ def _adam(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array], step
 
 def _adam_fused(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array], step: int) -> None:
     """Adam and AdamW as one native kernel: fp32 throughout, rounded where it stores."""
-    p, g = _working(param), _working(grad)
-    exp_avg, exp_avg_sq = _working(state["exp_avg"]), _working(state["exp_avg_sq"])
+    p, g = working(param), working(grad)
+    exp_avg, exp_avg_sq = working(state["exp_avg"]), working(state["exp_avg_sq"])
     if hyper.weight_decay != 0:
         if hyper.kind == "adamw":
             p *= np.float32(1 - hyper.lr * hyper.weight_decay)
         else:
-            g = _add(g, p, hyper.weight_decay, FP32)
+            g = add(g, p, hyper.weight_decay, FP32)
 
-    exp_avg = _lerp(exp_avg, g, 1 - hyper.beta1)
+    exp_avg = lerp(exp_avg, g, 1 - hyper.beta1)
     exp_avg_sq *= np.float32(hyper.beta2)
     exp_avg_sq += _scaled_square(g, 1 - hyper.beta2)
     state["exp_avg"][...] = exp_avg
@@ -168,7 +175,7 @@ def _adam_multi_tensor(hyper: Hyper, param: Array, grad: Array, state: dict[str,
     fused_adam.step_tensor(scalars, param, grad, state)
 
 
-def _working(x: Array) -> F32:
+def working(x: Array) -> F32:
     """`x` as fp32 to calculate with: itself where it is fp32 (then in-place operations update it), else a copy."""
     return x.astype(FP32, copy=False)
 
@@ -178,14 +185,14 @@ def _multiplier(hyper: Hyper, value: float, dtype: np.dtype[Any]) -> np.float32:
     return rounded_scalar(value, dtype) if hyper.impl == "foreach" else np.float32(value)
 
 
-def _add(x: F32, other: F32, alpha: float, dtype: np.dtype[Any]) -> F32:
+def add(x: F32, other: F32, alpha: float, dtype: np.dtype[Any]) -> F32:
     """`x + alpha * other` of storage dtype `dtype`, each of the two operations rounded: `torch.add`."""
     product = rounded(other * rounded_scalar(alpha, dtype), dtype)
     product += x
     return rounded(product, dtype)
 
 
-def _lerp(start: F32, end: F32, weight: float) -> F32:
+def lerp(start: F32, end: F32, weight: float) -> F32:
     """`torch.lerp` in fp32: from the nearer end, so that a weight of 1 gives `end` exactly.
 
     For a weight of exactly 1 (beta1 = 0) and an end of -0.0 the sign of zero is that of torch's scalar tail.

@@ -28,7 +28,7 @@ from shardproof.observe.record import ITEMSIZE, LIVE, Record, whole
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.oracle.inputs import Operation
 from shardproof.program import FORWARDS, UPDATES
-from shardproof.reference.kernels import Hyper
+from shardproof.reference.kernels import COUNT_NO_STEPS, Hyper
 from shardproof.reference.numerics import DTYPE, NAME, Array
 from shardproof.reference.placement import LAYOUTS, FlatLayout, Index, pieces
 from shardproof.reference.schedule import lines
@@ -252,7 +252,7 @@ class Observer:
             for sheet in (*self._parameters(shards, op), *self._optimizer_state(shards, op, stepped))
         ]
         shared = list(shared_values(session, self.trainer, op))
-        if session.inputs.stepper.kind != "sgd":
+        if session.inputs.stepper.kind not in COUNT_NO_STEPS:
             for fqn in stepped:
                 shared.append(("step", fqn, "fp32", (), np.float32(session.steps[fqn]).tobytes()))
         alone = [
@@ -393,6 +393,8 @@ def shared_values(session: Session, trainer: Trainer, op: Operation) -> Iterator
             numbers.append(("scaler", "hysteresis_tracker", np.int64(session.scaler.hysteresis_tracker)))
     if op.kind in UPDATES and trainer.total_norm is not None and session.inputs.clip:
         numbers.append(("norm", "total_norm", DTYPE[session.inputs.clip.norm_dtype].type(trainer.total_norm)))
+    for fqn, direction in trainer.directions.items() if op.kind in UPDATES else ():
+        yield "direction", fqn, NAME[direction.dtype], direction.shape, direction.tobytes()
     for role, fqn, number in numbers:
         yield role, fqn, NAME[number.dtype], (), number.tobytes()
 
@@ -414,6 +416,8 @@ def _of_group(index: int | None, names: tuple[str, ...], hyper: Hyper) -> tuple[
 def hyperparameters(hyper: Hyper) -> dict[str, float]:
     """The numbers of a group that its kind of optimizer has."""
     values = {"lr": hyper.lr, "weight_decay": hyper.weight_decay}
+    if hyper.kind == "muon":
+        return values | {name: float(getattr(hyper, name)) for name in hyper.numbers}
     if hyper.kind == "sgd":
         return values | {"momentum": hyper.momentum, "nesterov": float(hyper.nesterov)}
     return values | {"beta1": hyper.beta1, "beta2": hyper.beta2, "eps": hyper.eps}

@@ -17,6 +17,7 @@ from shardproof.models import ModelSpec
 from shardproof.observe.record import WRITTEN, Record, whole
 from shardproof.oracle.extra_state import EXTRA_STATE
 from shardproof.reference.checkpoint import Content
+from shardproof.reference.kernels import COUNT_NO_STEPS
 from shardproof.reference.numerics import NAME
 from shardproof.reference.observe import hyperparameters
 from shardproof.reference.sections import start_of
@@ -69,7 +70,7 @@ def _buckets(content: Content, model: ModelSpec, op: int) -> Iterator[Record]:
 
 
 def _common(common: Content, model: ModelSpec, op: int) -> Iterator[Record]:
-    adaptive = all(group["hyper"].kind != "sgd" for group in common["groups"])
+    adaptive = all(group["hyper"].kind not in COUNT_NO_STEPS for group in common["groups"])
     values: list[tuple[str, str, Any]] = []
     if adaptive:
         values += [("step", fqn, np.float32(step)) for fqn, step in common["steps"].items()]

@@ -162,7 +162,7 @@ def _cycled(group: Group, epoch: int) -> float:
     else:
         share, rates, momenta = (epoch - turn) / (end - turn), (top, bottom), (BASE_MOMENTUM, MAX_MOMENTUM)
     momentum = _annealed(*momenta, share)
-    if group.hyper.kind == "sgd":
+    if group.hyper.kind in ("sgd", "muon"):
         group.hyper = replace(group.hyper, momentum=momentum)
     else:
         group.hyper = replace(group.hyper, beta1=momentum)

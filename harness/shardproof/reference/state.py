@@ -33,7 +33,7 @@ def moment_roles(stepper: Stepper, momentum: float) -> tuple[str, ...]:
     """The roles of the moments that an optimizer keeps; FusedSGD has momentum buffers without momentum."""
     if stepper.kind == "sgd":
         return ("momentum",) if momentum or stepper.impl == "multi_tensor" else ()
-    return ("exp_avg", "exp_avg_sq")
+    return ("momentum",) if stepper.kind == "muon" else ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(eq=False)
@@ -292,7 +292,7 @@ class Session:
             own = group.hyper
             hyper = Hyper(
                 stepper.kind, stepper.impl, own.lr, own.weight_decay, own.beta1, own.beta2, own.eps, own.momentum,
-                own.nesterov,
+                own.nesterov, stepper.orthogonal.numbers if stepper.orthogonal else (),
             )  # fmt: skip
             if group.late == late:
                 yield Group(hyper, group.names, hyper.lr)

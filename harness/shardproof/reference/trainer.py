@@ -20,6 +20,7 @@ from shardproof.reference.blueprint import gradients
 from shardproof.reference.chained import waiting
 from shardproof.reference.extra_state import after_a_step
 from shardproof.reference.kernels import Hyper, update
+from shardproof.reference.muon import step_matrices
 from shardproof.reference.numerics import DTYPE, Array
 from shardproof.reference.quantised import dequantised
 from shardproof.reference.schedule import advanced
@@ -35,6 +36,7 @@ class Trainer:
     `total_norm` is the gradient norm of the last step, None without clipping. `accumulating`: the first microbatch of a
     step has been, and the others are to come. `forwards`: the microbatches that ran last. `idle`: the parameters that
     have no gradient in this step. `waiting`: those of optimizers that leave it out.
+    `directions`: those that Muon stepped matrices in last, whole.
     """
 
     def __init__(self, session: Session) -> None:
@@ -43,6 +45,7 @@ class Trainer:
         self.accumulating, self.forwards = False, range(0)
         self.idle: frozenset[str] = frozenset()
         self.waiting: frozenset[str] = frozenset()
+        self.directions: dict[str, Array] = {}
 
     @np.errstate(all="ignore")
     def step(self, op: Operation) -> None:
@@ -93,6 +96,7 @@ class Trainer:
 
     def apply(self, op: Operation) -> None:
         """The optimizer's step on reduced gradients, unless one of them overflowed."""
+        self.directions = {}
         if op.kind != "overflow":
             self.clip()
         skips = self.together([self.should_skip(self.overflowed(names)) for names in self.session.chain])
@@ -325,11 +329,16 @@ class Trainer:
         for shards in self.session.shards:
             if shards.host is not None and shards.offloaded is not None:
                 shards.stepped = np.where(shards.offloaded, shards.host, shards.stepped)
-            for (index, steps), names in cohorts.items():
-                hyper = self.session.groups[index].hyper
-                if hyper.kind == "sgd" and hyper.impl == "foreach" and (index, shards.stages.stepped) in fresh:
-                    hyper = replace(hyper, impl="forloop")
-                self.update_cohort(shards, hyper, steps + 1, frozenset(names))
+        for (index, steps), names in cohorts.items():
+            hyper = self.session.groups[index].hyper
+            if hyper.kind == "muon":
+                self.directions |= step_matrices(self, hyper, names)
+                continue
+            for shards in self.session.shards:
+                alone = hyper.kind == "sgd" and hyper.impl == "foreach" and (index, shards.stages.stepped) in fresh
+                own = replace(hyper, impl="forloop") if alone else hyper
+                self.update_cohort(shards, own, steps + 1, frozenset(names))
+        for shards in self.session.shards:
             if shards.host is not None and shards.offloaded is not None:
                 shards.host = np.where(shards.offloaded, shards.stepped, shards.host)
         for names in cohorts.values():

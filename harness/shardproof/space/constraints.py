@@ -105,6 +105,10 @@ def _adds_decay(ask: Optimizer) -> bool:
     return ask.kind != "adamw" or ask.impl == "multi_tensor"
 
 
+def _has_matrices_only(model: str) -> bool:
+    return all(len(p.spec.shape) == 2 and p.spec.numel for p in model_spec(model).unique_params)
+
+
 def _has_rare(model: str) -> bool:
     return model_spec(model).has_rare
 
@@ -288,6 +292,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "cycle-momentum",
         "OneCycleLR gives SGD a momentum: without one it would be another optimizer from then on",
         lambda s: s.optimizer.schedule == "onecycle" and s.optimizer.kind == "sgd" and s.optimizer.momentum == 0,
+    ),
+    Constraint(
+        "muon-matrices",
+        "Muon steps matrices: a model for it has nothing but parameters of two dims that hold elements",
+        lambda s: s.optimizer.kind == "muon" and not s.fact("model", _has_matrices_only),
+    ),
+    Constraint(
+        "muon-impl",
+        "Muon has one implementation, which steps one matrix after the other",
+        lambda s: s.optimizer.kind == "muon" and s.optimizer.impl != Optimizer().impl,
     ),
     Constraint(
         "tensor-lr",

@@ -58,16 +58,12 @@ from shardproof.protocol.system import RankContext, RankSystem
 from shardproof.scenario import Optimizer, Scenario
 from shardproof.schedules import SCHEDULE, lines_of_schedule
 from shardproof.torch_loop.busy import keep_busy
+from shardproof.torch_loop.optimizers import made, noting_directions
 from shardproof.torch_loop.streams import Streams
 from shardproof.torch_schedules import torch_schedule
 
 STATE_ROLES = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "momentum_buffer": "momentum", "step": "step"}
 """What torch.optim calls a state → its role."""
-
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
-}  # fmt: skip
-"""Name of the `optimizer` axis → the class of torch that ranks step with."""
 
 
 @dataclass
@@ -107,8 +103,8 @@ class TorchRank:
 
     Attributes for hooks: `context`, `scenario`, `spec` (the model's), `contract` (the system's), `mesh` (DeviceMesh),
     `probe`; after a build `state`, and `params`: what the optimizer was given, by canonical name; during a step
-    `gradients` (local pieces as the optimizer is about to see them, by name), `norm` (what clipping reported) and
-    `microbatches` (those that the next backward passes are of).
+    `gradients` (local pieces as the optimizer is about to see them, by name), `directions` (Muon's, whole), `norm`
+    (what clipping reported) and `microbatches` (those that the next backward passes are of).
     """
 
     def __init__(self, context: RankContext) -> None:
@@ -119,6 +115,7 @@ class TorchRank:
         self.state: TrainState
         self.params: dict[str, nn.Parameter] = {}
         self.gradients: dict[str, torch.Tensor] = {}
+        self.directions: dict[str, torch.Tensor] = {}
         self.norm: torch.Tensor | None = None
         self.microbatches = range(self.scenario.microbatches)
 
@@ -212,6 +209,8 @@ class TorchRank:
         if op.kind in UPDATES:
             for fqn, gradient in self.gradients.items():
                 yield self.sharded(op, "grad", self.spec.param(fqn), gradient)
+            for fqn, direction in self.directions.items():
+                yield self.whole(op, "direction", fqn, direction)
             if self.norm is not None:
                 yield self.whole(op, "norm", "total_norm", self.norm.float())
 
@@ -245,13 +244,7 @@ class TorchRank:
     def make_optimizer(self, init_seed: int) -> torch.optim.Optimizer:
         """The optimizer over `param_groups`, with the hyperparameters of this build."""
         ask = self.contract.at_build(self.scenario, init_seed)
-        options: dict[str, Any] = {"lr": self.rate(ask.lr), "weight_decay": ask.weight_decay}
-        options |= {"foreach": ask.impl == "foreach", "fused": ask.impl == "fused"}
-        if ask.kind == "sgd":
-            options |= {"momentum": ask.momentum, "nesterov": ask.nesterov}
-        else:
-            options |= {"betas": (ask.beta1, ask.beta2), "eps": ask.eps, "capturable": ask.capturable}
-        return OPTIMIZERS[ask.kind](self.param_groups(ask), **options)
+        return made(ask, self.param_groups(ask), self.rate(ask.lr))
 
     def rate(self, lr: float) -> float | torch.Tensor:
         """A learning rate as the optimizer is given it."""
@@ -299,7 +292,7 @@ class TorchRank:
     def start_step(self) -> None:
         """Forget what the last step left to observe."""
         self.probe.start_step()
-        self.gradients, self.norm = {}, None
+        self.gradients, self.directions, self.norm = {}, {}, None
 
     def backward_of(self, loss: torch.Tensor) -> None:
         """Run one backward pass, with the loss multiplied by the GradScaler's scale if the scenario uses a scaler."""
@@ -321,11 +314,12 @@ class TorchRank:
         """Step the optimizer, through the loss scaler if there is one."""
         state = self.state
         keep_busy(self.scenario.device)
-        if state.scaler:
-            state.scaler.step(state.optimizer)
-            state.scaler.update()
-        else:
-            state.optimizer.step()
+        with noting_directions(state.optimizer, self.params) as self.directions:
+            if state.scaler:
+                state.scaler.step(state.optimizer)
+                state.scaler.update()
+            else:
+                state.optimizer.step()
         state.optimizer.zero_grad()
 
     # Hooks: observation, which only reads

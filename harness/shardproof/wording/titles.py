@@ -49,6 +49,7 @@ WHEN = {
 
 THINGS = {
     "param": "parameters", "compute_param": "the forward's weights", "grad": "gradients", "master": "masters",
+    "direction": "Muon's directions",
     "exp_avg": "first moments", "exp_avg_sq": "second moments", "momentum": "momentum", "step": "step counters",
     "hyperparameter": "settings", "buffer": "buffers", "scheduler": "the schedule", "schedule": "the schedule",
     "scaler": "the loss scale",
@@ -149,6 +150,7 @@ KINDS = {
     "replica_conflict": "{When} left ranks with different copies of {what}",
     "bits": "{When} gave {what} wrong bits",
     "norm": "The gradient norm is off",
+    "direction": "Muon steps in another direction than the whole matrix's",
 }
 """Kind of difference → what happened, where no rule knows why."""
 
@@ -381,7 +383,7 @@ def _created(result: Result) -> str:
     counted = [d for d in steps if _first_number(d.observed_first) not in ("", "0")]
     if not counted:
         return ""
-    optimizer = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[result.scenario.optimizer.kind]
+    optimizer = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}[result.scenario.optimizer.kind]
     whose = f"{len(counted)} parameters that" if len(counted) > 1 else f"{counted[0].key.fqn}, which"
     return f"{optimizer}'s step is {_first_number(counted[0].observed_first)} for {whose} never stepped"
 

@@ -29,7 +29,7 @@ ALIKE = 4
 for the others, and a hundred parameters would take the time of a hundred."""
 
 CAUSE_FIRST = (
-    "compute_param", "norm", "grad", "scaler", "hyperparameter", "scheduler", "step",
+    "compute_param", "norm", "grad", "direction", "scaler", "hyperparameter", "scheduler", "step",
     "exp_avg", "exp_avg_sq", "momentum", "master", "param",
 )  # fmt: skip
 """The order in which an optimizer step computes: a deviation of an earlier role explains those of later ones. Gradients

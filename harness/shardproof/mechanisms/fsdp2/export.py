@@ -12,7 +12,12 @@ from shardproof.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
 from shardproof.models import ParamSpec
 from shardproof.scenario import Mesh, Scenario
 
-CLASSES = {"sgd": "torch.optim.SGD", "adam": "torch.optim.Adam", "adamw": "torch.optim.AdamW"}
+CLASSES = {
+    "sgd": "torch.optim.SGD",
+    "adam": "torch.optim.Adam",
+    "adamw": "torch.optim.AdamW",
+    "muon": "torch.optim.Muon",
+}
 WRAPPED = {
     "except": "CheckpointException",
     "unwrap": "error = next(iter(error.failures.values()))[0]  # the first rank's",

@@ -88,7 +88,7 @@ ACCEPTS = Accepts(
     offload=Parts(Offload, fraction=Anything()),
     optimizer=Parts(
         Optimizer,
-        kind=Only("sgd", "adam", "adamw"),
+        kind=Only("sgd", "adam", "adamw", "muon"),
         impl=Only(
             "forloop", "foreach", "fused", because="FusedAdam is stepped under the rules of the systems that have it"
         ),

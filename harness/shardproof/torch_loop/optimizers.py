@@ -1,0 +1,64 @@
+"""torch's optimizers on one rank: how a scenario's numbers make one, and the directions that Muon steps in.
+
+torch keeps the direction of a matrix nowhere. So the function that makes it is called through one of ours during a
+step, which notes what came out and hands it on as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import _muon
+
+from shardproof.scenario import Optimizer
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": torch.optim.Muon,
+}  # fmt: skip
+"""Name of the `optimizer` axis → the class of torch that ranks step with."""
+
+
+def made(ask: Optimizer, groups: list[dict[str, Any]], lr: float | torch.Tensor) -> torch.optim.Optimizer:
+    """torch's optimizer over param groups, with the numbers of a scenario. Muon's groups have matrices only."""
+    options: dict[str, Any] = {"lr": lr, "weight_decay": ask.weight_decay}
+    if ask.kind != "muon":
+        options |= {"foreach": ask.impl == "foreach", "fused": ask.impl == "fused"}
+    if ask.kind in ("sgd", "muon"):
+        options |= {"momentum": ask.momentum, "nesterov": ask.nesterov}
+    else:
+        options |= {"betas": (ask.beta1, ask.beta2), "capturable": ask.capturable}
+    if ask.kind != "sgd":
+        options["eps"] = ask.eps
+    return OPTIMIZERS[ask.kind](groups, **options)
+
+
+@contextmanager
+def noting_directions(
+    optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Name → the whole direction of a matrix, (n, m), of the steps that are taken meanwhile; empty for another
+    optimizer than Muon."""
+    found: dict[str, torch.Tensor] = {}
+    if not isinstance(optimizer, torch.optim.Muon):
+        yield found
+        return
+    names = {parameter: name for name, parameter in named.items()}
+    order = iter([names[p] for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
+    makes = _muon._zeropower_via_newtonschulz
+
+    def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        direction: torch.Tensor = makes(*args, **kwargs)
+        whole = direction.full_tensor() if isinstance(direction, DTensor) else direction
+        found[next(order)] = whole.detach().clone().contiguous()
+        return direction
+
+    _muon._zeropower_via_newtonschulz = noted
+    try:
+        yield found
+    finally:
+        _muon._zeropower_via_newtonschulz = makes

@@ -339,7 +339,8 @@ class _Twin:
             muon.take(op.index, model.stepped, self.directions)
         self._update(model, op, gradients)
         if muon and takes:
-            seen |= {("direction", fqn): value_of(muon.exact[model.stepped[fqn]]) for fqn in gradients}
+            names = {model.stepped[fqn]: fqn for fqn in gradients}
+            seen |= {("direction", names[matrix]): value_of(taken) for matrix, taken in muon.stepped_in.items()}
         return seen
 
     def _scale_and_unscale(

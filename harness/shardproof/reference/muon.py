@@ -1,8 +1,8 @@
 """Muon in the reference: momentum on each rank's shards, the direction on matrices gathered from all of them.
 
 torch.optim.Muon's order of operations (torch/optim/_muon.py, 2.13) for what is done element by element. The direction
-is the five iterations in double precision on the whole matrix, rounded once: how a library rounds its products is its own
-affair (`shardproof.oracle.muon`), so that the twin takes this one from the reference as it does from a library.
+is the five iterations in double precision on the whole matrix, rounded once. How a library rounds its products is its
+own affair (`shardproof.oracle.muon`), so that the twin takes this one from the reference as it does from a library.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from shardproof.reference.kernels import Hyper, add, lerp, working
 from shardproof.reference.numerics import DTYPE, FP32, Array, rounded
 
 if TYPE_CHECKING:
-    from shardproof.reference.trainer import Trainer
+    from shardproof.reference.state import Session
 
 QUINTIC = (3.4445, -4.775, 2.0315)
 ITERATIONS = 5
 
 
-def step_matrices(trainer: Trainer, hyper: Hyper, names: Collection[str]) -> dict[str, Array]:
+def step_matrices(session: Session, hyper: Hyper, names: Collection[str]) -> dict[str, Array]:
     """One step of the named matrices of a group, on all ranks; returns their directions, (rows, columns), as the first
     replica has them."""
-    session, catalogue = trainer.session, trainer.session.catalogue
+    catalogue = session.catalogue
     how = session.inputs.stepper.orthogonal
     assert how is not None
     params = [p for p in catalogue.params if p.fqn in names]
@@ -36,7 +36,9 @@ def step_matrices(trainer: Trainer, hyper: Hyper, names: Collection[str]) -> dic
         assert shards.main_grad is not None
         chosen, dtype = catalogue.belongs_to(names, shards.layout.shard_element), shards.stepped.dtype
         if "momentum" not in shards.moments:
-            shards.moments["momentum"] = trainer.empty_moment(shards, "momentum")
+            shards.moments["momentum"] = np.zeros(
+                shards.stepped.shape, DTYPE[session.working_dtype(shards, "momentum")]
+            )
         gradient, buffer = shards.main_grad[:, chosen], shards.moments["momentum"][:, chosen]
         buffer = rounded(lerp(working(buffer), working(gradient), 1 - hyper.momentum), dtype)
         shards.moments["momentum"][:, chosen] = buffer
@@ -46,10 +48,10 @@ def step_matrices(trainer: Trainer, hyper: Hyper, names: Collection[str]) -> dic
     for param in params:
         rows, columns = param.spec.shape
         factor = sqrt(max(1, rows / columns)) if how.scaled else 1.0
-        kept = DTYPE[how.dtype or session.parameter(param.fqn).stages.stepped]
+        handed_on = DTYPE[how.dtype or session.parameter(param.fqn).stages.stepped]
         made = np.stack([direction(own[catalogue.span(param)].reshape(rows, columns)) * factor for own in whole])
-        whole[:, catalogue.span(param)] = made.astype(kept).reshape(replicas, -1)
-        directions[param.fqn] = made[0].astype(kept)
+        whole[:, catalogue.span(param)] = made.astype(handed_on).reshape(replicas, -1)
+        directions[param.fqn] = made[0].astype(handed_on)
     factors = np.ones(catalogue.padding + 1)
     for param in params if not how.scaled else ():
         factors[catalogue.span(param)] = sqrt(max(1, param.spec.shape[0] / param.spec.shape[1]))

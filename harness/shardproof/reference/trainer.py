@@ -332,7 +332,7 @@ class Trainer:
         for (index, steps), names in cohorts.items():
             hyper = self.session.groups[index].hyper
             if hyper.kind == "muon":
-                self.directions |= step_matrices(self, hyper, names)
+                self.directions |= step_matrices(self.session, hyper, names)
                 continue
             for shards in self.session.shards:
                 alone = hyper.kind == "sgd" and hyper.impl == "foreach" and (index, shards.stages.stepped) in fresh

@@ -103,7 +103,7 @@ class TorchRank:
 
     Attributes for hooks: `context`, `scenario`, `spec` (the model's), `contract` (the system's), `mesh` (DeviceMesh),
     `probe`; after a build `state`, and `params`: what the optimizer was given, by canonical name; during a step
-    `gradients` (local pieces as the optimizer is about to see them, by name), `directions` (Muon's, whole), `norm`
+    `gradients` (local pieces as the optimizer is about to see them, by name), `directions` (Muon's, alike), `norm`
     (what clipping reported) and `microbatches` (those that the next backward passes are of).
     """
 
@@ -210,7 +210,7 @@ class TorchRank:
             for fqn, gradient in self.gradients.items():
                 yield self.sharded(op, "grad", self.spec.param(fqn), gradient)
             for fqn, direction in self.directions.items():
-                yield self.whole(op, "direction", fqn, direction)
+                yield self.sharded(op, "direction", self.spec.param(fqn), direction)
             if self.norm is not None:
                 yield self.whole(op, "norm", "total_norm", self.norm.float())
 

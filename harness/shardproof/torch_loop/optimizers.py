@@ -41,20 +41,26 @@ def made(ask: Optimizer, groups: list[dict[str, Any]], lr: float | torch.Tensor)
 def noting_directions(
     optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter]
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Name → the whole direction of a matrix, (n, m), of the steps that are taken meanwhile; empty for another
-    optimizer than Muon."""
+    """Name → this rank's part of the direction of a matrix, shaped as its part of the matrix is, of the step that is
+    taken meanwhile; empty for another optimizer than Muon.
+
+    A direction is shared out as its matrix is, which DTensor does again when it adds the one to the other: with the
+    same calls, so that what is noted is what was added, however the parts of a sum were rounded.
+    """
     found: dict[str, torch.Tensor] = {}
     if not isinstance(optimizer, torch.optim.Muon):
         yield found
         return
     names = {parameter: name for name, parameter in named.items()}
-    order = iter([names[p] for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
+    order = iter([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
     makes = _muon._zeropower_via_newtonschulz
 
     def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
         direction: torch.Tensor = makes(*args, **kwargs)
-        whole = direction.full_tensor() if isinstance(direction, DTensor) else direction
-        found[next(order)] = whole.detach().clone().contiguous()
+        parameter, own = next(order), direction
+        if isinstance(direction, DTensor) and isinstance(parameter, DTensor):
+            own = direction.redistribute(placements=parameter.placements).to_local()
+        found[names[parameter]] = own.detach().clone().contiguous()
         return direction
 
     _muon._zeropower_via_newtonschulz = noted

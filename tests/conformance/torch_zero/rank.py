@@ -16,7 +16,8 @@ from shardproof.observe.record import Record
 from shardproof.observe.settings import SETTING, settings_of
 from shardproof.program import Op
 from shardproof.readers.pieces import FULL_FILE
-from shardproof.torch_loop.loop import OPTIMIZERS, STATE_ROLES, TorchRank
+from shardproof.torch_loop.loop import STATE_ROLES, TorchRank
+from shardproof.torch_loop.optimizers import OPTIMIZERS
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel

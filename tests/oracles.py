@@ -10,6 +10,7 @@ from shardproof.observe.logical import Logical
 from shardproof.observe.record import LIVE, Record, every_rank
 from shardproof.oracle import twin
 from shardproof.oracle.inputs import Inputs
+from shardproof.oracle.reported import Reported
 from shardproof.protocol.registry import contract_of
 from shardproof.reference import system as reference
 from shardproof.scenario import Scenario
@@ -23,7 +24,7 @@ def inputs_of(scenario: Scenario) -> Inputs:
 
 def by_twin(scenario: Scenario, norms: Mapping[int, float] | None = None) -> Logical:
     """What every operation must leave, live. norms: the total norms that a system reported, by operation."""
-    return twin.run(inputs_of(scenario), norms)
+    return twin.run(inputs_of(scenario), Reported(tuple((norms or {}).items())))
 
 
 def records_of(

@@ -17,6 +17,7 @@ from shardproof.observe.logical import Logical
 from shardproof.observe.record import LIVE
 from shardproof.oracle import twin
 from shardproof.oracle.inputs import Inputs, Placement
+from shardproof.oracle.reported import Reported
 from shardproof.program import PROGRAMS, load_mesh, operations
 from shardproof.protocol.registry import contract_of
 from shardproof.reference import system as reference
@@ -98,7 +99,7 @@ def test_twin_and_reference_agree_under_megatrons_contract(scenario: Scenario) -
     inputs, placement = contract_of(scenario).resolve(scenario)
     logical = observed(inputs, placement)
     norms = {key.op: float(as_numbers(value)[0]) for key, value in logical.items() if key.role == "norm"}
-    expected = known_to_both(twin.run(inputs, norms), scenario.model)
+    expected = known_to_both(twin.run(inputs, Reported(tuple(norms.items()))), scenario.model)
     logical = known_to_both(logical, scenario.model)
     assert [d for d in diff(expected, logical, (), (LAZY_STATE,)) if d.fails] == []
     assert {key.role for key in expected} == {key.role for key in logical}

@@ -52,7 +52,8 @@ def noting_directions(
         yield found
         return
     names = {parameter: name for name, parameter in named.items()}
-    order = iter([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
+    given = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    order, steps = iter(given), [0]
     makes = _muon._zeropower_via_newtonschulz
 
     def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -63,8 +64,15 @@ def noting_directions(
         found[names[parameter]] = own.detach().clone().contiguous()
         return direction
 
+    def counted(*_: Any) -> None:
+        steps[0] += 1
+
+    hook = optimizer.register_step_post_hook(counted)
     _muon._zeropower_via_newtonschulz = noted
     try:
         yield found
     finally:
         _muon._zeropower_via_newtonschulz = makes
+        hook.remove()
+    if len(found) != len(given) * steps[0]:
+        raise RuntimeError(f"{len(found)} directions noted of {len(given)} matrices: this torch makes them elsewhere")

@@ -32,6 +32,7 @@ from shardproof.observe.logical import Key, Logical, Problem, Value
 from shardproof.observe.record import LIVE, OWNER_ROLES, WRITTEN, Record, pack, whole
 from shardproof.oracle import twin
 from shardproof.oracle.cold_run import ColdRun
+from shardproof.oracle.reported import NOTHING, Reported
 from shardproof.program import Op, expand
 from shardproof.reference import system as reference
 from shardproof.scenario import Mesh, Optimizer, Scenario
@@ -106,10 +107,10 @@ def test_an_operation_that_some_rank_did_not_complete_is_left_out() -> None:
 def test_norms_are_those_that_are_numbers_of_their_dtype() -> None:
     norm = Key(3, LIVE, "norm", "total_norm")
     one = Value("fp32", (), np.float32(1.5).tobytes())
-    assert court._reported_norms({norm: one, norm._replace(role="grad"): one}) == ((3, 1.5),)
-    assert court._reported_norms({norm: Value("fp64", (), np.float64(2.5).tobytes())}) == ((3, 2.5),)
+    assert court._reported({norm: one, norm._replace(role="grad"): one}).norms == ((3, 1.5),)
+    assert court._reported({norm: Value("fp64", (), np.float64(2.5).tobytes())}).norms == ((3, 2.5),)
     for odd in (Value("fp32", (2,), one.data * 2), Value("bf16", (), b"\0\0"), Value("fp32", (), b"")):
-        assert court._reported_norms({norm: odd}) == ()
+        assert court._reported({norm: odd}).norms == ()
 
 
 def test_a_crash_of_the_reference_is_told_as_that_of_a_rank() -> None:
@@ -423,10 +424,11 @@ def test_what_would_be_held_without_a_load_has_the_norms_that_were_reported() ->
     doubled = {key: observed[key]._replace(data=(as_numbers(observed[key]) * 2).tobytes()) for key in reported}
     norms = {key.op: float(as_numbers(doubled[key])[0]) for key in reported}
     assert norms
-    warm, cold = twin.run(case.inputs, norms), twin.run(case.inputs, norms, cold_from=0)
-    found = ColdRun(case.inputs, norms, warm)
+    said = Reported(tuple(norms.items()))
+    warm, cold = twin.run(case.inputs, said), twin.run(case.inputs, said, cold_from=0)
+    found = ColdRun(case.inputs, said, warm)
     assert {key: found.get(key) for key in cold} == cold
-    assert cold not in (warm, twin.run(case.inputs, {}, cold_from=0))
+    assert cold not in (warm, twin.run(case.inputs, cold_from=0))
     assert found.get(Key(99, LIVE, "param", "no.such")) is None
 
 
@@ -436,7 +438,7 @@ def test_before_any_load_the_cold_run_is_the_other_one_and_nothing_is_worked_out
     inputs = ResolvedScenario.from_scenario(RESUMED).inputs
     warm = twin.run(inputs)
     monkeypatch.setattr(twin, "run", None)
-    found = ColdRun(inputs, {}, warm)
+    found = ColdRun(inputs, NOTHING, warm)
     before = [key for key in warm if key.op < next(op.index for op in inputs.operations if op.kind == "load")]
     assert {key: found.get(key) for key in before} == {key: warm[key] for key in before}
 
@@ -450,10 +452,10 @@ def test_a_cold_run_whose_steps_torch_cannot_take_has_no_values(monkeypatch: pyt
     monkeypatch.setattr(twin, "run", refuses)
     inputs = ResolvedScenario.from_scenario(RESUMED).inputs
     last = Key(len(inputs.operations) - 1, LIVE, "param", "up.weight")
-    assert ColdRun(inputs, {}, {}).get(last) is None
+    assert ColdRun(inputs, NOTHING, {}).get(last) is None
     said = "run() got an unexpected keyword argument"
     with pytest.raises(TypeError, match="unexpected keyword"):  # which is a mistake of ours
-        ColdRun(inputs, {}, {}).get(last)
+        ColdRun(inputs, NOTHING, {}).get(last)
 
 
 def test_what_must_be_follows_the_norm_that_was_reported() -> None:

@@ -47,6 +47,28 @@ def _split(ranks: Ranks) -> set[str]:
     return names
 
 
+def absent_stepped_again(ranks: Ranks) -> None:
+    """Step a parameter that has no gradient in a step with the gradient that it had before."""
+    before: dict[int, Array] = {}
+
+    def update() -> None:
+        trainer, catalogue = ranks.trainer, ranks.session.catalogue
+        idle = trainer.idle
+        gradients = [shards.main_grad for shards in ranks.session.shards]
+        for number, shards in enumerate(ranks.session.shards):
+            assert shards.main_grad is not None
+            absent = catalogue.belongs_to(idle, shards.layout.shard_element)
+            before[number] = np.where(absent, before.get(number, shards.main_grad), shards.main_grad)
+            shards.main_grad = before[number]
+        trainer.idle = frozenset(idle - ranks.session.steps.keys())
+        original()
+        trainer.idle = idle
+        for shards, gradient in zip(ranks.session.shards, gradients, strict=True):
+            shards.main_grad = gradient
+
+    original = override(ranks.trainer, "update", update)
+
+
 def detached_shards(ranks: Ranks) -> None:
     """Wrap the shards of tensor-parallel parameters so that they no longer require a gradient."""
     ranks.session.with_gradient = [p for p in ranks.session.with_gradient if p.fqn not in _split(ranks)]

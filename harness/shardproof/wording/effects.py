@@ -39,6 +39,7 @@ MECHANISMS = {
     "stream_of_another_rank": "Dropout has another rank's masks: a resumed run is not the one that was saved.",
     "scale_of_a_part": "Ranks read one weight with different scales, so that they no longer train one model.",
     "quantised_twice": "Weights lose precision with each load, beside masters that are right.",
+    "stepped_without_gradient": "Parameters that no batch reached go on moving by an old gradient.",
     "gradient_kept": "Each update contains the ones before it once more.",
     "narrowed_sum": "Small contributions are rounded away, the more of them the more ranks there are.",
     "scaled": "Updates are too large or too small by a constant factor.",

@@ -90,6 +90,7 @@ PHRASES = {
     "quantised_twice": "{When} quantised {what} again",
     "missing_contribution": "{When} left contributions out of {what}",
     "reduced_twice": "{When} reduced {what} more than once",
+    "stepped_without_gradient": "{When} moved {what} without a gradient",
     "gradient_kept": "{When} added earlier steps' gradients to {what}",
     "narrowed_sum": "{When} added {what} up in a narrower dtype",
     "scaled": "{When} gave {what} the wrong scale",

@@ -21,6 +21,7 @@ BUILT_IN: tuple[Rule, ...] = (
     *generators_and_fp8.RULES,
     *ranks.RULES,
     *presence.FIRST,
+    *gradients.ABSENT,
     *counters.RULES,
     *parts.RULES,
     *dtypes.RULES,

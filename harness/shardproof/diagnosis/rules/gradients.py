@@ -372,6 +372,24 @@ def skipped_again(difference: Difference, context: Context) -> Finding | None:
     return Finding("certain", clause, {"name": key.fqn, "expected": pair.wanted[0], "observed": pair.got[0]})
 
 
+def stepped_without_gradient(difference: Difference, context: Context) -> Finding | None:
+    """A parameter that has no gradient in a step was stepped all the same, with the one that it had before
+    (MLM-6871)."""
+    key = difference.key
+    if key.where != "live" or key.role not in MOVED or context.op_kind(key.op) != "step":
+        return None
+    was, must, seen = key._replace(op=key.op - 1), context.expected.get(key), context.observed.get(key)
+    stays = must is not None and must == context.expected.get(was) == context.observed.get(was)
+    if not stays or seen is None or key._replace(role="grad") in context.expected:
+        return None
+    clause = f"{tensor(key)} moved in {context.op_name(key.op)}, in which nothing has a gradient of it"
+    return Finding("certain", clause, {"name": key.fqn})
+
+
+MOVED = ("step", "exp_avg", "exp_avg_sq", "momentum", "master", "param")
+"""Roles that a step changes, and a step without a gradient leaves alone."""
+
+
 def gradient_kept(difference: Difference, context: Context) -> Finding | None:
     """The gradient of an earlier step was added, or not yet cleared."""
     key, pair = difference.key, context.pair(difference)
@@ -446,6 +464,15 @@ RULES = (
     Rule("gradient_kept", "Gradients of earlier steps were not cleared", gradient_kept, ("MLM-6871",)),
     Rule("narrowed_sum", "Gradients were added in a narrower dtype", narrowed_sum, ("AM-2484", "PT-186998", "AM-3540")),
     Rule("scaled", "Values have the wrong scale", scaled, ("TT-1551", "MLM-3023")),
+)
+
+ABSENT = (
+    Rule(
+        "stepped_without_gradient",
+        "A parameter without a gradient was stepped",
+        stepped_without_gradient,
+        ("MLM-6871",),
+    ),
 )
 
 OVERFLOW = (

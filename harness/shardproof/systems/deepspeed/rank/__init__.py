@@ -308,10 +308,17 @@ class Rank(TorchRank):
                 yield self._part(op, "grad", piece, gradient)
 
     def _flat_tensors(self) -> list[nn.Parameter]:
-        """The flat tensors that the optimizer steps on this rank."""
+        """The flat tensors that the optimizer steps on this rank.
+
+        Raises:
+            RuntimeError: the engine took a wrapper that nothing here reads. For example, 0.17 takes one that shards no
+                state for SGD in bf16 with gradients accumulated in fp32.
+        """
         wrapper = self.engine.optimizer
-        name = next(name for name in FLAT_TENSORS if hasattr(wrapper, name))
-        flats: list[nn.Parameter] = getattr(wrapper, name)
+        names = [name for name in FLAT_TENSORS if hasattr(wrapper, name)]
+        if not names:
+            raise RuntimeError(f"nothing of ours reads the state of DeepSpeed's {type(wrapper).__name__}")
+        flats: list[nn.Parameter] = getattr(wrapper, names[0])
         return flats
 
     def _has_master(self, piece: Piece) -> bool:

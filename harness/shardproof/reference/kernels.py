@@ -85,6 +85,8 @@ def update(hyper: Hyper, param: Array, grad: Array, state: dict[str, Array], ste
     if reason:
         raise ValueError(f"{hyper.impl} {hyper.kind} on {param.dtype} has no elementwise rule: {reason}")
     match hyper.kind, hyper.impl:
+        case "muon", _:
+            raise ValueError("Muon does not step element by element: see `reference.muon`")
         case "sgd", _:
             _sgd(hyper, param, grad, state)
         case _, "fused":

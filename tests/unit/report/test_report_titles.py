@@ -144,7 +144,7 @@ def test_a_long_text_is_cut_between_words() -> None:
 
 def test_every_rule_and_every_kind_has_a_phrase() -> None:
     assert {rule.mechanism for rule in BUILT_IN} <= PHRASES.keys()
-    assert {*STRUCTURE, "bits", "norm"} == KINDS.keys()
+    assert {*STRUCTURE, "bits", "norm", "direction"} == KINDS.keys()
 
 
 @pytest.mark.parametrize("mechanism", PHRASES)

@@ -78,6 +78,8 @@ EXCLUDED = [
     ("accumulation-single", {"program": "accumulation"}),
     ("group-schedule", {"program": "add_group", "model": "later", "optimizer": "adamw/schedule=halve"}),
     ("rare-decay", {"model": "rare", "optimizer": "sgd"}),
+    ("muon-matrices", {"optimizer": "muon", "model": "dense"}),
+    ("muon-impl", {"optimizer": "muon/impl=fused", "model": "twins"}),
     ("cycle-momentum", {"optimizer": "sgd/momentum=0.0/schedule=onecycle"}),
     ("tensor-lr", {"optimizer": "adamw/tensor_lr=true"}),
     ("unfreeze-nothing", {"program": "unfreeze"}),

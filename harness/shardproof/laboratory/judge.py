@@ -354,7 +354,8 @@ def _reference_against_twin(inputs: Inputs, placement: Placement) -> str:
     expected = _twin(inputs, _reported(observed))
     observed, expected = (known_to_both(logical, placement.model) for logical in (observed, expected))
     found = [d for d in diff(expected, observed, problems, (LAZY_STATE,)) if d.fails]
-    return describe_disagreement([d for d in found if not (inputs.steps_on_gpu and d.kind in ("bits", "norm"))])
+    of_bits = ("bits", "norm", "direction") if inputs.steps_on_gpu else ()
+    return describe_disagreement([d for d in found if d.kind not in of_bits])
 
 
 def _read_observations(paths: Iterable[str], *, complete: bool) -> Iterator[Record]:

@@ -33,7 +33,6 @@ from shardproof.oracle.inputs import (
     Inputs,
     LossScale,
     Operation,
-    Orthogonal,
     Parameter,
     Placement,
     PreciseState,
@@ -142,10 +141,6 @@ class Contract:
     def precise_state(self, scenario: Scenario) -> PreciseState | None:
         """The dtypes of a FusedAdam that keeps state in dtypes of its own; None for every other optimizer."""
         return None
-
-    def orthogonal(self, scenario: Scenario) -> Orthogonal | None:
-        """How Muon hands on the direction in which it steps a matrix; None for every other optimizer."""
-        return Orthogonal() if scenario.optimizer.kind == "muon" else None
 
     def stepper_entry(self, scenario: Scenario) -> str:
         """`module:function` that builds the twin's optimizer, where a system has one that the oracle does not know;
@@ -368,13 +363,13 @@ class Contract:
         return Stepper(
             ask.kind, device, host, scenario.device if scenario.offload.fraction < 1 else "cpu",
             self.mixes_kernels(scenario), ask.capturable, ask.tensor_lr, self.precise_state(scenario),
-            self.stepper_entry(scenario), self.orthogonal(scenario),
+            self.stepper_entry(scenario),
         )  # fmt: skip
 
 
 OF_THE_RUN = (
-    "loss_scale", "clip", "kernels", "mixes_kernels", "precise_state", "orthogonal", "stepper_entry",
-    "masters_in_state", "masters_in_model", "knows_host", "reference_sharding", "reference_checkpoint",
+    "loss_scale", "clip", "kernels", "mixes_kernels", "precise_state", "stepper_entry", "masters_in_state",
+    "masters_in_model", "knows_host", "reference_sharding", "reference_checkpoint",
 )  # fmt: skip
 """Methods of a contract whose answer holds for all operations of a run, from the first to the last."""
 

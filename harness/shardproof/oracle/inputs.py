@@ -177,20 +177,6 @@ class PreciseState:
 
 
 @dataclass(frozen=True)
-class Orthogonal:
-    """How Muon hands on the direction in which it steps a matrix (`shardproof.oracle.muon`).
-
-    * dtype: of the direction; empty for that of what is stepped.
-    * scaled: the factor sqrt(max(1, rows / columns)) is in the direction already, and not in the learning rate.
-    * numbers: those that a param group has besides the learning rate and weight decay. Without `nesterov` it is true.
-    """
-
-    dtype: str = "bf16"
-    scaled: bool = False
-    numbers: tuple[str, ...] = ("momentum", "nesterov", "eps")
-
-
-@dataclass(frozen=True)
 class Stepper:
     """Which code steps.
 
@@ -203,7 +189,6 @@ class Stepper:
     * precise: the dtypes of a FusedAdam that keeps its state in dtypes of its own; None for every other optimizer.
     * make: `module:function` of a plugin that builds the optimizer instead, called with `(stepper, groups)`, where
       groups are torch's param groups with every number in them.
-    * orthogonal: of Muon, how it hands on its directions; None for every other optimizer.
     """
 
     kind: str
@@ -215,7 +200,6 @@ class Stepper:
     tensor_lr: bool = False
     precise: PreciseState | None = None
     make: str = ""
-    orthogonal: Orthogonal | None = None
 
 
 @dataclass(frozen=True)

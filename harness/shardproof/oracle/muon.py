@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from shardproof.observe.logical import Value
-from shardproof.oracle.inputs import Orthogonal
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 """Of the quintic polynomial, as torch.optim.Muon and DeepSpeed have them by default."""
@@ -31,8 +30,6 @@ CLEAR, BOUND = 1 / 16, 0.15
 the exact one at most, as a share of its length. Rows that were orthogonalised by themselves were 24 % off or more in
 nine of ten matrices, 39 % in half of them (`tests/unit/oracle/test_muon.py`)."""
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 class WholeMuon(torch.optim.Optimizer):
     """Muon of whole matrices, with torch.optim.Muon's order of operations (torch/optim/_muon.py, 2.13).
@@ -40,18 +37,16 @@ class WholeMuon(torch.optim.Optimizer):
     State of a matrix: `momentum_buffer`, of its shape and dtype.
 
     Args:
-        groups: param groups with `lr`, `weight_decay` and the numbers that `how` names, and matrices only.
-        how: in which dtype the direction is handed on, and whether it has the factor of the matrix's form already.
+        groups: param groups with `lr`, `weight_decay`, `momentum`, `nesterov` and `eps`, and matrices only.
 
     Attributes:
         reported: a matrix → the direction that a system says it stepped in.
         stepped_in: a matrix → the direction of the last step: the reported one where that is near the exact one, else
-            the exact one, rounded to the dtype in which it is handed on.
+            the exact one, in bf16 as torch hands it on.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], how: Orthogonal) -> None:
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {name: value for name, value in groups[0].items() if name != "params"})
-        self.how = how
         self.reported: Mapping[torch.Tensor, torch.Tensor] = {}
         self.stepped_in: dict[torch.Tensor, torch.Tensor] = {}
 
@@ -61,13 +56,16 @@ class WholeMuon(torch.optim.Optimizer):
         """Step next in the directions that a system reported of an operation.
 
         Args:
-            stepped: name → the matrix of it. reported: (operation, name) → direction; of another shape it is none.
+            stepped: name → the matrix of it.
+            reported: (operation, name) → direction; of another shape or dtype it is none.
         """
         known = {name: reported[operation, name] for name in stepped if (operation, name) in reported}
         self.reported = {
-            stepped[name]: torch.frombuffer(bytearray(value.data), dtype=DTYPES[value.dtype]).reshape(value.shape)
+            stepped[name]: torch.frombuffer(bytearray(value.data), dtype=torch.bfloat16)
+            .reshape(value.shape)
+            .to(stepped[name].device)
             for name, value in known.items()
-            if value.dtype in DTYPES and value.shape == tuple(stepped[name].shape) and value.data
+            if value.dtype == "bf16" and value.shape == tuple(stepped[name].shape) and value.data
         }
 
     @torch.no_grad()
@@ -84,16 +82,12 @@ class WholeMuon(torch.optim.Optimizer):
                     state["momentum_buffer"] = torch.zeros_like(gradient)
                 buffer = state["momentum_buffer"]
                 buffer.lerp_(gradient, 1 - group["momentum"])
-                source = gradient.lerp(buffer, group["momentum"]) if group.get("nesterov", True) else buffer
-                factor = sqrt(max(1, param.shape[0] / param.shape[1]))
-                exact = orthogonal(source) * (factor if self.how.scaled else 1)
-                direction = exact.to(DTYPES.get(self.how.dtype, param.dtype))
-                reported = self.reported.get(param)
-                if reported is not None and reported.dtype == direction.dtype and is_near(reported, exact, source):
-                    direction = reported
-                self.stepped_in[param] = direction
+                source = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+                exact, reported = orthogonal(source), self.reported.get(param)
+                near = reported is not None and is_near(reported, exact, source)
+                self.stepped_in[param] = reported if reported is not None and near else exact.bfloat16()
                 param.mul_(1 - lr * group["weight_decay"])
-                param.add_(direction, alpha=-lr * (1 if self.how.scaled else factor))
+                param.add_(self.stepped_in[param], alpha=-lr * sqrt(max(1, param.shape[0] / param.shape[1])))
 
 
 def is_near(reported: torch.Tensor, exact: torch.Tensor, source: torch.Tensor) -> bool:

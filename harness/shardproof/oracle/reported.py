@@ -1,7 +1,7 @@
 """What an oracle takes from the system that it judges: values whose bits depend on how work is shared out.
 
-Each of them is held against the exact one within a bound (`shardproof.diff`), and everything that follows from it is
-compared bit for bit.
+Each of them is held against the exact one within a bound (norms in `shardproof.diff`, directions in
+`shardproof.oracle.muon`), and everything that follows from it is compared bit for bit.
 """
 
 from __future__ import annotations
@@ -24,3 +24,4 @@ class Reported:
 
 
 NOTHING = Reported()
+"""A system that reported nothing: the exact values count."""

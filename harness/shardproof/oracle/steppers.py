@@ -46,10 +46,10 @@ def optimizer_for(
     if stepper.make:
         made: torch.optim.Optimizer = resolve(stepper.make)(stepper, groups)
         return made
-    if stepper.orthogonal:
+    if stepper.kind == "muon":
         from shardproof.oracle.muon import WholeMuon
 
-        return WholeMuon(groups, stepper.orthogonal)
+        return WholeMuon(groups)
     if stepper.mixed:
         return Hybrid(groups, stepper, on_host)
     if stepper.precise:
@@ -61,8 +61,8 @@ def numbers_for(stepper: Stepper, hyper: Hyper) -> dict[str, Any]:
     """The numbers of a param group, under torch.optim's names."""
     lr = torch.tensor(hyper.lr) if stepper.tensor_lr else hyper.lr
     numbers: dict[str, Any] = {"lr": lr, "weight_decay": hyper.weight_decay}
-    if stepper.orthogonal:
-        return numbers | {name: getattr(hyper, name) for name in stepper.orthogonal.numbers}
+    if stepper.kind == "muon":
+        return numbers | {"momentum": hyper.momentum, "nesterov": hyper.nesterov, "eps": hyper.eps}
     if stepper.kind == "sgd":
         return numbers | {"momentum": hyper.momentum, "nesterov": hyper.nesterov}
     return numbers | {"betas": (hyper.beta1, hyper.beta2), "eps": hyper.eps}

@@ -46,8 +46,7 @@ class Hyper:
 
     kind: `sgd`, `adam` (weight decay enters the gradient), `adamw` (decoupled) or `muon` (`reference.muon`). impl:
     `forloop`, `foreach`, `fused` or `multi_tensor`. beta1, beta2 matter to adam and adamw only, eps to them and muon,
-    momentum and nesterov to sgd and muon. numbers: of muon, those that a group has besides the learning rate and weight
-    decay.
+    momentum and nesterov to sgd and muon.
     """
 
     kind: str
@@ -59,7 +58,6 @@ class Hyper:
     eps: float = 1e-8
     momentum: float = 0.0
     nesterov: bool = False
-    numbers: tuple[str, ...] = ()
 
 
 @np.errstate(all="ignore")

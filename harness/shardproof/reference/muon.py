@@ -24,47 +24,34 @@ ITERATIONS = 5
 
 
 def step_matrices(session: Session, hyper: Hyper, names: Collection[str]) -> dict[str, Array]:
-    """One step of the named matrices of a group, on all ranks; returns their directions, (rows, columns), as the first
-    replica has them."""
+    """One step of the named matrices of a group, on all ranks, whose momenta are there; returns their directions,
+    (rows, columns), in bf16, as the first replica has them."""
     catalogue = session.catalogue
-    how = session.inputs.stepper.orthogonal
-    assert how is not None
-    params = [p for p in catalogue.params if p.fqn in names]
-    replicas = len(session.shards[0].stepped)
-    whole = np.zeros((replicas, catalogue.padding + 1))
+    whole = np.zeros((len(session.shards[0].stepped), catalogue.padding + 1))  # replicas, every element
     for shards in session.shards:
         assert shards.main_grad is not None
         chosen, dtype = catalogue.belongs_to(names, shards.layout.shard_element), shards.stepped.dtype
-        if "momentum" not in shards.moments:
-            shards.moments["momentum"] = np.zeros(
-                shards.stepped.shape, DTYPE[session.working_dtype(shards, "momentum")]
-            )
-        gradient, buffer = shards.main_grad[:, chosen], shards.moments["momentum"][:, chosen]
-        buffer = rounded(lerp(working(buffer), working(gradient), 1 - hyper.momentum), dtype)
+        gradient, buffer = working(shards.main_grad[:, chosen]), working(shards.moments["momentum"][:, chosen])
+        buffer = rounded(lerp(buffer, gradient, 1 - hyper.momentum), dtype)
         shards.moments["momentum"][:, chosen] = buffer
-        source = rounded(lerp(working(gradient), buffer, hyper.momentum), dtype) if hyper.nesterov else buffer
+        source = rounded(lerp(gradient, buffer, hyper.momentum), dtype) if hyper.nesterov else buffer
         whole[:, shards.layout.shard_element[chosen]] = source
     directions: dict[str, Array] = {}
-    for param in params:
+    for param in catalogue.params:
+        if param.fqn not in names:
+            continue
         rows, columns = param.spec.shape
-        factor = sqrt(max(1, rows / columns)) if how.scaled else 1.0
-        handed_on = DTYPE[how.dtype or session.parameter(param.fqn).stages.stepped]
-        made = np.stack([direction(own[catalogue.span(param)].reshape(rows, columns)) * factor for own in whole])
-        whole[:, catalogue.span(param)] = made.astype(handed_on).reshape(replicas, -1)
-        directions[param.fqn] = made[0].astype(handed_on)
-    factors = np.ones(catalogue.padding + 1)
-    for param in params if not how.scaled else ():
-        factors[catalogue.span(param)] = sqrt(max(1, param.spec.shape[0] / param.spec.shape[1]))
-    for shards in session.shards:
-        chosen, dtype = catalogue.belongs_to(names, shards.layout.shard_element), shards.stepped.dtype
-        elements = shards.layout.shard_element[chosen]
-        decayed = rounded(working(shards.stepped[:, chosen]) * np.float32(1 - hyper.lr * hyper.weight_decay), dtype)
-        for factor in np.unique(factors[elements]):
-            at = factors[elements] == factor
-            wide = FP32 if DTYPE.get(how.dtype, dtype) != dtype else dtype
-            moved = add(decayed[:, at], whole[:, elements[at]].astype(np.float32), -hyper.lr * factor, wide)
-            decayed[:, at] = rounded(moved, dtype)
-        shards.stepped[:, chosen] = decayed
+        matrices = whole[:, catalogue.span(param)].reshape(-1, rows, columns)
+        made = np.stack([direction(matrix) for matrix in matrices]).astype(DTYPE["bf16"])
+        whole[:, catalogue.span(param)] = made.reshape(len(whole), -1)
+        directions[param.fqn] = made[0]
+        rate = hyper.lr * sqrt(max(1, rows / columns))
+        for shards in session.shards:
+            chosen, dtype = catalogue.belongs_to({param.fqn}, shards.layout.shard_element), shards.stepped.dtype
+            moves = whole[:, shards.layout.shard_element[chosen]].astype(FP32)
+            kept = working(shards.stepped[:, chosen]) * np.float32(1 - hyper.lr * hyper.weight_decay)
+            sum_dtype = dtype if dtype == DTYPE["bf16"] else FP32  # of bf16 and another dtype, torch adds in fp32
+            shards.stepped[:, chosen] = rounded(add(rounded(kept, dtype), moves, -rate, sum_dtype), dtype)
     return directions
 
 

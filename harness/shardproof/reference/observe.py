@@ -416,8 +416,7 @@ def _of_group(index: int | None, names: tuple[str, ...], hyper: Hyper) -> tuple[
 def hyperparameters(hyper: Hyper) -> dict[str, float]:
     """The numbers of a group that its kind of optimizer has."""
     values = {"lr": hyper.lr, "weight_decay": hyper.weight_decay}
-    if hyper.kind == "muon":
-        return values | {name: float(getattr(hyper, name)) for name in hyper.numbers}
-    if hyper.kind == "sgd":
-        return values | {"momentum": hyper.momentum, "nesterov": float(hyper.nesterov)}
+    if hyper.kind in COUNT_NO_STEPS:
+        values |= {"momentum": hyper.momentum, "nesterov": float(hyper.nesterov)}
+        return values | ({"eps": hyper.eps} if hyper.kind == "muon" else {})
     return values | {"beta1": hyper.beta1, "beta2": hyper.beta2, "eps": hyper.eps}

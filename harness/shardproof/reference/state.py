@@ -292,7 +292,7 @@ class Session:
             own = group.hyper
             hyper = Hyper(
                 stepper.kind, stepper.impl, own.lr, own.weight_decay, own.beta1, own.beta2, own.eps, own.momentum,
-                own.nesterov, stepper.orthogonal.numbers if stepper.orthogonal else (),
+                own.nesterov,
             )  # fmt: skip
             if group.late == late:
                 yield Group(hyper, group.names, hyper.lr)

@@ -332,6 +332,8 @@ class Trainer:
         for (index, steps), names in cohorts.items():
             hyper = self.session.groups[index].hyper
             if hyper.kind == "muon":
+                for shards in self.session.shards:
+                    self.begin_moments(shards)
                 self.directions |= step_matrices(self.session, hyper, names)
                 continue
             for shards in self.session.shards:
@@ -357,9 +359,7 @@ class Trainer:
         assert shards.main_grad is not None
         if "host" in self.session.places.values():
             raise ValueError(f"a kernel on the device is given state on the host: {self.session.places}")
-        for role in self.session.moment_roles:
-            if role not in shards.moments:
-                shards.moments[role] = self.empty_moment(shards, role)
+        self.begin_moments(shards)
         arrays = {"stepped": shards.stepped, "grad": shards.main_grad, **shards.moments}
         flat = {k: _take(v, positions) for k, v in arrays.items()}
         param, grad = flat.pop("stepped"), flat.pop("grad")
@@ -375,6 +375,12 @@ class Trainer:
             scaled = role in self.session.scaled_roles(shards)
             kept = values if scaled else self.cast_to_stage("state", values, shards.stages.moment(role))
             shards.moments[role] = _put(shards.moments[role], positions, kept)
+
+    def begin_moments(self, shards: Shards) -> None:
+        """Make the moments that are not there yet."""
+        for role in self.session.moment_roles:
+            if role not in shards.moments:
+                shards.moments[role] = self.empty_moment(shards, role)
 
     def empty_moment(self, shards: Shards, role: str) -> Array:
         """A moment before its first step: zeros, as many as each rank owns, (R, S, m)."""

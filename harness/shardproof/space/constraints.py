@@ -357,8 +357,8 @@ _OF_LOAD = (
     ),
     Constraint(
         "load-optimizer-state",
-        "SGD keeps other state than Adam, which neither could load",
-        lambda s: s.load_optimizer is not None and s.optimizer.kind == "sgd",
+        "SGD and Muon keep other state than Adam, which none of them could load",
+        lambda s: s.load_optimizer is not None and s.optimizer.kind in ("sgd", "muon"),
     ),
     Constraint(
         "load-version-unused",

@@ -53,7 +53,7 @@ def noting_directions(
         return
     names = {parameter: name for name, parameter in named.items()}
     given = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    order, steps = iter(given), [0]
+    order, stepped = iter(given), False
     makes = _muon._zeropower_via_newtonschulz
 
     def noted(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -64,15 +64,16 @@ def noting_directions(
         found[names[parameter]] = own.detach().clone().contiguous()
         return direction
 
-    def counted(*_: Any) -> None:
-        steps[0] += 1
+    def was_stepped(*_: Any) -> None:
+        nonlocal stepped
+        stepped = True
 
-    hook = optimizer.register_step_post_hook(counted)
+    hook = optimizer.register_step_post_hook(was_stepped)
     _muon._zeropower_via_newtonschulz = noted
     try:
         yield found
     finally:
         _muon._zeropower_via_newtonschulz = makes
         hook.remove()
-    if len(found) != len(given) * steps[0]:
+    if stepped and len(found) != len(given):
         raise RuntimeError(f"{len(found)} directions noted of {len(given)} matrices: this torch makes them elsewhere")

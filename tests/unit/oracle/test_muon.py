@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from shardproof.oracle.inputs import Orthogonal
 from shardproof.oracle.muon import COEFFICIENTS, STEPS, WholeMuon, is_near, orthogonal
 
 SHAPES = [(4, 4), (12, 2), (12, 3), (3, 6), (5, 2), (7, 2), (4, 3), (16, 7), (6, 5), (8, 8)]
@@ -68,7 +67,7 @@ def test_the_twin_takes_what_is_near_and_nothing_else() -> None:
     parameter = torch.zeros(4, 3)
     parameter.grad = matrices((4, 3), 2)[1]
     group = {"params": [parameter], "lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False, "eps": 1e-8}
-    optimizer = WholeMuon([group], Orthogonal())
+    optimizer = WholeMuon([group])
     near = in_parts(parameter.grad, 2)
     optimizer.reported = {parameter: near}
     optimizer.step()

@@ -373,14 +373,14 @@ def skipped_again(difference: Difference, context: Context) -> Finding | None:
 
 
 def stepped_without_gradient(difference: Difference, context: Context) -> Finding | None:
-    """A parameter that has no gradient in a step was stepped all the same, with the one that it had before
-    (MLM-6871)."""
+    """A parameter that had a gradient before and has none in a step was stepped all the same (MLM-6871)."""
     key = difference.key
     if key.where != "live" or key.role not in MOVED or context.op_kind(key.op) != "step":
         return None
     was, must, seen = key._replace(op=key.op - 1), context.expected.get(key), context.observed.get(key)
     stays = must is not None and must == context.expected.get(was) == context.observed.get(was)
-    if not stays or seen is None or key._replace(role="grad") in context.expected:
+    gradients = [key._replace(op=op, role="grad") in context.expected for op in range(key.op + 1)]
+    if not stays or seen is None or gradients[-1] or not any(gradients):
         return None
     clause = f"{tensor(key)} moved in {context.op_name(key.op)}, in which nothing has a gradient of it"
     return Finding("certain", clause, {"name": key.fqn})

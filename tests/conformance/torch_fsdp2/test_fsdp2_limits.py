@@ -53,7 +53,6 @@ REFUSED = [
             "program": "build save unfreeze step load",
         },
     ),
-    ("muon-rows", {"optimizer": "muon", "model": "twins", "mesh": "1x8x1", "program": "train"}),
     ("as-returned-live", {"options": "as_returned", "checkpoint": "dcp", "program": "recall", "mesh": "1x2x1"}),
     ("as-returned-keeps", {"options": "as_returned", "checkpoint": "full", "mesh": "1x2x1"}),
 ]

@@ -7,7 +7,7 @@ from shardproof.loading import grows
 from shardproof.mechanisms.fsdp2 import limits as fsdp2
 from shardproof.mechanisms.fsdp2.formats import FORMATS
 from shardproof.models import model_spec
-from shardproof.program import does, load_mesh, meshes
+from shardproof.program import does, load_mesh
 from shardproof.protocol.accepts import (
     EVERY_STEP,
     NUMBERS,
@@ -17,7 +17,6 @@ from shardproof.protocol.accepts import (
     Constraint,
     Faults,
     Formats,
-    LibraryError,
     Limit,
     Loads,
     Only,
@@ -29,18 +28,6 @@ from shardproof.scenario import SCHEDULES, DTypePolicy, Mesh, Offload, Optimizer
 
 AS_RETURNED = "as_returned"
 OPTIONS = {AS_RETURNED: "state dicts are kept in memory as the library returned them, and no copies of them"}
-
-
-def _has_rowless_ranks(scenario: Scenario) -> bool:
-    """Whether more ranks share the rows of some matrix than it has rows, on one of the program's meshes."""
-    params = model_spec(scenario.model).unique_params
-    return any(
-        p.spec.shape[0] < mesh.dp_shard * (mesh.tp if p.spec.tp_dim == 0 else 1)
-        for mesh in (scenario.mesh, *meshes(scenario))
-        for p in params
-        if p.spec.shape
-    )
-
 
 ACCEPTS = Accepts(
     "torch-fsdp2",
@@ -89,18 +76,6 @@ ACCEPTS = Accepts(
         fsdp2.SCALER_FP16, fsdp2.SCALER_BF16, fsdp2.FP16_RANGE, fsdp2.STRICT_MORE_BROADCAST, fsdp2.STRICT_MORE,
         fsdp2.STRICT_FEWER, fsdp2.STRICT_FROZEN,
         fsdp2.LEFT_OUT_THAWED,
-        Limit(
-            "muon-rows",
-            lambda s: s.optimizer.kind == "muon" and _has_rowless_ranks(s) and fsdp2.takes_steps(s),
-            "DTensor does not add the direction that Muon steps in to a matrix that has fewer rows than ranks share it",
-            "torch/distributed/tensor/_dispatch.py",
-            LibraryError(
-                "RuntimeError",
-                "aten.add_.Tensor: in-place operations that require placement changes are not supported",
-                "step",
-                {"optimizer": "muon", "model": "twins", "mesh": "1x8x1", "program": "train"},
-            ),
-        ),
         Limit(
             "as-returned-live",
             lambda s: AS_RETURNED in s.options and not (s.checkpoint.startswith("full") and s.mesh.world > 1),

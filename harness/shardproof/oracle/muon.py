@@ -29,8 +29,8 @@ CLEAR, BOUND = 1 / 16, 0.25
 """Between clear singular vectors, as a share of its length, bf16 left a direction at most 9 % off the exact one where a
 matrix was whole, and 17 % where its rows lay in up to 12 parts and every sum of partial products was rounded as DTensor
 does it: 3000 random matrices of the zoo's shapes each. Rows that were orthogonalised by themselves were farther off
-than 25 % in 89 of 100 matrices of 12 × 2 in 2 parts, in 99 of 8 × 8, and in 96 to 100 in 4 parts; a scenario has several
-matrices, and steps (`tests/unit/oracle/test_muon.py`)."""
+than 25 % in 89 of 100 matrices of 12 × 2 in 2 parts, in 99 of 8 × 8, and in 96 to 100 in 4 parts; a scenario has
+several matrices, and steps (`tests/unit/oracle/test_muon.py`)."""
 
 
 class WholeMuon(torch.optim.Optimizer):

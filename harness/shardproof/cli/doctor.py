@@ -169,6 +169,7 @@ def _releases(info: System, declared: Package, ranks: Interpreter) -> list[str]:
         there = (info.is_torch and release.version == default) or is_cached(declared, release.version, ranks)
         state = "installed" if there else "installed at its first use"
         lines.append(f"{release.version:<9}{state}{', the default' if release.version == default else ''}")
+        lines += [f"{'':<9}the oldest that users still run (@oldest): {release.users}"] if release.users else []
         lines += [f"{'':<9}refuses: {reason}" for reason in refused[release.version]]
         if outside := release.outside(ranks.installed):
             lines.append(f"{'':<9}never supported by upstream: {'; '.join(outside)}")

@@ -17,6 +17,8 @@ data.
     beside = ["einops==0.8.1"]       # where this release needs others
     supports = ["torch>=2.6.0"]      # what upstream's metadata asks of packages that stay as they are
     torch = "2.10"                   # of the image that upstream's CI builds this release on
+    users = "Who runs it."           # on the oldest release that users still run, and on no other: who they are, as a
+                                     # public pin shows it
 
     [[commits]]                      # what trees from a version on need, where no release of it is on the package index
     version = "0.18.0"
@@ -24,8 +26,8 @@ data.
 torch, numpy and whatever else is in the interpreter stay as they are.
 
 A version, as a user writes it after `NAME@`, is a release (`0.16.1`), a working tree (`path:DIR`), a commit of a clone
-(`git:REV`), or empty for the newest declared release. Cures may follow it (`0.16.1+cured`, see
-`shardproof.issues.cures`).
+(`git:REV`), `oldest` for the oldest declared release that users still run, or empty for the newest declared one. Cures
+may follow it (`0.16.1+cured`, see `shardproof.issues.cures`).
 """
 
 from __future__ import annotations
@@ -44,26 +46,29 @@ from shardproof.tables import Table, load_toml, text_of
 from shardproof.versions import is_version
 
 FORMS = (
-    "a release, path:DIR (a working tree), git:REV (a commit of a clone), or nothing for the newest; with +cured or "
-    "+cured:ID,ID behind it"
+    "a release, path:DIR (a working tree), git:REV (a commit of a clone), oldest (the oldest that users still run), or "
+    "nothing for the newest; with +cured or +cured:ID,ID behind it"
 )
 _PACKAGE_KEYS = (
     "schema", "package", "repository", "imports", "tree", "roots", "version_file", "importer", "beside", "release",
     "commits",
 )  # fmt: skip
-_RELEASE_KEYS = ("version", "supports", "torch", "beside")
+_RELEASE_KEYS = ("version", "supports", "torch", "beside", "users")
+
+OLDEST = "oldest"
 
 
 @dataclass(frozen=True)
 class Release:
     """version: as on the package index. supports: what upstream's metadata asks of packages that stay as they are.
     torch: the torch release upstream tested with, such as `2.9`; empty where upstream does not say. beside: packages
-    installed with it, pinned."""
+    installed with it, pinned. users: who still runs it, of the oldest release that anybody does."""
 
     version: str
     supports: tuple[str, ...] = ()
     torch: str = ""
     beside: tuple[str, ...] = ()
+    users: str = ""
 
     def outside(self, installed: Mapping[str, str]) -> tuple[str, ...]:
         """Packages with which upstream never supported this release, and why.
@@ -108,6 +113,11 @@ class Package:
     def newest(self) -> Release:
         return self.releases[-1]
 
+    @property
+    def oldest(self) -> Release:
+        """The oldest release that users still run, as far as the declaration says."""
+        return next((release for release in self.releases if release.users), self.releases[0])
+
     def closest(self, version: str) -> Release:
         """What a tree between releases needs beside it, as far as it is declared: the newest declared release that is
         not newer, the oldest one before all of them; nothing that is known of a release for a tree that says none."""
@@ -151,6 +161,14 @@ def package(name: str) -> Package:
         if system.under_test == name:
             return package_of(system)
     raise UsageError.of("package", name, sorted({s.under_test for s in all_systems()} - {""}), "megatron-core")
+
+
+def without_names(system: System, version: str) -> str:
+    """A version as a user writes it, with the release in the place of `oldest`; the cures behind it stay."""
+    release, plus, cures = version.partition("+")
+    if release != OLDEST or not system.under_test:
+        return version
+    return f"{package_of(system).oldest.version}{plus}{cures}"
 
 
 @cache
@@ -204,7 +222,8 @@ def _release(known: Table, beside: tuple[str, ...]) -> Release:
     for key, given in (("version", version), ("torch", torch)):
         if (given or key == "version") and not is_version(given):
             raise known.wrong(key, given, "a version by PEP 440", f'{key} = "1.2.3"')
-    return Release(version, _pinned(known, "supports", ()), torch, _pinned(known, "beside", beside))
+    users = known.text("users")
+    return Release(version, _pinned(known, "supports", ()), torch, _pinned(known, "beside", beside), users)
 
 
 def _pinned(known: Table, key: str, absent: tuple[str, ...]) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ from shardproof.errors import A_TRAINER, UsageError
 from shardproof.models import model_spec
 from shardproof.program import is_arms, require_telling
 from shardproof.protocol.registry import all_systems, system_named
+from shardproof.protocol.releases import without_names
 from shardproof.protocol.system import System
 from shardproof.scenario import AXES, Mesh, Scenario, value_text
 from shardproof.space.defaults import completed
@@ -229,14 +230,13 @@ def regression_file(system: System, name: str) -> Traversable:
 
 
 def split_system(text: str) -> tuple[str, str]:
-    """`NAME[@VERSION]` in its two parts; the version is empty where none is given.
+    """`NAME[@VERSION]` in its two parts; the version is empty where none is given, and a release where it is `oldest`.
 
     Raises:
         UsageError: no such system.
     """
     name, _, version = text.partition("@")
-    system_named(name)
-    return name, version
+    return name, without_names(system_named(name), version)
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, tuple[str, ...]]:

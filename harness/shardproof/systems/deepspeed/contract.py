@@ -34,6 +34,11 @@ STABLE_INTERVALS = Rule(
 )
 """The loss scale doubles in the step after a whole number of windows without overflow."""
 
+EARLY_INTERVALS = Rule(
+    "shardproof.systems.deepspeed.scaler:count_early", "shardproof.systems.deepspeed.reference:count_scale_early"
+)
+"""The loss scale doubles in the last step of each window without overflow: releases before 0.17."""
+
 
 class DeepSpeedContract(Contract):
     """fp32 masters in flat buffers, gradients of zeros for what is unused, and a loss scaler in fp16 only."""
@@ -65,7 +70,7 @@ class DeepSpeedContract(Contract):
         ),
         Clause(
             "the dynamic loss scale exists in fp16 only. After each window of steps without overflow the next step "
-            "doubles it; an overflow takes one of the hysteresis, or halves the scale once one is left",
+            "doubles it, before 0.17 the window's last step; an overflow takes one of the hysteresis, or halves the scale once one is left",
             "deepspeed.runtime.fp16.loss_scaler, DynamicLossScaler.update_scale",
         ),
         Clause(
@@ -112,7 +117,8 @@ class DeepSpeedContract(Contract):
         if not initial or scenario.dtype.storage != "fp16":
             return None
         return LossScale(
-            initial, torch=False, window=WINDOW, hysteresis=hysteresis(scenario), minimum=1.0, rule=STABLE_INTERVALS
+            initial, torch=False, window=WINDOW, hysteresis=hysteresis(scenario), minimum=1.0,
+            rule=EARLY_INTERVALS if before(scenario.version, "0.17") else STABLE_INTERVALS,
         )
 
     def clip(self, scenario: Scenario) -> Clip | None:

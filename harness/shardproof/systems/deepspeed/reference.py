@@ -30,10 +30,20 @@ def clip_directly(squares: float, dtypes: Collection[str], clip: Clip) -> tuple[
 def count_scale(scaler: Any, rule: LossScale, overflow: bool) -> None:
     """`contract.STABLE_INTERVALS`: a step that has whole windows behind it doubles the scale."""
     stable = scaler.growth_tracker
+    _count_scale(scaler, rule, overflow, doubles=stable >= rule.window and stable % rule.window == 0)
+
+
+def count_scale_early(scaler: Any, rule: LossScale, overflow: bool) -> None:
+    """`contract.EARLY_INTERVALS`: the last step of a whole window doubles the scale."""
+    _count_scale(scaler, rule, overflow, doubles=(scaler.growth_tracker + 1) % rule.window == 0)
+
+
+def _count_scale(scaler: Any, rule: LossScale, overflow: bool, doubles: bool) -> None:
+    stable = scaler.growth_tracker
     scaler.growth_tracker = 0 if overflow else stable + 1
     if overflow and scaler.hysteresis_tracker > 1:
         scaler.hysteresis_tracker -= 1
     elif overflow:
         scaler.scale = max(scaler.scale * 0.5, rule.minimum)
-    elif stable >= rule.window and stable % rule.window == 0:
+    elif doubles:
         scaler.scale, scaler.hysteresis_tracker = scaler.scale * 2.0, rule.hysteresis

@@ -11,6 +11,17 @@ def count(scaler: CountedScaler, *, overflow: bool) -> None:
     For example, with a window of 2 the third, fifth and seventh step double the scale: only a step that has two, or
     four, without overflow behind it does.
     """
+    stable = scaler.growth
+    _count(scaler, grows=stable > 0 and stable % scaler.rule.window == 0, overflow=overflow)
+
+
+def count_early(scaler: CountedScaler, *, overflow: bool) -> None:
+    """One step of releases before 0.17 (`contract.EARLY_INTERVALS`): a step counts itself, so that with a window of 2
+    the second, fourth and sixth double the scale."""
+    _count(scaler, grows=(scaler.growth + 1) % scaler.rule.window == 0, overflow=overflow)
+
+
+def _count(scaler: CountedScaler, *, grows: bool, overflow: bool) -> None:
     hysteresis = scaler.hysteresis
     assert hysteresis is not None, "this scaler always has one"
     if overflow:
@@ -20,7 +31,7 @@ def count(scaler: CountedScaler, *, overflow: bool) -> None:
         else:
             scaler.hysteresis = hysteresis - 1
         return
-    if scaler.growth and scaler.growth % scaler.rule.window == 0:
+    if grows:
         scaler.scale *= 2
         scaler.hysteresis = scaler.rule.hysteresis
     scaler.growth += 1

@@ -197,7 +197,7 @@ def parse(text: str, origin: str) -> Package:
 
     Raises:
         UsageError: malformed TOML, a key that is unknown or missing, a value of another type, no version or no
-            requirement, releases out of order.
+            requirement, releases out of order, `users` at more than one.
     """
     known = Table(load_toml(text, origin), origin)
     known.only(_PACKAGE_KEYS, needed=("package", "imports", "tree", "release"))
@@ -208,6 +208,8 @@ def parse(text: str, origin: str) -> Package:
     order = [Version(release.version) for release in releases]
     if order != sorted(set(order)):
         raise UsageError.of(f"{origin} releases", [r.version for r in releases], "each once, oldest first", "sort them")
+    if len(used := [release.version for release in releases if release.users]) > 1:
+        raise UsageError.of(f"{origin} users", used, "one release: the oldest that users still run", used[0])
     commits = tuple(_release(entry, beside) for entry in known.tables("commits"))
     return Package(
         known.text("package"), known.text("imports"), known.text("tree"), known.texts("roots", (".",)), beside,

@@ -55,6 +55,14 @@ REFUSED = [
     ),
     ("as-returned-live", {"options": "as_returned", "checkpoint": "dcp", "program": "recall", "mesh": "1x2x1"}),
     ("as-returned-keeps", {"options": "as_returned", "checkpoint": "full", "mesh": "1x2x1"}),
+    ("ignored-none", {"options": "ignored", "model": "many", "optimizer": "adamw/impl=forloop"}),
+    ("ignored-policy", {"options": "ignored", "offload": "cpu", "optimizer": "adamw/impl=forloop"}),
+    (
+        "ignored-sync",
+        {"options": "ignored", "grad_sync": "every", "microbatches": "2", "optimizer": "adamw/impl=forloop"},
+    ),
+    ("ignored-kernels", {"options": "ignored", "optimizer": "adamw/impl=fused", "mesh": "1x2x1"}),
+    ("ignored-clip", {"options": "ignored", "optimizer": "adamw/impl=forloop/clip=1.0", "mesh": "1x2x1"}),
 ]
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from shardproof.errors import UsageError
-from shardproof.protocol.releases import package_of, parse
+from shardproof.protocol.registry import all_systems, system_named
+from shardproof.protocol.releases import package_of, parse, without_names
 
 from tests.unit.overlay_system import FAKE_SYSTEM
 
@@ -23,6 +24,25 @@ def test_a_good_table() -> None:
 def test_one_requirement_may_stand_alone() -> None:
     alone = parse(GOOD.replace('["einops==0.8.1"]', '"einops==0.8.1"') + RELEASE, "x.toml")
     assert alone == parse(GOOD + RELEASE, "x.toml")
+
+
+def test_the_oldest_release_that_users_run_is_asked_for_by_name() -> None:
+    old, new = '[[release]]\nversion = "0.9"\n', RELEASE + 'users = "Somebody."\n'
+    assert parse(GOOD + old + new, "x.toml").oldest.version == "1.0"
+    assert parse(GOOD + old + RELEASE, "x.toml").oldest.version == "0.9", "nobody says who runs it"
+    with pytest.raises(UsageError, match="x.toml users: given .*'1.0', '2.0'"):
+        parse(GOOD + new + '[[release]]\nversion = "2.0"\nusers = "Others."\n', "x.toml")
+    deepspeed = system_named("deepspeed")
+    assert without_names(deepspeed, "oldest") == "0.16.9"
+    assert without_names(deepspeed, "oldest+cured:-7967") == "0.16.9+cured:-7967"
+    assert without_names(deepspeed, "0.19.8+cured") == "0.19.8+cured"
+    assert without_names(system_named("reference"), "oldest") == "oldest", "it has no releases, and says so later"
+
+
+def test_every_system_says_which_old_release_is_still_run_and_by_whom() -> None:
+    for system in all_systems():
+        if system.under_test and system.home.startswith("shardproof."):
+            assert package_of(system).oldest.users.endswith("."), system.name
 
 
 def test_an_importer_is_optional() -> None:

@@ -9,6 +9,7 @@ from shardproof.export.case import HANGS, RAISES, TRAINED, TYPED, WRITTEN, Failu
 from shardproof.export.model import TORCH_NAME, model_values, optimizer_call, start, tensor_call
 from shardproof.export.script import Draft
 from shardproof.mechanisms.fsdp2.formats import CheckpointPlan, checkpoint_plan
+from shardproof.mechanisms.fsdp2.limits import IGNORED
 from shardproof.models import ParamSpec
 from shardproof.scenario import Mesh, Scenario
 
@@ -261,6 +262,7 @@ def _require(case: FailureCase, model: dict[str, Any]) -> None:
         "a learning-rate schedule": ask.schedule != "none", "a learning rate that is a tensor": ask.tensor_lr,
         "param groups of their own in a comparison of steps": bool(model["groups"]) and case.focus.kind == TRAINED,
         "full state dicts that rank 0 alone keeps": case.does("recall") and scenario.checkpoint.startswith("full+cpu"),
+        "parameters that FSDP ignores": IGNORED in scenario.options,
         f"the checkpoint format {scenario.checkpoint}": scenario.checkpoint.startswith("dcp-")
         and case.does("save", "keep"),
         "a comparison of what a checkpoint holds": case.focus.kind == WRITTEN,

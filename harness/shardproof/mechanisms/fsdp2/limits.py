@@ -39,6 +39,9 @@ CLAUSES = (
 
 MAX_FP16_LOSS_SCALE = 2048.0
 
+IGNORED = "ignored"
+"""The option that leaves parameters to the training loop."""
+
 
 def takes_steps(scenario: Scenario) -> bool:
     """Whether the program has a forward pass, which is when FSDP2 looks at most of what it refuses."""

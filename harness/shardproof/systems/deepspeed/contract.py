@@ -70,7 +70,8 @@ class DeepSpeedContract(Contract):
         ),
         Clause(
             "the dynamic loss scale exists in fp16 only. After each window of steps without overflow the next step "
-            "doubles it, before 0.17 the window's last step; an overflow takes one of the hysteresis, or halves the scale once one is left",
+            "doubles it, before 0.17 the last of the window; an overflow takes one of the hysteresis, or halves the "
+            "scale once one is left",
             "deepspeed.runtime.fp16.loss_scaler, DynamicLossScaler.update_scale",
         ),
         Clause(
@@ -117,7 +118,11 @@ class DeepSpeedContract(Contract):
         if not initial or scenario.dtype.storage != "fp16":
             return None
         return LossScale(
-            initial, torch=False, window=WINDOW, hysteresis=hysteresis(scenario), minimum=1.0,
+            initial,
+            torch=False,
+            window=WINDOW,
+            hysteresis=hysteresis(scenario),
+            minimum=1.0,
             rule=EARLY_INTERVALS if before(scenario.version, "0.17") else STABLE_INTERVALS,
         )
 

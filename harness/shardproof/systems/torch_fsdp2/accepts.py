@@ -6,6 +6,7 @@ from __future__ import annotations
 from shardproof.loading import grows
 from shardproof.mechanisms.fsdp2 import limits as fsdp2
 from shardproof.mechanisms.fsdp2.formats import FORMATS
+from shardproof.mechanisms.fsdp2.limits import IGNORED
 from shardproof.models import model_spec
 from shardproof.program import does, load_mesh
 from shardproof.protocol.accepts import (
@@ -17,6 +18,7 @@ from shardproof.protocol.accepts import (
     Constraint,
     Faults,
     Formats,
+    LibraryError,
     Limit,
     Loads,
     Only,
@@ -27,7 +29,25 @@ from shardproof.protocol.accepts import (
 from shardproof.scenario import SCHEDULES, DTypePolicy, Mesh, Offload, Optimizer, Scenario
 
 AS_RETURNED = "as_returned"
-OPTIONS = {AS_RETURNED: "state dicts are kept in memory as the library returned them, and no copies of them"}
+OPTIONS = {
+    AS_RETURNED: "state dicts are kept in memory as the library returned them, and no copies of them",
+    IGNORED: "parameters of one dim are left to the training loop (ignored_params): plain tensors beside DTensors, or "
+    "DTensors on the tensor-parallel mesh alone, whose gradients the loop itself averages over data-parallel ranks",
+}
+
+
+def is_ignored(scenario: Scenario, shape: tuple[int, ...]) -> bool:
+    """Whether a parameter of that shape is left out of FSDP."""
+    return IGNORED in scenario.options and len(shape) == 1
+
+
+def _policed(dtype: DTypePolicy) -> bool:
+    return bool(dtype.param or dtype.reduce or dtype.output)
+
+
+def _ignores(scenario: Scenario) -> bool:
+    return any(is_ignored(scenario, param.spec.shape) for param in model_spec(scenario.model).unique_params)
+
 
 ACCEPTS = Accepts(
     "torch-fsdp2",
@@ -86,6 +106,48 @@ ACCEPTS = Accepts(
             "as-returned-keeps",
             lambda s: AS_RETURNED in s.options and not does(s, "keep"),
             "as_returned needs a program that keeps state dicts in memory",
+        ),
+        Limit(
+            "ignored-none",
+            lambda s: IGNORED in s.options and not _ignores(s),
+            "ignored needs a model with parameters of one dim",
+        ),
+        Limit(
+            "ignored-policy",
+            lambda s: IGNORED in s.options and (_policed(s.dtype) or s.offload.fraction > 0),
+            "MixedPrecisionPolicy and CPUOffloadPolicy say nothing about parameters that FSDP ignores",
+        ),
+        Limit(
+            "ignored-sync",
+            lambda s: (
+                IGNORED in s.options
+                and (s.grad_sync != "last" or any(p.spec.idle == "others" for p in model_spec(s.model).params))
+            ),
+            "the loop averages ignored gradients once a step, and all ranks have them",
+        ),
+        Limit(
+            "ignored-kernels",
+            lambda s: _ignores(s) and s.optimizer.impl != "forloop",
+            "one kernel steps all parameters of a group, and takes no plain tensors beside DTensors; forloop does",
+            "torch/distributed/tensor/_dispatch.py, unwrap_to_op_info",
+            LibraryError(
+                "RuntimeError",
+                "got mixed torch.Tensor and DTensor",
+                "step",
+                {"options": "ignored", "optimizer": "adamw/groups=one", "mesh": "1x2x1"},
+            ),
+        ),
+        Limit(
+            "ignored-clip",
+            lambda s: _ignores(s) and bool(s.optimizer.clip),
+            "clip_grad_norm_ takes no plain tensors beside DTensors, and no DTensors of two meshes",
+            "torch/nn/utils/clip_grad.py, _get_total_norm",
+            LibraryError(
+                "RuntimeError",
+                "got mixed torch.Tensor and DTensor",
+                "step",
+                {"options": "ignored", "optimizer": "adamw/impl=forloop/clip=1.0", "mesh": "1x2x1"},
+            ),
         ),
     ),
     constraints=(

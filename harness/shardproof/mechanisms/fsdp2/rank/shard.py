@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from torch import nn
@@ -13,14 +14,19 @@ from shardproof.protocol.system import RankContext
 from shardproof.scenario import Scenario
 
 
-def fully_shard_units(root: nn.Module, context: RankContext, mesh: DeviceMesh) -> None:
-    """Shard every module that its spec calls a unit, the innermost first, and the root with what is left.
+def fully_shard_units(
+    root: nn.Module, context: RankContext, mesh: DeviceMesh, ignored: AbstractSet[nn.Parameter] = frozenset()
+) -> None:
+    """Shard every module that its spec calls a unit, the innermost first, and the root with what is left; ignored
+    parameters stay as they are.
 
     Where some ranks leave a parameter out, FSDP2 is told that such a one is reduced with zeros. Releases that cannot be
     told wait for ever there (pytorch/pytorch#158719), and do so here.
     """
     names = ("dp_replicate", "dp_shard") if context.mesh.dp_replicate > 1 else ("dp_shard",)
     options = {"mesh": mesh[names], **_policies(context.scenario)}
+    if ignored:
+        options["ignored_params"] = set(ignored)
     units = sorted((m for m in context.model.modules if m.unit), key=lambda m: -m.path.count("."))
     for module in units:
         fully_shard(root.get_submodule(module.path), **options)

@@ -12,22 +12,27 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from shardproof.layout import Box as ShardBox
 from shardproof.mechanisms.fsdp2.rank.checkpoint import StateDictCheckpoint
 from shardproof.mechanisms.fsdp2.rank.shard import fully_shard_units
-from shardproof.models import ONE_MORE
+from shardproof.mechanisms.probe_module import local_part
+from shardproof.models import ONE_MORE, NamedParam
 from shardproof.observe.record import Record
 from shardproof.program import Op
 from shardproof.protocol.system import RankContext
 from shardproof.scenario import Mesh, Scenario
-from shardproof.systems.torch_fsdp2.accepts import AS_RETURNED
+from shardproof.systems.torch_fsdp2.accepts import AS_RETURNED, is_ignored
 from shardproof.torch_loop.loop import TorchRank, context_of, rehearse
 from shardproof.torch_loop.streams import Streams
 
@@ -55,7 +60,26 @@ class Rank(TorchRank):
             yield from self.state.streams.records(op)
 
     def shard(self, root: nn.Module) -> None:
-        fully_shard_units(root, self.context, self.mesh)
+        fully_shard_units(root, self.context, self.mesh, {root.get_parameter(fqn) for fqn in self.ignored})
+
+    @property
+    def ignored(self) -> list[str]:
+        """The parameters that FSDP is told to leave alone."""
+        return [p.fqn for p in self.spec.unique_params if is_ignored(self.scenario, p.spec.shape)]
+
+    def own_box(self, named: NamedParam) -> ShardBox:
+        if not is_ignored(self.scenario, named.spec.shape):
+            return super().own_box(named)
+        return ShardBox(*self.forward_box(named.fqn))
+
+    def backward(self, op: Op, *, overflow: bool) -> None:
+        super().backward(op, overflow=overflow)
+        for fqn in self.ignored:
+            parameter = self.state.model.get_parameter(fqn)
+            if isinstance(parameter.grad, DTensor):  # DTensor leaves a sum over tensor-parallel ranks open
+                parameter.grad = parameter.grad.redistribute(placements=cast("DTensor", parameter).placements)
+            if parameter.grad is not None:
+                average(local_part(parameter.grad), self.mesh)
 
     def save(self, op: Op) -> None:
         self.checkpoint.save(self.state, self.context.checkpoint_path(op), self.in_flight)
@@ -93,6 +117,13 @@ class Rank(TorchRank):
 
     def recall(self, op: Op) -> None:
         self.checkpoint.of_kept().restore(self.state, self.kept)
+
+
+def average(gradient: torch.Tensor, mesh: DeviceMesh) -> None:
+    """Average a gradient over the data-parallel ranks in place, as a training loop does for what FSDP leaves to it."""
+    for name in {"dp_replicate", "dp_shard"}.intersection(mesh.mesh_dim_names or ()):
+        dist.all_reduce(gradient, group=mesh.get_group(name))
+        gradient /= mesh[name].size()
 
 
 REHEARSAL_MESH = Mesh(1, 16, 1)  # larger than any world of ranks, so that no entry that it leaves in a cache fits one

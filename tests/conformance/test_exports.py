@@ -63,6 +63,7 @@ UNWRITTEN = {
     ("megatron-core", "1138"): "does not show it",  # docs/finding-scripts has one
     ("automodel", "3437"): "cannot read",  # docs/finding-scripts has one
     ("megatron-core", "6858"): "cannot read",
+    ("deepspeed", "universal-short-3"): "cannot read",
     ("transformer-engine", "3318"): "cannot read",
     ("transformer-engine", "143828"): "settings of param groups",
     ("transformer-engine", "flatten-empty-group"): "does not show it",

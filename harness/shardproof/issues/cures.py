@@ -15,7 +15,7 @@ Every cure is laid onto the library's own text, not onto what another cure made 
 release alone, and the order of cures does not matter. Two cures can stand together unless they change the same lines.
 
 *Verifies*: that a hunk's context and removed lines are there, word for word, as near as possible to the line it names;
-on a library that nobody has walked, also that the names its new lines read are there (`shardproof.issues.added_names`).
+on anything but the newest release, also that the names its new lines read are there (`shardproof.issues.added_names`).
 *Does not verify*: that the defect is gone; running its scenario does.
 """
 
@@ -191,7 +191,7 @@ def apply(cures: Iterable[Cure], source: Callable[[str], str | None], *, unseen:
 
     Args:
         source: the text of the library's file at a path below `site-packages`; None where there is no such file.
-        unseen: nobody has walked this library with its cures. Then one that fits its lines, and reads a name that the
+        unseen: nobody walks this library every night with its cures. Then one that fits its lines, and reads a name that the
             library does not have, is left out.
     """
     texts: dict[str, str | None] = {}

@@ -72,8 +72,8 @@ class Overlay:
     * paths: what comes first on `sys.path`.
     * outside: with what upstream never supported it.
     * live: whether it is somebody's working tree, which may change.
-    * walked: whether it is a release that is declared in `releases.toml`. A tree, a commit and a release that is not
-      declared are heads: something of ours may not fit them.
+    * walked: whether it is the newest release of `releases.toml`, which a whole walk runs on every night. Something of
+      ours may not fit an older one, a tree or a commit.
     * offers: the names of the features that a tree's source shows (`shardproof.protocol.features`); None for a release,
       which is asked by its number.
     """
@@ -129,7 +129,7 @@ def build(package: Package, version: str, python: Interpreter, features: Sequenc
     release = package.release(version)
     paths = (install((f"{package.name}=={release.version}",), python), *_beside(release.beside, python))
     found = _imported(package, release.version, paths, python)
-    return Overlay(found, paths, release.outside(python.installed), walked=package.declares(release.version))
+    return Overlay(found, paths, release.outside(python.installed), walked=release.version == package.newest.version)
 
 
 def is_cached(package: Package, version: str, python: Interpreter) -> bool:

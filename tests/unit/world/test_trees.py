@@ -132,11 +132,11 @@ def test_limits_of_a_tree_are_asked_about_what_its_source_shows(
     assert {overlay.asked for overlay in found} == {"1.0+has.checks"}
 
 
-def test_a_release_is_walked_if_it_is_declared(fake: Package) -> None:
-    declared = build(fake, "1.0", interpreter())
-    assert (declared.walked, declared.asked, declared.offers) == (True, "1.0", None)
-    releases = tuple(release for release in fake.releases if release.version != "1.0")
-    assert not build(replace(fake, releases=releases), "1.0", interpreter()).walked
+def test_the_newest_declared_release_is_walked_and_no_older_one(fake: Package) -> None:
+    older = build(fake, "1.0", interpreter())
+    assert (older.walked, older.asked, older.offers) == (False, "1.0", None)
+    releases = tuple(release for release in fake.releases if release.version == "1.0")
+    assert build(replace(fake, releases=releases), "1.0", interpreter()).walked
 
 
 def test_ranks_of_a_tree_are_told_its_version_and_those_of_a_release_are_not(fake: Package, tmp_path: Path) -> None:

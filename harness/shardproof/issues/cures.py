@@ -191,8 +191,8 @@ def apply(cures: Iterable[Cure], source: Callable[[str], str | None], *, unseen:
 
     Args:
         source: the text of the library's file at a path below `site-packages`; None where there is no such file.
-        unseen: nobody walks this library every night with its cures. Then one that fits its lines, and reads a name that the
-            library does not have, is left out.
+        unseen: nobody walks this library every night with its cures. Then one that fits its lines, and reads a name
+            that the library does not have, is left out.
     """
     texts: dict[str, str | None] = {}
     edits: dict[str, list[_Edit]] = {}

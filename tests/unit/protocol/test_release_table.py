@@ -30,7 +30,7 @@ def test_the_oldest_release_that_users_run_is_asked_for_by_name() -> None:
     old, new = '[[release]]\nversion = "0.9"\n', RELEASE + 'users = "Somebody."\n'
     assert parse(GOOD + old + new, "x.toml").oldest.version == "1.0"
     assert parse(GOOD + old + RELEASE, "x.toml").oldest.version == "0.9", "nobody says who runs it"
-    with pytest.raises(UsageError, match="x.toml users: given .*'1.0', '2.0'"):
+    with pytest.raises(UsageError, match=r"x\.toml users: given .*'1\.0', '2\.0'"):
         parse(GOOD + new + '[[release]]\nversion = "2.0"\nusers = "Others."\n', "x.toml")
     deepspeed = system_named("deepspeed")
     assert without_names(deepspeed, "oldest") == "0.16.9"

@@ -62,6 +62,7 @@ REFUSED = [
         {"options": "ignored", "grad_sync": "every", "microbatches": "2", "optimizer": "adamw/impl=forloop"},
     ),
     ("ignored-kernels", {"options": "ignored", "optimizer": "adamw/impl=fused", "mesh": "1x2x1"}),
+    ("ignored-scaler", {"options": "ignored", "optimizer": "adamw/impl=forloop/loss_scale=1024.0", "mesh": "1x2x1"}),
     ("ignored-clip", {"options": "ignored", "optimizer": "adamw/impl=forloop/clip=1.0", "mesh": "1x2x1"}),
 ]
 

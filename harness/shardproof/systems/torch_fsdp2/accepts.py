@@ -138,6 +138,18 @@ ACCEPTS = Accepts(
             ),
         ),
         Limit(
+            "ignored-scaler",
+            lambda s: _ignores(s) and bool(s.optimizer.loss_scale),
+            "GradScaler unscales all gradients in one kernel, and takes no plain tensors beside DTensors",
+            "torch/amp/grad_scaler.py, _unscale_grads_",
+            LibraryError(
+                "RuntimeError",
+                "got mixed torch.Tensor and DTensor",
+                "step",
+                {"options": "ignored", "optimizer": "adamw/impl=forloop/loss_scale=1024.0", "mesh": "1x2x1"},
+            ),
+        ),
+        Limit(
             "ignored-clip",
             lambda s: _ignores(s) and bool(s.optimizer.clip),
             "clip_grad_norm_ takes no plain tensors beside DTensors, and no DTensors of two meshes",

@@ -121,9 +121,10 @@ class Rank(TorchRank):
 
 def average(gradient: torch.Tensor, mesh: DeviceMesh) -> None:
     """Average a gradient over the data-parallel ranks in place, as a training loop does for what FSDP leaves to it."""
-    for name in {"dp_replicate", "dp_shard"}.intersection(mesh.mesh_dim_names or ()):
-        dist.all_reduce(gradient, group=mesh.get_group(name))
-        gradient /= mesh[name].size()
+    for name in ("dp_replicate", "dp_shard"):
+        if name in (mesh.mesh_dim_names or ()):
+            dist.all_reduce(gradient, group=mesh.get_group(name))
+            gradient /= mesh[name].size()
 
 
 REHEARSAL_MESH = Mesh(1, 16, 1)  # larger than any world of ranks, so that no entry that it leaves in a cache fits one

@@ -346,6 +346,10 @@ BOUNDARY: dict[str, BoundaryFault] = {
             memory.GRADIENT, "a bit of rank 0's gradients flips right before its first step", "mismatch",
             memory.flip_gradient,
         ),
+        BoundaryFault(
+            "boundary.stray-key", "a key that no optimizer knows stands in rank 0's param groups after its first step",
+            "mismatch", memory.stray_key(),
+        ),
         _numbered(
             "boundary.collective-late", "rank 0 is half a second late at its first collective", "pass",
             collectives.at_collective(collectives.late),

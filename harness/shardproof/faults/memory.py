@@ -33,16 +33,33 @@ def flip_in(name: str) -> Around:
     Args:
         name: "param", or the key of an optimizer's state, such as "exp_avg".
     """
-
-    def first_step(op: Op) -> bool:
-        return op.kind == "step" and not op.iteration
-
-    return _flipping(name, lambda op, after: after and first_step(op))
+    return _flipping(name, lambda op, after: after and _first_step(op))
 
 
 def flip_at(name: str) -> Callable[[int], Around]:
     """What gives the `around` of the same fault at a moment, by number."""
     return lambda number: _flipping(name, lambda op, after: moment_of(op, after=after) == number)
+
+
+def stray_key() -> Around:
+    """The `around` of the fault that puts a key which no optimizer knows into the live param groups of rank 0 after its
+    first step, as a load that leaves another library's settings there does."""
+    made: list[Any] = []
+
+    def around(act: Callable[[], None], op: Op, context: RankContext, system: RankSystem) -> None:
+        with _noted(made) if op.kind == "build" and not context.rank else nullcontext():
+            act()
+        if _first_step(op) and not context.rank:
+            context.event_occurred()
+            for group in (group for optimizer in made for group in optimizer.param_groups):
+                group["stray"] = 1.0
+                context.struck()
+
+    return around
+
+
+def _first_step(op: Op) -> bool:
+    return op.kind == "step" and not op.iteration
 
 
 def moment_of(op: Op, *, after: bool) -> int:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shardproof.loading import grows
 from shardproof.mechanisms.fsdp2 import limits as fsdp2
 from shardproof.mechanisms.fsdp2.formats import FORMATS
@@ -47,6 +49,14 @@ def _policed(dtype: DTypePolicy) -> bool:
 
 def _ignores(scenario: Scenario) -> bool:
     return any(is_ignored(scenario, param.spec.shape) for param in model_spec(scenario.model).unique_params)
+
+
+def _mixed(name: str, refuses: Callable[[Optimizer], bool], reason: str, source: str, shown: str) -> Limit:
+    """What torch does with all parameters at once, and refuses to do with plain tensors beside DTensors; `shown` is an
+    optimizer that shows it."""
+    axes = {"options": IGNORED, "optimizer": shown, "mesh": "1x2x1"}
+    error = LibraryError("RuntimeError", "got mixed torch.Tensor and DTensor", "step", axes)
+    return Limit(name, lambda s: _ignores(s) and refuses(s.optimizer), reason, source, error)
 
 
 ACCEPTS = Accepts(
@@ -125,41 +135,26 @@ ACCEPTS = Accepts(
             ),
             "the loop averages ignored gradients once a step, and all ranks have them",
         ),
-        Limit(
+        _mixed(
             "ignored-kernels",
-            lambda s: _ignores(s) and s.optimizer.impl != "forloop",
+            lambda o: o.impl != "forloop",
             "one kernel steps all parameters of a group, and takes no plain tensors beside DTensors; forloop does",
             "torch/distributed/tensor/_dispatch.py, unwrap_to_op_info",
-            LibraryError(
-                "RuntimeError",
-                "got mixed torch.Tensor and DTensor",
-                "step",
-                {"options": "ignored", "optimizer": "adamw/groups=one", "mesh": "1x2x1"},
-            ),
+            "adamw/groups=one",
         ),
-        Limit(
+        _mixed(
             "ignored-scaler",
-            lambda s: _ignores(s) and bool(s.optimizer.loss_scale),
+            lambda o: bool(o.loss_scale),
             "GradScaler unscales all gradients in one kernel, and takes no plain tensors beside DTensors",
             "torch/amp/grad_scaler.py, _unscale_grads_",
-            LibraryError(
-                "RuntimeError",
-                "got mixed torch.Tensor and DTensor",
-                "step",
-                {"options": "ignored", "optimizer": "adamw/impl=forloop/loss_scale=1024.0", "mesh": "1x2x1"},
-            ),
+            "adamw/impl=forloop/loss_scale=1024.0",
         ),
-        Limit(
+        _mixed(
             "ignored-clip",
-            lambda s: _ignores(s) and bool(s.optimizer.clip),
+            lambda o: bool(o.clip),
             "clip_grad_norm_ takes no plain tensors beside DTensors, and no DTensors of two meshes",
             "torch/nn/utils/clip_grad.py, _get_total_norm",
-            LibraryError(
-                "RuntimeError",
-                "got mixed torch.Tensor and DTensor",
-                "step",
-                {"options": "ignored", "optimizer": "adamw/impl=forloop/clip=1.0", "mesh": "1x2x1"},
-            ),
+            "adamw/impl=forloop/clip=1.0",
         ),
     ),
     constraints=(

@@ -267,6 +267,7 @@ def is_other(value: object) -> bool:
     return value is not None and value != "same"
 
 
+@lru_cache(maxsize=4096)
 def is_arms(program: str) -> bool:
     """Whether a program is that of a trainer: its arms."""
     return program.split(" ", 1)[0] == ARMS
@@ -285,7 +286,7 @@ def kinds_of(program: str) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _one_of(kinds: tuple[str, ...]) -> Callable[[str], bool]:
-    return lambda program: not kinds_of(program).isdisjoint(kinds)
+    return lru_cache(maxsize=4096)(lambda program: not kinds_of(program).isdisjoint(kinds))
 
 
 @lru_cache(maxsize=4096)

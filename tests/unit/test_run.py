@@ -323,8 +323,14 @@ def descendants(pid: int) -> set[int]:
 
 def alive(pids: Sequence[int] | set[int]) -> set[int]:
     """Those that still run; a zombie does not."""
-    states = {pid: Path(f"/proc/{pid}/stat") for pid in pids}
-    return {pid for pid, stat in states.items() if stat.exists() and ") Z " not in stat.read_text()}
+
+    def runs(pid: int) -> bool:
+        try:
+            return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it may end between any two calls
+            return False
+
+    return {pid for pid in pids if runs(pid)}
 
 
 def test_an_interrupted_and_then_killed_run_goes_on_without_repeating_anything(tmp_path: Path) -> None:

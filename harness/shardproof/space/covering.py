@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 
@@ -111,8 +112,10 @@ class _Sides:
         self.all[self._places.find(columns)] = COVERED
 
 
+@lru_cache(maxsize=4096)
 def _without(axes: Axes, axis: int) -> Axes:
-    return tuple([other for other in axes if other != axis])
+    at = axes.index(axis)
+    return axes[:at] + axes[at + 1 :]
 
 
 @dataclass(frozen=True)

@@ -91,13 +91,19 @@ class Feasible:
         ]
         left += [((axis,), weights) for axis, weights in enumerate(self._weights)]
         total = float(all(each.allowed for each in self._factors.values() if not each.axes))
-        remaining = set(range(len(self.sizes)))
-        while remaining:
-            axis = min(remaining, key=lambda a: len({x for axes, _ in left if a in axes for x in axes}))
-            remaining.remove(axis)
+        beside: dict[int, set[int]] = {axis: {axis} for axis in range(len(self.sizes))}  # itself among them
+        for each in self._factors:
+            for axis in each:
+                beside[axis].update(each)
+        while beside:
+            axis = min(beside, key=lambda a: len(beside[a]))
+            axes = tuple(sorted(beside.pop(axis)))
             touching = [f for f in left if axis in f[0]]
             left = [f for f in left if axis not in f[0]]
-            axes = tuple(sorted({x for f in touching for x in f[0]}))
+            for other in axes:
+                if other != axis:
+                    beside[other].update(axes)
+                    beside[other].remove(axis)
             table = reduce(np.multiply, (_expand(f[1], f[0], axes) for f in touching)).sum(axis=axes.index(axis))
             rest = tuple(x for x in axes if x != axis)
             if rest:

@@ -46,6 +46,7 @@ KINDS = (
     "load",  # read the latest checkpoint into the model and optimizer that exist now
     "load_previous",  # read the checkpoint before the latest one; a `load` in the plan
     "load_model_only",  # read only the parameters and buffers of the latest checkpoint
+    "load_previous_model",  # the same of the checkpoint before the latest one; a `load_model_only` in the plan
     "load_optimizer_only",  # read only the optimizer's state and param groups
     "load_schedule_only",  # read only what the learning-rate schedule keeps
     "recall",  # load the state dicts that were kept in memory
@@ -93,6 +94,8 @@ PROGRAMS: dict[str, str] = {
     "save_twice": "build step save save step reshard build step load step",
     # Not the latest of two checkpoints.
     "previous": "build step save step save step reshard build load_previous step",
+    # The model alone of the checkpoint before the latest one, as when fine-tuning starts from an earlier one.
+    "previous_model": "build step save step save step reshard build load_previous_model reload_params step",
     # The optimizer's state alone, under other weights.
     "optimizer_only": "build step step save reshard build step load_optimizer_only step",
     # The learning-rate schedule alone: the optimizer goes on from the rates that its groups have.
@@ -129,8 +132,8 @@ UPDATES = ("step", "apply_gradients")
 JOINS = ("unfreeze", "add_group")
 """The ways in which parameters that are trained later join."""
 
-KIND_OF = {"load_previous": "load"}
-"""Words of a program that are another kind of operation in its plan."""
+KIND_OF = {"load_previous": "load", "load_previous_model": "load_model_only"}
+"""Words of a program that are another kind of operation in its plan: they read the checkpoint before the latest."""
 
 LOADS = ("load", "load_model_only", "load_optimizer_only", "load_schedule_only", "recall")
 """Kinds of operations that restore what was saved, or a part of it."""
@@ -377,11 +380,11 @@ def expand(scenario: Scenario) -> tuple[Op, ...]:
                 iteration, arm = saved[-1 if word == "load" else -2], "resumed"
             case "recall":
                 iteration, arm = kept, "resumed"
-            case "load_model_only" | "load_optimizer_only" | "load_schedule_only":
+            case "load_model_only" | "load_previous_model" | "load_optimizer_only" | "load_schedule_only":
                 arm = "resumed"
         op = Op(len(ops), KIND_OF.get(word, word), arm, session, mesh, iteration, builds - 1)
         if word in (*WRITES, "begin_save") or word.startswith("load"):
-            op = replace(op, checkpoint=len(saved) - (2 if word == "load_previous" else 1))
+            op = replace(op, checkpoint=len(saved) - (2 if word in KIND_OF else 1))
         if word in WRITES:
             op = replace(op, taken=taken if word == "save_kept" else begun)
         ops.append(op)

@@ -75,7 +75,7 @@ class _States:
         match word:
             case "recall":
                 return self.kept
-            case "load_previous":
+            case "load_previous" | "load_previous_model":
                 return self.saved[-2]
         return self.saved[-1] if word.startswith("load") else None
 
@@ -100,7 +100,7 @@ class _States:
                 self.kept = now
             case "save_kept":
                 self.saved.append(self.kept)
-            case "load_model_only" if read is not None:
+            case "load_model_only" | "load_previous_model" if read is not None:
                 self.now = replace(now, model=read.model)
             case "load_schedule_only" if read is not None:
                 self.now = replace(now, schedule=read.schedule)
@@ -138,7 +138,7 @@ class _Progress:
             return "has no gradients to apply", ("compute_gradients",)
         if word.startswith("load") and not self.saves:
             return "comes before any save", ("step", "save", "build")
-        if word == "load_previous" and self.saves < 2:
+        if word in ("load_previous", "load_previous_model") and self.saves < 2:
             return "comes before a second save", ("step", "save", "step")
         if word == "finish_save" and not self.saving:
             return "has no save to wait for", ("begin_save", "step")
@@ -199,7 +199,7 @@ def joined_at_loads(words: Sequence[str], joins: Collection[str]) -> Iterator[tu
                 yield word, kept, joined
             case "load" | "load_model_only" | "load_optimizer_only":
                 yield word, saved[-1], joined
-            case "load_previous":
+            case "load_previous" | "load_previous_model":
                 yield word, saved[-2], joined
 
 

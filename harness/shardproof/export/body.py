@@ -81,10 +81,12 @@ def functions(case: FailureCase, calls: Mapping[str, str]) -> str:
     for kind, numbered in repeated(case).items():
         state = calls.get("state", STATE)
         given = "" if kind == "build" else state
-        if numbered and "$number" in calls[kind]:
-            given = ", ".join(filter(None, (given, "number")))
-        end = f"\nreturn {state}" if kind == "build" else ""
-        body = textwrap.indent(calls[kind].replace("$number", "number") + end, "    ")
+        body = calls[kind] + (f"\nreturn {state}" if kind == "build" else "")
+        for name, told in (("number", numbered), ("checkpoint", True)):
+            if told and f"${name}" in body:
+                given = ", ".join(filter(None, (given, name)))
+            body = body.replace(f"${name}", name)
+        body = textwrap.indent(body, "    ")
         found.append(f"def {kind}({given}):\n{body}\n")
     return "\n\n".join(found)
 
@@ -124,11 +126,15 @@ def _main(
 
 def _call(op: Op, calls: Mapping[str, str], often: Mapping[str, bool]) -> list[str]:
     number = op.init_seed if op.kind == "build" else op.iteration
+    numbers = {"$number": str(number), "$checkpoint": str(op.checkpoint)}
     if op.kind not in often:
-        return calls[op.kind].replace("$number", str(number)).splitlines()
+        call = calls[op.kind]
+        for name, value in numbers.items():
+            call = call.replace(name, value)
+        return call.splitlines()
     state = calls.get("state", STATE)
     given = [] if op.kind == "build" else [state]
-    given += [str(number)] if "$number" in calls[op.kind] else []
+    given += [value for name, value in numbers.items() if name in calls[op.kind]]
     return [f"{f'{state} = ' if op.kind == 'build' else ''}{op.kind}({', '.join(given)})"]
 
 

@@ -122,6 +122,16 @@ class FailureCase:
         at = min((d.key.op for d in failing), default=0)
         return tuple(d for d in failing if d.key.op == at)
 
+    @property
+    def reads_earlier(self) -> bool:
+        """Whether a checkpoint is read that is not the latest one of its moment."""
+        saves = [op for op in self.ops if op.kind in WRITES]
+        return any(
+            op.checkpoint < max(s.checkpoint for s in saves if s.index < op.index)
+            for op in self.ops
+            if op.kind in ("load", "load_model_only") and any(s.index < op.index for s in saves)
+        )
+
     def only(self, ops: tuple[Op, ...]) -> FailureCase:
         """The same with some of the operations; the last of them shows it."""
         return replace(self, ops=ops, focus=replace(self.focus, op=ops[-1]))
@@ -244,7 +254,7 @@ def case_of(result: Result, *, whole: bool = False) -> FailureCase:
         return FailureCase(result, ops, Focus(OTHER, ops[result.failed_op.index]), whole)
     focus = _focus(result, ops)
     case = FailureCase(result, path_to(ops, focus.op), focus, whole)
-    if not case.weights_alone:
+    if not case.weights_alone or case.reads_earlier:
         return case
     return replace(case, ops=tuple(op for op in case.ops if op.kind not in ("step", "overflow")))
 
@@ -255,11 +265,18 @@ def path_to(ops: Sequence[Op], last: Op) -> tuple[Op, ...]:
     start = max(op.index for op in ops[: last.index + 1] if op.kind == "build")
     own = tuple(ops[start : last.index + 1])
     wanted = {op.checkpoint for op in own if op.kind.startswith("load")}
-    before = [op for op in ops[:start] if op.kind in WRITES and op.checkpoint in wanted]
+    written = [op for op in ops[:start] if op.kind in WRITES]
+    before = [op for op in written if op.checkpoint in wanted]
+    if before and before[-1] is not written[-1]:  # a later one may be read in its place
+        before.append(written[-1])
     kinds = [op.kind for op in own]
     if "recall" in kinds and "keep" not in kinds[: kinds.index("recall")]:
         before += [op for op in ops[:start] if op.kind == "keep"]
-    return (path_to(ops, max(before, key=lambda op: op.index)) if before else ()) + own
+    found: tuple[Op, ...] = ()
+    for op in sorted(before, key=lambda op: op.index):
+        path = path_to(ops, op)
+        found = path if set(found) <= set(path) else (*found, *path)
+    return (*found, *own)
 
 
 def _focus(result: Result, ops: Sequence[Op]) -> Focus:

@@ -70,6 +70,8 @@ def render(draft: Draft, case: FailureCase, title: str) -> str:
     unknown = sorted({op.kind for op in case.ops} - draft.calls.keys())
     if unknown:
         raise NoExportError.because(case.result, f"no script says how {' and '.join(unknown)} is done")
+    if case.reads_earlier and "$checkpoint" not in draft.calls["save"]:
+        raise NoExportError.because(case.result, "no script says how a checkpoint before the latest one is read")
     told = mains(case, draft.calls, draft.value)
     text = (
         _environment(draft.home, draft.extends)

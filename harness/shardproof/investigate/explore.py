@@ -117,6 +117,7 @@ _WITH = {
     "reshard": ("reshard", "build"),
     "restart": ("restart", "build"),
     "load_model_only": ("load_model_only", "reload_params"),
+    "load_previous_model": ("load_previous_model", "reload_params"),
     "replace_params": ("replace_params", "reload_params"),
     "begin_save": ("begin_save", "step", "finish_save"),
 }
@@ -126,6 +127,7 @@ _WITH = {
 _FIRST = {
     "load": (("step",), ("save", "step")),
     "load_previous": (("step",), ("save", "step"), ("save", "step", "save", "step")),
+    "load_previous_model": (("step",), ("save", "step"), ("save", "step", "save", "step")),
     "load_model_only": (("step",), ("save", "step")),
     "load_optimizer_only": (("step",), ("save", "step")),
     "load_schedule_only": (("step",), ("save", "step")),

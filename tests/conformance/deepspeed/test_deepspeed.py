@@ -64,4 +64,5 @@ def test_every_limit_has_a_reason_and_every_model_a_verdict() -> None:
     assert refused == {"dropout", "hf_dropout", "moe", "opaque", "quantised"}
     for option in SYSTEM.accepts.options:
         asked = BASE.with_axes({"options": option, "microbatches": "2", "optimizer": "adamw/schedule=halve"})
-        assert None in (SYSTEM.refusal(asked), SYSTEM.refusal(asked.with_axes({"sharding": "fully_shard"})))
+        others: list[dict[str, str]] = [{}, {"sharding": "fully_shard"}, {"program": "model_only"}]
+        assert None in [SYSTEM.refusal(asked.with_axes(axes)) for axes in others]

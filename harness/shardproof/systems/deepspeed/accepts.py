@@ -29,6 +29,7 @@ SMALL_BUCKETS, NO_REDUCE_SCATTER, OVERLAP = "small_buckets", "no_reduce_scatter"
 PERSISTENT, EAGER = "persistent", "eager_release"
 MANY, BOUNDARY, NO_SYNC = "many_backwards", "own_boundary", "no_sync"
 UNMANAGED, COALESCED = "unmanaged", "coalesced"
+NO_OPTIMIZER = "no_optimizer_states"
 ACCUMULATES = (MANY, BOUNDARY, NO_SYNC, UNMANAGED, COALESCED)
 """Switches with which the caller says where accumulation ends, and calls `engine.step` once."""
 IN_BUFFERS = (NO_REDUCE_SCATTER, ALIGNED, ROUND_ROBIN)
@@ -44,6 +45,8 @@ OPTIONS = {
     COALESCED: "all backward passes of a step in engine.coalesce_grad_reduction(), which reduces once at its end",
     EAGER: "stage 3 with max_live_parameters=0 and max_reuse_distance=0: parameters are released after every module",
     NO_SCHEDULE: "load_checkpoint with load_lr_scheduler_states=False: the schedule begins anew at the saved rates",
+    NO_OPTIMIZER: "the model alone is loaded by load_checkpoint with load_optimizer_states=False and "
+    "load_lr_scheduler_states=False, in place of load_module_only=True",
     NO_HYSTERESIS: "hysteresis of 1: the first overflow halves the loss scale",
     NO_REDUCE_SCATTER: "reduce_scatter=False: gradients are reduced by one all-reduce of the bucket",
     OVERLAP: "overlap_comm=True: two buckets take turns",
@@ -85,6 +88,11 @@ LIMITS = (
         "no-schedule",
         lambda s: NO_SCHEDULE in s.options and (s.optimizer.schedule == "none" or not does(s, "load")),
         f"{NO_SCHEDULE} needs a schedule and a load",
+    ),
+    Limit(
+        "no-optimizer-states",
+        lambda s: NO_OPTIMIZER in s.options and not does(s, "load_model_only"),
+        f"{NO_OPTIMIZER} is about loads of the model alone",
     ),
     Limit(
         "no-sync-stage",

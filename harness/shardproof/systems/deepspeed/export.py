@@ -15,7 +15,15 @@ from shardproof.export.script import Draft
 from shardproof.models import storage_dtype
 from shardproof.scenario import Scenario
 from shardproof.systems.deepspeed import export_own
-from shardproof.systems.deepspeed.accepts import EAGER, NO_REDUCE_SCATTER, OVERLAP, PERSISTENT, SMALL_BUCKETS, STAGES
+from shardproof.systems.deepspeed.accepts import (
+    EAGER,
+    NO_OPTIMIZER,
+    NO_REDUCE_SCATTER,
+    OVERLAP,
+    PERSISTENT,
+    SMALL_BUCKETS,
+    STAGES,
+)
 from shardproof.systems.deepspeed.contract import NO_HYSTERESIS, WINDOW
 from shardproof.systems.deepspeed.flat import ALIGNED, ROUND_ROBIN, SUB_GROUP_SIZE, SUB_GROUPS
 
@@ -134,17 +142,21 @@ def _calls(case: FailureCase, values: dict[str, Any]) -> dict[str, str]:
     """The DeepSpeed calls for each kind of operation, such as `model.save_checkpoint(…)` for a save."""
     scenario = case.scenario
     universal = scenario.checkpoint == "universal"
-    save = [f'model.save_checkpoint(CHECKPOINT, tag="{"ranks" if universal else "saved"}")']
+    alone = "load_module_only=True"
+    if NO_OPTIMIZER in scenario.options:
+        alone = "load_optimizer_states=False, load_lr_scheduler_states=False"
+    saved = '"ranks"' if universal else "str($checkpoint)" if case.reads_earlier else '"saved"'
+    tag = '"universal"' if universal else saved
+    save = [f"model.save_checkpoint(CHECKPOINT, tag={saved})"]
     if universal:
         save += ["if dist.get_rank() == 0:", "    convert()", "dist.barrier()"]
-    tag = "universal" if universal else "saved"
     return {
         "start": "\n".join(_start(case)),
         "build": "\n".join(_build(values)),
         "step": "\n".join(_step(case)),
         "save": "\n".join(save),
-        "load": f'model.load_checkpoint(CHECKPOINT, tag="{tag}")',
-        "load_model_only": f'model.load_checkpoint(CHECKPOINT, tag="{tag}", load_module_only=True)',
+        "load": f"model.load_checkpoint(CHECKPOINT, tag={tag})",
+        "load_model_only": f"model.load_checkpoint(CHECKPOINT, tag={tag}, {alone})",
     }
 
 

@@ -43,6 +43,7 @@ from shardproof.systems.deepspeed.accepts import (
     BOUNDARY,
     COALESCED,
     EAGER,
+    NO_OPTIMIZER,
     NO_REDUCE_SCATTER,
     NO_SYNC,
     OVERLAP,
@@ -187,7 +188,10 @@ class Rank(TorchRank):
 
     def load_model_only(self, op: Op) -> None:
         path = self.context.checkpoint_path(op)
-        self.engine.load_checkpoint(str(path.parent), tag=path.name, load_module_only=True)
+        alone = {"load_module_only": True}
+        if NO_OPTIMIZER in self.scenario.options:
+            alone = {"load_optimizer_states": False, "load_lr_scheduler_states": False}
+        self.engine.load_checkpoint(str(path.parent), tag=path.name, **alone)
 
     def reload_params(self, op: Op) -> None:
         """Refresh the masters from the model's parameters, but for what a universal checkpoint has given them."""

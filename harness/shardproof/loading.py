@@ -3,9 +3,10 @@ other values.
 
 `load` names the mesh of those ranks, which every operation carries (`shardproof.program.expand`). What else may change
 is here: `load_dtype`, their dtype policy; `load_model`, their model, which has one module more or fewer;
-`load_optimizer`, the kind of their optimizer; and `load_version`, their release of the library. For example, a
-checkpoint of an `fp32` run from which a `bf16` run goes on is `dtype=fp32 load_dtype=bf16`: the ranks of the first
-session build fp32 parameters, those of the second bf16 ones, and the load has to round what it reads.
+`load_optimizer`, the kind of their optimizer, or whether its learning rate is a tensor; and `load_version`, their
+release of the library. For example, a checkpoint of an `fp32` run from which a `bf16` run goes on is `dtype=fp32
+load_dtype=bf16`: the ranks of the first session build fp32 parameters, those of the second bf16 ones, and the load has
+to round what it reads.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def as_loaded(scenario: Scenario) -> Scenario:
         def fact(axis: str, of: Callable[[object], T]) -> T:
             if axis in ("dtype", "model") and scenario.fact(f"load_{axis}", is_other):
                 return scenario.fact(f"load_{axis}", of)
-            if axis == "optimizer" and (kind := scenario.load_optimizer) is not None:
-                return scenario.fact("optimizer", lambda ask: of(replace(ask, kind=kind)))
+            if axis == "optimizer" and (other := scenario.load_optimizer) is not None:
+                return scenario.fact("optimizer", lambda ask: of(with_other(ask, other)))
             return of(_version(scenario)) if axis == "version" else scenario.fact(axis, of)
 
         return Noting(lambda axis: fact(axis, lambda value: value), fact)
@@ -68,9 +69,16 @@ def widest_model(scenario: Scenario) -> str:
     return max(scenario.model, scenario.load_model or "", key=len)
 
 
+def with_other(ask: Optimizer, other: str) -> Optimizer:
+    """An optimizer as a value of the axis `load_optimizer` has it: of another kind, or with another option. For
+    example, `adam` makes it Adam, and `tensor_lr=true` gives its learning rates as tensors."""
+    _, is_option, value = other.partition("tensor_lr=")
+    return replace(ask, tensor_lr=value == "true") if is_option else replace(ask, kind=other)
+
+
 def _optimizer(scenario: Scenario) -> Optimizer:
-    kind = scenario.load_optimizer
-    return scenario.optimizer if kind is None else replace(scenario.optimizer, kind=kind)
+    other = scenario.load_optimizer
+    return scenario.optimizer if other is None else with_other(scenario.optimizer, other)
 
 
 def _version(scenario: Scenario) -> str:

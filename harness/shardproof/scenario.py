@@ -252,7 +252,7 @@ class Scenario:
     load: str = "same"  # relation of the load mesh to `mesh`, or a mesh: see `load_mesh`
     load_dtype: DTypePolicy | None = None  # dtype policy of the ranks after `reshard` or `restart`
     load_model: str | None = None  # and their model: that of the saving ranks with one more module, or one fewer
-    load_optimizer: str | None = None  # and the kind of their optimizer: adam or adamw
+    load_optimizer: str | None = None  # and of their optimizer the kind, adam or adamw, or `tensor_lr=true` or `=false`
     load_version: str = "same"  # and their release: same, newest, or its number
     expert_parallel: int = 1  # ranks of a data-parallel group that share the experts out; divides dp
     sharding: str = "fully_shard"  # fully_shard (per-parameter dim 0), zero1 (flat bucket buffers), zero2 or replicate
@@ -283,8 +283,8 @@ class Scenario:
             raise UsageError.of("seed", self.seed, "an integer of 64 bits", "7")
         if not re.fullmatch(r"same|newest|[0-9][0-9A-Za-z.!+-]{0,39}", self.load_version):
             raise UsageError.of("load_version", self.load_version, "same, newest, or a release", "newest")
-        if self.load_optimizer not in (None, "adam", "adamw"):
-            raise UsageError.of("load_optimizer", self.load_optimizer, "same, adam, adamw", "adamw")
+        if (other := self.load_optimizer) not in (None, "adam", "adamw", "tensor_lr=true", "tensor_lr=false"):
+            raise UsageError.of("load_optimizer", other, "same, adam, adamw, tensor_lr=true|false", "adamw")
         for axis in _WRITTEN:
             if not (text := self.axis_text(axis)).isprintable():
                 raise UsageError.of(axis, text, "printable characters", f"{axis}={_DEFAULTS[axis]}")

@@ -14,7 +14,7 @@ import pytest
 from shardproof.axes_read import Noting
 from shardproof.errors import UsageError
 from shardproof.laboratory.judge import ResolvedScenario, judge, run_reference
-from shardproof.loading import as_loaded, scenario_during
+from shardproof.loading import as_loaded, scenario_during, with_other
 from shardproof.program import LOAD_AXES, changes, expand, sessions
 from shardproof.protocol.registry import system_named
 from shardproof.reference import system as reference
@@ -147,3 +147,16 @@ def test_a_load_that_cuts_off_what_it_cannot_store_is_noticed() -> None:
     first = found.differences[0]
     assert (case.ops[first.key.op].kind, first.kind) == ("load", "bits")
     assert first.expected_first != first.observed_first
+
+
+@pytest.mark.parametrize(
+    ("ask", "other", "wanted"),
+    [
+        ("adamw/impl=fused", "adam", "adam/impl=fused"),
+        ("adam/impl=fused", "tensor_lr=true", "adam/impl=fused/tensor_lr=true"),
+        ("adam/impl=fused/tensor_lr=true", "tensor_lr=false", "adam/impl=fused"),
+    ],
+)
+def test_the_ranks_that_load_have_another_optimizer(ask: str, other: str, wanted: str) -> None:
+    scenario = Scenario.from_axes({"optimizer": ask, "load_optimizer": other, "program": "restart"})
+    assert str(with_other(scenario.optimizer, other)) == str(as_loaded(scenario).optimizer) == wanted

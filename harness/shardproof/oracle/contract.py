@@ -227,8 +227,10 @@ class Contract:
             if op.kind == "build":
                 numbers[op.init_seed] = len(builds)
                 seen = scenario_during(scenario, op)
-                kind = seen.optimizer.kind if seen.optimizer.kind != scenario.optimizer.kind else ""
-                builds.append(replace(self.build(seen, op.mesh, op.init_seed), kind=kind))
+                ask, own = scenario.optimizer, seen.optimizer
+                kind = own.kind if own.kind != ask.kind else ""
+                tensor = own.tensor_lr if own.tensor_lr != ask.tensor_lr else None
+                builds.append(replace(self.build(seen, op.mesh, op.init_seed), kind=kind, tensor_lr=tensor))
             operations.append(Operation(op.index, op.kind, op.iteration, numbers[op.init_seed], op.checkpoint))
         ask = scenario.optimizer
         inputs = Inputs(

@@ -141,20 +141,21 @@ class Group:
 @dataclass(frozen=True)
 class Build:
     """What one `build` of the program makes. seed: number of the initialisation, so that no two builds start equal.
-    kind: of its optimizer, where that is another one than the run's (`Stepper.kind`); else empty."""
+    kind, tensor_lr: of its optimizer, where that is another one than the run's (`Stepper`); else empty and None."""
 
     seed: int
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...]
     groups: tuple[Group, ...]
     kind: str = ""
+    tensor_lr: bool | None = None
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.seed, self.parameters, self.buffers, self.groups, self.kind))
+        return hash((self.seed, self.parameters, self.buffers, self.groups, self.kind, self.tensor_lr))
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
@@ -322,8 +323,9 @@ class Inputs:
         return hash((self.seed, self.microbatches, self.device, self.operations, self.builds, self.stepper, self.scale))
 
     def stepper_of(self, build: Build) -> Stepper:
-        """The optimizer implementation for one build; a build may name an optimizer kind of its own."""
-        return replace(self.stepper, kind=build.kind) if build.kind else self.stepper
+        """The optimizer implementation for one build, which may have a kind and a sort of learning rate of its own."""
+        stepper = replace(self.stepper, kind=build.kind) if build.kind else self.stepper
+        return stepper if build.tensor_lr is None else replace(stepper, tensor_lr=build.tensor_lr)
 
     def has_masters(self, operation: Operation) -> bool:
         """Whether masters have a definite value after an operation."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardproof.axes_read import explore
 from shardproof.errors import HarnessError
-from shardproof.loading import as_loaded, grows, shrinks
+from shardproof.loading import as_loaded, grows, shrinks, with_other
 from shardproof.models import model_spec, storage_dtype
 from shardproof.oracle.contract import KINDS, OF_THE_RUN, steps_on_gpu, twin_device
 from shardproof.oracle.kernels_table import POSITION_DEPENDENT
@@ -352,7 +352,9 @@ _OF_LOAD = (
         "load-optimizer-unused",
         "the program never goes to other ranks, or they have the saving ranks' optimizer: load_optimizer would repeat "
         "a scenario",
-        lambda s: s.load_optimizer is not None and (not moves(s) or s.load_optimizer == s.optimizer.kind),
+        lambda s: (
+            s.load_optimizer is not None and (not moves(s) or with_other(s.optimizer, s.load_optimizer) == s.optimizer)
+        ),
         repeats=True,
     ),
     Constraint(
